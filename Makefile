@@ -1,0 +1,106 @@
+# Everything a newcomer needs: `make quickstart`, `make test`. `make help` lists the rest.
+#
+# PYTHON=python3.12   the interpreter to build the environment with. Each has an environment of its own
+#                     (.venv-python3.12), so switching rebuilds nothing. Without it: .venv, made by python3, or by
+#                     the first of python3.13, python3.12, python3.11 that will do where python3 is too old.
+# TORCH=1 or 0        whether `make test` installs PyTorch. Only the tests that compare saejax with PyTorch need it,
+#                     and they skip themselves without it; everything else runs the same. Left alone, Python 3.11
+#                     gets it and newer ones do not: one version is enough to compare with, and on Linux the usual
+#                     torch wheel brings several gigabytes of CUDA libraries. For the small CPU build put PyTorch's
+#                     CPU index in PIP_EXTRA_INDEX_URL.
+# ARGS="-k coders"    more arguments for pytest, or for launch.pipeline in `make quickstart`.
+
+PYTHON ?= python3
+TORCH ?= auto
+ARGS ?=
+
+ifeq ($(PYTHON),python3)
+VENV := .venv
+INTERPRETERS := python3 python3.13 python3.12 python3.11
+else
+VENV := .venv-$(notdir $(PYTHON))
+INTERPRETERS := $(PYTHON)
+endif
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+# One stamp for each thing that can be installed; it is as old as the last installation. A larger installation
+# contains the smaller ones and touches their stamps too. The code itself is editable: changing it installs nothing.
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+TEST_STAMP := $(VENV)/.installed-test-torch-$(TORCH)
+# An environment's python is a link to the interpreter. Where that is gone, what was installed counts for nothing:
+# the environment is made anew.
+$(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test soak lint format clean which-python
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
+	  awk -F'|' '{ printf "%-19s %s\n", $$1, $$2 }'
+	@echo "PYTHON=python3.12 chooses the interpreter, TORCH=0|1 whether the tests get PyTorch, ARGS=... goes along."
+
+install: $(RUN_STAMP)  ## make the environment and install saejax into it
+
+quickstart: $(RUN_STAMP)  ## the whole way in one command: text, activations, training, evaluation, report
+	$(BIN)/python -m launch.pipeline --config=configs/quickstart.py $(ARGS)
+
+test: $(TEST_STAMP)  ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(TEST_STAMP)  ## run the long tests only (minutes each)
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(DEV_STAMP)  ## let ruff format the code and mend what it can
+	$(BIN)/python -m ruff check --fix-only .
+	$(BIN)/python -m ruff format .
+
+clean:  ## remove environments, caches and builds; runs/ and stores/ stay
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+which-python: $(DEV_STAMP)
+	@echo $(BIN)/python
+
+$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(RUN_STAMP) $@
+
+$(TEST_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@case "$(TORCH)" in auto|0|1) ;; *) echo "TORCH is '$(TORCH)'; it must be 0 or 1." >&2; exit 2;; esac
+	@torch="$(TORCH)"; extras=dev; \
+	if [ "$$torch" = auto ]; then \
+	  torch=$$($(BIN)/python -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))'); \
+	fi; \
+	if [ "$$torch" = 1 ]; then extras=dev,torch; fi; \
+	echo $(PIP_INSTALL) -e ".[$$extras]"; \
+	$(PIP_INSTALL) -e ".[$$extras]"
+	@touch $(RUN_STAMP) $(DEV_STAMP) $@
+
+$(BIN)/python:
+	@why="not found"; \
+	for python in $(INTERPRETERS); do \
+	  "$$python" -c '' 2>/dev/null || continue; \
+	  if ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    why="older than 3.11"; continue; \
+	  fi; \
+	  if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    why="without its venv module (Debian, Ubuntu: apt-get install python3-venv)"; continue; \
+	  fi; \
+	  echo "$$("$$python" --version) makes $(VENV)"; \
+	  exec "$$python" -m venv --clear $(VENV); \
+	done; \
+	echo "saejax needs Python 3.11 or newer: $(INTERPRETERS): $$why; name one: make PYTHON=/path/to/python3.12" >&2; \
+	exit 1

@@ -1,0 +1,34 @@
+"""GPT-2 small, residual stream entering block 6, 768 -> 6,144 latents, TopK.
+
+    python -m launch.pipeline --config=configs/gpt2_small.py
+
+Needs the network (or a cached copy) for openai-community/gpt2 and for the text. It is Config C of the RTX 6000
+report: 8x expansion, learning rate 1e-4, 512-token contexts; trained here on 50 million activations instead of
+378 short steps. The store takes about 77 GB of disk (50 million x 768 x 2 bytes). Time and quality on a GPU: not
+measured yet.
+"""
+
+from ml_collections import config_dict
+
+from saejax.experiment import default_config
+
+
+def get_config() -> config_dict.ConfigDict:
+    c = default_config()
+    c.name = "gpt2_small"
+    c.lm.model = "openai-community/gpt2"
+    c.lm.revision = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
+    c.text.source = "hub"
+    c.text.dataset = "Skylion007/openwebtext"
+    c.text.heldout_fraction = 0.02
+    c.text.context_length = 512
+    c.capture.hook_points = ("blocks.6.resid_pre",)
+    c.capture.tokens = 50_000_000
+    c.capture.heldout_tokens = 262_144
+    c.coder.preset = "topk"
+    c.coder.expansion = 8
+    c.coder.k = 32
+    c.train.tokens = 50_000_000
+    c.train.batch_size = 4096
+    c.train.lr = 1e-4
+    return c

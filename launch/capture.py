@@ -1,0 +1,21 @@
+"""Run text through the language model and store the activations of the experiment's hook points.
+
+    python -m launch.capture --config=configs/quickstart.py [--config.capture.tokens=2000000]
+
+Writes stores/<store>/train and stores/<store>/heldout. Stopped at any moment, the same command continues.
+"""
+
+from saejax.core import cli
+
+_CONFIG = cli.define_config()
+
+
+def main() -> None:
+    from saejax.experiment import experiment
+    from saejax.stages import Workspace, run_capture
+
+    run_capture(Workspace(experiment(_CONFIG.value)))
+
+
+if __name__ == "__main__":
+    cli.run(main)

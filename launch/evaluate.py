@@ -1,0 +1,24 @@
+"""Evaluate a finished run on held-out text and check its gates.
+
+    python -m launch.evaluate --config=configs/quickstart.py [--redo]
+
+Writes runs/<name>/eval.json. Exits with 1 when a gate fails.
+"""
+
+from absl import flags
+
+from saejax.core import cli
+
+_CONFIG = cli.define_config()
+_REDO = flags.DEFINE_boolean("redo", False, "Evaluate again although eval.json is there.")
+
+
+def main() -> int:
+    from saejax.experiment import experiment
+    from saejax.stages import Workspace, run_evaluate
+
+    return run_evaluate(Workspace(experiment(_CONFIG.value)), redo=_REDO.value)
+
+
+if __name__ == "__main__":
+    cli.run(main)

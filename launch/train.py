@@ -1,0 +1,22 @@
+"""Train the experiment's sparse coder on its stored activations.
+
+    python -m launch.train --config=configs/quickstart.py [--config.train.lr=3e-4]
+
+Writes runs/<name>. Continues from the last good checkpoint. SIGTERM and Ctrl-C finish the step, save and exit
+with code 75; the same command then continues.
+"""
+
+from saejax.core import cli
+
+_CONFIG = cli.define_config()
+
+
+def main() -> int:
+    from saejax.experiment import experiment
+    from saejax.stages import Workspace, run_train
+
+    return run_train(Workspace(experiment(_CONFIG.value)))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,24 @@
+"""saejax: sparse dictionaries on language models, trained in JAX.
+
+    sae = saejax.load("runs/quickstart")       # encode, decode, params, config
+    lm = saejax.load_lm("demo")                # run, activations, hook_points
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saejax.lm import load_lm
+    from saejax.loading import LoadedCoder, load
+
+__all__ = ["LoadedCoder", "load", "load_lm"]
+
+_HOME = {"load": "saejax.loading", "LoadedCoder": "saejax.loading", "load_lm": "saejax.lm"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used, so that `import saejax` stays quick."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'saejax' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)

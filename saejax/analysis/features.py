@@ -1,0 +1,230 @@
+"""For every latent: the passages that activate it most, its activation histogram, the logits it promotes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.coders import Coder
+from saejax.core.errors import ConfigError
+from saejax.core.progress import Progress
+from saejax.lm import LanguageModel, decoder
+from saejax.text import Packer
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportConfig:
+    """What the feature browser shows.
+
+    Attributes:
+        tokens: held-out activations that are searched for examples.
+        examples: passages for each latent.
+        before, after: tokens shown on each side of a passage's peak.
+        logits: promoted and suppressed tokens shown for each latent.
+        histogram_bins: of each latent's activation histogram.
+        max_features: at most so many latents, the first ones; 0 for all.
+        batch_rows: packed rows in a forward pass.
+    """
+
+    tokens: int = 262_144
+    examples: int = 10
+    before: int = 16
+    after: int = 7
+    logits: int = 10
+    histogram_bins: int = 20
+    max_features: int = 0
+    batch_rows: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "examples", "logits", "histogram_bins", "batch_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"report.{name} is {getattr(self, name)}; it must be at least 1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scan:
+    """Held-out rows and the non-zero latents of their kept tokens, sorted by latent, then falling by value.
+
+    Attributes:
+        tokens, segments, documents: int32 [R, S].
+        latent, row, position: int32 [E], one entry for each non-zero latent of a token.
+        value: float32 [E].
+        n_tokens: kept tokens.
+    """
+
+    tokens: np.ndarray
+    segments: np.ndarray
+    documents: np.ndarray
+    latent: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+    value: np.ndarray
+    n_tokens: int
+
+
+def collect_features(
+    coder: Coder, params: Any, lm: LanguageModel, packer: Packer, hook_point: str, config: ReportConfig
+) -> tuple[dict[str, Any], int, float]:
+    """(the content of features.json, tokens scanned, seconds).
+
+    `params` are for raw activations. The passages are of the held-out split; no two of a latent come from the same
+    packed row.
+    """
+    with Progress("features", config.tokens) as progress:
+        scan = _scan(coder, params, lm, packer, hook_point, config, progress)
+        seconds = progress.seconds
+    width = coder.topology.d_sae
+    shown = min(config.max_features or width, width)
+    names = _document_names(packer, scan.documents)
+    top, bottom = promoted_logits(lm, np.asarray(params["W_dec"])[:shown], config.logits)
+    strings = _TokenTable(lm)
+    bounds = np.searchsorted(scan.latent, np.arange(shown + 1))
+    features = []
+    for i in range(shown):
+        part = slice(bounds[i], bounds[i + 1])
+        features.append(
+            _activity(scan, part, config)
+            | {
+                "id": i,
+                "top_logits": [[strings.text(t), round(float(v), 3)] for t, v in zip(*top[i], strict=True)],
+                "bottom_logits": [[strings.text(t), round(float(v), 3)] for t, v in zip(*bottom[i], strict=True)],
+                "examples": [_passage(scan, e, part, names, strings, config) for e in _peaks(scan, part, config)],
+            }
+        )
+    content = {
+        "hook_point": hook_point,
+        "model": lm.identity["model"],
+        "d_sae": width,
+        "n_tokens": scan.n_tokens,
+        "features": features,
+        "vocab": strings.table,
+    }
+    return content, scan.n_tokens, seconds
+
+
+def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
+    """For each decoder row d: the `count` largest and smallest of (d * w_final) W_U, each centred over the vocabulary.
+
+    The direct path to the logits: final norm's scale without its division, other layers left out. Rows whose width is
+    not the model's (MLP activations) have none.
+
+    Returns:
+        (top, bottom), each a list of (token ids, values), one pair a row.
+    """
+    if W_dec_FD.shape[1] != lm.config.d_model:
+        nothing: list[Any] = [((), ()) for _ in W_dec_FD]
+        return nothing, nothing
+    W_U_DV = decoder.unembedding(lm.params).astype(jnp.float32)
+    W_U_DV = W_U_DV - W_U_DV.mean(1, keepdims=True)
+    scale_D = lm.params["ln_final"]["w"].astype(jnp.float32)
+
+    @jax.jit
+    def extremes(rows_FD: jax.Array) -> Any:
+        logits_FV = (rows_FD * scale_D[None]) @ W_U_DV
+        return jax.lax.top_k(logits_FV, count), jax.lax.top_k(-logits_FV, count)
+
+    top, bottom = [], []
+    for start in range(0, len(W_dec_FD), 512):
+        (high, high_ids), (low, low_ids) = jax.device_get(extremes(jnp.asarray(W_dec_FD[start : start + 512])))
+        top += list(zip(high_ids.tolist(), high.tolist(), strict=True))
+        bottom += list(zip(low_ids.tolist(), (-low).tolist(), strict=True))
+    return top, bottom
+
+
+class _TokenTable:
+    """Token ids numbered in order of appearance, with their strings; only tokens that are shown are kept."""
+
+    def __init__(self, lm: LanguageModel):
+        self._lm = lm
+        self._index: dict[int, int] = {}
+        self.table: list[str] = []
+
+    def index(self, token: int) -> int:
+        if token not in self._index:
+            self._index[token] = len(self.table)
+            self.table += self._lm.tokenizer.token_strings([token])
+        return self._index[token]
+
+    def text(self, token: int) -> str:
+        return self.table[self.index(token)]
+
+
+def _scan(
+    coder: Coder, params: Any, lm: LanguageModel, packer: Packer, hook_point: str, config: ReportConfig, progress: Progress
+) -> _Scan:
+    @jax.jit
+    def encode(params: Any, lm_params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
+        _, captured = decoder.run(lm.config, lm_params, tokens, positions, segments, [hook_point])
+        x_RSD = captured[hook_point]
+        return coder.encode(params, x_RSD.reshape(-1, x_RSD.shape[-1]))
+
+    rows: list[Any] = []
+    entries: list[tuple[np.ndarray, ...]] = []
+    first = 0
+    for packed in packer.batches("heldout", config.batch_rows):
+        latents = encode(params, lm.params, packed.tokens, packed.positions, packed.segments)
+        values = np.where(packed.keep.reshape(-1, 1), np.asarray(latents.values), 0)
+        at, column = np.nonzero(values)
+        latent = column if latents.indices is None else np.asarray(latents.indices)[at, column]
+        row, position = np.divmod(at, packed.tokens.shape[1])
+        entries.append((latent.astype(np.int32), first + row, position, values[at, column]))
+        rows.append((packed.tokens, packed.segments, packed.documents))
+        first += len(packed.tokens)
+        progress.advance(int(packed.keep.sum()))
+        if progress.tokens >= config.tokens:
+            break
+    tokens, segments, documents = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+    order = np.lexsort((-value, latent))
+    fields = [a[order] for a in (latent, row, position, value)]
+    return _Scan(tokens, segments, documents, *fields, n_tokens=progress.tokens)
+
+
+def _activity(scan: _Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
+    values = scan.value[part]
+    largest = float(values.max()) if len(values) else 0.0
+    counts, edges = np.histogram(values, config.histogram_bins, (0.0, largest or 1.0))
+    return {
+        "density": len(values) / scan.n_tokens,
+        "max": round(largest, 4),
+        "mean": round(float(values.mean()), 4) if len(values) else 0.0,
+        "histogram": {"edges": [round(e, 4) for e in edges.tolist()], "counts": counts.tolist()},
+    }
+
+
+def _peaks(scan: _Scan, part: slice, config: ReportConfig) -> list[int]:
+    """Entries with the largest values, at most one for each packed row."""
+    _, first_of_row = np.unique(scan.row[part], return_index=True)
+    return (part.start + np.sort(first_of_row)[: config.examples]).tolist()
+
+
+def _passage(
+    scan: _Scan, entry: int, part: slice, names: dict[int, str], strings: _TokenTable, config: ReportConfig
+) -> dict[str, Any]:
+    """The tokens around an entry, within its piece of the document, with this latent's value at each."""
+    row, peak = int(scan.row[entry]), int(scan.position[entry])
+    inside = np.flatnonzero(scan.segments[row] == scan.segments[row, peak])
+    start, stop = max(inside[0], peak - config.before), min(inside[-1], peak + config.after) + 1
+    here = np.flatnonzero(scan.row[part] == row) + part.start
+    activations = np.zeros(scan.tokens.shape[1])
+    activations[scan.position[here]] = scan.value[here]
+    return {
+        "document": names.get(int(scan.documents[row, peak]), ""),
+        "position": peak,
+        "tokens": [strings.index(t) for t in scan.tokens[row, start:stop].tolist()],
+        "activations": [round(a, 3) for a in activations[start:stop].tolist()],
+        "peak": int(peak - start),
+    }
+
+
+def _document_names(packer: Packer, documents: np.ndarray) -> dict[int, str]:
+    """{index: name} of the documents that were scanned."""
+    last = int(documents.max())
+    names: dict[int, str] = {}
+    for document in packer.source.documents("heldout"):
+        if document.index > last:
+            break
+        names[document.index] = document.name
+    return names

@@ -1,0 +1,132 @@
+"""Loss terms: each a small frozen object, `term(context) -> scalar`; a coder adds up weight x term.
+
+Sums run over the model width, means over tokens, so that a coefficient means the same for every batch size.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.latents import Latents
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a term may look at, for a batch of B tokens.
+
+    Attributes:
+        x: [B, D] input; y: [B, D] target; y_hat: [B, D] reconstruction.
+        pre: [B, F] pre-activations, without gradient for sparse activations.
+        keep: differentiable pre-activations at indices [B, K] -> [B, K].
+        dead: bool [F], latents that have not fired for `dead_after_tokens`.
+        step: int32, number of finished steps.
+    """
+
+    topology: Autoencoder
+    params: dict[str, Any]
+    y: jax.Array
+    y_hat: jax.Array
+    pre: jax.Array
+    keep: Callable[[jax.Array], jax.Array]
+    latents: Latents
+    dead: jax.Array
+    step: jax.Array
+
+
+class Term(Protocol):
+    name: str
+
+    def __call__(self, c: Context) -> jax.Array: ...
+
+    def weight(self, step: jax.Array) -> jax.Array: ...
+
+
+def squared_error(y_BD: jax.Array, y_hat_BD: jax.Array) -> jax.Array:
+    """mean_b sum_d (y - y_hat)^2"""
+    return jnp.square(y_BD - y_hat_BD).sum(-1).mean()
+
+
+def total_variance(y_BD: jax.Array) -> jax.Array:
+    """mean_b sum_d (y - mean_b y)^2"""
+    return jnp.square(y_BD - y_BD.mean(0, keepdims=True)).sum(-1).mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mse:
+    """mean_b sum_d (y - y_hat)^2"""
+
+    name: str = "mse"
+
+    def __call__(self, c: Context) -> jax.Array:
+        return squared_error(c.y, c.y_hat)
+
+    def weight(self, step: jax.Array) -> jax.Array:
+        return jnp.float32(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fvu:
+    """sum (y - y_hat)^2 / sum (y - mean y)^2 over the batch: 1 - FVE."""
+
+    name: str = "fvu"
+
+    def __call__(self, c: Context) -> jax.Array:
+        return squared_error(c.y, c.y_hat) / total_variance(c.y)
+
+    def weight(self, step: jax.Array) -> jax.Array:
+        return jnp.float32(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormWeightedL1:
+    """mean_b sum_f f ||W_dec,f||, its coefficient rising linearly over the first `warmup_steps`.
+
+    Weighted by the decoder norm, so that shrinking latents and growing decoder rows does not pay.
+    (Anthropic, Circuits Updates April 2024)
+    """
+
+    coefficient: float
+    warmup_steps: int
+    name: str = "l1"
+
+    def __call__(self, c: Context) -> jax.Array:
+        return (c.latents.dense() * c.topology.decoder_norms(c.params)[None]).sum(-1).mean()
+
+    def weight(self, step: jax.Array) -> jax.Array:
+        ramp = jnp.minimum(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        return jnp.float32(self.coefficient) * ramp
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxK:
+    """sum (e - e_hat)^2 / sum (e - mean e)^2: what dead latents could explain of the residual e = y - y_hat.
+
+    e_hat = decode, without bias, of the k largest pre-activations among dead latents. e is a constant here: the
+    gradient reaches the encoder and decoder rows of the dead latents and nothing else. 0 while none is dead.
+    (Gao et al. 2024, arXiv:2406.04093, appendix A.2)
+    """
+
+    coefficient: float
+    k: int
+    name: str = "auxk"
+
+    def __call__(self, c: Context) -> jax.Array:
+        e_BD = jax.lax.stop_gradient(c.y - c.y_hat)
+
+        def explain() -> jax.Array:
+            dead_pre_BF = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
+            _, indices_BK = jax.lax.top_k(dead_pre_BF, self.k)
+            # With fewer than k dead latents the rest of the list is alive: those do not take part.
+            values_BK = jnp.where(c.dead[indices_BK], jax.nn.relu(c.keep(indices_BK)), 0)
+            aux = Latents(values_BK, indices_BK, c.latents.d_sae)
+            e_hat_BD = c.topology.decode_without_bias(c.params, aux)
+            return squared_error(e_BD, e_hat_BD) / jnp.maximum(total_variance(e_BD), 1e-12)
+
+        return jax.lax.cond(c.dead.any(), explain, lambda: jnp.float32(0))
+
+    def weight(self, step: jax.Array) -> jax.Array:
+        return jnp.float32(self.coefficient)

@@ -1,0 +1,102 @@
+"""The configuration boundary: ml_collections ConfigDicts outside, frozen dataclasses inside.
+
+The dataclasses own every key, type and default; `to_config_dict` turns them into what `--config` files
+start from, `from_config_dict` turns the overridden result back, refusing what does not fit.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from ml_collections import config_dict
+
+from saejax.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` for the closest of `names`, or the list of them where none is close."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(names)}."
+
+
+def to_config_dict(value: Any) -> config_dict.ConfigDict:
+    """A (nested) dataclass instance as a ConfigDict; None becomes a placeholder of the annotated type."""
+    out = config_dict.ConfigDict()
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        if dataclasses.is_dataclass(item):
+            out[field.name] = to_config_dict(item)
+        elif item is None:
+            out[field.name] = config_dict.placeholder(_without_none(hints[field.name]))
+        else:
+            out[field.name] = item
+    return out
+
+
+def from_config_dict(cls: type[T], config: Mapping[str, Any], where: str = "config") -> T:
+    """The dataclass `cls` filled from `config`, checked field by field.
+
+    Raises:
+        ConfigError: a key that `cls` does not have (with the nearest that it has), or a value of another type.
+    """
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key in config:
+        if key not in hints:
+            raise ConfigError(f"Unknown key {where}.{key}.{nearest(key, hints)}")
+        values[key] = _checked(hints[key], config[key], f"{where}.{key}")
+    return cls(**values)
+
+
+def to_json(value: Any) -> Any:
+    """A (nested) dataclass as plain dicts, lists and scalars, as config.json holds it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """`key: old -> new` for every leaf in which two JSON trees differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(k for k in new if k not in old)]
+        return [
+            line
+            for k in keys
+            for line in differences(old.get(k), new.get(k), f"{where}.{k}" if where else str(k))
+        ]
+    return [] if old == new else [f"{where}: {old!r} -> {new!r}"]
+
+
+def _without_none(hint: Any) -> Any:
+    arms = [a for a in typing.get_args(hint) if a is not types.NoneType]
+    return arms[0] if arms else hint
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {value!r}; it must be a section with keys.")
+        return from_config_dict(hint, value, where)  # type: ignore[arg-type]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        # The flag parser hands over the word None for string keys.
+        if value is None or value == "None":
+            return None
+        hint = _without_none(hint)
+    if typing.get_origin(hint) is tuple:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ConfigError(f"{where} is {value!r}; it must be a list of {typing.get_args(hint)[0].__name__}.")
+        return tuple(_checked(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(f"{where} is {value!r} ({type(value).__name__}); it must be {hint.__name__}.")
+    return value

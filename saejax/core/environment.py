@@ -1,0 +1,45 @@
+"""environment.json: enough about a run's machine, versions and command to run it again."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import jax
+
+_PACKAGES = "saejax jax jaxlib flax optax orbax-checkpoint tensorstore transformers ml-collections numpy".split()
+
+
+def describe() -> dict[str, Any]:
+    """Versions, devices, git commit and command line of this process."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "devices": [str(d.device_kind) for d in jax.devices()],
+        "processes": jax.process_count(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "git": _git_commit(),
+        "command": [os.path.basename(sys.executable), *sys.argv],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Commit of the source tree saejax runs from, with `+` when it has uncommitted changes; None outside git."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    try:
+        git = ["git", "-C", here]
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return commit.stdout.strip() + ("+" if status.stdout.strip() else "") if commit.returncode == 0 else None

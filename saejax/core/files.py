@@ -1,0 +1,48 @@
+"""Small JSON files that are either the old version or the new one, never half of each."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from saejax.core.errors import DataError
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Write through a temporary file, fsync and rename.
+
+    Raises:
+        DataError: the folder is read-only or the disk is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as handle:
+            json.dump(value, handle, indent=2)
+            handle.write("\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Raises DataError, naming the file, when it is missing or not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"{path} is damaged ({error}); restore it or delete it.") from None
+
+
+def unwritable(path: str | os.PathLike, error: OSError) -> DataError:
+    """The error to raise when writing `path` failed, with what to do about it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DataError(f"No space left to write {path}. Free some and run the same command again.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DataError(f"{path} cannot be written: {error.strerror}. Choose another folder or mend its rights.")
+    return DataError(f"{path} cannot be written: {error}.")

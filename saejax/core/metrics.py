@@ -1,0 +1,83 @@
+"""metrics.jsonl: the truth about a run. One JSON object a line, appended; other writers stand beside it."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from saejax.core.errors import DataError
+
+
+class Writer(Protocol):
+    """Anything that takes rows of metrics."""
+
+    def write(self, step: int, row: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlWriter:
+    """Appends `{"step": step, **row}` lines; each line reaches the file system before `write` returns."""
+
+    def __init__(self, path: str | os.PathLike):
+        self._path = Path(path)
+        _mend_last_line(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        clean = {k: (v if math.isfinite(v) else None) for k, v in row.items()}
+        self._file.write(json.dumps({"step": step, **clean}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardWriter:
+    """The same rows as TensorBoard scalars. Needs the `tensorboard` extra."""
+
+    def __init__(self, folder: str | os.PathLike):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise DataError(
+                "train.tensorboard=true needs tensorboardX: pip install 'saejax[tensorboard]'."
+            ) from None
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl, in order of step.
+
+    After a resume some steps are written again: of rows with the same step and the same keys the last one
+    counts. A torn last line (the process was killed) is ignored.
+
+    Raises:
+        DataError: a line other than the last that is not JSON.
+    """
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    rows: dict[tuple[int, tuple[str, ...]], dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            rows[row["step"], tuple(sorted(row))] = row
+        except (json.JSONDecodeError, KeyError, TypeError):
+            if number < len(lines):
+                raise DataError(f"{path}, line {number} is damaged; remove that line.") from None
+    return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
+
+
+def _mend_last_line(path: Path) -> None:
+    """Cut off a last line without its newline, so that the next row does not run into it."""
+    if path.is_file() and not (raw := path.read_bytes()).endswith(b"\n") and raw:
+        with path.open("r+b") as handle:
+            handle.truncate(raw.rfind(b"\n") + 1)

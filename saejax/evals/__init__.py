@@ -1,0 +1,7 @@
+"""L5: how good a trained coder is, on held-out text, and whether it may be used: metrics and gates."""
+
+from saejax.evals.evaluate import EvalConfig, evaluate
+from saejax.evals.gates import Gate, GateConfig, check_gates
+from saejax.evals.reconstruction import Reconstruction, decoder_gram_rms
+
+__all__ = ["EvalConfig", "Gate", "GateConfig", "Reconstruction", "check_gates", "decoder_gram_rms", "evaluate"]

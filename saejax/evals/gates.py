@@ -1,0 +1,140 @@
+"""Gates: what a run must reach before its latents are worth looking at, and what to change where it does not.
+
+The six come from the reports this project grew from (RTX 6000 training analysis, computational specifications).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class GateConfig:
+    """The bars.
+
+    Attributes:
+        loss_rise: largest rise of the mean loss from one fifth of training (after warm-up) to the next, relative.
+        relative_error: sum ||x - x_hat||^2 / sum ||x||^2 on held-out text stays below.
+        zero_fraction: share of latents that are zero stays above.
+        gram_rms: decoder Gram off-diagonal RMS stays below.
+        r2, r2_step: validation R2 at the first validation from this step on (or the last one) stays above.
+        runtime: relative deviation of the training time from the prediction after the first steps stays below.
+    """
+
+    loss_rise: float = 0.01
+    relative_error: float = 0.10
+    zero_fraction: float = 0.85
+    gram_rms: float = 0.3
+    r2: float = 0.7
+    r2_step: int = 1000
+    runtime: float = 0.2
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 0:
+                raise ConfigError(f"gates.{field.name} is {getattr(self, field.name)}; it must not be negative.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """One gate: `value` must be `comparison` `bar`. A gate that could not be measured has value None and fails."""
+
+    name: str
+    title: str
+    value: float | None
+    bar: float
+    comparison: str
+    advice: str
+
+    @property
+    def passed(self) -> bool:
+        if self.value is None or not np.isfinite(self.value):
+            return False
+        return self.value < self.bar if self.comparison == "<" else self.value > self.bar
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"passed": self.passed}
+
+
+def check_gates(config: GateConfig, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> list[Gate]:
+    """All gates, from the evaluation's metrics and the rows of metrics.jsonl."""
+    return [
+        Gate(
+            "loss_falls",
+            "Loss falls: largest rise between fifths of training",
+            _largest_rise(rows),
+            config.loss_rise,
+            "<",
+            "Lower train.lr, or lengthen train.warmup_fraction.",
+        ),
+        Gate(
+            "relative_error",
+            "Relative reconstruction error on held-out text",
+            metrics.get("relative_error"),
+            config.relative_error,
+            "<",
+            "Raise coder.k (or lower coder.l1_coefficient), widen coder.expansion, or train on more tokens.",
+        ),
+        Gate(
+            "sparsity",
+            "Latents that are zero",
+            metrics.get("zero_fraction"),
+            config.zero_fraction,
+            ">",
+            "Lower coder.k, raise coder.l1_coefficient, or widen coder.expansion.",
+        ),
+        Gate(
+            "decorrelation",
+            "Decoder Gram off-diagonal RMS",
+            metrics.get("gram_rms"),
+            config.gram_rms,
+            "<",
+            "Lower coder.expansion or train.lr; many latents have learnt the same direction.",
+        ),
+        Gate(
+            "r2",
+            f"Validation R2 after {config.r2_step:,} steps",
+            _r2_at(rows, config.r2_step),
+            config.r2,
+            ">",
+            "Raise coder.k or train.lr; validate with train.validate_every.",
+        ),
+        Gate(
+            "runtime",
+            "Training time against the prediction after the first steps",
+            _runtime_deviation(rows),
+            config.runtime,
+            "<",
+            "Something slowed the machine or the reading of the store; look at train/tokens_per_second in the report.",
+        ),
+    ]
+
+
+def _column(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+
+
+def _largest_rise(rows: Sequence[dict[str, Any]]) -> float | None:
+    """max over fifths of mean loss(i+1) / mean loss(i) - 1, without the first tenth of training."""
+    loss = [value for _, value in _column(rows, "train/loss")]
+    loss = loss[len(loss) // 10 :]
+    if len(loss) < 10:
+        return None
+    means = [float(np.mean(part)) for part in np.array_split(loss, 5)]
+    return max(after / before - 1 for before, after in zip(means, means[1:], strict=False))
+
+
+def _r2_at(rows: Sequence[dict[str, Any]], step: int) -> float | None:
+    """Validation R2 at the first validation at or after `step`; of a shorter run, at its last."""
+    values = _column(rows, "val/r2")
+    return next((value for at, value in values if at >= step), values[-1][1] if values else None)
+
+
+def _runtime_deviation(rows: Sequence[dict[str, Any]]) -> float | None:
+    """|seconds / predicted seconds - 1|."""
+    predicted, seconds = _column(rows, "time/predicted_seconds"), _column(rows, "time/seconds")
+    return abs(seconds[-1][1] / predicted[-1][1] - 1) if predicted and seconds else None

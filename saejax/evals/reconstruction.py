@@ -1,0 +1,122 @@
+"""Reconstruction and sparsity metrics, as sums over tokens that can be added up over batches.
+
+x: a token's activation [D]; x_hat: its reconstruction; f: its latents [F]; n tokens. All sums are taken of
+x - shift, with a constant shift near the mean, so that float32 partial sums do not cancel; totals are float64.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.coders import Latents
+
+
+def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array, shift_D: jax.Array) -> Any:
+    """The sums over the tokens of a batch where `keep` is true; for `Reconstruction.add`. Pure, float32."""
+    w_B = keep_B.astype(jnp.float32)
+    x_BD, x_hat_BD = x_BD.astype(jnp.float32), x_hat_BD.astype(jnp.float32)
+    error_BD, centred_BD = x_BD - x_hat_BD, x_BD - shift_D[None]
+    norm_B, norm_hat_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(x_hat_BD, axis=1)
+    error_norm_B = jnp.linalg.norm(error_BD, axis=1)
+    cosine_B = (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * norm_hat_B, 1e-12)
+    kept = dataclasses.replace(latents, values=jnp.where(keep_B[:, None], latents.values, 0))
+    return {
+        "n": w_B.sum(),
+        "x": w_B @ centred_BD,
+        "x2": w_B @ jnp.square(centred_BD),
+        "e": w_B @ error_BD,
+        "e2": w_B @ jnp.square(error_BD),
+        "norm2": w_B @ jnp.square(norm_B),
+        "relative": w_B @ (error_norm_B / jnp.maximum(norm_B, 1e-12)),
+        "cosine": w_B @ cosine_B,
+        "l0": kept.active().sum(dtype=jnp.float32),
+        "counts": kept.counts(),
+    }
+
+
+class Reconstruction:
+    """Adds up `batch_sums` and gives the metrics.
+
+    l0                 mean number of non-zero latents of a token
+    fve                1 - sum ||x - x_hat||^2 / sum ||x - mean x||^2, all dimensions pooled (centred, "variance
+                       weighted"); the published E[x^2] variant is not this one
+    r2                 mean over dimensions j of 1 - sum (x_j - x_hat_j)^2 / sum (x_j - mean x_j)^2; dimensions
+                       without variance are left out
+    fve_centred_error  1 - sum_j var(x_j - x_hat_j) / sum_j var(x_j): dictionary_learning's, blind to a bias
+    relative_error     sum ||x - x_hat||^2 / sum ||x||^2: the share of the activations' energy that is lost
+    relative_norm_error  mean of ||x - x_hat|| / ||x||
+    mse                mean of ||x - x_hat||^2 / D
+    cosine             mean cosine similarity of x and x_hat
+    zero_fraction      1 - l0 / F
+    dead_fraction      share of latents that are zero for all n tokens
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, np.ndarray] | None = None
+
+    def add(self, sums: Any) -> None:
+        host = {name: np.asarray(value, np.float64) for name, value in jax.device_get(sums).items()}
+        self._sums = host if self._sums is None else {name: self._sums[name] + host[name] for name in host}
+
+    @property
+    def sums(self) -> dict[str, np.ndarray]:
+        assert self._sums is not None, "add at least one batch"
+        return self._sums
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Tokens for which each latent fired, int64 [F]."""
+        return self.sums["counts"].astype(np.int64)
+
+    def metrics(self) -> dict[str, float]:
+        s = self.sums
+        n, width = s["n"], s["counts"].size
+        variance_D = s["x2"] / n - np.square(s["x"] / n)
+        error2_D = s["e2"] / n
+        error_variance_D = error2_D - np.square(s["e"] / n)
+        varies = variance_D > 1e-12 * max(variance_D.max(), 1e-300)
+        values = {
+            "l0": s["l0"] / n,
+            "fve": 1 - error2_D.sum() / variance_D.sum(),
+            "r2": (1 - error2_D[varies] / variance_D[varies]).mean(),
+            "fve_centred_error": 1 - error_variance_D.sum() / variance_D.sum(),
+            "relative_error": error2_D.sum() / (s["norm2"] / n),
+            "relative_norm_error": s["relative"] / n,
+            "mse": error2_D.mean(),
+            "cosine": s["cosine"] / n,
+            "zero_fraction": 1 - s["l0"] / n / width,
+            "dead_fraction": (s["counts"] == 0).mean(),
+        }
+        return {name: float(value) for name, value in values.items()}
+
+
+def density_histogram(counts_F: np.ndarray, n_tokens: int, bins: int = 40) -> dict[str, Any]:
+    """Histogram of log10(share of tokens a latent fires on), over live latents; dead ones are counted apart."""
+    live = counts_F[counts_F > 0] / n_tokens
+    edges = np.linspace(min(-6.0, np.floor(np.log10(1 / n_tokens))), 0.0, bins + 1)
+    histogram, _ = np.histogram(np.log10(live), edges)
+    return {
+        "log10_edges": edges.tolist(),
+        "counts": histogram.tolist(),
+        "dead": int((counts_F == 0).sum()),
+        "n_tokens": int(n_tokens),
+    }
+
+
+def decoder_gram_rms(W_dec_FD: np.ndarray) -> float:
+    """sqrt(mean over i != j of (d_i . d_j)^2), d the decoder rows at length 1: 0 for orthogonal rows.
+
+    Random rows in D dimensions give 1 / sqrt(D). Computed through the D x D product:
+    sum_ij (d_i . d_j)^2 = ||d^T d||_F^2.
+    """
+    rows = np.asarray(W_dec_FD, np.float64)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = rows / np.where(norms > 0, norms, 1)
+    live = int((norms > 0).sum())
+    if live < 2:
+        return 0.0
+    off_diagonal = np.square(rows.T @ rows).sum() - live
+    return float(np.sqrt(max(off_diagonal, 0.0) / (live * (live - 1))))

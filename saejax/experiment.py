@@ -1,0 +1,79 @@
+"""One experiment, whole: every stage's configuration, and where its stores and its run lie."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ml_collections import config_dict
+
+from saejax.analysis import ReportConfig
+from saejax.capture import CaptureConfig
+from saejax.coders import CoderConfig
+from saejax.core.config import from_config_dict, to_config_dict
+from saejax.core.errors import ConfigError
+from saejax.evals import EvalConfig, GateConfig
+from saejax.lm import LMConfig
+from saejax.parallel import ParallelConfig
+from saejax.text import TextConfig
+from saejax.train import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The whole way of one experiment, from text to report.
+
+    Attributes:
+        name: the run's folder below `runs_dir`.
+        store: the store's folder below `stores_dir`; empty means the run's name. Several runs may share one.
+        runs_dir, stores_dir: where those are.
+        seed: of everything random.
+        hook_point: the captured hook point that the coder learns; empty means the first of capture.hook_points.
+    """
+
+    name: str = "run"
+    store: str = ""
+    runs_dir: str = "runs"
+    stores_dir: str = "stores"
+    seed: int = 0
+    hook_point: str = ""
+    lm: LMConfig = LMConfig()
+    text: TextConfig = TextConfig()
+    capture: CaptureConfig = CaptureConfig()
+    coder: CoderConfig = CoderConfig()
+    train: TrainConfig = TrainConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    eval: EvalConfig = EvalConfig()
+    gates: GateConfig = GateConfig()
+    report: ReportConfig = ReportConfig()
+
+    def __post_init__(self) -> None:
+        for key in ("name", "store"):
+            value = getattr(self, key)
+            if Path(value).name != value or value in (".", "..") or (key == "name" and not value):
+                raise ConfigError(f"{key} is {value!r}; it must be the name of one folder, without slashes.")
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.runs_dir) / self.name
+
+    def store_dir(self, split: str) -> Path:
+        return Path(self.stores_dir) / (self.store or self.name) / split
+
+
+def default_config() -> config_dict.ConfigDict:
+    """Every key with its default: what a file in configs/ starts from."""
+    return to_config_dict(Experiment())
+
+
+def experiment(config: config_dict.ConfigDict) -> Experiment:
+    """The boundary: a ConfigDict in, a checked, frozen experiment out.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong type, or settings that cannot be run.
+    """
+    return from_config_dict(Experiment, config.to_dict())
+
+
+def from_json(value: dict[str, Any]) -> Experiment:
+    """The experiment of a run's config.json."""
+    return from_config_dict(Experiment, value)

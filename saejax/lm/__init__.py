@@ -1,0 +1,5 @@
+"""L3: the language model being studied, in JAX, watched and edited at named hook points."""
+
+from saejax.lm.model import HOOK_NAMES, LanguageModel, LMConfig, load_lm
+
+__all__ = ["HOOK_NAMES", "LMConfig", "LanguageModel", "load_lm"]

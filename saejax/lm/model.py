@@ -1,0 +1,176 @@
+"""`LanguageModel`: a loaded model with its tokenizer and the names of its hook points."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.lm import checkpoint, decoder
+from saejax.lm.conventions import DecoderConfig
+from saejax.text import Tokenizer
+
+HOOK_NAMES = ("resid_pre", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
+
+# TransformerLens names of the same places. (Its ln2.hook_normalized is not here: it is taken before the
+# norm's own scale and shift, so it is another tensor than mlp_in.)
+_TRANSFORMER_LENS = {
+    "hook_resid_pre": "resid_pre",
+    "hook_attn_out": "attn_out",
+    "hook_resid_mid": "resid_mid",
+    "mlp.hook_post": "mlp_act",
+    "hook_mlp_out": "mlp_out",
+    "hook_resid_post": "resid_post",
+}
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class LMConfig:
+    """Which language model.
+
+    Attributes:
+        model: `demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.
+        revision: commit, tag or branch of a hub id; pin it.
+        dtype: float32 or bfloat16, of parameters and activations.
+    """
+
+    model: str = "demo"
+    revision: str = ""
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"lm.dtype is {self.dtype!r}; it must be one of {', '.join(_DTYPES)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel:
+    """A language model as data: configuration, parameters, tokenizer, and where they came from.
+
+    Attributes:
+        identity: JSON naming model, revision and hashes of weights and tokenizer; part of a store's identity.
+    """
+
+    config: DecoderConfig
+    params: Any
+    tokenizer: Tokenizer
+    identity: dict[str, Any]
+
+    def run(
+        self,
+        tokens_BS: Any,
+        positions_BS: Any = None,
+        segments_BS: Any = None,
+        capture: Sequence[str] = (),
+        edits: Mapping[str, decoder.Edit] | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """tokens [B, S] -> (logits [B, S, V], {hook point: activation}); see `saejax.lm.decoder.run`."""
+        names = [self.hook_point(name) for name in capture]
+        named_edits = {self.hook_point(name): edit for name, edit in (edits or {}).items()}
+        if len(named_edits) < len(edits or {}):
+            raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
+        positions, segments = (None if x is None else jnp.asarray(x) for x in (positions_BS, segments_BS))
+        tokens = jnp.asarray(tokens_BS)
+        return decoder.run(self.config, self.params, tokens, positions, segments, names, named_edits)
+
+    def activations(self, text: str, hook_point: str) -> np.ndarray:
+        """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
+        ids = ([] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]) + self.tokenizer.encode(text)
+        if len(ids) > self.config.context_length:
+            raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
+        name = self.hook_point(hook_point)
+        return np.asarray(self.run([ids], capture=[name])[1][name][0], np.float32)
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width} of the whole model, from its config."""
+        widths = dict.fromkeys(HOOK_NAMES, self.config.d_model) | {"mlp_act": self.config.d_mlp}
+        return {f"blocks.{i}.{name}": widths[name] for i in range(self.config.n_layer) for name in HOOK_NAMES}
+
+    def hook_point(self, name: str) -> str:
+        """The canonical name of a hook point; TransformerLens names are accepted.
+
+        Raises:
+            ConfigError: it does not exist; the message lists those that do.
+        """
+        match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+        canonical = f"blocks.{match[1]}.{_TRANSFORMER_LENS.get(match[2], match[2])}" if match else name
+        there = self.hook_points()
+        if canonical not in there:
+            close = difflib.get_close_matches(canonical, there, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"The model has no hook point {name!r}.{hint} There are blocks.0 to blocks."
+                f"{self.config.n_layer - 1}, each with {', '.join(HOOK_NAMES)}."
+            )
+        return canonical
+
+
+def load_lm(model: str = "demo", revision: str = "", dtype: str = "float32") -> LanguageModel:
+    """The language model that `model` names: `demo`, a folder, or a hub id `owner/name`.
+
+    Raises:
+        ConfigError: a `dtype` that is not offered.
+        DataError: it cannot be found or read; the message says what to do.
+    """
+    wanted = LMConfig(model, revision, dtype)
+    folder = _resolve(model, revision)
+    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype])
+    tokenizer = Tokenizer.from_folder(folder)
+    largest = tokenizer.largest_id
+    if largest >= config.vocab_size:
+        raise DataError(
+            f"{folder}: the tokenizer has the id {largest}, the model only {config.vocab_size} tokens (0 to "
+            f"{config.vocab_size - 1}); they do not belong together."
+        )
+    identity = {
+        "model": model if not Path(model).is_dir() else Path(model).resolve().name,
+        "revision": revision,
+        "dtype": dtype,
+        "weights_sha256": checkpoint.weights_sha256(folder),
+        "tokenizer_sha256": tokenizer.sha256,
+    }
+    return LanguageModel(config, params, tokenizer, identity)
+
+
+def _resolve(model: str, revision: str) -> Path:
+    if model == "demo":
+        return Path(__file__).parent / "demo"
+    if Path(model).is_dir():
+        return Path(model)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
+        return _download(model, revision)
+    raise DataError(
+        f"No model {model!r}: it is not a folder, not 'demo', and not a hub id of the form owner/name "
+        "(GPT-2 is openai-community/gpt2)."
+    )
+
+
+def _download(repo: str, revision: str) -> Path:
+    """A local copy of a hub repository; what is cached already is used without asking the network."""
+    import huggingface_hub
+
+    wanted: dict[str, Any] = {
+        "repo_id": repo,
+        "revision": revision or None,
+        "allow_patterns": ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"],
+    }
+    try:
+        cached = Path(huggingface_hub.snapshot_download(**wanted, local_files_only=True))
+        if checkpoint.is_complete(cached):  # another program may have fetched the configuration alone
+            return cached
+    except Exception:  # not cached: the library raises one of several kinds
+        pass
+    try:
+        return Path(huggingface_hub.snapshot_download(**wanted, etag_timeout=10))
+    except Exception as error:  # every failure means the same to the user, and is told
+        raise DataError(
+            f"The model {repo!r} is not cached and cannot be downloaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:200]}). Check the name and the network, or give a local folder in lm.model."
+        ) from None

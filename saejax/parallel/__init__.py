@@ -1,0 +1,12 @@
+"""L2: the device mesh, and the one table that says which logical axis lies on which mesh axis."""
+
+from saejax.parallel.mesh import (
+    MESH_AXES,
+    ParallelConfig,
+    batch_sharding,
+    make_mesh,
+    replicated,
+    tree_shardings,
+)
+
+__all__ = ["MESH_AXES", "ParallelConfig", "batch_sharding", "make_mesh", "replicated", "tree_shardings"]

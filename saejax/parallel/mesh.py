@@ -1,0 +1,72 @@
+"""Mesh ("data", "latent") and shardings from logical axes.
+
+Parameters carry logical axis names (`d_in`, `latent`); `_RULES` maps those to mesh axes, and nothing else in
+saejax names a mesh axis. With one device every sharding is trivial and the programs are the same.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from saejax.core.errors import ConfigError
+
+MESH_AXES = ("data", "latent")
+_RULES: dict[str | None, str | None] = {"d_in": None, "latent": "latent", None: None}
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """Devices along ("data", "latent"); empty means all devices along "data"."""
+
+    mesh: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
+            raise ConfigError(f"parallel.mesh is {self.mesh}; it must be two positive numbers, as in 4,2.")
+
+
+def make_mesh(config: ParallelConfig, devices: Any = None) -> Mesh:
+    """The mesh that `config` asks for, over `devices` (default: all).
+
+    Raises:
+        ConfigError: it needs more devices than there are.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = config.mesh or (len(devices), 1)
+    if math.prod(shape) > len(devices):
+        raise ConfigError(
+            f"parallel.mesh={','.join(map(str, shape))} needs {math.prod(shape)} devices; there are {len(devices)}."
+        )
+    chosen = np.array(devices[: math.prod(shape)]).reshape(shape)
+    return Mesh(chosen, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over "data", everything else whole."""
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, ...]]) -> Any:
+    """Shardings for every leaf of `tree`, found by the leaf's own name.
+
+    A leaf whose last named path entry is in `axes` and whose rank fits (a parameter, its optimizer moments, its
+    statistics) follows those logical axes; every other leaf is replicated.
+    """
+
+    def sharding(path: Any, leaf: Any) -> NamedSharding:
+        names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+        logical = axes.get(names[-1]) if names else None
+        if logical is None or len(logical) != leaf.ndim:
+            return replicated(mesh)
+        return NamedSharding(mesh, PartitionSpec(*(_RULES[axis] for axis in logical)))
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)

@@ -1,0 +1,67 @@
+// Everything about one feature: how often and how strongly it fires, on what, and what it writes.
+
+function facts(feature) {
+  const rate = feature.density < 0.2 ? `, 1 token in ${integer(Math.round(1 / feature.density))}` : " of tokens";
+  const often = feature.density > 0 ? percent(feature.density) + rate : "never in this scan";
+  const pairs = [["fires on", often], ["maximum", number(feature.max, 4)], ["mean", number(feature.mean, 4)]];
+  return el("dl", {class: "facts"}, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function activationHistogram(feature) {
+  const histogram = feature.histogram;
+  if (!histogram || !histogram.counts.some((count) => count > 0)) return null;
+  return barChart({
+    title: "Activations", edges: histogram.edges, counts: histogram.counts,
+    describe: (low, high, count) => `${number(low)} to ${number(high)}: ${integer(count)} tokens`,
+  });
+}
+
+function logitList(table, title, pairs, most, kind) {
+  if (!pairs || pairs.length === 0) return null;
+  const rows = pairs.map(([token, value]) => {
+    const bar = el("span", {class: "bar-track", "aria-hidden": "true"}, el("span", {class: `bar-fill ${kind}`}));
+    bar.firstChild.style.width = `${most > 0 ? (100 * Math.abs(value)) / most : 0}%`;
+    return el("li", {}, tokenChip(tokenText(table, token)), bar, el("span", {class: "num"}, signed(value, most)));
+  });
+  return el("div", {class: "logits"}, el("h4", {}, title), el("ol", {}, rows));
+}
+
+function logits(table, feature) {
+  const all = [...(feature.top_logits ?? []), ...(feature.bottom_logits ?? [])];
+  if (all.length === 0) return null;
+  const most = Math.max(...all.map(([, value]) => Math.abs(value)));
+  return [logitList(table, "Promotes", feature.top_logits, most, "up"), logitList(table, "Suppresses", feature.bottom_logits, most, "down")];
+}
+
+function exampleItem(table, feature, example) {
+  const peak = example.activations[example.peak];
+  return el("li", {"aria-label": `activation ${number(peak)} on ${visibleText(table.vocab[example.tokens[example.peak]])}`},
+    el("div", {class: "where"}, el("b", {class: "num"}, number(peak)),
+      el("bdi", {class: "document", title: example.document}, example.document ?? ""),
+      example.position === undefined ? null : el("span", {}, `token ${integer(example.position)}`)),
+    passage(table.vocab, example, feature.max));
+}
+
+function examples(table, feature) {
+  const list = feature.examples ?? [];
+  if (list.length === 0) {
+    const why = feature.density > 0 ? "No passage was kept for this feature." : "This feature never fired on the tokens scanned, so there is no passage to show.";
+    return el("p", {class: "note"}, why);
+  }
+  return [
+    el("div", {class: "examples-head"}, el("h4", {}, "Top-activating passages"), heatLegend(feature.max)),
+    el("ol", {class: "examples"}, list.map((example) => exampleItem(table, feature, example))),
+  ];
+}
+
+function heatLegend(most) {
+  return el("span", {class: "legend"}, "0", el("span", {class: "ramp", "aria-hidden": "true"}), number(most));
+}
+
+function featureDetail(table, feature) {
+  return [
+    facts(feature),
+    el("div", {class: "pair"}, activationHistogram(feature), el("div", {class: "logit-pair"}, logits(table, feature))),
+    examples(table, feature),
+  ].flat();
+}

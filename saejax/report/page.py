@@ -1,0 +1,109 @@
+"""Putting the page together: one HTML file that holds its data, its style and its script.
+
+Escaping happens in two places and nowhere else: JSON that goes into a `<script>` has every `<`, `>` and `&`
+written as an escape, and the scripts put strings into the document as text, never as markup. Should either
+ever fail, the page's own Content-Security-Policy runs no script but the one whose hash it carries and allows
+no request at all.
+"""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import math
+import os
+import re
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from saejax.core.errors import DataError
+from saejax.report.read import read_run
+from saejax.report.summary import summarise
+
+_SCRIPTS = ("dom.js", "scales.js", "charts.js", "tokens.js", "list.js", "detail.js", "browser.js", "page.js")
+
+
+def render(run_dir: str | os.PathLike[str]) -> Path:
+    """Writes `<run_dir>/report.html` from the files of the run's folder and returns its path.
+
+    The page is a pure function of those files and of this package: the same files give the same bytes. It is
+    written beside itself and moved into place, so a reader never meets half a page. Numbers of features are
+    embedded with 4 significant digits.
+
+    Raises:
+      DataError: `run_dir` is not a run's folder, a file in it is damaged, or the page cannot be written.
+    """
+    run_dir = Path(run_dir)
+    run = read_run(run_dir)
+    document = _document(summarise(run), run.features)
+    return _write(run_dir / "report.html", document)
+
+
+def _document(summary: dict[str, Any], features: dict[str, Any] | None) -> str:
+    style = _asset("page.css")
+    script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
+    values = {
+        "title": html.escape(f"{summary['run']['name']} · saejax"),
+        "script_hash": _csp_hash(script),
+        "style_hash": _csp_hash(style),
+        "style": style,
+        "script": script,
+        "summary": embed_json(summary),
+        "features": pack(features) if features is not None else "",
+    }
+    # One pass, so that a placeholder's name inside the data stays what it is.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
+
+
+def embed_json(value: Any) -> str:
+    """`value` as ASCII JSON that can stand inside a `<script>` element whatever its strings say."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def pack(features: dict[str, Any]) -> str:
+    """The feature table as base64 of gzip of JSON, numbers at 4 significant digits, without a time stamp."""
+    text = json.dumps(_short(features), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=9, mtime=0)).decode("ascii")
+
+
+def _short(value: Any) -> Any:
+    """Numbers at 4 significant digits, NaN and infinities as None; one pass, for there are millions."""
+    kind = type(value)
+    if kind is float:
+        if not value:
+            return 0
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    if kind is list:
+        return [_short(item) for item in value]
+    if kind is dict:
+        return {key: _short(item) for key, item in value.items()}
+    return value
+
+
+def _asset(name: str) -> str:
+    return resources.files("saejax.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _csp_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _write(path: Path, document: str) -> Path:
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".report-", suffix=".html")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(document)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        what = "free space or choose a folder you may write"
+        raise DataError(f"{path} cannot be written ({error}); {what}") from error
+    return path

@@ -1,0 +1,197 @@
+"""Reading a run's folder for its report: what is there, checked, and nothing else.
+
+Only `config.json` must exist. Every other file is optional and comes back as None (or an empty list); a file
+that exists and cannot be understood is a `DataError` that names it, never a page with a hole.
+"""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saejax.core.errors import DataError
+from saejax.core.metrics import read_metrics
+
+TRAIN = "python -m launch.train --config=..."
+EVALUATE = "python -m launch.evaluate --config=..."
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The parsed files of one run.
+
+    Attributes:
+      name: the folder's name.
+      config: config.json.
+      environment: environment.json, or None.
+      metrics: one dict a step, ascending; keys "step" and whatever was logged at that step.
+      evaluation: eval.json, or None.
+      features: features.json.gz, or None.
+      sources: (file name, bytes, sha256) of every file read.
+    """
+
+    name: str
+    config: dict[str, Any]
+    environment: dict[str, Any] | None
+    metrics: list[dict[str, Any]]
+    evaluation: dict[str, Any] | None
+    features: dict[str, Any] | None
+    sources: tuple[tuple[str, int, str], ...]
+
+
+def read_run(run_dir: Path) -> RunFiles:
+    """Reads every file of `run_dir` that the report shows.
+
+    Raises:
+      DataError: no such folder, no config.json in it, or a damaged file.
+    """
+    if not run_dir.is_dir():
+        raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
+    if not (run_dir / "config.json").is_file():
+        raise DataError(f"{run_dir} has no config.json, so it is no run; make one with `{TRAIN}`")
+    raw = {name: path.read_bytes() for name in _FILES if (path := run_dir / name).is_file()}
+    config = _json_object(run_dir / "config.json", raw["config.json"], TRAIN)
+    environment = evaluation = features = None
+    if "environment.json" in raw:
+        environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
+    if "eval.json" in raw:
+        evaluation = _evaluation(run_dir / "eval.json", raw["eval.json"])
+    if "features.json.gz" in raw:
+        features = _features(run_dir / "features.json.gz", raw["features.json.gz"])
+    return RunFiles(
+        name=run_dir.resolve().name,
+        config=config,
+        environment=environment,
+        metrics=_metrics(run_dir / "metrics.jsonl") if "metrics.jsonl" in raw else [],
+        evaluation=evaluation,
+        features=features,
+        sources=tuple((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
+    )
+
+
+_FILES = ("config.json", "environment.json", "metrics.jsonl", "eval.json", "features.json.gz")
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    """One dict a step, ascending: the training and the validation row of a step in one."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for row in read_metrics(path):
+        if type(row["step"]) is not int:
+            raise DataError(f"{path} has a row whose step is {row['step']!r}; remove that line")
+        by_step.setdefault(row["step"], {}).update(row)
+    return list(by_step.values())
+
+
+def _json_object(path: Path, data: bytes, remedy: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it is not JSON ({error})", remedy) from None
+    if not isinstance(value, dict):
+        raise _damaged(path, f"it holds a {type(value).__name__}, not an object", remedy)
+    return value
+
+
+def _damaged(path: Path, what: str, remedy: str = EVALUATE) -> DataError:
+    return DataError(f"{path} is damaged: {what}; make it again with `{remedy}`")
+
+
+def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
+    evaluation = _json_object(path, data, EVALUATE)
+    for key, kind in (("metrics", dict), ("gates", list), ("density", dict), ("stages", dict)):
+        if key in evaluation and not isinstance(evaluation[key], kind):
+            raise _damaged(path, f"{key!r} is not a {kind.__name__}")
+    for gate in evaluation.get("gates", []):
+        if not isinstance(gate, dict) or not {"name", "value", "bar", "comparison", "passed"} <= gate.keys():
+            raise _damaged(path, f"the gate {str(gate)[:80]} lacks name, value, bar, comparison or passed")
+        _check_numbers(path, f"gate {gate['name']!r}", gate, ("value", "bar"))
+    if density := evaluation.get("density"):
+        _check_histogram(path, "density", density, "log10_edges")
+        _check_numbers(path, "density", density, ("dead", "n_tokens"))
+    for stage, row in evaluation.get("stages", {}).items():
+        if not isinstance(row, dict):
+            raise _damaged(path, f"the stage {stage!r} is not an object")
+        _check_numbers(path, f"stage {stage!r}", row, ("tokens", "seconds", "tokens_per_second"))
+    return evaluation
+
+
+def _features(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        text = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, f"it does not unpack ({error})") from None
+    table = _json_object(path, text, EVALUATE)
+    vocab, features = table.get("vocab"), table.get("features")
+    if not isinstance(vocab, list) or not all(isinstance(token, str) for token in vocab):
+        raise _damaged(path, "'vocab' is not a list of token strings")
+    if not isinstance(features, list):
+        raise _damaged(path, "'features' is not a list")
+    for feature in features:
+        _check_feature(path, feature, len(vocab))
+    if len({feature["id"] for feature in features}) != len(features):
+        raise _damaged(path, "two features have the same id")
+    return table
+
+
+def _check_feature(path: Path, feature: Any, n_vocab: int) -> None:
+    if not isinstance(feature, dict) or not isinstance(feature.get("id"), int):
+        raise _damaged(path, f"a feature has no whole-number id: {str(feature)[:80]}")
+    name = f"feature {feature['id']}"
+    for key in ("density", "max"):
+        if not _is_number(feature.get(key)):
+            raise _damaged(path, f"{name} has no number {key!r}")
+    if histogram := feature.get("histogram"):
+        _check_histogram(path, f"{name} histogram", histogram, "edges")
+    for key in ("top_logits", "bottom_logits", "examples"):
+        if not isinstance(feature.get(key) or [], list):
+            raise _damaged(path, f"{name} {key} is not a list")
+    for key in ("top_logits", "bottom_logits"):
+        for pair in feature.get(key) or []:
+            if not isinstance(pair, list) or len(pair) != 2 or not _is_number(pair[1]):
+                raise _damaged(path, f"{name} {key} holds {str(pair)[:40]}, not [token, value]")
+            if not isinstance(pair[0], str):
+                _check_tokens(path, name, pair[:1], n_vocab)
+    for example in feature.get("examples") or []:
+        _check_example(path, name, example, n_vocab)
+
+
+def _check_example(path: Path, name: str, example: Any, n_vocab: int) -> None:
+    tokens = example.get("tokens") if isinstance(example, dict) else None
+    activations = example.get("activations") if isinstance(example, dict) else None
+    if not isinstance(tokens, list) or not isinstance(activations, list) or len(tokens) != len(activations):
+        raise _damaged(path, f"an example of {name} does not have as many activations as tokens")
+    if not isinstance(example.get("peak"), int) or not 0 <= example["peak"] < len(tokens):
+        peak = example.get("peak")
+        raise _damaged(path, f"an example of {name} has the peak {peak!r} of {len(tokens)} tokens")
+    if not all(map(_is_number, activations)):
+        raise _damaged(path, f"an example of {name} has an activation that is not a number")
+    _check_tokens(path, name, tokens, n_vocab)
+
+
+def _check_tokens(path: Path, name: str, tokens: Iterable[Any], n_vocab: int) -> None:
+    for token in tokens:
+        if type(token) is not int or not 0 <= token < n_vocab:
+            raise _damaged(path, f"{name} uses the token {token!r}, outside the table of {n_vocab}")
+
+
+def _check_numbers(path: Path, name: str, row: dict[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        if row.get(key) is not None and not _is_number(row[key]):
+            raise _damaged(path, f"the {name} has the {key} {row[key]!r}, which is not a number")
+
+
+def _check_histogram(path: Path, name: str, histogram: Any, edges_key: str) -> None:
+    edges = histogram.get(edges_key) if isinstance(histogram, dict) else None
+    counts = histogram.get("counts") if isinstance(histogram, dict) else None
+    if not isinstance(edges, list) or not isinstance(counts, list) or len(edges) != len(counts) + 1:
+        raise _damaged(path, f"the {name} does not have one edge more than counts")
+    if not all(map(_is_number, edges)) or not all(map(_is_number, counts)):
+        raise _damaged(path, f"the {name} holds something that is not a number")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)

@@ -1,0 +1,182 @@
+"""What the page says about a run: the header, the headline numbers, the curves; plain JSON-ready values.
+
+The configuration is read by key name wherever it is nested, so that the report does not depend on one
+experiment's layout; what cannot be found is left out of the header rather than guessed.
+"""
+
+import math
+import shlex
+from typing import Any
+
+from saejax.report.read import EVALUATE, TRAIN, RunFiles
+
+CURVE_POINTS = 1500
+_NOT_CURVES = ("step", "tokens", "time")
+
+
+def summarise(run: RunFiles) -> dict[str, Any]:
+    """Everything the page shows except the features themselves, with NaN and infinities as None."""
+    evaluation = run.evaluation or {}
+    curves = {key: _thin(*series) for key, series in _curves(run.metrics).items()}
+    summary = {
+        "run": _header(run),
+        "tiles": _tiles(run),
+        "gates": evaluation.get("gates"),
+        "eval_step": evaluation.get("step"),
+        "eval_metrics": evaluation.get("metrics"),
+        "density": evaluation.get("density"),
+        "stages": evaluation.get("stages"),
+        "curves": curves,
+        "has_validation": any(key.startswith("val/") for key in curves),
+        "has_features": run.features is not None,
+        "config": run.config,
+        "environment": _environment(run.environment),
+        "files": [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in run.sources],
+        "commands": {"train": TRAIN, "evaluate": EVALUATE},
+    }
+    return finite(summary)
+
+
+def finite(value: Any) -> Any:
+    """`value` with every NaN and infinity replaced by None: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _header(run: RunFiles) -> dict[str, Any]:
+    evaluation, features = run.evaluation or {}, run.features or {}
+    hook_points = _find(run.config, "hook_point", "hook_points", "hook", "hooks", "sites")
+    preset = _text(_find(run.config, "preset")) or ""
+    gates = evaluation.get("gates") or []
+    return {
+        "name": run.name,
+        "model": evaluation.get("model") or features.get("model") or _model(run.config),
+        "hook_point": evaluation.get("hook_point") or features.get("hook_point") or _text(hook_points),
+        "preset": preset,
+        "d_in": _whole(_find(run.config, "d_in", "d_model")),
+        "d_sae": _whole(_find(run.config, "d_sae", "d_latent", "n_latents")) or _whole(features.get("d_sae")),
+        # Other presets have the key in their configuration too, but do not use it.
+        "k": _whole(_find(run.config, "k")) if "topk" in preset else None,
+        "tokens": max((row["tokens"] for row in run.metrics if _number(row.get("tokens"))), default=None),
+        "step": run.metrics[-1]["step"] if run.metrics else evaluation.get("step"),
+        "gates_passed": sum(bool(gate["passed"]) for gate in gates),
+        "gates_total": len(gates),
+    }
+
+
+def _find(config: dict[str, Any], *names: str) -> Any:
+    """The value nearest the top of `config` under one of `names`, earlier names first; a dict is no value."""
+    level: list[dict[str, Any]] = [config]
+    while level:
+        for name in names:
+            for node in level:
+                if node.get(name) not in (None, "") and not isinstance(node[name], dict):
+                    return node[name]
+        level = [child for node in level for child in node.values() if isinstance(child, dict)]
+    return None
+
+
+def _model(config: dict[str, Any]) -> str | None:
+    for section in (config.get("model"), config.get("lm"), config):
+        if isinstance(section, dict):
+            own_names = () if section is config else ("name", "repo", "path")
+            if (found := _find(section, *own_names, "model", "model_name")) is not None:
+                return _text(found)
+    return None
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, dict):
+        return None
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _environment(environment: dict[str, Any] | None) -> dict[str, Any] | None:
+    if environment is None or not isinstance(environment.get("command"), list):
+        return environment
+    return {**environment, "command": shlex.join(map(str, environment["command"]))}
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+_TILES = (
+    ("L0", ("l0",), "number", "latents active per token, mean"),
+    ("FVE", ("fve",), "number", "fraction of variance explained, centred"),
+    ("R²", ("r2",), "number", "coefficient of determination"),
+    ("Loss recovered", ("loss_recovered", "ce_recovered", "fraction_recovered"), "percent",
+     "of the model's loss between ablating the site and leaving it alone"),
+    ("Dead features", ("dead", "dead_fraction", "dead_features"), "share",
+     "latents that never fired in the scan"),
+    ("Relative error", ("relative_error",), "percent", "size of the residual against the activation"),
+)  # fmt: skip
+
+
+def _tiles(run: RunFiles) -> list[dict[str, Any]]:
+    """The headline numbers: from the evaluation where it has them, else the latest validation or training."""
+    tiles = []
+    density = (run.evaluation or {}).get("density") or {}
+    for label, names, kind, hint in _TILES:
+        value, source = _headline(run, names)
+        of = None
+        if label == "Dead features" and _number(density.get("dead")):
+            value, source, of = density["dead"], "evaluation", sum(density["counts"]) + density["dead"]
+        tiles.append({"label": label, "value": value, "kind": kind, "of": of, "hint": hint, "source": source})
+    return tiles
+
+
+def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[float | None, str | None]:
+    metrics = (run.evaluation or {}).get("metrics") or {}
+    evaluated = {key.rsplit("/", 1)[-1]: value for key, value in metrics.items()}
+    for name in names:
+        if _number(evaluated.get(name)):
+            return evaluated[name], "evaluation"
+    for prefix, source in (("val", "validation"), ("train", "training")):
+        for row in reversed(run.metrics):
+            for name in names:
+                if _number(row.get(f"{prefix}/{name}")):
+                    return row[f"{prefix}/{name}"], f"{source}, step {row['step']:,}"
+    return None, None
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _curves(metrics: list[dict[str, Any]]) -> dict[str, tuple[list[int], list[float | None]]]:
+    curves: dict[str, tuple[list[int], list[float | None]]] = {}
+    for row in metrics:
+        for key, value in row.items():
+            if key not in _NOT_CURVES and not key.startswith("time/") and (value is None or _number(value)):
+                steps, values = curves.setdefault(key, ([], []))
+                steps.append(row["step"])
+                # The metrics writer says null for NaN and infinities: a gap in the curve.
+                known = value is not None and math.isfinite(value)
+                values.append(float(f"{value:.6g}") if known else None)
+    return curves
+
+
+def _thin(steps: list[int], values: list[float | None]) -> dict[str, Any]:
+    """At most about `CURVE_POINTS` points: of each bucket the lowest, the highest and the first NaN.
+
+    A plain stride would hide spikes, which are what one looks for; the first and the last point stay.
+    """
+    n = len(steps)
+    keep = list(range(n))
+    if n > CURVE_POINTS:
+        chosen = {0, n - 1}
+        buckets = CURVE_POINTS // 3
+        for bucket in range(buckets):
+            places = range(bucket * n // buckets, (bucket + 1) * n // buckets)
+            known = [(value, i) for i in places if (value := values[i]) is not None]
+            chosen.update(next(([i] for i in places if values[i] is None), []))
+            if known:
+                chosen.update((min(known)[1], max(known)[1]))
+        keep = sorted(chosen)
+    return {"steps": [steps[i] for i in keep], "values": [values[i] for i in keep], "logged": n}

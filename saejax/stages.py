@@ -1,0 +1,346 @@
+"""The stages of an experiment: each reads what the stage before left on disk, and can be stopped and continued.
+
+    capture -> stores/<store>/{train,heldout}
+    train   -> runs/<name>/{config.json, environment.json, metrics.jsonl, checkpoints}
+    evaluate-> runs/<name>/eval.json
+    report  -> runs/<name>/{features.json.gz, report.html}
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from saejax.analysis import collect_features
+from saejax.capture import capture, store_identity
+from saejax.checkpoints import Checkpoints
+from saejax.coders import build
+from saejax.core import environment
+from saejax.core.config import differences, to_json
+from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import read_json, unwritable, write_json
+from saejax.core.lease import lease
+from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_metrics
+from saejax.evals import Gate, Reconstruction, check_gates, evaluate
+from saejax.evals.reconstruction import batch_sums
+from saejax.experiment import Experiment
+from saejax.lm import LanguageModel, load_lm
+from saejax.loading import LoadedCoder, load, raw_scale
+from saejax.parallel import make_mesh
+from saejax.report import render
+from saejax.store import Batches, Statistics, StoreReader
+from saejax.text import Packer, Source, open_source
+from saejax.train import EXIT_PREEMPTED, train
+from saejax.train.loop import Setup
+
+# Sections of the configuration that decide what a run's numbers are; the others may change between calls.
+_DECIDES_RUN = ("seed", "hook_point", "lm", "text", "capture", "coder", "train")
+_DECIDES_EVAL = ("eval", "gates")
+_TIMING = ("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard")
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+@dataclasses.dataclass
+class Workspace:
+    """What several stages need, loaded when first asked for."""
+
+    experiment: Experiment
+    _lm: LanguageModel | None = None
+    _source: Source | None = None
+
+    @property
+    def lm(self) -> LanguageModel:
+        if self._lm is None:
+            config = self.experiment.lm
+            self._lm = load_lm(config.model, config.revision, config.dtype)
+        return self._lm
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            self._source = open_source(self.experiment.text)
+        return self._source
+
+    @property
+    def packer(self) -> Packer:
+        text = self.experiment.text
+        return Packer(self.source, self.lm.tokenizer, text.context_length, text.prepend_bos)
+
+    @property
+    def hook_point(self) -> str:
+        """The hook point to learn, by its canonical name; it must be one that is captured."""
+        captured = [self.lm.hook_point(name) for name in self.experiment.capture.hook_points]
+        wanted = self.lm.hook_point(self.experiment.hook_point) if self.experiment.hook_point else captured[0]
+        if wanted not in captured:
+            raise ConfigError(f"hook_point is {wanted!r}, which is not in capture.hook_points: {', '.join(captured)}.")
+        return wanted
+
+    def reader(self, split: str) -> StoreReader:
+        """The store of a split, checked to come from this model, tokenizer and text."""
+        identity = store_identity(self.lm, self.source, self.experiment.text, split)
+        path = self.experiment.store_dir(split)
+        return StoreReader.open(path, [self.hook_point], expect=identity)
+
+
+def run_capture(work: Workspace) -> None:
+    """Capture the training and the held-out activations."""
+    e = work.experiment
+    mesh = make_mesh(e.parallel)
+    for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
+        path = e.store_dir(split)
+        with _writable(path):
+            done = capture(
+                path, work.lm, work.source, e.text, e.capture, mesh, split=split, n_tokens=n_tokens, seed=e.seed
+            )
+        if done.already_complete:
+            say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
+            continue
+        record = {"tokens": done.tokens, "seconds": done.seconds}
+        _record_stage(e.store_dir(split).parent / "stages.json", f"capture {split}", record)
+        say(f"capture {split}: {done.rows:,} activations in {path}, {done.tokens / done.seconds:,.0f} tokens/s")
+        if done.rows < n_tokens:
+            say(f"  the text ran out before the {n_tokens:,} that were asked for")
+
+
+def run_train(work: Workspace) -> int:
+    """Train the coder. Returns 0, or EXIT_PREEMPTED when a signal stopped it (all is saved)."""
+    e = work.experiment
+    with _writable(e.run_dir):
+        e.run_dir.mkdir(parents=True, exist_ok=True)
+        with lease(e.run_dir):
+            return _train(work)
+
+
+def _train(work: Workspace) -> int:
+    e = work.experiment
+    _claim_run(e)
+    with Checkpoints(e.run_dir / "checkpoints", keep_last=e.train.keep_checkpoints) as checkpoints:
+        if checkpoints.latest() == e.train.steps and not checkpoints.verify(e.train.steps):
+            say(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
+            return 0
+        reader, heldout = work.reader("train"), work.reader("heldout")
+        statistics = reader.statistics[work.hook_point]
+        d_in = reader.hook_points[work.hook_point]
+        coder = build(e.coder, d_in, e.train.steps)
+        scale = raw_scale(e.coder, statistics)
+        batches = Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks)
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e)]
+            setup = Setup(
+                coder=coder,
+                mesh=make_mesh(e.parallel),
+                batches=lambda start: (batch[work.hook_point] for batch in batches.iterate(start)),
+                scale=scale,
+                mean=statistics.mean,
+                seed=e.seed,
+                validate=make_validation(coder, heldout, work.hook_point, scale, statistics),
+                writers=writers,
+                checkpoints=checkpoints,
+                meta={"hook_point": work.hook_point, "scale": scale},
+            )
+            say(f"train: {e.coder.preset}, {d_in} -> {coder.topology.d_sae:,} latents, {e.train.steps:,} steps")
+            outcome = train(e.train, setup)
+    if outcome.tokens:
+        _record_stage(e.run_dir / "stages.json", "train", {"tokens": outcome.tokens, "seconds": outcome.seconds})
+    if not outcome.finished:
+        say(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
+        return EXIT_PREEMPTED
+    say(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
+    return 0
+
+
+def make_validation(
+    coder: Any, reader: StoreReader, hook_point: str, scale: float, statistics: Statistics, batch_size: int = 4096
+) -> Callable[[Any], dict[str, float]]:
+    """(params of the running training) -> metrics on the held-out store, for raw activations."""
+    shift_D = np.asarray(statistics.mean, np.float32)
+
+    @jax.jit
+    def sums(params: Any, x_BD: jax.Array, keep_B: jax.Array) -> Any:
+        x_BD = x_BD.astype(np.float32)
+        latents = coder.encode(params, x_BD * scale)
+        return batch_sums(x_BD, coder.decode(params, latents) / scale, latents, keep_B, shift_D)
+
+    def validate(params: Any) -> dict[str, float]:
+        total = Reconstruction()
+        for start in range(0, reader.n_tokens, batch_size):
+            x = reader.rows(start, min(start + batch_size, reader.n_tokens))[hook_point]
+            padded = np.zeros((batch_size, x.shape[1]), x.dtype)
+            padded[: len(x)] = x
+            total.add(sums(params, padded, np.arange(batch_size) < len(x)))
+        return {name: v for name, v in total.metrics().items() if name in ("fve", "r2", "l0", "relative_error")}
+
+    return validate
+
+
+def run_evaluate(work: Workspace, redo: bool = False) -> int:
+    """Evaluate the last checkpoint on held-out text and check the gates. Returns 0 when all pass, else 1."""
+    e = work.experiment
+    path = e.run_dir / "eval.json"
+    sae = _finished_run(work)
+    wanted = {"step": sae.step, "config": {key: to_json(getattr(e, key)) for key in _DECIDES_EVAL}}
+    if path.is_file() and not redo:
+        result = read_json(path)
+        if changed := differences({k: result.get(k) for k in wanted}, wanted):
+            raise DataError(
+                f"{path} was made with other settings ({'; '.join(changed[:5])}). "
+                "Pass --redo to evaluate again, or restore the settings."
+            )
+        say(f"evaluate: already done, {path}")
+    else:
+        done = evaluate(sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.eval)
+        gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
+        stages = _read_stages(e.store_dir("train").parent / "stages.json") | _read_stages(e.run_dir / "stages.json")
+        result = wanted | {
+            "model": work.lm.identity["model"],
+            "hook_point": sae.hook_point,
+            "d_sae": sae.coder.topology.d_sae,
+            "metrics": done.metrics,
+            "gates": [gate.to_json() for gate in gates],
+            "density": done.density,
+            "stages": stages | {"evaluate": _rate(done.tokens, done.seconds)},
+        }
+        write_json(path, result)
+    gates = [Gate(**{k: v for k, v in gate.items() if k != "passed"}) for gate in result["gates"]]
+    _print_gates(gates)
+    return 0 if all(gate.passed for gate in gates) else 1
+
+
+def run_report(work: Workspace, redo: bool = False) -> Path:
+    """Collect feature examples and write report.html."""
+    e = work.experiment
+    sae = _finished_run(work)
+    features, page = e.run_dir / "features.json.gz", e.run_dir / "report.html"
+    wanted = hashlib.sha256(json.dumps([sae.step, to_json(e.report)]).encode()).hexdigest()
+    made = e.run_dir / "report.json"
+    if not redo and page.is_file() and features.is_file() and made.is_file() and read_json(made)["made_for"] == wanted:
+        say(f"report: already done, {page}")
+        return page
+    with _writable(e.run_dir):
+        content, tokens, seconds = collect_features(
+            sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.report
+        )
+        raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        features.write_bytes(gzip.compress(raw, 6, mtime=0))
+        _record_stage(e.run_dir / "stages.json", "features", {"tokens": tokens, "seconds": seconds})
+        page = render(e.run_dir)
+        write_json(made, {"made_for": wanted})
+    say(f"report: {page}")
+    return page
+
+
+def run_pipeline(work: Workspace) -> int:
+    """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
+    run_capture(work)
+    if code := run_train(work):
+        return code
+    code = run_evaluate(work)
+    page = run_report(work)
+    print_summary(work, page)
+    return code
+
+
+def print_summary(work: Workspace, page: Path) -> None:
+    """The one table at the end of the pipeline."""
+    e = work.experiment
+    result = read_json(e.run_dir / "eval.json")
+    metrics = result["metrics"]
+    stages = result["stages"] | _read_stages(e.run_dir / "stages.json")
+    rows = [
+        ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
+        ("FVE", f"{metrics['fve']:.4f}"),
+        ("loss recovered", f"{metrics['loss_recovered']:.4f}"),
+        ("dead features", f"{metrics['dead_fraction']:.2%}"),
+        *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
+        ("gates passed", f"{sum(g['passed'] for g in result['gates'])} of {len(result['gates'])}"),
+        ("report", str(page)),
+    ]
+    say()
+    for name, value in rows:
+        say(f"  {name:<18} {value}")
+
+
+def _print_gates(gates: list[Gate]) -> None:
+    say("gates:")
+    for gate in gates:
+        value = "not measured" if gate.value is None else f"{gate.value:.4g}"
+        say(f"  {'pass' if gate.passed else 'FAIL'}  {gate.title}: {value} ({gate.comparison} {gate.bar:g})")
+        if not gate.passed:
+            say(f"        {gate.advice}")
+
+
+def _claim_run(e: Experiment) -> None:
+    """Write config.json and environment.json, or refuse a folder that holds another experiment's run."""
+    path = e.run_dir / "config.json"
+    wanted = to_json(e)
+    if path.is_file():
+        stored = read_json(path)
+        changed = differences(_deciding(stored), _deciding(wanted))
+        if changed:
+            raise DataError(
+                f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"
+                "Choose another --config.name, restore these settings, or delete the folder."
+            )
+    write_json(path, wanted)
+    write_json(e.run_dir / "environment.json", environment.describe())
+
+
+def _deciding(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that decides a run's numbers."""
+    kept = {key: config.get(key) for key in _DECIDES_RUN}
+    return kept | {"train": {k: v for k, v in (kept["train"] or {}).items() if k not in _TIMING}}
+
+
+def _finished_run(work: Workspace) -> LoadedCoder:
+    e = work.experiment
+    if not (e.run_dir / "config.json").is_file():
+        raise DataError(f"There is no run in {e.run_dir}. Train it first: python -m launch.train with this --config.")
+    sae = load(e.run_dir)
+    if sae.step < e.train.steps:
+        raise DataError(
+            f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: python -m launch.train."
+        )
+    if sae.hook_point != work.hook_point:
+        raise DataError(f"{e.run_dir} was trained on {sae.hook_point}, not on {work.hook_point}.")
+    return sae
+
+
+def _writers(e: Experiment) -> list[Writer]:
+    writers: list[Writer] = [JsonlWriter(e.run_dir / "metrics.jsonl")]
+    return [*writers, TensorBoardWriter(e.run_dir / "tensorboard")] if e.train.tensorboard else writers
+
+
+def _rate(tokens: int, seconds: float) -> dict[str, float]:
+    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
+
+
+def _record_stage(path: Path, stage: str, session: dict[str, float]) -> None:
+    """Add a session's tokens and seconds to a stage's totals."""
+    stages = _read_stages(path)
+    before = stages.get(stage, {"tokens": 0, "seconds": 0.0})
+    tokens = before["tokens"] + session["tokens"]
+    write_json(path, stages | {stage: _rate(tokens, before["seconds"] + session["seconds"])})
+
+
+def _read_stages(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Turns what the file system says of a folder into an error with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from None

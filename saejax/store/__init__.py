@@ -1,0 +1,21 @@
+"""L2: activations of a language model on disk, written once by a capture, read in shuffled order."""
+
+from saejax.store.batches import Batches
+from saejax.store.layout import METADATA_NAMES, StoreLayout
+from saejax.store.order import EpochOrder, permute
+from saejax.store.reader import StoreReader
+from saejax.store.statistics import Statistics
+from saejax.store.verify import verify
+from saejax.store.writer import StoreWriter
+
+__all__ = [
+    "METADATA_NAMES",
+    "Batches",
+    "EpochOrder",
+    "Statistics",
+    "StoreLayout",
+    "StoreReader",
+    "StoreWriter",
+    "permute",
+    "verify",
+]

@@ -1,0 +1,145 @@
+"""commits/000000.json ...: one small file for each shard whose data is durable; the truth for resuming."""
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import DataError
+from saejax.store.files import StoreFiles, seal, unseal
+from saejax.store.layout import ArrayKind
+from saejax.store.manifest import Header
+from saejax.store.statistics import Sums
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One durable shard.
+
+    Attributes:
+        index: number of the shard.
+        rows: rows in it.
+        last: the stream ends with it.
+        cursor, skip: the batch holding the next row, and how many of its rows are committed already
+            (None, 0 when `last`).
+        counters: totals over the batches that lie wholly in this and earlier shards.
+        sha256: array name -> hash of the shard's row bytes as stored.
+        sums: hook point -> sums of its rows.
+    """
+
+    index: int
+    rows: int
+    last: bool
+    cursor: dict[str, Any] | None
+    skip: int
+    counters: dict[str, int]
+    sha256: dict[str, str]
+    sums: dict[str, Sums]
+
+
+def commit_key(index: int) -> str:
+    """The commit's file, relative to the store."""
+    return f"commits/{index:06d}.json"
+
+
+def write_commit(files: StoreFiles, header: Header, commit: Commit) -> None:
+    """Write the commit atomically and durably; its shard must be durable before."""
+    value = {
+        "store": header.fingerprint,
+        "index": commit.index,
+        "rows": commit.rows,
+        "last": commit.last,
+        "cursor": commit.cursor,
+        "skip": commit.skip,
+        "counters": commit.counters,
+        "sha256": commit.sha256,
+        "sums": {name: _sums_to_json(sums) for name, sums in commit.sums.items()},
+    }
+    files.write(commit_key(commit.index), seal(value))
+
+
+def read_commit(files: StoreFiles, header: Header, index: int) -> Commit | None:
+    """The commit of shard `index`, or None when there is none.
+
+    Raises:
+        DataError: damaged, or of a store with another identity.
+    """
+    key = commit_key(index)
+    raw = files.read(key)
+    if raw is None:
+        return None
+    remedy = shard_remedy(files, index)
+    value = unseal(raw, f"Shard {index}: {files.name(key)}", remedy)
+    if value.get("store") != header.fingerprint:
+        raise DataError(
+            f"{files.name(key)} belongs to a store with another identity, hook points, layout, seed or "
+            f"n_tokens than {files.url}. Choose another store path, or delete {files.name('commits')}."
+        )
+    try:
+        return Commit(
+            index=index,
+            rows=_checked_rows(value, header, index),
+            last=bool(value["last"]),
+            cursor=value["cursor"],
+            skip=int(value["skip"]),
+            counters=dict(value["counters"]),
+            sha256=dict(value["sha256"]),
+            sums={name: _sums_from_json(value["sums"][name], d) for name, d in header.hook_points.items()},
+        )
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise DataError(f"{files.name(key)} contradicts itself ({error!r}). {remedy}") from None
+
+
+def committed_prefix(files: StoreFiles, header: Header, kinds: tuple[ArrayKind, ...]) -> list[Commit]:
+    """Commits 0, 1, 2... up to the first that is missing or lacks one of its shard files.
+
+    Raises:
+        DataError: a commit file is damaged or belongs to another store.
+    """
+    present = set(files.list("commits"))
+    stored = [(kind, set(files.list(kind.folder))) for kind in kinds]
+    commits: list[Commit] = []
+    while f"{len(commits):06d}.json" in present:
+        index = len(commits)
+        if any(kind.shard_key(index) not in keys for kind, keys in stored):
+            break
+        commit = read_commit(files, header, index)
+        if commit is None:
+            break
+        commits.append(commit)
+        if commit.last:
+            break
+    return commits
+
+
+def shard_remedy(files: StoreFiles, shard: int) -> str:
+    """What to do about a damaged shard."""
+    return (
+        f"Delete {files.name(commit_key(shard))} and run the same capture command again: "
+        "it rewrites this shard and those after it."
+    )
+
+
+def _checked_rows(value: dict[str, Any], header: Header, index: int) -> int:
+    rows, full = int(value["rows"]), header.layout.shard_rows
+    if value["index"] != index or not 1 <= rows <= full or (rows < full and not value["last"]):
+        raise ValueError(f"index {value['index']}, rows {rows}, last {value['last']}")
+    return rows
+
+
+def _sums_to_json(sums: Sums) -> dict[str, Any]:
+    total = base64.b64encode(np.ascontiguousarray(sums.total, "<f8").tobytes()).decode()
+    return {
+        "count": sums.count,
+        "total_float64_base64": total,
+        "squared_norms": sums.squared_norms,
+        "norms": sums.norms,
+    }
+
+
+def _sums_from_json(value: dict[str, Any], width: int) -> Sums:
+    total = np.frombuffer(base64.b64decode(value["total_float64_base64"]), "<f8")
+    if total.shape != (width,):
+        raise ValueError(f"sum of width {total.shape}, the hook point has {width}")
+    return Sums(int(value["count"]), total, float(value["squared_norms"]), float(value["norms"]))

@@ -1,0 +1,162 @@
+"""The small files of a store (JSON) and its key-value root, alike for local paths, gs://, s3:// and memory://.
+
+Every JSON file is sealed: canonical text with the sha256 of the rest inside, so that a flipped bit or a
+cut tail is noticed before a single value is believed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+from saejax.core.errors import DataError
+
+# One parent for every context made here: it owns what must be shared in a process (memory:// stores).
+_PROCESS_CONTEXT = ts.Context({})
+
+JSON_LIMIT_BYTES = 1 << 30
+
+
+def make_context(
+    cache_bytes: int = 100_000_000, copy_threads: int | None = None, io_threads: int | None = None
+) -> Any:
+    """A tensorstore context: `cache_bytes` keeps shard indexes, the limits bound threads (None: all)."""
+    spec: dict[str, Any] = {"cache_pool": {"total_bytes_limit": cache_bytes}}
+    if copy_threads is not None:
+        spec["data_copy_concurrency"] = {"limit": copy_threads}
+    if io_threads is not None:
+        spec["file_io_concurrency"] = {"limit": io_threads}
+    return ts.Context(spec, _PROCESS_CONTEXT)
+
+
+def canonical_json(value: dict[str, Any]) -> bytes:
+    """The one text of a JSON dict: sorted keys, no NaN, a newline at the end."""
+    return (json.dumps(value, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def seal(value: dict[str, Any]) -> bytes:
+    """Canonical text of `value` with "seal" added: the sha256 of the canonical text without it."""
+    digest = hashlib.sha256(canonical_json(value)).hexdigest()
+    return canonical_json({**value, "seal": digest})
+
+
+def unseal(raw: bytes, name: str, remedy: str) -> dict[str, Any]:
+    """Inverse of `seal`.
+
+    Raises:
+        DataError: not JSON, not canonical, or the hash does not fit; the message ends with `remedy`.
+    """
+    try:
+        value = json.loads(raw)
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+        digest = value.pop("seal", None)
+        if seal(value) != raw:
+            raise ValueError(f"its content does not fit its seal {str(digest)[:80]!r}")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is damaged ({error}). {remedy}") from None
+    return value
+
+
+class StoreFiles:
+    """The root of a store as a key-value store: whole small files, written atomically and durably.
+
+    Args:
+        path: a local folder or a URL that tensorstore knows (gs://, s3://, memory://, file://).
+
+    Attributes:
+        url: the path as messages show it, without a trailing slash.
+        local: the folder, or None for a URL.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], context: Any = None) -> None:
+        text = os.fspath(path)
+        self.context = make_context() if context is None else context
+        self.local = None if "://" in text else Path(os.path.abspath(text))
+        self.url = text.rstrip("/") if self.local is None else str(self.local)
+        spec: Any = self.url + "/" if self.local is None else {"driver": "file", "path": f"{self.local}/"}
+        try:
+            self._kv = ts.KvStore.open(spec, context=self.context).result()
+        except Exception as error:  # tensorstore has no base class for its errors
+            raise DataError(f"Cannot open the store {self.url}: {error}") from error
+
+    def name(self, key: str) -> str:
+        """What a message calls the file `key`."""
+        return f"{self.url}/{key}"
+
+    def kvstore(self, folder: str) -> dict[str, Any]:
+        """The tensorstore spec of a folder under the root."""
+        spec: dict[str, Any] = (self._kv / f"{folder}/").spec().to_json()
+        return spec
+
+    def read(self, key: str, limit: int = JSON_LIMIT_BYTES) -> bytes | None:
+        """The file's bytes, or None when there is none.
+
+        Raises:
+            DataError: it cannot be read, or is longer than `limit` bytes (checked before it is read: a
+                failed allocation inside tensorstore would end the process).
+        """
+        too_long = f"{self.name(key)} is longer than {limit} bytes: not a file that a store writes."
+        try:
+            probe = self._kv.read(key, byte_range=slice(limit, limit + 1)).result()
+            if probe.state == "missing":
+                return None
+            raise DataError(too_long)
+        except (ValueError, IndexError):
+            pass  # shorter than the limit, as it should be; other troubles repeat below
+        try:
+            result = self._kv.read(key).result()
+        except Exception as error:
+            raise DataError(f"Cannot read {self.name(key)}: {error}") from error
+        return None if result.state == "missing" else bytes(result.value)
+
+    def write(self, key: str, value: bytes) -> None:
+        """Replace the file atomically; returns when it is durable.
+
+        Raises:
+            DataError: disk full, no permission; with the path and the free bytes.
+        """
+        try:
+            self._kv.write(key, value).result()
+        except Exception as error:
+            raise DataError(f"Cannot write {self.name(key)}: {write_trouble(self, error)}") from error
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete files; those that do not exist are no error."""
+        try:
+            for future in [self._kv.write(key, None) for key in keys]:
+                future.result()
+        except Exception as error:
+            raise DataError(f"Cannot delete files in {self.url}: {error}") from error
+
+    def list(self, folder: str) -> list[str]:
+        """Names under `folder`, relative to it, sorted."""
+        try:
+            found = (self._kv / f"{folder}/").list().result()
+        except Exception as error:
+            raise DataError(f"Cannot list {self.name(folder)}: {error}") from error
+        return sorted(key.decode(errors="replace") for key in found)
+
+    def clear_stale_locks(self) -> None:
+        """Remove the `.__lock` files that a killed tensorstore write leaves; the caller holds the lease."""
+        if self.local is not None:
+            for leftover in self.local.rglob("*.__lock"):
+                leftover.unlink(missing_ok=True)
+
+
+def write_trouble(files: StoreFiles, error: Exception) -> str:
+    """The cause of a failed write and its remedy, as the end of a sentence."""
+    text = str(error)
+    full = any(sign in text for sign in ("No space left", "RESOURCE_EXHAUSTED", "File too large", "quota"))
+    if full and files.local is not None:
+        free = shutil.disk_usage(files.local).free
+        cause = (
+            f"the disk is full or a size limit is reached ({free:,} bytes free at {files.local}): {text}. "
+        )
+        return cause + "Committed shards are intact; free space and run the same command again."
+    return f"{text}. Committed shards are intact; remove the cause and run the same command again."

@@ -1,0 +1,104 @@
+"""What comes in: rows checked and rounded to what is stored, and the shard that is being filled."""
+
+import hashlib
+
+import numpy as np
+
+from saejax.core.errors import DataError
+from saejax.store.layout import BF16, ArrayKind
+from saejax.store.order import shard_positions
+
+_EXPONENT = np.uint16(0x7F80)  # all ones in the exponent of a bfloat16: infinite or NaN
+
+
+def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarray:
+    """`values` as contiguous bfloat16 [n, width].
+
+    Raises:
+        DataError: another shape, no float dtype, or a value that is not finite as bfloat16.
+    """
+    array = np.asarray(values)
+    if array.shape != (n, width):
+        raise DataError(f"append: hook point {name!r} has shape {array.shape}, expected {(n, width)}.")
+    if array.dtype != BF16:
+        if array.dtype.kind != "f":
+            raise DataError(f"append: hook point {name!r} has dtype {array.dtype}, expected a float dtype.")
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = array.astype(BF16)
+    array = np.ascontiguousarray(array)
+    bad = (array.view(np.uint16) & _EXPONENT) == _EXPONENT
+    if bad.any():
+        rows = np.flatnonzero(bad.any(axis=1))
+        raise DataError(
+            f"append: hook point {name!r} has {int(bad.sum())} values that are not finite as bfloat16, in "
+            f"{len(rows)} rows (first: row {rows[0]} of the batch). Drop such rows before appending; "
+            "nothing of the batch is stored."
+        )
+    return array
+
+
+def as_int32_rows(name: str, values: np.ndarray, n: int) -> np.ndarray:
+    """`values` as int32 [n].
+
+    Raises:
+        DataError: another shape, no integers, or values beyond int32.
+    """
+    array = np.asarray(values)
+    if array.shape != (n,) or array.dtype.kind not in "iu":
+        raise DataError(
+            f"append: tokens[{name!r}] is {array.dtype}{list(array.shape)}, expected integers [{n}]."
+        )
+    limits = np.iinfo(np.int32)
+    if n and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+        raise DataError(f"append: tokens[{name!r}] has values beyond int32.")
+    return array.astype(np.int32, copy=False)
+
+
+class Shard:
+    """A shard being filled; every row goes straight to its permuted place.
+
+    Args:
+        kinds: the store's arrays.
+        seed, index, shard_rows: they determine the permutation.
+        left: rows that the store can still take; the shard holds min(shard_rows, left).
+    """
+
+    def __init__(
+        self, kinds: tuple[ArrayKind, ...], seed: int, index: int, shard_rows: int, left: int
+    ) -> None:
+        self.index = index
+        self.filled = 0
+        self._capacity = min(shard_rows, left)
+        self._positions = shard_positions(seed, index, shard_rows, self._capacity)
+        self._buffers = {kind.name: np.empty(kind.shape(self._capacity), kind.dtype) for kind in kinds}
+
+    @property
+    def is_full(self) -> bool:
+        """No room for another row."""
+        return self.filled == self._capacity
+
+    def fill(self, rows: dict[str, np.ndarray], start: int) -> int:
+        """Take rows from `start` on while there is room; returns how many."""
+        count = min(self._capacity - self.filled, len(next(iter(rows.values()))) - start)
+        places = self._positions[self.filled : self.filled + count]
+        for name, buffer in self._buffers.items():
+            _bits(buffer)[places] = _bits(rows[name])[start : start + count]
+        self.filled += count
+        return count
+
+    def take(self) -> dict[str, np.ndarray]:
+        """The filled rows in stored order; a ragged shard closes ranks, keeping the relative order."""
+        if self.is_full:
+            return self._buffers
+        places = np.sort(self._positions[: self.filled])
+        return {name: _bits(buffer)[places].view(buffer.dtype) for name, buffer in self._buffers.items()}
+
+    @staticmethod
+    def digest(values: np.ndarray) -> str:
+        """sha256 of the rows' bytes, little endian."""
+        return hashlib.sha256(np.ascontiguousarray(values).view(np.uint8).data).hexdigest()
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """bfloat16 as uint16: numpy moves plain integers about twice as fast."""
+    return array.view(np.uint16) if array.dtype == BF16 else array

@@ -1,0 +1,174 @@
+"""manifest.json: what a store is (its header) and, once complete, what it holds."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.store.files import StoreFiles, canonical_json, seal, unseal
+from saejax.store.layout import StoreLayout, check_hook_points
+from saejax.store.statistics import Statistics
+
+MANIFEST = "manifest.json"
+FORMAT = {"name": "saejax-store", "version": 1}
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything that must agree for two captures to be the same store.
+
+    Attributes:
+        identity: JSON dict naming model, revision, tokenizer, text source, context length...
+        hook_points: name -> width d.
+        requested_tokens: rows asked for; the text may run out earlier.
+        layout, seed: how rows are grouped and permuted within a shard.
+    """
+
+    identity: dict[str, Any]
+    hook_points: dict[str, int]
+    requested_tokens: int
+    layout: StoreLayout
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The header as a JSON dict."""
+        return {
+            "format": FORMAT,
+            "identity": self.identity,
+            "hook_points": self.hook_points,
+            "requested_tokens": self.requested_tokens,
+            "layout": {"shard_rows": self.layout.shard_rows, "chunk_rows": self.layout.chunk_rows},
+            "seed": self.seed,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the header; commits carry it so that they cannot end up in another store."""
+        return hashlib.sha256(canonical_json(self.to_json())).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A store's manifest.
+
+    Attributes:
+        complete: False while capturing; the rest is then empty.
+        n_tokens: rows of every array.
+        shards: for each shard its rows and the sha256 of each array's row bytes.
+        statistics: hook point -> moments.
+        counters: totals of what the capture counted.
+    """
+
+    header: Header
+    complete: bool = False
+    n_tokens: int = 0
+    shards: tuple[tuple[int, dict[str, str]], ...] = ()
+    statistics: dict[str, Statistics] | None = None
+    counters: dict[str, int] | None = None
+
+    def to_bytes(self) -> bytes:
+        """The sealed file; nothing in it depends on time or machine."""
+        value = {**self.header.to_json(), "status": "complete" if self.complete else "capturing"}
+        if self.complete:
+            value["n_tokens"] = self.n_tokens
+            value["shards"] = [{"rows": rows, "sha256": hashes} for rows, hashes in self.shards]
+            value["statistics"] = {name: s.to_json() for name, s in (self.statistics or {}).items()}
+            value["counters"] = self.counters or {}
+        return seal(value)
+
+
+def read_manifest(files: StoreFiles) -> Manifest | None:
+    """The manifest, or None when there is none.
+
+    Raises:
+        DataError: damaged, of another format or version, or contradictory.
+    """
+    raw = files.read(MANIFEST)
+    if raw is None:
+        return None
+    name = files.name(MANIFEST)
+    remedy = f"Delete {name} and run the same capture command again: the commits hold all that is in it."
+    value = unseal(raw, name, remedy)
+    if value.get("format") != FORMAT:
+        raise DataError(f"{name} has format {value.get('format')!r}; this version of saejax reads {FORMAT}.")
+    try:
+        return _parse(value)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        DataError,
+        ConfigError,
+    ) as error:
+        raise DataError(f"{name} contradicts itself ({type(error).__name__}: {error}). {remedy}") from None
+
+
+def _parse(value: dict[str, Any]) -> Manifest:
+    layout = StoreLayout(**value["layout"])
+    check_hook_points(value["hook_points"], layout)
+    header = Header(
+        dict(value["identity"]),
+        dict(value["hook_points"]),
+        int(value["requested_tokens"]),
+        layout,
+        value["seed"],
+    )
+    if value["status"] != "complete":
+        return Manifest(header)
+    shards = tuple((int(row["rows"]), dict(row["sha256"])) for row in value["shards"])
+    full = all(rows == layout.shard_rows for rows, _ in shards[:-1])
+    if (
+        sum(rows for rows, _ in shards) != value["n_tokens"]
+        or not full
+        or not 1 <= shards[-1][0] <= layout.shard_rows
+    ):
+        raise ValueError("the rows of its shards do not add up to n_tokens")
+    statistics = {
+        hook: Statistics.from_json(value["statistics"][hook], width)
+        for hook, width in header.hook_points.items()
+    }
+    return Manifest(header, True, value["n_tokens"], shards, statistics, dict(value["counters"]))
+
+
+def plain_json(value: dict[str, Any], what: str) -> dict[str, Any]:
+    """`value` as JSON gives it back (tuples become lists).
+
+    Raises:
+        ConfigError: it is no JSON dict.
+    """
+    try:
+        result = json.loads(canonical_json(value))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} must be a JSON dict with string keys: {error}") from None
+    if not isinstance(result, dict):
+        raise ConfigError(f"{what} must be a JSON dict, got {type(value).__name__}.")
+    return result
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            flat.update(flatten(item, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat
+
+
+def differences(stored: dict[str, Any], wanted: dict[str, Any], keys: set[str] | None = None) -> list[str]:
+    """One line for each differing leaf: "key: the store has X, this run wants Y"."""
+    left, right = flatten(stored), flatten(wanted)
+    chosen = sorted(set(left) | set(right)) if keys is None else sorted(keys)
+    return [
+        f"{key}: the store has {_show(left, key)}, this run wants {_show(right, key)}"
+        for key in chosen
+        if key not in left or key not in right or left[key] != right[key]
+    ]
+
+
+def _show(flat: dict[str, Any], key: str) -> str:
+    return repr(flat[key])[:200] if key in flat else "nothing"

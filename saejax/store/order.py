@@ -1,0 +1,129 @@
+"""Stateless order of rows: every permutation is a pure function of a key, so nothing has to be remembered.
+
+An epoch's order: inner chunks permuted by (seed, epoch), taken `block_chunks` at a time, rows shuffled
+within the block by (seed, epoch, block). The ragged last chunk always comes last, so block b holds
+exactly the rows [b R, (b+1) R) of the epoch's order, R = block_chunks * chunk_rows.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from saejax.core.errors import ConfigError
+
+_ROUNDS = 7
+_U64 = np.uint64
+
+
+def derive_key(*parts: int | str) -> int:
+    """A 128-bit key from names and numbers, by sha256 of their text."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The splitmix64 finaliser."""
+    x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
+    mixed: np.ndarray = x ^ (x >> _U64(31))
+    return mixed
+
+
+def permute(index: np.ndarray | int, n: int, key: int) -> np.ndarray:
+    """pi_key(index), a keyed bijection of range(n): a Feistel network walked until it lands below n.
+
+    Args:
+        index: integers in [0, n), any shape.
+        n: size of the range, 1 <= n <= 2^62.
+        key: any non-negative integer below 2^128.
+
+    Returns:
+        int64 array of `index`'s shape. Memory is O(len(index)), whatever n.
+
+    Raises:
+        ConfigError: n or an index out of range.
+    """
+    values = np.asarray(index, dtype=np.int64)
+    if not 1 <= n <= 1 << 62 or (values.size and not (values.min() >= 0 and values.max() < n)):
+        raise ConfigError(f"permute: n={n} must be in [1, 2^62] and every index in [0, n).")
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    round_keys = [_U64(derive_key("feistel", key, r) & (2**64 - 1)) for r in range(_ROUNDS)]
+    out = values.reshape(-1).astype(_U64)
+    walking = np.arange(out.size)
+    while walking.size:  # at most 4 n points are walked over for n: 4 steps on average at worst
+        out[walking] = _feistel(out[walking], half, round_keys)
+        walking = walking[out[walking] >= _U64(n)]
+    return out.astype(np.int64).reshape(values.shape)
+
+
+def _feistel(x: np.ndarray, half: int, round_keys: list[np.uint64]) -> np.ndarray:
+    mask = _U64((1 << half) - 1)
+    left, right = x >> _U64(half), x & mask
+    for key in round_keys:
+        left, right = right, left ^ (_mix(right + key) >> _U64(64 - half))
+    return (left << _U64(half)) | right
+
+
+def shuffled(n: int, key: int) -> np.ndarray:
+    """A uniform permutation of range(n), int64 [n]: the stable argsort of n raw Philox words.
+
+    Raw words, because numpy promises their stream for ever, which it does not for `Generator.permutation`.
+    """
+    return np.argsort(np.random.Philox(key=key).random_raw(n), kind="stable")
+
+
+def shard_positions(seed: int, shard: int, shard_rows: int, rows: int) -> np.ndarray:
+    """Where row i of a shard is stored, int64 [rows]: a permutation of range(rows) by (seed, shard).
+
+    A ragged shard keeps the relative order of the full one: the result for fewer rows is the ranks of the
+    result for more, so that a writer may learn late how many rows there are.
+    """
+    return np.argsort(np.argsort(shuffled(shard_rows, derive_key("shard", seed, shard))[:rows]))
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """The order of `n_rows` rows in every epoch.
+
+    Raises:
+        ConfigError: a size below 1.
+    """
+
+    n_rows: int
+    chunk_rows: int
+    block_chunks: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("n_rows", "chunk_rows", "block_chunks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: give an integer >= 1.")
+
+    @property
+    def block_rows(self) -> int:
+        """R: rows of every block but perhaps the last."""
+        return self.block_chunks * self.chunk_rows
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in an epoch."""
+        return -(-self.n_rows // self.block_rows)
+
+    def block_size(self, block: int) -> int:
+        """Rows of block `block`."""
+        return min(self.n_rows, (block + 1) * self.block_rows) - block * self.block_rows
+
+    def chunks(self, epoch: int, block: int) -> np.ndarray:
+        """The inner chunks of a block, in the order in which `row_order` counts their rows."""
+        full = self.n_rows // self.chunk_rows
+        total = full + (self.n_rows % self.chunk_rows > 0)
+        ids = np.arange(block * self.block_chunks, min(total, (block + 1) * self.block_chunks))
+        whole = ids < full
+        if whole.any():
+            ids[whole] = permute(ids[whole], full, derive_key("chunks", self.seed, epoch))
+        return ids
+
+    def row_order(self, epoch: int, block: int) -> np.ndarray:
+        """The shuffle inside a block, int64 [block_size]: row i of it is row result[i] of its chunks."""
+        return shuffled(self.block_size(block), derive_key("rows", self.seed, epoch, block))

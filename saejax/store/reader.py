@@ -1,0 +1,169 @@
+"""Read a complete store: identity, statistics, rows in stored order, and the chunks of a shuffled block.
+
+Damage of any kind (missing, truncated or flipped chunk, shard or metadata) is a DataError that names
+store, array, shard and remedy; never zeros.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+
+from saejax.core.errors import DataError
+from saejax.store.commits import commit_key, shard_remedy
+from saejax.store.files import StoreFiles, make_context
+from saejax.store.layout import METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array
+from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
+from saejax.store.statistics import Statistics
+
+
+class StoreReader:
+    """A complete store, opened for reading; make it with `open`.
+
+    Attributes:
+        url: the path as messages show it.
+        n_tokens: rows.
+        hook_points: name -> width of the hook points opened, in the order asked for.
+        identity: what the activations come from.
+        statistics: hook point -> Statistics.
+        counters: totals of what the capture counted.
+        layout, seed: of the shards.
+    """
+
+    def __init__(self, files: StoreFiles, manifest: Manifest, hook_points: dict[str, int]) -> None:
+        header = manifest.header
+        self.url = files.url
+        self.n_tokens: int = manifest.n_tokens
+        self.hook_points = hook_points
+        self.identity: dict[str, Any] = header.identity
+        self.statistics: dict[str, Statistics] = {
+            name: (manifest.statistics or {})[name] for name in hook_points
+        }
+        self.counters: dict[str, int] = manifest.counters or {}
+        self.layout: StoreLayout = header.layout
+        self.seed: int = header.seed
+        self._files = files
+        self._kinds = {kind.name: kind for kind in arrays_of(hook_points)}
+        self._arrays = {
+            name: open_array(files, kind, manifest.n_tokens, header.layout)
+            for name, kind in self._kinds.items()
+        }
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        hook_points: Sequence[str] | None = None,
+        *,
+        expect: dict[str, Any] | None = None,
+        cache_bytes: int = 100_000_000,
+        copy_threads: int | None = None,
+        io_threads: int | None = None,
+    ) -> Self:
+        """Open a complete store.
+
+        Args:
+            path: local folder or URL.
+            hook_points: those wanted (None: all).
+            expect: identity keys that must have these values (nested dicts are compared by leaf).
+            cache_bytes: tensorstore's cache, which keeps shard indexes.
+            copy_threads, io_threads: bounds on tensorstore's threads (None: its defaults).
+
+        Raises:
+            DataError: no store, incomplete, damaged metadata, a hook point that is not there, or an
+                identity that differs (each difference is listed).
+        """
+        files = StoreFiles(path, make_context(cache_bytes, copy_threads, io_threads))
+        manifest = read_manifest(files)
+        if manifest is None:
+            raise DataError(
+                f"There is no store at {files.url} (no manifest.json). Run the capture that makes it first."
+            )
+        if not manifest.complete:
+            raise DataError(_how_far(files, manifest.header))
+        _check_identity(files, manifest.header, expect or {})
+        there = manifest.header.hook_points
+        wanted = list(there) if hook_points is None else list(hook_points)
+        missing = [name for name in wanted if name not in there]
+        if missing or not wanted:
+            raise DataError(
+                f"The store {files.url} has no hook point {', '.join(missing) or '(none asked for)'}; "
+                f"it has: {', '.join(there)}. Choose among them or capture a store with the others."
+            )
+        return cls(files, manifest, {name: there[name] for name in wanted})
+
+    def rows(self, start: int, stop: int, *, metadata: bool = False) -> dict[str, np.ndarray]:
+        """Rows [start, stop) in stored order (permuted within each shard).
+
+        Args:
+            start, stop: 0 <= start <= stop <= n_tokens.
+            metadata: add token_id, document and position (int32 [n]).
+
+        Returns:
+            Hook point -> bfloat16 [stop - start, d].
+
+        Raises:
+            DataError: a range outside the store, or damage.
+        """
+        names = [*self.hook_points, *(METADATA_NAMES if metadata else ())]
+        return {name: self.array_rows(name, start, stop) for name in names}
+
+    def array_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) of one array, a hook point or one of the metadata; as `rows`."""
+        if not 0 <= start <= stop <= self.n_tokens:
+            raise DataError(f"Rows {start} to {stop} of {self.url}: it has rows 0 to {self.n_tokens}.")
+        full = self.layout.shard_rows
+        edges = [start, *range((start // full + 1) * full, stop, full), stop]
+        out = np.empty(self._kinds[name].shape(stop - start), self._kinds[name].dtype)
+        pieces = [(low, high) for low, high in pairwise(edges) if low < high]
+        for low, values in zip([low for low, _ in pieces], self.read_pieces(name, pieces), strict=True):
+            out[low - start : low - start + len(values)] = values
+        return out
+
+    def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Several row ranges of one array at once, none crossing a shard's border.
+
+        Raises:
+            DataError: damage; names the array, the shard and the rows.
+        """
+        array = self._arrays[name]
+        results = []
+        pending = [array[low:high].read() for low, high in pieces]
+        for (low, high), future in zip(pieces, pending, strict=True):
+            try:
+                results.append(future.result())
+            except Exception as error:
+                raise self._damage(self._kinds[name], low, high, error) from error
+        return results
+
+    def _damage(self, kind: ArrayKind, low: int, high: int, error: Exception) -> DataError:
+        shard = low // self.layout.shard_rows
+        what = "hook point" if kind.width is not None else "array"
+        return DataError(
+            f"Store {self.url}: {what} {kind.name!r}, shard {shard} "
+            f"(file {kind.folder}/{kind.shard_key(shard)}), rows {low} to {high} "
+            f"cannot be read: {error}. {shard_remedy(self._files, shard)}"
+        )
+
+
+def _how_far(files: StoreFiles, header: Header) -> str:
+    done = 0
+    present = set(files.list("commits"))
+    while commit_key(done).removeprefix("commits/") in present:
+        done += 1
+    rows = min(done * header.layout.shard_rows, header.requested_tokens)
+    return (
+        f"The store {files.url} is not complete: {rows:,} of {header.requested_tokens:,} tokens are "
+        "committed. Run the same capture command again; it continues there."
+    )
+
+
+def _check_identity(files: StoreFiles, header: Header, expect: dict[str, Any]) -> None:
+    found = differences(header.identity, expect, set(flatten(expect)))
+    if found:
+        raise DataError(
+            f"The store {files.url} holds something else than expected:\n  " + "\n  ".join(found) + "\n"
+            "Point to the store made for these settings, or capture it."
+        )

@@ -1,0 +1,386 @@
+"""Write a store: rows come in stream order and go to disk as whole, permuted, committed shards.
+
+A run killed at any moment and finished later leaves the same bytes as one that was never disturbed:
+shards are a pure function of the rows and the seed, and only a shard's commit file makes it count.
+"""
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Self
+
+import numpy as np
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.core.lease import lease
+from saejax.store.commits import Commit, commit_key, committed_prefix, write_commit
+from saejax.store.files import StoreFiles, make_context, write_trouble
+from saejax.store.intake import Shard, as_bf16_rows, as_int32_rows
+from saejax.store.layout import (
+    METADATA_NAMES,
+    StoreLayout,
+    arrays_of,
+    check_hook_points,
+    open_array,
+    write_zarr_json,
+)
+from saejax.store.manifest import MANIFEST, Header, Manifest, differences, plain_json, read_manifest
+from saejax.store.statistics import Sums, moments, sums_of, zero_sums
+
+_IN_FLIGHT = 2
+_HASHERS = 4  # sha256 runs at a few hundred MB/s a core: slower than a good disk
+
+
+class StoreWriter:
+    """The single writer of a store; make it with `open`, use it as a context manager.
+
+        with StoreWriter.open(path, ...) as writer:
+            cursor, skip = writer.resume or (start, 0)
+            while not writer.full:
+                ... compute the batch at cursor, drop its first `skip` rows (once) ...
+                writer.append(activations, tokens, cursor=cursor, counters=counted)
+            writer.finish()
+
+    Leaving the block without `finish` waits for the shards in flight and leaves a store to be resumed.
+    """
+
+    def __init__(self, files: StoreFiles, header: Header, resources: ExitStack) -> None:
+        self._files, self._header, self._resources = files, header, resources
+        self._kinds = arrays_of(header.hook_points)
+        self._commits: list[Commit] = []
+        self._flight: deque[tuple[int, Future[Commit]]] = deque()
+        self._failure: DataError | None = None
+        self._complete = False
+        self._shard: Shard | None = None
+        self._next_shard = 0
+        self._rows = 0
+        self._counters: dict[str, int] = {}
+        self._resume: tuple[dict[str, Any], int] | None = None
+        self._continued = False
+        self._handles: dict[str, Any] = {}
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._hashers = ThreadPoolExecutor(_HASHERS, thread_name_prefix="store-hasher")
+        resources.callback(self._hashers.shutdown)
+        resources.callback(self._worker.shutdown)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        identity: dict[str, Any],
+        hook_points: dict[str, int],
+        n_tokens: int,
+        layout: StoreLayout | None = None,
+        seed: int = 0,
+        copy_threads: int | None = None,
+    ) -> Self:
+        """Create the store, or continue an unfinished one after its last committed shard.
+
+        Args:
+            path: local folder or URL.
+            identity: JSON dict of what the activations come from.
+            hook_points: name -> width.
+            n_tokens: rows wanted; `full` turns True there.
+            layout: shard and chunk rows (default StoreLayout()).
+            seed: of the permutation within shards.
+            copy_threads: bound on tensorstore's encoding threads.
+
+        Raises:
+            ConfigError: an argument that cannot be.
+            DataError: the store there has another identity, hook points, layout, seed or n_tokens (each
+                difference is listed), or is damaged.
+            BusyError: another process is writing it (local paths).
+        """
+        layout = layout or StoreLayout()
+        check_hook_points(hook_points, layout)
+        if isinstance(n_tokens, bool) or not isinstance(n_tokens, int) or n_tokens < 1:
+            raise ConfigError(f"n_tokens={n_tokens!r}: give an integer >= 1.")
+        header = Header(plain_json(identity, "identity"), dict(hook_points), n_tokens, layout, int(seed))
+        files = StoreFiles(path, make_context(copy_threads=copy_threads))
+        with ExitStack() as stack:
+            if files.local is not None:
+                _hold_lease(files, stack)
+            writer = cls(files, header, stack)
+            writer._load()
+            writer._resources = stack.pop_all()
+        if writer.complete:
+            writer.close()
+        return writer
+
+    @property
+    def complete(self) -> bool:
+        """The store is finished; there is nothing left to append."""
+        return self._complete
+
+    @property
+    def resume(self) -> tuple[dict[str, Any], int] | None:
+        """(cursor, skip) as found at opening: recompute the batch of `cursor`, append it without its first
+        `skip` rows. None at the start of a store and for a complete one."""
+        return self._resume
+
+    @property
+    def committed_rows(self) -> int:
+        """Rows that survive a kill."""
+        return sum(commit.rows for commit in self._commits)
+
+    @property
+    def rows(self) -> int:
+        """Rows accepted so far, committed or not."""
+        return self._rows
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Totals of the counters given to `append`, over all runs of this capture."""
+        return dict(self._counters)
+
+    @property
+    def full(self) -> bool:
+        """n_tokens rows are accepted: stop appending and call `finish`."""
+        return self._complete or self._rows >= self._header.requested_tokens
+
+    def append(
+        self,
+        activations: dict[str, np.ndarray],
+        tokens: dict[str, np.ndarray],
+        *,
+        cursor: dict[str, Any],
+        counters: dict[str, int] | None = None,
+    ) -> None:
+        """Add rows in stream order; blocks while two shards are being written.
+
+        Args:
+            activations: hook point -> [n, d], any float dtype, stored as bfloat16.
+            tokens: token_id, document, position -> integers [n].
+            cursor: JSON dict from which the caller can compute this very batch again.
+            counters: increments that belong to this whole batch (give them again when it is resumed).
+
+        Raises:
+            DataError: wrong names or shapes, a non-finite value (nothing of the batch is stored), a first
+                batch that is not the one of `resume`, or a failed write of an earlier shard.
+        """
+        self._check_failure()
+        if self.full:
+            return
+        rows = self._checked(activations, tokens)
+        n = len(rows[METADATA_NAMES[0]])
+        cursor = plain_json(cursor, "cursor")
+        base = self._skipped(cursor)
+        self._submit_if_full(cursor, base)  # filled by an earlier batch: the next row is this one's first
+        taken = 0
+        while taken < n and not self.full:
+            shard = self._open_shard()
+            count = shard.fill(rows, taken)
+            taken, self._rows = taken + count, self._rows + count
+            if taken < n:
+                self._submit_if_full(cursor, base + taken)
+        for name, increment in (counters or {}).items():
+            self._counters[name] = self._counters.get(name, 0) + int(increment)
+
+    def finish(self) -> None:
+        """Commit what is buffered, cut the arrays to the rows there are, write the complete manifest.
+
+        Raises:
+            DataError: a shard could not be written, or there is not one row.
+        """
+        self._check_failure()
+        if self._complete:
+            return
+        if self._rows == 0:
+            raise DataError(
+                f"Store {self._files.url}: the text gave not one row to store. Check the text source."
+            )
+        if self._rows < self._header.requested_tokens:
+            self._drain(0)  # no write may run while the arrays change their shape
+            self._open_arrays(self._rows)
+        if self._shard is not None:
+            self._submit(last=True, cursor=None, skip=0)
+        self._drain(0)
+        self._write_complete_manifest()
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the shards in flight, stop the thread, release the lease. Raises no shard's failure."""
+        self._worker.shutdown(wait=True)
+        while self._flight:
+            future = self._flight.popleft()[1]
+            if future.exception() is None:
+                self._commits.append(future.result())
+        self._shard = None
+        self._handles = {}
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _load(self) -> None:
+        """Compare with what is there, drop what is not committed, and take up the thread."""
+        files, header = self._files, self._header
+        manifest = read_manifest(files)
+        if manifest is not None:
+            found = differences(manifest.header.to_json(), header.to_json())
+            if found:
+                raise DataError(
+                    f"The store {files.url} was made for something else:\n  " + "\n  ".join(found) + "\n"
+                    "Choose another store path, restore these settings, or delete the store."
+                )
+        files.clear_stale_locks()
+        self._commits = committed_prefix(files, header, self._kinds)
+        self._rows = self.committed_rows
+        self._next_shard = len(self._commits)
+        last = self._commits[-1] if self._commits else None
+        if manifest is not None and manifest.complete and len(manifest.shards) == len(self._commits):
+            for kind in self._kinds:
+                write_zarr_json(files, kind, manifest.n_tokens, header.layout)
+            self._counters, self._complete = dict(manifest.counters or {}), True
+            return
+        if last is not None:
+            self._counters = dict(last.counters)
+            if last.last:
+                self._write_complete_manifest()
+                return
+            assert last.cursor is not None
+            self._resume = (last.cursor, last.skip)
+        files.write(MANIFEST, Manifest(header).to_bytes())
+        self._drop_uncommitted()
+        self._open_arrays(header.requested_tokens)
+
+    def _drop_uncommitted(self) -> None:
+        names = {commit_key(i) for i in range(self._next_shard)}
+        extra = [f"commits/{key}" for key in self._files.list("commits")]
+        self._files.delete([key for key in extra if key not in names])
+        for kind in self._kinds:
+            keep = {kind.shard_key(i) for i in range(self._next_shard)} | {"zarr.json"}
+            found = self._files.list(kind.folder)
+            self._files.delete([f"{kind.folder}/{key}" for key in found if key not in keep])
+
+    def _open_arrays(self, rows: int) -> None:
+        for kind in self._kinds:
+            write_zarr_json(self._files, kind, rows, self._header.layout)
+            self._handles[kind.name] = open_array(self._files, kind, rows, self._header.layout)
+
+    def _checked(
+        self, activations: dict[str, np.ndarray], tokens: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        wanted, given = set(self._header.hook_points), set(activations)
+        if wanted != given or set(tokens) != set(METADATA_NAMES):
+            raise DataError(
+                f"append: the store has hook points {sorted(wanted)} and tokens {sorted(METADATA_NAMES)}, "
+                f"got {sorted(given)} and {sorted(tokens)}."
+            )
+        n = len(tokens[METADATA_NAMES[0]])
+        rows = {
+            name: as_bf16_rows(name, activations[name], n, d) for name, d in self._header.hook_points.items()
+        }
+        return rows | {name: as_int32_rows(name, tokens[name], n) for name in METADATA_NAMES}
+
+    def _skipped(self, cursor: dict[str, Any]) -> int:
+        """Rows of this batch that were committed before it was resumed."""
+        first, self._continued = not self._continued, True
+        if self._resume is None or not first:
+            return 0
+        if cursor != self._resume[0]:
+            self._continued = False
+            raise DataError(
+                f"Store {self._files.url} continues at cursor {self._resume[0]}, but the first batch given "
+                f"has cursor {cursor}. Start from writer.resume."
+            )
+        return self._resume[1]
+
+    def _open_shard(self) -> Shard:
+        if self._shard is None:
+            header = self._header
+            left = header.requested_tokens - self._next_shard * header.layout.shard_rows
+            self._shard = Shard(self._kinds, header.seed, self._next_shard, header.layout.shard_rows, left)
+        return self._shard
+
+    def _submit_if_full(self, cursor: dict[str, Any], skip: int) -> None:
+        """Submit a full shard now that its next row's batch is known; the store's last waits for finish."""
+        if self._shard is not None and self._shard.is_full and not self.full:
+            self._submit(last=False, cursor=cursor, skip=skip)
+
+    def _submit(self, *, last: bool, cursor: dict[str, Any] | None, skip: int) -> None:
+        """Hand the current shard to the background thread, waiting for room."""
+        self._drain(_IN_FLIGHT - 1)
+        shard = self._open_shard()
+        counters = dict(self._counters)
+        future = self._worker.submit(self._store, shard, last, cursor, skip, counters)
+        self._flight.append((shard.index, future))
+        self._shard, self._next_shard = None, self._next_shard + 1
+
+    def _store(
+        self, shard: Shard, last: bool, cursor: dict[str, Any] | None, skip: int, counters: dict[str, int]
+    ) -> Commit:
+        """In the background thread: write the shard's arrays, then, all durable, its commit."""
+        if self._failure is not None:
+            raise self._failure
+        rows = shard.take()
+        start = shard.index * self._header.layout.shard_rows
+        try:
+            writes = [
+                self._handles[name][start : start + shard.filled].write(
+                    values, can_reference_source_data_indefinitely=True
+                )
+                for name, values in rows.items()
+            ]
+            hashing = {name: self._hashers.submit(shard.digest, values) for name, values in rows.items()}
+            sums = {name: sums_of(rows[name]) for name in self._header.hook_points}
+            hashes = {name: future.result() for name, future in hashing.items()}
+            for write in writes:
+                write.result()
+        except Exception as error:
+            self._failure = DataError(
+                f"Store {self._files.url}: shard {shard.index} (rows {start} to {start + shard.filled}) "
+                f"could not be written: {write_trouble(self._files, error)}"
+            )
+            raise self._failure from error
+        commit = Commit(shard.index, shard.filled, last, cursor, skip, counters, hashes, sums)
+        try:
+            write_commit(self._files, self._header, commit)
+        except DataError as error:
+            self._failure = DataError(f"Store {self._files.url}: commit of shard {shard.index}: {error}")
+            raise self._failure from error
+        return commit
+
+    def _drain(self, allowed: int) -> None:
+        """Wait until at most `allowed` shards are in flight."""
+        while len(self._flight) > allowed:
+            commit = self._flight[0][1].result()
+            self._flight.popleft()
+            self._commits.append(commit)
+
+    def _check_failure(self) -> None:
+        while self._flight and self._flight[0][1].done():
+            self._drain(len(self._flight) - 1)
+        if self._failure is not None:
+            raise self._failure
+
+    def _write_complete_manifest(self) -> None:
+        header, rows = self._header, self.committed_rows
+        sums: dict[str, Sums] = {name: zero_sums(width) for name, width in header.hook_points.items()}
+        for commit in self._commits:
+            sums = {name: total + commit.sums[name] for name, total in sums.items()}
+        for kind in self._kinds:
+            write_zarr_json(self._files, kind, rows, header.layout)
+        manifest = Manifest(
+            header,
+            True,
+            rows,
+            tuple((commit.rows, commit.sha256) for commit in self._commits),
+            {name: moments(total) for name, total in sums.items()},
+            self._counters,
+        )
+        self._files.write(MANIFEST, manifest.to_bytes())
+        self._complete = True
+
+
+def _hold_lease(files: StoreFiles, stack: ExitStack) -> None:
+    try:
+        assert files.local is not None
+        stack.enter_context(lease(files.local))
+    except OSError as error:
+        raise DataError(f"Cannot write the store {files.url}: {write_trouble(files, error)}") from error

@@ -1,0 +1,134 @@
+"""Documents to fixed-length token rows, kept apart, re-enterable at every row.
+
+A row is filled with consecutive documents; a document that does not fit goes on in the next row. Each piece
+of a document starts again at position 0 (with its own bos), and attention stays within a piece, so that an
+activation depends on nothing but the tokens before it in its own document. Nothing but (document index, token
+offset) is needed to start again at a row: a resumed capture sees exactly the rows it would have seen.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import ConfigError
+from saejax.text.sources import Document, Source
+from saejax.text.tokenizer import Tokenizer
+
+# A piece shorter than this is not begun at the end of a row: its activations would have almost no context.
+_MIN_PIECE = 8
+# Documents tokenised at a time; the tokenizer runs them in parallel.
+_TOKENIZE_CHARS = 2_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """A batch of R rows of S tokens.
+
+    Attributes:
+        tokens: int32 [R, S].
+        positions: int32 [R, S], 0 at the start of each piece.
+        segments: int32 [R, S], number of the piece within the row; -1 for padding.
+        documents: int32 [R, S], index of the document in the source; -1 for padding.
+        keep: bool [R, S], False for bos, other special tokens and padding.
+        cursor: JSON; `Packer.batches(..., start=cursor)` begins with exactly this batch.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    documents: np.ndarray
+    keep: np.ndarray
+    cursor: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Packer:
+    """Packs the documents of `source` with `tokenizer` into rows of `context_length` tokens."""
+
+    source: Source
+    tokenizer: Tokenizer
+    context_length: int
+    prepend_bos: bool = True
+
+    def __post_init__(self) -> None:
+        if self.context_length < 2:
+            raise ConfigError(f"context_length is {self.context_length}; a row must hold at least 2 tokens.")
+
+    def batches(
+        self, split: str, rows: int, start: dict[str, int] | None = None, pad_last: bool = True
+    ) -> Iterator[PackedRows]:
+        """Batches of `rows` rows each, from a cursor on; the last one is filled up with padding rows."""
+        pending: list[dict[str, Any]] = []
+        for row in self._rows(split, start or {"document": 0, "offset": 0}):
+            pending.append(row)
+            if len(pending) == rows:
+                yield self._stack(pending)
+                pending = []
+        if pending:
+            missing = rows - len(pending) if pad_last else 0
+            yield self._stack(pending + [self._new_row(pending[-1]["cursor"]) for _ in range(missing)])
+
+    def _bos(self) -> list[int]:
+        return [self.tokenizer.bos_id] if self.prepend_bos and self.tokenizer.bos_id is not None else []
+
+    def _rows(self, split: str, start: dict[str, int]) -> Iterator[dict[str, Any]]:
+        bos = self._bos()
+        row = self._new_row(dict(start))
+        offset = start["offset"]
+        for document, ids in self._tokenized(split, start["document"]):
+            while offset < len(ids):
+                room = self.context_length - row["fill"]
+                if room < min(_MIN_PIECE, self.context_length):
+                    yield row
+                    row = self._new_row({"document": document.index, "offset": offset})
+                    continue
+                piece = ids[offset : offset + room - len(bos)]
+                if row["fill"] == 0:
+                    row["cursor"] = {"document": document.index, "offset": offset}
+                self._place(row, bos + piece, document.index)
+                offset += len(piece)
+            offset = 0
+        if row["fill"]:
+            yield row
+
+    def _tokenized(self, split: str, start: int) -> Iterator[tuple[Document, list[int]]]:
+        pending: list[Document] = []
+        size = 0
+        for document in self.source.documents(split, start):
+            pending.append(document)
+            size += len(document.text)
+            if size > _TOKENIZE_CHARS:
+                yield from zip(pending, self.tokenizer.encode_many([d.text for d in pending]), strict=True)
+                pending, size = [], 0
+        if pending:
+            yield from zip(pending, self.tokenizer.encode_many([d.text for d in pending]), strict=True)
+
+    def _new_row(self, cursor: dict[str, int]) -> dict[str, Any]:
+        length = self.context_length
+        return {
+            "fill": 0,
+            "pieces": 0,
+            "cursor": cursor,
+            "tokens": np.full(length, self.tokenizer.bos_id or 0, np.int32),
+            "positions": np.zeros(length, np.int32),
+            "segments": np.full(length, -1, np.int32),
+            "documents": np.full(length, -1, np.int32),
+        }
+
+    def _place(self, row: dict[str, Any], ids: list[int], document: int) -> None:
+        span = slice(row["fill"], row["fill"] + len(ids))
+        row["tokens"][span] = ids
+        row["positions"][span] = np.arange(len(ids))
+        row["segments"][span] = row["pieces"]
+        row["documents"][span] = document
+        row["fill"] += len(ids)
+        row["pieces"] += 1
+
+    def _stack(self, rows: list[dict[str, Any]]) -> PackedRows:
+        fields = {k: np.stack([r[k] for r in rows]) for k in ("tokens", "positions", "segments", "documents")}
+        special = np.isin(fields["tokens"], list(self.tokenizer.special_ids))
+        if self._bos():
+            special |= fields["positions"] == 0
+        return PackedRows(**fields, keep=(fields["segments"] >= 0) & ~special, cursor=rows[0]["cursor"])

@@ -1,0 +1,84 @@
+"""A Hugging Face `tokenizer.json` with what capture has to know about it: its special ids and its hash."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import tokenizers
+
+from saejax.core.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """Text to ids and back.
+
+    Attributes:
+        backend: the `tokenizers.Tokenizer`.
+        bos_id: id put in front of every piece of a document, or None when the model has none.
+        special_ids: ids of all special tokens; rows at these are never stored (id 0 is a token like any other).
+        sha256: hash of tokenizer.json, part of a store's identity.
+    """
+
+    backend: tokenizers.Tokenizer
+    bos_id: int | None
+    special_ids: frozenset[int]
+    sha256: str
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read `tokenizer.json`, and the bos id from `config.json`, of a model folder.
+
+        Raises:
+            DataError: when there is no readable tokenizer.json, or the bos id is not one of its ids.
+        """
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise DataError(
+                f"No tokenizer.json in {folder}. Save one with "
+                "`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`."
+            )
+        raw = path.read_bytes()
+        try:
+            backend = tokenizers.Tokenizer.from_str(raw.decode())
+        except Exception as error:  # the Rust library raises bare Exception
+            raise DataError(f"{path} is not a readable tokenizer: {error}") from None
+        backend.no_padding()
+        backend.no_truncation()
+        special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        config_path = Path(folder) / "config.json"
+        try:
+            bos_id = json.loads(config_path.read_bytes()).get("bos_token_id") if config_path.is_file() else None
+        except (ValueError, RecursionError, AttributeError) as error:
+            raise DataError(f"{config_path} is not a JSON object: {error}") from None
+        if isinstance(bos_id, list):
+            bos_id = bos_id[0] if bos_id else None
+        if bos_id is not None and (type(bos_id) is not int or backend.id_to_token(bos_id) is None):
+            raise DataError(f"{config_path}: bos_token_id is {bos_id!r}, which is no id of the tokenizer beside it.")
+        return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest())
+
+    @property
+    def vocab_size(self) -> int:
+        return self.backend.get_vocab_size()
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id it can give; ids need not be dense, so this can be more than `vocab_size - 1`."""
+        return max(self.backend.get_vocab().values(), default=-1)
+
+    def encode_many(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, without any special token added; a lone surrogate is read as `?`."""
+        # JSON can hold half of a surrogate pair, which is no Unicode text and which the tokenizer refuses.
+        texts = [t if t.isascii() else t.encode(errors="replace").decode() for t in texts]
+        return [e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_many([text])[0]
+
+    def decode(self, ids: list[int]) -> str:
+        return self.backend.decode(ids, skip_special_tokens=False)
+
+    def token_strings(self, ids: list[int]) -> list[str]:
+        """Each id decoded on its own, for display; a piece of a UTF-8 sequence shows as U+FFFD."""
+        return [self.backend.decode([i], skip_special_tokens=False) for i in ids]

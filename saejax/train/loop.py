@@ -1,0 +1,200 @@
+"""The training loop: what happens in which order, and nothing else."""
+
+import collections
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.checkpoints import Checkpoints
+from saejax.coders import Coder
+from saejax.core.errors import DataError
+from saejax.core.metrics import Writer
+from saejax.core.progress import Progress
+from saejax.parallel import batch_sharding
+from saejax.train.config import TrainConfig
+from saejax.train.optim import make_optimizer, make_schedule
+from saejax.train.preemption import Preemption
+from saejax.train.state import TrainState, abstract_state, init_state, make_init
+from saejax.train.step import compile_step, make_step
+
+# sysexits' EX_TEMPFAIL: asked to stop, all saved, run the same command again.
+EXIT_PREEMPTED = 75
+
+# The run's length is predicted from the steps between these two.
+_PREDICT_FROM, _PREDICT_AT = 10, 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a session of training ended.
+
+    Attributes:
+        step: steps done in all.
+        finished: False when a signal stopped it; everything is saved.
+        tokens, seconds: of this session alone.
+    """
+
+    step: int
+    finished: bool
+    tokens: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What the loop works with, besides its configuration.
+
+    Attributes:
+        batches: start step -> endless batches [B, D] as stored; batch i is a pure function of (seed, i).
+        scale: activations are multiplied by this.
+        mean: [D] mean of the stored activations, where b_dec starts (scaled).
+        validate: (params) -> metrics on held-out activations, or None.
+        writers: where rows of metrics go.
+        meta: goes into every checkpoint, for those who load it.
+    """
+
+    coder: Coder
+    mesh: Mesh
+    batches: Callable[[int], Iterator[np.ndarray]]
+    scale: float
+    mean: np.ndarray
+    seed: int
+    validate: Callable[[Any], dict[str, float]] | None
+    writers: Sequence[Writer]
+    checkpoints: Checkpoints
+    meta: dict[str, Any]
+
+
+def train(config: TrainConfig, setup: Setup) -> Outcome:
+    """Train from the last good checkpoint, or from nothing, to `config.steps`.
+
+    Raises:
+        DataError: a loss that is not finite (nothing of it is saved), or a checkpoint that cannot be written.
+    """
+    optimizer, schedule = make_optimizer(config), make_schedule(config)
+    init = make_init(setup.coder, optimizer, setup.seed, setup.mean * setup.scale)
+    abstract = abstract_state(setup.coder, init, setup.mesh)
+    step_fn = compile_step(make_step(setup.coder, optimizer, schedule, setup.scale), abstract, setup.mesh)
+
+    # Resume order: the newest good checkpoint of this run, else step 0.
+    restored = setup.checkpoints.restore_latest(_items(abstract))
+    state = _from_items(restored[1]) if restored else init_state(init, abstract)
+    session = _Session(config, setup, first=int(state.step), before=restored[2]["seconds"] if restored else 0.0)
+    if session.first < config.steps:
+        # Compiled before the clock starts, so that the prediction is about steps alone.
+        sharding = batch_sharding(setup.mesh)
+        x = jax.ShapeDtypeStruct((config.batch_size, len(setup.mean)), jnp.bfloat16, sharding=sharding)
+        step_fn = step_fn.lower(abstract, x).compile()  # type: ignore[attr-defined]
+    return session.run(step_fn, state)
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    return {"params": state.params, "opt_state": state.opt_state, "stats": state.stats, "step": {"step": state.step}}
+
+
+def _from_items(items: dict[str, Any]) -> TrainState:
+    return TrainState(items["step"]["step"], items["params"], items["opt_state"], items["stats"])
+
+
+class _Session:
+    """One process's part of a training run: the loop and what it remembers from step to step."""
+
+    def __init__(self, config: TrainConfig, setup: Setup, first: int, before: float):
+        self.config, self.setup, self.first, self.before = config, setup, first, before
+        self.started = time.perf_counter()
+        self.pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
+        self.saved = first
+        self.mark: float | None = None
+        self.overhead = 0.0
+
+    def run(self, step_fn: Callable[..., Any], state: TrainState) -> Outcome:
+        config, total = self.config, self.config.steps
+        step = self.first
+        sharding = batch_sharding(self.setup.mesh)
+        self.started = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            preemption = stack.enter_context(Preemption())
+            progress = stack.enter_context(
+                Progress("train", total * config.batch_size, step * config.batch_size)
+            )
+            batches = self.setup.batches(step)
+            # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
+            # is a function of its step's number, and a checkpoint of step n holds everything up to n.
+            while step < total and not preemption.requested:
+                x = jax.make_array_from_process_local_data(sharding, next(batches))
+                state, metrics = step_fn(state, x)
+                step += 1
+                self.pending.append((step, metrics))
+                shown = self.read_metrics(keep=1)
+                progress.advance(config.batch_size, **shown)
+                self.validate_if_due(step, state)
+                if step % config.checkpoint_every == 0 or step == total:
+                    self.save(step, state)
+            self.read_metrics(keep=0)
+            if step > self.saved:
+                self.save(step, state)
+            jax.block_until_ready(state.step)
+            # Before the last wait: the writing of a checkpoint is not what a prediction from steps can know.
+            if step == total and step > self.first:
+                self.write(step, {"time/seconds": self.seconds()})
+            self.setup.checkpoints.wait()
+            return Outcome(step, step == total, progress.tokens, progress.seconds)
+
+    def seconds(self) -> float:
+        """Seconds of training so far, over all sessions, without compilation."""
+        return self.before + time.perf_counter() - self.started
+
+    def read_metrics(self, keep: int) -> dict[str, str]:
+        """Read all but the newest `keep` pending steps (waiting for the oldest bounds the steps in flight)."""
+        shown: dict[str, str] = {}
+        while len(self.pending) > keep:
+            step, device_metrics = self.pending.popleft()
+            row = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+            if not math.isfinite(row["loss"]):
+                raise DataError(
+                    f"The loss of step {step} is {row['loss']}. Checkpoints before it are good "
+                    f"(last: step {self.saved}). Lower train.lr, or look for extreme activations in the store."
+                )
+            self.predict(step)
+            if step % self.config.log_every == 0 or step in (1, self.config.steps):
+                tokens = step * self.config.batch_size
+                done = (step - self.first) * self.config.batch_size
+                rate = done / max(1e-9, time.perf_counter() - self.started)
+                named = {f"train/{name}": value for name, value in row.items()}
+                timing = {"tokens": tokens, "time": self.seconds(), "train/tokens_per_second": rate}
+                self.write(step, named | timing)
+                shown = {"fve": f"{row['fve']:.3f}", "l0": f"{row['l0']:.0f}"}
+        return shown
+
+    def predict(self, step: int) -> None:
+        """Predict the run's whole length once, from the median pace of its first steps."""
+        if self.first or self.config.steps < 2 * _PREDICT_AT:
+            return
+        if step == _PREDICT_FROM:
+            self.mark = time.perf_counter()
+        elif step == _PREDICT_AT and self.mark is not None:
+            pace = (time.perf_counter() - self.mark) / (_PREDICT_AT - _PREDICT_FROM)
+            self.write(step, {"time/predicted_seconds": self.seconds() + pace * (self.config.steps - step)})
+
+    def validate_if_due(self, step: int, state: TrainState) -> None:
+        every = self.config.validate_every
+        if self.setup.validate and every and (step % every == 0 or step == self.config.steps):
+            metrics = self.setup.validate(state.params)
+            self.write(step, {f"val/{name}": value for name, value in metrics.items()})
+
+    def save(self, step: int, state: TrainState) -> None:
+        self.read_metrics(keep=0)  # never save a state whose loss was not finite
+        self.setup.checkpoints.save(step, _items(state), {"step": step, "seconds": self.seconds(), **self.setup.meta})
+        self.saved = step
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        for writer in self.setup.writers:
+            writer.write(step, row)

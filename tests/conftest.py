@@ -1,0 +1,63 @@
+"""What every test runs on: eight virtual CPU devices, no network, no caches of this machine.
+
+The environment is set before jax is imported, because jax reads it once; a test module must therefore not be
+imported by anything that imported jax earlier (pytest imports this file first).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+if "jax" in sys.modules:
+    raise RuntimeError(
+        "jax was imported before tests/conftest.py could set eight CPU devices: look for a plugin"
+    )
+
+N_DEVICES = 8
+
+_HF_HOME = tempfile.mkdtemp(prefix="saejax-tests-hf-")
+
+_other_xla_flags = [
+    flag
+    for flag in os.environ.get("XLA_FLAGS", "").split()
+    if not flag.startswith("--xla_force_host_platform_device_count")
+]
+os.environ.update(
+    # More threads than cores, so that the virtual devices' collectives cannot wait for each other for ever.
+    NPROC="16",
+    XLA_FLAGS=" ".join([*_other_xla_flags, f"--xla_force_host_platform_device_count={N_DEVICES}"]),
+    JAX_PLATFORMS="cpu",
+    # Nothing is downloaded, and nothing that this machine happens to have cached is found.
+    HF_HOME=_HF_HOME,
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+for _name in (
+    "HF_HUB_CACHE",
+    "HF_TOKEN",
+    "HUGGINGFACE_HUB_CACHE",
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_ENABLE_X64",
+):
+    os.environ.pop(_name, None)
+
+import jax  # noqa: E402 - only now
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _machine() -> Iterator[None]:
+    """Fails at once where the settings above did not take; removes the Hugging Face folder at the end."""
+    assert jax.device_count() == N_DEVICES, f"{jax.device_count()} devices: {jax.devices()}"
+    yield
+    shutil.rmtree(_HF_HOME, ignore_errors=True)

@@ -1,0 +1,225 @@
+"""The report in a real browser: headless Chromium opens it from disk and says what it drew.
+
+Clicks and keys are played by a script appended to a copy of the page whose Content-Security-Policy was taken
+out; that the policy itself holds is a test of its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saejax.report import render
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --enable-logging=stderr "
+    "--virtual-time-budget=6000 --window-size=1280,900 --dump-dom"
+)
+HOSTILE = "</script><img src=x onerror=console.error('owned')>"
+VOCAB = [" the", "\n", HOSTILE, " cat", " sat", "zebra"]
+
+
+def make_feature(index: int) -> dict[str, Any]:
+    """Feature `index` of 300: every tenth is dead, 123 alone fires on "zebra"."""
+    dead = index % 10 == 0
+    tokens = [0, 5, 2, 1] if index == 123 else [0, 3, 2, 1]
+    activations = [0, 8.0, 4.0, 0]
+    example = {"document": HOSTILE, "position": 5, "tokens": tokens, "activations": activations, "peak": 1}
+    return {
+        "id": index,
+        "density": 0.0 if dead else 0.001 * index,
+        "max": 0.0 if dead else 8.0,
+        "mean": 1.0,
+        "histogram": {"edges": [0, 4, 8], "counts": [9, 1]},
+        "top_logits": [[4, 0.5], [2, 0.25]],
+        "bottom_logits": [[0, -0.75]],
+        "examples": [] if dead else [example],
+    }
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "quickstart"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"coder": {"preset": "topk", "k": 4}, "note": HOSTILE}))
+    rows = [{"step": s, "train/loss": 1 / (s + 1), "train/fve": s / 40} for s in range(40)]
+    rows.append({"step": 39, "val/fve": 0.9})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gate = {"name": "r2", "title": "R2", "value": 0.5, "bar": 0.7, "comparison": ">", "passed": False}
+    density = {"log10_edges": [-3, -2, -1], "counts": [100, 170], "dead": 30, "n_tokens": 5000}
+    gates = [{**gate, "advice": HOSTILE}]
+    evaluation = {"step": 39, "metrics": {"r2": 0.5}, "gates": gates, "density": density}
+    (run / "eval.json").write_text(json.dumps(evaluation))
+    table = {"n_tokens": 5000, "vocab": VOCAB, "features": [make_feature(i) for i in range(300)]}
+    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    return render(run)
+
+
+def visit(address: str) -> tuple[str, list[str]]:
+    """(the document after its scripts ran, what the console said)."""
+    assert CHROMIUM is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={profile}", address]
+        done = subprocess.run(command, capture_output=True, timeout=90, check=True)
+    console = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
+    return done.stdout.decode(), console
+
+
+def without_policy(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+
+
+def play(page: Path, actions: str) -> Any:
+    """What `actions`, the body of an async function run once the features are there, returns."""
+    script = """
+      const find = (selector) => document.querySelector(selector);
+      const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+      const press = (node, key) =>
+        node.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+      const name = () => find(".detail h3").textContent;
+      const rows = () => [...document.querySelectorAll(".row .id")].map((node) => Number(node.textContent));
+      (async () => {
+        while (!find(".detail h3")) await wait(20);
+        const result = await (async () => { %s })();
+        const played = document.createElement("pre");
+        document.body.append(Object.assign(played, {id: "played", textContent: JSON.stringify(result)}));
+      })();
+    """
+    copy = page.with_name("played.html")
+    played = f"<script>{script % actions}</script></body>"
+    copy.write_text(without_policy(page).replace("</body>", played), encoding="utf-8")
+    dom, console = visit(copy.as_uri())
+    assert console == []
+    match = re.search(r'<pre id="played">(.*?)</pre>', dom, re.DOTALL)
+    assert match, "the actions did not finish"
+    return json.loads(html.unescape(match[1]))
+
+
+def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
+    dom, console = visit(page.as_uri())
+    assert console == []
+    body = dom[dom.index('<div id="page">') : dom.index('id="summary-data"')]
+    for heading in ("Gates", "Training", "Feature density", "Features", "Stages", "How it was made"):
+        assert re.search(rf"<h2[^>]*>{heading}</h2>", body)
+    assert "1 of 1 gates failed" in body
+    assert body.count('class="line series-0"') == 2 and body.count('class="line series-1"') == 1
+    assert "270 of 300 features" in body and "30 dead" in body
+    assert 10 < body.count('role="option"') < 60  # of 270: only the rows in sight exist
+    assert "<img" not in body and "&lt;/script&gt;&lt;img" in body
+
+
+def test_an_address_opens_its_feature_with_coloured_tokens(page: Path) -> None:
+    dom, console = visit(page.as_uri() + "#feature=123")
+    assert console == []
+    assert re.search(r"<h3[^>]*>Feature 123</h3>", dom)
+    assert re.search(r'<div class="row"[^>]*id="row-123"[^>]*aria-selected="true"', dom)
+    passage = re.search(r'<p class="passage">(.*?)</p>', dom, re.DOTALL)
+    assert passage
+    token = r'<(span|mark) class="(tok[^"]*)" data-activation="([^"]*)"([^>]*)>(.*?)</\1>'
+    tokens = re.findall(token, passage[1])
+    assert [(tag, kind, value) for tag, kind, value, _, _ in tokens] == [
+        ("span", "tok", "0"),
+        ("mark", "tok on peak", "8"),
+        ("span", "tok on", "4"),
+        ("span", "tok", "0"),
+    ]
+    heat = [re.search(r"--heat: ([\d.]+)", style) for *_, style, _ in tokens]
+    assert [float(match[1]) if match else None for match in heat] == [None, 1.0, 0.55, None]
+    signs = [re.sub(r"<[^>]+>", "", text) for *_, text in tokens]
+    assert signs == ["·the", "zebra", html.escape(HOSTILE, quote=False).replace(" ", "·"), "↵"]
+
+
+def test_search_sort_filter_and_keys(page: Path) -> None:
+    played = play(
+        page,
+        """
+        const seen = {start: rows().slice(0, 3), first: name()};
+        press(document.body, "ArrowRight"); seen.right = [name(), location.hash];
+        press(document.body, "ArrowLeft"); press(document.body, "ArrowLeft"); seen.wrapped = name();
+        press(find(".rows"), "Home"); press(find(".rows"), "ArrowDown"); seen.down = name();
+        find(".head.density").click(); seen.densest = rows().slice(0, 2);
+        find(".head.density").click(); seen.rarest = rows().slice(0, 2);
+        const live = find(".check input"); live.click(); seen.dead = rows().slice(0, 2);
+        const search = find("input[type=search]");
+        const enter = (field, value, kind) => { field.value = value; field.dispatchEvent(new Event(kind)); };
+        const type = async (text) => { enter(search, text, "input"); await wait(200); return rows(); };
+        seen.text = await type("ZEBRA"); seen.id = await type("#77");
+        seen.none = (await type("quagga")).length;
+        const within = (value) => enter(find("select"), value, "change");
+        await type(" the"); seen.anywhere = find(".count").textContent;
+        within("promotes"); seen.promotes = find(".count").textContent;
+        press(search, "ArrowRight"); seen.typing = name();
+        location.hash = "#feature=10"; await wait(50);
+        seen.deadFeature = find(".detail").textContent.includes("never fired");
+        return seen;
+        """,
+    )
+    assert played == {
+        "start": [1, 2, 3],
+        "first": "Feature 1",
+        "right": ["Feature 2", "#feature=2"],
+        "wrapped": "Feature 299",
+        "down": "Feature 2",
+        "densest": [299, 298],
+        "rarest": [1, 2],
+        "dead": [0, 10],
+        "text": [123],
+        "id": [77],
+        "none": 0,
+        "anywhere": "300 of 300 features, 30 dead",
+        "promotes": "0 of 300 features, 30 dead",
+        "typing": "Feature 2",
+        "deadFeature": True,
+    }
+
+
+def test_one_step_is_read_out_in_all_charts(page: Path) -> None:
+    played = play(
+        page,
+        """
+        const charts = [...document.querySelectorAll("#training svg")];
+        press(charts[0], "Home"); press(charts[0], "ArrowRight");
+        const read = () => charts.map((chart) => chart.getAttribute("aria-valuetext"));
+        const pointed = read(); charts[0].dispatchEvent(new Event("blur"));
+        return [pointed, read(), name()];
+        """,
+    )
+    assert played == [
+        ["step 1: 0.5000", "step 1: train 0.02500, val 0.9000"],
+        ["step 39: 0.02500", "step 39: train 0.9750, val 0.9000"],
+        "Feature 1",
+    ]
+
+
+def test_a_browser_that_cannot_inflate_says_so(page: Path) -> None:
+    copy = page.with_name("old.html")
+    old = "<head><script>delete window.DecompressionStream</script>"
+    copy.write_text(without_policy(page).replace("<head>", old), encoding="utf-8")
+    dom, _ = visit(copy.as_uri())
+    drawn = dom[: dom.index('id="summary-data"')]
+    assert re.search(r'role="alert">This browser cannot unpack the feature data', drawn)
+    assert "Unpacking the features" not in drawn
+
+
+def test_the_policy_runs_no_other_script_and_loads_nothing(page: Path) -> None:
+    intruder = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
+    copy = page.with_name("intruded.html")
+    text = page.read_text(encoding="utf-8")
+    copy.write_text(text.replace("</body>", intruder + "</body>"), encoding="utf-8")
+    dom, console = visit(copy.as_uri())
+    assert "<title>quickstart · saejax</title>" in dom and "270 of 300 features" in dom
+    assert any("Content Security Policy" in line for line in console)
