@@ -205,6 +205,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
         result = wanted | {
             "model": work.lm.identity["model"],
             "hook_point": sae.hook_point,
+            "d_in": sae.coder.topology.d_in,
             "d_sae": sae.coder.topology.d_sae,
             "metrics": done.metrics,
             "gates": [gate.to_json() for gate in gates],

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +21,8 @@ if "jax" in sys.modules:
 N_DEVICES = 8
 
 _HF_HOME = tempfile.mkdtemp(prefix="saejax-tests-hf-")
+# Tests compile the same small programs again and again, and so do the processes that they start.
+_COMPILED = tempfile.mkdtemp(prefix="saejax-tests-xla-")
 
 _other_xla_flags = [
     flag
@@ -45,10 +46,13 @@ for _name in (
     "HF_HUB_CACHE",
     "HF_TOKEN",
     "HUGGINGFACE_HUB_CACHE",
-    "JAX_COMPILATION_CACHE_DIR",
     "JAX_ENABLE_X64",
 ):
     os.environ.pop(_name, None)
+os.environ.update(
+    JAX_COMPILATION_CACHE_DIR=_COMPILED,
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
+)
 
 import jax  # noqa: E402 - only now
 
@@ -56,8 +60,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _machine() -> Iterator[None]:
-    """Fails at once where the settings above did not take; removes the Hugging Face folder at the end."""
+def _eight_devices() -> None:
+    """Fails every test at once where the settings above did not take."""
     assert jax.device_count() == N_DEVICES, f"{jax.device_count()} devices: {jax.devices()}"
-    yield
+
+
+def pytest_unconfigure() -> None:
+    """Removes the folders made above, also after a session that ran no test."""
     shutil.rmtree(_HF_HOME, ignore_errors=True)
+    shutil.rmtree(_COMPILED, ignore_errors=True)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.coders import Coder
-from saejax.core.errors import ConfigError
+from saejax.coders import Coder, Latents
+from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
 from saejax.lm import LanguageModel, decoder
-from saejax.text import Packer
+from saejax.text import PackedRows, Packer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,9 @@ class ReportConfig:
         for name in ("tokens", "examples", "logits", "histogram_bins", "batch_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"report.{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("before", "after", "max_features"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"report.{name} is {getattr(self, name)}; it must not be negative.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +51,14 @@ class _Scan:
     """Held-out rows and the non-zero latents of their kept tokens, sorted by latent, then falling by value.
 
     Attributes:
-        tokens, segments, documents: int32 [R, S].
+        tokens, positions, segments, documents: int32 [R, S].
         latent, row, position: int32 [E], one entry for each non-zero latent of a token.
         value: float32 [E].
         n_tokens: kept tokens.
     """
 
     tokens: np.ndarray
+    positions: np.ndarray
     segments: np.ndarray
     documents: np.ndarray
     latent: np.ndarray
@@ -71,10 +75,11 @@ def collect_features(
 
     `params` are for raw activations. The passages are of the held-out split; no two of a latent come from the same
     packed row.
+
+    Raises:
+        DataError: no held-out text, or nothing in it but special tokens.
     """
-    with Progress("features", config.tokens) as progress:
-        scan = _scan(coder, params, lm, packer, hook_point, config, progress)
-        seconds = progress.seconds
+    scan, seconds = _scan(coder, params, lm, packer, hook_point, config)
     width = coder.topology.d_sae
     shown = min(config.max_features or width, width)
     names = _document_names(packer, scan.documents)
@@ -105,7 +110,7 @@ def collect_features(
 
 
 def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
-    """For each decoder row d: the `count` largest and smallest of (d * w_final) W_U, each centred over the vocabulary.
+    """For each decoder row d: the `count` largest and smallest of (d * w_final) W_U, centred over the vocabulary.
 
     The direct path to the logits: final norm's scale without its division, other layers left out. Rows whose width is
     not the model's (MLP activations) have none.
@@ -119,6 +124,8 @@ def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tupl
     W_U_DV = decoder.unembedding(lm.params).astype(jnp.float32)
     W_U_DV = W_U_DV - W_U_DV.mean(1, keepdims=True)
     scale_D = lm.params["ln_final"]["w"].astype(jnp.float32)
+
+    count = min(count, W_U_DV.shape[1])
 
     @jax.jit
     def extremes(rows_FD: jax.Array) -> Any:
@@ -152,9 +159,10 @@ class _TokenTable:
 
 
 def _scan(
-    coder: Coder, params: Any, lm: LanguageModel, packer: Packer, hook_point: str, config: ReportConfig, progress: Progress
-) -> _Scan:
-    @jax.jit
+    coder: Coder, params: Any, lm: LanguageModel, packer: Packer, hook_point: str, config: ReportConfig
+) -> tuple[_Scan, float]:
+    """(the scan, its seconds without compilation)."""
+
     def encode(params: Any, lm_params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
         _, captured = decoder.run(lm.config, lm_params, tokens, positions, segments, [hook_point])
         x_RSD = captured[hook_point]
@@ -163,23 +171,34 @@ def _scan(
     rows: list[Any] = []
     entries: list[tuple[np.ndarray, ...]] = []
     first = 0
-    for packed in packer.batches("heldout", config.batch_rows):
-        latents = encode(params, lm.params, packed.tokens, packed.positions, packed.segments)
-        values = np.where(packed.keep.reshape(-1, 1), np.asarray(latents.values), 0)
-        at, column = np.nonzero(values)
-        latent = column if latents.indices is None else np.asarray(latents.indices)[at, column]
-        row, position = np.divmod(at, packed.tokens.shape[1])
-        entries.append((latent.astype(np.int32), first + row, position, values[at, column]))
-        rows.append((packed.tokens, packed.segments, packed.documents))
-        first += len(packed.tokens)
-        progress.advance(int(packed.keep.sum()))
-        if progress.tokens >= config.tokens:
-            break
-    tokens, segments, documents = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    blank = packer.blank(config.batch_rows)
+    arguments = (params, lm.params, blank.tokens, blank.positions, blank.segments)
+    compiled = jax.jit(encode).lower(*arguments).compile()
+    with Progress("features", config.tokens) as progress:
+        for packed in packer.batches("heldout", config.batch_rows):
+            latents = compiled(params, lm.params, packed.tokens, packed.positions, packed.segments)
+            entries.append(_entries(packed, latents, first))
+            rows.append((packed.tokens, packed.positions, packed.segments, packed.documents))
+            first += len(packed.tokens)
+            progress.advance(int(packed.keep.sum()))
+            if progress.tokens >= config.tokens:
+                break
+    if not progress.tokens:
+        raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
+    tokens, positions, segments, documents = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
     order = np.lexsort((-value, latent))
     fields = [a[order] for a in (latent, row, position, value)]
-    return _Scan(tokens, segments, documents, *fields, n_tokens=progress.tokens)
+    return _Scan(tokens, positions, segments, documents, *fields, n_tokens=progress.tokens), progress.seconds
+
+
+def _entries(packed: PackedRows, latents: Latents, first: int) -> tuple[np.ndarray, ...]:
+    """(latent, row, position, value) of every non-zero latent of the kept tokens; rows are counted from `first`."""
+    values = np.where(packed.keep.reshape(-1, 1), np.asarray(latents.values), 0)
+    at, column = np.nonzero(values)
+    latent = column if latents.indices is None else np.asarray(latents.indices)[at, column]
+    row, position = np.divmod(at, packed.tokens.shape[1])
+    return latent.astype(np.int32), first + row, position, values[at, column]
 
 
 def _activity(scan: _Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
@@ -203,7 +222,10 @@ def _peaks(scan: _Scan, part: slice, config: ReportConfig) -> list[int]:
 def _passage(
     scan: _Scan, entry: int, part: slice, names: dict[int, str], strings: _TokenTable, config: ReportConfig
 ) -> dict[str, Any]:
-    """The tokens around an entry, within its piece of the document, with this latent's value at each."""
+    """The tokens around an entry, within its piece of the document, with this latent's value at each.
+
+    `position` is the peak's place in that piece, `peak` its place among the tokens shown.
+    """
     row, peak = int(scan.row[entry]), int(scan.position[entry])
     inside = np.flatnonzero(scan.segments[row] == scan.segments[row, peak])
     start, stop = max(inside[0], peak - config.before), min(inside[-1], peak + config.after) + 1
@@ -212,7 +234,7 @@ def _passage(
     activations[scan.position[here]] = scan.value[here]
     return {
         "document": names.get(int(scan.documents[row, peak]), ""),
-        "position": peak,
+        "position": int(scan.positions[row, peak]),
         "tokens": [strings.index(t) for t in scan.tokens[row, start:stop].tolist()],
         "activations": [round(a, 3) for a in activations[start:stop].tolist()],
         "peak": int(peak - start),

@@ -114,7 +114,7 @@ def capture(
         start, skip = writer.resume or (None, 0)
         packer = Packer(source, lm.tokenizer, text.context_length, text.prepend_bos)
         batches = packer.batches(split, _rows_for(config.batch_rows, mesh), start)
-        forward = make_forward(lm, names, mesh)
+        forward = make_forward(lm, names, (_rows_for(config.batch_rows, mesh), text.context_length), mesh)
         with Progress(f"capture {split}", n_tokens, writer.committed_rows) as progress:
             for packed, activations, finite in _one_ahead(forward, batches):
                 skip = _append(writer, config, packed, activations, finite, skip, progress)
@@ -135,8 +135,8 @@ def check_context(lm: LanguageModel, text: TextConfig) -> None:
 Forward = Callable[[PackedRows], tuple[dict[str, jax.Array], jax.Array]]
 
 
-def make_forward(lm: LanguageModel, names: list[str], mesh: Mesh) -> Forward:
-    """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]), rows spread over the mesh.
+def make_forward(lm: LanguageModel, names: list[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
+    """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]), compiled, rows over the mesh.
 
     XLA drops what no hook point needs: the blocks after the last one, and the unembedding.
     """
@@ -147,8 +147,9 @@ def make_forward(lm: LanguageModel, names: list[str], mesh: Mesh) -> Forward:
         finite = jnp.stack([jnp.isfinite(value).all(-1) for value in flat.values()]).all(0)
         return {name: value.astype(jnp.bfloat16) for name, value in flat.items()}, finite
 
-    compiled = jax.jit(forward)
+    rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     params = jax.device_put(lm.params, replicated(mesh))
+    compiled = jax.jit(forward).lower(params, rows, rows, rows).compile()
 
     def run(packed: PackedRows) -> Any:
         arrays = (packed.tokens, packed.positions, packed.segments)

@@ -18,7 +18,7 @@ Stats = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
 # Where the counter of tokens since a latent fired stops, so that it cannot overflow int32.
-_LONG_AGO = 2**30
+LONG_AGO = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Coder:
         pre_BF, keep = self._pre_and_keep(params, x_BD)
         latents = self.sparsity(pre_BF, keep)
         y_hat_BD = self.topology.decode(params, latents)
-        context = Context(self.topology, params, y_BD, y_hat_BD, pre_BF, keep, latents, dead_F, step)
+        context = Context(self.topology, params, x_BD, y_BD, y_hat_BD, pre_BF, latents, dead_F, step)
         values = {term.name: term(context) for term in self.terms}
         loss = sum((term.weight(step) * values[term.name] for term in self.terms), start=jnp.float32(0))
 
         fired_F = latents.fired()
-        since_F = jnp.where(fired_F, 0, jnp.minimum(stats["tokens_since_fired"] + x_BD.shape[0], _LONG_AGO))
+        since_F = jnp.where(fired_F, 0, jnp.minimum(stats["tokens_since_fired"] + x_BD.shape[0], LONG_AGO))
         metrics = values | {
             "loss": loss,
             "fve": 1 - squared_error(y_BD, y_hat_BD) / total_variance(y_BD),

@@ -41,4 +41,5 @@ class Latents:
         """int32 [F]: tokens for which each latent is non-zero."""
         if self.indices is None:
             return self.active().sum(0, dtype=jnp.int32)
-        return jnp.zeros(self.d_sae, jnp.int32).at[self.indices.ravel()].add(self.active().ravel().astype(jnp.int32))
+        active = self.active().ravel().astype(jnp.int32)
+        return jnp.zeros(self.d_sae, jnp.int32).at[self.indices.ravel()].add(active)

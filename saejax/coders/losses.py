@@ -4,7 +4,6 @@ Sums run over the model width, means over tokens, so that a coefficient means th
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -21,17 +20,16 @@ class Context:
     Attributes:
         x: [B, D] input; y: [B, D] target; y_hat: [B, D] reconstruction.
         pre: [B, F] pre-activations, without gradient for sparse activations.
-        keep: differentiable pre-activations at indices [B, K] -> [B, K].
         dead: bool [F], latents that have not fired for `dead_after_tokens`.
         step: int32, number of finished steps.
     """
 
     topology: Autoencoder
     params: dict[str, Any]
+    x: jax.Array
     y: jax.Array
     y_hat: jax.Array
     pre: jax.Array
-    keep: Callable[[jax.Array], jax.Array]
     latents: Latents
     dead: jax.Array
     step: jax.Array
@@ -105,8 +103,9 @@ class NormWeightedL1:
 class AuxK:
     """sum (e - e_hat)^2 / sum (e - mean e)^2: what dead latents could explain of the residual e = y - y_hat.
 
-    e_hat = decode, without bias, of the k largest pre-activations among dead latents. e is a constant here: the
-    gradient reaches the encoder and decoder rows of the dead latents and nothing else. 0 while none is dead.
+    e_hat = decode, without bias, of relu of the k largest pre-activations among dead latents. e is a constant
+    here: the gradient reaches the encoder and decoder rows of the dead latents and nothing else, nor b_dec.
+    0 while none is dead. Behind that relu, a latent that is negative for every token gets no gradient.
     (Gao et al. 2024, arXiv:2406.04093, appendix A.2)
     """
 
@@ -116,14 +115,17 @@ class AuxK:
 
     def __call__(self, c: Context) -> jax.Array:
         e_BD = jax.lax.stop_gradient(c.y - c.y_hat)
+        # Every latent reads b_dec, so without this the dead ones would pull at what the live ones rest on.
+        params = c.params | {"b_dec": jax.lax.stop_gradient(c.params["b_dec"])}
 
         def explain() -> jax.Array:
             dead_pre_BF = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
             _, indices_BK = jax.lax.top_k(dead_pre_BF, self.k)
             # With fewer than k dead latents the rest of the list is alive: those do not take part.
-            values_BK = jnp.where(c.dead[indices_BK], jax.nn.relu(c.keep(indices_BK)), 0)
+            kept_BK = c.topology.kept(params, c.x, c.pre, indices_BK)
+            values_BK = jnp.where(c.dead[indices_BK], jax.nn.relu(kept_BK), 0)
             aux = Latents(values_BK, indices_BK, c.latents.d_sae)
-            e_hat_BD = c.topology.decode_without_bias(c.params, aux)
+            e_hat_BD = c.topology.decode_without_bias(params, aux)
             return squared_error(e_BD, e_hat_BD) / jnp.maximum(total_variance(e_BD), 1e-12)
 
         return jax.lax.cond(c.dead.any(), explain, lambda: jnp.float32(0))

@@ -1,11 +1,12 @@
 """The names people use, as products of topology, sparsity and losses. A new name is a row of `PRESETS`."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from saejax.coders import losses
 from saejax.coders.autoencoder import Autoencoder
-from saejax.coders.coder import Coder
+from saejax.coders.coder import LONG_AGO, Coder
 from saejax.coders.sparsity import Relu, TopK
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
@@ -27,8 +28,8 @@ class CoderConfig:
         auxk_coefficient: weight of AuxK (topk).
         auxk_k: dead latents it may use for a token; 0 means d_in / 2.
         dead_after_tokens: a latent that has not fired for this long is dead.
-        normalize: `mean_norm` scales activations so that their mean norm is sqrt(d_in); `none` leaves them. The
-            scale is a constant from the store, and `saejax.load` folds it into the weights.
+        normalize: `mean_norm` scales activations so that their mean norm is sqrt(d_in); `none` leaves them.
+            The scale is a constant from the store, and `saejax.load` folds it into the weights.
         matmul_dtype: operands of the dense products, `bfloat16` or `float32`; sums are float32 always.
     """
 
@@ -48,15 +49,22 @@ class CoderConfig:
         if self.preset not in PRESETS:
             raise ConfigError(f"coder.preset is {self.preset!r}.{nearest(self.preset, PRESETS)}")
         if self.normalize not in NORMALIZATIONS:
-            raise ConfigError(f"coder.normalize is {self.normalize!r}.{nearest(self.normalize, NORMALIZATIONS)}")
+            remedy = nearest(self.normalize, NORMALIZATIONS)
+            raise ConfigError(f"coder.normalize is {self.normalize!r}.{remedy}")
         if self.matmul_dtype not in ("bfloat16", "float32"):
             raise ConfigError(f"coder.matmul_dtype is {self.matmul_dtype!r}; use bfloat16 or float32.")
         for name in ("expansion", "k", "dead_after_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("d_sae", "l1_coefficient", "auxk_coefficient", "auxk_k", "l1_warmup_fraction"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must not be negative.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be finite, not negative.")
+        if self.l1_warmup_fraction > 1:
+            raise ConfigError(f"coder.l1_warmup_fraction is {self.l1_warmup_fraction}; it must be at most 1.")
+        if self.dead_after_tokens > LONG_AGO:
+            raise ConfigError(
+                f"coder.dead_after_tokens is {self.dead_after_tokens}; it must be at most {LONG_AGO}."
+            )
 
     def width(self, d_in: int) -> int:
         """F for an input of width D."""
@@ -67,13 +75,8 @@ def build(config: CoderConfig, d_in: int, steps: int) -> Coder:
     """The coder for activations of width `d_in`, trained for `steps` steps.
 
     Raises:
-        ConfigError: k or auxk_k larger than the number of latents.
+        ConfigError: topk with k or auxk_k larger than the number of latents.
     """
-    width = config.width(d_in)
-    if config.k > width:
-        raise ConfigError(f"coder.k is {config.k} but there are only {width} latents; lower k or raise d_sae.")
-    if config.auxk_k > width:
-        raise ConfigError(f"coder.auxk_k is {config.auxk_k} but there are only {width} latents; lower it.")
     return PRESETS[config.preset](config, d_in, steps)
 
 
@@ -92,6 +95,10 @@ def _standard(c: CoderConfig, d_in: int, steps: int) -> Coder:
 def _topk(c: CoderConfig, d_in: int, steps: int) -> Coder:
     """k latents a token, FVU + AuxK, unit decoder. (Gao et al. 2024, arXiv:2406.04093)"""
     width = c.width(d_in)
+    if c.k > width:
+        raise ConfigError(f"coder.k is {c.k} but there are only {width} latents; lower k or raise d_sae.")
+    if c.auxk_k > width:
+        raise ConfigError(f"coder.auxk_k is {c.auxk_k} but there are only {width} latents; lower it.")
     auxk = losses.AuxK(c.auxk_coefficient, min(c.auxk_k or max(1, d_in // 2), width))
     return Coder(
         topology=Autoencoder(d_in, width, matmul_dtype=c.matmul_dtype),

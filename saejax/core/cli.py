@@ -1,8 +1,10 @@
 """What every launch script shares: `--config` overrides checked, errors as one line, exit codes."""
 
 import importlib.util
+import itertools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +18,20 @@ from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, SaejaxError
 
 _FLAG = "config"
+_DEFAULT = "configs/quickstart.py"
 
 
-def define_config(default: str = "configs/quickstart.py") -> Any:
-    """The `--config=configs/<experiment>.py[:preset]` flag; call it at import time of a launch script."""
-    return config_flags.DEFINE_config_file(
-        _FLAG, default, "Experiment file, with an optional :preset; --config.a.b=value overrides.", lock_config=True
-    )
+def define_config() -> Any:
+    """The `--config=configs/<experiment>.py[:preset]` flag; call it at import time of a launch script.
+
+    Without the flag, `run` puts the default on the command line: ml_collections would read a default, and the
+    overrides of it, here already, where nothing turns a mistake into a message.
+    """
+    text = f"Experiment file, with an optional :preset ({_DEFAULT} if not given); --config.a.b=value overrides."
+    holder = config_flags.DEFINE_config_file(_FLAG, None, text, lock_config=True)
+    # --help shows the flags of the script alone, and this one is defined here.
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[_FLAG])
+    return holder
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -49,6 +58,8 @@ def run(main: Callable[[], int | None]) -> None:
     for name in ("jax", "orbax", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if _FLAG not in _arguments(sys.argv):
+        sys.argv.insert(1, f"--{_FLAG}={_DEFAULT}")
     app.run(guarded, flags_parser=_parse)
 
 
@@ -58,46 +69,66 @@ def _fail(error: SaejaxError) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
+    arguments = _arguments(argv)
     try:
-        return flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
     except Exception as error:  # absl, ml_collections and the config file each raise their own kinds
         try:
-            _explain(argv, error)
+            _explain(arguments, error)
         except SaejaxError as explained:
             _fail(explained)
         raise
+    # A missing file is no error to ml_collections until its content is asked for.
+    path = arguments[_FLAG].partition(":")[0]
+    if not Path(path).is_file():
+        _fail(_no_config_file(path))
+    return rest
 
 
-def _explain(argv: list[str], error: Exception) -> None:
+def _explain(arguments: dict[str, str], error: Exception) -> None:
     """Raise the ConfigError that says what is wrong with the command line."""
     if isinstance(error, SaejaxError):
         raise error
-    arguments = dict(_split(a) for a in argv[1:] if a.startswith("--"))
-    path, _, preset = arguments.get(_FLAG, flags.FLAGS[_FLAG].default).partition(":")
-    config = _load_config_file(Path(path), preset)
-    for key, value in arguments.items():
-        if key.startswith(f"{_FLAG}."):
-            _check_override(config, key, value)
-    if isinstance(error, flags.UnrecognizedFlagError):
+    if isinstance(error, flags.UnrecognizedFlagError) and not error.flagname.startswith(f"{_FLAG}."):
         known = [name for name in flags.FLAGS if len(name) > 1]
         raise ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, known)}")
+    path, _, preset = arguments[_FLAG].partition(":")
+    config = _load_config_file(path, preset)
+    for key, value in arguments.items():
+        if key.startswith(f"{_FLAG}.") and "[" not in key:
+            _check_override(config, key, value)
     raise ConfigError(str(error))
 
 
-def _split(argument: str) -> tuple[str, str]:
-    key, _, value = argument[2:].partition("=")
-    return key, value
+def _arguments(argv: list[str]) -> dict[str, str]:
+    """{flag: value} of `--flag=value` and `--flag value`, with one dash or two; "" for a flag without value."""
+    found: dict[str, str] = {}
+    waiting = None
+    for word in itertools.takewhile(lambda word: word != "--", argv[1:]):
+        # A letter behind the dashes: -1 is a value.
+        if match := re.fullmatch(r"--?([A-Za-z_][\w.\[\]]*)(?:(=)(.*))?", word, re.DOTALL):
+            found[match[1]] = match[3] or ""
+            waiting = None if match[2] else match[1]
+        elif waiting is not None:
+            found[waiting], waiting = word, None
+    return found
 
 
-def _load_config_file(path: Path, preset: str) -> config_dict.ConfigDict:
-    if not path.is_file():
-        there = sorted(str(p) for p in Path("configs").glob("*.py") if not p.name.startswith("_"))
-        raise ConfigError(f"No config file {str(path)!r}.{nearest(str(path), there)}")
+def _load_config_file(path: str, preset: str) -> config_dict.ConfigDict:
+    if not Path(path).is_file():
+        raise _no_config_file(path)
     spec = importlib.util.spec_from_file_location("_saejax_config", path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file; give one such as {_DEFAULT}.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.get_config(preset) if preset else module.get_config()
+
+
+def _no_config_file(path: str) -> ConfigError:
+    there = sorted(str(p) for p in Path("configs").glob("*.py") if not p.name.startswith("_"))
+    hint = nearest(path, there) if there else " Run this in the folder that holds configs/, or give --config=<file>."
+    return ConfigError(f"No config file {path!r}.{hint}")
 
 
 def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> None:
@@ -110,6 +141,8 @@ def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> Non
             raise ConfigError(f"Unknown key {above}.{name}.{nearest(name, there)}")
         if name is not leaf:
             node = node[name]
+    if isinstance(node[leaf], config_dict.ConfigDict):
+        raise ConfigError(f"{key} is a section; set one of its keys: {', '.join(node[leaf])}.")
     kind = node.get_type(leaf).__name__
     try:
         fits = _parses(kind, value)
@@ -121,7 +154,7 @@ def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> Non
 
 def _parses(kind: str, value: str) -> bool:
     if kind == "bool":
-        return value.lower() in ("true", "false", "1", "0")
+        return value.lower() in ("", "true", "false", "1", "0")  # "": a flag without value means true
     if kind in ("int", "float"):
         {"int": int, "float": float}[kind](value)
-    return kind != "ConfigDict"
+    return True

@@ -21,7 +21,9 @@ T = TypeVar("T")
 def nearest(name: str, names: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the closest of `names`, or the list of them where none is close."""
     names = list(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # Spelt out where the key is short: learning_rate is lr.
+    initials = "".join(word[:1] for word in name.split("_"))
+    close = [initials] if initials in names else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(names)}."
 
 
@@ -34,7 +36,8 @@ def to_config_dict(value: Any) -> config_dict.ConfigDict:
         if dataclasses.is_dataclass(item):
             out[field.name] = to_config_dict(item)
         elif item is None:
-            out[field.name] = config_dict.placeholder(_without_none(hints[field.name]))
+            kind = _without_none(hints[field.name])
+            out[field.name] = config_dict.placeholder(typing.get_origin(kind) or kind)
         else:
             out[field.name] = item
     return out
@@ -82,15 +85,15 @@ def _without_none(hint: Any) -> Any:
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {value!r}; it must be a section with keys.")
-        return from_config_dict(hint, value, where)  # type: ignore[arg-type]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         # The flag parser hands over the word None for string keys.
         if value is None or value == "None":
             return None
         hint = _without_none(hint)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {value!r}; it must be a section with keys.")
+        return from_config_dict(hint, value, where)  # type: ignore[arg-type]
     if typing.get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise ConfigError(f"{where} is {value!r}; it must be a list of {typing.get_args(hint)[0].__name__}.")

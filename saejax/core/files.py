@@ -1,5 +1,6 @@
 """Small JSON files that are either the old version or the new one, never half of each."""
 
+import contextlib
 import errno
 import json
 import os
@@ -26,6 +27,8 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
             os.fsync(handle.fileno())
         temporary.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise unwritable(path, error) from None
 
 
@@ -35,7 +38,9 @@ def read_json(path: str | os.PathLike) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8 or not JSON
         raise DataError(f"{path} is damaged ({error}); restore it or delete it.") from None
 
 

@@ -62,15 +62,18 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     counts. A torn last line (the process was killed) is ignored.
 
     Raises:
-        DataError: a line other than the last that is not JSON.
+        DataError: no such file, or a line other than the last that is not a row.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = Path(path).read_bytes().rstrip(b"\n").split(b"\n")
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist.") from None
     rows: dict[tuple[int, tuple[str, ...]], dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            rows[row["step"], tuple(sorted(row))] = row
-        except (json.JSONDecodeError, KeyError, TypeError):
+            rows[int(row["step"]), tuple(sorted(row))] = row
+        except (ValueError, KeyError, TypeError):  # ValueError: not JSON, not UTF-8, or a step that is no number
             if number < len(lines):
                 raise DataError(f"{path}, line {number} is damaged; remove that line.") from None
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]

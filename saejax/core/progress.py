@@ -1,4 +1,4 @@
-"""Progress, rate and time left of a long stage, on the terminal or as occasional lines in a log."""
+"""Progress, rate and time left of a long stage: a bar on a terminal, occasional lines in a log."""
 
 import sys
 import time
@@ -6,45 +6,52 @@ from typing import Any
 
 from tqdm import tqdm
 
+_LOG_EVERY_SECONDS = 15.0
+
 
 class Progress:
-    """A bar in tokens. Use as a context manager; `advance(n)` after each piece of work.
+    """Progress in tokens. Use as a context manager; `advance(n)` after each piece of work.
 
-    On a terminal it redraws itself; in a log it prints a line every 15 seconds.
+    Attributes:
+        tokens: tokens of this session, without those done before it.
     """
 
     def __init__(self, stage: str, total: int, done: int = 0):
-        self._terminal = sys.stderr.isatty()
-        self._bar = tqdm(
-            total=total,
-            initial=done,
-            desc=stage,
-            unit="tok",
-            unit_scale=True,
-            mininterval=0.2 if self._terminal else 15,
-            maxinterval=15,
-            ascii=not self._terminal,
-            ncols=None if self._terminal else 100,
-        )
-        self._started, self._done = time.perf_counter(), 0
+        self._stage, self._total, self._before = stage, total, done
+        self.tokens = 0
+        self._show: dict[str, str] = {}
+        self._started = self._last_line = time.perf_counter()
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=total, initial=done, desc=stage, unit="tok", unit_scale=True, mininterval=0.2)
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
+        elif self.tokens:
+            self._print_line()
 
     def advance(self, tokens: int, **show: str) -> None:
-        self._done += tokens
-        if show:
-            self._bar.set_postfix(show, refresh=False)
-        self._bar.update(tokens)
+        """Count `tokens` more; `show` are a few words about the state of the work, kept until changed."""
+        self.tokens += tokens
+        self._show |= show
+        if self._bar is not None:
+            self._bar.set_postfix(self._show, refresh=False)
+            self._bar.update(tokens)
+        elif time.perf_counter() - self._last_line > _LOG_EVERY_SECONDS:
+            self._print_line()
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._started
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of this session (without those done before it)."""
-        return self._done
+    def _print_line(self) -> None:
+        self._last_line = time.perf_counter()
+        done, rate = self._before + self.tokens, self.tokens / max(self.seconds, 1e-9)
+        left = tqdm.format_interval(max(0, self._total - done) / max(rate, 1e-9))
+        state = "".join(f", {name} {value}" for name, value in self._show.items())
+        line = f"{self._stage}: {done:,}/{self._total:,} tokens, {rate:,.0f} tokens/s, {left} left{state}"
+        print(line, file=sys.stderr, flush=True)

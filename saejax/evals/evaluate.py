@@ -13,7 +13,7 @@ from saejax.core.progress import Progress
 from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram
 from saejax.evals.splice import splice_metrics, splice_sums
 from saejax.lm import LanguageModel
-from saejax.text import Packer
+from saejax.text import PackedRows, Packer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class EvalConfig:
     """Evaluation on held-out text.
 
     Attributes:
-        tokens: held-out activations to evaluate on; fewer if the text runs out.
+        tokens: held-out activations to evaluate on: whole batches until there are so many, or the text runs out.
         batch_rows: packed rows in a forward pass (each runs the language model three times).
     """
 
@@ -51,12 +51,11 @@ def evaluate(
     The metrics are those of `Reconstruction`, of `splice` and `decoder_gram_rms`.
 
     Raises:
-        DataError: no held-out text at all.
+        DataError: no held-out text, or nothing in it but special tokens.
     """
     reconstruction, totals = Reconstruction(), {}
     shift_D = jnp.asarray(params["b_dec"], jnp.float32)
 
-    @jax.jit
     def batch(params: Any, lm_params: Any, packed: dict[str, jax.Array]) -> Any:
         def reconstruct(x_RSD: jax.Array) -> jax.Array:
             x_BD = x_RSD.reshape(-1, x_RSD.shape[-1]).astype(jnp.float32)
@@ -68,21 +67,26 @@ def evaluate(
         x_hat_BD = coder.decode(params, latents)
         return sums, batch_sums(x_BD, x_hat_BD, latents, packed["keep"].ravel(), shift_D)
 
+    # Compiled before the clock starts.
+    compiled = jax.jit(batch).lower(params, lm.params, _arrays(packer.blank(config.batch_rows))).compile()
     with Progress("evaluate", config.tokens) as progress:
         for packed in packer.batches("heldout", config.batch_rows):
             kept = int(packed.keep.sum())
-            arrays = {name: jnp.asarray(getattr(packed, name)) for name in ("tokens", "positions", "segments", "keep")}
-            sums, parts = batch(params, lm.params, arrays)
+            sums, parts = compiled(params, lm.params, _arrays(packed))
             for name, value in jax.device_get(sums).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
             reconstruction.add(parts)
             progress.advance(kept)
             if progress.tokens >= config.tokens:
                 break
-        if not totals:
+        if not totals.get("predicted") or not progress.tokens:
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
         metrics = reconstruction.metrics() | splice_metrics(totals)
         metrics["gram_rms"] = decoder_gram_rms(np.asarray(params["W_dec"]))
         n_tokens = int(reconstruction.sums["n"])
         density = density_histogram(reconstruction.counts, n_tokens)
         return Evaluated(metrics, density, n_tokens, progress.seconds)
+
+
+def _arrays(packed: PackedRows) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(getattr(packed, name)) for name in ("tokens", "positions", "segments", "keep")}

@@ -4,6 +4,7 @@ The six come from the reports this project grew from (RTX 6000 training analysis
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +58,8 @@ class Gate:
         return self.value < self.bar if self.comparison == "<" else self.value > self.bar
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"passed": self.passed}
+        measured = self.value is not None and bool(np.isfinite(self.value))
+        return dataclasses.asdict(self) | {"value": self.value if measured else None, "passed": self.passed}
 
 
 def check_gates(config: GateConfig, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> list[Gate]:
@@ -125,7 +127,7 @@ def _largest_rise(rows: Sequence[dict[str, Any]]) -> float | None:
     if len(loss) < 10:
         return None
     means = [float(np.mean(part)) for part in np.array_split(loss, 5)]
-    return max(after / before - 1 for before, after in zip(means, means[1:], strict=False))
+    return max(after / max(before, 1e-300) - 1 for before, after in itertools.pairwise(means))
 
 
 def _r2_at(rows: Sequence[dict[str, Any]], step: int) -> float | None:

@@ -77,7 +77,8 @@ class Reconstruction:
         variance_D = s["x2"] / n - np.square(s["x"] / n)
         error2_D = s["e2"] / n
         error_variance_D = error2_D - np.square(s["e"] / n)
-        varies = variance_D > 1e-12 * max(variance_D.max(), 1e-300)
+        # Below the second bound a difference of two float32 sums is rounding.
+        varies = variance_D > np.maximum(1e-12 * variance_D.max(), 1e-6 * s["x2"] / n)
         values = {
             "l0": s["l0"] / n,
             "fve": 1 - error2_D.sum() / variance_D.sum(),

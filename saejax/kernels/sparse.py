@@ -27,7 +27,8 @@ def _decode_fwd(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array):  
 
 def _decode_bwd(residuals, g_BD: jax.Array):  # type: ignore[no-untyped-def]
     values_BK, indices_BK, W_FD = residuals
-    return _row_products(g_BD, indices_BK, W_FD), None, _scatter_rows(values_BK, indices_BK, g_BD, W_FD.shape[0])
+    grad_FD = _scatter_rows(values_BK, indices_BK, g_BD, W_FD.shape[0])
+    return _row_products(g_BD, indices_BK, W_FD), None, grad_FD
 
 
 decode_rows.defvjp(_decode_fwd, _decode_bwd)
@@ -47,8 +48,8 @@ def kept_pre_activations(
 ) -> jax.Array:
     """pre[b, indices_bk], where pre = x W is already known; its gradient to W touches only kept columns.
 
-    `pre_BF` serves the values alone: no gradient flows into it, and none into x (activations are data; what the
-    encoder's input bias needs is added by the caller, who knows it).
+    `pre_BF` serves the values alone: no gradient flows into it, and none into x (activations are data; what
+    the encoder's input bias needs is added by the caller, who knows it).
     """
     return jnp.take_along_axis(pre_BF, indices_BK, axis=1)
 
@@ -66,7 +67,10 @@ def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
 kept_pre_activations.defvjp(_kept_fwd, _kept_bwd)
 
 
+# A custom_vjp hands NumPy arrays on as they are, and a loop's counter cannot index those: hence `asarray`.
 def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
+    values_BK, indices_BK, W_FD = jnp.asarray(values_BK), jnp.asarray(indices_BK), jnp.asarray(W_FD)
+
     def add(k: int, out_BD: jax.Array) -> jax.Array:
         return out_BD + values_BK[:, k, None] * W_FD[indices_BK[:, k]]
 
@@ -76,6 +80,7 @@ def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array)
 
 def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
     """out_bk = g_b . W[indices_bk]"""
+    indices_BK, W_FD = jnp.asarray(indices_BK), jnp.asarray(W_FD)
 
     def put(k: int, out_BK: jax.Array) -> jax.Array:
         return out_BK.at[:, k].set((g_BD * W_FD[indices_BK[:, k]]).sum(-1))
@@ -85,8 +90,10 @@ def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> ja
 
 def _scatter_rows(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_rows: int) -> jax.Array:
     """out[indices_bk] += scale_bk rows_b.  -> [n_rows, D]"""
+    scale_BK, indices_BK = jnp.asarray(scale_BK), jnp.asarray(indices_BK)
 
     def add(k: int, out_FD: jax.Array) -> jax.Array:
         return out_FD.at[indices_BK[:, k]].add(scale_BK[:, k, None] * rows_BD)
 
-    return jax.lax.fori_loop(0, indices_BK.shape[1], add, jnp.zeros((n_rows, rows_BD.shape[1]), rows_BD.dtype))
+    start_FD = jnp.zeros((n_rows, rows_BD.shape[1]), rows_BD.dtype)
+    return jax.lax.fori_loop(0, indices_BK.shape[1], add, start_FD)

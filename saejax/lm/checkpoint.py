@@ -65,7 +65,7 @@ def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, 
     arch = architecture(config_json, str(folder))
     try:
         params = arch.read_params(config, tensor)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         raise DataError(f"{folder}: a tensor does not have the shape that config.json gives it: {error}") from None
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
     _check_shapes(folder, config, params)

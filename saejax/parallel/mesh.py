@@ -39,8 +39,9 @@ def make_mesh(config: ParallelConfig, devices: Any = None) -> Mesh:
     devices = jax.devices() if devices is None else devices
     shape = config.mesh or (len(devices), 1)
     if math.prod(shape) > len(devices):
+        wanted = ",".join(map(str, shape))
         raise ConfigError(
-            f"parallel.mesh={','.join(map(str, shape))} needs {math.prod(shape)} devices; there are {len(devices)}."
+            f"parallel.mesh={wanted} needs {math.prod(shape)} devices; there are {len(devices)}: lower it."
         )
     chosen = np.array(devices[: math.prod(shape)]).reshape(shape)
     return Mesh(chosen, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
@@ -58,8 +59,8 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, ...]]) -> Any:
     """Shardings for every leaf of `tree`, found by the leaf's own name.
 
-    A leaf whose last named path entry is in `axes` and whose rank fits (a parameter, its optimizer moments, its
-    statistics) follows those logical axes; every other leaf is replicated.
+    A leaf whose last named path entry is in `axes` and whose rank fits (a parameter, its optimizer moments,
+    its statistics) follows those logical axes; every other leaf is replicated.
     """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:

@@ -58,8 +58,8 @@ def _header(run: RunFiles) -> dict[str, Any]:
         "model": evaluation.get("model") or features.get("model") or _model(run.config),
         "hook_point": evaluation.get("hook_point") or features.get("hook_point") or _text(hook_points),
         "preset": preset,
-        "d_in": _whole(_find(run.config, "d_in", "d_model")),
-        "d_sae": _whole(_find(run.config, "d_sae", "d_latent", "n_latents")) or _whole(features.get("d_sae")),
+        "d_in": _whole(evaluation.get("d_in")),
+        "d_sae": _whole(evaluation.get("d_sae") or features.get("d_sae")),
         # Other presets have the key in their configuration too, but do not use it.
         "k": _whole(_find(run.config, "k")) if "topk" in preset else None,
         "tokens": max((row["tokens"] for row in run.metrics if _number(row.get("tokens"))), default=None),

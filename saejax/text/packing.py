@@ -70,6 +70,10 @@ class Packer:
             missing = rows - len(pending) if pad_last else 0
             yield self._stack(pending + [self._new_row(pending[-1]["cursor"]) for _ in range(missing)])
 
+    def blank(self, rows: int) -> PackedRows:
+        """A batch of padding: the shapes and dtypes that `batches` will give, to compile for."""
+        return self._stack([self._new_row({"document": 0, "offset": 0}) for _ in range(rows)])
+
     def _bos(self) -> list[int]:
         return [self.tokenizer.bos_id] if self.prepend_bos and self.tokenizer.bos_id is not None else []
 

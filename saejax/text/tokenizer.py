@@ -54,7 +54,7 @@ class Tokenizer:
             raise DataError(f"{config_path} is not a JSON object: {error}") from None
         if isinstance(bos_id, list):
             bos_id = bos_id[0] if bos_id else None
-        if bos_id is not None and (type(bos_id) is not int or backend.id_to_token(bos_id) is None):
+        if bos_id is not None and (type(bos_id) is not int or bos_id not in backend.get_vocab().values()):
             raise DataError(f"{config_path}: bos_token_id is {bos_id!r}, which is no id of the tokenizer beside it.")
         return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest())
 

@@ -113,12 +113,14 @@ class _Session:
         self.pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self.saved = first
         self.mark: float | None = None
-        self.overhead = 0.0
+        self.validation_seconds = 0.0
 
     def run(self, step_fn: Callable[..., Any], state: TrainState) -> Outcome:
         config, total = self.config, self.config.steps
         step = self.first
         sharding = batch_sharding(self.setup.mesh)
+        if step == 0:
+            self.validate_untrained(state)
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption())
@@ -175,14 +177,26 @@ class _Session:
         return shown
 
     def predict(self, step: int) -> None:
-        """Predict the run's whole length once, from the median pace of its first steps."""
+        """Predict the run's whole length once, from the pace of its first steps and the length of a validation."""
         if self.first or self.config.steps < 2 * _PREDICT_AT:
             return
         if step == _PREDICT_FROM:
             self.mark = time.perf_counter()
         elif step == _PREDICT_AT and self.mark is not None:
             pace = (time.perf_counter() - self.mark) / (_PREDICT_AT - _PREDICT_FROM)
-            self.write(step, {"time/predicted_seconds": self.seconds() + pace * (self.config.steps - step)})
+            every = self.config.validate_every
+            validations = self.config.steps // every - step // every if every and self.setup.validate else 0
+            left = pace * (self.config.steps - step) + validations * self.validation_seconds
+            self.write(step, {"time/predicted_seconds": self.seconds() + left})
+
+    def validate_untrained(self, state: TrainState) -> None:
+        """The curve's first point; the second call, already compiled, tells how long a validation takes."""
+        if self.setup.validate and self.config.validate_every and self.first < self.config.steps:
+            self.setup.validate(state.params)
+            started = time.perf_counter()
+            metrics = self.setup.validate(state.params)
+            self.validation_seconds = time.perf_counter() - started
+            self.write(0, {f"val/{name}": value for name, value in metrics.items()})
 
     def validate_if_due(self, step: int, state: TrainState) -> None:
         every = self.config.validate_every

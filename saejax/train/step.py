@@ -29,7 +29,7 @@ def make_step(coder: Coder, optimizer: optax.GradientTransformation, schedule: o
         grads = coder.project_gradients(state.params, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = coder.constrain(optax.apply_updates(state.params, updates))
-        metrics = metrics | {"grad_norm": optax.global_norm(grads), "lr": schedule(state.step)}
+        metrics = metrics | {"grad_norm": optax.tree.norm(grads), "lr": schedule(state.step)}
         return TrainState(state.step + 1, params, opt_state, stats), metrics
 
     return step

@@ -13,8 +13,8 @@ from saejax.coders.sparsity.topk import TopK
 class Sparsity(Protocol):
     """(pre [B, F], keep) -> Latents.
 
-    `keep(indices [B, K]) -> pre at the indices [B, K]` gives a sparse activation its values with a gradient that
-    never builds [B, F]; a dense activation ignores it and differentiates through `pre`.
+    `keep(indices [B, K]) -> pre at the indices [B, K]` gives a sparse activation its values with a gradient
+    that never builds [B, F]; a dense activation ignores it and differentiates through `pre`.
     """
 
     sparse: bool

@@ -1,0 +1,530 @@
+"""Every metric against a few lines of float64 numpy, the splice against three separate runs, the gates."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from saejax.coders import Coder, CoderConfig, Latents, build
+from saejax.core.errors import ConfigError, DataError
+from saejax.evals import EvalConfig, Gate, GateConfig, Reconstruction, check_gates, decoder_gram_rms, evaluate
+from saejax.evals.reconstruction import batch_sums, density_histogram
+from saejax.evals.splice import splice_metrics, splice_sums
+from saejax.lm import LanguageModel, decoder
+from saejax.lm.conventions import DecoderConfig
+from saejax.text import PackedRows, Packer, Source, Tokenizer
+
+# ---------------------------------------------------------------------------------------------- reconstruction
+
+WIDTH, LATENTS = 12, 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Arrays of one batch; `latents` are dense or sparse, `f` the same dense."""
+
+    x: np.ndarray
+    x_hat: np.ndarray
+    latents: Latents
+    f: np.ndarray
+    keep: np.ndarray
+
+
+def make_batch(seed: int, size: int, offset: float = 0.0, sparse: bool = False) -> Batch:
+    """std about 1, mean about `offset` with both signs; a quarter masked; some kept sparse values are 0."""
+    rng = np.random.default_rng(seed)
+    mean = offset * np.where(np.arange(WIDTH) % 2, 1.0, -0.7)
+    x = (mean + rng.normal(size=(size, WIDTH)) * np.linspace(0.5, 2, WIDTH)).astype(np.float32)
+    x_hat = (x + 0.3 * rng.normal(size=x.shape) + 0.1).astype(np.float32)
+    f = np.zeros((size, LATENTS), np.float32)
+    indices = np.argsort(rng.random((size, LATENTS - 4)), axis=1)[:, :5]  # the last four are dead
+    values = np.maximum(rng.normal(0.5, 1, size=indices.shape), 0).astype(np.float32)
+    np.put_along_axis(f, indices, values, axis=1)
+    keep = rng.random(size) < 0.75
+    latents = Latents(jnp.asarray(values), jnp.asarray(indices), LATENTS) if sparse else Latents(jnp.asarray(f), None, LATENTS)
+    return Batch(x, x_hat, latents, f, keep)
+
+
+def measure(batches: list[Batch], shift: np.ndarray | None = None) -> Reconstruction:
+    shift = batches[0].x.mean(0) if shift is None else shift
+    total = Reconstruction()
+    for b in batches:
+        total.add(_sums(b.x, b.x_hat, b.latents, b.keep, shift.astype(np.float32)))
+    return total
+
+
+_sums = jax.jit(batch_sums)
+
+
+def oracle(batches: list[Batch]) -> dict[str, float]:
+    """The definitions, over all kept tokens at once."""
+    x, x_hat, f = (
+        np.concatenate([getattr(b, name)[b.keep] for b in batches]).astype(np.float64) for name in ("x", "x_hat", "f")
+    )
+    e = x - x_hat
+    norms = np.sqrt((x**2).sum(1))
+    total_j = ((x - x.mean(0)) ** 2).sum(0)
+    active = (f != 0).sum(1)
+    return {
+        "l0": active.mean(),
+        "fve": 1 - (e**2).sum() / total_j.sum(),
+        "r2": np.mean([1 - (e[:, j] ** 2).sum() / total_j[j] for j in range(x.shape[1])]),
+        "fve_centred_error": 1 - e.var(0).sum() / x.var(0).sum(),
+        "relative_error": (e**2).sum() / (x**2).sum(),
+        "relative_norm_error": (np.sqrt((e**2).sum(1)) / norms).mean(),
+        "mse": (e**2).mean(),
+        "cosine": ((x * x_hat).sum(1) / norms / np.sqrt((x_hat**2).sum(1))).mean(),
+        "zero_fraction": (f == 0).mean(),
+        "dead_fraction": (f == 0).all(0).mean(),
+    }
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("offset", [0.0, 100.0], ids=["centred", "mean 100 std"])
+def test_every_metric_equals_its_definition(offset: float, sparse: bool) -> None:
+    batches = [make_batch(seed, size, offset, sparse) for seed, size in enumerate((64, 64, 64, 17))]
+    batches[1].keep[:] = False  # nothing kept
+    batches[2].keep[:] = True
+    total = measure(batches)
+    got, want = total.metrics(), oracle(batches)
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert got[name] == pytest.approx(value, rel=1e-4), name
+    kept_f = np.concatenate([b.f[b.keep] for b in batches])
+    np.testing.assert_array_equal(total.counts, (kept_f != 0).sum(0))
+    assert total.counts.dtype == np.int64 and total.sums["n"] == len(kept_f)
+    assert want["dead_fraction"] > 0 and 0 < want["r2"] < want["fve"] + 0.1 < 1.1
+
+
+def test_masked_rows_may_hold_anything() -> None:
+    batches = [make_batch(seed, 64) for seed in (0, 1)]
+    want = measure(batches, np.zeros(WIDTH)).metrics()
+    for b in batches:
+        b.x[~b.keep], b.x_hat[~b.keep] = 1e6, -1e6
+        changed = np.where(b.keep[:, None], b.f, 7.0).astype(np.float32)
+        object.__setattr__(b, "latents", Latents(jnp.asarray(changed), None, LATENTS))
+    assert measure(batches, np.zeros(WIDTH)).metrics() == pytest.approx(want, rel=1e-6)
+
+
+def test_the_order_of_batches_changes_nothing() -> None:
+    batches = [make_batch(seed, size, 3.0) for seed, size in enumerate((64, 17, 64))]
+    shift = np.full(WIDTH, 3.0)
+    forward, backward = measure(batches, shift), measure(batches[::-1], shift)
+    assert forward.metrics() == pytest.approx(backward.metrics(), rel=1e-12)
+    np.testing.assert_array_equal(forward.counts, backward.counts)
+
+
+def with_reconstruction(b: Batch, x_hat: np.ndarray, shift: float = 0.0) -> Batch:
+    return dataclasses.replace(b, x=b.x + np.float32(shift), x_hat=(x_hat + shift).astype(np.float32))
+
+
+def test_a_perfect_reconstruction() -> None:
+    b = make_batch(0, 64, 5.0)
+    got = measure([with_reconstruction(b, b.x)]).metrics()
+    for name in ("fve", "r2", "fve_centred_error", "cosine"):
+        assert got[name] == pytest.approx(1, abs=1e-6), name
+    for name in ("relative_error", "relative_norm_error", "mse"):
+        assert got[name] == 0, name
+
+
+def test_predicting_the_mean_explains_nothing() -> None:
+    b = make_batch(0, 64, 5.0)
+    mean = np.broadcast_to(b.x[b.keep].astype(np.float64).mean(0), b.x.shape)
+    got = measure([with_reconstruction(b, mean)]).metrics()
+    for name in ("fve", "r2", "fve_centred_error"):
+        assert got[name] == pytest.approx(0, abs=1e-5), name
+
+
+def test_fve_is_blind_to_where_zero_lies_and_the_uncentred_variant_is_not() -> None:
+    b = make_batch(0, 64)
+    plain, moved = with_reconstruction(b, b.x_hat), with_reconstruction(b, b.x_hat, shift=30.0)
+    for name in ("fve", "r2", "fve_centred_error", "mse"):
+        assert measure([moved]).metrics()[name] == pytest.approx(measure([plain]).metrics()[name], rel=1e-4), name
+
+    def uncentred(c: Batch) -> float:
+        x, x_hat = c.x[c.keep].astype(np.float64), c.x_hat[c.keep]
+        return 1 - ((x - x_hat) ** 2).sum() / (x**2).sum()
+
+    assert uncentred(moved) > uncentred(plain) + 0.05
+
+
+def test_a_bias_costs_fve_but_not_the_centred_error_variant() -> None:
+    b = make_batch(0, 64)
+    plain, biased = with_reconstruction(b, b.x_hat), with_reconstruction(b, b.x_hat + 1.0)
+    before, after = measure([plain]).metrics(), measure([biased]).metrics()
+    assert after["fve"] < before["fve"] - 0.3
+    assert after["fve_centred_error"] == pytest.approx(before["fve_centred_error"], abs=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, -2.7], ids=str)
+def test_a_dimension_without_variance_is_left_out_of_r2(shift: float) -> None:
+    b = make_batch(0, 64)
+    b.x[:, 3] = 1.1
+    want = np.mean([1 - ((b.x - b.x_hat)[b.keep, j] ** 2).mean() / b.x[b.keep, j].var() for j in range(WIDTH) if j != 3])
+    assert measure([b], np.full(WIDTH, shift)).metrics()["r2"] == pytest.approx(want, rel=1e-4)
+
+
+# ----------------------------------------------------------------------------------- decoder and density figures
+
+
+def test_gram_rms_equals_the_double_loop() -> None:
+    rows = np.random.default_rng(0).normal(size=(9, 5)) * np.logspace(-3, 3, 9)[:, None]
+    rows[4] = 0
+    unit = [r / np.sqrt(r @ r) for r in rows if r.any()]
+    squares = [(unit[i] @ unit[j]) ** 2 for i in range(8) for j in range(8) if i != j]
+    assert decoder_gram_rms(rows) == pytest.approx(math.sqrt(sum(squares) / len(squares)), rel=1e-12)
+
+
+def test_gram_rms_at_its_ends() -> None:
+    assert decoder_gram_rms(3 * np.eye(6, 8, dtype=np.float32)) == pytest.approx(0, abs=1e-8)
+    assert decoder_gram_rms(np.ones((7, 4), np.float32)) == pytest.approx(1, rel=1e-12)
+    assert decoder_gram_rms(-np.ones((2, 4)) * [[1], [-1]]) == pytest.approx(1, rel=1e-12)  # opposite: the same line
+    assert decoder_gram_rms(np.zeros((3, 4))) == 0 and decoder_gram_rms(np.ones((1, 4))) == 0
+    random = np.random.default_rng(1).normal(size=(2000, 64))
+    assert decoder_gram_rms(random) == pytest.approx(1 / 8, rel=0.02)
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000, 10**6, 10**7, 123_456_789])
+def test_density_histogram_holds_every_live_latent(n: int) -> None:
+    counts = np.minimum(np.array([0, 0, 0, 1, 1, 3, n // 2, n - 1, n, n]), n)
+    got = density_histogram(counts, n)
+    assert sum(got["counts"]) == (counts > 0).sum() and got["dead"] == (counts == 0).sum()
+    edges = np.array(got["log10_edges"])
+    assert len(edges) == len(got["counts"]) + 1 == 41 and (np.diff(edges) > 0).all()
+    assert edges[0] <= math.log10(1 / n) and edges[-1] == 0 and got["n_tokens"] == n
+    assert json.loads(json.dumps(got)) == got
+    assert got["counts"][-1] >= 2  # those that fire on every token
+
+
+def test_density_histogram_of_nothing_but_dead_latents() -> None:
+    got = density_histogram(np.zeros(5, np.int64), 100)
+    assert sum(got["counts"]) == 0 and got["dead"] == 5
+
+
+# --------------------------------------------------------------------------------------------- a language model
+
+BOS, SPECIAL, ROW = 60, 61, 24
+HOOK = "blocks.0.resid_post"
+
+
+def tiny_lm(d_model: int = 16) -> LanguageModel:
+    """Two random layers, 62 tokens; nothing is zero or one, so that every part of the model matters."""
+    backend = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(BOS)}, unk_token="w1"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<bos>", "<mask>"])
+    tokenizer = Tokenizer(backend, BOS, frozenset({BOS, SPECIAL}), "0")
+    config = DecoderConfig(2, d_model, 2, d_model // 2, 24, 62, ROW, "gelu_new", 1e-5, True)
+    shapes = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(0, 0.4, leaf.shape).astype(np.float32), shapes)
+    return LanguageModel(config, params, tokenizer, {"model": "tiny"})
+
+
+def source(texts: list[str]) -> Source:
+    """All documents held out."""
+    return Source({}, lambda start: ((i, f"doc{i}", str(i), t) for i, t in enumerate(texts) if i >= start), 1.0)
+
+
+def documents(count: int = 14, seed: int = 0) -> list[str]:
+    """Lengths from 1 to 60 words, special tokens among them."""
+    rng = np.random.default_rng(seed)
+    words = [rng.integers(0, BOS, rng.integers(1, 60)) for _ in range(count)]
+    return [" ".join("<mask>" if rng.random() < 0.1 else f"w{w}" for w in text) for text in words]
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return tiny_lm()
+
+
+@pytest.fixture(scope="module")
+def packed(lm: LanguageModel) -> PackedRows:
+    """All documents in one batch, with two rows of padding."""
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    rows = sum(len(b.tokens) for b in packer.batches("heldout", 1))
+    (batch,) = packer.batches("heldout", rows + 2)
+    assert (batch.segments[-2:] == -1).all() and batch.segments.max() >= 2
+    return batch
+
+
+def arrays(packed: PackedRows) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(getattr(packed, name)) for name in ("tokens", "positions", "segments", "keep")}
+
+
+def spliced(lm: LanguageModel, packed: PackedRows, reconstruct: Any) -> dict[str, float]:
+    sums, _ = splice_sums(lm, lm.params, HOOK, reconstruct, arrays(packed))
+    return splice_metrics({name: float(value) for name, value in sums.items()})
+
+
+def log_p(lm: LanguageModel, packed: PackedRows, replacement: np.ndarray | None) -> np.ndarray:
+    """float64 log probabilities [R, S, V] of a run with the activation replaced by a constant array."""
+    edits = {} if replacement is None else {HOOK: lambda _: jnp.asarray(replacement)}
+    logits, _ = lm.run(packed.tokens, packed.positions, packed.segments, edits=edits)
+    logits = np.asarray(logits, np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def splice_oracle(lm: LanguageModel, packed: PackedRows, x: np.ndarray, x_hat: np.ndarray) -> dict[str, float]:
+    """Three separate runs, then a loop over every pair of neighbouring tokens."""
+    keep = packed.keep[:, :, None]
+    clean = log_p(lm, packed, None)
+    sae = log_p(lm, packed, np.where(keep, x_hat, x).astype(np.float32))
+    zero = log_p(lm, packed, np.where(keep, 0, x).astype(np.float32))
+    rows: list[tuple[float, float, float, float]] = []
+    for r in range(len(packed.tokens)):
+        for s in range(ROW - 1):
+            if packed.segments[r, s] >= 0 and packed.segments[r, s] == packed.segments[r, s + 1]:
+                token = packed.tokens[r, s + 1]
+                kl = sum(math.exp(p) * (p - q) for p, q in zip(clean[r, s], sae[r, s], strict=True))
+                rows.append((-clean[r, s, token], -sae[r, s, token], -zero[r, s, token], kl))
+    ce_clean, ce_sae, ce_zero, kl = np.mean(rows, axis=0)
+    recovered = (ce_zero - ce_sae) / (ce_zero - ce_clean)
+    return {"ce_clean": ce_clean, "ce_sae": ce_sae, "ce_zero": ce_zero, "loss_recovered": recovered, "kl": kl}
+
+
+@pytest.fixture(scope="module")
+def clean(lm: LanguageModel, packed: PackedRows) -> np.ndarray:
+    _, captured = lm.run(packed.tokens, packed.positions, packed.segments, capture=[HOOK])
+    return np.asarray(captured[HOOK])
+
+
+def test_the_splice_equals_three_separate_runs(lm: LanguageModel, packed: PackedRows, clean: np.ndarray) -> None:
+    noise = np.random.default_rng(1).normal(0, 0.5, clean.shape).astype(np.float32)
+    got = spliced(lm, packed, lambda x: 0.8 * x + noise)
+    want = splice_oracle(lm, packed, clean, 0.8 * clean + noise)
+    assert got == pytest.approx(want, rel=1e-4)
+    assert want["kl"] > 0.01 and want["ce_zero"] > want["ce_clean"] + 0.01 or want["loss_recovered"] != 1
+
+
+def test_what_is_counted(lm: LanguageModel, packed: PackedRows) -> None:
+    sums, x = splice_sums(lm, lm.params, HOOK, lambda x: x, arrays(packed))
+    pieces = {(r, s) for r, row in enumerate(packed.segments) for s in row if s >= 0}
+    tokens = int((packed.segments >= 0).sum())
+    assert int(sums["predicted"]) == tokens - len(pieces) < packed.tokens.size - len(packed.tokens)
+    assert x.shape == (*packed.tokens.shape, lm.config.d_model)
+
+
+def test_an_identical_reconstruction_loses_nothing(lm: LanguageModel, packed: PackedRows) -> None:
+    got = spliced(lm, packed, lambda x: x)
+    assert got["kl"] == pytest.approx(0, abs=1e-6)
+    assert got["ce_sae"] == pytest.approx(got["ce_clean"], abs=1e-6)
+    assert got["loss_recovered"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_zero_reconstruction_recovers_nothing(lm: LanguageModel, packed: PackedRows) -> None:
+    got = spliced(lm, packed, jnp.zeros_like)
+    assert got["loss_recovered"] == pytest.approx(0, abs=1e-6) and got["kl"] > 0.01
+    assert got["ce_sae"] == got["ce_zero"] != got["ce_clean"]
+
+
+def test_bos_special_and_padding_tokens_are_not_replaced(lm: LanguageModel, packed: PackedRows) -> None:
+    assert ((packed.tokens == SPECIAL) & (packed.segments >= 0)).any()
+    keep = packed.keep[:, :, None]
+    got = spliced(lm, packed, lambda x: jnp.where(keep, x, 1e3))
+    assert got["kl"] == pytest.approx(0, abs=1e-6)
+    changed = spliced(lm, packed, lambda x: jnp.where(keep, 1e3, x))
+    assert changed["kl"] > 0.1
+
+
+def test_loss_recovered_without_a_loss_to_recover_is_nan() -> None:
+    sums = {"predicted": 2.0, "ce_clean": 3.0, "ce_sae": 4.0, "ce_zero": 3.0, "kl": 0.0}
+    assert math.isnan(splice_metrics(sums)["loss_recovered"])
+
+
+# ----------------------------------------------------------------------------------------------------- evaluate
+
+
+def coder_and_params(preset: str, d_in: int) -> tuple[Coder, dict[str, np.ndarray]]:
+    config = CoderConfig(preset=preset, d_sae=40, k=4, matmul_dtype="float32")
+    coder = build(config, d_in, 10)
+    rng = np.random.default_rng(5)
+    shapes = {"W_enc": (d_in, 40), "b_enc": (40,), "W_dec": (40, d_in), "b_dec": (d_in,)}
+    params = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    params["b_enc"][-5:] = -1e3  # dead
+    return coder, params
+
+
+def numpy_latents(preset: str, params: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    p = {name: value.astype(np.float64) for name, value in params.items()}
+    pre = (x - p["b_dec"]) @ p["W_enc"] + p["b_enc"]
+    f = np.maximum(pre, 0)
+    return np.where(pre >= np.sort(pre, axis=-1)[..., -4:-3], f, 0) if preset == "topk" else f
+
+
+@pytest.mark.parametrize("preset", ["topk", "standard"])
+def test_evaluate_equals_its_pieces_done_by_hand_at_once(
+    lm: LanguageModel, packed: PackedRows, clean: np.ndarray, preset: str
+) -> None:
+    coder, params = coder_and_params(preset, lm.config.d_model)
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    got = evaluate(coder, params, lm, packer, HOOK, EvalConfig(tokens=10**6, batch_rows=4))
+
+    x = clean.astype(np.float64)
+    f = numpy_latents(preset, params, x)
+    x_hat = f @ params["W_dec"].astype(np.float64) + params["b_dec"]
+    flat = Batch(*(a.reshape(-1, a.shape[-1]) for a in (x, x_hat)), None, f.reshape(-1, 40), packed.keep.ravel())  # type: ignore[arg-type]
+    want = oracle([flat]) | splice_oracle(lm, packed, clean, x_hat)
+    want["gram_rms"] = decoder_gram_rms(params["W_dec"])
+    assert got.metrics == pytest.approx(want, rel=1e-3)
+    assert got.tokens == packed.keep.sum() == got.density["n_tokens"] and got.seconds > 0
+    counts = (flat.f[flat.keep] != 0).sum(0)
+    assert got.density == density_histogram(counts, got.tokens) and got.density["dead"] >= 5
+
+
+def test_evaluate_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> None:
+    coder, params = coder_and_params("topk", lm.config.d_model)
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    kept = [int(b.keep.sum()) for b in packer.batches("heldout", 4)]
+    got = evaluate(coder, params, lm, packer, HOOK, EvalConfig(tokens=kept[0] + 1, batch_rows=4))
+    assert got.tokens == kept[0] + kept[1] < sum(kept)
+
+
+@pytest.mark.parametrize("texts", [[], ["<mask> <mask>"]], ids=["none", "only special tokens"])
+def test_evaluate_without_text_says_so(lm: LanguageModel, texts: list[str]) -> None:
+    coder, params = coder_and_params("topk", lm.config.d_model)
+    packer = Packer(source(texts), lm.tokenizer, ROW)
+    with pytest.raises(DataError, match="no held-out text"):
+        evaluate(coder, params, lm, packer, HOOK, EvalConfig(tokens=100, batch_rows=4))
+
+
+@pytest.mark.parametrize("bad", [{"tokens": 0}, {"batch_rows": 0}, {"tokens": -1}], ids=str)
+def test_eval_config_refuses(bad: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"eval\."):
+        EvalConfig(**bad)
+
+
+# -------------------------------------------------------------------------------------------------------- gates
+
+GOOD_METRICS = {"relative_error": 0.05, "zero_fraction": 0.95, "gram_rms": 0.1}
+GOOD_ROWS: list[dict[str, Any]] = [
+    *({"step": s, "train/loss": 1 / (1 + s)} for s in range(1, 101)),
+    {"step": 1000, "val/r2": 0.9},
+    {"step": 60, "time/predicted_seconds": 100.0},
+    {"step": 1000, "time/seconds": 110.0},
+]
+
+
+def gates(metrics: dict[str, Any] | None = None, rows: Any = None, **bars: float) -> dict[str, Gate]:
+    got = check_gates(
+        GateConfig(**bars),  # type: ignore[arg-type]
+        GOOD_METRICS if metrics is None else metrics,
+        GOOD_ROWS if rows is None else rows,
+    )
+    return {gate.name: gate for gate in got}
+
+
+def test_a_good_run_passes_all_six() -> None:
+    got = gates()
+    assert list(got) == ["loss_falls", "relative_error", "sparsity", "decorrelation", "r2", "runtime"]
+    assert all(gate.passed for gate in got.values())
+    assert all(gate.title and gate.advice.endswith(".") for gate in got.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "bar", "comparison"),
+    [
+        ("loss_falls", "loss_rise", "<"),
+        ("relative_error", "relative_error", "<"),
+        ("sparsity", "zero_fraction", ">"),
+        ("decorrelation", "gram_rms", "<"),
+        ("r2", "r2", ">"),
+        ("runtime", "runtime", "<"),
+    ],
+)
+def test_each_gate_on_both_sides_of_its_bar(name: str, bar: str, comparison: str) -> None:
+    rising = [{"step": s, "train/loss": 1.0 if s < 50 else 1.2} for s in range(100)]
+    rows = [*rising, *GOOD_ROWS[-3:]]
+    value = gates(rows=rows)[name].value
+    assert value is not None and value > 0
+    below, at, above = (gates(rows=rows, **{bar: value * f})[name] for f in (0.99, 1.0, 1.01))
+    assert [below.passed, at.passed, above.passed] == ([False, False, True] if comparison == "<" else [True, False, False])
+    others = {n for n, g in gates(rows=rows, **{bar: value * 0.99}).items() if n != name and not g.passed}
+    assert others <= {"loss_falls"}  # moving one bar moves no other gate
+
+
+def test_what_was_not_measured_fails() -> None:
+    got = gates(metrics={}, rows=[])
+    assert all(gate.value is None and not gate.passed for gate in got.values())
+    nan = gates(metrics=dict.fromkeys(GOOD_METRICS, float("nan")))
+    assert not any(nan[name].passed for name in ("relative_error", "sparsity", "decorrelation"))
+    assert not Gate("x", "x", float("inf"), 1.0, ">", "x").passed
+
+
+def test_gates_survive_json() -> None:
+    metrics = GOOD_METRICS | {"gram_rms": float("nan")}
+    for gate in gates(metrics=metrics).values():
+        text = json.dumps(gate.to_json(), allow_nan=False)
+        raw = json.loads(text)
+        assert raw.pop("passed") == gate.passed
+        again = Gate(**raw)
+        assert again.passed == gate.passed and again.to_json() == gate.to_json()
+        assert again == (dataclasses.replace(gate, value=None) if gate.name == "decorrelation" else gate)
+
+
+def loss_rise(losses: list[float | None]) -> float | None:
+    return gates(rows=[{"step": i, "train/loss": loss} for i, loss in enumerate(losses)])["loss_falls"].value
+
+
+def test_the_largest_rise_between_fifths() -> None:
+    # The first tenth (10 of 100) is left out; the fifths of the remaining 90 have 18 rows.
+    losses: list[float | None] = [99.0] * 10 + [4.0] * 18 + [2.0] * 18 + [2.5] * 18 + [1.0] * 18 + [1.1] * 18
+    assert loss_rise(losses) == pytest.approx(0.25)
+    with_nulls = [v for value in losses for v in (value, None)]
+    assert loss_rise(with_nulls) == pytest.approx(0.25)
+    assert loss_rise([float(100 - i) for i in range(100)]) < 0  # type: ignore[operator]
+    assert loss_rise([1.0] * 100) == 0
+    assert loss_rise([1.0] * 9) is None and loss_rise([]) is None
+    assert loss_rise([0.0] * 100) is not None  # no division by zero
+    assert not gates(rows=[{"step": i, "train/loss": float(i > 50)} for i in range(100)])["loss_falls"].passed
+
+
+def test_rows_of_other_kinds_between_do_not_matter() -> None:
+    rows: list[dict[str, Any]] = []
+    for i in range(100):
+        rows += [{"step": i, "train/loss": 5.0 - i / 50}, {"step": i, "val/r2": i / 100}]
+    assert gates(rows=rows)["loss_falls"].value == loss_rise([5.0 - i / 50 for i in range(100)])
+
+
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [
+        ([(250, 0.5), (1000, 0.8), (1250, 0.9)], 0.8),
+        ([(250, 0.5), (999, 0.6), (1100, 0.9), (1200, 0.1)], 0.9),
+        ([(250, 0.5), (500, 0.6)], 0.6),  # a shorter run: its last
+        ([(1000, None), (1250, 0.9)], 0.9),
+        ([(1000, None)], None),
+        ([], None),
+    ],
+)
+def test_r2_at_the_first_validation_from_the_step_on(values: list[tuple[int, float | None]], want: float | None) -> None:
+    assert gates(rows=[{"step": s, "val/r2": v} for s, v in values])["r2"].value == want
+
+
+@pytest.mark.parametrize(
+    ("rows", "want"),
+    [
+        ([("predicted_seconds", 100.0), ("seconds", 125.0)], 0.25),
+        ([("predicted_seconds", 100.0), ("seconds", 75.0)], 0.25),
+        ([("seconds", 75.0)], None),
+        ([("predicted_seconds", 100.0)], None),
+        ([("predicted_seconds", None), ("seconds", 75.0)], None),
+        # Two whole runs in one file: the last of each.
+        ([("predicted_seconds", 9.0), ("seconds", 9.0), ("predicted_seconds", 100.0), ("seconds", 110.0)], 0.1),
+    ],
+)
+def test_the_deviation_from_the_predicted_time(rows: list[tuple[str, float | None]], want: float | None) -> None:
+    value = gates(rows=[{"step": i, f"time/{name}": v} for i, (name, v) in enumerate(rows)])["runtime"].value
+    assert value == (None if want is None else pytest.approx(want))
+
+
+def test_gate_config_refuses_a_negative_bar() -> None:
+    with pytest.raises(ConfigError, match=r"gates\.r2 is -1"):
+        GateConfig(r2=-1)

@@ -1,0 +1,147 @@
+"""The sparse products equal their references and a float64 oracle: values, gradients, under jit and vmap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from saejax.kernels.sparse import (
+    decode_rows,
+    decode_rows_reference,
+    kept_pre_activations,
+    kept_pre_activations_reference,
+)
+
+B, D, F = 6, 5, 9
+
+# Both products are at most bilinear: a wide central difference is exact, and float32 noise small beside it.
+_CHECK: dict[str, Any] = {"order": 1, "modes": ["rev"], "eps": 0.1, "rtol": 1e-3, "atol": 1e-4}
+
+Arrays = dict[str, np.ndarray]
+
+
+def _inputs(k: int, seed: int = 0) -> Arrays:
+    """Latents that many tokens share (their gradients add up), exact zeros, every index once in a row."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(B, k)).astype(np.float32)
+    values[::2, 0] = 0
+    indices = np.stack([rng.permutation(F)[:k] for _ in range(B)]).astype(np.int32)
+    indices[1], indices[2] = indices[0], indices[0][::-1]
+    return {
+        "values": values,
+        "indices": indices,
+        "W_FD": rng.normal(size=(F, D)).astype(np.float32),
+        "x": rng.normal(size=(B, D)).astype(np.float32),
+        "g_BD": rng.normal(size=(B, D)).astype(np.float32),
+        "g_BK": rng.normal(size=(B, k)).astype(np.float32),
+    }
+
+
+def _oracle(a: Arrays) -> dict[str, np.ndarray]:
+    """Both products and every gradient in float64, by loops."""
+    a = {name: v if name == "indices" else v.astype(np.float64) for name, v in a.items()}
+    k = a["indices"].shape[1]
+    out, d_values, d_W = np.zeros((B, D)), np.zeros((B, k)), np.zeros((F, D))
+    kept, d_W_enc = np.zeros((B, k)), np.zeros((D, F))
+    for b in range(B):
+        for j, f in enumerate(a["indices"][b]):
+            out[b] += a["values"][b, j] * a["W_FD"][f]
+            d_values[b, j] = a["g_BD"][b] @ a["W_FD"][f]
+            d_W[f] += a["values"][b, j] * a["g_BD"][b]
+            kept[b, j] = a["x"][b] @ a["W_FD"].T[:, f]
+            d_W_enc[:, f] += a["g_BK"][b, j] * a["x"][b]
+    return {"out": out, "d_values": d_values, "d_W": d_W, "kept": kept, "d_W_enc": d_W_enc}
+
+
+def _decode(function: Any, a: Arrays) -> dict[str, jax.Array]:
+    out, vjp = jax.vjp(
+        lambda v, W: function(v, a["indices"], W), jnp.asarray(a["values"]), jnp.asarray(a["W_FD"])
+    )
+    d_values, d_W = vjp(jnp.asarray(a["g_BD"]))
+    return {"out": out, "d_values": d_values, "d_W": d_W}
+
+
+def _keep(function: Any, a: Arrays) -> dict[str, jax.Array]:
+    pre_BF = jnp.asarray(a["x"]) @ jnp.asarray(a["W_FD"]).T
+    kept, vjp = jax.vjp(lambda W: function(a["x"], W, pre_BF, a["indices"]), jnp.asarray(a["W_FD"].T))
+    return {"kept": kept, "d_W_enc": vjp(jnp.asarray(a["g_BK"]))[0]}
+
+
+def _assert_close(got: dict[str, jax.Array], want: dict[str, Any]) -> None:
+    for name, value in got.items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("k", [1, 4, F])
+def test_values_and_gradients_equal_references_and_oracle(k: int) -> None:
+    a = _inputs(k)
+    fast = jax.jit(lambda a: _decode(decode_rows, a) | _keep(kept_pre_activations, a))
+    plain = jax.jit(lambda a: _decode(decode_rows_reference, a) | _keep(kept_pre_activations_reference, a))
+    _assert_close(fast(a), _oracle(a))
+    _assert_close(plain(a), _oracle(a))
+
+
+def test_outside_jit_with_numpy_arrays() -> None:
+    a = _inputs(2)
+    _assert_close(_decode(decode_rows, a) | _keep(kept_pre_activations, a), _oracle(a))
+    _assert_close({"out": decode_rows(a["values"], a["indices"], a["W_FD"])}, _oracle(a))
+
+
+def test_decode_rows_by_finite_differences() -> None:
+    a = _inputs(3)
+    check_grads(lambda v, W: decode_rows(v, a["indices"], W), (a["values"], a["W_FD"]), **_CHECK)
+
+
+def test_kept_pre_activations_by_finite_differences() -> None:
+    a = _inputs(3)
+
+    def f(W_DF: jax.Array) -> jax.Array:
+        return kept_pre_activations(a["x"], W_DF, a["x"] @ W_DF, a["indices"])
+
+    check_grads(f, (a["W_FD"].T,), **_CHECK)
+
+
+def test_vmap_over_batches_of_tokens_and_over_weights() -> None:
+    many = [_inputs(3, seed) for seed in range(4)]
+    a = {name: np.stack([one[name] for one in many]) for name in many[0]}
+
+    def both(a: Any) -> dict[str, jax.Array]:
+        return _decode(decode_rows, a) | _keep(kept_pre_activations, a)
+
+    got = jax.jit(jax.vmap(both))(a)
+    for i, one in enumerate(many):
+        _assert_close({name: value[i] for name, value in got.items()}, _oracle(one))
+
+
+def test_kept_pre_activations_takes_values_from_pre_and_gives_it_no_gradient() -> None:
+    a = _inputs(3)
+    pre_BF = jnp.arange(B * F, dtype=jnp.float32).reshape(B, F)
+
+    def f(x: jax.Array, pre: jax.Array) -> jax.Array:
+        return kept_pre_activations(x, jnp.asarray(a["W_FD"].T), pre, a["indices"]).sum()
+
+    kept = kept_pre_activations(a["x"], a["W_FD"].T, pre_BF, a["indices"])
+    np.testing.assert_array_equal(kept, np.take_along_axis(np.asarray(pre_BF), a["indices"], 1))
+    d_x, d_pre = jax.grad(f, (0, 1))(jnp.asarray(a["x"]), pre_BF)
+    assert not d_x.any() and not d_pre.any()
+
+
+@pytest.mark.parametrize("name", ["decode_rows", "kept_pre_activations"])
+def test_no_dense_latents_are_built_forward_or_backward(name: str) -> None:
+    """No array [B, F] in the compiled program: the point of these kernels."""
+    B, D, F, K = 48, 8, 1000, 4
+    v, i = jnp.ones((B, K)), jnp.zeros((B, K), jnp.int32)
+    pre_BF = jnp.zeros((B, F))
+    if name == "decode_rows":
+        f = jax.grad(lambda v, W: decode_rows(v, i, W).sum(), (0, 1))
+        text = jax.jit(f).lower(v, jnp.ones((F, D))).as_text()
+    else:  # of `pre`, which the caller has, only an empty part: its values do not matter here
+        f = jax.grad(lambda x, W: jnp.square(kept_pre_activations(x, W, pre_BF[:, :0], i)).sum(), 1)
+        text = jax.jit(f).lower(jnp.ones((B, D)), jnp.ones((D, F))).as_text()
+    assert f"{F}x{D}x" in text
+    assert f"{B}x{F}x" not in text and f"{F}x{B}x" not in text

@@ -1,0 +1,438 @@
+"""Documents from every source, and their packing into rows that can be entered again anywhere."""
+
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.text import Document, PackedRows, Packer, Source, TextConfig, Tokenizer, open_source
+
+N_WORDS, BOS, MASK = 50, 50, 51
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of one id a word; id 0 is an ordinary word, <bos> and <mask> are special."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    backend = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(N_WORDS)}, unk_token="w1"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<bos>", "<mask>"])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"bos_token_id": BOS}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)
+
+
+def source_of(texts: list[str]) -> Source:
+    """A source in memory; a document's group is its number."""
+
+    def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
+        for index in range(start, len(texts)):
+            yield index, f"d{index}", f"d{index}", texts[index]
+
+    return Source({"source": "memory"}, rows, 0.3)
+
+
+def random_texts(rng: np.random.Generator, documents: int, longest: int) -> list[str]:
+    """Documents of 0 to `longest` words, among them w0 and <mask>."""
+    words = [f"w{i}" for i in range(N_WORDS)] + ["<mask>"]
+    lengths = rng.integers(0, longest + 1, documents)
+    return [" ".join(rng.choice(words, n, p=[0.25, *[0.01] * (N_WORDS - 1), 0.26])) for n in lengths]
+
+
+CASES = [
+    (seed, documents, longest, context, rows, bos)
+    for seed, (documents, longest, context, rows) in enumerate(
+        [
+            (60, 40, 16, 3),
+            (40, 200, 32, 2),
+            (80, 5, 24, 4),
+            (25, 30, 2, 5),
+            (30, 30, 7, 2),
+            (3, 400, 64, 50),
+            (0, 0, 8, 1),
+        ]
+    )
+    for bos in (True, False)
+]
+PACKING = pytest.mark.parametrize(("seed", "documents", "longest", "context", "rows", "bos"), CASES)
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+@PACKING
+def test_every_token_of_every_document_is_there_once_in_order_and_apart(
+    tokenizer: Tokenizer, seed: int, documents: int, longest: int, context: int, rows: int, bos: bool
+) -> None:
+    texts = random_texts(np.random.default_rng(seed), documents, longest)
+    packer = Packer(source_of(texts), tokenizer, context, prepend_bos=bos)
+    for split in ("train", "heldout"):
+        found: dict[int, list[int]] = {}
+        for batch in packer.batches(split, rows):
+            check_shapes(batch, rows, context)
+            for row in range(rows):
+                for document, ids, keep in pieces(batch, row, context):
+                    if bos:
+                        assert ids[0] == BOS and not keep[0]
+                    body = slice(1 if bos else 0, None)
+                    assert keep[body] == [i != MASK for i in ids[body]]
+                    assert len(ids[body]) > 0
+                    found.setdefault(document, []).extend(ids[body])
+        wanted = {d.index: tokenizer.encode(d.text) for d in packer.source.documents(split)}
+        assert found == wanted
+        assert list(found) == sorted(found)
+
+
+def check_shapes(batch: PackedRows, rows: int, context: int) -> None:
+    for field in ("tokens", "positions", "segments", "documents"):
+        array = getattr(batch, field)
+        assert (array.shape, array.dtype) == ((rows, context), np.int32)
+    assert batch.keep.shape == (rows, context)
+    assert batch.keep.dtype == np.bool_
+    padding = batch.segments < 0
+    assert (batch.documents[padding] == -1).all()
+    assert not batch.keep[padding].any()
+
+
+def pieces(batch: PackedRows, row: int, context: int) -> Iterator[tuple[int, list[int], list[bool]]]:
+    """(document, ids, keep) of each piece of a row, having checked what must hold within it."""
+    segments = batch.segments[row]
+    count = int(segments.max()) + 1
+    filled = int((segments >= 0).sum())
+    assert (segments[:filled] >= 0).all(), "padding stands at the end"
+    assert (np.diff(segments[:filled]) >= 0).all()
+    for piece in range(count):
+        at = np.flatnonzero(segments == piece)
+        assert batch.positions[row, at].tolist() == list(range(len(at)))
+        assert len(set(batch.documents[row, at])) == 1
+        # No piece begins where there is room for almost no context.
+        assert at[0] == 0 or context - at[0] >= 8
+        yield int(batch.documents[row, at[0]]), batch.tokens[row, at].tolist(), batch.keep[row, at].tolist()
+
+
+@PACKING
+def test_every_cursor_leads_to_exactly_the_batches_that_remain(
+    tokenizer: Tokenizer, seed: int, documents: int, longest: int, context: int, rows: int, bos: bool
+) -> None:
+    texts = random_texts(np.random.default_rng(seed), documents, longest)
+    packer = Packer(source_of(texts), tokenizer, context, prepend_bos=bos)
+    everything = list(packer.batches("train", rows))
+    for number, batch in enumerate(everything):
+        cursor = json.loads(json.dumps(batch.cursor))
+        remainder = list(packer.batches("train", rows, start=cursor))
+        assert cursor == batch.cursor, "the cursor it was given is not written to"
+        assert len(remainder) == len(everything) - number
+        for again, before in zip(remainder, everything[number:], strict=True):
+            assert_same(again, before)
+
+
+def test_where_the_tokenizer_is_called_does_not_matter(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packer = Packer(source_of(random_texts(np.random.default_rng(9), 50, 40)), tokenizer, 16)
+    wanted = list(packer.batches("train", 4))
+    monkeypatch.setattr("saejax.text.packing._TOKENIZE_CHARS", 100)
+    for again, before in zip(packer.batches("train", 4), wanted, strict=True):
+        assert_same(again, before)
+
+
+def assert_same(a: PackedRows, b: PackedRows) -> None:
+    for field in dataclasses.fields(PackedRows):
+        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name), err_msg=field.name)
+
+
+def test_without_padding_the_last_batch_has_the_rows_that_are_left(tokenizer: Tokenizer) -> None:
+    packer = Packer(source_of(random_texts(np.random.default_rng(3), 30, 40)), tokenizer, 16)
+    padded, bare = (list(packer.batches("train", 7, pad_last=pad)) for pad in (True, False))
+    left = len(bare[-1].tokens)
+    assert 0 < left < 7 == len(padded[-1].tokens)
+    np.testing.assert_array_equal(padded[-1].tokens[:left], bare[-1].tokens)
+    assert (padded[-1].segments[left:] == -1).all()
+
+
+def test_id_0_is_a_word_like_any_other_where_there_is_no_bos(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    packer = Packer(source_of(["w0 w0 w3"] * 20), Tokenizer.from_folder(tmp_path), 8)
+    batch = next(packer.batches("train", 1))
+    assert batch.tokens[0, :3].tolist() == [0, 0, 3]
+    np.testing.assert_array_equal(batch.keep, batch.segments >= 0)
+
+
+def test_a_row_must_hold_two_tokens(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="context_length is 1"):
+        Packer(source_of(["w0"]), tokenizer, 1)
+
+
+# --- tokenizer ------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_adds_nothing_pads_nothing_and_cuts_nothing(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "[CLS]": 2}, unk_token="b"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["[CLS]"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        "[CLS] $A", special_tokens=[("[CLS]", 2)]
+    )
+    backend.enable_padding(length=9)
+    backend.enable_truncation(3)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode_many(["a b a b a", "", "a [CLS]"]) == [[0, 1, 0, 1, 0], [], [0, 2]]
+    assert (tokenizer.bos_id, tokenizer.special_ids, tokenizer.largest_id) == (None, frozenset({2}), 2)
+
+
+def test_a_lone_surrogate_is_read_as_text(tokenizer: Tokenizer) -> None:
+    """JSON can hold one, UTF-8 cannot, and the tokenizer refuses the whole batch for it."""
+    assert tokenizer.encode_many(["w2 \ud83d w3", "w4"]) == [[2, 1, 3], [4]]
+
+
+@pytest.mark.parametrize("bos", [52, -1, "0", True])
+def test_a_bos_that_the_tokenizer_does_not_have_is_refused(folder: Path, tmp_path: Path, bos: Any) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": bos}))
+    with pytest.raises(DataError, match=f"config.json: bos_token_id is {bos!r}"):
+        Tokenizer.from_folder(tmp_path)
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def names(source: Source, split: str, start: int = 0) -> list[str]:
+    return [d.name for d in source.documents(split, start)]
+
+
+@pytest.fixture(scope="module")
+def stdlib() -> Source:
+    return open_source(TextConfig())
+
+
+def test_the_standard_library_is_split_by_module(stdlib: Source) -> None:
+    train, heldout = names(stdlib, "train"), names(stdlib, "heldout")
+    modules = [{name.split("/")[0].removesuffix(".py") for name in split} for split in (train, heldout)]
+    assert not modules[0] & modules[1]
+    assert {"asyncio", "json", "argparse"} <= modules[0] | modules[1]
+    assert not {"test", "site-packages", "encodings"} & (modules[0] | modules[1])
+    assert len(train) + len(heldout) > 300
+    assert 0.02 < len(modules[1]) / (len(modules[0]) + len(modules[1])) < 0.2
+    assert train != sorted(train), "a hashed order, not the alphabet's"
+
+
+def test_the_standard_library_is_the_same_every_time(stdlib: Source) -> None:
+    again = open_source(TextConfig())
+    assert again.identity == stdlib.identity
+    assert list(again.documents("heldout")) == list(stdlib.documents("heldout"))
+
+
+def entered_anywhere(source: Source) -> None:
+    for split in ("train", "heldout"):
+        everything = list(source.documents(split))
+        for start in (0, 1, 7, 10_000):
+            assert list(source.documents(split, start)) == [d for d in everything if d.index >= start]
+
+
+def test_a_source_can_be_entered_at_any_document() -> None:
+    entered_anywhere(source_of([f"text {i}" for i in range(40)]))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def files(*paths: str, **settings: Any) -> Source:
+    return open_source(TextConfig(source="files", paths=paths, heldout_fraction=0.3, **settings))
+
+
+def both(source: Source) -> list[Document]:
+    """The documents of both splits, in the source's order."""
+    split = [*source.documents("train"), *source.documents("heldout")]
+    assert len({d.index for d in split}) == len(split), "the splits are disjoint"
+    return sorted(split, key=lambda d: d.index)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_come_from_a_column_or_a_template(tmp_path: Path, suffix: str) -> None:
+    rows = [{"body": f"body é {i}", "title": f"title {i}", "n": i} for i in range(25)]
+    path = write_rows(tmp_path / f"rows{suffix}", rows)
+    column = files(path, column="body")
+    assert [d.text for d in both(column)] == [row["body"] for row in rows]
+    assert len(names(column, "heldout")) in range(2, 14)
+    entered_anywhere(column)
+    template = files(path, template="{title}: {body} {n}")
+    assert both(template)[3].text == "title 3: body é 3 3"
+    assert names(template, "train") == names(column, "train")
+    assert template.identity != column.identity
+
+
+def test_blank_lines_and_blank_texts_are_no_documents(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n\n{"text": "  "}\n{"text": "b\\u2028c"}\n')
+    assert [d.text for d in both(files(str(path)))] == ["a", "b\u2028c"]
+
+
+def test_files_folders_and_globs(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.txt", "sub/notes.md"):
+        (tmp_path / name).write_text(f"text of {name}")
+    write_rows(tmp_path / "d.jsonl", [{"text": "row"}])
+
+    def texts(*paths: str) -> list[str]:
+        return [d.text for d in both(files(*paths))]
+
+    assert texts(str(tmp_path / "b.txt"), str(tmp_path / "a.txt")) == ["text of b.txt", "text of a.txt"]
+    assert texts(str(tmp_path)) == ["text of a.txt", "text of b.txt", "row", "text of sub/c.txt"]
+    assert texts(str(tmp_path / "*.txt")) == ["text of a.txt", "text of b.txt"]
+    assert texts(str(tmp_path / "**" / "*.txt")) == ["text of a.txt", "text of b.txt", "text of sub/c.txt"]
+    assert both(files(str(tmp_path / "a.txt"), column="body"))[0].text == "text of a.txt"
+
+
+def test_the_identity_of_files_is_their_content_not_their_place(tmp_path: Path) -> None:
+    paths = [tmp_path / place / "a.txt" for place in ("here", "there", "elsewhere")]
+    for path, text in zip(paths, ("one", "one", "two"), strict=True):
+        path.parent.mkdir()
+        path.write_text(text)
+    identities = [files(str(path)).identity for path in paths]
+    assert identities[0] == identities[1] != identities[2]
+    assert json.loads(json.dumps(identities[0])) == identities[0]
+
+
+def _rows(name: str, rows: list[dict[str, Any]]) -> Callable[[Path], Any]:
+    return lambda folder: write_rows(folder / name, rows)
+
+
+def _lines(content: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "x.jsonl").write_bytes(content)
+
+
+NO_COLUMN = r"x\.jsonl, row 1: no column 'txt' for text\.column; the row has body, id"
+NO_FIELD = r"row 1: no column 'title' for text\.template; the row has text"
+TEXT_ROW = _rows("x.jsonl", [{"text": "a"}])
+# {case: (what is in the folder, the path that is read, settings, the message)}
+BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
+    "missing": (TEXT_ROW, "gone.txt", {}, r"No text file at '.*gone\.txt' \(text\.paths\)"),
+    "empty glob": (TEXT_ROW, "*.txt", {}, r"No text file at '.*\*\.txt'"),
+    "suffix": (lambda f: (f / "x.csv").write_text("a"), "x.csv", {}, r"x\.csv: cannot read '\.csv'.*\.txt"),
+    "bad line": (_lines(b'{"text": "a"}\n{"text": \n'), "x.jsonl", {}, r"x\.jsonl, line 2 is not JSON"),
+    "not UTF-8": (_lines(b'{"text": "a"}\n\n{"text": "\xff"}\n'), "x.jsonl", {}, "line 3 is not JSON"),
+    "too deep": (_lines(b"[" * 200_000), "x.jsonl", {}, r"x\.jsonl, line 1 is not JSON"),
+    "no object": (_lines(b'{"text": "a"}\n["b"]\n'), "x.jsonl", {}, r"x\.jsonl, line 2 is a list"),
+    "column": (_rows("x.jsonl", [{"body": "a", "id": 1}]), "x.jsonl", {"column": "txt"}, NO_COLUMN),
+    "later column": (_rows("x.jsonl", [{"text": "a"}, {"b": "a"}]), "x.jsonl", {}, "row 2: no column 'text'"),
+    "parquet column": (
+        _rows("x.parquet", [{"b": "a"}]),
+        "x.parquet",
+        {},
+        r"x\.parquet, row 1: no column 'text'",
+    ),
+    "not text": (_rows("x.jsonl", [{"text": 5}]), "x.jsonl", {}, "row 1: column 'text' holds int, not text"),
+    "null": (_rows("x.parquet", [{"text": "a"}, {"text": None}]), "x.parquet", {}, "row 2.*holds NoneType"),
+    "template": (TEXT_ROW, "x.jsonl", {"template": "{title}"}, NO_FIELD),
+    "template syntax": (TEXT_ROW, "x.jsonl", {"template": "{text"}, r"template '\{text' cannot be filled"),
+    "no parquet": (
+        lambda f: (f / "x.parquet").write_bytes(b"PAR1"),
+        "x.parquet",
+        {},
+        "is not a readable parquet",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_is_named_with_line_and_column(tmp_path: Path, case: str) -> None:
+    make, path, settings, message = BAD_FILES[case]
+    make(tmp_path)
+    with pytest.raises((DataError, ConfigError), match=message):
+        both(files(str(tmp_path / path), **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "web"}, "text.source is 'web'; it must be one of stdlib, files, hub"),
+        ({"source": "files"}, "text.paths is empty"),
+        ({"source": "hub"}, "text.dataset is empty"),
+        ({"heldout_fraction": 0.0}, "text.heldout_fraction is 0.0"),
+        ({"heldout_fraction": 1.0}, "text.heldout_fraction is 1.0"),
+        ({"context_length": 1}, "text.context_length is 1"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TextConfig(**settings)
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no split 'test'; choose one of train, heldout"):
+        next(source_of(["a"]).documents("test"))
+
+
+# --- hub ------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """As much of a streamed `datasets` dataset as the source may rely on."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def skip(self, n: int) -> "Stream":
+        return Stream(self.rows[n:])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A stand-in for `datasets`, with one dataset `o/d`; the list is of the calls."""
+    calls: list[Any] = []
+
+    def load_dataset(*args: Any, **settings: Any) -> Stream:
+        calls.append((args, settings))
+        if args[0] != "o/d":
+            raise ConnectionError("no route to the hub")
+        return Stream([{"text": f"text {i}", "n": i} for i in range(40)])
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    return calls
+
+
+def test_a_hub_dataset_is_streamed_at_its_revision(hub: list[Any]) -> None:
+    config = TextConfig(source="hub", dataset="o/d", subset="en", revision="abc", heldout_fraction=0.3)
+    source = open_source(config)
+    assert hub == [(("o/d", "en"), {"split": "train", "revision": "abc", "streaming": True})]
+    assert [d.text for d in both(source)] == [f"text {i}" for i in range(40)]
+    entered_anywhere(source)
+    assert source.identity["revision"] == "abc"
+    other = open_source(dataclasses.replace(config, template="{n}"))
+    assert both(other)[11].text == "11"
+    assert names(other, "heldout") == names(source, "heldout")
+
+
+def test_hub_errors_name_the_dataset(hub: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"'o/missing' cannot be opened .ConnectionError: no route.*network"):
+        open_source(TextConfig(source="hub", dataset="o/missing"))
+    with pytest.raises(DataError, match=r"o/d:0: no column 'body' for text\.column; the row has text, n"):
+        both(open_source(TextConfig(source="hub", dataset="o/d", column="body")))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"needs the datasets package: pip install 'saejax\[data\]'"):
+        open_source(TextConfig(source="hub", dataset="o/d"))

@@ -1,0 +1,55 @@
+"""Experiments and activations small enough for tests."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.experiment import Experiment, default_config, experiment
+from saejax.store import StoreLayout, StoreWriter
+
+ROOT = Path(__file__).resolve().parent.parent
+D_IN = 16
+
+
+def tiny_experiment(folder: Path, **sections: dict[str, Any]) -> Experiment:
+    """The demo model and corpus, a few thousand activations, a few dozen steps; all below `folder`.
+
+    `sections` override keys: tiny_experiment(folder, train={"lr": 1.0}); top-level keys go in `top`.
+    """
+    c = default_config()
+    c.name, c.runs_dir, c.stores_dir = "tiny", str(folder / "runs"), str(folder / "stores")
+    # One device, whatever the test process has: the tests of several devices say so.
+    c.parallel.mesh = (1, 1)
+    c.text.context_length = 64
+    c.capture.hook_points = ("blocks.1.resid_post", "blocks.0.mlp_out")
+    c.capture.update(tokens=3000, heldout_tokens=600, batch_rows=8, shard_rows=1024, chunk_rows=64)
+    c.coder.update(d_sae=256, k=8, dead_after_tokens=2000, matmul_dtype="float32")
+    c.train.update(tokens=40 * 128, batch_size=128, lr=1e-3, checkpoint_every=10, validate_every=10, log_every=2)
+    c.eval.update(tokens=500, batch_rows=4)
+    c.report.update(tokens=500, batch_rows=4)
+    c.update(sections.pop("top", {}))
+    for section, values in sections.items():
+        c[section].update(values)
+    return experiment(c)
+
+
+def planted_store(path: Path, rows: int = 4096, seed: int = 0, shard_rows: int = 1024) -> None:
+    """A store with hook point `h` of width 16: sparse positive combinations of 32 fixed directions, and a mean."""
+    directions = np.random.default_rng(99).normal(size=(32, D_IN))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    rng = np.random.default_rng(seed)
+    codes = (rng.random((rows, 32)) < 0.1) * rng.exponential(2.0, (rows, 32))
+    x = codes @ directions + 0.5
+    tokens = {name: np.arange(rows, dtype=np.int32) for name in ("token_id", "document", "position")}
+    layout = StoreLayout(shard_rows=shard_rows, chunk_rows=64)
+    with StoreWriter.open(
+        path, identity={"planted": seed}, hook_points={"h": D_IN}, n_tokens=rows, layout=layout, seed=seed
+    ) as writer:
+        writer.append({"h": x.astype(np.float32)}, tokens, cursor={"batch": 0})
+        writer.finish()
+
+
+def replaced(e: Experiment, section: str, **values: Any) -> Experiment:
+    return dataclasses.replace(e, **{section: dataclasses.replace(getattr(e, section), **values)})
