@@ -1,7 +1,7 @@
 """saejax: sparse dictionaries on language models, trained in JAX.
 
-    sae = saejax.load("runs/quickstart")       # encode, decode, params, config
-    lm = saejax.load_lm("demo")                # run, activations, hook_points
+sae = saejax.load("runs/quickstart")       # encode, decode, params, config
+lm = saejax.load_lm("demo")                # run, activations, hook_points
 """
 
 from typing import TYPE_CHECKING, Any

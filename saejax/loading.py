@@ -74,7 +74,7 @@ def load(run: str | os.PathLike[str], step: int | None = None) -> LoadedCoder:
     # Training may multiply in bfloat16; analysis does not.
     exact = dataclasses.replace(config.coder, matmul_dtype="float32")
     coder = build(exact, params["W_enc"].shape[0], config.train.steps)
-    folded = fold_input_scale(params, np.float32(meta["scale"]))
+    folded = fold_input_scale(params, float(meta["scale"]))
     return LoadedCoder(folded, config, coder, meta["hook_point"], at)
 
 

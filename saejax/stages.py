@@ -1,9 +1,9 @@
 """The stages of an experiment: each reads what the stage before left on disk, and can be stopped and continued.
 
-    capture -> stores/<store>/{train,heldout}
-    train   -> runs/<name>/{config.json, environment.json, metrics.jsonl, checkpoints}
-    evaluate-> runs/<name>/eval.json
-    report  -> runs/<name>/{features.json.gz, report.html}
+capture -> stores/<store>/{train,heldout}
+train   -> runs/<name>/{config.json, environment.json, metrics.jsonl, checkpoints}
+evaluate-> runs/<name>/eval.json
+report  -> runs/<name>/{features.json.gz, report.html}
 """
 
 import contextlib
@@ -11,12 +11,12 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from saejax.analysis import collect_features
@@ -101,7 +101,15 @@ def run_capture(work: Workspace) -> None:
         path = e.store_dir(split)
         with _writable(path):
             done = capture(
-                path, work.lm, work.source, e.text, e.capture, mesh, split=split, n_tokens=n_tokens, seed=e.seed
+                path,
+                work.lm,
+                work.source,
+                e.text,
+                e.capture,
+                mesh,
+                split=split,
+                n_tokens=n_tokens,
+                seed=e.seed,
             )
         if done.already_complete:
             say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
@@ -124,7 +132,7 @@ def run_train(work: Workspace) -> int:
 
 def _train(work: Workspace) -> int:
     e = work.experiment
-    _claim_run(e)
+    _refuse_other_run(e)
     with Checkpoints(e.run_dir / "checkpoints", keep_last=e.train.keep_checkpoints) as checkpoints:
         if checkpoints.latest() == e.train.steps and not checkpoints.verify(e.train.steps):
             say(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
@@ -135,11 +143,15 @@ def _train(work: Workspace) -> int:
         coder = build(e.coder, d_in, e.train.steps)
         scale = raw_scale(e.coder, statistics)
         batches = Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks)
+        mesh = make_mesh(e.parallel)
+        # All that could be refused has been: only now the folder becomes this experiment's.
+        write_json(e.run_dir / "config.json", to_json(e))
+        write_json(e.run_dir / "environment.json", environment.describe())
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e)]
             setup = Setup(
                 coder=coder,
-                mesh=make_mesh(e.parallel),
+                mesh=mesh,
                 batches=lambda start: (batch[work.hook_point] for batch in batches.iterate(start)),
                 scale=scale,
                 mean=statistics.mean,
@@ -161,14 +173,19 @@ def _train(work: Workspace) -> int:
 
 
 def make_validation(
-    coder: Any, reader: StoreReader, hook_point: str, scale: float, statistics: Statistics, batch_size: int = 4096
+    coder: Any,
+    reader: StoreReader,
+    hook_point: str,
+    scale: float,
+    statistics: Statistics,
+    batch_size: int = 4096,
 ) -> Callable[[Any], dict[str, float]]:
     """(params of the running training) -> metrics on the held-out store, for raw activations."""
-    shift_D = np.asarray(statistics.mean, np.float32)
+    shift_D = jnp.asarray(statistics.mean, jnp.float32)
 
     @jax.jit
     def sums(params: Any, x_BD: jax.Array, keep_B: jax.Array) -> Any:
-        x_BD = x_BD.astype(np.float32)
+        x_BD = x_BD.astype(jnp.float32)
         latents = coder.encode(params, x_BD * scale)
         return batch_sums(x_BD, coder.decode(params, latents) / scale, latents, keep_B, shift_D)
 
@@ -222,23 +239,39 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     """Collect feature examples and write report.html."""
     e = work.experiment
     sae = _finished_run(work)
-    features, page = e.run_dir / "features.json.gz", e.run_dir / "report.html"
-    wanted = hashlib.sha256(json.dumps([sae.step, to_json(e.report)]).encode()).hexdigest()
-    made = e.run_dir / "report.json"
-    if not redo and page.is_file() and features.is_file() and made.is_file() and read_json(made)["made_for"] == wanted:
-        say(f"report: already done, {page}")
-        return page
+    features, page, record = (e.run_dir / name for name in ("features.json.gz", "report.html", "report.json"))
+    old = read_json(record) if record.is_file() and not redo else {}
+    wanted = {"step": sae.step, "report": to_json(e.report)}
     with _writable(e.run_dir):
-        content, tokens, seconds = collect_features(
-            sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.report
-        )
-        raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-        features.write_bytes(gzip.compress(raw, 6, mtime=0))
-        _record_stage(e.run_dir / "stages.json", "features", {"tokens": tokens, "seconds": seconds})
+        if not features.is_file() or old.get("features") != wanted:
+            content, tokens, seconds = collect_features(
+                sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.report
+            )
+            _write_features(features, content)
+            _record_stage(e.run_dir / "stages.json", "features", {"tokens": tokens, "seconds": seconds})
+            old = {}
+        shown = _hash_files(e.run_dir / name for name in ("features.json.gz", "metrics.jsonl", "eval.json"))
+        if page.is_file() and old.get("shown") == shown:
+            say(f"report: already done, {page}")
+            return page
         page = render(e.run_dir)
-        write_json(made, {"made_for": wanted})
+        write_json(record, {"features": wanted, "shown": shown})
     say(f"report: {page}")
     return page
+
+
+def _write_features(path: Path, content: dict[str, Any]) -> None:
+    raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(gzip.compress(raw, 6, mtime=0))
+    temporary.replace(path)
+
+
+def _hash_files(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
+    return digest.hexdigest()
 
 
 def run_pipeline(work: Workspace) -> int:
@@ -281,20 +314,16 @@ def _print_gates(gates: list[Gate]) -> None:
             say(f"        {gate.advice}")
 
 
-def _claim_run(e: Experiment) -> None:
-    """Write config.json and environment.json, or refuse a folder that holds another experiment's run."""
+def _refuse_other_run(e: Experiment) -> None:
+    """Raise if the run's folder holds another experiment's run."""
     path = e.run_dir / "config.json"
-    wanted = to_json(e)
     if path.is_file():
-        stored = read_json(path)
-        changed = differences(_deciding(stored), _deciding(wanted))
+        changed = differences(_deciding(read_json(path)), _deciding(to_json(e)))
         if changed:
             raise DataError(
                 f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 "Choose another --config.name, restore these settings, or delete the folder."
             )
-    write_json(path, wanted)
-    write_json(e.run_dir / "environment.json", environment.describe())
 
 
 def _deciding(config: dict[str, Any]) -> dict[str, Any]:
@@ -309,9 +338,7 @@ def _finished_run(work: Workspace) -> LoadedCoder:
         raise DataError(f"There is no run in {e.run_dir}. Train it first: python -m launch.train with this --config.")
     sae = load(e.run_dir)
     if sae.step < e.train.steps:
-        raise DataError(
-            f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: python -m launch.train."
-        )
+        raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: python -m launch.train.")
     if sae.hook_point != work.hook_point:
         raise DataError(f"{e.run_dir} was trained on {sae.hook_point}, not on {work.hook_point}.")
     return sae

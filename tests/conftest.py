@@ -14,9 +14,7 @@ import tempfile
 import pytest
 
 if "jax" in sys.modules:
-    raise RuntimeError(
-        "jax was imported before tests/conftest.py could set eight CPU devices: look for a plugin"
-    )
+    raise RuntimeError("jax was imported before tests/conftest.py could set eight CPU devices: look for a plugin")
 
 N_DEVICES = 8
 

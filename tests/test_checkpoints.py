@@ -46,9 +46,7 @@ def training_items(mesh: jax.sharding.Mesh) -> dict[str, Any]:
 
 
 def abstract_of(items: Any, mesh: jax.sharding.Mesh) -> Any:
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), items, shardings(items, mesh)
-    )
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), items, shardings(items, mesh))
 
 
 def small(value: float) -> dict[str, Any]:
@@ -114,9 +112,7 @@ def test_plain_orbax_finds_and_reads_the_step(sharded_save: Any) -> None:
     options = ocp.CheckpointManagerOptions(step_format_fixed_length=9, read_only=True)
     with ocp.CheckpointManager(folder, options=options) as manager:
         assert manager.all_steps() == [7]
-        args = ocp.args.Composite(
-            params=ocp.args.StandardRestore(abstract_of(items["params"], mesh_of((4, 2))))
-        )
+        args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract_of(items["params"], mesh_of((4, 2)))))
         assert_same(manager.restore(7, args=args)["params"], items["params"])
 
 

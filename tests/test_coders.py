@@ -60,9 +60,7 @@ def _kth_largest(pre_BF: Any, k: int) -> Any:
     return np.sort(pre_BF, axis=1)[:, -k, None]
 
 
-def _reference_loss(
-    p: Tree, start: Tree, x: np.ndarray, preset: str, n_dead: int, terms: str = "all"
-) -> float:
+def _reference_loss(p: Tree, start: Tree, x: np.ndarray, preset: str, n_dead: int, terms: str = "all") -> float:
     """The loss of `_coder(preset)` at STEP, dense and by definition, in float64.
 
     Where a stop_gradient stands, it is computed from `start`, which stays while p is varied.
@@ -116,9 +114,7 @@ def _auxk_gradients(n_dead: int) -> tuple[float, Tree]:
 
 def _assert_relative(got: Any, want: Any, tolerance: float, name: str = "") -> None:
     """Largest difference, relative to the largest entry: small entries are sums that cancel."""
-    np.testing.assert_allclose(
-        got, want, rtol=0, atol=tolerance * max(np.abs(want).max(), 1e-12), err_msg=name
-    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * max(np.abs(want).max(), 1e-12), err_msg=name)
 
 
 # --- gradients of the whole loss ---------------------------------------------------------------------------
@@ -447,9 +443,7 @@ def test_width_and_what_a_preset_ignores() -> None:
 def test_bfloat16_operands_accumulate_in_float32() -> None:
     width = 4096
     config = CoderConfig(d_sae=8, k=2, matmul_dtype="bfloat16")
-    bf16, f32 = (
-        build(dataclasses.replace(config, matmul_dtype=t), width, 10) for t in ("bfloat16", "float32")
-    )
+    bf16, f32 = (build(dataclasses.replace(config, matmul_dtype=t), width, 10) for t in ("bfloat16", "float32"))
     p, x_BD = bf16.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (4, width))
     got, want = bf16.topology.pre_activations(p, x_BD), f32.topology.pre_activations(p, x_BD)
     assert got.dtype == jnp.float32
@@ -554,16 +548,16 @@ def test_training_finds_a_planted_dictionary(preset: str, least: float) -> None:
 
 @pytest.mark.parametrize("auxk_coefficient", [1 / 32, 0.0])
 def test_auxk_revives_the_dead(auxk_coefficient: float) -> None:
-    """16 of 64 latents start so low that they are never among the 3 largest, though sometimes above 0."""
+    """16 of 64 latents start too low ever to be among the 3 largest, a few sometimes above 0: 9 come back."""
     n_dead, dead_after = 16, 1000
     _, sample = _planted(0)
     config = CoderConfig(d_sae=WIDTH, k=ACTIVE, auxk_coefficient=auxk_coefficient, matmul_dtype="float32")
     coder = build(dataclasses.replace(config, dead_after_tokens=dead_after), MODEL, steps=100)
     p = coder.init(jax.random.key(0))
-    p["b_enc"] = p["b_enc"].at[:n_dead].set(-1.0).at[n_dead:].set(0.5)
+    p["b_enc"] = p["b_enc"].at[:n_dead].set(-1.3).at[n_dead:].set(0.5)
     stats = {"tokens_since_fired": jnp.zeros(WIDTH, jnp.int32).at[:n_dead].set(dead_after)}
     before = coder.encode(p, sample(jax.random.key(1))).fired()[:n_dead]
-    assert not before.any()
+    assert not before.any()  # where no latent is above 0 for any token, AuxK has no gradient to give
     _, stats, _ = _train(coder, p, stats, sample, lr=0.01, steps=100)
     fired = int((stats["tokens_since_fired"][:n_dead] < dead_after).sum())
-    assert fired == 0 if auxk_coefficient == 0 else fired >= n_dead // 2
+    assert fired == 0 if auxk_coefficient == 0 else fired >= 5

@@ -288,9 +288,7 @@ def test_any_tail_of_bytes_is_read_or_refused(tmp_path: Path, tail: bytes) -> No
         assert str(path) in str(error)
 
 
-def test_tensorboard_without_the_extra_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_without_the_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(DataError, match=r"pip install 'saejax\[tensorboard\]'"):
         TensorBoardWriter(tmp_path)
@@ -369,7 +367,7 @@ def test_a_process_killed_before_the_rename_leaves_the_old_file(tmp_path: Path) 
         files.os.fsync = lambda handle: os._exit(9)
         files.write_json({str(path)!r}, {{"version": 2}})
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == 9
     assert read_json(path) == {"version": 1}
     write_json(path, {"version": 3})
@@ -586,5 +584,6 @@ def test_the_default_configuration_is_used_in_the_checkout() -> None:
         capture_output=True,
         text=True,
         timeout=120,
+        check=False,
     )
     assert done.returncode == 2 and "Did you mean 'lr'?" in done.stderr and "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -48,7 +49,11 @@ def make_batch(seed: int, size: int, offset: float = 0.0, sparse: bool = False) 
     values = np.maximum(rng.normal(0.5, 1, size=indices.shape), 0).astype(np.float32)
     np.put_along_axis(f, indices, values, axis=1)
     keep = rng.random(size) < 0.75
-    latents = Latents(jnp.asarray(values), jnp.asarray(indices), LATENTS) if sparse else Latents(jnp.asarray(f), None, LATENTS)
+    latents = (
+        Latents(jnp.asarray(values), jnp.asarray(indices), LATENTS)
+        if sparse
+        else Latents(jnp.asarray(f), None, LATENTS)
+    )
     return Batch(x, x_hat, latents, f, keep)
 
 
@@ -167,7 +172,9 @@ def test_a_bias_costs_fve_but_not_the_centred_error_variant() -> None:
 def test_a_dimension_without_variance_is_left_out_of_r2(shift: float) -> None:
     b = make_batch(0, 64)
     b.x[:, 3] = 1.1
-    want = np.mean([1 - ((b.x - b.x_hat)[b.keep, j] ** 2).mean() / b.x[b.keep, j].var() for j in range(WIDTH) if j != 3])
+    want = np.mean(
+        [1 - ((b.x - b.x_hat)[b.keep, j] ** 2).mean() / b.x[b.keep, j].var() for j in range(WIDTH) if j != 3]
+    )
     assert measure([b], np.full(WIDTH, shift)).metrics()["r2"] == pytest.approx(want, rel=1e-4)
 
 
@@ -267,9 +274,9 @@ def log_p(lm: LanguageModel, packed: PackedRows, replacement: np.ndarray | None)
     """float64 log probabilities [R, S, V] of a run with the activation replaced by a constant array."""
     edits = {} if replacement is None else {HOOK: lambda _: jnp.asarray(replacement)}
     logits, _ = lm.run(packed.tokens, packed.positions, packed.segments, edits=edits)
-    logits = np.asarray(logits, np.float64)
-    logits -= logits.max(-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    shifted = np.asarray(logits, np.float64)
+    shifted = shifted - shifted.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 def splice_oracle(lm: LanguageModel, packed: PackedRows, x: np.ndarray, x_hat: np.ndarray) -> dict[str, float]:
@@ -297,11 +304,11 @@ def clean(lm: LanguageModel, packed: PackedRows) -> np.ndarray:
 
 
 def test_the_splice_equals_three_separate_runs(lm: LanguageModel, packed: PackedRows, clean: np.ndarray) -> None:
-    noise = np.random.default_rng(1).normal(0, 0.5, clean.shape).astype(np.float32)
+    noise = np.random.default_rng(1).normal(0, 2, clean.shape).astype(np.float32)
     got = spliced(lm, packed, lambda x: 0.8 * x + noise)
     want = splice_oracle(lm, packed, clean, 0.8 * clean + noise)
     assert got == pytest.approx(want, rel=1e-4)
-    assert want["kl"] > 0.01 and want["ce_zero"] > want["ce_clean"] + 0.01 or want["loss_recovered"] != 1
+    assert want["kl"] > 0.01 and abs(want["ce_zero"] - want["ce_clean"]) > 0.01 < abs(1 - want["loss_recovered"])
 
 
 def test_what_is_counted(lm: LanguageModel, packed: PackedRows) -> None:
@@ -370,7 +377,8 @@ def test_evaluate_equals_its_pieces_done_by_hand_at_once(
     x = clean.astype(np.float64)
     f = numpy_latents(preset, params, x)
     x_hat = f @ params["W_dec"].astype(np.float64) + params["b_dec"]
-    flat = Batch(*(a.reshape(-1, a.shape[-1]) for a in (x, x_hat)), None, f.reshape(-1, 40), packed.keep.ravel())  # type: ignore[arg-type]
+    flat_x, flat_x_hat, flat_f = (a.reshape(-1, a.shape[-1]) for a in (x, x_hat, f))
+    flat = Batch(flat_x, flat_x_hat, Latents(jnp.asarray(flat_f), None, 40), flat_f, packed.keep.ravel())
     want = oracle([flat]) | splice_oracle(lm, packed, clean, x_hat)
     want["gram_rms"] = decoder_gram_rms(params["W_dec"])
     assert got.metrics == pytest.approx(want, rel=1e-3)
@@ -412,9 +420,9 @@ GOOD_ROWS: list[dict[str, Any]] = [
 ]
 
 
-def gates(metrics: dict[str, Any] | None = None, rows: Any = None, **bars: float) -> dict[str, Gate]:
+def gates(metrics: dict[str, Any] | None = None, rows: Any = None, **bars: Any) -> dict[str, Gate]:
     got = check_gates(
-        GateConfig(**bars),  # type: ignore[arg-type]
+        GateConfig(**bars),
         GOOD_METRICS if metrics is None else metrics,
         GOOD_ROWS if rows is None else rows,
     )
@@ -444,9 +452,11 @@ def test_each_gate_on_both_sides_of_its_bar(name: str, bar: str, comparison: str
     rows = [*rising, *GOOD_ROWS[-3:]]
     value = gates(rows=rows)[name].value
     assert value is not None and value > 0
-    below, at, above = (gates(rows=rows, **{bar: value * f})[name] for f in (0.99, 1.0, 1.01))
-    assert [below.passed, at.passed, above.passed] == ([False, False, True] if comparison == "<" else [True, False, False])
-    others = {n for n, g in gates(rows=rows, **{bar: value * 0.99}).items() if n != name and not g.passed}
+    below, at, above = (gates(None, rows, **{bar: value * f})[name] for f in (0.99, 1.0, 1.01))
+    assert [below.passed, at.passed, above.passed] == (
+        [False, False, True] if comparison == "<" else [True, False, False]
+    )
+    others = {n for n, g in gates(None, rows, **{bar: value * 0.99}).items() if n != name and not g.passed}
     assert others <= {"loss_falls"}  # moving one bar moves no other gate
 
 
@@ -469,15 +479,15 @@ def test_gates_survive_json() -> None:
         assert again == (dataclasses.replace(gate, value=None) if gate.name == "decorrelation" else gate)
 
 
-def loss_rise(losses: list[float | None]) -> float | None:
+def loss_rise(losses: Sequence[float | None]) -> float | None:
     return gates(rows=[{"step": i, "train/loss": loss} for i, loss in enumerate(losses)])["loss_falls"].value
 
 
 def test_the_largest_rise_between_fifths() -> None:
     # The first tenth (10 of 100) is left out; the fifths of the remaining 90 have 18 rows.
-    losses: list[float | None] = [99.0] * 10 + [4.0] * 18 + [2.0] * 18 + [2.5] * 18 + [1.0] * 18 + [1.1] * 18
+    losses = [99.0] * 10 + [4.0] * 18 + [2.0] * 18 + [2.5] * 18 + [1.0] * 18 + [1.1] * 18
     assert loss_rise(losses) == pytest.approx(0.25)
-    with_nulls = [v for value in losses for v in (value, None)]
+    with_nulls: list[float | None] = [v for value in losses for v in (value, None)]
     assert loss_rise(with_nulls) == pytest.approx(0.25)
     assert loss_rise([float(100 - i) for i in range(100)]) < 0  # type: ignore[operator]
     assert loss_rise([1.0] * 100) == 0
@@ -504,7 +514,9 @@ def test_rows_of_other_kinds_between_do_not_matter() -> None:
         ([], None),
     ],
 )
-def test_r2_at_the_first_validation_from_the_step_on(values: list[tuple[int, float | None]], want: float | None) -> None:
+def test_r2_at_the_first_validation_from_the_step_on(
+    values: list[tuple[int, float | None]], want: float | None
+) -> None:
     assert gates(rows=[{"step": s, "val/r2": v} for s, v in values])["r2"].value == want
 
 

@@ -59,9 +59,7 @@ def _oracle(a: Arrays) -> dict[str, np.ndarray]:
 
 
 def _decode(function: Any, a: Arrays) -> dict[str, jax.Array]:
-    out, vjp = jax.vjp(
-        lambda v, W: function(v, a["indices"], W), jnp.asarray(a["values"]), jnp.asarray(a["W_FD"])
-    )
+    out, vjp = jax.vjp(lambda v, W: function(v, a["indices"], W), jnp.asarray(a["values"]), jnp.asarray(a["W_FD"]))
     d_values, d_W = vjp(jnp.asarray(a["g_BD"]))
     return {"out": out, "d_values": d_values, "d_W": d_W}
 

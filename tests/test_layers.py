@@ -76,11 +76,7 @@ def imports(tree: ast.AST, module: str, is_package: bool, known: frozenset[str])
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             name = node.args[0].value
-            if (
-                called in {"import_module", "__import__"}
-                and isinstance(name, str)
-                and not name.startswith(".")
-            ):
+            if called in {"import_module", "__import__"} and isinstance(name, str) and not name.startswith("."):
                 yield node.lineno, name
 
 

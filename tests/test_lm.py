@@ -187,9 +187,7 @@ def test_no_logit_depends_on_a_later_token_or_another_document(lm: LanguageModel
         logits, _ = lm.run(*in_order(rows), edits={"blocks.0.resid_pre": lambda x: x + delta})
         return (logits * weights).sum(axis=(0, 2))
 
-    size = np.abs(np.asarray(jacobian(jnp.zeros((1, 26, 32)))[:, 0])).max(
-        -1
-    )  # [logit position, input position]
+    size = np.abs(np.asarray(jacobian(jnp.zeros((1, 26, 32)))[:, 0])).max(-1)  # [logit position, input position]
     allowed = (segments[:, None] == segments[None]) & np.tri(26, dtype=bool)
     assert (size[~allowed] == 0).all()
     assert (size[allowed] > 0).all()
@@ -294,9 +292,7 @@ def test_edits_that_cannot_be_meant_are_refused(lm: LanguageModel) -> None:
         ("", None),
     ],
 )
-def test_an_unknown_hook_point_is_refused_with_those_there_are(
-    lm: LanguageModel, name: str, near: str
-) -> None:
+def test_an_unknown_hook_point_is_refused_with_those_there_are(lm: LanguageModel, name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"no hook point '{name}'") as caught:
         lm.run([[1, 2]], capture=[name])
     caught.match(r"blocks\.0 to blocks\.2, each with " + ", ".join(HOOK_NAMES))
@@ -489,17 +485,13 @@ def test_the_network_is_asked_only_for_what_is_not_cached(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     lm = load_lm("owner/name", revision="abc")
     assert (lm.identity["model"], lm.identity["revision"]) == ("owner/name", "abc")
-    assert [(w["repo_id"], w["revision"]) for w in asked] == (
-        [] if cached == "all" else [("owner/name", "abc")]
-    )
+    assert [(w["repo_id"], w["revision"]) for w in asked] == ([] if cached == "all" else [("owner/name", "abc")])
 
 
 # --- baselines and pre-training -------------------------------------------------------------------
 
 
-def plain_ngram_losses(
-    train: list[list[int]], test: list[list[int]], vocab_size: int, order: int
-) -> list[float]:
+def plain_ngram_losses(train: list[list[int]], test: list[list[int]], vocab_size: int, order: int) -> list[float]:
     """Witten-Bell from its definition, with dictionaries; None stands before the first word of a segment."""
 
     def predictions(segments: list[list[int]]) -> list[tuple[tuple[int | None, ...], int]]:
@@ -520,8 +512,7 @@ def plain_ngram_losses(
 
     scored = predictions(test)
     return [
-        -math.fsum(math.log(probability(h[len(h) - n :], w)) for h, w in scored) / len(scored)
-        for n in range(order)
+        -math.fsum(math.log(probability(h[len(h) - n :], w)) for h, w in scored) / len(scored) for n in range(order)
     ]
 
 

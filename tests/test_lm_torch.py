@@ -33,9 +33,7 @@ def random_torch_model(**changes: Any) -> Any:
     """A GPT2LMHeadModel in which no parameter is zero or one."""
     settings = {k: v for k, v in CONFIG.items() if k != "model_type"}
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**settings, eos_token_id=0, **changes)
-    ).eval()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings, eos_token_id=0, **changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
@@ -57,9 +55,7 @@ def _quick_compilation() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Any, LanguageModel]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, LanguageModel]:
     """One model twice: transformers' and ours."""
     model = random_torch_model(**VARIANTS[request.param])
     return model, load_lm(str(saved(model, tmp_path_factory.mktemp("gpt2"))))
@@ -152,9 +148,7 @@ def test_zeroing_attention_is_a_pytorch_hook_doing_so(pair: tuple[Any, LanguageM
     assert np.abs(theirs["logits"] - run_torch(model, ROWS["tokens"][:1])["logits"]).max() > 0.1
 
 
-def test_shards_and_bfloat16_are_read_as_pytorch_reads_them(
-    pair: tuple[Any, LanguageModel], tmp_path: Path
-) -> None:
+def test_shards_and_bfloat16_are_read_as_pytorch_reads_them(pair: tuple[Any, LanguageModel], tmp_path: Path) -> None:
     model, lm = pair
     sharded = saved(model, tmp_path / "sharded", max_shard_size="40KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2

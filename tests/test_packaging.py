@@ -64,9 +64,7 @@ def installed_closure() -> Iterator[tuple[str, Requirement]]:
             continue  # of an extra, or of another platform
         for inner in map(Requirement, needed):
             extras = requirement.extras or {""}
-            if inner.marker is None or any(
-                inner.marker.evaluate({"extra": extra}) for extra in {*extras, ""}
-            ):
+            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in {*extras, ""}):
                 waiting.append((key[0], inner))
 
 
@@ -113,9 +111,7 @@ def test_pyproject_names_all_that_the_code_imports() -> None:
                 continue
             foreign = tops - sys.stdlib_module_names - {"saejax", "launch", "configs"}
             # A module that is not installed belongs to an extra: its distribution is taken to have its name.
-            unnamed |= {
-                top for top in foreign if not named & {canonicalize_name(d) for d in homes.get(top, [top])}
-            }
+            unnamed |= {top for top in foreign if not named & {canonicalize_name(d) for d in homes.get(top, [top])}}
     assert not unnamed, f"imported, but not in pyproject.toml: {sorted(unnamed)}"
 
 
@@ -139,9 +135,7 @@ def test_readme_names_the_two_commands() -> None:
 
 
 def test_launch_scripts_are_thin() -> None:
-    lengths = {
-        path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("launch/*.py")
-    }
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("launch/*.py")}
     assert lengths, "no launch scripts"
     long = {name: length for name, length in lengths.items() if length > 60}
     assert not long, f"launch scripts of more than 60 lines; move the work into saejax: {long}"

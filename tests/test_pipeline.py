@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -34,11 +35,23 @@ OVERRIDES = (
 
 def start(folder: Path, stage: str = "pipeline", *extra: str) -> subprocess.Popen[str]:
     """A launch script in a process of its own, with one device, its runs and stores in `folder`."""
-    command = [sys.executable, "-m", f"launch.{stage}", "--config=configs/quickstart.py:tiny", *OVERRIDES, *extra]
+    command = [
+        sys.executable,
+        "-m",
+        f"launch.{stage}",
+        "--config=configs/quickstart.py:tiny",
+        *OVERRIDES,
+        *extra,
+    ]
     folders = [f"--config.runs_dir={folder / 'runs'}", f"--config.stores_dir={folder / 'stores'}"]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [*command, *folders], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*command, *folders],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -57,12 +70,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_the_first_command_works_and_ends_with_the_table(undisturbed: tuple[Path, str]) -> None:
     folder, output = undisturbed
-    for row in ("L0", "FVE", "loss recovered", "dead features", "capture train", "train", "evaluate", "gates passed"):
+    for row in (
+        "L0",
+        "FVE",
+        "loss recovered",
+        "dead features",
+        "capture train",
+        "train",
+        "evaluate",
+        "gates passed",
+    ):
         assert re.search(rf"^  {row} ", output, re.M), (row, output)
     assert "6 of 6" in output
     assert (folder / RUN / "report.html").stat().st_size > 50_000
     files = {path.name for path in (folder / RUN).iterdir()}
-    assert files >= {"config.json", "environment.json", "metrics.jsonl", "checkpoints", "eval.json", "report.html"}
+    assert files >= {
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "eval.json",
+        "report.html",
+    }
     environment = json.loads((folder / RUN / "environment.json").read_text())
     assert environment["packages"]["jax"] and environment["command"][1].endswith("pipeline.py")
 
@@ -180,8 +209,8 @@ def test_the_readme_s_python_runs(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "quickstart").symlink_to(undisturbed[0] / RUN)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)  # the README is this project's own text
+    (tmp_path / "notebook.py").write_text(code)
+    names = runpy.run_path(str(tmp_path / "notebook.py"))
     sae, latents = names["sae"], names["latents"]
     assert isinstance(sae, saejax.LoadedCoder)
     assert set(sae.params) == {"W_enc", "b_enc", "W_dec", "b_dec"} and sae.config.coder.preset == "topk"

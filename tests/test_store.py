@@ -61,9 +61,7 @@ def bits(array):
 def stream(n, size=37):
     """The first n rows of the stream as float64 of bfloat16, and token ids."""
     parts = [batch(i, size) for i in range(-(-n // size))]
-    rows = {
-        name: np.concatenate([a[name] for a, _ in parts])[:n].astype(ml_dtypes.bfloat16) for name in HOOKS
-    }
+    rows = {name: np.concatenate([a[name] for a, _ in parts])[:n].astype(ml_dtypes.bfloat16) for name in HOOKS}
     return rows, {key: np.concatenate([t[key] for _, t in parts])[:n] for key in parts[0][1]}
 
 
@@ -108,9 +106,7 @@ def test_a_part_of_the_rows_and_of_the_hook_points(store):
 
 
 def test_all_zero_rows_are_rows_and_not_missing_data(tmp_path):
-    with StoreWriter.open(
-        tmp_path / "s", identity={}, hook_points={"h": 4}, n_tokens=300, layout=LAYOUT
-    ) as writer:
+    with StoreWriter.open(tmp_path / "s", identity={}, hook_points={"h": 4}, n_tokens=300, layout=LAYOUT) as writer:
         zeros = np.zeros(300, np.int32)
         tokens = {"token_id": zeros, "document": zeros, "position": zeros}
         writer.append({"h": np.zeros((300, 4), ml_dtypes.bfloat16)}, tokens, cursor={})
@@ -168,9 +164,7 @@ def test_every_epoch_visits_each_row_once_and_blocks_have_their_place(n, chunk, 
     for epoch in (0, 1):
         rows = []
         for b in range(order.blocks):
-            ids = np.concatenate(
-                [np.arange(c * chunk, min(n, (c + 1) * chunk)) for c in order.chunks(epoch, b)]
-            )
+            ids = np.concatenate([np.arange(c * chunk, min(n, (c + 1) * chunk)) for c in order.chunks(epoch, b)])
             assert len(ids) == order.block_size(b) == min(n, (b + 1) * block * chunk) - b * block * chunk
             rows.append(ids[order.row_order(epoch, b)])
         assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(n))
@@ -288,9 +282,7 @@ def test_two_seeds_permute_differently(tmp_path, store):
 
 def test_rows_that_cannot_be_stored_are_refused_whole(tmp_path):
     def opened():
-        return StoreWriter.open(
-            tmp_path / "s", identity={}, hook_points={"h": 4}, n_tokens=300, layout=LAYOUT
-        )
+        return StoreWriter.open(tmp_path / "s", identity={}, hook_points={"h": 4}, n_tokens=300, layout=LAYOUT)
 
     tokens = {key: np.arange(3) for key in ("token_id", "document", "position")}
     good = np.ones((3, 4), np.float32)
@@ -335,9 +327,7 @@ def test_another_identity_is_refused_key_by_key(tmp_path):
     before = contents(tmp_path / "s")
     other = {"model": {"name": "large", "revision": "abc"}, "context": 64}
     with pytest.raises(DataError) as caught:
-        StoreWriter.open(
-            tmp_path / "s", identity=other, hook_points={"h": 4}, n_tokens=7, layout=LAYOUT, seed=9
-        )
+        StoreWriter.open(tmp_path / "s", identity=other, hook_points={"h": 4}, n_tokens=7, layout=LAYOUT, seed=9)
     message = str(caught.value)
     assert "identity.model.name: the store has 'tiny', this run wants 'large'" in message
     assert "requested_tokens: the store has 1000, this run wants 7" in message

@@ -42,9 +42,7 @@ def capture(path, n_tokens=1000, pause=0.0, limit_after=None):
         while not writer.full:
             rows = np.arange(index * BATCH, (index + 1) * BATCH)
             rng = np.random.default_rng(index)
-            activations = {
-                name: rng.normal(size=(BATCH, d)).astype(np.float32)[skip:] for name, d in HOOKS.items()
-            }
+            activations = {name: rng.normal(size=(BATCH, d)).astype(np.float32)[skip:] for name, d in HOOKS.items()}
             tokens = {"token_id": rows % 97, "document": rows // 50, "position": rows % 50}
             tokens = {name: values[skip:] for name, values in tokens.items()}
             writer.append(activations, tokens, cursor={"batch": index}, counters={"seen": BATCH})
@@ -190,9 +188,7 @@ def test_a_zarr_json_that_claims_terabytes_is_refused_before_allocating(whole, s
     metadata["codecs"][0]["configuration"]["chunk_shape"] = [10**9, 10**3]
     (path / name).write_text(json.dumps(metadata))
     try:
-        with pytest.raises(
-            DataError, match=r"'blocks\.0\.resid_pre' does not fit the manifest \(codecs: .*shape"
-        ):
+        with pytest.raises(DataError, match=r"'blocks\.0\.resid_pre' does not fit the manifest \(codecs: .*shape"):
             StoreReader.open(path)
     finally:
         (path / name).write_bytes(files[name])

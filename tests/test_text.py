@@ -142,9 +142,7 @@ def test_every_cursor_leads_to_exactly_the_batches_that_remain(
             assert_same(again, before)
 
 
-def test_where_the_tokenizer_is_called_does_not_matter(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_tokenizer_is_called_does_not_matter(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     packer = Packer(source_of(random_texts(np.random.default_rng(9), 50, 40)), tokenizer, 16)
     wanted = list(packer.batches("train", 4))
     monkeypatch.setattr("saejax.text.packing._TOKENIZE_CHARS", 100)
@@ -174,6 +172,15 @@ def test_id_0_is_a_word_like_any_other_where_there_is_no_bos(folder: Path, tmp_p
     np.testing.assert_array_equal(batch.keep, batch.segments >= 0)
 
 
+def test_a_bos_that_is_also_a_word_is_left_out_only_where_it_was_put(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text('{"bos_token_id": 3}')
+    packer = Packer(source_of(["w3 w0"] * 20), Tokenizer.from_folder(tmp_path), 8)
+    batch = next(packer.batches("train", 1))
+    assert batch.tokens[0, :3].tolist() == [3, 3, 0]
+    assert batch.keep[0, :3].tolist() == [False, True, True]
+
+
 def test_a_row_must_hold_two_tokens(tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="context_length is 1"):
         Packer(source_of(["w0"]), tokenizer, 1)
@@ -186,9 +193,7 @@ def test_the_tokenizer_adds_nothing_pads_nothing_and_cuts_nothing(tmp_path: Path
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "[CLS]": 2}, unk_token="b"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["[CLS]"])
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        "[CLS] $A", special_tokens=[("[CLS]", 2)]
-    )
+    backend.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
     backend.enable_padding(length=9)
     backend.enable_truncation(3)
     backend.save(str(tmp_path / "tokenizer.json"))

@@ -29,7 +29,13 @@ CODERS = {
     "standard": CoderConfig(preset="standard", d_sae=64, l1_coefficient=0.3, matmul_dtype="float32"),
 }
 CONFIG = TrainConfig(
-    tokens=30 * 128, batch_size=128, lr=3e-3, checkpoint_every=7, validate_every=10, log_every=1, block_chunks=4
+    tokens=30 * 128,
+    batch_size=128,
+    lr=3e-3,
+    checkpoint_every=7,
+    validate_every=10,
+    log_every=1,
+    block_chunks=4,
 )
 
 
@@ -126,9 +132,7 @@ def test_training_learns_and_writes_every_row(undisturbed: Undisturbed, preset: 
 
 
 @pytest.mark.parametrize("preset", CODERS)
-def test_a_stopped_run_continues_bitwise(
-    undisturbed: Undisturbed, store: Path, tmp_path: Path, preset: str
-) -> None:
+def test_a_stopped_run_continues_bitwise(undisturbed: Undisturbed, store: Path, tmp_path: Path, preset: str) -> None:
     """Stopped by SIGTERM at several moments, each time no step is lost and the end is the same to the last bit."""
     folder = undisturbed(preset)
     done = 0

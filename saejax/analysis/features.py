@@ -188,8 +188,9 @@ def _scan(
     tokens, positions, segments, documents = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
     order = np.lexsort((-value, latent))
-    fields = [a[order] for a in (latent, row, position, value)]
-    return _Scan(tokens, positions, segments, documents, *fields, n_tokens=progress.tokens), progress.seconds
+    latent, row, position, value = (a[order] for a in (latent, row, position, value))
+    scan = _Scan(tokens, positions, segments, documents, latent, row, position, value, progress.tokens)
+    return scan, progress.seconds
 
 
 def _entries(packed: PackedRows, latents: Latents, first: int) -> tuple[np.ndarray, ...]:

@@ -276,9 +276,7 @@ class Checkpoints:
         self._require_good(step, list(abstract))
         return reading.read_sharded(self._folder(step), abstract)
 
-    def restore_latest(
-        self, abstract: Mapping[str, Any]
-    ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    def restore_latest(self, abstract: Mapping[str, Any]) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
         """(step, items, meta) of the newest good checkpoint, or None when there is no checkpoint at all.
 
         One that is damaged or unfinished is passed over with a warning that names its first bad file.
@@ -302,9 +300,7 @@ class Checkpoints:
             "Copy one back from elsewhere, or remove the folder to start anew."
         )
 
-    def restore_numpy(
-        self, step: int, names: Sequence[str] = ("params",)
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def restore_numpy(self, step: int, names: Sequence[str] = ("params",)) -> tuple[dict[str, Any], dict[str, Any]]:
         """Verify `step`, then read items as nested dicts of `np.ndarray`, whatever machine saved them.
 
         Needs neither the tree nor the devices of the saving program: for analysis. Tuples and lists come
@@ -323,9 +319,7 @@ class Checkpoints:
     def _require_good(self, step: int, names: Sequence[str]) -> None:
         problems = self.verify(step, names)
         if problems:
-            raise DataError(
-                f"checkpoint {step} cannot be restored: {_some(problems)}. Finished steps: {self.steps()}."
-            )
+            raise DataError(f"checkpoint {step} cannot be restored: {_some(problems)}. Finished steps: {self.steps()}.")
 
 
 def _check_names(items: Mapping[str, Any]) -> None:

@@ -106,8 +106,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: its content does not match its own sha256.")
     if body["format"] != FORMAT:
         raise DataError(
-            f"{path} has format {body['format']}, this saejax reads format {FORMAT}. "
-            "Use the version that wrote it."
+            f"{path} has format {body['format']}, this saejax reads format {FORMAT}. Use the version that wrote it."
         )
     return body
 

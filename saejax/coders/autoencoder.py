@@ -38,7 +38,7 @@ class Autoencoder(nn.Module):
             W_FD = jax.random.normal(key, shape, jnp.float32)
             return self.decoder_norm * W_FD / jnp.linalg.norm(W_FD, axis=1, keepdims=True)
 
-        W_dec = self.param(
+        W_dec: Any = self.param(
             "W_dec", nn.with_logical_partitioning(decoder_init, ("latent", "d_in")), (self.d_sae, self.d_in)
         )
         self.param("W_enc", nn.with_logical_partitioning(lambda _: W_dec.T, ("d_in", "latent")))

@@ -89,9 +89,7 @@ class Coder:
         }
         return loss, (metrics, {"tokens_since_fired": since_F})
 
-    def _pre_and_keep(
-        self, params: Params, x_BD: jax.Array
-    ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    def _pre_and_keep(self, params: Params, x_BD: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
         """Pre-activations, and their differentiable selection. Sparse activations need no dense gradient."""
         pre_BF = self.topology.pre_activations(params, x_BD)
         if not self.sparsity.sparse:

@@ -36,7 +36,10 @@ class Context:
 
 
 class Term(Protocol):
-    name: str
+    """A summand of the loss, under its name in the metrics."""
+
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, c: Context) -> jax.Array: ...
 
@@ -49,8 +52,8 @@ def squared_error(y_BD: jax.Array, y_hat_BD: jax.Array) -> jax.Array:
 
 
 def total_variance(y_BD: jax.Array) -> jax.Array:
-    """mean_b sum_d (y - mean_b y)^2"""
-    return jnp.square(y_BD - y_BD.mean(0, keepdims=True)).sum(-1).mean()
+    """mean_b sum_d (y - mean_b y)^2, at least 1e-12: a batch without variance gives a large loss, not NaN."""
+    return jnp.maximum(jnp.square(y_BD - y_BD.mean(0, keepdims=True)).sum(-1).mean(), 1e-12)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +129,7 @@ class AuxK:
             values_BK = jnp.where(c.dead[indices_BK], jax.nn.relu(kept_BK), 0)
             aux = Latents(values_BK, indices_BK, c.latents.d_sae)
             e_hat_BD = c.topology.decode_without_bias(params, aux)
-            return squared_error(e_BD, e_hat_BD) / jnp.maximum(total_variance(e_BD), 1e-12)
+            return squared_error(e_BD, e_hat_BD) / total_variance(e_BD)
 
         return jax.lax.cond(c.dead.any(), explain, lambda: jnp.float32(0))
 

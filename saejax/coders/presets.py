@@ -30,7 +30,8 @@ class CoderConfig:
         dead_after_tokens: a latent that has not fired for this long is dead.
         normalize: `mean_norm` scales activations so that their mean norm is sqrt(d_in); `none` leaves them.
             The scale is a constant from the store, and `saejax.load` folds it into the weights.
-        matmul_dtype: operands of the dense products, `bfloat16` or `float32`; sums are float32 always.
+        matmul_dtype: operands of the forward pass's dense products, `bfloat16` or `float32`; sums and gradients are
+            float32 always.
     """
 
     preset: str = "topk"
@@ -62,9 +63,7 @@ class CoderConfig:
         if self.l1_warmup_fraction > 1:
             raise ConfigError(f"coder.l1_warmup_fraction is {self.l1_warmup_fraction}; it must be at most 1.")
         if self.dead_after_tokens > LONG_AGO:
-            raise ConfigError(
-                f"coder.dead_after_tokens is {self.dead_after_tokens}; it must be at most {LONG_AGO}."
-            )
+            raise ConfigError(f"coder.dead_after_tokens is {self.dead_after_tokens}; it must be at most {LONG_AGO}.")
 
     def width(self, d_in: int) -> int:
         """F for an input of width D."""

@@ -71,11 +71,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """`key: old -> new` for every leaf in which two JSON trees differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
-        return [
-            line
-            for k in keys
-            for line in differences(old.get(k), new.get(k), f"{where}.{k}" if where else str(k))
-        ]
+        return [line for k in keys for line in differences(old.get(k), new.get(k), f"{where}.{k}" if where else str(k))]
     return [] if old == new else [f"{where}: {old!r} -> {new!r}"]
 
 

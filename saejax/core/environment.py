@@ -9,7 +9,18 @@ from typing import Any
 
 import jax
 
-_PACKAGES = "saejax jax jaxlib flax optax orbax-checkpoint tensorstore transformers ml-collections numpy".split()
+_PACKAGES = (
+    "saejax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "tensorstore",
+    "transformers",
+    "ml-collections",
+    "numpy",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -37,9 +48,11 @@ def _git_commit() -> str | None:
     """Commit of the source tree saejax runs from, with `+` when it has uncommitted changes; None outside git."""
     here = os.path.dirname(os.path.abspath(__file__))
     try:
-        git = ["git", "-C", here]
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        commit, status = (_git(here, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno")))
     except (OSError, subprocess.TimeoutExpired):
         return None
     return commit.stdout.strip() + ("+" if status.stdout.strip() else "") if commit.returncode == 0 else None
+
+
+def _git(folder: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=10, check=False)

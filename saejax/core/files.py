@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8") as handle:
-            json.dump(value, handle, indent=2)
+            json.dump(finite(value), handle, indent=2, allow_nan=False)
             handle.write("\n")
             handle.flush()
             os.fsync(handle.fileno())
@@ -30,6 +31,17 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise unwritable(path, error) from None
+
+
+def finite(value: Any) -> Any:
+    """`value` with every NaN and infinity replaced by None: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def read_json(path: str | os.PathLike) -> Any:

@@ -29,8 +29,7 @@ def lease(folder: str | os.PathLike) -> Iterator[None]:
         except BlockingIOError:
             holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
             raise BusyError(
-                f"{path} is being written by another process ({holder}). "
-                "Wait for it, stop it, or choose another name."
+                f"{path} is being written by another process ({holder}). Wait for it, stop it, or choose another name."
             ) from None
         os.ftruncate(handle, 0)
         os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())

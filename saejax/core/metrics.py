@@ -42,9 +42,7 @@ class TensorBoardWriter:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise DataError(
-                "train.tensorboard=true needs tensorboardX: pip install 'saejax[tensorboard]'."
-            ) from None
+            raise DataError("train.tensorboard=true needs tensorboardX: pip install 'saejax[tensorboard]'.") from None
         self._writer = SummaryWriter(str(folder))
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
@@ -73,7 +71,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             rows[int(row["step"]), tuple(sorted(row))] = row
-        except (ValueError, KeyError, TypeError):  # ValueError: not JSON, not UTF-8, or a step that is no number
+        except (ValueError, KeyError, TypeError):  # a ValueError: not JSON, not UTF-8, no number for a step
             if number < len(lines):
                 raise DataError(f"{path}, line {number} is damaged; remove that line.") from None
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]

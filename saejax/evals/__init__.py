@@ -4,4 +4,12 @@ from saejax.evals.evaluate import EvalConfig, evaluate
 from saejax.evals.gates import Gate, GateConfig, check_gates
 from saejax.evals.reconstruction import Reconstruction, decoder_gram_rms
 
-__all__ = ["EvalConfig", "Gate", "GateConfig", "Reconstruction", "check_gates", "decoder_gram_rms", "evaluate"]
+__all__ = [
+    "EvalConfig",
+    "Gate",
+    "GateConfig",
+    "Reconstruction",
+    "check_gates",
+    "decoder_gram_rms",
+    "evaluate",
+]

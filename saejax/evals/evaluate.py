@@ -53,7 +53,8 @@ def evaluate(
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
-    reconstruction, totals = Reconstruction(), {}
+    reconstruction = Reconstruction()
+    totals: dict[str, float] = {}
     shift_D = jnp.asarray(params["b_dec"], jnp.float32)
 
     def batch(params: Any, lm_params: Any, packed: dict[str, jax.Array]) -> Any:

@@ -35,7 +35,13 @@ def splice_sums(
     def run(edit: decoder.Edit | None) -> tuple[jax.Array, dict[str, jax.Array]]:
         edits = {} if edit is None else {hook_point: lambda x: jnp.where(keep_RS1, edit(x).astype(x.dtype), x)}
         logits, captured = decoder.run(
-            lm.config, lm_params, packed["tokens"], packed["positions"], packed["segments"], [hook_point], edits
+            lm.config,
+            lm_params,
+            packed["tokens"],
+            packed["positions"],
+            packed["segments"],
+            [hook_point],
+            edits,
         )
         return jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32)), captured
 

@@ -43,9 +43,7 @@ def kept_pre_activations_reference(
 
 
 @jax.custom_vjp
-def kept_pre_activations(
-    x_BD: jax.Array, W_DF: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array
-) -> jax.Array:
+def kept_pre_activations(x_BD: jax.Array, W_DF: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array) -> jax.Array:
     """pre[b, indices_bk], where pre = x W is already known; its gradient to W touches only kept columns.
 
     `pre_BF` serves the values alone: no gradient flows into it, and none into x (activations are data; what

@@ -72,7 +72,11 @@ def architecture(config_json: dict[str, Any], where: str) -> Architecture:
 
 
 def _gpt2_config(c: dict[str, Any]) -> DecoderConfig:
-    plain = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+    plain = {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
     for key, wanted in plain.items():
         if c.get(key, wanted) != wanted:
             raise DataError(f"config.json: {key}={c[key]} is a GPT-2 variant that is not supported.")

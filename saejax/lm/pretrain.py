@@ -34,9 +34,13 @@ def next_token_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """(sum over predicted tokens of -log p(next), number of them), in nats, within segments only."""
     logits_BSV, _ = decoder.run(config, params, tokens_BS, positions_BS, segments_BS)
-    same_BS = (segments_BS[:, 1:] == segments_BS[:, :-1]) & (segments_BS[:, 1:] >= 0)
-    nll_BS = optax.softmax_cross_entropy_with_integer_labels(logits_BSV[:, :-1], tokens_BS[:, 1:])
-    return jnp.where(same_BS, nll_BS, 0).sum(), same_BS.sum()
+    # Targets are shifted instead of logits: a slice of [B, S, V] would be copied, forward and backward.
+    next_BS, next_segments_BS = jnp.roll(tokens_BS, -1, axis=1), jnp.roll(segments_BS, -1, axis=1)
+    last_BS = jnp.arange(tokens_BS.shape[1])[None] == tokens_BS.shape[1] - 1
+    same_BS = (next_segments_BS == segments_BS) & (segments_BS >= 0) & ~last_BS
+    is_next_BSV = jnp.arange(logits_BSV.shape[-1])[None, None] == next_BS[:, :, None]
+    log_p_BS = jnp.where(is_next_BSV, logits_BSV, 0).sum(-1) - jax.nn.logsumexp(logits_BSV, axis=-1)
+    return -jnp.where(same_BS, log_p_BS, 0).sum(), same_BS.sum()
 
 
 def pretrain(

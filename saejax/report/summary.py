@@ -8,6 +8,7 @@ import math
 import shlex
 from typing import Any
 
+from saejax.core.files import finite
 from saejax.report.read import EVALUATE, TRAIN, RunFiles
 
 CURVE_POINTS = 1500
@@ -35,17 +36,6 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "commands": {"train": TRAIN, "evaluate": EVALUATE},
     }
     return finite(summary)
-
-
-def finite(value: Any) -> Any:
-    """`value` with every NaN and infinity replaced by None: JSON has no word for them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 def _header(run: RunFiles) -> dict[str, Any]:

@@ -22,9 +22,7 @@ _PROCESS_CONTEXT = ts.Context({})
 JSON_LIMIT_BYTES = 1 << 30
 
 
-def make_context(
-    cache_bytes: int = 100_000_000, copy_threads: int | None = None, io_threads: int | None = None
-) -> Any:
+def make_context(cache_bytes: int = 100_000_000, copy_threads: int | None = None, io_threads: int | None = None) -> Any:
     """A tensorstore context: `cache_bytes` keeps shard indexes, the limits bound threads (None: all)."""
     spec: dict[str, Any] = {"cache_pool": {"total_bytes_limit": cache_bytes}}
     if copy_threads is not None:
@@ -155,8 +153,6 @@ def write_trouble(files: StoreFiles, error: Exception) -> str:
     full = any(sign in text for sign in ("No space left", "RESOURCE_EXHAUSTED", "File too large", "quota"))
     if full and files.local is not None:
         free = shutil.disk_usage(files.local).free
-        cause = (
-            f"the disk is full or a size limit is reached ({free:,} bytes free at {files.local}): {text}. "
-        )
+        cause = f"the disk is full or a size limit is reached ({free:,} bytes free at {files.local}): {text}. "
         return cause + "Committed shards are intact; free space and run the same command again."
     return f"{text}. Committed shards are intact; remove the cause and run the same command again."

@@ -45,9 +45,7 @@ def as_int32_rows(name: str, values: np.ndarray, n: int) -> np.ndarray:
     """
     array = np.asarray(values)
     if array.shape != (n,) or array.dtype.kind not in "iu":
-        raise DataError(
-            f"append: tokens[{name!r}] is {array.dtype}{list(array.shape)}, expected integers [{n}]."
-        )
+        raise DataError(f"append: tokens[{name!r}] is {array.dtype}{list(array.shape)}, expected integers [{n}].")
     limits = np.iinfo(np.int32)
     if n and (int(array.min()) < limits.min or int(array.max()) > limits.max):
         raise DataError(f"append: tokens[{name!r}] has values beyond int32.")
@@ -63,9 +61,7 @@ class Shard:
         left: rows that the store can still take; the shard holds min(shard_rows, left).
     """
 
-    def __init__(
-        self, kinds: tuple[ArrayKind, ...], seed: int, index: int, shard_rows: int, left: int
-    ) -> None:
+    def __init__(self, kinds: tuple[ArrayKind, ...], seed: int, index: int, shard_rows: int, left: int) -> None:
         self.index = index
         self.filled = 0
         self._capacity = min(shard_rows, left)

@@ -50,9 +50,7 @@ class StoreLayout:
 
     def __post_init__(self) -> None:
         if not (_is_count(self.shard_rows) and _is_count(self.chunk_rows)):
-            raise ConfigError(
-                f"shard_rows={self.shard_rows!r}, chunk_rows={self.chunk_rows!r}: give integers >= 1."
-            )
+            raise ConfigError(f"shard_rows={self.shard_rows!r}, chunk_rows={self.chunk_rows!r}: give integers >= 1.")
         if self.shard_rows > _MAX_SHARD_ROWS or self.shard_rows % self.chunk_rows:
             raise ConfigError(
                 f"shard_rows={self.shard_rows} must be a multiple of chunk_rows={self.chunk_rows} "
@@ -174,15 +172,13 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
         keys = sorted(set(found) | set(wanted))
         differing = [k for k in keys if k not in found or k not in wanted or found[k] != wanted[k]]
         detail = "; ".join(
-            f"{k}: file says {_short(found.get(k))}, the manifest implies {_short(wanted.get(k))}"
-            for k in differing
+            f"{k}: file says {_short(found.get(k))}, the manifest implies {_short(wanted.get(k))}" for k in differing
         )
     except (ValueError, RecursionError, TypeError, AttributeError):
         detail = "it is no JSON object"
     detail = detail or "same values, other bytes"
     raise DataError(
-        f"Store {files.url}: the zarr.json of array {kind.name!r} does not fit the manifest "
-        f"({detail}). {remedy}"
+        f"Store {files.url}: the zarr.json of array {kind.name!r} does not fit the manifest ({detail}). {remedy}"
     )
 
 

@@ -120,15 +120,10 @@ def _parse(value: dict[str, Any]) -> Manifest:
         return Manifest(header)
     shards = tuple((int(row["rows"]), dict(row["sha256"])) for row in value["shards"])
     full = all(rows == layout.shard_rows for rows, _ in shards[:-1])
-    if (
-        sum(rows for rows, _ in shards) != value["n_tokens"]
-        or not full
-        or not 1 <= shards[-1][0] <= layout.shard_rows
-    ):
+    if sum(rows for rows, _ in shards) != value["n_tokens"] or not full or not 1 <= shards[-1][0] <= layout.shard_rows:
         raise ValueError("the rows of its shards do not add up to n_tokens")
     statistics = {
-        hook: Statistics.from_json(value["statistics"][hook], width)
-        for hook, width in header.hook_points.items()
+        hook: Statistics.from_json(value["statistics"][hook], width) for hook, width in header.hook_points.items()
     }
     return Manifest(header, True, value["n_tokens"], shards, statistics, dict(value["counters"]))
 

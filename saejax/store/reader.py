@@ -38,17 +38,14 @@ class StoreReader:
         self.n_tokens: int = manifest.n_tokens
         self.hook_points = hook_points
         self.identity: dict[str, Any] = header.identity
-        self.statistics: dict[str, Statistics] = {
-            name: (manifest.statistics or {})[name] for name in hook_points
-        }
+        self.statistics: dict[str, Statistics] = {name: (manifest.statistics or {})[name] for name in hook_points}
         self.counters: dict[str, int] = manifest.counters or {}
         self.layout: StoreLayout = header.layout
         self.seed: int = header.seed
         self._files = files
         self._kinds = {kind.name: kind for kind in arrays_of(hook_points)}
         self._arrays = {
-            name: open_array(files, kind, manifest.n_tokens, header.layout)
-            for name, kind in self._kinds.items()
+            name: open_array(files, kind, manifest.n_tokens, header.layout) for name, kind in self._kinds.items()
         }
 
     @classmethod

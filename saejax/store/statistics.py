@@ -82,14 +82,10 @@ def sums_of(rows: np.ndarray) -> Sums:
     for start in range(0, len(rows), _PIECE_ROWS):
         piece = rows[start : start + _PIECE_ROWS].astype(np.float64)
         squared = np.einsum("nd,nd->n", piece, piece)
-        result = result + Sums(
-            len(piece), piece.sum(axis=0), float(squared.sum()), float(np.sqrt(squared).sum())
-        )
+        result = result + Sums(len(piece), piece.sum(axis=0), float(squared.sum()), float(np.sqrt(squared).sum()))
     return result
 
 
 def moments(sums: Sums) -> Statistics:
     """The means of `sums`; count must be at least 1."""
-    return Statistics(
-        sums.count, sums.total / sums.count, sums.norms / sums.count, sums.squared_norms / sums.count
-    )
+    return Statistics(sums.count, sums.total / sums.count, sums.norms / sums.count, sums.squared_norms / sums.count)

@@ -50,18 +50,14 @@ def _check_commit(files: StoreFiles, manifest: Manifest, shard: int, problems: l
         problems.append(str(error))
         return []
     if commit is None:
-        problems.append(
-            f"Shard {shard}: {name} is missing. Run the same capture command again to rewrite the shard."
-        )
+        problems.append(f"Shard {shard}: {name} is missing. Run the same capture command again to rewrite the shard.")
         return []
     if (commit.rows, commit.sha256) != manifest.shards[shard]:
         problems.append(f"Shard {shard}: {name} and the manifest name different rows or checksums.")
     return [commit]
 
 
-def _check_shard(
-    files: StoreFiles, reader: StoreReader, manifest: Manifest, shard: int, problems: list[str]
-) -> None:
+def _check_shard(files: StoreFiles, reader: StoreReader, manifest: Manifest, shard: int, problems: list[str]) -> None:
     rows, hashes = manifest.shards[shard]
     start = shard * reader.layout.shard_rows
     for name, expected in hashes.items():
@@ -82,15 +78,11 @@ def _check_shard(
             )
 
 
-def _check_statistics(
-    files: StoreFiles, manifest: Manifest, commits: list[Commit], problems: list[str]
-) -> None:
+def _check_statistics(files: StoreFiles, manifest: Manifest, commits: list[Commit], problems: list[str]) -> None:
     for name, width in manifest.header.hook_points.items():
         total = zero_sums(width)
         for commit in commits:
             total = total + commit.sums[name]
         stored = (manifest.statistics or {})[name]
         if moments(total).to_json() != stored.to_json():
-            problems.append(
-                f"{files.url}: the statistics of {name!r} in the manifest do not fit the commits."
-            )
+            problems.append(f"{files.url}: the statistics of {name!r} in the manifest do not fit the commits.")

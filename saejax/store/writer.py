@@ -188,9 +188,7 @@ class StoreWriter:
         if self._complete:
             return
         if self._rows == 0:
-            raise DataError(
-                f"Store {self._files.url}: the text gave not one row to store. Check the text source."
-            )
+            raise DataError(f"Store {self._files.url}: the text gave not one row to store. Check the text source.")
         if self._rows < self._header.requested_tokens:
             self._drain(0)  # no write may run while the arrays change their shape
             self._open_arrays(self._rows)
@@ -263,9 +261,7 @@ class StoreWriter:
             write_zarr_json(self._files, kind, rows, self._header.layout)
             self._handles[kind.name] = open_array(self._files, kind, rows, self._header.layout)
 
-    def _checked(
-        self, activations: dict[str, np.ndarray], tokens: dict[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def _checked(self, activations: dict[str, np.ndarray], tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         wanted, given = set(self._header.hook_points), set(activations)
         if wanted != given or set(tokens) != set(METADATA_NAMES):
             raise DataError(
@@ -273,9 +269,7 @@ class StoreWriter:
                 f"got {sorted(given)} and {sorted(tokens)}."
             )
         n = len(tokens[METADATA_NAMES[0]])
-        rows = {
-            name: as_bf16_rows(name, activations[name], n, d) for name, d in self._header.hook_points.items()
-        }
+        rows = {name: as_bf16_rows(name, activations[name], n, d) for name, d in self._header.hook_points.items()}
         return rows | {name: as_int32_rows(name, tokens[name], n) for name in METADATA_NAMES}
 
     def _skipped(self, cursor: dict[str, Any]) -> int:

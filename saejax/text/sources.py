@@ -21,7 +21,18 @@ KINDS = ("stdlib", "files", "hub")
 # Parts of the standard library that some distributions leave out, that are tables rather than text,
 # or that belong to tests.
 _STDLIB_LEFT_OUT = frozenset(
-    "test tests idle_test lib2to3 encodings site-packages dist-packages __pycache__ _pyrepl __phello__".split()
+    [
+        "test",
+        "tests",
+        "idle_test",
+        "lib2to3",
+        "encodings",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "_pyrepl",
+        "__phello__",
+    ]
 )
 
 
@@ -213,7 +224,10 @@ def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end, too deep
+            except (
+                ValueError,
+                RecursionError,
+            ) as error:  # not JSON, not UTF-8, a number without end, too deep
                 raise DataError(f"{path}, line {number} is not JSON: {error}.") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number} is a {type(row).__name__}, not an object with columns.")

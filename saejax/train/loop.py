@@ -28,8 +28,8 @@ from saejax.train.step import compile_step, make_step
 # sysexits' EX_TEMPFAIL: asked to stop, all saved, run the same command again.
 EXIT_PREEMPTED = 75
 
-# The run's length is predicted from the steps between these two.
-_PREDICT_FROM, _PREDICT_AT = 10, 60
+# The run's length is predicted after this many steps, or a fifth of a shorter run.
+_PREDICT_AT = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,12 @@ def train(config: TrainConfig, setup: Setup) -> Outcome:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-    return {"params": state.params, "opt_state": state.opt_state, "stats": state.stats, "step": {"step": state.step}}
+    return {
+        "params": state.params,
+        "opt_state": state.opt_state,
+        "stats": state.stats,
+        "step": {"step": state.step},
+    }
 
 
 def _from_items(items: dict[str, Any]) -> TrainState:
@@ -124,9 +129,7 @@ class _Session:
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption())
-            progress = stack.enter_context(
-                Progress("train", total * config.batch_size, step * config.batch_size)
-            )
+            progress = stack.enter_context(Progress("train", total * config.batch_size, step * config.batch_size))
             batches = self.setup.batches(step)
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
@@ -178,12 +181,14 @@ class _Session:
 
     def predict(self, step: int) -> None:
         """Predict the run's whole length once, from the pace of its first steps and the length of a validation."""
-        if self.first or self.config.steps < 2 * _PREDICT_AT:
+        at = min(_PREDICT_AT, self.config.steps // 5)
+        since = at // 4
+        if self.first or since < 1:
             return
-        if step == _PREDICT_FROM:
+        if step == since:
             self.mark = time.perf_counter()
-        elif step == _PREDICT_AT and self.mark is not None:
-            pace = (time.perf_counter() - self.mark) / (_PREDICT_AT - _PREDICT_FROM)
+        elif step == at and self.mark is not None:
+            pace = (time.perf_counter() - self.mark) / (at - since)
             every = self.config.validate_every
             validations = self.config.steps // every - step // every if every and self.setup.validate else 0
             left = pace * (self.config.steps - step) + validations * self.validation_seconds

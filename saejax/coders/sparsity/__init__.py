@@ -1,7 +1,7 @@
 """Sparsities: from pre-activations to latents. One file each; a new one is a new file and a line here."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 
@@ -17,7 +17,7 @@ class Sparsity(Protocol):
     that never builds [B, F]; a dense activation ignores it and differentiates through `pre`.
     """
 
-    sparse: bool
+    sparse: ClassVar[bool]
 
     def __call__(self, pre_BF: jax.Array, keep: Callable[[jax.Array], jax.Array]) -> Latents: ...
 

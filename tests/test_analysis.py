@@ -1,0 +1,335 @@
+"""The feature browser's data against a brute-force search over every token, and logits in float64."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from saejax.analysis import ReportConfig, collect_features
+from saejax.analysis.features import promoted_logits
+from saejax.coders import Coder, CoderConfig, build
+from saejax.core.errors import ConfigError, DataError
+from saejax.lm import LanguageModel, decoder
+from saejax.lm.conventions import DecoderConfig
+from saejax.text import Packer, Source, Tokenizer
+
+BOS, ROW, LATENTS = 60, 24, 40
+HOOK = "blocks.0.resid_post"
+CONFIG = ReportConfig(
+    tokens=10**6, examples=4, before=5, after=3, logits=6, histogram_bins=8, max_features=0, batch_rows=4
+)
+
+
+def tiny_lm(tied: bool) -> LanguageModel:
+    """Two random layers, 62 tokens; `mlp_act` is wider than the model."""
+    backend = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(BOS)}, unk_token="w1"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<bos>", "<mask>"])
+    tokenizer = Tokenizer(backend, BOS, frozenset({BOS, BOS + 1}), "0")
+    config = DecoderConfig(2, 16, 2, 8, 24, 62, ROW, "gelu_new", 1e-5, tied)
+    shapes = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(0.1, 0.4, leaf.shape).astype(np.float32), shapes)
+    return LanguageModel(config, params, tokenizer, {"model": "tiny"})
+
+
+def source(texts: Sequence[str]) -> Source:
+    return Source({}, lambda start: ((i, f"doc{i}", str(i), t) for i, t in enumerate(texts) if i >= start), 1.0)
+
+
+def documents(count: int = 30) -> list[str]:
+    rng = np.random.default_rng(0)
+    words = [rng.integers(0, BOS, rng.integers(1, 60)) for _ in range(count)]
+    return [" ".join("<mask>" if rng.random() < 0.1 else f"w{w}" for w in text) for text in words]
+
+
+def coder_and_params(preset: str, d_in: int) -> tuple[Coder, dict[str, np.ndarray]]:
+    coder = build(CoderConfig(preset=preset, d_sae=LATENTS, k=4, matmul_dtype="float32"), d_in, 10)
+    rng = np.random.default_rng(5)
+    shapes = {"W_enc": (d_in, LATENTS), "b_enc": (LATENTS,), "W_dec": (LATENTS, d_in), "b_dec": (d_in,)}
+    params = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    params["b_enc"][-3:] = -1e3  # never active
+    params["W_enc"][:, 0], params["b_enc"][0] = 0, 30.0  # always active with the same value
+    return coder, params
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """A kept token with its latents [F]."""
+
+    row: int
+    column: int
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What the browser should show, from a plain walk over all packed rows."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    documents: np.ndarray
+    f: np.ndarray
+    kept: list[Token]
+
+
+def brute_force(lm: LanguageModel, preset: str, params: dict[str, np.ndarray], hook_point: str = HOOK) -> Search:
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    rows = list(packer.batches("heldout", 1))
+    tokens, positions, segments, docs, keep = (
+        np.concatenate([getattr(row, name) for row in rows])
+        for name in ("tokens", "positions", "segments", "documents", "keep")
+    )
+    _, captured = lm.run(tokens, positions, segments, capture=[hook_point])
+    x = np.asarray(captured[hook_point], np.float64)
+    pre = (x - params["b_dec"]) @ params["W_enc"].astype(np.float64) + params["b_enc"]
+    f = np.maximum(pre, 0)
+    if preset == "topk":
+        f = np.where(pre >= np.sort(pre, axis=-1)[..., -4:-3], f, 0)
+    f = np.where(keep[:, :, None], f, 0)
+    kept = [Token(r, s, f[r, s]) for r, s in np.argwhere(keep)]
+    return Search(tokens, positions, segments, docs, f, kept)
+
+
+def collect(
+    lm: LanguageModel, preset: str, config: ReportConfig = CONFIG, hook_point: str = HOOK
+) -> tuple[dict[str, Any], int]:
+    coder, params = coder_and_params(preset, lm.hook_points()[hook_point])
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    content, tokens, seconds = collect_features(coder, params, lm, packer, hook_point, config)
+    assert seconds > 0
+    return content, tokens
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return tiny_lm(tied=True)
+
+
+@pytest.fixture(scope="module", params=["topk", "standard"])
+def both(request: pytest.FixtureRequest, lm: LanguageModel) -> tuple[dict[str, Any], Search]:
+    """(the content of features.json, the search), for sparse and for dense latents."""
+    _, params = coder_and_params(request.param, lm.config.d_model)
+    content, tokens = collect(lm, request.param)
+    search = brute_force(lm, request.param, params)
+    assert tokens == content["n_tokens"] == len(search.kept)
+    return content, search
+
+
+def token_string(token: int) -> str:
+    return ["<bos>", "<mask>"][token - BOS] if token >= BOS else f"w{token}"
+
+
+def token_id(string: str) -> int:
+    return {"<bos>": BOS, "<mask>": BOS + 1}[string] if string.startswith("<") else int(string[1:])
+
+
+def test_the_frame(both: tuple[dict[str, Any], Search]) -> None:
+    content, _ = both
+    assert (content["hook_point"], content["model"], content["d_sae"]) == (HOOK, "tiny", LATENTS)
+    assert [feature["id"] for feature in content["features"]] == list(range(LATENTS))
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
+def test_the_examples_are_the_largest_of_all_tokens_one_for_each_row(both: tuple[dict[str, Any], Search]) -> None:
+    content, search = both
+    checked = 0
+    for feature in content["features"]:
+        i = feature["id"]
+        best: dict[int, Token] = {}
+        for token in search.kept:
+            if token.values[i] > 0 and (token.row not in best or token.values[i] > best[token.row].values[i]):
+                best[token.row] = token
+        ranked = sorted(best.values(), key=lambda token: -token.values[i])
+        want = ranked[: CONFIG.examples]
+        got = feature["examples"]
+        assert len(got) == len(want)
+        peaks = [example["activations"][example["peak"]] for example in got]
+        assert peaks == pytest.approx([token.values[i] for token in want], abs=2e-3)
+        assert peaks == sorted(peaks, reverse=True)
+        gaps = -np.diff([np.inf, *(token.values[i] for token in ranked), -np.inf])
+        for k, (token, example) in enumerate(zip(want, got, strict=True)):
+            if min(gaps[k], gaps[k + 1]) > 1e-3:  # of equal values either may come first
+                assert example["document"] == f"doc{search.documents[token.row, token.column]}"
+                assert example["position"] == search.positions[token.row, token.column]
+                checked += 1
+    assert checked > 30
+
+
+def window(search: Search, row: int, peak: int) -> list[int]:
+    """Columns of the peak's piece of its document, at most `before` before it and `after` behind."""
+    inside = np.flatnonzero(search.segments[row] == search.segments[row, peak])
+    return [int(c) for c in inside if peak - CONFIG.before <= c <= peak + CONFIG.after]
+
+
+def test_each_passage_is_a_window_within_its_piece(both: tuple[dict[str, Any], Search]) -> None:
+    content, search = both
+    cut_before = cut_after = full = 0
+    for feature in content["features"][1:]:
+        for example in feature["examples"]:
+            tokens = [token_id(content["vocab"][t]) for t in example["tokens"]]
+            places = [
+                (row, peak, columns)
+                for row, peak in np.argwhere(search.positions == example["position"])
+                if example["document"] == f"doc{search.documents[row, peak]}"
+                and (columns := window(search, row, peak))
+                and search.tokens[row, columns].tolist() == tokens
+            ]
+            assert places, "no such passage in the document, around that position"
+            row, peak, columns = places[0]
+            assert example["activations"] == pytest.approx(search.f[row, columns, feature["id"]], abs=2e-3)
+            assert columns[example["peak"]] == peak
+            cut_before += peak - columns[0] < CONFIG.before
+            cut_after += columns[-1] - peak < CONFIG.after
+            full += len(columns) == CONFIG.before + CONFIG.after + 1
+    assert min(cut_before, cut_after, full) > 5  # each kind occurs
+
+
+def test_special_tokens_show_no_activation(both: tuple[dict[str, Any], Search]) -> None:
+    content, _ = both
+    shown = 0
+    for example in content["features"][0]["examples"]:  # this latent is active wherever it is looked at
+        for token, value in zip(example["tokens"], example["activations"], strict=True):
+            special = content["vocab"][token] in ("<bos>", "<mask>")
+            assert (value == 0) == special
+            shown += special
+    assert shown
+
+
+def test_density_largest_mean_and_histogram(both: tuple[dict[str, Any], Search]) -> None:
+    content, search = both
+    values = np.stack([token.values for token in search.kept])
+    for feature in content["features"]:
+        v = values[:, feature["id"]]
+        active = v[v > 0]
+        counts, edges = np.array(feature["histogram"]["counts"]), np.array(feature["histogram"]["edges"])
+        assert feature["density"] == pytest.approx(len(active) / len(v), rel=1e-12)
+        assert counts.sum() == len(active) and len(counts) == CONFIG.histogram_bins == len(edges) - 1
+        if not len(active):
+            continue
+        assert feature["max"] == pytest.approx(active.max(), abs=1e-3)
+        assert feature["mean"] == pytest.approx(active.mean(), abs=1e-3)
+        assert edges[0] == 0 and edges[-1] == pytest.approx(active.max(), abs=1e-3)
+        # Counts of values safely inside each bin: rounding may move one that lies on an edge.
+        for count, low, high in zip(counts, edges, edges[1:], strict=False):
+            assert ((active > low + 2e-3) & (active < high - 2e-3)).sum() <= count
+            assert count <= ((active > low - 2e-3) & (active < high + 2e-3)).sum()
+
+
+def test_dead_latents_have_no_examples(both: tuple[dict[str, Any], Search]) -> None:
+    for feature in both[0]["features"][-3:]:
+        assert feature["examples"] == [] and feature["density"] == feature["max"] == feature["mean"] == 0
+        assert set(feature["histogram"]["counts"]) == {0} and feature["histogram"]["edges"][-1] == 1
+        assert len(feature["top_logits"]) == CONFIG.logits  # what it would promote is known all the same
+
+
+def test_a_latent_active_everywhere(both: tuple[dict[str, Any], Search]) -> None:
+    feature = both[0]["features"][0]
+    assert feature["density"] == 1 and feature["max"] == pytest.approx(30) == feature["mean"]
+    assert len(feature["examples"]) == CONFIG.examples
+
+
+# ---------------------------------------------------------------------------------------------- promoted logits
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_promoted_logits_against_float64(tied: bool) -> None:
+    lm = tiny_lm(tied)
+    rows = np.random.default_rng(3).normal(size=(700, 16)).astype(np.float32)  # more than one block of 512
+    top, bottom = promoted_logits(lm, rows, 6)
+    assert len(top) == len(bottom) == 700
+    W_U = np.asarray(lm.params["W_E"]).T if tied else np.asarray(lm.params["W_U"])
+    logits = (rows * np.asarray(lm.params["ln_final"]["w"], np.float64)) @ W_U.astype(np.float64)
+    logits -= logits.mean(1, keepdims=True)
+    for i in (0, 1, 511, 512, 699):
+        order = np.argsort(logits[i])
+        assert top[i][1] == pytest.approx(logits[i][order[::-1][:6]], abs=1e-4)
+        assert bottom[i][1] == pytest.approx(logits[i][order[:6]], abs=1e-4)
+        np.testing.assert_allclose(logits[i][list(top[i][0])], top[i][1], atol=1e-4)
+        np.testing.assert_allclose(logits[i][list(bottom[i][0])], bottom[i][1], atol=1e-4)
+        assert len(set(top[i][0])) == 6
+
+
+def test_promoted_logits_are_the_change_of_the_models_own_logits(lm: LanguageModel) -> None:
+    """Up to the norm's division: adding a little of d to the last residual stream moves the logits along them."""
+    d = np.random.default_rng(4).normal(size=16).astype(np.float64)
+    d -= d.mean()  # the norm takes the mean away
+
+    def logits(step: float) -> np.ndarray:
+        edit = {"blocks.1.resid_post": lambda x: x + (step * d).astype(np.float32)[None, None]}
+        return np.asarray(lm.run([[1, 2, 3]], edits=edit)[0][0, -1], np.float64)
+
+    _, captured = lm.run([[1, 2, 3]], capture=["blocks.1.resid_post"])
+    x = np.asarray(captured["blocks.1.resid_post"][0, -1], np.float64)
+    x -= x.mean()
+    across = d - x * (x @ d) / (x @ x)  # moving along x itself changes only what the norm divides by
+    change = (logits(1e-2) - logits(-1e-2)) / 2e-2 * np.sqrt((x @ x) / len(x))
+    (ids,), (values,) = zip(*promoted_logits(lm, across[None].astype(np.float32), 62)[0], strict=True)
+    np.testing.assert_allclose((change - change.mean())[list(ids)], values, atol=2e-2)
+    assert np.ptp(values) > 1
+
+
+def test_the_browser_shows_those_logits(lm: LanguageModel, both: tuple[dict[str, Any], Search]) -> None:
+    _, params = coder_and_params("topk", 16)
+    top, bottom = promoted_logits(lm, params["W_dec"], CONFIG.logits)
+    for feature, (ids, values), (low_ids, low) in zip(both[0]["features"], top, bottom, strict=True):
+        pairs = zip([*ids, *low_ids], [*values, *low], strict=True)
+        want = [[token_string(t), round(v, 3)] for t, v in pairs]
+        assert feature["top_logits"] + feature["bottom_logits"] == want
+
+
+def test_more_logits_than_tokens_gives_all(lm: LanguageModel) -> None:
+    top, bottom = promoted_logits(lm, np.ones((1, 16), np.float32), 1000)
+    assert sorted(top[0][0]) == sorted(bottom[0][0]) == list(range(62))
+
+
+def test_a_hook_point_of_another_width_has_no_logits(lm: LanguageModel) -> None:
+    content, _ = collect(lm, "topk", dataclasses.replace(CONFIG, max_features=5), "blocks.1.mlp_act")
+    for feature in content["features"]:
+        assert feature["top_logits"] == feature["bottom_logits"] == []
+    assert any(f["examples"] for f in content["features"])
+
+
+# --------------------------------------------------------------------------------------------------- configuration
+
+
+def test_max_features_shows_the_first_ones_and_changes_nothing_else(lm: LanguageModel) -> None:
+    full, _ = collect(lm, "topk")
+    few, _ = collect(lm, "topk", dataclasses.replace(CONFIG, max_features=7))
+    assert few["d_sae"] == LATENTS and len(few["features"]) == 7
+
+    def spelt_out(content: dict[str, Any]) -> list[Any]:
+        return [[[content["vocab"][t] for t in e["tokens"]] for e in f["examples"]] for f in content["features"]]
+
+    assert spelt_out(few) == spelt_out(full)[:7]
+    assert [f["density"] for f in few["features"]] == [f["density"] for f in full["features"][:7]]
+    shown = {t for f in few["features"] for e in f["examples"] for t in e["tokens"]}
+    assert max(shown) < len(few["vocab"]) <= len(full["vocab"]) and len(set(few["vocab"])) == len(few["vocab"])
+
+
+def test_the_scan_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> None:
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    kept = [int(b.keep.sum()) for b in packer.batches("heldout", 4)]
+    content, tokens = collect(lm, "topk", dataclasses.replace(CONFIG, tokens=kept[0] + 1))
+    assert tokens == content["n_tokens"] == kept[0] + kept[1] < sum(kept)
+
+
+def test_without_text_it_says_so(lm: LanguageModel) -> None:
+    coder, params = coder_and_params("topk", 16)
+    for texts in ([], ["<mask> <mask>"]):
+        packer = Packer(source(texts), lm.tokenizer, ROW)
+        with pytest.raises(DataError, match="no held-out text"):
+            collect_features(coder, params, lm, packer, HOOK, CONFIG)
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ReportConfig)])
+def test_report_config_refuses_negative_numbers(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"report\.{name} is -1"):
+        dataclasses.replace(CONFIG, **{name: -1})

@@ -1,0 +1,180 @@
+"""Mesh, shardings by name, and the same training on every mesh, compared with SGD: Adam hides a wrong scale."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from saejax.coders import Coder, CoderConfig, build
+from saejax.core.errors import ConfigError
+from saejax.parallel import MESH_AXES, ParallelConfig, batch_sharding, make_mesh, replicated, tree_shardings
+
+B, D, F = 32, 8, 24
+DEAD_AFTER = 100
+
+Tree = dict[str, Any]
+
+
+def _coder(preset: str) -> Coder:
+    config = CoderConfig(
+        preset,
+        d_sae=F,
+        k=3,
+        auxk_k=4,
+        auxk_coefficient=0.5,
+        l1_coefficient=0.3,
+        dead_after_tokens=DEAD_AFTER,
+        matmul_dtype="float32",
+    )
+    return build(config, D, steps=5)
+
+
+# --- the mesh ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"), [((), (8, 1)), ((4, 2), (4, 2)), ((1, 8), (1, 8)), ((2, 1), (2, 1)), ((1, 1), (1, 1))]
+)
+def test_make_mesh(asked: tuple[int, ...], shape: tuple[int, int]) -> None:
+    mesh = make_mesh(ParallelConfig(asked))
+    assert mesh.axis_names == MESH_AXES == ("data", "latent")
+    assert mesh.devices.shape == shape
+    assert len({d.id for d in mesh.devices.flat}) == shape[0] * shape[1]
+
+
+def test_make_mesh_over_chosen_devices() -> None:
+    devices = jax.devices()[4:6]
+    assert list(make_mesh(ParallelConfig(), devices).devices.flat) == devices
+
+
+def test_too_many_devices_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.mesh=4,4 needs 16 devices; there are 8"):
+        make_mesh(ParallelConfig((4, 4)))
+    with pytest.raises(ConfigError, match=r"parallel\.mesh=2,1 needs 2 devices; there are 1"):
+        make_mesh(ParallelConfig((2, 1)), jax.devices()[:1])
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2, 2, 2), (0, 8), (8, -1)])
+def test_a_bad_mesh_is_refused_with_the_remedy(mesh: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.mesh is \(.*two positive numbers, as in 4,2"):
+        ParallelConfig(mesh)
+
+
+# --- shardings ---------------------------------------------------------------------------------------------
+
+
+def test_tree_shardings_follow_names_into_optimizer_moments() -> None:
+    mesh, coder = make_mesh(ParallelConfig((4, 2))), _coder("topk")
+    params = coder.init(jax.random.key(0))
+    tree = {"params": params, "opt": optax.adam(1e-3).init(params), "stats": coder.init_stats(), "step": jnp.int32(0)}
+    shardings = tree_shardings(mesh, tree, coder.logical_axes())
+    want = {
+        "W_enc": P(None, "latent"),
+        "b_enc": P("latent"),
+        "W_dec": P("latent", None),
+        "b_dec": P(None),
+        "tokens_since_fired": P("latent"),
+    }
+    adam = shardings["opt"][0]
+    for place in (shardings["params"], adam.mu, adam.nu):
+        assert {name: s.spec for name, s in place.items()} == {name: want[name] for name in params}
+    assert shardings["stats"]["tokens_since_fired"].spec == want["tokens_since_fired"]
+    assert adam.count.spec == shardings["step"].spec == P()
+    assert jax.tree.structure(shardings) == jax.tree.structure(tree)
+
+    placed = jax.device_put(tree, shardings)
+    shard = {name: v.sharding.shard_shape(v.shape) for name, v in placed["params"].items()}
+    assert shard == {"W_enc": (D, F // 2), "b_enc": (F // 2,), "W_dec": (F // 2, D), "b_dec": (D,)}
+
+
+def test_tree_shardings_replicate_what_they_do_not_know() -> None:
+    mesh, axes = make_mesh(ParallelConfig((4, 2))), {"W": ("latent", "d_in")}
+    tree = {"W": jnp.ones((4, 3)), "other": jnp.ones((4, 3)), "deep": {"W": jnp.ones(4)}, "list": [jnp.ones(4)]}
+    shardings = tree_shardings(mesh, tree, axes)
+    assert shardings["W"].spec == P("latent", None)
+    # Of another rank, of no known name, of no name at all.
+    assert shardings["deep"]["W"] == shardings["other"] == shardings["list"][0] == replicated(mesh)
+
+
+def test_batch_sharding_splits_rows_over_data_alone() -> None:
+    mesh = make_mesh(ParallelConfig((4, 2)))
+    assert batch_sharding(mesh).shard_shape((32, 5)) == (8, 5)
+    assert replicated(mesh).shard_shape((32, 5)) == (32, 5)
+
+
+# --- the same numbers on every mesh ------------------------------------------------------------------------
+
+
+def _start(coder: Coder) -> tuple[Tree, Tree]:
+    """Parameters with spread biases, and 10 latents dead: 6 that are never kept, 4 that fire in the first batch."""
+    rng = np.random.default_rng(0)
+    params = coder.init(jax.random.key(0), rng.normal(size=D) * 0.1)
+    params["b_enc"] = jnp.asarray(rng.normal(size=F) * 0.1, jnp.float32).at[:6].set(-1.0)
+    return params, {"tokens_since_fired": jnp.zeros(F, jnp.int32).at[:10].set(DEAD_AFTER)}
+
+
+@functools.cache
+def _five_steps(preset: str, shape: tuple[int, int]) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
+    """Metrics of 5 SGD steps on a mesh, and (params, stats) after them."""
+    mesh, coder, optimizer = make_mesh(ParallelConfig(shape)), _coder(preset), optax.sgd(0.1)
+    params, stats = _start(coder)
+    state = {"params": params, "opt": optimizer.init(params), "stats": stats, "step": jnp.int32(0)}
+    shardings = tree_shardings(mesh, state, coder.logical_axes())
+
+    def step(state: Tree, x_BD: jax.Array) -> tuple[Tree, Tree]:
+        gradient = jax.value_and_grad(coder.loss, has_aux=True)
+        batch = {"x": x_BD, "y": x_BD}
+        (_, (metrics, stats)), g = gradient(state["params"], batch, state["stats"], state["step"])
+        g = coder.project_gradients(state["params"], g)
+        updates, opt = optimizer.update(g, state["opt"])
+        params = coder.constrain(optax.apply_updates(state["params"], updates))
+        return {"params": params, "opt": opt, "stats": stats, "step": state["step"] + 1}, metrics
+
+    compiled = jax.jit(
+        step, in_shardings=(shardings, batch_sharding(mesh)), out_shardings=(shardings, replicated(mesh))
+    )
+    state, rows = jax.device_put(state, shardings), []
+    for i in range(5):
+        x_BD = np.random.default_rng(100 + i).normal(size=(B, D)).astype(np.float32)
+        state, metrics = compiled(state, jax.device_put(x_BD, batch_sharding(mesh)))
+        rows.append({name: float(value) for name, value in metrics.items()})
+    assert compiled._cache_size() == 1
+    return rows, {name: np.asarray(v) for name, v in (state["params"] | state["stats"]).items()}
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (4, 2), (1, 8)])
+@pytest.mark.parametrize("preset", ["topk", "standard"])
+def test_every_mesh_gives_the_numbers_of_one_device(preset: str, shape: tuple[int, int]) -> None:
+    rows, state = _five_steps(preset, shape)
+    want_rows, want_state = _five_steps(preset, (1, 1))
+    for got, want in zip(rows, want_rows, strict=True):
+        assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
+    for name, want in want_state.items():
+        np.testing.assert_allclose(state[name], want, rtol=1e-5, atol=1e-5 * np.abs(want).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("preset", ["topk", "standard"])
+def test_the_comparison_has_something_to_compare(preset: str) -> None:
+    """Dead latents take part, the loss falls and every parameter moves; otherwise equality would mean little."""
+    rows, state = _five_steps(preset, (1, 1))
+    assert rows[0]["dead"] == 10 and rows[-1]["dead"] >= 1
+    assert preset == "standard" or all(row["auxk"] > 0 for row in rows)
+    start = _start(_coder(preset))[0]
+    for name, value in start.items():
+        assert np.abs(state[name] - np.asarray(value)).max() > 1e-3, name
+
+
+def test_ties_go_to_the_lower_index_when_latents_are_sharded() -> None:
+    mesh, coder = make_mesh(ParallelConfig((1, 8))), _coder("topk")
+    params = {name: jnp.zeros(shape) for name, shape in (("W_enc", (D, F)), ("W_dec", (F, D)), ("b_dec", (D,)))}
+    params["b_enc"] = jnp.ones(F).at[5].set(0.0)
+    placed = jax.device_put(params, tree_shardings(mesh, params, coder.logical_axes()))
+    latents = jax.jit(coder.encode)(placed, jnp.zeros((B, D)))
+    np.testing.assert_array_equal(np.sort(latents.indices, axis=1), np.tile([0, 1, 2], (B, 1)))

@@ -1,0 +1,311 @@
+"""The stages in one process: what they leave, and what they say to bad input. Nothing is ever lost or overwritten."""
+
+import dataclasses
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import replaced, tiny_experiment
+
+import saejax
+from saejax.capture import capture
+from saejax.core.errors import BusyError, ConfigError, DataError
+from saejax.core.lease import lease
+from saejax.experiment import Experiment
+from saejax.lm import LanguageModel, checkpoint, load_lm
+from saejax.parallel import ParallelConfig, make_mesh
+from saejax.stages import Workspace, run_capture, run_evaluate, run_report, run_train
+from saejax.store import StoreReader, verify
+from saejax.text import Packer
+
+HOOK = "blocks.1.resid_post"
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which everything has been run once."""
+    folder = tmp_path_factory.mktemp("stages")
+    work = Workspace(tiny_experiment(folder))
+    run_capture(work)
+    assert run_train(work) == 0
+    run_evaluate(work)
+    run_report(work)
+    return folder
+
+
+@pytest.fixture
+def copy(done: Path, tmp_path: Path) -> Path:
+    shutil.copytree(done, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_stored_activations_are_the_model_s_own(done: Path) -> None:
+    """Every stored row, found again by its document, position and token, equals a forward pass over the packed text."""
+    e = tiny_experiment(done)
+    work = Workspace(e)
+    reader = StoreReader.open(e.store_dir("train"))
+    assert reader.n_tokens == 3000 and not verify(e.store_dir("train"))
+    rows = reader.rows(0, reader.n_tokens, metadata=True)
+    wanted: dict[tuple[int, int, int], Any] = {}
+    seen = 0
+    for packed in Packer(work.source, work.lm.tokenizer, 64).batches("train", 8):
+        _, acts = work.lm.run(packed.tokens, packed.positions, packed.segments, capture=e.capture.hook_points)
+        for r, s in zip(*np.nonzero(packed.keep), strict=True):
+            key = (int(packed.documents[r, s]), int(packed.tokens[r, s]), int(packed.positions[r, s]))
+            wanted.setdefault(key, []).append({name: np.asarray(value[r, s]) for name, value in acts.items()})
+            seen += 1
+        if seen >= 3000:
+            break
+    for i in range(0, 3000, 37):
+        key = tuple(int(rows[name][i]) for name in ("document", "token_id", "position"))
+        assert any(
+            all(np.allclose(rows[name][i].astype(np.float32), c[name], rtol=8e-3, atol=1e-3) for name in c)
+            for c in wanted[key]
+        ), key
+    # No bos, and not in the order of the text.
+    assert not np.isin(rows["token_id"], list(work.lm.tokenizer.special_ids)).any()
+    assert (np.diff(rows["position"][:1024]) == 1).mean() < 0.2
+
+
+def test_held_out_text_was_never_captured_for_training(done: Path) -> None:
+    e = tiny_experiment(done)
+    train, heldout = (
+        set(StoreReader.open(e.store_dir(split)).rows(0, 500, metadata=True)["document"].tolist())
+        for split in ("train", "heldout")
+    )
+    assert train and heldout and not train & heldout
+
+
+def test_loading_gives_the_coder_for_raw_activations(done: Path) -> None:
+    e = tiny_experiment(done)
+    sae = saejax.load(e.run_dir)
+    x = StoreReader.open(e.store_dir("heldout"), [HOOK]).rows(0, 300)[HOOK].astype(np.float32)
+    latents = sae.encode(x)
+    assert latents.shape == (300, 256) and int((latents != 0).sum(-1).max()) <= 8
+    assert sae.decode(latents).shape == x.shape
+    # The same as the last validation of the training, which worked on scaled activations.
+    error = float(np.square(x - np.asarray(sae.decode(latents))).sum() / np.square(x).sum())
+    rows = [json.loads(line) for line in (e.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert error == pytest.approx([row["val/relative_error"] for row in rows if "val/r2" in row][-1], rel=0.2)
+    one = sae.encode(x[0])
+    assert one.shape == (256,) and np.allclose(one, latents[0], atol=1e-4)
+    assert saejax.load(e.run_dir, step=20).step == 20
+    with pytest.raises(DataError, match=r"no checkpoint of step 21; it has: .*20"):
+        saejax.load(e.run_dir, step=21)
+    with pytest.raises(DataError, match=r"last dimension must be d_in = 128"):
+        sae.encode(np.zeros((3, 64)))
+    with pytest.raises(DataError, match="No run at"):
+        saejax.load(done / "nowhere")
+
+
+def refuse(e: Experiment, stage: Callable[[Workspace], Any], kind: type[Exception], message: str) -> None:
+    """The stage refuses with this message, and changes no file."""
+    folder = Path(e.runs_dir).parent
+    before = snapshot(folder)
+    with pytest.raises(kind, match=message):
+        stage(Workspace(e))
+    assert snapshot(folder) == before
+
+
+def test_a_run_folder_with_another_configuration_is_refused(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "train", lr=5e-4)
+    refuse(e, run_train, DataError, r"another configuration:\n  train.lr: 0.001 -> 0.0005\nChoose another")
+    # What does not change a number may change.
+    assert run_train(Workspace(replaced(tiny_experiment(copy), "train", log_every=5))) == 0
+
+
+def test_an_evaluation_with_other_settings_is_not_overwritten_silently(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "gates", gram_rms=0.5)
+    refuse(e, run_evaluate, DataError, r"gates.gram_rms: 0.3 -> 0.5.*--redo")
+    run_evaluate(Workspace(e), redo=True)
+    assert json.loads((e.run_dir / "eval.json").read_text())["config"]["gates"]["gram_rms"] == 0.5
+
+
+def test_a_store_of_another_text_or_context_is_refused(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "text", context_length=32)
+    refuse(e, run_capture, DataError, r"made for something else:(.|\n)*context_length")
+    fresh = dataclasses.replace(e, name="other", store="tiny")
+    with pytest.raises(DataError, match=r"context_length"):
+        run_train(Workspace(fresh))
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with its weights changed a little."""
+    folder = tmp_path_factory.mktemp("other-model")
+    demo = load_lm("demo")
+    source = Path(saejax.__file__).parent / "lm" / "demo"
+    config_json = json.loads((source / "config.json").read_text())
+    checkpoint.write(folder, config_json, jax.tree.map(lambda x: x * 1.001, demo.params))
+    shutil.copy(source / "tokenizer.json", folder)
+    return folder
+
+
+def test_a_store_of_another_model_is_refused(copy: Path, other_model: Path) -> None:
+    e = replaced(tiny_experiment(copy), "lm", model=str(other_model))
+    refuse(e, run_capture, DataError, r"weights_sha256")
+    with pytest.raises(DataError, match=r"weights_sha256"):
+        run_train(Workspace(dataclasses.replace(e, name="other", store="tiny")))
+
+
+def test_a_store_of_another_tokenizer_is_refused(copy: Path, other_model: Path) -> None:
+    path = other_model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(tokenizer))
+    e = replaced(tiny_experiment(copy), "lm", model=str(other_model))
+    refuse(e, run_capture, DataError, r"tokenizer_sha256")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"hook_points": ("blocks.9.resid_post",)}, ConfigError, r"no hook point 'blocks.9.*blocks.0 to blocks.5"),
+        ({"hook_points": ("blocks.1.resid_pots",)}, ConfigError, r"Did you mean 'blocks.1.resid_post'"),
+    ],
+)
+def test_a_hook_point_that_does_not_exist_is_refused(
+    tmp_path: Path, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    e = replaced(tiny_experiment(tmp_path), "capture", **changes)
+    refuse(e, run_capture, kind, message)
+
+
+def test_a_missing_model_or_text_names_what_is_missing(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path)
+    refuse(replaced(e, "lm", model="no/such/folder"), run_capture, DataError, r"No model 'no/such/folder'")
+    refuse(replaced(e, "lm", model="nobody/nothing"), run_capture, DataError, r"'nobody/nothing' is not cached")
+    text = replaced(e, "text", source="files", paths=("absent/*.txt",))
+    refuse(text, run_capture, DataError, r"No text file at 'absent/\*.txt'")
+    long = replaced(e, "text", context_length=512)
+    refuse(long, run_capture, ConfigError, r"context_length is 512, but the model reads at most 256")
+
+
+def test_stages_out_of_order_say_which_comes_first(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path)
+    with pytest.raises(DataError, match=r"no store at .*Run the capture"):
+        run_train(Workspace(e))
+    with pytest.raises(DataError, match=r"Finish it|Train it first|no checkpoint"):
+        run_evaluate(Workspace(e))
+
+
+def test_a_hook_point_that_was_not_captured_is_refused(copy: Path) -> None:
+    e = dataclasses.replace(tiny_experiment(copy), name="other", store="tiny", hook_point="blocks.2.resid_post")
+    with pytest.raises(ConfigError, match=r"not in capture.hook_points: blocks.1.resid_post"):
+        run_train(Workspace(e))
+
+
+def test_a_second_hook_point_of_the_same_store_trains_too(copy: Path) -> None:
+    e = dataclasses.replace(tiny_experiment(copy), name="second", store="tiny", hook_point="blocks.0.hook_mlp_out")
+    assert run_train(Workspace(e)) == 0
+    assert saejax.load(e.run_dir).hook_point == "blocks.0.mlp_out"
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_damaged_shard_stops_training_and_is_named(copy: Path, damage: str) -> None:
+    e = dataclasses.replace(tiny_experiment(copy), name="other", store="tiny")
+    victim = next(p for p in (e.store_dir("train") / "arrays" / HOOK / "c").rglob("*") if p.is_file())
+    raw = bytearray(victim.read_bytes())
+    if damage == "missing":
+        victim.unlink()
+    else:
+        raw[len(raw) // 3] ^= 1
+        victim.write_bytes(raw if damage == "flipped" else raw[: len(raw) // 2])
+    with pytest.raises(DataError, match=rf"{HOOK}.*shard"):
+        run_train(Workspace(e))
+
+
+def poisoned(lm: LanguageModel) -> LanguageModel:
+    """A model whose activations are NaN wherever token 300 stands."""
+    return dataclasses.replace(lm, params=lm.params | {"W_E": lm.params["W_E"].at[300].set(jnp.nan)})
+
+
+def test_nan_activations_are_refused_or_dropped_and_counted_but_never_stored(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path, capture={"tokens": 2000})
+    work = Workspace(e, poisoned(load_lm("demo")))
+    mesh = make_mesh(ParallelConfig((1, 1)))
+    arguments = (work.lm, work.source, e.text)
+    how: dict[str, Any] = {"split": "train", "n_tokens": 2000, "seed": 0}
+    with pytest.raises(DataError, match=r"NaN or infinity in the activations of \d+ tokens.*capture.non_finite=drop"):
+        capture(tmp_path / "abort", *arguments, e.capture, mesh, **how)
+    dropping = dataclasses.replace(e.capture, non_finite="drop")
+    capture(tmp_path / "drop", *arguments, dropping, mesh, **how)
+    reader = StoreReader.open(tmp_path / "drop")
+    rows = reader.rows(0, reader.n_tokens, metadata=True)
+    assert reader.n_tokens == 2000 and np.isfinite(rows[HOOK].astype(np.float32)).all()
+    assert reader.counters["dropped_non_finite"] > 0 and not (rows["token_id"] == 300).any()
+
+
+def test_a_capture_on_eight_devices_stores_the_same(done: Path, tmp_path: Path) -> None:
+    e = tiny_experiment(done)
+    work = Workspace(e)
+    capture(
+        tmp_path / "eight", work.lm, work.source, e.text, e.capture, make_mesh(ParallelConfig()),
+        split="train", n_tokens=3000, seed=0,
+    )  # fmt: skip
+    one, eight = StoreReader.open(e.store_dir("train")), StoreReader.open(tmp_path / "eight")
+    a, b = one.rows(0, 3000, metadata=True), eight.rows(0, 3000, metadata=True)
+    for name in ("token_id", "document", "position"):
+        assert np.array_equal(a[name], b[name])
+    # Another split of the rows over devices is another order of float32 sums, then rounded to bf16.
+    assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
+
+
+def test_text_that_runs_out_gives_a_smaller_store_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(40):
+        (tmp_path / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n" * 3)
+    e = replaced(tiny_experiment(tmp_path), "text", source="files", paths=(str(tmp_path / "*.txt"),))
+    run_capture(Workspace(e))
+    assert "the text ran out before the 3,000 that were asked for" in capsys.readouterr().out
+    assert 200 < StoreReader.open(e.store_dir("train")).n_tokens < 4000
+    run_capture(Workspace(e))
+    assert "already complete" in capsys.readouterr().out
+
+
+def test_a_second_trainer_of_the_same_run_is_refused(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "train", keep_checkpoints=5)
+    with lease(e.run_dir), pytest.raises(BusyError, match="being written by another process"):
+        run_train(Workspace(e))
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(done: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    e = tiny_experiment(done, top={"runs_dir": str(tmp_path / "file"), "name": "x", "store": "tiny"})
+    with pytest.raises(DataError, match=r"cannot be (written|used)"):
+        run_train(Workspace(e))
+
+
+def test_a_full_disk_is_named_and_the_same_command_goes_on(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from saejax.core import metrics
+
+    e = tiny_experiment(done, top={"runs_dir": str(tmp_path), "store": "tiny"})
+    write, rows = metrics.JsonlWriter.write, []
+
+    def full(self: metrics.JsonlWriter, step: int, row: Any) -> None:
+        rows.append(step)
+        if len(rows) == 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, step, row)
+
+    monkeypatch.setattr(metrics.JsonlWriter, "write", full)
+    with pytest.raises(DataError, match=r"No space left to write .*run the same command again"):
+        run_train(Workspace(e))
+    monkeypatch.undo()
+    assert run_train(Workspace(e)) == 0
+    ours, theirs = saejax.load(e.run_dir).params, saejax.load(tiny_experiment(done).run_dir).params
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
