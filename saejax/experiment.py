@@ -36,15 +36,15 @@ class Experiment:
     stores_dir: str = "stores"
     seed: int = 0
     hook_point: str = ""
-    lm: LMConfig = LMConfig()
-    text: TextConfig = TextConfig()
-    capture: CaptureConfig = CaptureConfig()
-    coder: CoderConfig = CoderConfig()
-    train: TrainConfig = TrainConfig()
-    parallel: ParallelConfig = ParallelConfig()
-    eval: EvalConfig = EvalConfig()
-    gates: GateConfig = GateConfig()
-    report: ReportConfig = ReportConfig()
+    lm: LMConfig = dataclasses.field(default_factory=LMConfig)
+    text: TextConfig = dataclasses.field(default_factory=TextConfig)
+    capture: CaptureConfig = dataclasses.field(default_factory=CaptureConfig)
+    coder: CoderConfig = dataclasses.field(default_factory=CoderConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    gates: GateConfig = dataclasses.field(default_factory=GateConfig)
+    report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
 
     def __post_init__(self) -> None:
         for key in ("name", "store"):

@@ -1,4 +1,4 @@
-"""The whole way, in real processes: the first command, the second, kill -9 at any stage, SIGTERM, the README's Python."""
+"""The whole way, in real processes: the first command, the second, kill -9, SIGTERM, the README's Python."""
 
 import hashlib
 import json

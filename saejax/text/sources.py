@@ -20,20 +20,11 @@ KINDS = ("stdlib", "files", "hub")
 
 # Parts of the standard library that some distributions leave out, that are tables rather than text,
 # or that belong to tests.
-_STDLIB_LEFT_OUT = frozenset(
-    [
-        "test",
-        "tests",
-        "idle_test",
-        "lib2to3",
-        "encodings",
-        "site-packages",
-        "dist-packages",
-        "__pycache__",
-        "_pyrepl",
-        "__phello__",
-    ]
-)
+_STDLIB_LEFT_OUT = {
+    *("test", "tests", "idle_test"),
+    *("lib2to3", "encodings", "_pyrepl", "__phello__"),
+    *("site-packages", "dist-packages", "__pycache__"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
