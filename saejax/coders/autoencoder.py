@@ -74,6 +74,15 @@ class Autoencoder(nn.Module):
         return decode_rows(latents.values, latents.indices, params["W_dec"])
 
     @nn.nowrap
+    def restrict(self, params: Params, indices_K: jax.Array) -> Params:
+        """Parameters of the smaller autoencoder that has only the latents at `indices`."""
+        return params | {
+            "W_enc": params["W_enc"][:, indices_K],
+            "b_enc": params["b_enc"][indices_K],
+            "W_dec": params["W_dec"][indices_K],
+        }
+
+    @nn.nowrap
     def decoder_norms(self, params: Params) -> jax.Array:
         """Length of each latent's decoder row, [F]."""
         return jnp.linalg.norm(params["W_dec"], axis=1)

@@ -121,17 +121,26 @@ class AuxK:
         # Every latent reads b_dec, so without this the dead ones would pull at what the live ones rest on.
         params = c.params | {"b_dec": jax.lax.stop_gradient(c.params["b_dec"])}
 
-        def explain() -> jax.Array:
+        def few() -> jax.Array:
+            """At most k are dead: all take part, as a small dense dictionary of their own."""
+            is_dead_K, indices_K = jax.lax.top_k(c.dead.astype(jnp.float32), self.k)
+            own = c.topology.restrict(params, indices_K)
+            values_BK = jax.nn.relu(c.topology.pre_activations(own, c.x)) * is_dead_K[None]
+            return unexplained(c.topology.decode_without_bias(own, Latents(values_BK, None, self.k)))
+
+        def many() -> jax.Array:
+            """More than k are dead: each token has its own k."""
             dead_pre_BF = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
             _, indices_BK = jax.lax.top_k(dead_pre_BF, self.k)
-            # With fewer than k dead latents the rest of the list is alive: those do not take part.
-            kept_BK = c.topology.kept(params, c.x, c.pre, indices_BK)
-            values_BK = jnp.where(c.dead[indices_BK], jax.nn.relu(kept_BK), 0)
-            aux = Latents(values_BK, indices_BK, c.latents.d_sae)
-            e_hat_BD = c.topology.decode_without_bias(params, aux)
+            values_BK = jax.nn.relu(c.topology.kept(params, c.x, c.pre, indices_BK))
+            return unexplained(c.topology.decode_without_bias(params, Latents(values_BK, indices_BK, c.latents.d_sae)))
+
+        def unexplained(e_hat_BD: jax.Array) -> jax.Array:
             return squared_error(e_BD, e_hat_BD) / total_variance(e_BD)
 
-        return jax.lax.cond(c.dead.any(), explain, lambda: jnp.float32(0))
+        n_dead = c.dead.sum()
+        # Most of a run has none or few: then AuxK costs next to nothing.
+        return jax.lax.switch((n_dead > 0) + (n_dead > self.k).astype(int), [lambda: jnp.float32(0), few, many])
 
     def weight(self, step: jax.Array) -> jax.Array:
         return jnp.float32(self.coefficient)
