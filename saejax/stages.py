@@ -230,7 +230,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             "stages": stages | {"evaluate": _rate(done.tokens, done.seconds)},
         }
         write_json(path, result)
-    gates = [Gate(**{k: v for k, v in gate.items() if k != "passed"}) for gate in result["gates"]]
+    gates = [Gate.from_json(gate) for gate in result["gates"]]
     _print_gates(gates)
     return 0 if all(gate.passed for gate in gates) else 1
 
@@ -276,6 +276,10 @@ def _hash_files(paths: Iterable[Path]) -> str:
 
 def run_pipeline(work: Workspace) -> int:
     """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
+    # What training would refuse is refused before hours of capture.
+    _refuse_other_run(work.experiment)
+    build(work.experiment.coder, work.lm.hook_points()[work.hook_point], work.experiment.train.steps)
+    make_mesh(work.experiment.parallel)
     run_capture(work)
     if code := run_train(work):
         return code
@@ -298,6 +302,7 @@ def print_summary(work: Workspace, page: Path) -> None:
         ("dead features", f"{metrics['dead_fraction']:.2%}"),
         *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
         ("gates passed", f"{sum(g['passed'] for g in result['gates'])} of {len(result['gates'])}"),
+        *((f"  {g['name']}", _verdict(Gate.from_json(g))) for g in result["gates"]),
         ("report", str(page)),
     ]
     say()
@@ -308,10 +313,14 @@ def print_summary(work: Workspace, page: Path) -> None:
 def _print_gates(gates: list[Gate]) -> None:
     say("gates:")
     for gate in gates:
-        value = "not measured" if gate.value is None else f"{gate.value:.4g}"
-        say(f"  {'pass' if gate.passed else 'FAIL'}  {gate.title}: {value} ({gate.comparison} {gate.bar:g})")
+        say(f"  {_verdict(gate)}  {gate.title}")
         if not gate.passed:
             say(f"        {gate.advice}")
+
+
+def _verdict(gate: Gate) -> str:
+    value = "not measured" if gate.value is None else f"{gate.value:.4g}"
+    return f"{'pass' if gate.passed else 'FAIL'}  {value} {gate.comparison} {gate.bar:g}"
 
 
 def _refuse_other_run(e: Experiment) -> None:

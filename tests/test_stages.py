@@ -21,7 +21,7 @@ from saejax.core.lease import lease
 from saejax.experiment import Experiment
 from saejax.lm import LanguageModel, checkpoint, load_lm
 from saejax.parallel import ParallelConfig, make_mesh
-from saejax.stages import Workspace, run_capture, run_evaluate, run_report, run_train
+from saejax.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report, run_train
 from saejax.store import StoreReader, verify
 from saejax.text import Packer
 
@@ -192,6 +192,13 @@ def test_a_missing_model_or_text_names_what_is_missing(tmp_path: Path) -> None:
     refuse(long, run_capture, ConfigError, r"context_length is 512, but the model reads at most 256")
 
 
+def test_the_pipeline_refuses_before_it_captures_what_training_would_refuse(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path)
+    refuse(replaced(e, "coder", k=500), run_pipeline, ConfigError, r"coder.k is 500 but there are only 256 latents")
+    refuse(replaced(e, "parallel", mesh=(99, 1)), run_pipeline, ConfigError, r"needs 99 devices; there are 8")
+    assert not list(tmp_path.iterdir())
+
+
 def test_stages_out_of_order_say_which_comes_first(tmp_path: Path) -> None:
     e = tiny_experiment(tmp_path)
     with pytest.raises(DataError, match=r"no store at .*Run the capture"):
@@ -208,8 +215,9 @@ def test_a_hook_point_that_was_not_captured_is_refused(copy: Path) -> None:
 
 def test_a_second_hook_point_of_the_same_store_trains_too(copy: Path) -> None:
     e = dataclasses.replace(tiny_experiment(copy), name="second", store="tiny", hook_point="blocks.0.hook_mlp_out")
-    assert run_train(Workspace(e)) == 0
+    assert run_train(Workspace(replaced(e, "train", tensorboard=True))) == 0
     assert saejax.load(e.run_dir).hook_point == "blocks.0.mlp_out"
+    assert any((e.run_dir / "tensorboard").glob("events.out.tfevents.*"))
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])

@@ -61,6 +61,11 @@ class Gate:
         measured = self.value is not None and bool(np.isfinite(self.value))
         return dataclasses.asdict(self) | {"value": self.value if measured else None, "passed": self.passed}
 
+    @classmethod
+    def from_json(cls, gate: dict[str, Any]) -> "Gate":
+        """The gate that `to_json` wrote; `passed` follows from the rest."""
+        return cls(**{name: value for name, value in gate.items() if name != "passed"})
+
 
 def check_gates(config: GateConfig, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> list[Gate]:
     """All gates, from the evaluation's metrics and the rows of metrics.jsonl."""

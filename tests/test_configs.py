@@ -1,0 +1,86 @@
+"""The shipped experiments: every file loads and passes the boundary; the GPT-2 one runs with a shrunk model."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+from tiny import ROOT
+
+import saejax
+from saejax.core.errors import ConfigError
+from saejax.experiment import Experiment, default_config, experiment
+from saejax.lm import checkpoint, decoder
+from saejax.lm.conventions import ARCHITECTURES
+from saejax.stages import Workspace, run_capture, run_evaluate, run_report, run_train
+
+FILES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if not p.name.startswith("_"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_config_passes_the_boundary_and_says_how_it_is_run(name: str) -> None:
+    module = importlib.import_module(f"configs.{name}")
+    assert module.__doc__ and f"--config=configs/{name}.py" in module.__doc__
+    presets = getattr(module, "PRESETS", ("",))
+    for preset in presets:
+        e = experiment(module.get_config(preset) if preset else module.get_config())
+        assert e.train.steps > 0 and e.name.replace("-", "_").startswith(name)
+        assert not preset or f"configs/{name}.py:{preset}" in module.__doc__
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no preset 'tyni'.*Did you mean 'tiny'"):
+        importlib.import_module("configs.quickstart").get_config("tyni")
+
+
+def test_the_defaults_are_the_dataclasses_own() -> None:
+    assert experiment(default_config()) == Experiment()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "."])
+def test_a_name_that_is_not_one_folder_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="the name of one folder"):
+        Experiment(name=name)
+
+
+@pytest.fixture(scope="module")
+def small_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GPT-2's own 12 layers of 12 heads with random weights, 48 wide instead of 768, the demo's tokenizer."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    config_json = {
+        "model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 48, "n_positions": 512, "vocab_size": 4096,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "bos_token_id": 0,
+    }  # fmt: skip
+    config = ARCHITECTURES["gpt2"].read_config(config_json)
+    params = jax.jit(lambda key: decoder.init_params(config, key))(jax.random.key(0))
+    checkpoint.write(folder, config_json, params)
+    shutil.copy(Path(saejax.__file__).parent / "lm" / "demo" / "tokenizer.json", folder)
+    return folder
+
+
+def test_gpt2_small_runs_with_a_shrunk_model(
+    small_gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = [{"text": f"def f{i}():\n    return {i} * {i + 1}  # line {i}"} for i in range(2000)]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    c = importlib.import_module("configs.gpt2_small").get_config()
+    c.runs_dir, c.stores_dir = str(tmp_path / "runs"), str(tmp_path / "stores")
+    c.lm.update(model=str(small_gpt2), revision="")
+    c.text.update(source="files", paths=(str(tmp_path / "text.jsonl"),), heldout_fraction=0.2)
+    c.capture.update(tokens=4096, heldout_tokens=512, batch_rows=4, shard_rows=1024)
+    c.train.update(tokens=20 * 256, batch_size=256, checkpoint_every=10, validate_every=10)
+    c.eval.update(tokens=500, batch_rows=2)
+    c.report.update(tokens=500, batch_rows=2)
+    c.parallel.mesh = (1, 1)
+    work = Workspace(experiment(c))
+    run_capture(work)
+    assert run_train(work) == 0
+    run_evaluate(work)
+    assert run_report(work).is_file()
+    sae = saejax.load(work.experiment.run_dir)
+    # What the config says and does not shrink: layer 6, expansion 8, k 32.
+    assert sae.hook_point == "blocks.6.resid_pre" and sae.params["W_enc"].shape == (48, 8 * 48)
+    assert sae.config.coder.k == 32 and sae.config.train.lr == 1e-4
+    assert "384 latents" in capsys.readouterr().out
