@@ -38,8 +38,7 @@ from saejax.parallel import make_mesh
 from saejax.report import render
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.text import Packer, Source, open_source
-from saejax.train import EXIT_PREEMPTED, train
-from saejax.train.loop import Setup
+from saejax.train import EXIT_PREEMPTED, Setup, train
 
 # Sections of the configuration that decide what a run's numbers are; the others may change between calls.
 _DECIDES_RUN = ("seed", "hook_point", "lm", "text", "capture", "coder", "train")

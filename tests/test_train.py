@@ -19,8 +19,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.metrics import JsonlWriter, read_metrics
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import Batches, StoreReader
-from saejax.train import Outcome, TrainConfig, train
-from saejax.train.loop import Setup
+from saejax.train import Outcome, Setup, TrainConfig, train
 from saejax.train.optim import make_schedule
 
 Undisturbed = Callable[[str], Path]
@@ -186,8 +185,11 @@ def test_a_finished_run_does_nothing_more(undisturbed: Undisturbed, store: Path)
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_the_prediction_is_written_once_and_covers_validation(store: Path, tmp_path: Path) -> None:
+def test_the_prediction_is_written_once_whatever_interrupts_the_run(store: Path, tmp_path: Path) -> None:
     config = TrainConfig(tokens=150 * 64, batch_size=64, checkpoint_every=1000, validate_every=50, block_chunks=4)
+    # Stopped before it could predict: the next session does.
+    run(store, tmp_path, config=config, stop_at=12)
+    run(store, tmp_path, config=config, stop_at=100)
     run(store, tmp_path, config=config)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     predicted = [row["time/predicted_seconds"] for row in rows if "time/predicted_seconds" in row]

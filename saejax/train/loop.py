@@ -87,7 +87,7 @@ def train(config: TrainConfig, setup: Setup) -> Outcome:
     # Resume order: the newest good checkpoint of this run, else step 0.
     restored = setup.checkpoints.restore_latest(_items(abstract))
     state = _from_items(restored[1]) if restored else init_state(init, abstract)
-    session = _Session(config, setup, first=int(state.step), before=restored[2]["seconds"] if restored else 0.0)
+    session = _Session(config, setup, int(state.step), restored[2] if restored else {})
     if session.first < config.steps:
         # Compiled before the clock starts, so that the prediction is about steps alone.
         sharding = batch_sharding(setup.mesh)
@@ -112,8 +112,10 @@ def _from_items(items: dict[str, Any]) -> TrainState:
 class _Session:
     """One process's part of a training run: the loop and what it remembers from step to step."""
 
-    def __init__(self, config: TrainConfig, setup: Setup, first: int, before: float):
-        self.config, self.setup, self.first, self.before = config, setup, first, before
+    def __init__(self, config: TrainConfig, setup: Setup, first: int, meta: dict[str, Any]):
+        self.config, self.setup, self.first = config, setup, first
+        self.before: float = meta.get("seconds", 0.0)
+        self.predicted: bool = meta.get("predicted", False)
         self.started = time.perf_counter()
         self.pending: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self.saved = first
@@ -124,8 +126,8 @@ class _Session:
         config, total = self.config, self.config.steps
         step = self.first
         sharding = batch_sharding(self.setup.mesh)
-        if step == 0:
-            self.validate_untrained(state)
+        if step < total:
+            self.validate_first(state)
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption())
@@ -141,15 +143,14 @@ class _Session:
                 shown = self.read_metrics(keep=1)
                 progress.advance(config.batch_size, **shown)
                 self.validate_if_due(step, state)
+                if step == total:
+                    # Before the checkpoint that makes the run complete: nothing is written after that one.
+                    self.read_metrics(keep=0)
+                    self.write(step, {"time/seconds": self.seconds()})
                 if step % config.checkpoint_every == 0 or step == total:
                     self.save(step, state)
-            self.read_metrics(keep=0)
             if step > self.saved:
                 self.save(step, state)
-            jax.block_until_ready(state.step)
-            # Before the last wait: the writing of a checkpoint is not what a prediction from steps can know.
-            if step == total and step > self.first:
-                self.write(step, {"time/seconds": self.seconds()})
             self.setup.checkpoints.wait()
             return Outcome(step, step == total, progress.tokens, progress.seconds)
 
@@ -163,9 +164,10 @@ class _Session:
         while len(self.pending) > keep:
             step, device_metrics = self.pending.popleft()
             row = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
-            if not math.isfinite(row["loss"]):
+            if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
                 raise DataError(
-                    f"The loss of step {step} is {row['loss']}. Checkpoints before it are good "
+                    f"The loss of step {step} is {row['loss']}, its gradient norm {row['grad_norm']}. Checkpoints "
+                    f"before it are good "
                     f"(last: step {self.saved}). Lower train.lr, or look for extreme activations in the store."
                 )
             self.predict(step)
@@ -183,25 +185,26 @@ class _Session:
         """Predict the run's whole length once, from the pace of its first steps and the length of a validation."""
         at = min(_PREDICT_AT, self.config.steps // 5)
         since = at // 4
-        if self.first or since < 1:
+        if self.predicted or since < 1:
             return
-        if step == since:
+        if step == self.first + since:
             self.mark = time.perf_counter()
-        elif step == at and self.mark is not None:
+        elif step == self.first + at and self.mark is not None:
             pace = (time.perf_counter() - self.mark) / (at - since)
             every = self.config.validate_every
             validations = self.config.steps // every - step // every if every and self.setup.validate else 0
             left = pace * (self.config.steps - step) + validations * self.validation_seconds
             self.write(step, {"time/predicted_seconds": self.seconds() + left})
+            self.predicted = True
 
-    def validate_untrained(self, state: TrainState) -> None:
+    def validate_first(self, state: TrainState) -> None:
         """The curve's first point; the second call, already compiled, tells how long a validation takes."""
-        if self.setup.validate and self.config.validate_every and self.first < self.config.steps:
+        if self.setup.validate and self.config.validate_every and not self.predicted:
             self.setup.validate(state.params)
             started = time.perf_counter()
             metrics = self.setup.validate(state.params)
             self.validation_seconds = time.perf_counter() - started
-            self.write(0, {f"val/{name}": value for name, value in metrics.items()})
+            self.write(self.first, {f"val/{name}": value for name, value in metrics.items()})
 
     def validate_if_due(self, step: int, state: TrainState) -> None:
         every = self.config.validate_every
@@ -211,7 +214,8 @@ class _Session:
 
     def save(self, step: int, state: TrainState) -> None:
         self.read_metrics(keep=0)  # never save a state whose loss was not finite
-        self.setup.checkpoints.save(step, _items(state), {"step": step, "seconds": self.seconds(), **self.setup.meta})
+        meta = {"step": step, "seconds": self.seconds(), "predicted": self.predicted}
+        self.setup.checkpoints.save(step, _items(state), meta | self.setup.meta)
         self.saved = step
 
     def write(self, step: int, row: dict[str, float]) -> None:
