@@ -25,7 +25,7 @@ class Experiment:
     Attributes:
         name: the run's folder below `runs_dir`.
         store: the store's folder below `stores_dir`; empty means the run's name. Several runs may share one.
-        runs_dir, stores_dir: where those are.
+        runs_dir, stores_dir: where those are; stores_dir may be a URL that tensorstore knows, as gs://bucket/stores.
         seed: of everything random.
         hook_point: the captured hook point that the coder learns; empty means the first of capture.hook_points.
     """
@@ -56,8 +56,9 @@ class Experiment:
     def run_dir(self) -> Path:
         return Path(self.runs_dir) / self.name
 
-    def store_dir(self, split: str) -> Path:
-        return Path(self.stores_dir) / (self.store or self.name) / split
+    def store_dir(self, split: str) -> str:
+        """A local path, or a URL where `stores_dir` is one."""
+        return f"{self.stores_dir.rstrip('/')}/{self.store or self.name}/{split}"
 
 
 def default_config() -> config_dict.ConfigDict:

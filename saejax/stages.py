@@ -113,8 +113,7 @@ def run_capture(work: Workspace) -> None:
         if done.already_complete:
             say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
             continue
-        record = {"tokens": done.tokens, "seconds": done.seconds}
-        _record_stage(e.store_dir(split).parent / "stages.json", f"capture {split}", record)
+        _record_stage(e, f"capture {split}", done.tokens, done.seconds)
         say(f"capture {split}: {done.rows:,} activations in {path}, {done.tokens / done.seconds:,.0f} tokens/s")
         if done.rows < n_tokens:
             say(f"  the text ran out before the {n_tokens:,} that were asked for")
@@ -163,7 +162,7 @@ def _train(work: Workspace) -> int:
             say(f"train: {e.coder.preset}, {d_in} -> {coder.topology.d_sae:,} latents, {e.train.steps:,} steps")
             outcome = train(e.train, setup)
     if outcome.tokens:
-        _record_stage(e.run_dir / "stages.json", "train", {"tokens": outcome.tokens, "seconds": outcome.seconds})
+        _record_stage(e, "train", outcome.tokens, outcome.seconds)
     if not outcome.finished:
         say(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
         return EXIT_PREEMPTED
@@ -217,7 +216,6 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     else:
         done = evaluate(sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.eval)
         gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
-        stages = _read_stages(e.store_dir("train").parent / "stages.json") | _read_stages(e.run_dir / "stages.json")
         result = wanted | {
             "model": work.lm.identity["model"],
             "hook_point": sae.hook_point,
@@ -226,9 +224,10 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             "metrics": done.metrics,
             "gates": [gate.to_json() for gate in gates],
             "density": done.density,
-            "stages": stages | {"evaluate": _rate(done.tokens, done.seconds)},
         }
+        _record_stage(e, "evaluate", done.tokens, done.seconds)
         write_json(path, result)
+        result = read_json(path)
     gates = [Gate.from_json(gate) for gate in result["gates"]]
     _print_gates(gates)
     return 0 if all(gate.passed for gate in gates) else 1
@@ -247,9 +246,11 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
                 sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.report
             )
             _write_features(features, content)
-            _record_stage(e.run_dir / "stages.json", "features", {"tokens": tokens, "seconds": seconds})
+            _record_stage(e, "features", tokens, seconds)
             old = {}
-        shown = _hash_files(e.run_dir / name for name in ("features.json.gz", "metrics.jsonl", "eval.json"))
+        shown = _hash_files(
+            e.run_dir / name for name in ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json")
+        )
         if page.is_file() and old.get("shown") == shown:
             say(f"report: already done, {page}")
             return page
@@ -293,13 +294,12 @@ def print_summary(work: Workspace, page: Path) -> None:
     e = work.experiment
     result = read_json(e.run_dir / "eval.json")
     metrics = result["metrics"]
-    stages = result["stages"] | _read_stages(e.run_dir / "stages.json")
     rows = [
         ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
         ("FVE", f"{metrics['fve']:.4f}"),
         ("loss recovered", f"{metrics['loss_recovered']:.4f}"),
         ("dead features", f"{metrics['dead_fraction']:.2%}"),
-        *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
+        *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in _stages(e).items()),
         ("gates passed", f"{sum(g['passed'] for g in result['gates'])} of {len(result['gates'])}"),
         *((f"  {g['name']}", _verdict(Gate.from_json(g))) for g in result["gates"]),
         ("report", str(page)),
@@ -357,24 +357,22 @@ def _writers(e: Experiment) -> list[Writer]:
     return [*writers, TensorBoardWriter(e.run_dir / "tensorboard")] if e.train.tensorboard else writers
 
 
-def _rate(tokens: int, seconds: float) -> dict[str, float]:
-    return {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
-
-
-def _record_stage(path: Path, stage: str, session: dict[str, float]) -> None:
-    """Add a session's tokens and seconds to a stage's totals."""
-    stages = _read_stages(path)
+def _record_stage(e: Experiment, stage: str, tokens: int, seconds: float) -> None:
+    """Add a session's tokens and seconds to a stage's totals in stages.json."""
+    stages = _stages(e)
     before = stages.get(stage, {"tokens": 0, "seconds": 0.0})
-    tokens = before["tokens"] + session["tokens"]
-    write_json(path, stages | {stage: _rate(tokens, before["seconds"] + session["seconds"])})
+    tokens, seconds = before["tokens"] + tokens, before["seconds"] + seconds
+    total = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
+    write_json(e.run_dir / "stages.json", stages | {stage: total})
 
 
-def _read_stages(path: Path) -> dict[str, Any]:
+def _stages(e: Experiment) -> dict[str, Any]:
+    path = e.run_dir / "stages.json"
     return read_json(path) if path.is_file() else {}
 
 
 @contextlib.contextmanager
-def _writable(path: Path) -> Iterator[None]:
+def _writable(path: str | Path) -> Iterator[None]:
     """Turns what the file system says of a folder into an error with a remedy."""
     try:
         yield

@@ -76,8 +76,10 @@ EVALUATION: dict[str, Any] = {
         }
     ],
     "density": {"log10_edges": [-3.0, -2.0, -1.0], "counts": [3, 4], "dead": 1, "n_tokens": 10_000},
-    "stages": {"train": {"tokens": 7680, "seconds": 2.0, "tokens_per_second": 3840.0}},
+    "d_in": 32,
+    "d_sae": 8,
 }
+STAGES = {"train": {"tokens": 7680, "seconds": 2.0, "tokens_per_second": 3840.0}}
 
 
 def write_features(run: Path, table: dict[str, Any]) -> None:
@@ -89,7 +91,7 @@ def run(tmp_path: Path) -> Path:
     """A complete run of 31 logged steps and 8 features, with hostile strings wherever a string can stand."""
     run = tmp_path / "run-a"
     run.mkdir()
-    coder = {"preset": "topk", "d_in": 32, "d_sae": 8, "k": 4}
+    coder = {"preset": "topk", "d_sae": 8, "k": 4}
     config = {"lm": {"name": "tiny"}, "coder": coder, "note": HOSTILE}
     (run / "config.json").write_text(json.dumps(config))
     environment = {"python": "3.11", "command": ["python", "-m", "launch.train", HOSTILE]}
@@ -100,6 +102,7 @@ def run(tmp_path: Path) -> Path:
     lines.append({"step": 30, "val/fve": 0.7})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "eval.json").write_text(json.dumps(EVALUATION))
+    (run / "stages.json").write_text(json.dumps(STAGES))
     write_features(run, features(8))
     return run
 
@@ -150,6 +153,7 @@ def test_the_summary_says_what_the_files_say(run: Path) -> None:
         "metrics.jsonl",
         "eval.json",
         "features.json.gz",
+        "stages.json",
     }
 
 
@@ -210,7 +214,7 @@ def test_a_failed_write_keeps_the_old_page(run: Path, monkeypatch: pytest.Monkey
 
 
 def test_missing_pieces_are_left_out(run: Path) -> None:
-    for name in ("eval.json", "features.json.gz", "environment.json", "metrics.jsonl"):
+    for name in ("eval.json", "features.json.gz", "environment.json", "metrics.jsonl", "stages.json"):
         (run / name).unlink()
     summary = summary_of(run)
     assert summary["gates"] is summary["density"] is summary["stages"] is summary["environment"] is None
@@ -274,7 +278,7 @@ def broken_example(**changes: Any) -> bytes:
         ("metrics.jsonl", b'{"step": "2"}\n', "step is '2'"),
         ("eval.json", b'{"gates": [{"name": "r2"}]}', "gate"),
         ("eval.json", broken_gate(value="9%"), "not a number"),
-        ("eval.json", b'{"stages": {"train": {"tokens": "many"}}}', "not a number"),
+        ("stages.json", b'{"train": {"tokens": "many"}}', "not a number"),
         ("eval.json", b'{"density": {"log10_edges": [1, 2], "counts": [1, 2]}}', "one edge more"),
         ("features.json.gz", b"not gzip", "does not unpack"),
         ("features.json.gz", gzip.compress(json.dumps(features(3)).encode())[:-20], "does not unpack"),

@@ -223,7 +223,7 @@ def test_a_second_hook_point_of_the_same_store_trains_too(copy: Path) -> None:
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
 def test_a_damaged_shard_stops_training_and_is_named(copy: Path, damage: str) -> None:
     e = dataclasses.replace(tiny_experiment(copy), name="other", store="tiny")
-    victim = next(p for p in (e.store_dir("train") / "arrays" / HOOK / "c").rglob("*") if p.is_file())
+    victim = next(p for p in (Path(e.store_dir("train")) / "arrays" / HOOK / "c").rglob("*") if p.is_file())
     raw = bytearray(victim.read_bytes())
     if damage == "missing":
         victim.unlink()

@@ -31,6 +31,7 @@ class RunFiles:
       metrics: one dict a step, ascending; keys "step" and whatever was logged at that step.
       evaluation: eval.json, or None.
       features: features.json.gz, or None.
+      stages: stages.json, or None: {stage: tokens, seconds, tokens_per_second}.
       sources: (file name, bytes, sha256) of every file read.
     """
 
@@ -40,6 +41,7 @@ class RunFiles:
     metrics: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
     features: dict[str, Any] | None
+    stages: dict[str, Any] | None
     sources: tuple[tuple[str, int, str], ...]
 
 
@@ -55,13 +57,15 @@ def read_run(run_dir: Path) -> RunFiles:
         raise DataError(f"{run_dir} has no config.json, so it is no run; make one with `{TRAIN}`")
     raw = {name: path.read_bytes() for name in _FILES if (path := run_dir / name).is_file()}
     config = _json_object(run_dir / "config.json", raw["config.json"], TRAIN)
-    environment = evaluation = features = None
+    environment = evaluation = features = stages = None
     if "environment.json" in raw:
         environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
     if "eval.json" in raw:
         evaluation = _evaluation(run_dir / "eval.json", raw["eval.json"])
     if "features.json.gz" in raw:
         features = _features(run_dir / "features.json.gz", raw["features.json.gz"])
+    if "stages.json" in raw:
+        stages = _stages(run_dir / "stages.json", raw["stages.json"])
     return RunFiles(
         name=run_dir.resolve().name,
         config=config,
@@ -69,11 +73,12 @@ def read_run(run_dir: Path) -> RunFiles:
         metrics=_metrics(run_dir / "metrics.jsonl") if "metrics.jsonl" in raw else [],
         evaluation=evaluation,
         features=features,
+        stages=stages,
         sources=tuple((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
     )
 
 
-_FILES = ("config.json", "environment.json", "metrics.jsonl", "eval.json", "features.json.gz")
+_FILES = ("config.json", "environment.json", "metrics.jsonl", "eval.json", "features.json.gz", "stages.json")
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -102,7 +107,7 @@ def _damaged(path: Path, what: str, remedy: str = EVALUATE) -> DataError:
 
 def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
     evaluation = _json_object(path, data, EVALUATE)
-    for key, kind in (("metrics", dict), ("gates", list), ("density", dict), ("stages", dict)):
+    for key, kind in (("metrics", dict), ("gates", list), ("density", dict)):
         if key in evaluation and not isinstance(evaluation[key], kind):
             raise _damaged(path, f"{key!r} is not a {kind.__name__}")
     for gate in evaluation.get("gates", []):
@@ -112,11 +117,16 @@ def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
     if density := evaluation.get("density"):
         _check_histogram(path, "density", density, "log10_edges")
         _check_numbers(path, "density", density, ("dead", "n_tokens"))
-    for stage, row in evaluation.get("stages", {}).items():
+    return evaluation
+
+
+def _stages(path: Path, data: bytes) -> dict[str, Any]:
+    stages = _json_object(path, data, TRAIN)
+    for stage, row in stages.items():
         if not isinstance(row, dict):
             raise _damaged(path, f"the stage {stage!r} is not an object")
         _check_numbers(path, f"stage {stage!r}", row, ("tokens", "seconds", "tokens_per_second"))
-    return evaluation
+    return stages
 
 
 def _features(path: Path, data: bytes) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "eval_step": evaluation.get("step"),
         "eval_metrics": evaluation.get("metrics"),
         "density": evaluation.get("density"),
-        "stages": evaluation.get("stages"),
+        "stages": run.stages,
         "curves": curves,
         "has_validation": any(key.startswith("val/") for key in curves),
         "has_features": run.features is not None,
