@@ -4,8 +4,8 @@
 
 Needs the network (or a cached copy) for openai-community/gpt2 and for the text. It is Config C of the RTX 6000
 report: 8x expansion, learning rate 1e-4, 512-token contexts; trained here on 50 million activations instead of
-378 short steps. The store takes about 77 GB of disk (50 million x 768 x 2 bytes). Time and quality on a GPU: not
-measured yet.
+378 short steps. The store takes about 77 GB of disk (50 million x 768 x 2 bytes). Tested with a small random model in
+place of GPT-2; with the real weights its time and quality are not measured yet.
 """
 
 from ml_collections import config_dict
@@ -19,7 +19,9 @@ def get_config() -> config_dict.ConfigDict:
     c.lm.model = "openai-community/gpt2"
     c.lm.revision = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
     c.text.source = "hub"
-    c.text.dataset = "Skylion007/openwebtext"
+    c.text.dataset = "HuggingFaceFW/fineweb"
+    c.text.subset = "sample-10BT"
+    c.text.revision = "cd85054"
     c.text.heldout_fraction = 0.02
     c.text.context_length = 512
     c.capture.hook_points = ("blocks.6.resid_pre",)

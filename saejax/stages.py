@@ -344,11 +344,10 @@ def _finished_run(work: Workspace) -> LoadedCoder:
     e = work.experiment
     if not (e.run_dir / "config.json").is_file():
         raise DataError(f"There is no run in {e.run_dir}. Train it first: python -m launch.train with this --config.")
+    _refuse_other_run(e)
     sae = load(e.run_dir)
     if sae.step < e.train.steps:
         raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: python -m launch.train.")
-    if sae.hook_point != work.hook_point:
-        raise DataError(f"{e.run_dir} was trained on {sae.hook_point}, not on {work.hook_point}.")
     return sae
 
 

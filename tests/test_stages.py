@@ -125,6 +125,11 @@ def test_a_run_folder_with_another_configuration_is_refused(copy: Path) -> None:
     assert run_train(Workspace(replaced(tiny_experiment(copy), "train", log_every=5))) == 0
 
 
+@pytest.mark.parametrize("stage", [run_evaluate, run_report])
+def test_a_run_is_not_evaluated_as_if_it_were_another(copy: Path, stage: Any, other_model: Path) -> None:
+    refuse(replaced(tiny_experiment(copy), "lm", model=str(other_model)), stage, DataError, r"lm.model: 'demo' -> ")
+
+
 def test_an_evaluation_with_other_settings_is_not_overwritten_silently(copy: Path) -> None:
     e = replaced(tiny_experiment(copy), "gates", gram_rms=0.5)
     refuse(e, run_evaluate, DataError, r"gates.gram_rms: 0.3 -> 0.5.*--redo")
