@@ -27,9 +27,9 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.capture.heldout_tokens = 32_768
     c.coder.preset = "topk"
     c.coder.expansion = 8
-    c.coder.k = 16
+    c.coder.k = 24
     c.coder.dead_after_tokens = 200_000
-    c.train.tokens = 3_072_000
+    c.train.tokens = 4_096_000
     c.train.batch_size = 2048
     c.train.lr = 1e-3
     c.train.checkpoint_every = 500
@@ -39,6 +39,7 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
         _shrink(c)
     elif preset == "standard":
         c.coder.preset = "standard"
+        c.coder.l1_coefficient = 0.8
     elif preset not in PRESETS:
         raise ConfigError(f"configs/quickstart.py has no preset {preset!r}.{nearest(preset, PRESETS[1:])}")
     return c
