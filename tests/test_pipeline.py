@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import re
 import runpy
 import shutil
@@ -163,6 +164,29 @@ def test_kill_9_at_any_stage_and_the_same_command_finishes_with_the_same_result(
     expected, found = content(undisturbed[0]), content(tmp_path)
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == []
+
+
+@pytest.mark.soak
+def test_kill_9_at_random_moments(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
+    """20 kills, each 2 to 14 seconds after the start, a new folder whenever a pipeline got through before its kill."""
+    moments = random.Random(20)
+    folder, kills, finished = tmp_path / "0", 0, 0
+    while kills < 20:
+        process = start(folder)
+        try:
+            process.communicate(timeout=moments.uniform(2, 14))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+            continue
+        assert process.returncode == 0
+        assert content(folder) == content(undisturbed[0])
+        finished += 1
+        folder = tmp_path / str(finished)
+    code, output = finish(start(folder))
+    assert code == 0, output
+    assert content(folder) == content(undisturbed[0])
 
 
 def test_sigterm_ends_training_soon_with_its_own_code_and_everything_saved(
