@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -272,6 +273,40 @@ def test_a_capture_on_eight_devices_stores_the_same(done: Path, tmp_path: Path) 
     for name in ("token_id", "document", "position"):
         assert np.array_equal(a[name], b[name])
     # Another split of the rows over devices is another order of float32 sums, then rounded to bf16.
+    assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 5, 20])
+def test_a_capture_may_be_continued_with_another_batch_size(
+    done: Path, tmp_path: Path, batch_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row twice, none missing, the same order: the cursor and the rows to skip count in the text, not in batches."""
+    e = tiny_experiment(done)
+    work, mesh = Workspace(e), make_mesh(ParallelConfig((1, 1)))
+    how: dict[str, Any] = {"split": "train", "n_tokens": 3000, "seed": 0}
+    # By name: `saejax.capture.capture` as an attribute is the function.
+    capture_module = importlib.import_module("saejax.capture.capture")
+    append, calls = capture_module._append, []
+
+    def stop_at_the_fourth(*arguments: Any) -> int:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return append(*arguments)
+
+    monkeypatch.setattr(capture_module, "_append", stop_at_the_fourth)
+    # 12 rows of about 63 tokens: the first shard of 1,024 ends in the second batch, some 270 tokens into it.
+    first = dataclasses.replace(e.capture, batch_rows=12)
+    with pytest.raises(KeyboardInterrupt):
+        capture(tmp_path / "store", work.lm, work.source, e.text, first, mesh, **how)
+    monkeypatch.undo()
+    other = dataclasses.replace(e.capture, batch_rows=batch_rows)
+    result = capture(tmp_path / "store", work.lm, work.source, e.text, other, mesh, **how)
+    assert result.rows == 3000 and 0 < result.tokens < 3000
+    a = StoreReader.open(e.store_dir("train")).rows(0, 3000, metadata=True)
+    b = StoreReader.open(tmp_path / "store").rows(0, 3000, metadata=True)
+    for name in ("token_id", "document", "position"):
+        assert np.array_equal(a[name], b[name])
     assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
 
 

@@ -184,7 +184,10 @@ def _append(
     skip: int,
     progress: Progress,
 ) -> int:
-    """Hand the kept rows of a batch, without its first `skip`, to the writer. Returns the skip of the next batch."""
+    """Hand the kept rows of a batch to the writer, without the first `skip`, which are committed already.
+
+    Returns what is left of `skip`: a capture may be continued with smaller batches than it was begun with.
+    """
     keep = packed.keep.ravel()
     bad = keep & ~np.asarray(finite)
     if bad.any() and config.non_finite == "abort":
@@ -196,14 +199,16 @@ def _append(
         )
     rows = np.flatnonzero(keep & ~bad)
     counters = {"dropped_non_finite": int(bad.sum()), "special_or_padding": int((~keep).sum())}
-    chosen = rows[skip:]
+    skipped = min(skip, len(rows))
+    chosen = rows[skipped:]
     before = writer.rows
     metadata = {"token_id": packed.tokens, "document": packed.documents, "position": packed.positions}
     writer.append(
         {name: np.asarray(value)[chosen] for name, value in activations.items()},
         {name: value.ravel()[chosen] for name, value in metadata.items()},
         cursor=packed.cursor,
+        skipped=skipped,
         counters=counters,
     )
     progress.advance(writer.rows - before)
-    return 0
+    return skip - skipped

@@ -146,6 +146,7 @@ class StoreWriter:
         tokens: dict[str, np.ndarray],
         *,
         cursor: dict[str, Any],
+        skipped: int | None = None,
         counters: dict[str, int] | None = None,
     ) -> None:
         """Add rows in stream order; blocks while two shards are being written.
@@ -154,6 +155,8 @@ class StoreWriter:
             activations: hook point -> [n, d], any float dtype, stored as bfloat16.
             tokens: token_id, document, position -> integers [n].
             cursor: JSON dict from which the caller can compute this very batch again.
+            skipped: rows of this batch that were left out in front, because they are committed already; by default
+                `resume`'s skip for the first batch, 0 for all others.
             counters: increments that belong to this whole batch (give them again when it is resumed).
 
         Raises:
@@ -166,7 +169,7 @@ class StoreWriter:
         rows = self._checked(activations, tokens)
         n = len(rows[METADATA_NAMES[0]])
         cursor = plain_json(cursor, "cursor")
-        base = self._skipped(cursor)
+        base = self._skipped(cursor) if skipped is None else skipped
         self._submit_if_full(cursor, base)  # filled by an earlier batch: the next row is this one's first
         taken = 0
         while taken < n and not self.full:
