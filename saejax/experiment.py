@@ -14,6 +14,7 @@ from saejax.core.errors import ConfigError
 from saejax.evals import EvalConfig, GateConfig
 from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
+from saejax.sweep.config import MAX_SEED, SweepConfig
 from saejax.text import TextConfig
 from saejax.train import TrainConfig
 
@@ -27,7 +28,12 @@ class Experiment:
         store: the store's folder below `stores_dir`; empty means the run's name. Several runs may share one.
         runs_dir, stores_dir: where those are; stores_dir may be a URL that tensorstore knows, as gs://bucket/stores.
         seed: of everything random.
-        hook_point: the captured hook point that the coder learns; empty means the first of capture.hook_points.
+        coder_seed: of the coder's start and of resampling, where it is to be another one; the activations then still
+            come in the order of `seed`.
+        hook_point: what a coder of one site reads; empty means the first of capture.hook_points.
+        reads, writes: the hook points of a coder of several sites, or of a transcoder, in order, each one captured.
+            Empty reads: hook_point, or all that is captured for a crosscoder. Empty writes: what is read, for coders
+            that reconstruct their input; else the mlp_out of each block read.
     """
 
     name: str = "run"
@@ -35,7 +41,10 @@ class Experiment:
     runs_dir: str = "runs"
     stores_dir: str = "stores"
     seed: int = 0
+    coder_seed: int | None = None
     hook_point: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
     lm: LMConfig = dataclasses.field(default_factory=LMConfig)
     text: TextConfig = dataclasses.field(default_factory=TextConfig)
     capture: CaptureConfig = dataclasses.field(default_factory=CaptureConfig)
@@ -45,12 +54,20 @@ class Experiment:
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     gates: GateConfig = dataclasses.field(default_factory=GateConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+    sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
 
     def __post_init__(self) -> None:
         for key in ("name", "store"):
             value = getattr(self, key)
             if Path(value).name != value or value in (".", "..") or (key == "name" and not value):
                 raise ConfigError(f"{key} is {value!r}; it must be the name of one folder, without slashes.")
+        if not 0 <= self.start_seed <= MAX_SEED:
+            raise ConfigError(f"The seed is {self.start_seed}; it must be between 0 and {MAX_SEED}.")
+
+    @property
+    def start_seed(self) -> int:
+        """The seed of the coder's start and of resampling."""
+        return self.seed if self.coder_seed is None else self.coder_seed
 
     @property
     def run_dir(self) -> Path:

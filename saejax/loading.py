@@ -1,7 +1,9 @@
 """A trained coder back from its run, for notebooks and analysis: one CPU is enough, whatever it was trained on."""
 
 import dataclasses
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.checkpoints import Checkpoints
-from saejax.coders import Coder, CoderConfig, Latents, build, fold_input_scale
+from saejax.coders import Coder, CoderConfig, Latents, Sites, Topology, build
 from saejax.core.errors import DataError
 from saejax.core.files import read_json
 from saejax.experiment import Experiment, from_json
@@ -19,39 +21,57 @@ from saejax.store import Statistics
 
 @dataclasses.dataclass(frozen=True)
 class LoadedCoder:
-    """A sparse dictionary for raw activations: the training's input scale is folded into the weights.
+    """A sparse dictionary for raw activations: the training's input scales are folded into the weights.
 
     Attributes:
-        params: {W_enc [D, F], b_enc [F], W_dec [F, D], b_dec [D], ...}, float32 numpy arrays.
+        params: {W_enc [D, F], b_enc [F], W_dec [F, D], b_dec [D], ...}, float32 numpy arrays. Averaged weights where
+            the training averaged them; a batchtopk coder has become a jumprelu with `threshold`.
         config: the whole experiment it comes from.
-        coder: the pure functions behind it.
-        hook_point: what it reads.
+        coder: the pure functions behind it, taking every token alone.
+        sites: the hook points that it reads and writes.
         step: of the checkpoint.
+        finished: training had come to its end there.
     """
 
     params: dict[str, np.ndarray]
     config: Experiment
     coder: Coder
-    hook_point: str
+    sites: Sites
     step: int
+    finished: bool
+
+    @property
+    def hook_point(self) -> str:
+        """The (first) hook point read."""
+        return self.sites.reads[0]
+
+    @property
+    def n_latents(self) -> int:
+        """All latents, of all layers."""
+        return math.prod(self.coder.topology.latent_shape)
 
     def encode(self, x: Any) -> jax.Array:
-        """Activations [..., D] -> latents [..., F], dense."""
-        x = jnp.asarray(x, jnp.float32)
-        self._check(x, self.coder.topology.d_in, "d_in")
-        latents = self.coder.encode(self.params, x.reshape(-1, x.shape[-1])).dense()
-        return latents.reshape(*x.shape[:-1], -1)
+        """Activations [..., D] -> latents [..., F], dense; [..., S, D] for coders of several sites.
 
-    def decode(self, latents: Any) -> jax.Array:
-        """Latents [..., F] -> reconstructed activations [..., D]."""
-        f = jnp.asarray(latents, jnp.float32)
-        self._check(f, self.coder.topology.d_sae, "d_sae")
-        flat = Latents(f.reshape(-1, f.shape[-1]), None, self.coder.topology.d_sae)
-        return self.coder.decode(self.params, flat).reshape(*f.shape[:-1], -1)
+        A cross-layer transcoder gives [..., L, F].
+        """
+        flat, outer = self._rows(x, self.coder.topology.in_shape, "activations")
+        latents = self.coder.encode(self.params, flat).dense()
+        return latents.reshape(*outer, *self.coder.topology.latent_shape)
 
-    def _check(self, array: jax.Array, width: int, name: str) -> None:
-        if array.ndim < 1 or array.shape[-1] != width:
-            raise DataError(f"The last dimension must be {name} = {width}; the array is {array.shape}.")
+    def decode(self, latents: Any, x: Any = None) -> jax.Array:
+        """Latents -> what is written, [..., D] or [..., S, D]; a skip connection needs the activations x too."""
+        f, outer = self._rows(latents, self.coder.topology.latent_shape, "latents")
+        flat = None if x is None else self._rows(x, self.coder.topology.in_shape, "activations")[0]
+        y_hat = self.coder.decode(self.params, Latents(f, None, self.coder.topology.d_sae), flat)
+        return y_hat.reshape(*outer, *self.coder.topology.out_shape)
+
+    def _rows(self, array: Any, shape: tuple[int, ...], what: str) -> tuple[jax.Array, tuple[int, ...]]:
+        """([N, *shape], the axes before them)"""
+        array = jnp.asarray(array, jnp.float32)
+        if array.shape[-len(shape) :] != shape:
+            raise DataError(f"The last axes of {what} must be {shape}; the array is {array.shape}.")
+        return array.reshape(-1, *shape), array.shape[: -len(shape)]
 
 
 def load(run: str | os.PathLike[str], step: int | None = None) -> LoadedCoder:
@@ -69,17 +89,56 @@ def load(run: str | os.PathLike[str], step: int | None = None) -> LoadedCoder:
         if at is None or at not in checkpoints.steps():
             there = ", ".join(map(str, checkpoints.steps())) or "none"
             raise DataError(f"{run} has no checkpoint of step {at}; it has: {there}.")
-        items, meta = checkpoints.restore_numpy(at, names=("params",))
-    params = items["params"]
+        items, meta = checkpoints.restore_numpy(at, names=("params", "averaged", "stats"))
+    topology_sites = sites_from_meta(meta)
+    widths_in, widths_out = (list(meta[name]) for name in ("d_reads", "d_writes"))
     # Training may multiply in bfloat16; analysis does not.
     exact = dataclasses.replace(config.coder, matmul_dtype="float32")
-    coder = build(exact, params["W_enc"].shape[0], config.train.steps)
-    folded = fold_input_scale(params, float(meta["scale"]))
-    return LoadedCoder(folded, config, coder, meta["hook_point"], at)
+    trained = build(exact, widths_in, config.train.steps, widths_out)
+    coder, params = trained.inference(items["averaged"] or items["params"], items["stats"])
+    folded = coder.topology.fold(params, topology_sites.read_scales, topology_sites.write_scales)
+    finished = at >= config.train.steps or bool(meta.get("stopped_early"))
+    as_numpy = {name: np.asarray(value) for name, value in folded.items()}
+    return LoadedCoder(as_numpy, config, coder, unscaled(topology_sites), at, finished)
+
+
+def make_sites(
+    config: CoderConfig,
+    topology: Topology,
+    reads: tuple[str, ...],
+    writes: tuple[str, ...],
+    statistics: Mapping[str, Statistics],
+) -> Sites:
+    """The sites of a coder, each with the scale that `normalize` asks for."""
+    scales = [tuple(raw_scale(config, statistics[name]) for name in names) for names in (reads, writes)]
+    return Sites(reads, writes, scales[0], scales[1], topology.stacked)
+
+
+def unscaled(sites: Sites) -> Sites:
+    """The same hook points, for coders whose weights take raw activations."""
+    ones = (1.0,) * len(sites.reads)
+    return dataclasses.replace(sites, read_scales=ones, write_scales=(1.0,) * len(sites.writes))
 
 
 def raw_scale(config: CoderConfig, statistics: Statistics) -> float:
-    """What raw activations are multiplied by in training: sqrt(D) / E||x||, or 1."""
-    if config.normalize == "none":
-        return 1.0
-    return float(np.sqrt(len(statistics.mean)) / statistics.mean_norm)
+    """What raw activations are multiplied by in training: sqrt(D) / E||x||, 1 / sqrt(E||x||^2), or 1."""
+    norms = {
+        "mean_norm": statistics.mean_norm / np.sqrt(len(statistics.mean)),
+        "mean_square": np.sqrt(statistics.mean_squared_norm),
+        "none": 1.0,
+    }
+    return float(1 / norms[config.normalize])
+
+
+def sites_to_meta(sites: Sites, topology: Topology) -> dict[str, Any]:
+    """What a checkpoint must say of its sites, as JSON."""
+    n = len(sites.reads)
+    return dataclasses.asdict(sites) | {"d_reads": [topology.d_in] * n, "d_writes": [topology.out_shape[-1]] * n}
+
+
+def sites_from_meta(meta: Mapping[str, Any]) -> Sites:
+    """Inverse of `sites_to_meta`."""
+    reads, writes, read_scales, write_scales = (
+        tuple(meta[name]) for name in ("reads", "writes", "read_scales", "write_scales")
+    )
+    return Sites(reads, writes, read_scales, write_scales, bool(meta["stacked"]))

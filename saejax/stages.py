@@ -7,41 +7,33 @@ report  -> runs/<name>/{features.json.gz, report.html}
 """
 
 import contextlib
-import dataclasses
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from saejax.analysis import collect_features
-from saejax.capture import capture, store_identity
+from saejax.capture import capture
 from saejax.checkpoints import Checkpoints
-from saejax.coders import build
 from saejax.core import environment
 from saejax.core.config import differences, to_json
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import DataError
 from saejax.core.files import read_json, unwritable, write_json
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_metrics
-from saejax.evals import Gate, Reconstruction, check_gates, evaluate
-from saejax.evals.reconstruction import batch_sums
+from saejax.evals import Gate, check_gates, evaluate
 from saejax.experiment import Experiment
-from saejax.lm import LanguageModel, load_lm
-from saejax.loading import LoadedCoder, load, raw_scale
-from saejax.parallel import make_mesh
+from saejax.loading import LoadedCoder, load, make_sites, sites_to_meta
+from saejax.parallel import check_divides, make_mesh
 from saejax.report import render
-from saejax.store import Batches, Statistics, StoreReader
-from saejax.text import Packer, Source, open_source
+from saejax.store import Batches
 from saejax.train import EXIT_PREEMPTED, Setup, train
+from saejax.workspace import Workspace, make_prepare, make_validation
 
 # Sections of the configuration that decide what a run's numbers are; the others may change between calls.
-_DECIDES_RUN = ("seed", "hook_point", "lm", "text", "capture", "coder", "train")
+_DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
 _DECIDES_EVAL = ("eval", "gates")
 _TIMING = ("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard")
 
@@ -50,55 +42,13 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-@dataclasses.dataclass
-class Workspace:
-    """What several stages need, loaded when first asked for."""
-
-    experiment: Experiment
-    _lm: LanguageModel | None = None
-    _source: Source | None = None
-
-    @property
-    def lm(self) -> LanguageModel:
-        if self._lm is None:
-            config = self.experiment.lm
-            self._lm = load_lm(config.model, config.revision, config.dtype)
-        return self._lm
-
-    @property
-    def source(self) -> Source:
-        if self._source is None:
-            self._source = open_source(self.experiment.text)
-        return self._source
-
-    @property
-    def packer(self) -> Packer:
-        text = self.experiment.text
-        return Packer(self.source, self.lm.tokenizer, text.context_length, text.prepend_bos)
-
-    @property
-    def hook_point(self) -> str:
-        """The hook point to learn, by its canonical name; it must be one that is captured."""
-        captured = [self.lm.hook_point(name) for name in self.experiment.capture.hook_points]
-        wanted = self.lm.hook_point(self.experiment.hook_point) if self.experiment.hook_point else captured[0]
-        if wanted not in captured:
-            raise ConfigError(f"hook_point is {wanted!r}, which is not in capture.hook_points: {', '.join(captured)}.")
-        return wanted
-
-    def reader(self, split: str) -> StoreReader:
-        """The store of a split, checked to come from this model, tokenizer and text."""
-        identity = store_identity(self.lm, self.source, self.experiment.text, split)
-        path = self.experiment.store_dir(split)
-        return StoreReader.open(path, [self.hook_point], expect=identity)
-
-
 def run_capture(work: Workspace) -> None:
     """Capture the training and the held-out activations."""
     e = work.experiment
     mesh = make_mesh(e.parallel)
     for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
         path = e.store_dir(split)
-        with _writable(path):
+        with writable(path):
             done = capture(
                 path,
                 work.lm,
@@ -122,7 +72,7 @@ def run_capture(work: Workspace) -> None:
 def run_train(work: Workspace) -> int:
     """Train the coder. Returns 0, or EXIT_PREEMPTED when a signal stopped it (all is saved)."""
     e = work.experiment
-    with _writable(e.run_dir):
+    with writable(e.run_dir):
         e.run_dir.mkdir(parents=True, exist_ok=True)
         with lease(e.run_dir):
             return _train(work)
@@ -135,13 +85,12 @@ def _train(work: Workspace) -> int:
         if checkpoints.latest() == e.train.steps and not checkpoints.verify(e.train.steps):
             say(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return 0
-        reader, heldout = work.reader("train"), work.reader("heldout")
-        statistics = reader.statistics[work.hook_point]
-        d_in = reader.hook_points[work.hook_point]
-        coder = build(e.coder, d_in, e.train.steps)
-        scale = raw_scale(e.coder, statistics)
-        batches = Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks)
+        coder = work.build()
         mesh = make_mesh(e.parallel)
+        check_divides(mesh, coder.topology.d_sae)
+        reader, heldout = work.reader("train"), work.reader("heldout")
+        sites = make_sites(e.coder, coder.topology, *work.sites, reader.statistics)
+        batches = Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks, max_rows=e.train.max_rows)
         # All that could be refused has been: only now the folder becomes this experiment's.
         write_json(e.run_dir / "config.json", to_json(e))
         write_json(e.run_dir / "environment.json", environment.describe())
@@ -150,16 +99,21 @@ def _train(work: Workspace) -> int:
             setup = Setup(
                 coder=coder,
                 mesh=mesh,
-                batches=lambda start: (batch[work.hook_point] for batch in batches.iterate(start)),
-                scale=scale,
-                mean=statistics.mean,
-                seed=e.seed,
-                validate=make_validation(coder, heldout, work.hook_point, scale, statistics),
+                batches=batches.iterate,
+                epoch_rows=batches.order.n_rows,
+                sites=sites,
+                prepare=make_prepare(e.coder, coder, sites, batches, reader.statistics),
+                seed=e.start_seed,
+                validate=make_validation(coder, heldout, sites),
                 writers=writers,
                 checkpoints=checkpoints,
-                meta={"hook_point": work.hook_point, "scale": scale},
+                meta=sites_to_meta(sites, coder.topology),
             )
-            say(f"train: {e.coder.preset}, {d_in} -> {coder.topology.d_sae:,} latents, {e.train.steps:,} steps")
+            groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
+            say(
+                f"train: {e.coder.preset}, {' '.join(sites.reads)} ({coder.topology.d_in}) -> "
+                f"{groups}{coder.topology.d_sae:,} latents, {e.train.steps:,} steps"
+            )
             outcome = train(e.train, setup)
     if outcome.tokens:
         _record_stage(e, "train", outcome.tokens, outcome.seconds)
@@ -168,35 +122,6 @@ def _train(work: Workspace) -> int:
         return EXIT_PREEMPTED
     say(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
     return 0
-
-
-def make_validation(
-    coder: Any,
-    reader: StoreReader,
-    hook_point: str,
-    scale: float,
-    statistics: Statistics,
-    batch_size: int = 4096,
-) -> Callable[[Any], dict[str, float]]:
-    """(params of the running training) -> metrics on the held-out store, for raw activations."""
-    shift_D = jnp.asarray(statistics.mean, jnp.float32)
-
-    @jax.jit
-    def sums(params: Any, x_BD: jax.Array, keep_B: jax.Array) -> Any:
-        x_BD = x_BD.astype(jnp.float32)
-        latents = coder.encode(params, x_BD * scale)
-        return batch_sums(x_BD, coder.decode(params, latents) / scale, latents, keep_B, shift_D)
-
-    def validate(params: Any) -> dict[str, float]:
-        total = Reconstruction()
-        for start in range(0, reader.n_tokens, batch_size):
-            x = reader.rows(start, min(start + batch_size, reader.n_tokens))[hook_point]
-            padded = np.zeros((batch_size, x.shape[1]), x.dtype)
-            padded[: len(x)] = x
-            total.add(sums(params, padded, np.arange(batch_size) < len(x)))
-        return {name: v for name, v in total.metrics().items() if name in ("fve", "r2", "l0", "relative_error")}
-
-    return validate
 
 
 def run_evaluate(work: Workspace, redo: bool = False) -> int:
@@ -214,13 +139,15 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             )
         say(f"evaluate: already done, {path}")
     else:
-        done = evaluate(sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.eval)
+        done = evaluate(sae.coder, sae.params, work.lm, work.packer, sae.sites, e.eval)
         gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
         result = wanted | {
             "model": work.lm.identity["model"],
             "hook_point": sae.hook_point,
+            "reads": list(sae.sites.reads),
+            "writes": list(sae.sites.writes),
             "d_in": sae.coder.topology.d_in,
-            "d_sae": sae.coder.topology.d_sae,
+            "d_sae": sae.n_latents,
             "metrics": done.metrics,
             "gates": [gate.to_json() for gate in gates],
             "density": done.density,
@@ -240,10 +167,10 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     features, page, record = (e.run_dir / name for name in ("features.json.gz", "report.html", "report.json"))
     old = read_json(record) if record.is_file() and not redo else {}
     wanted = {"step": sae.step, "report": to_json(e.report)}
-    with _writable(e.run_dir):
+    with writable(e.run_dir):
         if not features.is_file() or old.get("features") != wanted:
             content, tokens, seconds = collect_features(
-                sae.coder, sae.params, work.lm, work.packer, sae.hook_point, e.report
+                sae.coder, sae.params, work.lm, work.packer, sae.sites, e.report
             )
             _write_features(features, content)
             _record_stage(e, "features", tokens, seconds)
@@ -278,8 +205,7 @@ def run_pipeline(work: Workspace) -> int:
     """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
     # What training would refuse is refused before hours of capture.
     _refuse_other_run(work.experiment)
-    build(work.experiment.coder, work.lm.hook_points()[work.hook_point], work.experiment.train.steps)
-    make_mesh(work.experiment.parallel)
+    check_divides(make_mesh(work.experiment.parallel), work.build().topology.d_sae)
     run_capture(work)
     if code := run_train(work):
         return code
@@ -326,7 +252,7 @@ def _refuse_other_run(e: Experiment) -> None:
     """Raise if the run's folder holds another experiment's run."""
     path = e.run_dir / "config.json"
     if path.is_file():
-        changed = differences(_deciding(read_json(path)), _deciding(to_json(e)))
+        changed = differences(deciding(read_json(path)), deciding(to_json(e)))
         if changed:
             raise DataError(
                 f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"
@@ -334,7 +260,7 @@ def _refuse_other_run(e: Experiment) -> None:
             )
 
 
-def _deciding(config: dict[str, Any]) -> dict[str, Any]:
+def deciding(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a configuration that decides a run's numbers."""
     kept = {key: config.get(key) for key in _DECIDES_RUN}
     return kept | {"train": {k: v for k, v in (kept["train"] or {}).items() if k not in _TIMING}}
@@ -346,7 +272,7 @@ def _finished_run(work: Workspace) -> LoadedCoder:
         raise DataError(f"There is no run in {e.run_dir}. Train it first: python -m launch.train with this --config.")
     _refuse_other_run(e)
     sae = load(e.run_dir)
-    if sae.step < e.train.steps:
+    if not sae.finished:
         raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: python -m launch.train.")
     return sae
 
@@ -371,7 +297,7 @@ def _stages(e: Experiment) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _writable(path: str | Path) -> Iterator[None]:
+def writable(path: str | Path) -> Iterator[None]:
     """Turns what the file system says of a folder into an error with a remedy."""
     try:
         yield

@@ -15,8 +15,10 @@ import numpy as np
 import optax
 import pytest
 
-from saejax.coders import Coder, CoderConfig, Latents, build, fold_input_scale
-from saejax.coders.losses import AuxK, Context, Fvu, Mse, NormWeightedL1
+from saejax.coders import Coder, CoderConfig, Latents, build
+from saejax.coders.context import Context
+from saejax.coders.losses import AuxK, Fvu, Mse, NormWeightedL1
+from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity import Relu, TopK
 from saejax.core.errors import ConfigError
 
@@ -30,8 +32,9 @@ Tree = dict[str, Any]
 
 def _coder(preset: str = "topk", **changes: Any) -> Coder:
     """L1 weight 0.5 rising over 10 steps; AuxK weight 0.5 on 4 dead latents: large enough to be seen."""
-    config = {"d_sae": F, "k": K, "auxk_k": 4, "auxk_coefficient": 0.5, "l1_coefficient": 0.5}
-    config |= {"l1_warmup_fraction": 0.1, "dead_after_tokens": DEAD_AFTER, "matmul_dtype": "float32"}
+    config = {"d_sae": F, "k": K, "auxk_k": 4, "sparsity_warmup_fraction": 0.1}
+    config |= {"auxk_coefficient": 0.5} if preset == "topk" else {"l1_coefficient": 0.5}
+    config |= {"dead_after_tokens": DEAD_AFTER, "matmul_dtype": "float32"}
     return build(CoderConfig(preset=preset, **(config | changes)), D, steps=100)
 
 
@@ -107,7 +110,7 @@ def _value_and_grad(coder: Coder) -> Any:
 
 
 def _auxk_gradients(n_dead: int) -> tuple[float, Tree]:
-    coder = dataclasses.replace(_coder(), terms=(AuxK(0.5, 4),))
+    coder = dataclasses.replace(_coder(), terms=(AuxK(Ramp.constant(0.5), 4),))
     (value, _), grads = _value_and_grad(coder)(_params(), _batch(), _stats(n_dead), STEP)
     return float(value), grads
 
@@ -187,10 +190,15 @@ def test_encode_is_differentiable_in_x() -> None:
 def _context(n_dead: int = 0) -> tuple[Context, dict[str, np.ndarray]]:
     coder, p, x_BD = _coder(), _params(), _batch()["x"]
     pre_BF = coder.topology.pre_activations(p, x_BD)
-    latents = Relu()(pre_BF, lambda i: jnp.take_along_axis(pre_BF, i, axis=1))
+    stats, relu = _stats(n_dead), Relu()
+
+    def keep(at: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(pre_BF, at, axis=1)
+
+    latents = relu(pre_BF, keep, p, STEP)
     y_hat_BD = coder.decode(p, latents)
-    dead_F = _stats(n_dead)["tokens_since_fired"] >= DEAD_AFTER
-    context = Context(coder.topology, p, x_BD, x_BD, y_hat_BD, pre_BF, latents, dead_F, STEP)
+    dead_F = stats["tokens_since_fired"] >= DEAD_AFTER
+    context = Context(coder.topology, relu, p, x_BD, x_BD, y_hat_BD, pre_BF, keep, latents, dead_F, stats, STEP)
     arrays = {"y": x_BD, "y_hat": y_hat_BD, "pre": pre_BF, "dead": dead_F} | p
     return context, _f64(arrays)
 
@@ -202,14 +210,14 @@ def test_mse_fvu_and_l1_equal_numpy() -> None:
     want_l1 = (f * np.linalg.norm(a["W_dec"], axis=1)).sum(1).mean()
     assert float(Mse()(context)) == pytest.approx(error / B, rel=1e-5)
     assert float(Fvu()(context)) == pytest.approx(error / ((a["y"] - a["y"].mean(0)) ** 2).sum(), rel=1e-5)
-    assert float(NormWeightedL1(3.0, 0)(context)) == pytest.approx(want_l1, rel=1e-5)
+    assert float(NormWeightedL1()(context)) == pytest.approx(want_l1, rel=1e-5)
 
 
 def test_l1_weight_rises_to_its_coefficient_and_stays() -> None:
-    term = NormWeightedL1(3.0, 4)
-    weights = [float(term.weight(jnp.int32(step))) for step in range(6)]
+    term = NormWeightedL1(Ramp(0.0, 3.0, 4))
+    weights = [float(term.coefficient(jnp.int32(step))) for step in range(6)]
     assert weights == pytest.approx([0.75, 1.5, 2.25, 3.0, 3.0, 3.0])
-    assert float(NormWeightedL1(3.0, 0).weight(jnp.int32(0))) == 3.0
+    assert float(NormWeightedL1(Ramp.constant(3.0)).coefficient(jnp.int32(0))) == 3.0
 
 
 @pytest.mark.parametrize(("n_dead", "k"), [(0, 4), (2, 4), (9, 4), (9, F), (F, 4), (F, F)])
@@ -223,13 +231,13 @@ def test_auxk_equals_numpy(n_dead: int, k: int) -> None:
             for latent in sorted(dead, key=lambda i: -a["pre"][b, i])[:k]:
                 e_hat[b] += max(a["pre"][b, latent], 0) * a["W_dec"][latent]
         want = ((e - e_hat) ** 2).sum() / ((e - e.mean(0)) ** 2).sum()
-    assert float(AuxK(1.0, k)(context)) == pytest.approx(want, rel=1e-5)
+    assert float(AuxK(k=k)(context)) == pytest.approx(want, rel=1e-5)
 
 
 def test_auxk_of_a_perfect_reconstruction_is_finite() -> None:
     context, _ = _context(9)
     perfect = dataclasses.replace(context, y=context.y_hat)
-    assert np.isfinite(float(AuxK(1.0, 4)(perfect)))
+    assert np.isfinite(float(AuxK(k=4)(perfect)))
 
 
 def test_loss_is_the_weighted_sum_of_its_terms() -> None:
@@ -246,7 +254,7 @@ def test_loss_is_the_weighted_sum_of_its_terms() -> None:
 
 def _topk(pre: Any, k: int) -> Latents:
     pre_BF = jnp.asarray(pre, jnp.float32)
-    return TopK(k)(pre_BF, lambda i: jnp.take_along_axis(pre_BF, i, axis=1))
+    return TopK(Ramp.constant(k))(pre_BF, lambda i: jnp.take_along_axis(pre_BF, i, axis=1), {}, STEP)
 
 
 def test_topk_keeps_exactly_k_and_ties_go_to_the_lower_index() -> None:
@@ -271,7 +279,7 @@ def test_topk_dense_equals_its_definition_and_counts_agree() -> None:
 
 def test_relu_is_dense_and_counts_agree() -> None:
     pre_BF = jnp.asarray([[1.0, -1.0, 0.0], [2.0, -3.0, 4.0]])
-    latents = Relu()(pre_BF, lambda i: i)
+    latents = Relu()(pre_BF, lambda i: i, {}, STEP)
     assert latents.indices is None
     assert latents.dense().tolist() == [[1, 0, 0], [2, 0, 4]]
     assert latents.counts().tolist() == [2, 0, 1]
@@ -368,7 +376,7 @@ def test_unit_decoder_is_projected_and_constrained() -> None:
         np.linalg.norm(removed, axis=1) * np.linalg.norm(p["W_dec"], axis=1),
         rtol=1e-4,
     )
-    constrained = coder.constrain(p)
+    constrained = coder.constrain(p, STEP)
     np.testing.assert_allclose(np.linalg.norm(constrained["W_dec"], axis=1), 1, rtol=1e-6)
     cosines = (constrained["W_dec"] * p["W_dec"]).sum(1) / jnp.linalg.norm(p["W_dec"], axis=1)
     np.testing.assert_allclose(cosines, 1, rtol=1e-5)
@@ -380,13 +388,13 @@ def test_unit_decoder_is_projected_and_constrained() -> None:
 def test_standard_decoder_is_free() -> None:
     coder, p, g = _coder("standard"), _params(0), _params(1)
     jax.tree.map(np.testing.assert_array_equal, coder.project_gradients(p, g), g)
-    jax.tree.map(np.testing.assert_array_equal, coder.constrain(p), p)
+    jax.tree.map(np.testing.assert_array_equal, coder.constrain(p, STEP), p)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_fold_input_scale_moves_the_scale_into_the_weights(preset: str) -> None:
+def test_fold_moves_the_scale_into_the_weights(preset: str) -> None:
     scale, coder, p, raw_BD = 0.37, _coder(preset), _params(), _batch()["x"] * 5
-    folded = fold_input_scale(p, scale)
+    folded = coder.topology.fold(p, (scale,), (scale,))
     scaled_latents, latents = coder.encode(p, raw_BD * scale), coder.encode(folded, raw_BD)
     np.testing.assert_allclose(latents.dense(), scaled_latents.dense(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -401,7 +409,7 @@ def test_fold_input_scale_moves_the_scale_into_the_weights(preset: str) -> None:
     ("changes", "named"),
     [
         ({"preset": "topkk"}, ["coder.preset", "'topkk'", "Did you mean 'topk'"]),
-        ({"preset": "zzz"}, ["coder.preset", "standard, topk"]),
+        ({"preset": "zzz"}, ["coder.preset", "standard, p_anneal, gated, topk"]),
         ({"normalize": "mean"}, ["coder.normalize", "'mean_norm'"]),
         ({"matmul_dtype": "float16"}, ["coder.matmul_dtype", "float16", "bfloat16 or float32"]),
         ({"k": 0}, ["coder.k is 0", "at least 1"]),
@@ -414,8 +422,8 @@ def test_fold_input_scale_moves_the_scale_into_the_weights(preset: str) -> None:
         ({"auxk_coefficient": float("inf")}, ["coder.auxk_coefficient is inf", "finite"]),
         ({"auxk_coefficient": -1.0}, ["coder.auxk_coefficient is -1.0", "negative"]),
         ({"auxk_k": -1}, ["coder.auxk_k is -1", "negative"]),
-        ({"l1_warmup_fraction": -0.5}, ["coder.l1_warmup_fraction", "negative"]),
-        ({"l1_warmup_fraction": 1.5}, ["coder.l1_warmup_fraction is 1.5", "at most 1"]),
+        ({"sparsity_warmup_fraction": -0.5}, ["coder.sparsity_warmup_fraction", "negative"]),
+        ({"sparsity_warmup_fraction": 1.5}, ["coder.sparsity_warmup_fraction is 1.5", "at most 1"]),
         ({"d_sae": 8, "k": 9}, ["coder.k is 9", "8 latents", "raise d_sae"]),
         ({"d_sae": 8, "k": 2, "auxk_k": 9}, ["coder.auxk_k is 9", "8 latents", "lower"]),
     ],

@@ -1,16 +1,18 @@
 """For every latent: the passages that activate it most, its activation histogram, the logits it promotes."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.coders import Coder, Latents
+from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
 from saejax.lm import LanguageModel, decoder
+from saejax.lm.pair import ModelPair
 from saejax.text import PackedRows, Packer
 
 
@@ -69,21 +71,21 @@ class _Scan:
 
 
 def collect_features(
-    coder: Coder, params: Any, lm: LanguageModel, packer: Packer, hook_point: str, config: ReportConfig
+    coder: Coder, params: Any, lm: LanguageModel | ModelPair, packer: Packer, sites: Sites, config: ReportConfig
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.json, tokens scanned, seconds).
 
     `params` are for raw activations. The passages are of the held-out split; no two of a latent come from the same
-    packed row.
+    packed row. Where a coder has groups (layers), latent f of group g is feature g F + f.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
-    scan, seconds = _scan(coder, params, lm, packer, hook_point, config)
-    width = coder.topology.d_sae
+    scan, seconds = _scan(coder, params, lm, packer, sites, config)
+    width = math.prod(coder.topology.latent_shape)
     shown = min(config.max_features or width, width)
     names = _document_names(packer, scan.documents)
-    top, bottom = promoted_logits(lm, np.asarray(params["W_dec"])[:shown], config.logits)
+    top, bottom = promoted_logits(lm, np.asarray(coder.topology.written(params))[:shown], config.logits)
     strings = _TokenTable(lm)
     bounds = np.searchsorted(scan.latent, np.arange(shown + 1))
     features = []
@@ -99,7 +101,7 @@ def collect_features(
             }
         )
     content = {
-        "hook_point": hook_point,
+        "hook_point": _describe(sites),
         "model": lm.identity["model"],
         "d_sae": width,
         "n_tokens": scan.n_tokens,
@@ -109,7 +111,13 @@ def collect_features(
     return content, scan.n_tokens, seconds
 
 
-def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
+def _describe(sites: Sites) -> str:
+    """What is read, and what is written where that is something else."""
+    reads, writes = ", ".join(sites.reads), ", ".join(sites.writes)
+    return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
+
+
+def promoted_logits(lm: LanguageModel | ModelPair, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
     """For each decoder row d: the `count` largest and smallest of (d * w_final) W_U, centred over the vocabulary.
 
     The direct path to the logits: final norm's scale without its division, other layers left out. Rows whose width is
@@ -121,9 +129,10 @@ def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tupl
     if W_dec_FD.shape[1] != lm.config.d_model:
         nothing: list[Any] = [((), ()) for _ in W_dec_FD]
         return nothing, nothing
-    W_U_DV = decoder.unembedding(lm.params).astype(jnp.float32)
+    lm_params = lm.first.params if isinstance(lm, ModelPair) else lm.params
+    W_U_DV = decoder.unembedding(lm_params).astype(jnp.float32)
     W_U_DV = W_U_DV - W_U_DV.mean(1, keepdims=True)
-    scale_D = lm.params["ln_final"]["w"].astype(jnp.float32)
+    scale_D = lm_params["ln_final"]["w"].astype(jnp.float32)
 
     count = min(count, W_U_DV.shape[1])
 
@@ -143,7 +152,7 @@ def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tupl
 class _TokenTable:
     """Token ids numbered in order of appearance, with their strings; only tokens that are shown are kept."""
 
-    def __init__(self, lm: LanguageModel):
+    def __init__(self, lm: LanguageModel | ModelPair):
         self._lm = lm
         self._index: dict[int, int] = {}
         self.table: list[str] = []
@@ -159,14 +168,14 @@ class _TokenTable:
 
 
 def _scan(
-    coder: Coder, params: Any, lm: LanguageModel, packer: Packer, hook_point: str, config: ReportConfig
+    coder: Coder, params: Any, lm: LanguageModel | ModelPair, packer: Packer, sites: Sites, config: ReportConfig
 ) -> tuple[_Scan, float]:
     """(the scan, its seconds without compilation)."""
 
     def encode(params: Any, lm_params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
-        _, captured = decoder.run(lm.config, lm_params, tokens, positions, segments, [hook_point])
-        x_RSD = captured[hook_point]
-        return coder.encode(params, x_RSD.reshape(-1, x_RSD.shape[-1]))
+        _, captured = lm.apply(lm_params, tokens, positions, segments, sites.hook_points)
+        flat = {name: x_RSD.reshape(-1, x_RSD.shape[-1]) for name, x_RSD in captured.items()}
+        return coder.encode(params, sites.batch(flat)["x"]).flat()
 
     rows: list[Any] = []
     entries: list[tuple[np.ndarray, ...]] = []

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
-from saejax.lm import LanguageModel, decoder
+from saejax.lm import LanguageModel
+from saejax.lm.pair import ModelPair
 from saejax.parallel import batch_sharding, replicated
 from saejax.store import StoreLayout, StoreWriter
 from saejax.text import PackedRows, Packer, Source, TextConfig
@@ -66,7 +67,7 @@ class Captured:
     already_complete: bool
 
 
-def store_identity(lm: LanguageModel, source: Source, text: TextConfig, split: str) -> dict[str, Any]:
+def store_identity(lm: LanguageModel | ModelPair, source: Source, text: TextConfig, split: str) -> dict[str, Any]:
     """What a store's activations come from; anything that differs makes it another store."""
     return {
         "lm": lm.identity,
@@ -80,7 +81,7 @@ def store_identity(lm: LanguageModel, source: Source, text: TextConfig, split: s
 
 def capture(
     path: str | os.PathLike[str],
-    lm: LanguageModel,
+    lm: LanguageModel | ModelPair,
     source: Source,
     text: TextConfig,
     config: CaptureConfig,
@@ -124,7 +125,7 @@ def capture(
         return Captured(writer.committed_rows, progress.tokens, progress.seconds, False)
 
 
-def check_context(lm: LanguageModel, text: TextConfig) -> None:
+def check_context(lm: LanguageModel | ModelPair, text: TextConfig) -> None:
     if text.context_length > lm.config.context_length:
         raise ConfigError(
             f"text.context_length is {text.context_length}, but the model reads at most {lm.config.context_length} "
@@ -135,14 +136,14 @@ def check_context(lm: LanguageModel, text: TextConfig) -> None:
 Forward = Callable[[PackedRows], tuple[dict[str, jax.Array], jax.Array]]
 
 
-def make_forward(lm: LanguageModel, names: list[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
+def make_forward(lm: LanguageModel | ModelPair, names: list[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
     """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]), compiled, rows over the mesh.
 
     XLA drops what no hook point needs: the blocks after the last one, and the unembedding.
     """
 
     def forward(params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
-        _, captured = decoder.run(lm.config, params, tokens, positions, segments, names)
+        _, captured = lm.apply(params, tokens, positions, segments, names)
         flat = {name: captured[name].reshape(-1, captured[name].shape[-1]) for name in names}
         finite = jnp.stack([jnp.isfinite(value).all(-1) for value in flat.values()]).all(0)
         return {name: value.astype(jnp.bfloat16) for name, value in flat.items()}, finite

@@ -1,8 +1,33 @@
 """L3: sparse dictionaries as products of topology, sparsity and losses."""
 
-from saejax.coders.autoencoder import Autoencoder, fold_input_scale
+from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.calibration import bias_for_rate
 from saejax.coders.coder import Coder
+from saejax.coders.config import CoderConfig
+from saejax.coders.cross_layer import CrossLayerTranscoder
+from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.latents import Latents
-from saejax.coders.presets import PRESETS, CoderConfig, build
+from saejax.coders.presets import build
+from saejax.coders.recipes import RECIPES
+from saejax.coders.sites import Sites
+from saejax.coders.sparsity import SPARSITIES
+from saejax.coders.topologies import TOPOLOGIES, Topology
+from saejax.coders.transcoder import SkipTranscoder, Transcoder
 
-__all__ = ["PRESETS", "Autoencoder", "Coder", "CoderConfig", "Latents", "build", "fold_input_scale"]
+__all__ = [
+    "RECIPES",
+    "SPARSITIES",
+    "TOPOLOGIES",
+    "Autoencoder",
+    "Coder",
+    "CoderConfig",
+    "CrossLayerTranscoder",
+    "Crosscoder",
+    "Latents",
+    "Sites",
+    "SkipTranscoder",
+    "Topology",
+    "Transcoder",
+    "bias_for_rate",
+    "build",
+]

@@ -1,24 +1,22 @@
 """A coder = topology x sparsity x losses, as pure functions of (params, batch, stats, step)."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.config import LONG_AGO
+from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
-from saejax.coders.losses import Context, Term, squared_error, total_variance
-from saejax.coders.sparsity import Sparsity
+from saejax.coders.losses import Term
+from saejax.coders.sparsity import Keep, Sparsity
+from saejax.coders.topologies import Topology
 
 Params = dict[str, Any]
 Stats = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
-
-# Where the counter of tokens since a latent fired stops, so that it cannot overflow int32.
-LONG_AGO = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,85 +27,140 @@ class Coder:
         topology: which hook points it reads and writes, and its parameters.
         sparsity: pre-activations -> latents.
         terms: the loss is the sum of weight x term.
-        unit_decoder: decoder rows have length 1 after every step.
+        unit_decoder_every: decoder rows go back to length 1 after every so many steps; 0 leaves them free.
         dead_after_tokens: a latent is dead when it has not fired for this many tokens.
     """
 
-    topology: Autoencoder
+    topology: Topology
     sparsity: Sparsity
     terms: tuple[Term, ...]
-    unit_decoder: bool
+    unit_decoder_every: int
     dead_after_tokens: int
 
     def init(self, key: jax.Array, b_dec: jax.Array | None = None) -> Params:
-        """Fresh parameters, a plain dict of float32 arrays; b_dec [D] starts at the data's mean if given."""
+        """Fresh parameters, a plain dict of float32 arrays; b_dec starts at the targets' centre if given."""
         params = nn.meta.unbox(self.topology.init(key)["params"])
-        return params if b_dec is None else params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
+        shape = self.topology.latent_shape
+        own = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}
+        given = {} if b_dec is None else {"b_dec": jnp.asarray(b_dec, jnp.float32)}
+        return params | own | given
 
     def init_stats(self) -> Stats:
-        """tokens_since_fired: int32 [F]."""
-        return {"tokens_since_fired": jnp.zeros(self.topology.d_sae, jnp.int32)}
+        """tokens_since_fired, int32 of the latents' shape, and what sparsity and terms follow."""
+        followed = self.sparsity.statistics()
+        for term in self.terms:
+            followed = followed | term.statistics()
+        scalars = {name: jnp.float32(value) for name, value in followed.items()}
+        return {"tokens_since_fired": jnp.zeros(self.topology.latent_shape, jnp.int32)} | scalars
 
     def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
         """{name of a parameter or statistic: logical axis of each of its dimensions}."""
         boxed = jax.eval_shape(self.topology.init, jax.random.key(0))["params"]
         axes = {name: tuple(leaf.names) for name, leaf in boxed.items()}
-        return axes | {"tokens_since_fired": ("latent",)}
+        of_latents = ("tokens_since_fired", *self.sparsity.parameters())
+        scalars = [name for name in self.init_stats() if name not in of_latents]
+        return axes | dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
 
-    def encode(self, params: Params, x_BD: jax.Array) -> Latents:
-        """Latents of x [B, D]; differentiable in params and x."""
-        pre_BF = self.topology.pre_activations(params, x_BD)
-        return self.sparsity(pre_BF, lambda indices_BK: jnp.take_along_axis(pre_BF, indices_BK, axis=1))
+    def encode(self, params: Params, x: jax.Array) -> Latents:
+        """Latents of x, as at the end of training; differentiable in params and x.
 
-    def decode(self, params: Params, latents: Latents) -> jax.Array:
-        """Reconstruction [B, D] of latents."""
-        return self.topology.decode(params, latents)
+        Selection over a batch takes x as the batch: for single tokens use the coder that `inference` gives.
+        """
+        pre = self.topology.pre_activations(params, x)
+        return self.sparsity(pre, lambda at: jnp.take_along_axis(pre, at, axis=-1), params, LONG_AGO)
+
+    def decode(self, params: Params, latents: Latents, x: jax.Array | None = None) -> jax.Array:
+        """Reconstruction of latents; a skip connection needs x as well."""
+        return self.topology.decode(params, latents, x)
+
+    def reconstruct(self, params: Params, x: jax.Array) -> jax.Array:
+        """decode(encode(x))"""
+        return self.decode(params, self.encode(params, x), x)
+
+    def inference(self, params: Params, stats: Stats) -> tuple["Coder", Params]:
+        """The coder for after training, which takes every token alone, and its parameters."""
+        sparsity, params = self.sparsity.inference(params, stats, self.topology.latent_shape)
+        return dataclasses.replace(self, sparsity=sparsity, terms=()), params
 
     def loss(
-        self, params: Params, batch: dict[str, jax.Array], stats: Stats, step: jax.Array
+        self,
+        params: Params,
+        batch: dict[str, jax.Array],
+        stats: Stats,
+        step: jax.Array,
+        sparsity_scale: jax.Array | float = 1.0,
     ) -> tuple[jax.Array, tuple[Metrics, Stats]]:
-        """(loss, (metrics, new stats)) of a batch {x: [B, D], y: [B, D]}; y is x for an autoencoder.
+        """(loss, (metrics, new stats)) of a batch {x, y}; y is x for an autoencoder.
 
-        Pure: statistics come in and go out. Dead latents are those dead before this batch.
+        Pure: statistics come in and go out. Dead latents are those dead before this batch. `sparsity_scale`
+        multiplies the weight of the terms that are about sparsity.
         """
-        x_BD, y_BD = (batch[name].astype(jnp.float32) for name in ("x", "y"))
-        dead_F = stats["tokens_since_fired"] >= self.dead_after_tokens
-        pre_BF, keep = self._pre_and_keep(params, x_BD)
-        latents = self.sparsity(pre_BF, keep)
-        y_hat_BD = self.topology.decode(params, latents)
-        context = Context(self.topology, params, x_BD, y_BD, y_hat_BD, pre_BF, latents, dead_F, step)
-        values = {term.name: term(context) for term in self.terms}
-        loss = sum((term.weight(step) * values[term.name] for term in self.terms), start=jnp.float32(0))
+        c = self._context(params, batch, stats, step)
+        values = {term.name: term(c) for term in self.terms}
+        loss = jnp.float32(0)
+        for term in self.terms:
+            scale = sparsity_scale if term.is_sparsity_weight else 1.0
+            loss = loss + term.coefficient(step) * scale * values[term.name]
 
-        fired_F = latents.fired()
-        since_F = jnp.where(fired_F, 0, jnp.minimum(stats["tokens_since_fired"] + x_BD.shape[0], LONG_AGO))
+        since = jnp.minimum(stats["tokens_since_fired"] + c.x.shape[0], LONG_AGO)
+        new = stats | {"tokens_since_fired": jnp.where(c.latents.fired(), 0, since)}
+        new = new | self.sparsity.follow(stats, c.latents)
+        for term in self.terms:
+            new = new | term.follow(c)
         metrics = values | {
             "loss": loss,
-            "fve": 1 - squared_error(y_BD, y_hat_BD) / total_variance(y_BD),
-            "l0": latents.active().sum(-1).mean(dtype=jnp.float32),
-            "dead": dead_F.sum(),
+            "fve": 1 - squared_error(c.y, c.y_hat) / total_variance(c.y),
+            "l0": c.latents.l0(),
+            "dead": c.dead.sum(),
         }
-        return loss, (metrics, {"tokens_since_fired": since_F})
+        return loss, (metrics, new)
 
-    def _pre_and_keep(self, params: Params, x_BD: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    def _context(self, params: Params, batch: dict[str, jax.Array], stats: Stats, step: jax.Array) -> Context:
+        x, y = (batch[name].astype(jnp.float32) for name in ("x", "y"))
+        dead = stats["tokens_since_fired"] >= self.dead_after_tokens
+        pre, keep = self._pre_and_keep(params, x)
+        latents = self.sparsity(pre, keep, params, step)
+        y_hat = self.topology.decode(params, latents, x)
+        return Context(self.topology, self.sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step)
+
+    def _pre_and_keep(self, params: Params, x: jax.Array) -> tuple[jax.Array, Keep]:
         """Pre-activations, and their differentiable selection. Sparse activations need no dense gradient."""
-        pre_BF = self.topology.pre_activations(params, x_BD)
+        pre = self.topology.pre_activations(params, x)
         if not self.sparsity.sparse:
-            return pre_BF, lambda indices_BK: jnp.take_along_axis(pre_BF, indices_BK, axis=1)
-        pre_BF = jax.lax.stop_gradient(pre_BF)
-        return pre_BF, lambda indices_BK: self.topology.kept(params, x_BD, pre_BF, indices_BK)
+            return pre, lambda at: jnp.take_along_axis(pre, at, axis=-1)
+        pre = jax.lax.stop_gradient(pre)
+        return pre, lambda at: self.topology.kept(params, x, pre, at)
 
     def project_gradients(self, params: Params, grads: Params) -> Params:
         """With a unit decoder: removes from each decoder row's gradient its part along the row."""
-        if not self.unit_decoder:
+        if not self.unit_decoder_every:
             return grads
-        W_FD, g_FD = params["W_dec"], grads["W_dec"]
-        along_F1 = (W_FD * g_FD).sum(-1, keepdims=True) / jnp.square(W_FD).sum(-1, keepdims=True)
-        return grads | {"W_dec": g_FD - along_F1 * W_FD}
+        return grads | {name: _across(params[name], grads[name]) for name in self.topology.decoders}
 
-    def constrain(self, params: Params) -> Params:
-        """With a unit decoder: every decoder row back to length 1. Called after each update."""
-        if not self.unit_decoder:
+    def constrain(self, params: Params, step: jax.Array) -> Params:
+        """With a unit decoder: every decoder row back to length 1, when step + 1 steps call for it.
+
+        Called after each update, with the number of steps finished before it.
+        """
+        if not self.unit_decoder_every:
             return params
-        W_FD = params["W_dec"]
-        return params | {"W_dec": W_FD / jnp.linalg.norm(W_FD, axis=1, keepdims=True)}
+
+        def unit() -> Params:
+            return {name: params[name] / _lengths(params[name]) for name in self.topology.decoders}
+
+        if self.unit_decoder_every == 1:
+            return params | unit()
+        due = (step + 1) % self.unit_decoder_every == 0
+        return params | jax.lax.cond(due, unit, lambda: {name: params[name] for name in self.topology.decoders})
+
+
+def _lengths(rows: jax.Array) -> jax.Array:
+    """Length of each rows[f], with the rank of `rows`; 1 for a row of zeros."""
+    squares = jnp.square(rows).sum(tuple(range(1, rows.ndim)), keepdims=True)
+    return jnp.sqrt(jnp.where(squares > 0, squares, 1))
+
+
+def _across(rows: jax.Array, grads: jax.Array) -> jax.Array:
+    """grads without their part along rows."""
+    unit = rows / _lengths(rows)
+    return grads - (unit * grads).sum(tuple(range(1, rows.ndim)), keepdims=True) * unit

@@ -1,146 +1,359 @@
 """Loss terms: each a small frozen object, `term(context) -> scalar`; a coder adds up weight x term.
 
-Sums run over the model width, means over tokens, so that a coefficient means the same for every batch size.
+Sums run over the model width (and sites), means over tokens, so that a coefficient means the same for every batch size.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
+from saejax.coders.ramp import Ramp
+
+ONE = Ramp.constant(1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
-    """What a term may look at, for a batch of B tokens.
+class Term:
+    """A summand of the loss, under its `name` in the metrics: coefficient(step) x term(context).
 
     Attributes:
-        x: [B, D] input; y: [B, D] target; y_hat: [B, D] reconstruction.
-        pre: [B, F] pre-activations, without gradient for sparse activations.
-        dead: bool [F], latents that have not fired for `dead_after_tokens`.
-        step: int32, number of finished steps.
+        needs: what the sparsity must provide for this term to make sense.
+        is_sparsity_weight: a sweep over sparsity weights multiplies this coefficient.
     """
 
-    topology: Autoencoder
-    params: dict[str, Any]
-    x: jax.Array
-    y: jax.Array
-    y_hat: jax.Array
-    pre: jax.Array
-    latents: Latents
-    dead: jax.Array
-    step: jax.Array
-
-
-class Term(Protocol):
-    """A summand of the loss, under its name in the metrics."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __call__(self, c: Context) -> jax.Array: ...
-
-    def weight(self, step: jax.Array) -> jax.Array: ...
-
-
-def squared_error(y_BD: jax.Array, y_hat_BD: jax.Array) -> jax.Array:
-    """mean_b sum_d (y - y_hat)^2"""
-    return jnp.square(y_BD - y_hat_BD).sum(-1).mean()
-
-
-def total_variance(y_BD: jax.Array) -> jax.Array:
-    """mean_b sum_d (y - mean_b y)^2, at least 1e-12: a batch without variance gives a large loss, not NaN."""
-    return jnp.maximum(jnp.square(y_BD - y_BD.mean(0, keepdims=True)).sum(-1).mean(), 1e-12)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mse:
-    """mean_b sum_d (y - y_hat)^2"""
-
-    name: str = "mse"
+    coefficient: Ramp = ONE
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    is_sparsity_weight: ClassVar[bool] = False
 
     def __call__(self, c: Context) -> jax.Array:
-        return squared_error(c.y, c.y_hat)
+        raise NotImplementedError
 
-    def weight(self, step: jax.Array) -> jax.Array:
-        return jnp.float32(1)
+    def statistics(self) -> dict[str, float]:
+        """Scalars that the term follows during training, by name, with the value they start at."""
+        return {}
+
+    def follow(self, c: Context) -> dict[str, jax.Array]:
+        """The statistics after a batch."""
+        return {}
+
+
+# --- reconstruction ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Fvu:
+class Mse(Term):
+    """mean_b sum_d (y - y_hat)^2"""
+
+    name: ClassVar[str] = "mse"
+
+    def __call__(self, c: Context) -> jax.Array:
+        return self.of(c.y, c.y_hat)
+
+    def of(self, y: jax.Array, y_hat: jax.Array) -> jax.Array:
+        return squared_error(y, y_hat)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fvu(Term):
     """sum (y - y_hat)^2 / sum (y - mean y)^2 over the batch: 1 - FVE."""
 
-    name: str = "fvu"
+    name: ClassVar[str] = "fvu"
 
     def __call__(self, c: Context) -> jax.Array:
-        return squared_error(c.y, c.y_hat) / total_variance(c.y)
+        return self.of(c.y, c.y_hat)
 
-    def weight(self, step: jax.Array) -> jax.Array:
-        return jnp.float32(1)
+    def of(self, y: jax.Array, y_hat: jax.Array) -> jax.Array:
+        return squared_error(y, y_hat) / total_variance(y)
 
 
 @dataclasses.dataclass(frozen=True)
-class NormWeightedL1:
-    """mean_b sum_f f ||W_dec,f||, its coefficient rising linearly over the first `warmup_steps`.
+class Matryoshka(Term):
+    """mean over prefixes m of error(y, y_hat from the first m latents alone).
+
+    `prefixes` rise and end at F, so that the whole coder is one of them. The mean, not the sum: another number of
+    prefixes does not change what AuxK weighs beside it. One selection of latents serves all prefixes.
+    (Bussmann et al. 2025, arXiv:2503.17547)
+    """
+
+    error: Mse | Fvu = Mse()
+    prefixes: tuple[int, ...] = ()
+    name: ClassVar[str] = "matryoshka"
+
+    def __call__(self, c: Context) -> jax.Array:
+        total, start, errors = c.topology.decode(c.params, _none(c.latents), c.x), 0, jnp.float32(0)
+        for stop in self.prefixes:
+            total = total + c.topology.decode_without_bias(*_block(c, start, stop))
+            errors, start = errors + self.error.of(c.y, total), stop
+        return errors / len(self.prefixes)
+
+
+def _none(latents: Latents) -> Latents:
+    """One kept latent a token, of value 0: what decodes to the biases alone."""
+    zero = jnp.zeros_like(latents.values[..., :1])
+    return Latents(zero, zero.astype(jnp.int32), latents.d_sae)
+
+
+def _block(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Latents]:
+    """(params, latents) of the latents start..stop alone."""
+    if c.latents.indices is None:
+        block = slice(start, stop)
+        return c.topology.restrict(c.params, block), Latents(c.latents.values[..., block], None, stop - start)
+    inside = (c.latents.indices >= start) & (c.latents.indices < stop)
+    return c.params, dataclasses.replace(c.latents, values=jnp.where(inside, c.latents.values, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class GateReconstruction(Term):
+    """mean_b sum_d (y - decode(relu(gate)))^2, decoder and biases frozen: what teaches a gate to reconstruct.
+
+    (Rajamanoharan et al. 2024, arXiv:2404.16014, L_aux)
+    """
+
+    name: ClassVar[str] = "gate_reconstruction"
+    needs: ClassVar[frozenset[str]] = frozenset({"gate"})
+
+    def __call__(self, c: Context) -> jax.Array:
+        frozen = jax.lax.stop_gradient(c.params)
+        gate = Latents(jax.nn.relu(c.pre), None, c.pre.shape[-1])
+        return squared_error(c.y, c.topology.decode(frozen, gate, c.x))
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiTopK(Term):
+    """FVU of a second reconstruction, from the `factor` x k largest latents. (Gao et al. 2024, appendix A.4)"""
+
+    factor: int = 4
+    name: ClassVar[str] = "multi_topk"
+    needs: ClassVar[frozenset[str]] = frozenset({"k"})
+
+    def __call__(self, c: Context) -> jax.Array:
+        k: Ramp = c.sparsity.k  # type: ignore[attr-defined]  # build() has seen that it provides k
+        more = dataclasses.replace(k, start=k.start * self.factor, end=k.end * self.factor)
+        wide = dataclasses.replace(c.sparsity, k=more)  # type: ignore[type-var]
+        latents = wide(c.pre, c.keep, c.params, c.step)
+        return squared_error(c.y, c.topology.decode(c.params, latents, c.x)) / total_variance(c.y)
+
+
+# --- sparsity ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class NormWeightedL1(Term):
+    """mean_b sum_f f ||W_dec,f||
 
     Weighted by the decoder norm, so that shrinking latents and growing decoder rows does not pay.
     (Anthropic, Circuits Updates April 2024)
     """
 
-    coefficient: float
-    warmup_steps: int
-    name: str = "l1"
+    name: ClassVar[str] = "l1"
+    is_sparsity_weight: ClassVar[bool] = True
 
     def __call__(self, c: Context) -> jax.Array:
-        return (c.latents.dense() * c.topology.decoder_norms(c.params)[None]).sum(-1).mean()
-
-    def weight(self, step: jax.Array) -> jax.Array:
-        ramp = jnp.minimum(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        return jnp.float32(self.coefficient) * ramp
+        return _weighted(c).sum() / c.x.shape[0]
 
 
 @dataclasses.dataclass(frozen=True)
-class AuxK:
+class AnnealedLp(Term):
+    """s mean_b sum_f (f ||W_dec,f||)^p, p falling from 1 in `updates` equal steps while s keeps the term as large.
+
+    At each update s is multiplied by the batch's sum at the old p over that at the new one, so that the falling
+    power changes the shape of the penalty and not its weight. (Karvonen et al. 2024, arXiv:2408.00113)
+    """
+
+    p: Ramp = ONE
+    updates: int = 10
+    name: ClassVar[str] = "lp"
+    is_sparsity_weight: ClassVar[bool] = True
+
+    def __call__(self, c: Context) -> jax.Array:
+        return c.stats["lp_scale"] * self._sum(c, self._power(c.step))
+
+    def statistics(self) -> dict[str, float]:
+        return {"lp_scale": 1.0}
+
+    def follow(self, c: Context) -> dict[str, jax.Array]:
+        now, after = self._power(c.step), self._power(c.step + 1)
+
+        def rescaled() -> jax.Array:
+            ratio = self._sum(c, now) / jnp.maximum(self._sum(c, after), 1e-12)
+            return jax.lax.stop_gradient(c.stats["lp_scale"] * ratio)
+
+        return {"lp_scale": jax.lax.cond(now != after, rescaled, lambda: c.stats["lp_scale"])}
+
+    def _power(self, step: jax.Array) -> jax.Array:
+        """p at `step`: the ramp, held between updates."""
+        if not self.p.over:
+            return self.p(step)
+        done = (self.p(step) - self.p.start) / (self.p.end - self.p.start)
+        return self.p.start + (self.p.end - self.p.start) * jnp.floor(done * self.updates + 1e-4) / self.updates
+
+    def _sum(self, c: Context, p: jax.Array) -> jax.Array:
+        # Below 1 the power has an infinite slope at 0: what is 0 stays out, what is tiny counts as 1e-6.
+        f = _weighted(c)
+        return jnp.where(f > 0, jnp.power(jnp.maximum(f, 1e-6), p), 0).sum() / c.x.shape[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tanh(Term):
+    """mean_b sum_f tanh(scale f ||W_dec,f||): a count that saturates. (Anthropic, January 2025)"""
+
+    scale: float = 4.0
+    name: ClassVar[str] = "tanh"
+    is_sparsity_weight: ClassVar[bool] = True
+
+    def __call__(self, c: Context) -> jax.Array:
+        return jnp.tanh(self.scale * _weighted(c)).sum() / c.x.shape[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class L0(Term):
+    """mean_b sum_f 1[pre > theta], with the straight-through gradient of `JumpRelu.soft_l0`. (arXiv:2407.14435)"""
+
+    name: ClassVar[str] = "l0_loss"
+    needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
+    is_sparsity_weight: ClassVar[bool] = True
+
+    def __call__(self, c: Context) -> jax.Array:
+        return _soft_l0(c)
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetL0(Term):
+    """(L0 / target - 1)^2, so that the sparsity is chosen instead of searched for. (arXiv:2407.14435, appendix)"""
+
+    target: float = 32.0
+    name: ClassVar[str] = "target_l0"
+    needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
+    is_sparsity_weight: ClassVar[bool] = True
+
+    def __call__(self, c: Context) -> jax.Array:
+        return jnp.square(_soft_l0(c) / self.target - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreActivation(Term):
+    """mean_b sum_f relu(theta - pre) ||W_dec,f||: draws latents that do not fire towards firing.
+
+    theta and the norm are constants here. `dead_only`: the sum runs over dead latents (SAELens); else over all
+    (Anthropic, January 2025).
+    """
+
+    dead_only: bool = False
+    name: ClassVar[str] = "pre_activation"
+    needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
+
+    def __call__(self, c: Context) -> jax.Array:
+        norms = jax.lax.stop_gradient(c.topology.decoder_norms(c.params))[None]
+        distance = c.sparsity.below(c.pre, c.params) * norms  # type: ignore[attr-defined]
+        return jnp.where(c.dead[None] | (not self.dead_only), distance, 0).sum() / c.x.shape[0]
+
+
+def _weighted(c: Context) -> jax.Array:
+    """f ||W_dec,f||, [B, F]."""
+    return c.sparsity.penalised(c.pre, c.latents, c.params) * c.topology.decoder_norms(c.params)[None]
+
+
+def _soft_l0(c: Context) -> jax.Array:
+    soft = c.sparsity.soft_l0(c.pre, c.params)  # type: ignore[attr-defined]  # build() has seen that it provides it
+    return soft.sum() / c.x.shape[0]
+
+
+# --- dead latents ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxK(Term):
     """sum (e - e_hat)^2 / sum (e - mean e)^2: what dead latents could explain of the residual e = y - y_hat.
 
-    e_hat = decode, without bias, of relu of the k largest pre-activations among dead latents. e is a constant
-    here: the gradient reaches the encoder and decoder rows of the dead latents and nothing else, nor b_dec.
+    e_hat = decode, without bias, of relu of the k largest pre-activations among dead latents (of each group). e is a
+    constant here: the gradient reaches the encoder and decoder rows of the dead latents and nothing else, nor b_dec.
     0 while none is dead. Behind that relu, a latent that is negative for every token gets no gradient.
     (Gao et al. 2024, arXiv:2406.04093, appendix A.2)
     """
 
-    coefficient: float
-    k: int
-    name: str = "auxk"
+    k: int = 512
+    name: ClassVar[str] = "auxk"
 
     def __call__(self, c: Context) -> jax.Array:
-        e_BD = jax.lax.stop_gradient(c.y - c.y_hat)
+        e = jax.lax.stop_gradient(c.y - c.y_hat)
         # Every latent reads b_dec, so without this the dead ones would pull at what the live ones rest on.
         params = c.params | {"b_dec": jax.lax.stop_gradient(c.params["b_dec"])}
 
         def few() -> jax.Array:
             """At most k are dead: all take part, as a small dense dictionary of their own."""
-            is_dead_K, indices_K = jax.lax.top_k(c.dead.astype(jnp.float32), self.k)
-            own = c.topology.restrict(params, indices_K)
-            values_BK = jax.nn.relu(c.topology.pre_activations(own, c.x)) * is_dead_K[None]
-            return unexplained(c.topology.decode_without_bias(own, Latents(values_BK, None, self.k)))
+            is_dead, indices = jax.lax.top_k(c.dead.astype(jnp.float32), self.k)
+            own = c.topology.restrict(params, indices)
+            values = jax.nn.relu(c.topology.pre_activations(own, c.x)) * is_dead[None]
+            return unexplained(c.topology.decode_without_bias(own, Latents(values, None, self.k)))
 
         def many() -> jax.Array:
             """More than k are dead: each token has its own k."""
-            dead_pre_BF = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
-            _, indices_BK = jax.lax.top_k(dead_pre_BF, self.k)
-            values_BK = jax.nn.relu(c.topology.kept(params, c.x, c.pre, indices_BK))
-            return unexplained(c.topology.decode_without_bias(params, Latents(values_BK, indices_BK, c.latents.d_sae)))
+            dead_pre = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
+            _, indices = jax.lax.top_k(dead_pre, self.k)
+            kept = c.topology.kept(params, c.x, jax.lax.stop_gradient(c.pre), indices)
+            # A group with fewer than k dead latents fills up with live ones: those count for nothing.
+            is_dead = jnp.take_along_axis(jnp.broadcast_to(c.dead[None], c.pre.shape), indices, axis=-1)
+            values = jnp.where(is_dead, jax.nn.relu(kept), 0)
+            return unexplained(c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae)))
 
-        def unexplained(e_hat_BD: jax.Array) -> jax.Array:
-            return squared_error(e_BD, e_hat_BD) / total_variance(e_BD)
+        def unexplained(e_hat: jax.Array) -> jax.Array:
+            return squared_error(e, e_hat) / total_variance(e)
 
-        n_dead = c.dead.sum()
+        n_dead = c.dead.sum(-1).max()
         # Most of a run has none or few: then AuxK costs next to nothing.
         return jax.lax.switch((n_dead > 0) + (n_dead > self.k).astype(int), [lambda: jnp.float32(0), few, many])
 
-    def weight(self, step: jax.Array) -> jax.Array:
-        return jnp.float32(self.coefficient)
+
+@dataclasses.dataclass(frozen=True)
+class GhostGradients(Term):
+    """a mean_b sum_d (e - s g)^2 for the residual e = y - y_hat, with g = exp(pre) W_dec of the dead latents alone.
+
+    s makes each token's g half as long as its e, a makes the term as large as the reconstruction error; e, s and a
+    are constants. Gradients reach the dead latents (and b_dec, where the encoder reads it); 0 while
+    none is dead. (Anthropic, Circuits Updates January 2024)
+    """
+
+    name: ClassVar[str] = "ghost"
+    needs: ClassVar[frozenset[str]] = frozenset({"dense"})
+
+    def __call__(self, c: Context) -> jax.Array:
+        constant, axes = jax.lax.stop_gradient, tuple(range(1, c.y.ndim))
+        e = constant(c.y - c.y_hat)
+
+        def ghost() -> jax.Array:
+            # exp of a live latent is left out before it could overflow.
+            values = jnp.where(c.dead[None], jnp.exp(jnp.where(c.dead[None], c.pre, 0)), 0)
+            g = c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae))
+            lengths = [jnp.sqrt(jnp.square(a).sum(axes, keepdims=True)) for a in (e, g)]
+            error = squared_error(e, g * constant(lengths[0] / (2 * lengths[1] + 1e-6)))
+            return error * constant(squared_error(c.y, c.y_hat) / (error + 1e-6))
+
+        return jax.lax.cond(c.dead.any(), ghost, lambda: jnp.float32(0))
+
+
+# --- shape of the decoder ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Decorrelation(Term):
+    """mean over i != j of (d_i . d_j)^2, d the decoder rows at length 1: the Gram matrix's off-diagonal.
+
+    Through the smaller product: sum_ij (d_i . d_j)^2 = ||d^T d||_F^2. Groups are averaged.
+    """
+
+    name: ClassVar[str] = "decorrelation"
+
+    def __call__(self, c: Context) -> jax.Array:
+        groups = c.topology.decoder_rows(c.params)
+        return jnp.stack([self._of(rows_FR) for rows_FR in groups]).mean()
+
+    def _of(self, rows_FR: jax.Array) -> jax.Array:
+        n = rows_FR.shape[0]
+        d_FR = rows_FR / jnp.maximum(jnp.linalg.norm(rows_FR, axis=1, keepdims=True), 1e-8)
+        small = d_FR.T @ d_FR if n > rows_FR.shape[1] else d_FR @ d_FR.T
+        return (jnp.square(small).sum() - n) / max(1, n * (n - 1))

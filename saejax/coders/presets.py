@@ -1,111 +1,144 @@
-"""The names people use, as products of topology, sparsity and losses. A new name is a row of `PRESETS`."""
+"""From a `CoderConfig` to a `Coder`: names to classes, coefficients to terms; what does not fit is refused."""
 
-import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 from saejax.coders import losses
-from saejax.coders.autoencoder import Autoencoder
-from saejax.coders.coder import LONG_AGO, Coder
-from saejax.coders.sparsity import Relu, TopK
-from saejax.core.config import nearest
+from saejax.coders.coder import Coder
+from saejax.coders.config import CoderConfig
+from saejax.coders.ramp import Ramp
+from saejax.coders.sparsity import SPARSITIES, Sparsity
+from saejax.coders.topologies import TOPOLOGIES
 from saejax.core.errors import ConfigError
 
-NORMALIZATIONS = ("mean_norm", "none")
 
-
-@dataclasses.dataclass(frozen=True)
-class CoderConfig:
-    """Which sparse dictionary to train.
-
-    Attributes:
-        preset: `topk` or `standard`.
-        d_sae: number of latents; 0 means expansion x d_in.
-        expansion: latents for each input dimension, where d_sae is 0.
-        k: latents kept for a token (topk).
-        l1_coefficient: weight of the norm-weighted L1 (standard).
-        l1_warmup_fraction: share of training over which that weight rises from 0.
-        auxk_coefficient: weight of AuxK (topk).
-        auxk_k: dead latents it may use for a token; 0 means d_in / 2.
-        dead_after_tokens: a latent that has not fired for this long is dead.
-        normalize: `mean_norm` scales activations so that their mean norm is sqrt(d_in); `none` leaves them.
-            The scale is a constant from the store, and `saejax.load` folds it into the weights.
-        matmul_dtype: operands of the forward pass's dense products, `bfloat16` or `float32`; sums and gradients are
-            float32 always.
-    """
-
-    preset: str = "topk"
-    d_sae: int = 0
-    expansion: int = 8
-    k: int = 32
-    l1_coefficient: float = 5.0
-    l1_warmup_fraction: float = 0.05
-    auxk_coefficient: float = 1 / 32
-    auxk_k: int = 0
-    dead_after_tokens: int = 10_000_000
-    normalize: str = "mean_norm"
-    matmul_dtype: str = "bfloat16"
-
-    def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ConfigError(f"coder.preset is {self.preset!r}.{nearest(self.preset, PRESETS)}")
-        if self.normalize not in NORMALIZATIONS:
-            remedy = nearest(self.normalize, NORMALIZATIONS)
-            raise ConfigError(f"coder.normalize is {self.normalize!r}.{remedy}")
-        if self.matmul_dtype not in ("bfloat16", "float32"):
-            raise ConfigError(f"coder.matmul_dtype is {self.matmul_dtype!r}; use bfloat16 or float32.")
-        for name in ("expansion", "k", "dead_after_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("d_sae", "l1_coefficient", "auxk_coefficient", "auxk_k", "l1_warmup_fraction"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be finite, not negative.")
-        if self.l1_warmup_fraction > 1:
-            raise ConfigError(f"coder.l1_warmup_fraction is {self.l1_warmup_fraction}; it must be at most 1.")
-        if self.dead_after_tokens > LONG_AGO:
-            raise ConfigError(f"coder.dead_after_tokens is {self.dead_after_tokens}; it must be at most {LONG_AGO}.")
-
-    def width(self, d_in: int) -> int:
-        """F for an input of width D."""
-        return self.d_sae or self.expansion * d_in
-
-
-def build(config: CoderConfig, d_in: int, steps: int) -> Coder:
+def build(
+    config: CoderConfig, d_in: int | Sequence[int], steps: int, d_out: int | Sequence[int] | None = None
+) -> Coder:
     """The coder for activations of width `d_in`, trained for `steps` steps.
 
+    Args:
+        d_in, d_out: widths of the sites read and written (one number: one site); d_out defaults to d_in.
+
     Raises:
-        ConfigError: topk with k or auxk_k larger than the number of latents.
+        ConfigError: sites that differ in width or do not fit the topology; k, auxk_k or prefixes that do not fit the
+            latents; a loss that does not fit the sparsity.
     """
-    return PRESETS[config.preset](config, d_in, steps)
-
-
-def _standard(c: CoderConfig, d_in: int, steps: int) -> Coder:
-    """relu + norm-weighted L1, decoder free. (Anthropic, Circuits Updates April 2024)"""
-    warmup = round(c.l1_warmup_fraction * steps)
+    c = config.resolved()
+    reads = _widths(d_in)
+    writes = reads if d_out is None else _widths(d_out)
+    topology = TOPOLOGIES[c.topology]
+    _check_sites(c, topology, reads, writes)
+    width = c.width(reads[0])
+    sparsity = SPARSITIES[c.sparsity].build(c, steps)
+    _check_counts(c, sparsity, width)
     return Coder(
-        topology=Autoencoder(d_in, c.width(d_in), decoder_norm=0.1, matmul_dtype=c.matmul_dtype),
-        sparsity=Relu(),
-        terms=(losses.Mse(), losses.NormWeightedL1(c.l1_coefficient, warmup)),
-        unit_decoder=False,
+        topology=topology(
+            d_in=reads[0],
+            d_sae=width,
+            d_out=writes[0],
+            sites=len(reads),
+            init_name=c.init,
+            decoder_norm=c.decoder_norm or 0.0,
+            matmul_dtype=c.matmul_dtype,
+        ),
+        sparsity=sparsity,
+        terms=_terms(c, sparsity, reads[0], width, steps),
+        unit_decoder_every=c.unit_decoder_every or 0,
         dead_after_tokens=c.dead_after_tokens,
     )
 
 
-def _topk(c: CoderConfig, d_in: int, steps: int) -> Coder:
-    """k latents a token, FVU + AuxK, unit decoder. (Gao et al. 2024, arXiv:2406.04093)"""
-    width = c.width(d_in)
-    if c.k > width:
-        raise ConfigError(f"coder.k is {c.k} but there are only {width} latents; lower k or raise d_sae.")
+def _widths(d: int | Sequence[int]) -> tuple[int, ...]:
+    return (d,) if isinstance(d, int) else tuple(d)
+
+
+def _check_sites(c: CoderConfig, topology: Any, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+    for side, widths in (("reads", reads), ("writes", writes)):
+        if len(set(widths)) != 1:
+            raise ConfigError(f"A {c.topology} needs sites of one width; the hook points it {side} have {widths}.")
+    if not topology.stacked and (len(reads), len(writes)) != (1, 1):
+        raise ConfigError(
+            f"The topology {c.topology} reads and writes one hook point; given are {len(reads)} and {len(writes)}. "
+            "Use crosscoder or clt for several."
+        )
+    if len(reads) != len(writes):
+        raise ConfigError(f"A {c.topology} writes a site for each that it reads; given {len(reads)}, {len(writes)}.")
+    if topology.tied and reads != writes:
+        raise ConfigError(f"A {c.topology} writes what it reads; the widths are {reads} and {writes}.")
+    if c.init == "transpose" and (reads != writes or not topology.transposable):
+        raise ConfigError(
+            "coder.init=transpose needs an encoder and a decoder of the same shape; use kaiming or uniform."
+        )
+    if c.init == "zero_decoder" and c.unit_decoder_every:
+        raise ConfigError("coder.init=zero_decoder has no rows of length 1; set coder.unit_decoder_every=0.")
+
+
+def _check_counts(c: CoderConfig, sparsity: Sparsity, width: int) -> None:
+    largest = max(c.k, c.k_start)
+    if "k" in sparsity.provides and largest > width:
+        name = "k_start" if c.k_start > c.k else "k"
+        raise ConfigError(f"coder.{name} is {largest} but there are only {width} latents; lower it or raise d_sae.")
+    if "k" not in sparsity.provides and c.k_start:
+        raise ConfigError(f"coder.k_start is set, but {c.sparsity} has no k to anneal; remove it.")
     if c.auxk_k > width:
         raise ConfigError(f"coder.auxk_k is {c.auxk_k} but there are only {width} latents; lower it.")
-    auxk = losses.AuxK(c.auxk_coefficient, min(c.auxk_k or max(1, d_in // 2), width))
-    return Coder(
-        topology=Autoencoder(d_in, width, matmul_dtype=c.matmul_dtype),
-        sparsity=TopK(c.k),
-        terms=(losses.Fvu(), auxk) if c.auxk_coefficient else (losses.Fvu(),),
-        unit_decoder=True,
-        dead_after_tokens=c.dead_after_tokens,
-    )
+    if c.multi_topk_coefficient and largest * c.multi_topk_factor > width:
+        raise ConfigError(
+            f"coder.multi_topk_factor x k is {largest * c.multi_topk_factor}, but there are only {width} latents."
+        )
 
 
-PRESETS: dict[str, Callable[[CoderConfig, int, int], Coder]] = {"standard": _standard, "topk": _topk}
+def _terms(c: CoderConfig, sparsity: Sparsity, d_in: int, width: int, steps: int) -> tuple[losses.Term, ...]:
+    """Every term whose coefficient is not 0, the reconstruction first."""
+    warmup = round(c.sparsity_warmup_fraction * steps)
+
+    def rising(coefficient: Any) -> Ramp:
+        return Ramp(0.0, coefficient, warmup)
+
+    error: losses.Mse | losses.Fvu = losses.Mse() if c.reconstruction == "mse" else losses.Fvu()
+    after = round(c.lp_after_fraction * steps)
+    power = Ramp(1.0, c.lp_end, max(1, steps - after), after)
+    constant = Ramp.constant
+    auxk_k = min(c.auxk_k or max(1, d_in // 2), width)
+    weighted: list[tuple[Any, losses.Term]] = [
+        (c.l1_coefficient, losses.NormWeightedL1(rising(c.l1_coefficient))),
+        (c.lp_coefficient, losses.AnnealedLp(rising(c.lp_coefficient), power, c.lp_updates)),
+        (c.tanh_coefficient, losses.Tanh(rising(c.tanh_coefficient), c.tanh_scale)),
+        (c.l0_coefficient, losses.L0(rising(c.l0_coefficient))),
+        (c.target_l0_coefficient, losses.TargetL0(rising(c.target_l0_coefficient), c.target_l0)),
+        (
+            c.pre_activation_coefficient,
+            losses.PreActivation(constant(c.pre_activation_coefficient or 0), c.pre_activation_dead_only),
+        ),
+        (c.gate_coefficient, losses.GateReconstruction(constant(c.gate_coefficient or 0))),
+        (c.multi_topk_coefficient, losses.MultiTopK(constant(c.multi_topk_coefficient or 0), c.multi_topk_factor)),
+        (c.auxk_coefficient, losses.AuxK(constant(c.auxk_coefficient or 0), auxk_k)),
+        (c.ghost_coefficient, losses.GhostGradients(constant(c.ghost_coefficient or 0))),
+        (c.decorrelation_coefficient, losses.Decorrelation(constant(c.decorrelation_coefficient or 0))),
+    ]
+    chosen = tuple(term for coefficient, term in weighted if coefficient)
+    for term in chosen:
+        if missing := term.needs - sparsity.provides:
+            fitting = [name for name, kind in SPARSITIES.items() if term.needs <= kind.provides]
+            raise ConfigError(
+                f"The loss {term.name} needs a sparsity with {', '.join(sorted(missing))}, which {c.sparsity} has not. "
+                f"Use {' or '.join(fitting)}, or set its coefficient to 0."
+            )
+    return ((losses.Matryoshka(error=error, prefixes=prefixes(c, width)) if c.prefixes else error), *chosen)
+
+
+def prefixes(c: CoderConfig, width: int) -> tuple[int, ...]:
+    """The prefixes as numbers of latents.
+
+    Raises:
+        ConfigError: they do not rise, or do not end with all latents.
+    """
+    counts = tuple(round(p * width) if p <= 1 else int(p) for p in c.prefixes)
+    rising = all(a < b for a, b in zip((0, *counts), counts, strict=False))
+    if not rising or counts[-1] != width:
+        raise ConfigError(
+            f"coder.prefixes {c.prefixes} are {counts} of {width} latents; they must rise and end with {width} "
+            "(or 1.0), so that each contains the one before."
+        )
+    return counts

@@ -5,6 +5,6 @@ import zlib
 import jax
 
 
-def stream(seed: int, name: str, step: int | jax.Array = 0) -> jax.Array:
+def stream(seed: int | jax.Array, name: str, step: int | jax.Array = 0) -> jax.Array:
     """fold_in(fold_in(key(seed), crc32(name)), step): an independent key for every name and step."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), step)

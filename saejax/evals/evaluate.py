@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.coders import Coder
+from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
 from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram
 from saejax.evals.splice import splice_metrics, splice_sums
 from saejax.lm import LanguageModel
+from saejax.lm.pair import ModelPair
 from saejax.text import PackedRows, Packer
 
 
@@ -44,29 +45,37 @@ class Evaluated:
 
 
 def evaluate(
-    coder: Coder, params: Any, lm: LanguageModel, packer: Packer, hook_point: str, config: EvalConfig
+    coder: Coder, params: Any, lm: LanguageModel | ModelPair, packer: Packer, sites: Sites, config: EvalConfig
 ) -> Evaluated:
     """Evaluate `params` (for raw activations) on the held-out split, without sampling: the first tokens of it.
 
-    The metrics are those of `Reconstruction`, of `splice` and `decoder_gram_rms`.
+    The metrics are those of `Reconstruction` over all that is written, of `splice` and `decoder_gram_rms`; for several
+    sites also `fve/<hook point>` of each.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
-    reconstruction = Reconstruction()
+    names = ("all", *sites.writes) if sites.stacked else ("all",)
+    reconstructions = {name: Reconstruction() for name in names}
     totals: dict[str, float] = {}
-    shift_D = jnp.asarray(params["b_dec"], jnp.float32)
+    b_dec = jnp.asarray(params["b_dec"], jnp.float32)
 
     def batch(params: Any, lm_params: Any, packed: dict[str, jax.Array]) -> Any:
-        def reconstruct(x_RSD: jax.Array) -> jax.Array:
-            x_BD = x_RSD.reshape(-1, x_RSD.shape[-1]).astype(jnp.float32)
-            return coder.decode(params, coder.encode(params, x_BD)).reshape(x_RSD.shape)
+        parts: dict[str, Any] = {}
 
-        sums, x_RSD = splice_sums(lm, lm_params, hook_point, reconstruct, packed)
-        x_BD = x_RSD.reshape(-1, x_RSD.shape[-1])
-        latents = coder.encode(params, x_BD)
-        x_hat_BD = coder.decode(params, latents)
-        return sums, batch_sums(x_BD, x_hat_BD, latents, packed["keep"].ravel(), shift_D)
+        def reconstruct(captured: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            rows, seen = (
+                packed["tokens"].shape,
+                sites.batch({n: v.reshape(-1, v.shape[-1]) for n, v in captured.items()}),
+            )
+            latents = coder.encode(params, seen["x"])
+            y_hat = coder.decode(params, latents, seen["x"])
+            parts.update(_sums(names, seen["y"], y_hat, latents.flat(), packed["keep"].ravel(), b_dec))
+            sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
+            return {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}
+
+        sums, _ = splice_sums(lm, lm_params, sites, reconstruct, packed)
+        return sums, parts
 
     # Compiled before the clock starts.
     compiled = jax.jit(batch).lower(params, lm.params, _arrays(packer.blank(config.batch_rows))).compile()
@@ -76,17 +85,32 @@ def evaluate(
             sums, parts = compiled(params, lm.params, _arrays(packed))
             for name, value in jax.device_get(sums).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
-            reconstruction.add(parts)
+            for name, part in parts.items():
+                reconstructions[name].add(part)
             progress.advance(kept)
             if progress.tokens >= config.tokens:
                 break
         if not totals.get("predicted") or not progress.tokens:
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
+        reconstruction = reconstructions.pop("all")
         metrics = reconstruction.metrics() | splice_metrics(totals)
-        metrics["gram_rms"] = decoder_gram_rms(np.asarray(params["W_dec"]))
+        metrics |= {f"fve/{name}": site.metrics()["fve"] for name, site in reconstructions.items()}
+        gram = [decoder_gram_rms(np.asarray(rows)) for rows in coder.topology.decoder_rows(params)]
+        metrics["gram_rms"] = float(np.sqrt(np.mean(np.square(gram))))
         n_tokens = int(reconstruction.sums["n"])
         density = density_histogram(reconstruction.counts, n_tokens)
         return Evaluated(metrics, density, n_tokens, progress.seconds)
+
+
+def _sums(
+    names: tuple[str, ...], y: jax.Array, y_hat: jax.Array, latents: Latents, keep_B: jax.Array, shift: jax.Array
+) -> dict[str, Any]:
+    """The sums of `batch_sums` for all sites together, and for each of several."""
+    n = len(keep_B)
+    parts = {"all": batch_sums(y.reshape(n, -1), y_hat.reshape(n, -1), latents, keep_B, shift.ravel())}
+    for i, name in enumerate(names[1:]):
+        parts[name] = batch_sums(y[:, i], y_hat[:, i], latents, keep_B, shift[i])
+    return parts
 
 
 def _arrays(packed: PackedRows) -> dict[str, jax.Array]:

@@ -7,47 +7,50 @@ spliced in at the hook point, and p_zero with zeros there:
     loss_recovered              (ce_zero - ce_sae) / (ce_zero - ce_clean): 1 is perfect, 0 as bad as zeros
     kl                          mean of sum_v p(v) (log p(v) - log p_sae(v))
 
+A coder of several sites has all that it writes replaced at once, by reconstructions of the clean run's activations.
 Only tokens that a capture stores are replaced; bos, special and padding tokens keep their activation in all
 three runs. (SAEBench, core evaluation.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from saejax.coders import Sites
 from saejax.lm import LanguageModel, decoder
+from saejax.lm.pair import ModelPair
 
-Reconstruct = Callable[[jax.Array], jax.Array]
+Reconstruct = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 
 def splice_sums(
-    lm: LanguageModel,
+    lm: LanguageModel | ModelPair,
     lm_params: Any,
-    hook_point: str,
+    sites: Sites,
     reconstruct: Reconstruct,
     packed: dict[str, jax.Array],
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """(sums over predicted tokens, clean activations [R, S, D]) of a batch of packed rows. Pure."""
-    keep_RS1 = packed["keep"][:, :, None]
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """(sums over predicted tokens, clean activations {hook point: [R, S, D]}) of a batch of packed rows. Pure.
 
-    def run(edit: decoder.Edit | None) -> tuple[jax.Array, dict[str, jax.Array]]:
-        edits = {} if edit is None else {hook_point: lambda x: jnp.where(keep_RS1, edit(x).astype(x.dtype), x)}
-        logits, captured = decoder.run(
-            lm.config,
-            lm_params,
-            packed["tokens"],
-            packed["positions"],
-            packed["segments"],
-            [hook_point],
-            edits,
-        )
+    `reconstruct` gets the clean activations and gives {hook point written: [R, S, D]}; all of them are put in at once.
+    """
+    keep_RS1 = packed["keep"][:, :, None]
+    rows = (packed["tokens"], packed["positions"], packed["segments"])
+
+    def run(values: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def instead(value_RSD: jax.Array) -> decoder.Edit:
+            return lambda x: jnp.where(keep_RS1, value_RSD.astype(x.dtype), x)
+
+        edits = {name: instead(value_RSD) for name, value_RSD in values.items()}
+        logits, captured = lm.apply(lm_params, *rows, sites.hook_points, edits)
         return jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32)), captured
 
-    clean_RSV, captured = run(None)
-    spliced_RSV, _ = run(reconstruct)
-    zero_RSV, _ = run(jnp.zeros_like)
+    clean_RSV, captured = run({})
+    reconstructed = reconstruct(captured)
+    spliced_RSV, _ = run(reconstructed)
+    zero_RSV, _ = run({name: jnp.zeros_like(value) for name, value in reconstructed.items()})
     segments = packed["segments"]
     predicted_RS = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
     next_RS1 = packed["tokens"][:, 1:, None]
@@ -65,7 +68,7 @@ def splice_sums(
         "ce_zero": cross_entropy(zero_RSV),
         "kl": total((jnp.exp(clean_RSV) * (clean_RSV - spliced_RSV)).sum(-1)),
     }
-    return sums, captured[hook_point]
+    return sums, captured
 
 
 def splice_metrics(sums: dict[str, float]) -> dict[str, float]:

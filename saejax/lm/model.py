@@ -39,11 +39,15 @@ class LMConfig:
         model: `demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.
         revision: commit, tag or branch of a hub id; pin it.
         dtype: float32 or bfloat16, of parameters and activations.
+        second, second_revision: another model with the same tokenizer, to compare with (model diffing); its hook points
+            are named second/blocks.3.resid_post. Empty: none.
     """
 
     model: str = "demo"
     revision: str = ""
     dtype: str = "float32"
+    second: str = ""
+    second_revision: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
@@ -92,6 +96,18 @@ class LanguageModel:
         """{hook point: width} of the whole model, from its config."""
         widths = dict.fromkeys(HOOK_NAMES, self.config.d_model) | {"mlp_act": self.config.d_mlp}
         return {f"blocks.{i}.{name}": widths[name] for i in range(self.config.n_layer) for name in HOOK_NAMES}
+
+    def apply(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segments: jax.Array,
+        capture: Sequence[str] = (),
+        edits: Mapping[str, decoder.Edit] | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows, for `params` as in `self.params`. Pure."""
+        return decoder.run(self.config, params, tokens, positions, segments, capture, dict(edits or {}))
 
     def hook_point(self, name: str) -> str:
         """The canonical name of a hook point; TransformerLens names are accepted.

@@ -4,9 +4,18 @@ from saejax.parallel.mesh import (
     MESH_AXES,
     ParallelConfig,
     batch_sharding,
+    check_divides,
     make_mesh,
     replicated,
     tree_shardings,
 )
 
-__all__ = ["MESH_AXES", "ParallelConfig", "batch_sharding", "make_mesh", "replicated", "tree_shardings"]
+__all__ = [
+    "MESH_AXES",
+    "ParallelConfig",
+    "batch_sharding",
+    "check_divides",
+    "make_mesh",
+    "replicated",
+    "tree_shardings",
+]

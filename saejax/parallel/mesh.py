@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from saejax.core.errors import ConfigError
 
 MESH_AXES = ("data", "latent")
-_RULES: dict[str | None, str | None] = {"d_in": None, "latent": "latent", None: None}
+_RULES: dict[str | None, str | None] = {"d_in": None, "site": None, "latent": "latent", None: None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,20 @@ def make_mesh(config: ParallelConfig, devices: Any = None) -> Mesh:
     return Mesh(chosen, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
 
 
+def check_divides(mesh: Mesh, d_sae: int) -> None:
+    """Refuse a mesh over which the latents cannot be split evenly.
+
+    Raises:
+        ConfigError: d_sae is not a multiple of the devices along "latent".
+    """
+    n = mesh.shape["latent"]
+    if d_sae % n:
+        raise ConfigError(
+            f"{d_sae} latents cannot be split over the {n} devices along latent of parallel.mesh; "
+            f"set coder.d_sae={-(-d_sae // n) * n}, or another mesh."
+        )
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
@@ -68,6 +82,10 @@ def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, .
         logical = axes.get(names[-1]) if names else None
         if logical is None or len(logical) != leaf.ndim:
             return replicated(mesh)
-        return NamedSharding(mesh, PartitionSpec(*(_RULES[axis] for axis in logical)))
+        mesh_axes = [_RULES[axis] for axis in logical]
+        # Some optimizers keep a placeholder of size 1 where others keep a moment.
+        if any(axis and size % mesh.shape[axis] for axis, size in zip(mesh_axes, leaf.shape, strict=True)):
+            return replicated(mesh)
+        return NamedSharding(mesh, PartitionSpec(*mesh_axes))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)

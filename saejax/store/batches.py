@@ -29,6 +29,7 @@ class Batches:
         seed: of the order.
         block_chunks: inner chunks that are mixed in memory at a time; at most three blocks of
             block_chunks * chunk_rows rows are held. One thread at a time may ask for batches.
+        max_rows: use only this many rows, the store's first ones; 0 for all.
         data_slice: (rank, world): only rows [rank B / world, (rank + 1) B / world) of each global batch.
 
     Raises:
@@ -42,6 +43,7 @@ class Batches:
         seed: int,
         block_chunks: int = 64,
         data_slice: tuple[int, int] | None = None,
+        max_rows: int = 0,
     ) -> None:
         rank, world = data_slice or (0, 1)
         if batch_size < 1 or world < 1 or not 0 <= rank < world or batch_size % world:
@@ -50,7 +52,8 @@ class Batches:
                 "world, and 0 <= rank < world."
             )
         self.batch_size = batch_size
-        self.order = EpochOrder(reader.n_tokens, reader.layout.chunk_rows, block_chunks, seed)
+        n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
+        self.order = EpochOrder(n_rows, reader.layout.chunk_rows, block_chunks, seed)
         self._reader = reader
         self._local = batch_size // world
         self._first = rank * self._local

@@ -5,7 +5,10 @@ import dataclasses
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 
-SCHEDULES = ("cosine", "constant")
+OPTIMIZERS = ("adam", "adamw", "adafactor", "muon", "lion", "schedule_free")
+SCHEDULES = ("cosine", "constant", "linear", "cosine_restarts", "plateau", "decay")
+_DECAYED_WEIGHTS = ("adamw", "lion", "muon")
+_NO_MOMENTS_PER_LATENT = ("adafactor", "schedule_free")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,48 +17,165 @@ class TrainConfig:
 
     Attributes:
         tokens: activations to train on, over as many epochs of the store as that takes.
+        max_rows: use at most so many stored activations (a sample limit); 0 uses all.
         batch_size: activations in a step.
-        lr, b1, b2, eps: Adam.
-        schedule: `cosine` (warm-up, then down to lr x final_lr_fraction) or `constant` (after warm-up).
+        accumulate: the batch is taken in so many parts, one after the other, to save memory. Losses that look at
+            a whole batch (FVU, batchtopk's selection, AuxK's dead latents) then look at the parts.
+        optimizer: adam, adamw, adafactor, muon (orthogonalised updates for matrices, adam for the rest), lion or
+            schedule_free (adamw that needs no schedule; evaluation reads its averaged weights).
+        lr, b1, b2, eps: of the optimizer.
+        weight_decay: of adamw, lion and muon.
+        schedule: after a linear warm-up: `constant`; `cosine` or `linear`, down to lr x final_lr_fraction;
+            `cosine_restarts` (cycles of growing length); `plateau` (down when the training loss stalls); `decay`
+            (constant, then linear to lr x final_lr_fraction over the last decay_fraction).
         warmup_fraction: share of the steps over which the learning rate rises from 0.
+        final_lr_fraction: where schedules end, as a share of lr.
+        decay_fraction: share of the steps that `decay` takes.
+        restart_period, restart_multiplier: first cycle of cosine_restarts, as a share of the steps after the warm-up;
+            each next one is so many times longer (T_mult).
+        plateau_factor, plateau_patience, plateau_window: the rate is multiplied by the factor when the loss, averaged
+            over windows of so many steps, has not fallen for `patience` windows.
         clip_norm: gradients are scaled down to this global norm; 0 leaves them.
+        ema_decay: evaluation reads an exponential moving average of the weights with this decay (at first with
+            (1 + step) / (10 + step), if that is smaller); 0 reads the weights themselves.
+        resample_every, resample_until_fraction: every so many steps, up to this share of training, latents that have
+            not fired for half as long start anew from badly reconstructed tokens; 0 never.
+        early_stop_patience, early_stop_min_delta: stop when so many validations in a row did not raise val/fve by more
+            than this; 0 never stops early.
         checkpoint_every: steps between checkpoints.
         keep_checkpoints: how many of the last ones stay.
         validate_every: steps between validations on held-out activations; 0 for none.
+        validate_epochs: the same as a share of an epoch of the store; 0 leaves it to validate_every.
         log_every: steps between rows of metrics.jsonl.
         block_chunks: inner chunks of the store that are shuffled together in memory.
         tensorboard: also write TensorBoard events into the run's folder.
     """
 
     tokens: int = 100_000_000
+    max_rows: int = 0
     batch_size: int = 4096
+    accumulate: int = 1
+    optimizer: str = "adam"
     lr: float = 3e-4
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
+    weight_decay: float = 0.0
     schedule: str = "cosine"
     warmup_fraction: float = 0.05
     final_lr_fraction: float = 0.1
+    decay_fraction: float = 0.2
+    restart_period: float = 0.25
+    restart_multiplier: float = 2.0
+    plateau_factor: float = 0.5
+    plateau_patience: int = 5
+    plateau_window: int = 50
     clip_norm: float = 1.0
+    ema_decay: float = 0.0
+    resample_every: int = 0
+    resample_until_fraction: float = 0.5
+    early_stop_patience: int = 0
+    early_stop_min_delta: float = 0.0
     checkpoint_every: int = 1000
     keep_checkpoints: int = 3
     validate_every: int = 250
+    validate_epochs: float = 0.0
     log_every: int = 10
     block_chunks: int = 64
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ConfigError(f"train.schedule is {self.schedule!r}.{nearest(self.schedule, SCHEDULES)}")
-        for name in ("batch_size", "checkpoint_every", "keep_checkpoints", "log_every", "block_chunks"):
+        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"train.{name} is {getattr(self, name)!r}.{nearest(getattr(self, name), known)}")
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in _NOT_NEGATIVE:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be finite, not negative.")
+        for name in _SHARES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be between 0 and 1.")
         if self.tokens < self.batch_size:
             raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
-        if not self.lr > 0 or not 0 <= self.warmup_fraction <= 1:
-            raise ConfigError("train.lr must be positive and train.warmup_fraction between 0 and 1.")
+        if not self.lr > 0:
+            raise ConfigError(f"train.lr is {self.lr}; it must be positive.")
+        if self.max_rows and self.max_rows < self.batch_size:
+            raise ConfigError(f"train.max_rows is {self.max_rows}, less than one batch of {self.batch_size}.")
+        if self.batch_size % self.accumulate:
+            raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}.")
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        if self.weight_decay and self.optimizer not in _DECAYED_WEIGHTS:
+            raise ConfigError(
+                f"train.weight_decay is set, but {self.optimizer} has none; "
+                f"use {', '.join(_DECAYED_WEIGHTS)}, or set 0."
+            )
+        if self.optimizer == "schedule_free" and self.schedule != "constant":
+            raise ConfigError(
+                f"train.optimizer=schedule_free replaces the schedule {self.schedule!r} by averaging; "
+                "set train.schedule=constant."
+            )
+        if self.optimizer == "schedule_free" and self.ema_decay:
+            raise ConfigError("train.optimizer=schedule_free averages weights itself; set train.ema_decay=0.")
+        if self.resample_every and self.optimizer in _NO_MOMENTS_PER_LATENT:
+            raise ConfigError(
+                f"train.resample_every needs moments of each latent to reset, which {self.optimizer} has not; "
+                "use adam, adamw, lion or muon."
+            )
+        if self.early_stop_patience and not (self.validate_every or self.validate_epochs):
+            raise ConfigError("train.early_stop_patience needs validations; set train.validate_every.")
+        if self.ema_decay >= 1:
+            raise ConfigError(f"train.ema_decay is {self.ema_decay}; it must be below 1.")
 
     @property
     def steps(self) -> int:
         """Whole batches in `tokens`."""
         return self.tokens // self.batch_size
+
+    @property
+    def warmup_steps(self) -> int:
+        return round(self.warmup_fraction * self.steps)
+
+    def validation_interval(self, epoch_rows: int) -> int:
+        """Steps between validations, for a store of `epoch_rows` activations; 0 for none."""
+        if not self.validate_epochs:
+            return self.validate_every
+        return max(1, round(self.validate_epochs * epoch_rows / self.batch_size))
+
+
+_AT_LEAST_ONE = (
+    "batch_size",
+    "accumulate",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "log_every",
+    "block_chunks",
+    "plateau_patience",
+    "plateau_window",
+    "restart_multiplier",
+)
+_NOT_NEGATIVE = (
+    "max_rows",
+    "weight_decay",
+    "clip_norm",
+    "resample_every",
+    "early_stop_patience",
+    "early_stop_min_delta",
+    "validate_every",
+    "validate_epochs",
+    "b1",
+    "b2",
+    "eps",
+)
+_SHARES = (
+    "warmup_fraction",
+    "final_lr_fraction",
+    "decay_fraction",
+    "restart_period",
+    "plateau_factor",
+    "ema_decay",
+    "resample_until_fraction",
+)

@@ -14,16 +14,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.checkpoints import Checkpoints
-from saejax.coders import Coder
+from saejax.coders import Coder, Sites
 from saejax.core.errors import DataError
 from saejax.core.metrics import Writer
 from saejax.core.progress import Progress
 from saejax.parallel import batch_sharding
 from saejax.train.config import TrainConfig
+from saejax.train.early import EarlyStopping
 from saejax.train.optim import make_optimizer, make_schedule
 from saejax.train.preemption import Preemption
 from saejax.train.state import TrainState, abstract_state, init_state, make_init
-from saejax.train.step import compile_step, make_step
+from saejax.train.step import compile_step, default_hyper, make_step
 
 # sysexits' EX_TEMPFAIL: asked to stop, all saved, run the same command again.
 EXIT_PREEMPTED = 75
@@ -38,7 +39,7 @@ class Outcome:
 
     Attributes:
         step: steps done in all.
-        finished: False when a signal stopped it; everything is saved.
+        finished: False when a signal stopped it; everything is saved. True also when it stopped early.
         tokens, seconds: of this session alone.
     """
 
@@ -53,60 +54,75 @@ class Setup:
     """What the loop works with, besides its configuration.
 
     Attributes:
-        batches: start step -> endless batches [B, D] as stored; batch i is a pure function of (seed, i).
-        scale: activations are multiplied by this.
-        mean: [D] mean of the stored activations, where b_dec starts (scaled).
-        validate: (params) -> metrics on held-out activations, or None.
+        batches: start step -> endless batches {hook point: [B, D]} as stored; batch i is a pure function of (seed, i).
+        sites: which hook points the coder reads and writes, and their scales.
+        prepare: fresh parameters -> those that training begins with; pure.
+        epoch_rows: activations in an epoch of the store.
+        validate: (params, statistics) -> metrics on held-out activations, or None.
         writers: where rows of metrics go.
         meta: goes into every checkpoint, for those who load it.
     """
 
     coder: Coder
     mesh: Mesh
-    batches: Callable[[int], Iterator[np.ndarray]]
-    scale: float
-    mean: np.ndarray
+    batches: Callable[[int], Iterator[dict[str, np.ndarray]]]
+    sites: Sites
+    prepare: Callable[[Any], Any]
+    epoch_rows: int
     seed: int
-    validate: Callable[[Any], dict[str, float]] | None
+    validate: Callable[[Any, Any], dict[str, float]] | None
     writers: Sequence[Writer]
     checkpoints: Checkpoints
     meta: dict[str, Any]
 
 
 def train(config: TrainConfig, setup: Setup) -> Outcome:
-    """Train from the last good checkpoint, or from nothing, to `config.steps`.
+    """Train from the last good checkpoint, or from nothing, to `config.steps` or until validation stops improving.
 
     Raises:
         DataError: a loss that is not finite (nothing of it is saved), or a checkpoint that cannot be written.
     """
     optimizer, schedule = make_optimizer(config), make_schedule(config)
-    init = make_init(setup.coder, optimizer, setup.seed, setup.mean * setup.scale)
+    init = make_init(setup.coder, optimizer, config, setup.prepare)
     abstract = abstract_state(setup.coder, init, setup.mesh)
-    step_fn = compile_step(make_step(setup.coder, optimizer, schedule, setup.scale), abstract, setup.mesh)
+    step_fn = compile_step(make_step(setup.coder, optimizer, schedule, setup.sites, config), abstract, setup.mesh)
 
     # Resume order: the newest good checkpoint of this run, else step 0.
-    restored = setup.checkpoints.restore_latest(_items(abstract))
-    state = _from_items(restored[1]) if restored else init_state(init, abstract)
+    restored = setup.checkpoints.restore_latest(items_of(abstract))
+    state = from_items(restored[1]) if restored else init_state(init, setup.seed, abstract)
+    hyper = default_hyper(setup.seed)
     session = _Session(config, setup, int(state.step), restored[2] if restored else {})
-    if session.first < config.steps:
+    if session.first < config.steps and not session.early.stopped:
         # Compiled before the clock starts, so that the prediction is about steps alone.
         sharding = batch_sharding(setup.mesh)
-        x = jax.ShapeDtypeStruct((config.batch_size, len(setup.mean)), jnp.bfloat16, sharding=sharding)
-        step_fn = step_fn.lower(abstract, x).compile()  # type: ignore[attr-defined]
-    return session.run(step_fn, state)
+        arrays = {
+            name: jax.ShapeDtypeStruct((config.batch_size, width), jnp.bfloat16, sharding=sharding)
+            for name, width in _widths(setup).items()
+        }
+        step_fn = step_fn.lower(abstract, arrays, hyper).compile()  # type: ignore[attr-defined]
+    return session.run(lambda state, arrays: step_fn(state, arrays, hyper), state)
 
 
-def _items(state: TrainState) -> dict[str, Any]:
+def _widths(setup: Setup) -> dict[str, int]:
+    """{hook point: its width}"""
+    topology, sites = setup.coder.topology, setup.sites
+    return dict.fromkeys(sites.writes, topology.out_shape[-1]) | dict.fromkeys(sites.reads, topology.in_shape[-1])
+
+
+def items_of(state: TrainState) -> dict[str, Any]:
+    """The state as the items of a checkpoint."""
     return {
         "params": state.params,
+        "averaged": state.averaged,
         "opt_state": state.opt_state,
         "stats": state.stats,
         "step": {"step": state.step},
     }
 
 
-def _from_items(items: dict[str, Any]) -> TrainState:
-    return TrainState(items["step"]["step"], items["params"], items["opt_state"], items["stats"])
+def from_items(items: dict[str, Any]) -> TrainState:
+    """Inverse of `items_of`."""
+    return TrainState(items["step"]["step"], items["params"], items["opt_state"], items["stats"], items["averaged"])
 
 
 class _Session:
@@ -121,12 +137,14 @@ class _Session:
         self.saved = first
         self.mark: float | None = None
         self.validation_seconds = 0.0
+        self.early = EarlyStopping.resumed(config, meta)
+        self.validate_every = config.validation_interval(setup.epoch_rows) if setup.validate else 0
 
     def run(self, step_fn: Callable[..., Any], state: TrainState) -> Outcome:
         config, total = self.config, self.config.steps
         step = self.first
         sharding = batch_sharding(self.setup.mesh)
-        if step < total:
+        if step < total and not self.early.stopped:
             self.validate_first(state)
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
@@ -135,24 +153,28 @@ class _Session:
             batches = self.setup.batches(step)
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
-            while step < total and not preemption.requested:
-                x = jax.make_array_from_process_local_data(sharding, next(batches))
-                state, metrics = step_fn(state, x)
+            while step < total and not self.early.stopped and not preemption.requested:
+                arrays = {
+                    name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in next(batches).items()
+                }
+                state, metrics = step_fn(state, arrays)
                 step += 1
                 self.pending.append((step, metrics))
                 shown = self.read_metrics(keep=1)
                 progress.advance(config.batch_size, **shown)
                 self.validate_if_due(step, state)
-                if step == total:
+                last = step == total or self.early.stopped
+                if last:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
                     self.write(step, {"time/seconds": self.seconds()})
-                if step % config.checkpoint_every == 0 or step == total:
+                if step % config.checkpoint_every == 0 or last:
                     self.save(step, state)
             if step > self.saved:
                 self.save(step, state)
             self.setup.checkpoints.wait()
-            return Outcome(step, step == total, progress.tokens, progress.seconds)
+            finished = step == total or self.early.stopped
+            return Outcome(step, finished, progress.tokens, progress.seconds)
 
     def seconds(self) -> float:
         """Seconds of training so far, over all sessions, without compilation."""
@@ -191,31 +213,32 @@ class _Session:
             self.mark = time.perf_counter()
         elif step == self.first + at and self.mark is not None:
             pace = (time.perf_counter() - self.mark) / (at - since)
-            every = self.config.validate_every
-            validations = self.config.steps // every - step // every if every and self.setup.validate else 0
+            every = self.validate_every
+            validations = self.config.steps // every - step // every if every else 0
             left = pace * (self.config.steps - step) + validations * self.validation_seconds
             self.write(step, {"time/predicted_seconds": self.seconds() + left})
             self.predicted = True
 
     def validate_first(self, state: TrainState) -> None:
         """The curve's first point; the second call, already compiled, tells how long a validation takes."""
-        if self.setup.validate and self.config.validate_every and not self.predicted:
-            self.setup.validate(state.params)
+        if self.setup.validate and self.validate_every and not self.predicted:
+            self.setup.validate(state.evaluated(), state.stats)
             started = time.perf_counter()
-            metrics = self.setup.validate(state.params)
+            metrics = self.setup.validate(state.evaluated(), state.stats)
             self.validation_seconds = time.perf_counter() - started
             self.write(self.first, {f"val/{name}": value for name, value in metrics.items()})
 
     def validate_if_due(self, step: int, state: TrainState) -> None:
-        every = self.config.validate_every
+        every = self.validate_every
         if self.setup.validate and every and (step % every == 0 or step == self.config.steps):
-            metrics = self.setup.validate(state.params)
+            metrics = self.setup.validate(state.evaluated(), state.stats)
             self.write(step, {f"val/{name}": value for name, value in metrics.items()})
+            self.early = self.early.after(step, metrics)
 
     def save(self, step: int, state: TrainState) -> None:
         self.read_metrics(keep=0)  # never save a state whose loss was not finite
-        meta = {"step": step, "seconds": self.seconds(), "predicted": self.predicted}
-        self.setup.checkpoints.save(step, _items(state), meta | self.setup.meta)
+        meta = {"step": step, "seconds": self.seconds(), "predicted": self.predicted} | self.early.to_meta()
+        self.setup.checkpoints.save(step, items_of(state), meta | self.setup.meta)
         self.saved = step
 
     def write(self, step: int, row: dict[str, float]) -> None:

@@ -1,46 +1,63 @@
 """The training state and its birth, already sharded."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from saejax.coders import Coder
 from saejax.core.rng import stream
 from saejax.parallel import tree_shardings
+from saejax.train.averaging import start_average
+from saejax.train.config import TrainConfig
 
 
 @flax.struct.dataclass
 class TrainState:
-    """All that training carries from step to step. No keys: randomness is a function of (seed, name, step)."""
+    """All that training carries from step to step. No keys: randomness is a function of (seed, name, step).
+
+    `averaged` are the weights that evaluation reads: {} where those are `params` themselves.
+    """
 
     step: jax.Array
     params: Any
     opt_state: Any
     stats: Any
+    averaged: Any
+
+    def evaluated(self) -> Any:
+        """The parameters that evaluation reads."""
+        return self.averaged or self.params
 
 
-def make_init(coder: Coder, optimizer: optax.GradientTransformation, seed: int, b_dec: np.ndarray) -> Any:
-    """() -> TrainState, to be compiled (or only shaped) by the caller."""
+def make_init(
+    coder: Coder,
+    optimizer: optax.GradientTransformation,
+    config: TrainConfig,
+    prepare: Callable[[Any], Any] = lambda params: params,
+) -> Callable[[Any], TrainState]:
+    """seed -> TrainState, for the caller to compile or only shape; `prepare` moves fresh parameters to the data."""
 
-    def init() -> TrainState:
-        params = coder.init(stream(seed, "init"), jnp.asarray(b_dec, jnp.float32))
-        return TrainState(jnp.int32(0), params, optimizer.init(params), coder.init_stats())
+    def init(seed: Any) -> TrainState:
+        params = prepare(coder.init(stream(seed, "init")))
+        return TrainState(
+            jnp.int32(0), params, optimizer.init(params), coder.init_stats(), start_average(config, params)
+        )
 
     return init
 
 
-def abstract_state(coder: Coder, init: Any, mesh: Mesh) -> TrainState:
+def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes."""
-    shapes = jax.eval_shape(init)
+    shapes = jax.eval_shape(init, 0)
     shardings = tree_shardings(mesh, shapes, coder.logical_axes())
     return jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
 
 
-def init_state(init: Any, abstract: TrainState) -> TrainState:
+def init_state(init: Callable[[Any], TrainState], seed: int, abstract: TrainState) -> TrainState:
     """The state at step 0, born with the shardings of `abstract`."""
-    return jax.jit(init, out_shardings=jax.tree.map(lambda s: s.sharding, abstract))()
+    return jax.jit(init, out_shardings=jax.tree.map(lambda s: s.sharding, abstract))(seed)

@@ -8,31 +8,83 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from saejax.coders import Coder
+from saejax.coders import Coder, Sites
 from saejax.parallel import batch_sharding, replicated
+from saejax.train.averaging import next_average
+from saejax.train.config import TrainConfig
+from saejax.train.optim import learning_rate_factor
+from saejax.train.resample import resample
 from saejax.train.state import TrainState
 
-Step = Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
+Arrays = dict[str, jax.Array]
+Hyper = dict[str, jax.Array]
+Step = Callable[[TrainState, Arrays, Hyper], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def make_step(coder: Coder, optimizer: optax.GradientTransformation, schedule: optax.Schedule, scale: float) -> Step:
-    """(state, x [B, D] as stored) -> (state, metrics), not yet compiled.
+def default_hyper(seed: int) -> Hyper:
+    """What a step is told beside state and batch: factors of the learning rate and of the sparsity weights, the seed.
 
-    gradient -> part along unit decoder rows removed -> clip, Adam -> decoder rows back to length 1.
+    They are inputs, so that a sweep can run many values of them in one program. A factor of the learning rate is the
+    same as another learning rate, but for schedule_free, whose averages depend on it.
+    """
+    return {"lr": jnp.float32(1), "sparsity": jnp.float32(1), "seed": jnp.uint32(seed)}
+
+
+def make_step(
+    coder: Coder,
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: optax.Schedule,
+    sites: Sites,
+    config: TrainConfig,
+) -> Step:
+    """(state, {hook point: [B, D] as stored}, hyper) -> (state, metrics), not yet compiled.
+
+    gradient -> part along unit decoder rows removed -> clip, optimizer -> decoder rows back to length 1 -> average
+    -> dead latents resampled, where that is due.
     """
 
-    def step(state: TrainState, x_BD: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        x_BD = x_BD.astype(jnp.float32) * scale
-        gradient = jax.value_and_grad(coder.loss, has_aux=True)
-        batch = {"x": x_BD, "y": x_BD}
-        (_, (metrics, stats)), grads = gradient(state.params, batch, state.stats, state.step)
+    def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
+        batch = sites.batch(arrays)
+        grads, metrics, stats = _gradients(coder, config.accumulate, state, batch, hyper["sparsity"])
         grads = coder.project_gradients(state.params, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = coder.constrain(optax.apply_updates(state.params, updates))
-        metrics = metrics | {"grad_norm": optax.tree.norm(grads), "lr": schedule(state.step)}
-        return TrainState(state.step + 1, params, opt_state, stats), metrics
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, value=metrics["loss"])
+        updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
+        params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
+        averaged = next_average(config, state.averaged, params, opt_state, state.step)
+        if averaged:
+            averaged = coder.constrain(averaged, state.step)
+        rate = schedule(state.step) * hyper["lr"] * learning_rate_factor(opt_state)
+        metrics = metrics | {"grad_norm": optax.tree.norm(grads), "lr": rate}
+        after = TrainState(state.step + 1, params, opt_state, stats, averaged)
+        return resample(coder, config, after, batch, hyper["seed"]), metrics
 
     return step
+
+
+def _gradients(
+    coder: Coder, parts: int, state: TrainState, batch: dict[str, jax.Array], sparsity: jax.Array
+) -> tuple[Any, dict[str, jax.Array], Any]:
+    """(gradients, metrics, statistics) of a batch in `parts`: means over the parts, statistics from one to the next."""
+    gradient = jax.value_and_grad(coder.loss, has_aux=True)
+    if parts == 1:
+        (_, (metrics, stats)), grads = gradient(state.params, batch, state.stats, state.step, sparsity)
+        return grads, metrics, stats
+
+    def one(stats: Any, part: dict[str, jax.Array]) -> tuple[Any, Any]:
+        (_, (metrics, stats)), grads = gradient(state.params, part, stats, state.step, sparsity)
+        return stats, (grads, metrics)
+
+    def add(carry: tuple[Any, Any], part: dict[str, jax.Array]) -> tuple[Any, None]:
+        stats, total = carry
+        stats, new = one(stats, part)
+        return (stats, jax.tree.map(lambda a, b: a + b / parts, total, new)), None
+
+    # Rows b, b + parts, ...: each part then has rows of every device that the batch is spread over.
+    split = {name: jnp.moveaxis(a.reshape(-1, parts, *a.shape[1:]), 1, 0) for name, a in batch.items()}
+    shapes = jax.eval_shape(one, state.stats, jax.tree.map(lambda a: a[0], split))[1]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
+    (stats, (grads, metrics)), _ = jax.lax.scan(add, (state.stats, zeros), split)
+    return grads, metrics, stats
 
 
 def compile_step(step: Step, abstract: TrainState, mesh: Mesh) -> Step:
@@ -41,6 +93,6 @@ def compile_step(step: Step, abstract: TrainState, mesh: Mesh) -> Step:
     return jax.jit(
         step,
         donate_argnums=0,
-        in_shardings=(shardings, batch_sharding(mesh)),
+        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
     )

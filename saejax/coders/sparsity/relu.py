@@ -1,19 +1,16 @@
 """f = relu(pre): dense latents, made sparse by a penalty."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar
 
 import jax
 
 from saejax.coders.latents import Latents
+from saejax.coders.sparsity.base import Keep, Params, Sparsity
 
 
 @dataclasses.dataclass(frozen=True)
-class Relu:
+class Relu(Sparsity):
     """f = max(pre, 0)."""
 
-    sparse: ClassVar[bool] = False
-
-    def __call__(self, pre_BF: jax.Array, keep: Callable[[jax.Array], jax.Array]) -> Latents:
-        return Latents(jax.nn.relu(pre_BF), None, pre_BF.shape[1])
+    def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
+        return Latents(jax.nn.relu(pre), None, pre.shape[-1])

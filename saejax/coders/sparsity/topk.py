@@ -1,21 +1,46 @@
 """f = relu(pre) where pre is among the k largest of its token, else 0. (Gao et al. 2024, arXiv:2406.04093)"""
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
+from saejax.coders.ramp import Ramp
+from saejax.coders.sparsity.base import Keep, Params, Sparsity
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK:
-    """Keeps the k largest pre-activations of each token; ties go to the lower index."""
+class TopK(Sparsity):
+    """Keeps the k largest pre-activations of each token (and group); ties go to the lower index.
 
-    k: int
+    While k falls during training, `Ramp.largest` candidates are found and the first k(step) of them used.
+    """
+
+    k: Ramp
     sparse: ClassVar[bool] = True
+    provides: ClassVar[frozenset[str]] = frozenset({"k"})
 
-    def __call__(self, pre_BF: jax.Array, keep: Callable[[jax.Array], jax.Array]) -> Latents:
-        _, indices_BK = jax.lax.top_k(jax.lax.stop_gradient(pre_BF), self.k)
-        return Latents(jax.nn.relu(keep(indices_BK)), indices_BK, pre_BF.shape[1])
+    @classmethod
+    def build(cls, settings: Any, steps: int) -> Self:
+        return cls(settings.k_ramp(steps))
+
+    def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
+        indices = self.candidates(pre)
+        values = jax.nn.relu(keep(indices)) * self.kept(step)
+        return Latents(values, indices, pre.shape[-1])
+
+    def candidates(self, score: jax.Array) -> jax.Array:
+        """Indices of the largest scores, falling; [..., K]."""
+        return jax.lax.top_k(jax.lax.stop_gradient(score), min(round(self.k.largest), score.shape[-1]))[1]
+
+    def kept(self, step: jax.Array | int) -> jax.Array:
+        """1 for the first k(step) candidates, 0 for the rest: a scalar where k is constant."""
+        if not self.k.over:
+            return jnp.float32(1)
+        ranks = jnp.arange(round(self.k.largest))
+        return (ranks < jnp.round(self.k(step))).astype(jnp.float32)
+
+    def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:
+        return dataclasses.replace(self, k=Ramp.constant(self.k.end)), params

@@ -1,0 +1,62 @@
+"""Every coder on the embedded demo model: one preset for each recipe, each trained in about a minute on 2 CPU cores.
+
+    python -m launch.pipeline --config=configs/coders.py:jumprelu
+
+Presets: every name of saejax.coders.RECIPES (README, "The coders"). Those of one kind share a store: the residual
+stream after block 3; the MLP of block 3, what it reads and what it writes; the residual stream after blocks 1 to 4; the
+MLPs of all six blocks.
+"""
+
+from ml_collections import config_dict
+
+from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError
+from saejax.experiment import default_config
+
+_RESIDUAL = ("blocks.3.resid_post",)
+_ONE_MLP = ("blocks.3.mlp_in", "blocks.3.mlp_out")
+_LAYERS = tuple(f"blocks.{i}.resid_post" for i in (1, 2, 3, 4))
+_MLPS_IN = tuple(f"blocks.{i}.mlp_in" for i in range(6))
+_MLPS_OUT = tuple(f"blocks.{i}.mlp_out" for i in range(6))
+
+
+def get_config(preset: str = "topk") -> config_dict.ConfigDict:
+    if preset not in RECIPES:
+        raise ConfigError(f"configs/coders.py has no preset {preset!r}.{nearest(preset, RECIPES)}")
+    c = default_config()
+    c.name = f"coders-{preset}"
+    c.capture.tokens = 400_000
+    c.capture.heldout_tokens = 16_384
+    c.coder.preset = preset
+    c.coder.k = 24
+    c.coder.target_l0 = 24.0
+    c.coder.dead_after_tokens = 200_000
+    c.train.tokens = 1_024_000
+    c.train.batch_size = 1024
+    c.train.lr = 1e-3
+    c.train.checkpoint_every = 500
+    c.eval.tokens = 32_768
+    c.report.tokens = 65_536
+    # What an activation and a latent cost depends on the kind of coder: the bars of the quickstart are not theirs.
+    c.gates.r2 = 0.3
+    c.gates.relative_error = 0.6
+    c.gates.zero_fraction = 0.5
+    c.gates.runtime = 1.0
+    _sites(c, preset)
+    return c
+
+
+def _sites(c: config_dict.ConfigDict, preset: str) -> None:
+    """The hook points that the recipe's topology needs."""
+    topology = TOPOLOGIES[CoderConfig(preset=preset).resolved().topology]
+    if not topology.stacked:
+        c.store, c.capture.hook_points = ("coders", _RESIDUAL) if topology.tied else ("coders-mlp", _ONE_MLP)
+    elif topology.tied:
+        c.store, c.capture.hook_points = "coders-layers", _LAYERS
+    else:
+        c.store, c.capture.hook_points = "coders-mlps", (*_MLPS_IN, *_MLPS_OUT)
+        c.reads, c.writes = _MLPS_IN, _MLPS_OUT
+        c.coder.expansion = 4
+        c.coder.k = 8
+        c.train.tokens = 512_000

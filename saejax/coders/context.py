@@ -1,0 +1,50 @@
+"""What a loss term sees of a batch, and the measures of error that several terms share."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.latents import Latents
+from saejax.coders.sparsity import Keep, Sparsity
+
+if TYPE_CHECKING:
+    from saejax.coders.topologies import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a term may look at, for a batch of B tokens ([B, G, F] where there are groups).
+
+    Attributes:
+        x: [B, ...] input; y: [B, ...] target; y_hat: reconstruction.
+        pre: [B, F] pre-activations, without gradient for sparse activations.
+        keep: indices [B, K] -> pre there, with its gradient.
+        dead: bool [F], latents that have not fired for `dead_after_tokens`.
+        stats: statistics before this batch.
+        step: int32, number of finished steps.
+    """
+
+    topology: "Topology"
+    sparsity: Sparsity
+    params: dict[str, Any]
+    x: jax.Array
+    y: jax.Array
+    y_hat: jax.Array
+    pre: jax.Array
+    keep: Keep
+    latents: Latents
+    dead: jax.Array
+    stats: dict[str, jax.Array]
+    step: jax.Array
+
+
+def squared_error(y: jax.Array, y_hat: jax.Array) -> jax.Array:
+    """mean_b sum_d (y - y_hat)^2, over all sites together."""
+    return jnp.square(y - y_hat).sum() / y.shape[0]
+
+
+def total_variance(y: jax.Array) -> jax.Array:
+    """mean_b sum_d (y - mean_b y)^2, at least 1e-12: a batch without variance gives a large loss, not NaN."""
+    return jnp.maximum(squared_error(y, y.mean(0, keepdims=True)), 1e-12)

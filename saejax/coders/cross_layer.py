@@ -1,0 +1,177 @@
+"""Topology: cross-layer transcoder.  x [B, L, D] -> latents [B, L, F] -> y_hat [B, L, D].
+
+    pre_l   = x_l W_enc,l + b_enc,l
+    y_hat_m = sum_{l <= m} f_l W_dec,l->m + b_dec,m
+
+x_l is what layer l's MLP reads, y_m what layer m's MLP writes. W_dec_l [F, L - l, D] holds latent group l's rows for
+layers l, l + 1, ..., source-major as in circuit-tracer; nothing is stored for the layers below.
+(Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025)
+"""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.initialisation import INITS, unit_rows
+from saejax.coders.latents import Latents
+from saejax.kernels.sparse import decode_rows, kept_pre_activations
+
+Params = dict[str, Any]
+
+
+class CrossLayerTranscoder(nn.Module):
+    """W_enc [L, D, F], b_enc [L, F], W_dec_0 ... W_dec_{L-1} [F, L - l, D], b_dec [L, D].
+
+    Attributes:
+        d_in, d_out: width of a site read, of a site written.
+        d_sae: F, latents of a layer.
+        sites: L.
+        init_name, decoder_norm, matmul_dtype: as in `Dictionary`.
+    """
+
+    d_in: int
+    d_sae: int
+    d_out: int = 0
+    sites: int = 1
+    init_name: str = "uniform"
+    decoder_norm: float = 1.0
+    matmul_dtype: str = "bfloat16"
+
+    stacked: ClassVar[bool] = True
+    tied: ClassVar[bool] = False
+    transposable: ClassVar[bool] = False
+
+    @property
+    def decoders(self) -> tuple[str, ...]:
+        return tuple(f"W_dec_{layer}" for layer in range(self.sites))
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        return (self.sites, self.d_in)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return (self.sites, self.d_out or self.d_in)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Shape of one token's latents."""
+        return (self.sites, self.d_sae)
+
+    @property
+    def latent_axes(self) -> tuple[str | None, ...]:
+        """Logical axes of `latent_shape`."""
+        return ("site", "latent")
+
+    def setup(self) -> None:
+        L, D, F, out = self.sites, self.d_in, self.d_sae, self.out_shape[1]
+        key: Any = self.make_rng("params") if self.is_initializing() else None
+
+        def weights(layer: int, which: int) -> jax.Array:
+            own = jax.random.fold_in(key, layer)
+            return INITS[self.init_name](own, (D, F), (F, L - layer, out), self.decoder_norm)[which]
+
+        def encoders(_: Any) -> jax.Array:
+            return jnp.stack([weights(layer, 0) for layer in range(L)])
+
+        def decoder(_: Any, layer: int) -> jax.Array:
+            return weights(layer, 1)
+
+        self.param("W_enc", nn.with_logical_partitioning(encoders, ("site", "d_in", "latent")))
+        self.param("b_enc", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "latent")), (L, F))
+        for layer, name in enumerate(self.decoders):
+            self.param(name, nn.with_logical_partitioning(decoder, ("latent", "site", "d_in")), layer)
+        self.param("b_dec", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in")), (L, out))
+
+    def __call__(self) -> None:
+        """Nothing to run: the module only declares parameters."""
+
+    @nn.nowrap
+    def encoder_input(self, params: Params, x_BLD: jax.Array) -> jax.Array:
+        return x_BLD.astype(jnp.float32)
+
+    @nn.nowrap
+    def encoder_bias(self, params: Params) -> jax.Array:
+        return params["b_enc"]
+
+    @nn.nowrap
+    def pre_activations(self, params: Params, x_BLD: jax.Array) -> jax.Array:
+        """pre_l = x_l W_enc,l + b_enc,l, float32 [B, L, F]."""
+        dtype = jnp.dtype(self.matmul_dtype)
+        x, W = x_BLD.astype(dtype), params["W_enc"].astype(dtype)
+        pre_BLF = jnp.einsum("bld,ldf->blf", x, W, preferred_element_type=jnp.float32)
+        return pre_BLF + params["b_enc"][None]
+
+    @nn.nowrap
+    def kept(self, params: Params, x_BLD: jax.Array, pre_BLF: jax.Array, indices_BLK: jax.Array) -> jax.Array:
+        """pre at `indices`, [B, L, K], where pre is known already; its gradient stays sparse (and skips x)."""
+        raw_BLF = jax.lax.stop_gradient(pre_BLF - params["b_enc"][None])
+        columns = []
+        for layer in range(self.sites):
+            x_BD, W_DF = x_BLD[:, layer].astype(jnp.float32), params["W_enc"][layer]
+            kept_BK = kept_pre_activations(x_BD, W_DF, raw_BLF[:, layer], indices_BLK[:, layer])
+            columns.append(kept_BK + params["b_enc"][layer][indices_BLK[:, layer]])
+        return jnp.stack(columns, axis=1)
+
+    @nn.nowrap
+    def decode(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
+        """y_hat, float32 [B, L, D]."""
+        return self.decode_without_bias(params, latents) + params["b_dec"][None]
+
+    @nn.nowrap
+    def decode_without_bias(self, params: Params, latents: Latents) -> jax.Array:
+        """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
+        n_layers, width = params["b_dec"].shape
+        y_BLD = jnp.zeros((latents.values.shape[0], n_layers, width), jnp.float32)
+        for layer, rows_FR in enumerate(self.decoder_rows(params)):
+            values = latents.values[:, layer]
+            if latents.indices is None:
+                dtype = jnp.dtype(self.matmul_dtype)
+                part_BR = jnp.matmul(values.astype(dtype), rows_FR.astype(dtype), preferred_element_type=jnp.float32)
+            else:
+                part_BR = decode_rows(values, latents.indices[:, layer], rows_FR)
+            y_BLD = y_BLD.at[:, layer:].add(part_BR.reshape(-1, n_layers - layer, width))
+        return y_BLD
+
+    @nn.nowrap
+    def restrict(self, params: Params, chosen: jax.Array | slice) -> Params:
+        """Parameters of the smaller coder that has only the latents `chosen` (a slice, or [L, K] layer by layer)."""
+        of = [chosen if isinstance(chosen, slice) else chosen[layer] for layer in range(self.sites)]
+        encoders = {
+            name: jnp.stack([params[name][i][..., at] for i, at in enumerate(of)]) for name in ("W_enc", "b_enc")
+        }
+        return params | encoders | {name: params[name][at] for name, at in zip(self.decoders, of, strict=True)}
+
+    @nn.nowrap
+    def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
+        """All that a latent writes as one row: one [F, (L - l) D] for each layer."""
+        return tuple(params[name].reshape(params[name].shape[0], -1) for name in self.decoders)
+
+    @nn.nowrap
+    def decoder_norms(self, params: Params) -> jax.Array:
+        """Length of all that a latent writes, concatenated, [L, F]."""
+        return jnp.stack([jnp.linalg.norm(rows, axis=1) for rows in self.decoder_rows(params)])
+
+    @nn.nowrap
+    def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
+        """Parameters for raw activations from those trained on scale * activation; the latents stay the same."""
+        reads, writes = (jnp.asarray(scales, jnp.float32) for scales in (read_scales, write_scales))
+        own = {name: params[name] / writes[None, layer:, None] for layer, name in enumerate(self.decoders)}
+        return (
+            params | own | {"W_enc": params["W_enc"] * reads[:, None, None], "b_dec": params["b_dec"] / writes[:, None]}
+        )
+
+    @nn.nowrap
+    def aim(self, params: Params, x: jax.Array, y: jax.Array) -> Params:
+        """Unit weights that point at tokens: x, y [L, F, L, D], one token for each latent of each layer."""
+        aimed: Params = {"W_enc": jnp.stack([unit_rows(x[i][:, i]).T for i in range(self.sites)])}
+        for layer, name in enumerate(self.decoders):
+            aimed[name] = unit_rows((y[layer] - params["b_dec"][None])[:, layer:])
+        return aimed
+
+    @nn.nowrap
+    def written(self, params: Params) -> jax.Array:
+        """[L F, D]: what a unit of each latent adds to the residual stream, all its target layers together."""
+        return jnp.concatenate([params[name].sum(1) for name in self.decoders])

@@ -1,0 +1,30 @@
+"""Topology: crosscoder.  x [B, S, D] -> latents [B, F] -> x_hat [B, S, D].
+
+    pre     = sum_s x_s W_enc,s + b_enc
+    x_hat_s = f W_dec,s + b_dec,s
+
+Sites are layers of one model, or the same hook point of two models (model diffing).
+(Anthropic, "Sparse Crosscoders for Cross-Layer Features and Model Diffing", October 2024)
+"""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.dictionary import Dictionary
+
+Params = dict[str, Any]
+
+
+class Crosscoder(Dictionary):
+    """W_enc [S, D, F], W_dec [F, S, D], b_dec [S, D]."""
+
+    stacked: ClassVar[bool] = True
+    tied: ClassVar[bool] = True
+
+    @nn.nowrap
+    def decoder_norms(self, params: Params) -> jax.Array:
+        """sum_s ||W_dec,f,s||, [F]: the sum over sites lets a latent be of few sites without a price."""
+        return jnp.linalg.norm(params["W_dec"], axis=2).sum(1)

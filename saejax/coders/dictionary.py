@@ -1,0 +1,179 @@
+"""What the topologies with one encoder and one decoder share: everything but what the encoder sees.
+
+    pre   = x' W_enc + b_enc          x' [B, *in] the encoder's input, all sites at once
+    y_hat = f W_dec + b_dec           y_hat [B, *out]
+
+Flax declares the parameters, with their logical axes; everything else is a function of (params, x). Names and
+layouts are those of SAELens: W_enc [*in, F], b_enc [F], W_dec [F, *out], b_dec [*out].
+"""
+
+import math
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.initialisation import INITS, unit_rows
+from saejax.coders.latents import Latents
+from saejax.kernels.sparse import decode_rows, kept_pre_activations
+
+Params = dict[str, Any]
+Indices = jax.Array | slice
+
+
+class Dictionary(nn.Module):
+    """Parameters and products of a coder with one group of latents.
+
+    Attributes:
+        d_in, d_out: width of a site read, of a site written.
+        d_sae: F.
+        sites: hook points read; [] axes below are absent where a topology has one site.
+        init: a name of `INITS`; decoder_norm: length of a decoder row at the start, where the init asks for one.
+        matmul_dtype: dtype of the operands of the dense products; they accumulate in float32.
+    """
+
+    d_in: int
+    d_sae: int
+    d_out: int = 0
+    sites: int = 1
+    init_name: str = "transpose"
+    decoder_norm: float = 1.0
+    matmul_dtype: str = "bfloat16"
+
+    # A site axis in x and y; writes what it reads; `init=transpose` makes sense.
+    stacked: ClassVar[bool] = False
+    tied: ClassVar[bool] = False
+    transposable: ClassVar[bool] = True
+    decoders: ClassVar[tuple[str, ...]] = ("W_dec",)
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        return (self.sites, self.d_in) if self.stacked else (self.d_in,)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        width = self.d_out or self.d_in
+        return (self.sites, width) if self.stacked else (width,)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Shape of one token's latents."""
+        return (self.d_sae,)
+
+    @property
+    def latent_axes(self) -> tuple[str | None, ...]:
+        """Logical axes of `latent_shape`."""
+        return ("latent",)
+
+    def setup(self) -> None:
+        into, out, F = self.in_shape, self.out_shape, self.d_sae
+        names_in, names_out = (("site",) * (len(s) - 1) + ("d_in",) for s in (into, out))
+        # Both weights come from one key, since some inits tie them.
+        key: Any = self.make_rng("params") if self.is_initializing() else None
+
+        def weights(_: Any, which: int) -> jax.Array:
+            return INITS[self.init_name](key, (*into, F), (F, *out), self.decoder_norm)[which]
+
+        self.param("W_dec", nn.with_logical_partitioning(weights, ("latent", *names_out)), 1)
+        self.param("W_enc", nn.with_logical_partitioning(weights, (*names_in, "latent")), 0)
+        self.param("b_enc", nn.with_logical_partitioning(nn.initializers.zeros, ("latent",)), (F,))
+        self.param("b_dec", nn.with_logical_partitioning(nn.initializers.zeros, names_out), out)
+
+    def __call__(self) -> None:
+        """Nothing to run: the module only declares parameters."""
+
+    @nn.nowrap
+    def encoder_input(self, params: Params, x: jax.Array) -> jax.Array:
+        """x' [B, *in], without gradient to parameters."""
+        return x.astype(jnp.float32)
+
+    @nn.nowrap
+    def encoder_bias(self, params: Params) -> jax.Array:
+        """b_enc [F], carrying what gradient `encoder_input` left out."""
+        return params["b_enc"]
+
+    @nn.nowrap
+    def pre_activations(self, params: Params, x: jax.Array) -> jax.Array:
+        """pre = x' W_enc + b_enc, float32 [B, F]."""
+        return self._product(self._input(params, x), _encoder(params)) + self.encoder_bias(params)[None]
+
+    @nn.nowrap
+    def kept(self, params: Params, x: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array) -> jax.Array:
+        """pre at `indices`, [B, K], where pre is known already; its gradient stays sparse (and skips x)."""
+        bias_F = self.encoder_bias(params)
+        raw_BF = jax.lax.stop_gradient(pre_BF - bias_F[None])
+        kept_BK = kept_pre_activations(self._input(params, x), _encoder(params), raw_BF, indices_BK)
+        return kept_BK + bias_F[indices_BK]
+
+    @nn.nowrap
+    def decode(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
+        """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection alone."""
+        return self.decode_without_bias(params, latents) + params["b_dec"][None]
+
+    @nn.nowrap
+    def decode_without_bias(self, params: Params, latents: Latents) -> jax.Array:
+        """f W_dec, float32 [B, *out]."""
+        (rows_FR,) = self.decoder_rows(params)
+        if latents.indices is None:
+            out_BR = self._product(latents.values, rows_FR)
+        else:
+            out_BR = decode_rows(latents.values, latents.indices, rows_FR)
+        return out_BR.reshape(-1, *params["b_dec"].shape)
+
+    @nn.nowrap
+    def restrict(self, params: Params, chosen: Indices) -> Params:
+        """Parameters of the smaller coder that has only the latents `chosen` ([K] or a slice)."""
+        own = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
+        return params | own | {"W_dec": params["W_dec"][chosen]}
+
+    @nn.nowrap
+    def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
+        """All that a latent writes as one row: one [F, R] for each group."""
+        return (params["W_dec"].reshape(params["W_dec"].shape[0], -1),)
+
+    @nn.nowrap
+    def decoder_norms(self, params: Params) -> jax.Array:
+        """Length of each latent's decoder row, [F]: the weight of its sparsity penalty."""
+        return jnp.linalg.norm(self.decoder_rows(params)[0], axis=1)
+
+    @nn.nowrap
+    def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
+        """Parameters for raw activations from those trained on scale * activation; the latents stay the same."""
+        reads, writes = (_per_site(scales, self.stacked) for scales in (read_scales, write_scales))
+        return params | {
+            "W_enc": params["W_enc"] * reads.reshape(*reads.shape, 1),
+            "W_dec": params["W_dec"] / writes[None],
+            "b_dec": params["b_dec"] / writes,
+        }
+
+    @nn.nowrap
+    def aim(self, params: Params, x_F: jax.Array, y_F: jax.Array) -> Params:
+        """Unit weights that point at tokens: x_F [F, *in], y_F [F, *out], one token for each latent."""
+        into = unit_rows(self.encoder_input(params, x_F))
+        return {"W_enc": jnp.moveaxis(into, 0, -1), "W_dec": unit_rows(y_F - params["b_dec"][None])}
+
+    @nn.nowrap
+    def written(self, params: Params) -> jax.Array:
+        """[F, D]: what a unit of each latent adds to the last site it writes."""
+        return params["W_dec"][:, -1] if self.stacked else params["W_dec"]
+
+    @nn.nowrap
+    def _input(self, params: Params, x: jax.Array) -> jax.Array:
+        into = self.encoder_input(params, x)
+        return into.reshape(into.shape[0], math.prod(self.in_shape))
+
+    @nn.nowrap
+    def _product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        dtype = jnp.dtype(self.matmul_dtype)
+        return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def _encoder(params: Params) -> jax.Array:
+    """W_enc as [all that is read, F]."""
+    return params["W_enc"].reshape(-1, params["W_enc"].shape[-1])
+
+
+def _per_site(scales: tuple[float, ...], stacked: bool) -> jax.Array:
+    """[S, 1] where there is a site axis, else [1]."""
+    return jnp.asarray(scales, jnp.float32)[:, None] if stacked else jnp.asarray(scales[:1], jnp.float32)

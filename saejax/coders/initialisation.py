@@ -1,0 +1,62 @@
+"""How encoder and decoder begin, by the name of who published it.
+
+An initialisation is (key, encoder shape [*in, F], decoder shape [F, *out], decoder norm) -> (W_enc, W_dec); a
+latent's decoder row is all of [*out].
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+Shape = tuple[int, ...]
+Weights = tuple[jax.Array, jax.Array]
+
+
+def unit_rows(rows: jax.Array) -> jax.Array:
+    """Each rows[f] at length 1; a row of zeros stays."""
+    norms = jnp.linalg.norm(rows.reshape(len(rows), -1), axis=1)
+    return rows / jnp.where(norms > 0, norms, 1).reshape(-1, *([1] * (rows.ndim - 1)))
+
+
+def random_rows(key: jax.Array, shape: Shape, norm: float) -> jax.Array:
+    """Directions drawn evenly from the sphere, each of length `norm`."""
+    return norm * unit_rows(jax.random.normal(key, shape, jnp.float32))
+
+
+def transpose(key: jax.Array, encoder: Shape, decoder: Shape, norm: float) -> Weights:
+    """Random decoder directions, and the encoder their transpose. (Gao et al. 2024; Anthropic, April 2024)"""
+    W_dec = random_rows(key, decoder, norm)
+    return jnp.moveaxis(W_dec, 0, -1), W_dec
+
+
+def kaiming(key: jax.Array, encoder: Shape, decoder: Shape, norm: float) -> Weights:
+    """He-uniform encoder, U(+-sqrt(6 / fan_in)); random decoder directions of their own. (Gemma Scope)"""
+    key_enc, key_dec = jax.random.split(key)
+    bound = math.sqrt(6 / math.prod(encoder[:-1]))
+    return jax.random.uniform(key_enc, encoder, jnp.float32, -bound, bound), random_rows(key_dec, decoder, norm)
+
+
+def uniform(key: jax.Array, encoder: Shape, decoder: Shape, norm: float) -> Weights:
+    """Encoder U(+-1 / sqrt F), decoder U(+-1 / sqrt n) with n all that a row writes. (Anthropic, January 2025)"""
+    key_enc, key_dec = jax.random.split(key)
+    a, b = 1 / math.sqrt(encoder[-1]), 1 / math.sqrt(math.prod(decoder[1:]))
+    return (
+        jax.random.uniform(key_enc, encoder, jnp.float32, -a, a),
+        jax.random.uniform(key_dec, decoder, jnp.float32, -b, b),
+    )
+
+
+def zero_decoder(key: jax.Array, encoder: Shape, decoder: Shape, norm: float) -> Weights:
+    """Encoder U(+-1 / sqrt fan_in), decoder 0: a transcoder that begins at its bias. (sparsify)"""
+    bound = 1 / math.sqrt(math.prod(encoder[:-1]))
+    return jax.random.uniform(key, encoder, jnp.float32, -bound, bound), jnp.zeros(decoder, jnp.float32)
+
+
+INITS: dict[str, Callable[[jax.Array, Shape, Shape, float], Weights]] = {
+    "transpose": transpose,
+    "kaiming": kaiming,
+    "uniform": uniform,
+    "zero_decoder": zero_decoder,
+}

@@ -1,0 +1,31 @@
+"""A number that moves in a straight line over the steps of training: k, a sparsity weight, the power of a norm."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Ramp:
+    """start + (end - start) clip((step + 1 - after) / over, 0, 1); `end` at once where `over` is 0."""
+
+    start: float
+    end: float
+    over: int = 0
+    after: int = 0
+
+    @classmethod
+    def constant(cls, value: float) -> "Ramp":
+        return cls(value, value)
+
+    @property
+    def largest(self) -> float:
+        return max(self.start, self.end) if self.over else self.end
+
+    def __call__(self, step: jax.Array | int) -> jax.Array:
+        """float32 scalar at `step`, the number of finished steps."""
+        if not self.over:
+            return jnp.float32(self.end)
+        done = jnp.clip((jnp.asarray(step) + 1 - self.after) / self.over, 0.0, 1.0)
+        return jnp.float32(self.start) + jnp.float32(self.end - self.start) * done

@@ -1,0 +1,134 @@
+"""The names people use, as products of topology, sparsity and losses: the only place that knows a family's name.
+
+A recipe is a row of settings; `BASE` is what holds where a row is silent. The settings are keys of `CoderConfig`.
+"""
+
+import dataclasses
+from typing import Any
+
+BASE: dict[str, Any] = {
+    "topology": "autoencoder",
+    "sparsity": "topk",
+    "reconstruction": "fvu",
+    "threshold_init": 0.1,
+    "bandwidth": 0.2,
+    "l1_coefficient": 0.0,
+    "lp_coefficient": 0.0,
+    "tanh_coefficient": 0.0,
+    "l0_coefficient": 0.0,
+    "target_l0_coefficient": 0.0,
+    "pre_activation_coefficient": 0.0,
+    "gate_coefficient": 0.0,
+    "multi_topk_coefficient": 0.0,
+    "auxk_coefficient": 0.0,
+    "ghost_coefficient": 0.0,
+    "decorrelation_coefficient": 0.0,
+    "init": "transpose",
+    "decoder_norm": 1.0,
+    "unit_decoder_every": 0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A row: what it is, where it was published, and the settings."""
+
+    title: str
+    paper: str
+    settings: dict[str, Any]
+
+
+def _recipe(title: str, paper: str, **settings: Any) -> Recipe:
+    return Recipe(title, paper, settings)
+
+
+_UNIT: dict[str, Any] = {"unit_decoder_every": 1, "auxk_coefficient": 1 / 32}
+_FREE: dict[str, Any] = {"decoder_norm": 0.1, "reconstruction": "mse"}
+_PREFIXES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+_GAO = "https://arxiv.org/abs/2406.04093"
+_BATCHTOPK = "https://arxiv.org/abs/2412.06410"
+_JUMPRELU = "https://arxiv.org/abs/2407.14435"
+_GEMMA_SCOPE = "https://arxiv.org/abs/2408.05147"
+_APRIL = "https://transformer-circuits.pub/2024/april-update/index.html"
+_JANUARY = "https://transformer-circuits.pub/2025/january-update/index.html"
+_TRANSCODERS = "https://arxiv.org/abs/2406.11944"
+_CROSSCODERS = "https://transformer-circuits.pub/2024/crosscoders/index.html"
+_CIRCUITS = "https://transformer-circuits.pub/2025/attribution-graphs/methods.html"
+
+RECIPES: dict[str, Recipe] = {
+    "standard": _recipe("relu + norm-weighted L1", _APRIL, sparsity="relu", l1_coefficient=5.0, **_FREE),
+    "p_anneal": _recipe(
+        "relu + Lp with falling p", "https://arxiv.org/abs/2408.00113", sparsity="relu", lp_coefficient=5.0, **_FREE
+    ),
+    "gated": _recipe(
+        "gated", "https://arxiv.org/abs/2404.16014", sparsity="gated", l1_coefficient=5.0, gate_coefficient=1.0, **_FREE
+    ),
+    "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
+    "multi_topk": _recipe("TopK at k and 4 k", _GAO, multi_topk_coefficient=1 / 8, **_UNIT),
+    "abs_topk": _recipe("TopK of both signs", "https://arxiv.org/abs/2510.00404", sparsity="abs_topk", **_UNIT),
+    "batchtopk": _recipe("BatchTopK + AuxK", _BATCHTOPK, sparsity="batchtopk", **_UNIT),
+    "jumprelu": _recipe(
+        "JumpReLU at a chosen L0",
+        _JUMPRELU,
+        sparsity="jumprelu",
+        target_l0_coefficient=1.0,
+        unit_decoder_every=1,
+    ),
+    "jumprelu_l0": _recipe(
+        "JumpReLU + L0",
+        "https://arxiv.org/abs/2408.05147",
+        sparsity="jumprelu",
+        l0_coefficient=1e-3,
+        unit_decoder_every=1,
+    ),
+    "jumprelu_tanh": _recipe(
+        "JumpReLU + tanh + pre-activation loss",
+        _JANUARY,
+        sparsity="jumprelu",
+        bandwidth=2.0,
+        tanh_coefficient=1.0,
+        pre_activation_coefficient=3e-6,
+        init="uniform",
+        reconstruction="mse",
+    ),
+    "matryoshka": _recipe(
+        "Matryoshka BatchTopK", "https://arxiv.org/abs/2503.17547", sparsity="batchtopk", prefixes=_PREFIXES, **_UNIT
+    ),
+    "transcoder": _recipe("transcoder, TopK", _TRANSCODERS, topology="transcoder", init="kaiming", **_UNIT),
+    "skip_transcoder": _recipe(
+        "transcoder with a linear skip, TopK",
+        "https://arxiv.org/abs/2501.18823",
+        topology="skip_transcoder",
+        init="kaiming",
+        **_UNIT,
+    ),
+    "crosscoder": _recipe(
+        "crosscoder, relu + L1", _CROSSCODERS, topology="crosscoder", sparsity="relu", l1_coefficient=2.0, **_FREE
+    ),
+    "crosscoder_batchtopk": _recipe(
+        "crosscoder, BatchTopK",
+        "https://arxiv.org/abs/2504.02922",
+        topology="crosscoder",
+        sparsity="batchtopk",
+        **_UNIT,
+    ),
+    "clt": _recipe(
+        "cross-layer transcoder, BatchTopK",
+        _CIRCUITS,
+        topology="clt",
+        sparsity="batchtopk",
+        init="uniform",
+        auxk_coefficient=1 / 32,
+    ),
+    "clt_jumprelu": _recipe(
+        "cross-layer transcoder, JumpReLU + tanh",
+        _CIRCUITS,
+        topology="clt",
+        sparsity="jumprelu",
+        init="uniform",
+        bandwidth=2.0,
+        tanh_coefficient=1.0,
+        pre_activation_coefficient=3e-6,
+        reconstruction="mse",
+    ),
+}

@@ -1,0 +1,45 @@
+"""Sites: which hook points a coder reads and writes, and how their activations become its batch.
+
+    x = s_in * a[reads],   y = s_out * a[writes]
+
+One constant scale a site, so that every site has the same size whatever its layer (normalisation per site).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Sites:
+    """Hook points in and out.
+
+    Attributes:
+        reads, writes: names, in the order of the coder's site axis; for an autoencoder or crosscoder the same.
+        read_scales, write_scales: stored activations are multiplied by these, one a site.
+        stacked: batches have a site axis, [B, S, D]; else there is one site in and one out, [B, D].
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    read_scales: tuple[float, ...]
+    write_scales: tuple[float, ...]
+    stacked: bool = False
+
+    @property
+    def hook_points(self) -> tuple[str, ...]:
+        """Every hook point once."""
+        return tuple(dict.fromkeys((*self.reads, *self.writes)))
+
+    def batch(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """{hook point: [B, D] as stored} -> {x, y}, float32; y is x where a coder writes what it reads."""
+        x = self._side(arrays, self.reads, self.read_scales)
+        if (self.writes, self.write_scales) == (self.reads, self.read_scales):
+            return {"x": x, "y": x}
+        return {"x": x, "y": self._side(arrays, self.writes, self.write_scales)}
+
+    def _side(self, arrays: Mapping[str, jax.Array], names: tuple[str, ...], scales: tuple[float, ...]) -> jax.Array:
+        scaled = [arrays[name].astype(jnp.float32) * scale for name, scale in zip(names, scales, strict=True)]
+        return jnp.stack(scaled, axis=1) if self.stacked else scaled[0]

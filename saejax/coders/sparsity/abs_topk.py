@@ -1,0 +1,22 @@
+"""f = pre where |pre| is among the k largest of its token, else 0: latents of both signs. (arXiv:2510.00404)"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.latents import Latents
+from saejax.coders.sparsity.base import Keep, Params
+from saejax.coders.sparsity.topk import TopK
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsTopK(TopK):
+    """Keeps the k pre-activations of each token that are largest in absolute value, with their sign."""
+
+    def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
+        indices = self.candidates(jnp.abs(pre))
+        return Latents(keep(indices) * self.kept(step), indices, pre.shape[-1])
+
+    def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
+        return jnp.abs(latents.dense())

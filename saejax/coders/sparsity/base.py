@@ -1,0 +1,57 @@
+"""What every sparsity is: from pre-activations to latents."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import jax
+
+from saejax.coders.latents import Latents
+
+Params = dict[str, Any]
+Keep = Callable[[jax.Array], jax.Array]
+
+
+class Sparsity:
+    """(pre [..., F], keep, params, step) -> Latents; the leading axes are tokens (and groups).
+
+    `keep(indices [..., K]) -> pre at the indices [..., K]` gives a sparse activation its values with a gradient
+    that never builds [..., F]; a dense activation ignores it and differentiates through `pre`.
+
+    A sparsity is one file: a frozen dataclass with this contract, and a line in `SPARSITIES`.
+
+    Attributes:
+        sparse: latents are (values, indices).
+        provides: what loss terms may ask for: `threshold` (a learned one, with its soft count), `gate`, `k`,
+            `dense` (pre-activations with a gradient).
+    """
+
+    sparse: ClassVar[bool] = False
+    provides: ClassVar[frozenset[str]] = frozenset({"dense"})
+
+    @classmethod
+    def build(cls, settings: Any, steps: int) -> Self:
+        """From a resolved `CoderConfig`, for a training of `steps` steps."""
+        return cls()
+
+    def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
+        raise NotImplementedError
+
+    def parameters(self) -> dict[str, float]:
+        """Learned numbers of each latent, by name, with the value they start at."""
+        return {}
+
+    def statistics(self) -> dict[str, float]:
+        """Scalars that are followed during training, by name, with the value they start at."""
+        return {}
+
+    def follow(self, stats: dict[str, jax.Array], latents: Latents) -> dict[str, jax.Array]:
+        """The statistics after a batch."""
+        return {}
+
+    def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:
+        """(sparsity, params) for single tokens after training; `shape` is that of one token's latents."""
+        return self, params
+
+    def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
+        """[..., F] >= 0: what a sparsity penalty is about."""
+        return latents.dense()

@@ -1,0 +1,52 @@
+"""f = relu(pre) where pre is among the k B largest of its batch of B tokens. (arXiv:2412.06410)"""
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.latents import Latents
+from saejax.coders.ramp import Ramp
+from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.coders.sparsity.jumprelu import JumpRelu
+from saejax.kernels.selection import largest_mask
+
+UNSET = -1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTopK(Sparsity):
+    """Keeps the k B G largest pre-activations of a batch (B tokens, G groups), exactly; positive ones only.
+
+    A threshold follows the smallest kept value, theta <- decay theta + (1 - decay) min, starting at the first
+    one. After training a token stands alone: f = pre where pre > theta, a JumpReLU.
+    """
+
+    k: Ramp
+    decay: float
+    provides: ClassVar[frozenset[str]] = frozenset({"dense", "k"})
+
+    @classmethod
+    def build(cls, settings: Any, steps: int) -> Self:
+        return cls(settings.k_ramp(steps), settings.threshold_decay)
+
+    def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
+        positive = jax.nn.relu(pre)
+        count = jnp.round(self.k(step) * (pre.size // pre.shape[-1])).astype(jnp.int32)
+        mask = largest_mask(jax.lax.stop_gradient(positive), count)
+        return Latents(jnp.where(mask, positive, 0), None, pre.shape[-1])
+
+    def statistics(self) -> dict[str, float]:
+        return {"threshold": UNSET}
+
+    def follow(self, stats: dict[str, jax.Array], latents: Latents) -> dict[str, jax.Array]:
+        old = stats["threshold"]
+        smallest = jnp.where(latents.values > 0, latents.values, jnp.inf).min()
+        smallest = jax.lax.stop_gradient(smallest)
+        new = jnp.where(old == UNSET, smallest, self.decay * old + (1 - self.decay) * smallest)
+        return {"threshold": jnp.where(jnp.isfinite(smallest), new, old)}
+
+    def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:
+        threshold = jnp.full(shape, jnp.maximum(stats["threshold"], 0), jnp.float32)
+        return JumpRelu(), params | {"threshold": threshold}

@@ -1,0 +1,31 @@
+"""f = 1[pre > 0] relu(mag): one path decides whether a latent fires, the other how much. (arXiv:2404.16014)
+
+pre = x' W_enc + b_enc                            the gate; b_enc is the paper's b_gate
+mag = exp(r_mag) (x' W_enc) + b_mag
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.latents import Latents
+from saejax.coders.sparsity.base import Keep, Params, Sparsity
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated(Sparsity):
+    """The step has no gradient: the gate learns from the penalty on relu(pre) and from `GateReconstruction`."""
+
+    provides: ClassVar[frozenset[str]] = frozenset({"dense", "gate"})
+
+    def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
+        magnitude = jnp.exp(params["r_mag"])[None] * (pre - params["b_enc"][None]) + params["b_mag"][None]
+        return Latents(jnp.where(pre > 0, jax.nn.relu(magnitude), 0), None, pre.shape[-1])
+
+    def parameters(self) -> dict[str, float]:
+        return {"r_mag": 0.0, "b_mag": 0.0}
+
+    def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
+        return jax.nn.relu(pre)

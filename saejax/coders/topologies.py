@@ -1,0 +1,16 @@
+"""The topologies by name."""
+
+from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.cross_layer import CrossLayerTranscoder
+from saejax.coders.crosscoder import Crosscoder
+from saejax.coders.transcoder import SkipTranscoder, Transcoder
+
+Topology = Autoencoder | Transcoder | SkipTranscoder | Crosscoder | CrossLayerTranscoder
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    "autoencoder": Autoencoder,
+    "transcoder": Transcoder,
+    "skip_transcoder": SkipTranscoder,
+    "crosscoder": Crosscoder,
+    "clt": CrossLayerTranscoder,
+}

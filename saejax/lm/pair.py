@@ -1,0 +1,87 @@
+"""Two language models on the same tokens, for model diffing: the interface of one, for capture and evaluation."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from saejax.core.errors import ConfigError
+from saejax.lm import decoder
+from saejax.lm.model import LanguageModel
+from saejax.text import Tokenizer
+
+PREFIX = "second/"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPair:
+    """The first model under its own names, the second's hook points as `second/blocks.3.resid_post`.
+
+    Raises:
+        ConfigError: the two do not share a tokenizer.
+    """
+
+    first: LanguageModel
+    second: LanguageModel
+
+    def __post_init__(self) -> None:
+        if self.first.tokenizer.sha256 != self.second.tokenizer.sha256:
+            raise ConfigError(
+                f"lm.model {self.first.identity['model']} and lm.second {self.second.identity['model']} have different "
+                "tokenizers, so their activations cannot be compared token by token. Choose two of one family."
+            )
+
+    @property
+    def config(self) -> Any:
+        """The first model's, with the context that both can read."""
+        length = min(self.first.config.context_length, self.second.config.context_length)
+        return dataclasses.replace(self.first.config, context_length=length)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"first": self.first.params, "second": self.second.params}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.first.tokenizer
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The first model's, with the second's below it."""
+        return self.first.identity | {"second": self.second.identity}
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width} of both."""
+        return self.first.hook_points() | {f"{PREFIX}{name}": d for name, d in self.second.hook_points().items()}
+
+    def hook_point(self, name: str) -> str:
+        """The canonical name of a hook point of either."""
+        if name.startswith(PREFIX):
+            return PREFIX + self.second.hook_point(name.removeprefix(PREFIX))
+        return self.first.hook_point(name)
+
+    def apply(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segments: jax.Array,
+        capture: Sequence[str] = (),
+        edits: Mapping[str, decoder.Edit] | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(logits of the first model, activations of both) of packed rows. Pure.
+
+        What is not used is removed by XLA: without captures of the second model it does not run.
+        """
+        rows = (tokens, positions, segments)
+        theirs = {name.removeprefix(PREFIX): edit for name, edit in (edits or {}).items() if name.startswith(PREFIX)}
+        ours = {name: edit for name, edit in (edits or {}).items() if not name.startswith(PREFIX)}
+        wanted = [name.removeprefix(PREFIX) for name in capture if name.startswith(PREFIX)]
+        logits, captured = self.first.apply(
+            params["first"], *rows, [name for name in capture if not name.startswith(PREFIX)], ours
+        )
+        if wanted:
+            _, other = self.second.apply(params["second"], *rows, wanted, theirs)
+            captured = captured | {PREFIX + name: value for name, value in other.items()}
+        return logits, captured

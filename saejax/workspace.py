@@ -1,0 +1,194 @@
+"""What the stages of an experiment share: the model, the text, the stores, and how a coder starts and is validated."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.capture import store_identity
+from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
+from saejax.core.errors import ConfigError
+from saejax.evals import Reconstruction
+from saejax.evals.reconstruction import batch_sums
+from saejax.experiment import Experiment
+from saejax.lm import LanguageModel, load_lm
+from saejax.lm.pair import ModelPair
+from saejax.loading import unscaled
+from saejax.store import Batches, Statistics, StoreReader
+from saejax.text import Packer, Source, open_source
+from saejax.train.center import geometric_median
+
+# What a validation says of a coder.
+VALIDATED = ("fve", "r2", "l0", "relative_error")
+
+
+@dataclasses.dataclass
+class Workspace:
+    """What several stages need, loaded when first asked for."""
+
+    experiment: Experiment
+    _lm: LanguageModel | ModelPair | None = None
+    _source: Source | None = None
+
+    @property
+    def lm(self) -> LanguageModel | ModelPair:
+        if self._lm is None:
+            config = self.experiment.lm
+            self._lm = load_lm(config.model, config.revision, config.dtype)
+            if config.second:
+                self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, config.dtype))
+        return self._lm
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            self._source = open_source(self.experiment.text)
+        return self._source
+
+    @property
+    def packer(self) -> Packer:
+        text = self.experiment.text
+        return Packer(self.source, self.lm.tokenizer, text.context_length, text.prepend_bos)
+
+    @property
+    def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(hook points read, hook points written), by their canonical names; each must be one that is captured.
+
+        Raises:
+            ConfigError: one is not captured, or it is not said what a transcoder writes.
+        """
+        e = self.experiment
+        topology = TOPOLOGIES[e.coder.resolved().topology]
+        captured = tuple(self.lm.hook_point(name) for name in e.capture.hook_points)
+        usual = captured if topology.stacked and topology.tied else captured[:1]
+        reads = self._canonical(e.reads or ((e.hook_point,) if e.hook_point else usual))
+        writes = self._canonical(e.writes or (reads if topology.tied else _mlp_outs(reads)))
+        for name in (*reads, *writes):
+            if name not in captured:
+                raise ConfigError(
+                    f"{name!r} is to be read or written, but is not in capture.hook_points: {', '.join(captured)}."
+                )
+        if topology.tied and writes != reads:
+            raise ConfigError(f"The topology {e.coder.resolved().topology} writes what it reads: leave `writes` empty.")
+        return reads, writes
+
+    def _canonical(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(self.lm.hook_point(name) for name in names)
+
+    def build(self) -> Coder:
+        """The coder of the experiment, for the widths of its hook points.
+
+        Raises:
+            ConfigError: settings that do not fit each other or the hook points.
+        """
+        e, widths, (reads, writes) = self.experiment, self.lm.hook_points(), self.sites
+        return build(e.coder, [widths[n] for n in reads], e.train.steps, [widths[n] for n in writes])
+
+    def reader(self, split: str, hook_points: Sequence[str] = ()) -> StoreReader:
+        """The store of a split, checked to come from this model, tokenizer and text.
+
+        Of the given hook points, or of the coder's sites.
+        """
+        identity = store_identity(self.lm, self.source, self.experiment.text, split)
+        path = self.experiment.store_dir(split)
+        names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
+        return StoreReader.open(path, list(names), expect=identity)
+
+
+def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
+    """The mlp_out of each block read.
+
+    Raises:
+        ConfigError: a hook point from which that cannot be told.
+    """
+    for name in reads:
+        if name.rpartition(".")[2] not in ("mlp_in", "resid_mid"):
+            raise ConfigError(
+                f"What does the transcoder write that reads {name}? Set `writes`, or read mlp_in or resid_mid "
+                "(then it writes the mlp_out of the block)."
+            )
+    return tuple(f"{name.rpartition('.')[0]}.mlp_out" for name in reads)
+
+
+def make_prepare(
+    config: CoderConfig, coder: Coder, sites: Sites, batches: Batches, statistics: dict[str, Statistics]
+) -> Callable[[Any], Any]:
+    """(fresh parameters) -> parameters with biases where the data are, by `b_dec_init` and `firing_rate_init`."""
+    # One shuffled batch is a fair sample of the store, and the same on every machine.
+    sample = batches.batch_at(0)
+    b_dec = initial_b_dec(config.b_dec_init, sites, sample, statistics)
+
+    def prepare(params: Any) -> Any:
+        params = params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
+        if not config.firing_rate_init:
+            return params
+        x = sites.batch({name: jnp.asarray(value) for name, value in sample.items()})["x"]
+        return bias_for_rate(coder, params, x, config.firing_rate_init)
+
+    return prepare
+
+
+def initial_b_dec(
+    how: str, sites: Sites, sample: dict[str, np.ndarray], statistics: dict[str, Statistics]
+) -> np.ndarray:
+    """b_dec at step 0, in the scale of training: mean, geometric median or zero of each written site; [D] or [S, D]."""
+    centre = {
+        "mean": lambda name: statistics[name].mean,
+        "geometric_median": lambda name: geometric_median(sample[name].astype(np.float64)),
+        "zeros": lambda name: np.zeros(len(statistics[name].mean)),
+    }[how]
+    rows = [centre(name) * scale for name, scale in zip(sites.writes, sites.write_scales, strict=True)]
+    return np.stack(rows) if sites.stacked else rows[0]
+
+
+def make_validation(
+    coder: Coder, reader: StoreReader, sites: Sites, batch_size: int = 4096
+) -> Callable[[Any, Any], dict[str, float]]:
+    """(params, stats of the running training) -> metrics on the held-out store, for raw activations."""
+    sums = jax.jit(make_sums(coder, sites, reader.statistics))
+
+    def validate(params: Any, stats: Any) -> dict[str, float]:
+        total = Reconstruction()
+        for arrays, keep_B in in_order(reader, sites.hook_points, batch_size):
+            total.add(sums(params, stats, arrays, keep_B))
+        return {name: v for name, v in total.metrics().items() if name in VALIDATED}
+
+    return validate
+
+
+def make_sums(coder: Coder, sites: Sites, statistics: Mapping[str, Statistics]) -> Callable[..., Any]:
+    """(params, stats, {hook point: [B, D] as stored}, keep [B]) -> sums for `Reconstruction`; pure, to be compiled.
+
+    Of the coder for after training, for raw activations, over the rows to keep.
+    """
+    raw = unscaled(sites)
+    shift_R = jnp.asarray(np.concatenate([statistics[name].mean for name in sites.writes]), jnp.float32)
+
+    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
+        own, params = coder.inference(params, stats)
+        params = own.topology.fold(params, sites.read_scales, sites.write_scales)
+        batch = raw.batch(arrays)
+        latents = own.encode(params, batch["x"])
+        y_hat = own.decode(params, latents, batch["x"])
+        y_BR, y_hat_BR = (a.reshape(len(keep_B), -1) for a in (batch["y"], y_hat))
+        return batch_sums(y_BR, y_hat_BR, latents.flat(), keep_B, shift_R)
+
+    return sums
+
+
+def in_order(
+    reader: StoreReader, hook_points: Sequence[str], batch_size: int
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """All rows of a store as ({hook point: [batch_size, D]}, keep [batch_size]), the last ones padded with zeros."""
+    for start in range(0, reader.n_tokens, batch_size):
+        rows = reader.rows(start, min(start + batch_size, reader.n_tokens))
+        count = min(batch_size, reader.n_tokens - start)
+        padded = {}
+        for name in hook_points:
+            padded[name] = np.zeros((batch_size, rows[name].shape[1]), rows[name].dtype)
+            padded[name][:count] = rows[name]
+        yield padded, np.arange(batch_size) < count
