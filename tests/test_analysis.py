@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers
 
 from saejax.analysis import ReportConfig, collect_features
 from saejax.analysis.features import promoted_logits
-from saejax.coders import Coder, CoderConfig, build
+from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel, decoder
 from saejax.lm.conventions import DecoderConfig
@@ -47,6 +47,10 @@ def documents(count: int = 30) -> list[str]:
     rng = np.random.default_rng(0)
     words = [rng.integers(0, BOS, rng.integers(1, 60)) for _ in range(count)]
     return [" ".join("<mask>" if rng.random() < 0.1 else f"w{w}" for w in text) for text in words]
+
+
+def one_site(hook_point: str) -> Sites:
+    return Sites((hook_point,), (hook_point,), (1.0,), (1.0,))
 
 
 def coder_and_params(preset: str, d_in: int) -> tuple[Coder, dict[str, np.ndarray]]:
@@ -103,7 +107,7 @@ def collect(
 ) -> tuple[dict[str, Any], int]:
     coder, params = coder_and_params(preset, lm.hook_points()[hook_point])
     packer = Packer(source(documents()), lm.tokenizer, ROW)
-    content, tokens, seconds = collect_features(coder, params, lm, packer, hook_point, config)
+    content, tokens, seconds = collect_features(coder, params, lm, packer, one_site(hook_point), config)
     assert seconds > 0
     return content, tokens
 
@@ -326,7 +330,7 @@ def test_without_text_it_says_so(lm: LanguageModel) -> None:
     for texts in ([], ["<mask> <mask>"]):
         packer = Packer(source(texts), lm.tokenizer, ROW)
         with pytest.raises(DataError, match="no held-out text"):
-            collect_features(coder, params, lm, packer, HOOK, CONFIG)
+            collect_features(coder, params, lm, packer, one_site(HOOK), CONFIG)
 
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ReportConfig)])

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from saejax.coders import Coder, CoderConfig, Latents, build
+from saejax.coders import Coder, CoderConfig, Latents, Sites, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.evals import EvalConfig, Gate, GateConfig, Reconstruction, check_gates, decoder_gram_rms, evaluate
 from saejax.evals.reconstruction import batch_sums, density_histogram
@@ -219,6 +219,7 @@ def test_density_histogram_of_nothing_but_dead_latents() -> None:
 
 BOS, SPECIAL, ROW = 60, 61, 24
 HOOK = "blocks.0.resid_post"
+SITES = Sites((HOOK,), (HOOK,), (1.0,), (1.0,))
 
 
 def tiny_lm(d_model: int = 16) -> LanguageModel:
@@ -266,7 +267,7 @@ def arrays(packed: PackedRows) -> dict[str, jax.Array]:
 
 
 def spliced(lm: LanguageModel, packed: PackedRows, reconstruct: Any) -> dict[str, float]:
-    sums, _ = splice_sums(lm, lm.params, HOOK, reconstruct, arrays(packed))
+    sums, _ = splice_sums(lm, lm.params, SITES, lambda seen: {HOOK: reconstruct(seen[HOOK])}, arrays(packed))
     return splice_metrics({name: float(value) for name, value in sums.items()})
 
 
@@ -312,11 +313,11 @@ def test_the_splice_equals_three_separate_runs(lm: LanguageModel, packed: Packed
 
 
 def test_what_is_counted(lm: LanguageModel, packed: PackedRows) -> None:
-    sums, x = splice_sums(lm, lm.params, HOOK, lambda x: x, arrays(packed))
+    sums, captured = splice_sums(lm, lm.params, SITES, lambda seen: seen, arrays(packed))
     pieces = {(r, s) for r, row in enumerate(packed.segments) for s in row if s >= 0}
     tokens = int((packed.segments >= 0).sum())
     assert int(sums["predicted"]) == tokens - len(pieces) < packed.tokens.size - len(packed.tokens)
-    assert x.shape == (*packed.tokens.shape, lm.config.d_model)
+    assert captured[HOOK].shape == (*packed.tokens.shape, lm.config.d_model)
 
 
 def test_an_identical_reconstruction_loses_nothing(lm: LanguageModel, packed: PackedRows) -> None:
@@ -372,7 +373,7 @@ def test_evaluate_equals_its_pieces_done_by_hand_at_once(
 ) -> None:
     coder, params = coder_and_params(preset, lm.config.d_model)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
-    got = evaluate(coder, params, lm, packer, HOOK, EvalConfig(tokens=10**6, batch_rows=4))
+    got = evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=10**6, batch_rows=4))
 
     x = clean.astype(np.float64)
     f = numpy_latents(preset, params, x)
@@ -391,7 +392,7 @@ def test_evaluate_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> Non
     coder, params = coder_and_params("topk", lm.config.d_model)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
     kept = [int(b.keep.sum()) for b in packer.batches("heldout", 4)]
-    got = evaluate(coder, params, lm, packer, HOOK, EvalConfig(tokens=kept[0] + 1, batch_rows=4))
+    got = evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=kept[0] + 1, batch_rows=4))
     assert got.tokens == kept[0] + kept[1] < sum(kept)
 
 
@@ -400,7 +401,7 @@ def test_evaluate_without_text_says_so(lm: LanguageModel, texts: list[str]) -> N
     coder, params = coder_and_params("topk", lm.config.d_model)
     packer = Packer(source(texts), lm.tokenizer, ROW)
     with pytest.raises(DataError, match="no held-out text"):
-        evaluate(coder, params, lm, packer, HOOK, EvalConfig(tokens=100, batch_rows=4))
+        evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=100, batch_rows=4))
 
 
 @pytest.mark.parametrize("bad", [{"tokens": 0}, {"batch_rows": 0}, {"tokens": -1}], ids=str)

@@ -23,15 +23,9 @@ Tree = dict[str, Any]
 
 
 def _coder(preset: str) -> Coder:
+    own = {"l1_coefficient": 0.3} if preset == "standard" else {"auxk_coefficient": 0.5}
     config = CoderConfig(
-        preset,
-        d_sae=F,
-        k=3,
-        auxk_k=4,
-        auxk_coefficient=0.5,
-        l1_coefficient=0.3,
-        dead_after_tokens=DEAD_AFTER,
-        matmul_dtype="float32",
+        preset, d_sae=F, k=3, auxk_k=4, dead_after_tokens=DEAD_AFTER, matmul_dtype="float32", target_l0=3.0, **own
     )
     return build(config, D, steps=5)
 
@@ -134,7 +128,7 @@ def _five_steps(preset: str, shape: tuple[int, int]) -> tuple[list[dict[str, flo
         (_, (metrics, stats)), g = gradient(state["params"], batch, state["stats"], state["step"])
         g = coder.project_gradients(state["params"], g)
         updates, opt = optimizer.update(g, state["opt"])
-        params = coder.constrain(optax.apply_updates(state["params"], updates))
+        params = coder.constrain(optax.apply_updates(state["params"], updates), state["step"])
         return {"params": params, "opt": opt, "stats": stats, "step": state["step"] + 1}, metrics
 
     compiled = jax.jit(
@@ -150,7 +144,7 @@ def _five_steps(preset: str, shape: tuple[int, int]) -> tuple[list[dict[str, flo
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (4, 2), (1, 8)])
-@pytest.mark.parametrize("preset", ["topk", "standard"])
+@pytest.mark.parametrize("preset", ["topk", "standard", "batchtopk", "jumprelu", "gated", "matryoshka"])
 def test_every_mesh_gives_the_numbers_of_one_device(preset: str, shape: tuple[int, int]) -> None:
     rows, state = _five_steps(preset, shape)
     want_rows, want_state = _five_steps(preset, (1, 1))

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import D_IN, planted_store
 
 from saejax.checkpoints import Checkpoints
-from saejax.coders import CoderConfig, build
+from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.metrics import JsonlWriter, read_metrics
 from saejax.parallel import ParallelConfig, make_mesh
@@ -23,6 +24,7 @@ from saejax.train import Outcome, Setup, TrainConfig, train
 from saejax.train.optim import make_schedule
 
 Undisturbed = Callable[[str], Path]
+Validate = Callable[[Any, Any], dict[str, float]]
 CODERS = {
     "topk": CoderConfig(preset="topk", d_sae=64, k=4, dead_after_tokens=500, matmul_dtype="float32"),
     "standard": CoderConfig(preset="standard", d_sae=64, l1_coefficient=0.3, matmul_dtype="float32"),
@@ -53,6 +55,7 @@ def run(
     mesh: tuple[int, int] = (1, 1),
     stop_at: int | None = None,
     poison: int | None = None,
+    validate: Validate = lambda params, stats: {"norm": float(np.linalg.norm(params["W_enc"]))},
 ) -> Outcome:
     """A session of training in `folder`; a SIGTERM arrives while batch `stop_at` is read; batch `poison` is NaN."""
     reader = StoreReader.open(store)
@@ -62,7 +65,7 @@ def run(
         for i, batch in enumerate(batches.iterate(start), start):
             if i == stop_at:
                 os.kill(os.getpid(), signal.SIGTERM)
-            yield np.full_like(batch["h"], np.nan) if i == poison else batch["h"]
+            yield {"h": np.full_like(batch["h"], np.nan)} if i == poison else batch
 
     folder.mkdir(parents=True, exist_ok=True)
     writer = JsonlWriter(folder / "metrics.jsonl")
@@ -72,10 +75,11 @@ def run(
                 coder=build(CODERS[preset], D_IN, config.steps),
                 mesh=make_mesh(ParallelConfig(mesh)),
                 batches=stream,
-                scale=0.7,
-                mean=reader.statistics["h"].mean,
+                sites=Sites(("h",), ("h",), (0.7,), (0.7,)),
+                prepare=lambda params: params | {"b_dec": jnp.asarray(reader.statistics["h"].mean * 0.7, jnp.float32)},
+                epoch_rows=reader.n_tokens,
                 seed=3,
-                validate=lambda params: {"norm": float(np.linalg.norm(params["W_enc"]))},
+                validate=validate,
                 writers=[writer],
                 checkpoints=checkpoints,
                 meta={"scale": 0.7},
@@ -88,7 +92,7 @@ def run(
 def final(folder: Path, step: int = CONFIG.steps) -> dict[str, np.ndarray]:
     """Every array of a checkpoint, by name."""
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        items, _ = checkpoints.restore_numpy(step, names=("params", "opt_state", "stats", "step"))
+        items, _ = checkpoints.restore_numpy(step, names=("params", "averaged", "opt_state", "stats", "step"))
     leaves = jax.tree_util.tree_flatten_with_path(items)[0]
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 

@@ -99,10 +99,9 @@ class CrossLayerTranscoder(nn.Module):
     @nn.nowrap
     def pre_activations(self, params: Params, x_BLD: jax.Array) -> jax.Array:
         """pre_l = x_l W_enc,l + b_enc,l, float32 [B, L, F]."""
-        dtype = jnp.dtype(self.matmul_dtype)
-        x, W = x_BLD.astype(dtype), params["W_enc"].astype(dtype)
-        pre_BLF = jnp.einsum("bld,ldf->blf", x, W, preferred_element_type=jnp.float32)
-        return pre_BLF + params["b_enc"][None]
+        # Layer by layer: a batched product of bfloat16 into float32 does not exist on every backend.
+        layers = [self._product(x_BLD[:, i], params["W_enc"][i]) for i in range(self.sites)]
+        return jnp.stack(layers, axis=1) + params["b_enc"][None]
 
     @nn.nowrap
     def kept(self, params: Params, x_BLD: jax.Array, pre_BLF: jax.Array, indices_BLK: jax.Array) -> jax.Array:
@@ -128,8 +127,7 @@ class CrossLayerTranscoder(nn.Module):
         for layer, rows_FR in enumerate(self.decoder_rows(params)):
             values = latents.values[:, layer]
             if latents.indices is None:
-                dtype = jnp.dtype(self.matmul_dtype)
-                part_BR = jnp.matmul(values.astype(dtype), rows_FR.astype(dtype), preferred_element_type=jnp.float32)
+                part_BR = self._product(values, rows_FR)
             else:
                 part_BR = decode_rows(values, latents.indices[:, layer], rows_FR)
             y_BLD = y_BLD.at[:, layer:].add(part_BR.reshape(-1, n_layers - layer, width))
@@ -175,3 +173,8 @@ class CrossLayerTranscoder(nn.Module):
     def written(self, params: Params) -> jax.Array:
         """[L F, D]: what a unit of each latent adds to the residual stream, all its target layers together."""
         return jnp.concatenate([params[name].sum(1) for name in self.decoders])
+
+    @nn.nowrap
+    def _product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        dtype = jnp.dtype(self.matmul_dtype)
+        return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
