@@ -127,7 +127,7 @@ def raw_scale(config: CoderConfig, statistics: Statistics) -> float:
         "mean_square": np.sqrt(statistics.mean_squared_norm),
         "none": 1.0,
     }
-    return float(1 / norms[config.normalize])
+    return float(1 / norms[config.resolved().normalize])
 
 
 def sites_to_meta(sites: Sites, topology: Topology) -> dict[str, Any]:

@@ -107,13 +107,13 @@ class CoderConfig:
     unit_decoder_every: int | None = None
     b_dec_init: str = "mean"
     firing_rate_init: float = 0.0
-    normalize: str = "mean_norm"
+    normalize: str = ""
     matmul_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
         _one_of("preset", self.preset, RECIPES)
         for name, known in _NAMES.items():
-            if getattr(self, name) or name in ("b_dec_init", "normalize", "matmul_dtype"):
+            if getattr(self, name) or name in ("b_dec_init", "matmul_dtype"):
                 _one_of(name, getattr(self, name), known)
         for name in ("expansion", "k", "dead_after_tokens", "lp_updates", "multi_topk_factor"):
             if getattr(self, name) < 1:

@@ -10,8 +10,8 @@ BASE: dict[str, Any] = {
     "topology": "autoencoder",
     "sparsity": "topk",
     "reconstruction": "fvu",
-    "threshold_init": 0.1,
-    "bandwidth": 0.2,
+    "threshold_init": 0.001,
+    "bandwidth": 0.01,
     "l1_coefficient": 0.0,
     "lp_coefficient": 0.0,
     "tanh_coefficient": 0.0,
@@ -26,6 +26,7 @@ BASE: dict[str, Any] = {
     "init": "transpose",
     "decoder_norm": 1.0,
     "unit_decoder_every": 0,
+    "normalize": "mean_norm",
 }
 
 
@@ -44,6 +45,8 @@ def _recipe(title: str, paper: str, **settings: Any) -> Recipe:
 
 _UNIT: dict[str, Any] = {"unit_decoder_every": 1, "auxk_coefficient": 1 / 32}
 _FREE: dict[str, Any] = {"decoder_norm": 0.1, "reconstruction": "mse"}
+# At unit mean square the thresholds that are needed are near 0.1, where a threshold that moves by lr a step gets soon.
+_THRESHOLD: dict[str, Any] = {"sparsity": "jumprelu", "normalize": "mean_square", "unit_decoder_every": 1}
 _PREFIXES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 _GAO = "https://arxiv.org/abs/2406.04093"
 _BATCHTOPK = "https://arxiv.org/abs/2412.06410"
@@ -70,21 +73,20 @@ RECIPES: dict[str, Recipe] = {
     "jumprelu": _recipe(
         "JumpReLU at a chosen L0",
         _JUMPRELU,
-        sparsity="jumprelu",
         target_l0_coefficient=1.0,
-        unit_decoder_every=1,
+        **_THRESHOLD,
     ),
     "jumprelu_l0": _recipe(
         "JumpReLU + L0",
-        "https://arxiv.org/abs/2408.05147",
-        sparsity="jumprelu",
-        l0_coefficient=1e-3,
-        unit_decoder_every=1,
+        _GEMMA_SCOPE,
+        l0_coefficient=3e-3,
+        **_THRESHOLD,
     ),
     "jumprelu_tanh": _recipe(
         "JumpReLU + tanh + pre-activation loss",
         _JANUARY,
         sparsity="jumprelu",
+        threshold_init=0.1,
         bandwidth=2.0,
         tanh_coefficient=1.0,
         pre_activation_coefficient=3e-6,
@@ -126,6 +128,7 @@ RECIPES: dict[str, Recipe] = {
         topology="clt",
         sparsity="jumprelu",
         init="uniform",
+        threshold_init=0.1,
         bandwidth=2.0,
         tanh_coefficient=1.0,
         pre_activation_coefficient=3e-6,

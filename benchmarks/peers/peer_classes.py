@@ -1,0 +1,84 @@
+"""The peers' own classes, under the names that this folder's scripts use. As a script: prints the versions.
+
+dictionary_learning's package imports nnsight, to read language models; its trainers never touch it. An empty module
+stands in for it, so that the environment needs neither nnsight nor what nnsight needs.
+"""
+
+import importlib.metadata
+import sys
+import types
+
+_nnsight = types.ModuleType("nnsight")
+_nnsight.LanguageModel = object  # type: ignore[attr-defined]
+sys.modules.setdefault("nnsight", _nnsight)
+
+from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer  # noqa: E402 - after the stand-in
+from dictionary_learning.trainers.gdm import GatedSAETrainer  # noqa: E402
+from dictionary_learning.trainers.jumprelu import JumpReluTrainer  # noqa: E402
+from dictionary_learning.trainers.matryoshka_batch_top_k import MatryoshkaBatchTopKTrainer  # noqa: E402
+from dictionary_learning.trainers.p_anneal import PAnnealTrainer  # noqa: E402
+from dictionary_learning.trainers.standard import StandardTrainer, StandardTrainerAprilUpdate  # noqa: E402
+from dictionary_learning.trainers.top_k import TopKTrainer  # noqa: E402
+from sae_lens import (  # noqa: E402
+    SAE,
+    BatchTopKTrainingSAE,
+    BatchTopKTrainingSAEConfig,
+    GatedTrainingSAE,
+    GatedTrainingSAEConfig,
+    JumpReLUTrainingSAE,
+    JumpReLUTrainingSAEConfig,
+    JumpReLUTranscoder,
+    JumpReLUTranscoderConfig,
+    MatryoshkaBatchTopKTrainingSAE,
+    MatryoshkaBatchTopKTrainingSAEConfig,
+    SAETrainer,
+    SkipTranscoder,
+    SkipTranscoderConfig,
+    StandardTrainingSAE,
+    StandardTrainingSAEConfig,
+    TopKTrainingSAE,
+    TopKTrainingSAEConfig,
+    Transcoder,
+    TranscoderConfig,
+)
+from sae_lens.config import SAETrainerConfig  # noqa: E402
+from sae_lens.saes.sae import TrainStepInput  # noqa: E402
+
+VERSIONS = {name: importlib.metadata.version(name) for name in ("sae-lens", "dictionary-learning", "torch")}
+
+__all__ = [
+    "SAE",
+    "VERSIONS",
+    "BatchTopKTrainer",
+    "BatchTopKTrainingSAE",
+    "BatchTopKTrainingSAEConfig",
+    "GatedSAETrainer",
+    "GatedTrainingSAE",
+    "GatedTrainingSAEConfig",
+    "JumpReLUTrainingSAE",
+    "JumpReLUTrainingSAEConfig",
+    "JumpReLUTranscoder",
+    "JumpReLUTranscoderConfig",
+    "JumpReluTrainer",
+    "MatryoshkaBatchTopKTrainer",
+    "MatryoshkaBatchTopKTrainingSAE",
+    "MatryoshkaBatchTopKTrainingSAEConfig",
+    "PAnnealTrainer",
+    "SAETrainer",
+    "SAETrainerConfig",
+    "SkipTranscoder",
+    "SkipTranscoderConfig",
+    "StandardTrainer",
+    "StandardTrainerAprilUpdate",
+    "StandardTrainingSAE",
+    "StandardTrainingSAEConfig",
+    "TopKTrainer",
+    "TopKTrainingSAE",
+    "TopKTrainingSAEConfig",
+    "TrainStepInput",
+    "Transcoder",
+    "TranscoderConfig",
+]
+
+if __name__ == "__main__":
+    print(VERSIONS)
