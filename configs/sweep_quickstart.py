@@ -19,7 +19,7 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     if preset not in PRESETS:
         raise ConfigError(f"configs/sweep_quickstart.py has no preset {preset!r}.{nearest(preset, PRESETS[1:])}")
     c = quickstart.get_config(preset)
-    c.name = f"sweep-{preset}" if preset else "sweep"
+    c.name = f"sweep-quickstart-{preset}" if preset else "sweep-quickstart"
     c.train.tokens = 1_024_000
     c.sweep.seeds = (0, 1)
     if preset == "standard":

@@ -222,17 +222,17 @@ HOOK = "blocks.0.resid_post"
 SITES = Sites((HOOK,), (HOOK,), (1.0,), (1.0,))
 
 
-def tiny_lm(d_model: int = 16) -> LanguageModel:
+def tiny_lm(seed: int = 0, activation: str = "gelu_new") -> LanguageModel:
     """Two random layers, 62 tokens; nothing is zero or one, so that every part of the model matters."""
     backend = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(BOS)}, unk_token="w1"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["<bos>", "<mask>"])
     tokenizer = Tokenizer(backend, BOS, frozenset({BOS, SPECIAL}), "0")
-    config = DecoderConfig(2, d_model, 2, d_model // 2, 24, 62, ROW, "gelu_new", 1e-5, True)
+    config = DecoderConfig(2, 16, 2, 8, 24, 62, ROW, activation, 1e-5, True)
     shapes = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda leaf: rng.normal(0, 0.4, leaf.shape).astype(np.float32), shapes)
-    return LanguageModel(config, params, tokenizer, {"model": "tiny"})
+    return LanguageModel(config, params, tokenizer, {"model": f"tiny{seed or ''}"})
 
 
 def source(texts: list[str]) -> Source:
@@ -254,6 +254,10 @@ def lm() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def packed(lm: LanguageModel) -> PackedRows:
+    return pack_all(lm)
+
+
+def pack_all(lm: LanguageModel) -> PackedRows:
     """All documents in one batch, with two rows of padding."""
     packer = Packer(source(documents()), lm.tokenizer, ROW)
     rows = sum(len(b.tokens) for b in packer.batches("heldout", 1))
@@ -271,21 +275,41 @@ def spliced(lm: LanguageModel, packed: PackedRows, reconstruct: Any) -> dict[str
     return splice_metrics({name: float(value) for name, value in sums.items()})
 
 
-def log_p(lm: LanguageModel, packed: PackedRows, replacement: np.ndarray | None) -> np.ndarray:
-    """float64 log probabilities [R, S, V] of a run with the activation replaced by a constant array."""
-    edits = {} if replacement is None else {HOOK: lambda _: jnp.asarray(replacement)}
+Activations = dict[str, np.ndarray]
+
+
+def log_p(lm: LanguageModel, packed: PackedRows, replacements: Activations) -> np.ndarray:
+    """float64 log probabilities [R, S, V] of a run with activations replaced by constant arrays."""
+
+    def instead(value: np.ndarray) -> decoder.Edit:
+        return lambda _: jnp.asarray(value, jnp.float32)
+
+    edits = {name: instead(value) for name, value in replacements.items()}
     logits, _ = lm.run(packed.tokens, packed.positions, packed.segments, edits=edits)
     shifted = np.asarray(logits, np.float64)
     shifted = shifted - shifted.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def splice_oracle(lm: LanguageModel, packed: PackedRows, x: np.ndarray, x_hat: np.ndarray) -> dict[str, float]:
-    """Three separate runs, then a loop over every pair of neighbouring tokens."""
+def splice_oracle(lm: LanguageModel, packed: PackedRows, y_hat: Activations) -> dict[str, float]:
+    """Three separate runs, then a loop over every pair of neighbouring tokens.
+
+    A special token is not replaced, but may see tokens that were: at a later site it keeps what it has after the
+    edits at the earlier ones. So the constant arrays are made one site after the other, in the order of the blocks.
+    """
     keep = packed.keep[:, :, None]
-    clean = log_p(lm, packed, None)
-    sae = log_p(lm, packed, np.where(keep, x_hat, x).astype(np.float32))
-    zero = log_p(lm, packed, np.where(keep, 0, x).astype(np.float32))
+
+    def with_edits(values: Activations) -> np.ndarray:
+        done: Activations = {}
+        for name in sorted(values):
+            edits = {at: lambda _, value=value: jnp.asarray(value, jnp.float32) for at, value in done.items()}
+            _, seen = lm.run(packed.tokens, packed.positions, packed.segments, capture=[name], edits=edits)
+            done[name] = np.where(keep, values[name], np.asarray(seen[name]))
+        return log_p(lm, packed, done)
+
+    clean = log_p(lm, packed, {})
+    sae = with_edits(y_hat)
+    zero = with_edits({name: np.zeros_like(value) for name, value in y_hat.items()})
     rows: list[tuple[float, float, float, float]] = []
     for r in range(len(packed.tokens)):
         for s in range(ROW - 1):
@@ -307,7 +331,7 @@ def clean(lm: LanguageModel, packed: PackedRows) -> np.ndarray:
 def test_the_splice_equals_three_separate_runs(lm: LanguageModel, packed: PackedRows, clean: np.ndarray) -> None:
     noise = np.random.default_rng(1).normal(0, 2, clean.shape).astype(np.float32)
     got = spliced(lm, packed, lambda x: 0.8 * x + noise)
-    want = splice_oracle(lm, packed, clean, 0.8 * clean + noise)
+    want = splice_oracle(lm, packed, {HOOK: 0.8 * clean + noise})
     assert got == pytest.approx(want, rel=1e-4)
     assert want["kl"] > 0.01 and abs(want["ce_zero"] - want["ce_clean"]) > 0.01 < abs(1 - want["loss_recovered"])
 
@@ -380,7 +404,7 @@ def test_evaluate_equals_its_pieces_done_by_hand_at_once(
     x_hat = f @ params["W_dec"].astype(np.float64) + params["b_dec"]
     flat_x, flat_x_hat, flat_f = (a.reshape(-1, a.shape[-1]) for a in (x, x_hat, f))
     flat = Batch(flat_x, flat_x_hat, Latents(jnp.asarray(flat_f), None, 40), flat_f, packed.keep.ravel())
-    want = oracle([flat]) | splice_oracle(lm, packed, clean, x_hat)
+    want = oracle([flat]) | splice_oracle(lm, packed, {HOOK: x_hat})
     want["gram_rms"] = decoder_gram_rms(params["W_dec"])
     assert got.metrics == pytest.approx(want, rel=1e-3)
     assert got.tokens == packed.keep.sum() == got.density["n_tokens"] and got.seconds > 0
@@ -408,6 +432,163 @@ def test_evaluate_without_text_says_so(lm: LanguageModel, texts: list[str]) -> N
 def test_eval_config_refuses(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"eval\."):
         EvalConfig(**bad)
+
+
+# ------------------------------------------------------------------------------- coders of other and several sites
+
+MLPS_IN, MLPS_OUT = ("blocks.0.mlp_in", "blocks.1.mlp_in"), ("blocks.0.mlp_out", "blocks.1.mlp_out")
+RESIDUALS = (HOOK, "blocks.1.resid_mid")
+SIDES = {
+    "transcoder": (MLPS_IN[:1], MLPS_OUT[:1]),
+    "skip_transcoder": (MLPS_IN[:1], MLPS_OUT[:1]),
+    "crosscoder": (RESIDUALS, RESIDUALS),
+    "clt": (MLPS_IN, MLPS_OUT),
+}
+
+
+def coder_of(topology: str, sparsity: str, reads: tuple[str, ...], writes: tuple[str, ...], width: int = 40) -> Coder:
+    """For sites of `tiny_lm`."""
+    config = CoderConfig(
+        "topk" if sparsity == "topk" else "standard",
+        topology=topology,
+        d_sae=width,
+        k=4,
+        init="uniform",
+        unit_decoder_every=0,
+        matmul_dtype="float32",
+    )
+    d_in, d_out = (24 if "mlp_act" in side[0] else 16 for side in (reads, writes))
+    return build(config, [d_in] * len(reads), 10, [d_out] * len(writes))
+
+
+def sites_of(coder: Coder, reads: tuple[str, ...], writes: tuple[str, ...]) -> Sites:
+    return Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
+
+
+def random_params(coder: Coder) -> dict[str, np.ndarray]:
+    """The last five latents of each group are dead."""
+    rng, shapes = np.random.default_rng(5), jax.eval_shape(coder.init, jax.random.key(0))
+    params = {name: rng.normal(0, 0.3, s.shape).astype(np.float32) for name, s in sorted(shapes.items())}
+    params["b_enc"][..., -5:] = -1e3
+    return params
+
+
+def numpy_coder(
+    topology: str, sparsity: str, params: dict[str, np.ndarray], x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """x [N, S, D] -> (latents [N, G F], y_hat [N, S, D]) in float64, site by site and layer by layer."""
+    p = {name: value.astype(np.float64) for name, value in params.items()}
+    n_sites = x.shape[1]
+
+    def code(pre: np.ndarray) -> np.ndarray:
+        f = np.maximum(pre, 0)
+        return np.where(pre >= np.sort(pre, axis=1)[:, -4:-3], f, 0) if sparsity == "topk" else f
+
+    if topology == "clt":
+        f = [code(x[:, i] @ p["W_enc"][i] + p["b_enc"][i]) for i in range(n_sites)]
+        into = [p["b_dec"][m] + sum(f[i] @ p[f"W_dec_{i}"][:, m - i] for i in range(m + 1)) for m in range(n_sites)]
+        return np.concatenate(f, axis=1), np.stack(into, axis=1)
+    if topology == "crosscoder":
+        f_NF = code(sum(x[:, i] @ p["W_enc"][i] for i in range(n_sites)) + p["b_enc"])
+        return f_NF, np.stack([f_NF @ p["W_dec"][:, i] + p["b_dec"][i] for i in range(n_sites)], axis=1)
+    centred = x[:, 0] - p["b_dec"] if topology == "autoencoder" else x[:, 0]
+    f_NF = code(centred @ p["W_enc"] + p["b_enc"])
+    skip = x[:, 0] @ p["W_skip"] if topology == "skip_transcoder" else 0
+    return f_NF, (f_NF @ p["W_dec"] + p["b_dec"] + skip)[:, None]
+
+
+def captured_at(lm: Any, packed: PackedRows, names: Sequence[str]) -> np.ndarray:
+    """Activations of a clean run, float64 [tokens of all rows, sites, D]."""
+    _, seen = lm.apply(lm.params, *(arrays(packed)[n] for n in ("tokens", "positions", "segments")), names)
+    flat = [np.asarray(seen[name], np.float64).reshape(-1, seen[name].shape[-1]) for name in names]
+    return np.stack(flat, axis=1)
+
+
+def expected(
+    packed: PackedRows, writes: tuple[str, ...], f: np.ndarray, y: np.ndarray, y_hat: np.ndarray
+) -> dict[str, float]:
+    """The definitions with the sites' dimensions side by side, and the FVE of each where there are several."""
+
+    def measured(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+        a, b = (side.reshape(len(side), -1) for side in (a, b))
+        return oracle([Batch(a, b, Latents(jnp.asarray(f), None, f.shape[1]), f, packed.keep.ravel())])
+
+    own = {f"fve/{name}": measured(y[:, i], y_hat[:, i])["fve"] for i, name in enumerate(writes)}
+    return measured(y, y_hat) | (own if len(writes) > 1 else {})
+
+
+def gram_by_hand(rows: Sequence[np.ndarray]) -> float:
+    """Root mean square, over groups, of the double loop's figure for one matrix."""
+    squares = []
+    for matrix in rows:
+        unit = [r.ravel() / np.linalg.norm(r) for r in matrix.astype(np.float64)]
+        squares.append(np.mean([(a @ b) ** 2 for i, a in enumerate(unit) for j, b in enumerate(unit) if i != j]))
+    return math.sqrt(np.mean(squares))
+
+
+@pytest.mark.parametrize(
+    ("topology", "sparsity"),
+    [("transcoder", "topk"), ("skip_transcoder", "relu"), ("crosscoder", "topk"), ("clt", "topk"), ("clt", "relu")],
+)
+def test_evaluate_of_every_topology_equals_its_pieces_done_by_hand(
+    lm: LanguageModel, packed: PackedRows, topology: str, sparsity: str
+) -> None:
+    reads, writes = SIDES[topology]
+    coder = coder_of(topology, sparsity, reads, writes)
+    params = random_params(coder)
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    got = evaluate(coder, params, lm, packer, sites_of(coder, reads, writes), EvalConfig(tokens=10**6, batch_rows=4))
+
+    x, y = (captured_at(lm, packed, side) for side in (reads, writes))
+    f, y_hat = numpy_coder(topology, sparsity, params, x)
+    assert f.shape[1] == (80 if topology == "clt" else 40)
+    replaced = {name: y_hat[:, i].reshape(*packed.tokens.shape, -1) for i, name in enumerate(writes)}
+    want = expected(packed, writes, f, y, y_hat) | splice_oracle(lm, packed, replaced)
+    want["gram_rms"] = gram_by_hand([params[name] for name in coder.topology.decoders])
+    assert got.metrics == pytest.approx(want, rel=1e-3)
+    assert ("fve/blocks.1.mlp_out" in got.metrics) == (topology == "clt")
+    assert got.density == density_histogram((f[packed.keep.ravel()] != 0).sum(0), got.tokens)
+    assert got.density["dead"] >= f.shape[1] // 8
+
+
+@pytest.mark.parametrize("topology", list(SIDES))
+def test_what_is_written_as_it_was_loses_nothing(lm: LanguageModel, packed: PackedRows, topology: str) -> None:
+    """y_hat = y: also where a transcoder reads something else, and at several sites at once."""
+    reads, writes = SIDES[topology]
+    sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), len(reads) > 1)
+    sums, captured = splice_sums(lm, lm.params, sites, lambda seen: {n: seen[n] for n in writes}, arrays(packed))
+    got = splice_metrics({name: float(value) for name, value in sums.items()})
+    assert set(captured) == {*reads, *writes}
+    assert got["ce_sae"] == pytest.approx(got["ce_clean"], abs=1e-6) and got["kl"] == pytest.approx(0, abs=1e-6)
+    assert got["loss_recovered"] == pytest.approx(1, abs=1e-5) and abs(got["ce_zero"] - got["ce_clean"]) > 0.01
+
+
+@pytest.mark.parametrize("topology", ["transcoder", "clt"])
+def test_a_coder_that_is_the_models_own_mlp_is_perfect(topology: str) -> None:
+    """With a ReLU an MLP is a transcoder of its width; given the MLP's weights, it reconstructs exactly."""
+    lm = tiny_lm(activation="relu")
+    reads, writes = SIDES[topology]
+    coder = coder_of(topology, "relu", reads, writes, width=24)
+    mlps = [block["mlp"] for block in lm.params["blocks"]][: len(reads)]
+    own = {
+        "W_enc": np.stack([mlp["W_in"] for mlp in mlps]),
+        "b_enc": np.stack([mlp["b_in"] for mlp in mlps]),
+        "b_dec": np.stack([mlp["b_out"] for mlp in mlps]),
+    }
+    if topology == "transcoder":
+        params = {name: value[0] for name, value in own.items()} | {"W_dec": mlps[0]["W_out"]}
+    else:
+        nothing = np.zeros_like(mlps[0]["W_out"])
+        decoders = {"W_dec_0": np.stack([mlps[0]["W_out"], nothing], 1), "W_dec_1": mlps[1]["W_out"][:, None]}
+        params = own | decoders
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    got = evaluate(coder, params, lm, packer, sites_of(coder, reads, writes), EvalConfig(tokens=10**6, batch_rows=4))
+    assert got.metrics["ce_sae"] == pytest.approx(got.metrics["ce_clean"], abs=1e-5)
+    assert abs(got.metrics["ce_zero"] - got.metrics["ce_clean"]) > 0.01
+    assert got.metrics["loss_recovered"] == pytest.approx(1, abs=1e-3)
+    explained = [value for name, value in got.metrics.items() if name.startswith("fve")]
+    assert explained == pytest.approx([1.0] * len(explained), abs=1e-5)
+    assert got.metrics["relative_error"] < 1e-8 and got.metrics["kl"] == pytest.approx(0, abs=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------- gates

@@ -111,7 +111,8 @@ def _start(coder: Coder) -> tuple[Tree, Tree]:
     rng = np.random.default_rng(0)
     params = coder.init(jax.random.key(0), rng.normal(size=D) * 0.1)
     params["b_enc"] = jnp.asarray(rng.normal(size=F) * 0.1, jnp.float32).at[:6].set(-1.0)
-    return params, {"tokens_since_fired": jnp.zeros(F, jnp.int32).at[:10].set(DEAD_AFTER)}
+    since = {"tokens_since_fired": jnp.zeros(F, jnp.int32).at[:10].set(DEAD_AFTER)}
+    return params, coder.init_stats() | since
 
 
 @functools.cache

@@ -104,7 +104,7 @@ def test_loading_gives_the_coder_for_raw_activations(done: Path) -> None:
     assert saejax.load(e.run_dir, step=20).step == 20
     with pytest.raises(DataError, match=r"no checkpoint of step 21; it has: .*20"):
         saejax.load(e.run_dir, step=21)
-    with pytest.raises(DataError, match=r"last dimension must be d_in = 128"):
+    with pytest.raises(DataError, match=r"last axes of activations must be \(128,\)"):
         sae.encode(np.zeros((3, 64)))
     with pytest.raises(DataError, match="No run at"):
         saejax.load(done / "nowhere")

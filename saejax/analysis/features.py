@@ -76,7 +76,7 @@ def collect_features(
     """(the content of features.json, tokens scanned, seconds).
 
     `params` are for raw activations. The passages are of the held-out split; no two of a latent come from the same
-    packed row. Where a coder has groups (layers), latent f of group g is feature g F + f.
+    packed row. Where a coder has groups (layers), latent f of group g is feature g F + f, and its entry has "layer": g.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
@@ -85,14 +85,18 @@ def collect_features(
     width = math.prod(coder.topology.latent_shape)
     shown = min(config.max_features or width, width)
     names = _document_names(packer, scan.documents)
-    top, bottom = promoted_logits(lm, np.asarray(coder.topology.written(params))[:shown], config.logits)
+    # Rows go to the last site written: of two models, to the residual stream of the one that has it.
+    writer = lm.owner(sites.writes[-1]) if isinstance(lm, ModelPair) else lm
+    top, bottom = promoted_logits(writer, np.asarray(coder.topology.written(params))[:shown], config.logits)
     strings = _TokenTable(lm)
     bounds = np.searchsorted(scan.latent, np.arange(shown + 1))
+    grouped, d_sae = len(coder.topology.latent_shape) > 1, coder.topology.d_sae
     features = []
     for i in range(shown):
         part = slice(bounds[i], bounds[i + 1])
         features.append(
             _activity(scan, part, config)
+            | ({"layer": i // d_sae} if grouped else {})
             | {
                 "id": i,
                 "top_logits": [[strings.text(t), round(float(v), 3)] for t, v in zip(*top[i], strict=True)],
@@ -117,7 +121,7 @@ def _describe(sites: Sites) -> str:
     return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
 
 
-def promoted_logits(lm: LanguageModel | ModelPair, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
+def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
     """For each decoder row d: the `count` largest and smallest of (d * w_final) W_U, centred over the vocabulary.
 
     The direct path to the logits: final norm's scale without its division, other layers left out. Rows whose width is
@@ -129,10 +133,9 @@ def promoted_logits(lm: LanguageModel | ModelPair, W_dec_FD: np.ndarray, count: 
     if W_dec_FD.shape[1] != lm.config.d_model:
         nothing: list[Any] = [((), ()) for _ in W_dec_FD]
         return nothing, nothing
-    lm_params = lm.first.params if isinstance(lm, ModelPair) else lm.params
-    W_U_DV = decoder.unembedding(lm_params).astype(jnp.float32)
+    W_U_DV = decoder.unembedding(lm.params).astype(jnp.float32)
     W_U_DV = W_U_DV - W_U_DV.mean(1, keepdims=True)
-    scale_D = lm_params["ln_final"]["w"].astype(jnp.float32)
+    scale_D = lm.params["ln_final"]["w"].astype(jnp.float32)
 
     count = min(count, W_U_DV.shape[1])
 

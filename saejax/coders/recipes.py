@@ -63,8 +63,16 @@ RECIPES: dict[str, Recipe] = {
     "p_anneal": _recipe(
         "relu + Lp with falling p", "https://arxiv.org/abs/2408.00113", sparsity="relu", lp_coefficient=5.0, **_FREE
     ),
+    # Rows of length 1: with free rows the price of a latent falls with its row, and the gate, whose reconstruction
+    # holds the rows frozen, never reaches the size it needs.
     "gated": _recipe(
-        "gated", "https://arxiv.org/abs/2404.16014", sparsity="gated", l1_coefficient=5.0, gate_coefficient=1.0, **_FREE
+        "gated",
+        "https://arxiv.org/abs/2404.16014",
+        sparsity="gated",
+        l1_coefficient=5.0,
+        gate_coefficient=1.0,
+        reconstruction="mse",
+        unit_decoder_every=1,
     ),
     "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
     "multi_topk": _recipe("TopK at k and 4 k", _GAO, multi_topk_coefficient=1 / 8, **_UNIT),

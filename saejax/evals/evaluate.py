@@ -49,8 +49,12 @@ def evaluate(
 ) -> Evaluated:
     """Evaluate `params` (for raw activations) on the held-out split, without sampling: the first tokens of it.
 
-    The metrics are those of `Reconstruction` over all that is written, of `splice` and `decoder_gram_rms`; for several
-    sites also `fve/<hook point>` of each.
+    The metrics are those of `Reconstruction` over all that is written (the sites' dimensions side by side, the latents
+    of all groups together), of `splice`, and gram_rms: `decoder_gram_rms` of all that a latent writes, root mean square
+    over the groups. For several sites also `fve/<hook point>` of each.
+
+    Args:
+        sites: what the coder reads and writes, with all scales 1.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
@@ -64,10 +68,8 @@ def evaluate(
         parts: dict[str, Any] = {}
 
         def reconstruct(captured: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            rows, seen = (
-                packed["tokens"].shape,
-                sites.batch({n: v.reshape(-1, v.shape[-1]) for n, v in captured.items()}),
-            )
+            rows = packed["tokens"].shape
+            seen = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})
             latents = coder.encode(params, seen["x"])
             y_hat = coder.decode(params, latents, seen["x"])
             parts.update(_sums(names, seen["y"], y_hat, latents.flat(), packed["keep"].ravel(), b_dec))

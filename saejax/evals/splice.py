@@ -9,7 +9,8 @@ spliced in at the hook point, and p_zero with zeros there:
 
 A coder of several sites has all that it writes replaced at once, by reconstructions of the clean run's activations.
 Only tokens that a capture stores are replaced; bos, special and padding tokens keep their activation in all
-three runs. (SAEBench, core evaluation.)
+three runs. (SAEBench, core evaluation.) Of two models the loss is the first's, so of a coder that writes in the second
+alone there is only ce_clean.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 
 from saejax.coders import Sites
 from saejax.lm import LanguageModel, decoder
-from saejax.lm.pair import ModelPair
+from saejax.lm.pair import PREFIX, ModelPair
 
 Reconstruct = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
@@ -35,6 +36,7 @@ def splice_sums(
     """(sums over predicted tokens, clean activations {hook point: [R, S, D]}) of a batch of packed rows. Pure.
 
     `reconstruct` gets the clean activations and gives {hook point written: [R, S, D]}; all of them are put in at once.
+    Where none of them is of the model whose loss it is, the sums are `predicted` and `ce_clean` alone.
     """
     keep_RS1 = packed["keep"][:, :, None]
     rows = (packed["tokens"], packed["positions"], packed["segments"])
@@ -49,8 +51,6 @@ def splice_sums(
 
     clean_RSV, captured = run({})
     reconstructed = reconstruct(captured)
-    spliced_RSV, _ = run(reconstructed)
-    zero_RSV, _ = run({name: jnp.zeros_like(value) for name, value in reconstructed.items()})
     segments = packed["segments"]
     predicted_RS = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
     next_RS1 = packed["tokens"][:, 1:, None]
@@ -61,9 +61,12 @@ def splice_sums(
     def cross_entropy(log_p_RSV: jax.Array) -> jax.Array:
         return total(-jnp.take_along_axis(log_p_RSV, next_RS1, axis=2)[:, :, 0])
 
-    sums = {
-        "predicted": predicted_RS.sum(),
-        "ce_clean": cross_entropy(clean_RSV),
+    sums = {"predicted": predicted_RS.sum(), "ce_clean": cross_entropy(clean_RSV)}
+    if all(name.startswith(PREFIX) for name in reconstructed):
+        return sums, captured
+    spliced_RSV, _ = run(reconstructed)
+    zero_RSV, _ = run({name: jnp.zeros_like(value) for name, value in reconstructed.items()})
+    sums |= {
         "ce_sae": cross_entropy(spliced_RSV),
         "ce_zero": cross_entropy(zero_RSV),
         "kl": total((jnp.exp(clean_RSV) * (clean_RSV - spliced_RSV)).sum(-1)),
@@ -72,8 +75,10 @@ def splice_sums(
 
 
 def splice_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """Metrics from the sums of all batches."""
+    """Metrics from the sums of all batches; those that the sums do not say are left out."""
     n = sums["predicted"]
+    if "ce_sae" not in sums:
+        return {"ce_clean": sums["ce_clean"] / n}
     clean, sae, zero = (sums[name] / n for name in ("ce_clean", "ce_sae", "ce_zero"))
     return {
         "ce_clean": clean,

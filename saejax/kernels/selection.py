@@ -18,14 +18,7 @@ def kth_largest(values: jax.Array, k: jax.Array | int) -> jax.Array:
 
     0 where k exceeds the number of entries.
     """
-    bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32) + 0.0, jnp.int32)
-
-    def halve(i: int, found: jax.Array) -> jax.Array:
-        candidate = found | (jnp.int32(1) << (30 - i))
-        return jnp.where((bits >= candidate).sum(dtype=jnp.int32) >= k, candidate, found)
-
-    found = jax.lax.fori_loop(0, 31, halve, jnp.int32(0))
-    return jax.lax.bitcast_convert_type(found, jnp.float32)
+    return jax.lax.bitcast_convert_type(_kth_largest(_bits(values), k), jnp.float32)
 
 
 def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
@@ -34,8 +27,10 @@ def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
     Exactly k of them (or all that are positive, when fewer): among equal numbers at the border the first in
     row-major order win.
     """
-    kth = kth_largest(values, k)
-    above, ties = values > kth, (values == kth) & (values > 0)
+    # Bits are compared, not floats: a CPU takes numbers below the smallest normal one for 0.
+    bits = _bits(values)
+    kth = _kth_largest(bits, k)
+    above, ties = bits > kth, (bits == kth) & (bits > 0)
     room = k - above.sum(dtype=jnp.int32)
 
     def first_ties() -> jax.Array:
@@ -43,3 +38,18 @@ def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
         return above | (ties & (order <= room))
 
     return jax.lax.cond(ties.sum(dtype=jnp.int32) > room, first_ties, lambda: above | ties)
+
+
+def _bits(values: jax.Array) -> jax.Array:
+    """int32, ordered as the values are; a zero with a sign is negative, below every other."""
+    return jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.int32)
+
+
+def _kth_largest(bits: jax.Array, k: jax.Array | int) -> jax.Array:
+    """The largest pattern that at least k entries reach; 0 where fewer than k are at least 0."""
+
+    def halve(i: int, found: jax.Array) -> jax.Array:
+        candidate = found | (jnp.int32(1) << (30 - i))
+        return jnp.where((bits >= candidate).sum(dtype=jnp.int32) >= k, candidate, found)
+
+    return jax.lax.fori_loop(0, 31, halve, jnp.int32(0))

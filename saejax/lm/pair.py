@@ -56,10 +56,21 @@ class ModelPair:
         return self.first.hook_points() | {f"{PREFIX}{name}": d for name, d in self.second.hook_points().items()}
 
     def hook_point(self, name: str) -> str:
-        """The canonical name of a hook point of either."""
-        if name.startswith(PREFIX):
+        """The canonical name of a hook point of either; TransformerLens names are accepted.
+
+        Raises:
+            ConfigError: it does not exist; the message lists those that do, and says of which model.
+        """
+        if not name.startswith(PREFIX):
+            return self.first.hook_point(name)
+        try:
             return PREFIX + self.second.hook_point(name.removeprefix(PREFIX))
-        return self.first.hook_point(name)
+        except ConfigError as error:
+            raise ConfigError(f"{name!r}, of lm.second {self.second.identity['model']}: {error}") from None
+
+    def owner(self, name: str) -> LanguageModel:
+        """The model that a hook point is of."""
+        return self.second if name.startswith(PREFIX) else self.first
 
     def apply(
         self,

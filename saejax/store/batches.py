@@ -33,7 +33,7 @@ class Batches:
         data_slice: (rank, world): only rows [rank B / world, (rank + 1) B / world) of each global batch.
 
     Raises:
-        ConfigError: a size below 1, or a slice that does not divide the batch.
+        ConfigError: a size below 1, a negative max_rows, or a slice that does not divide the batch.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class Batches:
                 f"batch_size={batch_size}, data_slice={data_slice}: the batch must be a positive multiple of "
                 "world, and 0 <= rank < world."
             )
+        if max_rows < 0:
+            raise ConfigError(f"max_rows={max_rows}: give the number of rows to use, or 0 for all.")
         self.batch_size = batch_size
         n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
         self.order = EpochOrder(n_rows, reader.layout.chunk_rows, block_chunks, seed)

@@ -1,6 +1,8 @@
 """What a training run may be told."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
@@ -23,8 +25,9 @@ class TrainConfig:
             a whole batch (FVU, batchtopk's selection, AuxK's dead latents) then look at the parts.
         optimizer: adam, adamw, adafactor, muon (orthogonalised updates for matrices, adam for the rest), lion or
             schedule_free (adamw that needs no schedule; evaluation reads its averaged weights).
-        lr, b1, b2, eps: of the optimizer.
-        weight_decay: of adamw, lion and muon.
+        lr, b1, b2, eps: of the optimizer, where it has them (adafactor has only lr, lion no eps; of muon b1, b2 and
+            eps are those of its adam).
+        weight_decay: of adamw, lion and muon; of weight matrices alone, not of biases and thresholds.
         schedule: after a linear warm-up: `constant`; `cosine` or `linear`, down to lr x final_lr_fraction;
             `cosine_restarts` (cycles of growing length); `plateau` (down when the training loss stalls); `decay`
             (constant, then linear to lr x final_lr_fraction over the last decay_fraction).
@@ -88,19 +91,12 @@ class TrainConfig:
         for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"train.{name} is {getattr(self, name)!r}.{nearest(getattr(self, name), known)}")
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in _NOT_NEGATIVE:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be finite, not negative.")
-        for name in _SHARES:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be between 0 and 1.")
+        for holds, must, names in _RANGES:
+            for name in names:
+                if not holds(getattr(self, name)):
+                    raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be {must}.")
         if self.tokens < self.batch_size:
             raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
-        if not self.lr > 0:
-            raise ConfigError(f"train.lr is {self.lr}; it must be positive.")
         if self.max_rows and self.max_rows < self.batch_size:
             raise ConfigError(f"train.max_rows is {self.max_rows}, less than one batch of {self.batch_size}.")
         if self.batch_size % self.accumulate:
@@ -118,6 +114,8 @@ class TrainConfig:
                 f"train.optimizer=schedule_free replaces the schedule {self.schedule!r} by averaging; "
                 "set train.schedule=constant."
             )
+        if self.optimizer == "schedule_free" and not self.b1:
+            raise ConfigError("train.optimizer=schedule_free divides by train.b1, which is 0; set 0.9.")
         if self.optimizer == "schedule_free" and self.ema_decay:
             raise ConfigError("train.optimizer=schedule_free averages weights itself; set train.ema_decay=0.")
         if self.resample_every and self.optimizer in _NO_MOMENTS_PER_LATENT:
@@ -127,8 +125,6 @@ class TrainConfig:
             )
         if self.early_stop_patience and not (self.validate_every or self.validate_epochs):
             raise ConfigError("train.early_stop_patience needs validations; set train.validate_every.")
-        if self.ema_decay >= 1:
-            raise ConfigError(f"train.ema_decay is {self.ema_decay}; it must be below 1.")
 
     @property
     def steps(self) -> int:
@@ -146,36 +142,31 @@ class TrainConfig:
         return max(1, round(self.validate_epochs * epoch_rows / self.batch_size))
 
 
-_AT_LEAST_ONE = (
-    "batch_size",
-    "accumulate",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "log_every",
-    "block_chunks",
-    "plateau_patience",
-    "plateau_window",
-    "restart_multiplier",
-)
-_NOT_NEGATIVE = (
-    "max_rows",
-    "weight_decay",
-    "clip_norm",
-    "resample_every",
-    "early_stop_patience",
-    "early_stop_min_delta",
-    "validate_every",
-    "validate_epochs",
-    "b1",
-    "b2",
-    "eps",
-)
-_SHARES = (
-    "warmup_fraction",
-    "final_lr_fraction",
-    "decay_fraction",
-    "restart_period",
-    "plateau_factor",
-    "ema_decay",
-    "resample_until_fraction",
+# What must hold of values, how to say it, and of which. Comparisons are such that NaN fails them.
+_RANGES: tuple[tuple[Callable[[float], bool], str, tuple[str, ...]], ...] = (
+    (
+        lambda value: 1 <= value < math.inf,
+        "at least 1, and finite",
+        (
+            *("batch_size", "accumulate", "checkpoint_every", "keep_checkpoints", "log_every", "block_chunks"),
+            *("plateau_patience", "plateau_window", "restart_multiplier"),
+        ),
+    ),
+    (
+        lambda value: 0 <= value < math.inf,
+        "finite, not negative",
+        (
+            *("max_rows", "weight_decay", "clip_norm", "resample_every"),
+            *("early_stop_patience", "early_stop_min_delta", "validate_every", "validate_epochs"),
+        ),
+    ),
+    (lambda value: 0 < value < math.inf, "positive and finite", ("lr", "eps")),
+    (lambda value: 0 <= value < 1, "below 1, and not negative", ("b1", "b2", "ema_decay")),
+    (
+        lambda value: 0 <= value <= 1,
+        "between 0 and 1",
+        ("warmup_fraction", "final_lr_fraction", "decay_fraction", "resample_until_fraction"),
+    ),
+    (lambda value: 0 < value <= 1, "above 0 and at most 1", ("restart_period",)),
+    (lambda value: 0 < value < 1, "above 0 and below 1", ("plateau_factor",)),
 )

@@ -27,11 +27,11 @@ class EarlyStopping:
         memory = meta.get("early_stopping", {})
         return cls(config.early_stop_patience, config.early_stop_min_delta, **memory)
 
-    def after(self, step: int, metrics: Mapping[str, float]) -> "EarlyStopping":
-        """The memory after the validation of `step`."""
-        fve = metrics.get("fve")
-        if not self.patience or fve is None:
+    def after(self, metrics: Mapping[str, float]) -> "EarlyStopping":
+        """The memory after a validation."""
+        if not self.patience:
             return self
+        fve = metrics["fve"]
         if self.best is None or fve > self.best + self.min_delta:
             return dataclasses.replace(self, best=fve, waited=0)
         return dataclasses.replace(self, waited=self.waited + 1)

@@ -233,7 +233,7 @@ class _Session:
         if self.setup.validate and every and (step % every == 0 or step == self.config.steps):
             metrics = self.setup.validate(state.evaluated(), state.stats)
             self.write(step, {f"val/{name}": value for name, value in metrics.items()})
-            self.early = self.early.after(step, metrics)
+            self.early = self.early.after(metrics)
 
     def save(self, step: int, state: TrainState) -> None:
         self.read_metrics(keep=0)  # never save a state whose loss was not finite

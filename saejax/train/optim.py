@@ -1,7 +1,11 @@
 """Learning rate schedules and optimizers, all Optax. A new one is a row of a table."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -47,14 +51,19 @@ def _restarts(config: TrainConfig, steps: int) -> optax.Schedule:
 
     (Loshchilov and Hutter 2017, arXiv:1608.03983)
     """
-    length, covered, cycles, starts = max(1.0, config.restart_period * steps), 0, [], []
-    while covered < steps:
-        whole = max(1, round(length))
-        cycles.append(optax.cosine_decay_schedule(config.lr, whole, alpha=config.final_lr_fraction))
-        covered += whole
-        starts.append(covered)
+    length, lengths = config.restart_period * steps, [0]
+    while sum(lengths) <= steps:
+        lengths.append(max(1, round(length)))
         length *= config.restart_multiplier
-    return optax.join_schedules(cycles, starts[:-1])
+    ends_C = jnp.array(list(itertools.accumulate(lengths)))
+    cycle = optax.cosine_decay_schedule(config.lr, 1, alpha=config.final_lr_fraction)
+
+    def schedule(step: jax.Array) -> jax.Array:
+        at = jnp.searchsorted(ends_C, step, side="right")
+        # How much of its cycle is done; `join_schedules` also asks about steps of the warm-up, and discards them.
+        return cycle((step - ends_C[at - 1]) / (ends_C[at] - ends_C[at - 1]))
+
+    return schedule
 
 
 def _decay(config: TrainConfig, steps: int) -> optax.Schedule:
@@ -62,6 +71,20 @@ def _decay(config: TrainConfig, steps: int) -> optax.Schedule:
     last = min(steps, max(1, round(config.decay_fraction * config.steps)))
     fall = optax.linear_schedule(config.lr, config.lr * config.final_lr_fraction, last)
     return optax.join_schedules([optax.constant_schedule(config.lr), fall], [steps - last])
+
+
+def _weights(params: dict[str, Any]) -> dict[str, bool]:
+    """Which parameters are weight matrices (or stacks of them): by the convention of names, W_enc, W_dec_3, ..."""
+    return {name: name.startswith("W") for name in params}
+
+
+def _matrices(params: dict[str, Any]) -> dict[str, contrib.MuonDimensionNumbers | None]:
+    """Which axes of each weight are its matrix; a site axis stacks matrices, each of which stands for itself."""
+    rows = {name: 0 if name.startswith("W_dec") else -2 for name in params}
+    return {
+        name: contrib.MuonDimensionNumbers(rows[name], -1) if weight else None
+        for name, weight in _weights(params).items()
+    }
 
 
 _AFTER_WARMUP: dict[str, Callable[[TrainConfig, int], optax.Schedule]] = {
@@ -75,11 +98,18 @@ _AFTER_WARMUP: dict[str, Callable[[TrainConfig, int], optax.Schedule]] = {
 
 _OPTIMIZERS: dict[str, Callable[[TrainConfig, optax.Schedule], optax.GradientTransformation]] = {
     "adam": lambda c, lr: optax.adam(lr, b1=c.b1, b2=c.b2, eps=c.eps),
-    "adamw": lambda c, lr: optax.adamw(lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay),
+    "adamw": lambda c, lr: optax.adamw(lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, mask=_weights),
     "adafactor": lambda c, lr: optax.adafactor(lr, multiply_by_parameter_scale=False),
-    "muon": lambda c, lr: contrib.muon(lr, weight_decay=c.weight_decay, adam_b1=c.b1, adam_b2=c.b2, eps=c.eps),
-    "lion": lambda c, lr: optax.lion(lr, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
+    "muon": lambda c, lr: contrib.muon(
+        lr,
+        weight_decay=c.weight_decay,
+        adam_b1=c.b1,
+        adam_b2=c.b2,
+        eps=c.eps,
+        muon_weight_dimension_numbers=_matrices,
+    ),
+    "lion": lambda c, lr: optax.lion(lr, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=_weights),
     "schedule_free": lambda c, lr: contrib.schedule_free_adamw(
-        c.lr, warmup_steps=max(1, c.warmup_steps), b1=c.b1, b2=c.b2, eps=c.eps
+        c.lr, warmup_steps=c.warmup_steps or None, b1=c.b1, b2=c.b2, eps=c.eps
     ),
 }

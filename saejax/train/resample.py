@@ -5,7 +5,7 @@ token of the batch with probability proportional to its squared error squared, a
 
     W_dec[f] = v, of length 1 or of the live latents' mean length
     W_enc[:, f] = 0.2 v, of the live latents' mean length
-    b_enc[f] = 0
+    b_enc[f] = 0, and thresholds and gates as at the start
 
 (Anthropic, "Towards Monosemanticity", 2023; dictionary_learning)
 """
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders import Coder
+from saejax.coders.config import LONG_AGO
 from saejax.core.rng import stream
 from saejax.train.config import TrainConfig
 from saejax.train.state import TrainState
@@ -28,7 +29,10 @@ ENCODER_SHARE = 0.2
 def resample(
     coder: Coder, config: TrainConfig, state: TrainState, batch: dict[str, jax.Array], seed: jax.Array
 ) -> TrainState:
-    """`state` after a step, with its dead latents resampled where the step calls for it. Pure."""
+    """`state` after a step, with its dead latents resampled where the step calls for it. Pure.
+
+    Under vmap the branch stays one as long as `state.step` is not mapped; else every step pays for it.
+    """
     if not config.resample_every:
         return state
     due = (state.step % config.resample_every == 0) & (state.step <= config.resample_until_fraction * config.steps)
@@ -38,31 +42,29 @@ def resample(
 def _resampled(
     coder: Coder, config: TrainConfig, state: TrainState, batch: dict[str, jax.Array], seed: jax.Array
 ) -> TrainState:
-    idle_steps = max(1, config.resample_every // 2)
-    dead = (
-        state.stats["tokens_since_fired"] >= idle_steps * (config.batch_size // config.accumulate) * config.accumulate
-    )
+    # The counters stop at LONG_AGO.
+    idle = min(max(1, config.resample_every * config.batch_size // 2), LONG_AGO)
+    dead = state.stats["tokens_since_fired"] >= idle
     at = _draw(coder, state, batch, stream(seed, "resample", state.step), dead.shape)
     aimed = coder.topology.aim(state.params, batch["x"][at], batch["y"][at])
-    lengths = {name: _mean_length(coder, name, state.params[name], dead) for name in aimed}
-    new = {}
+    starts = {"b_enc": 0.0} | coder.sparsity.parameters()
+    new = {name: jnp.full_like(state.params[name], value) for name, value in starts.items()}
     for name, direction in aimed.items():
         is_decoder = name in coder.topology.decoders
+        share = 1.0 if is_decoder else ENCODER_SHARE
         unit = is_decoder and coder.unit_decoder_every
-        scale = 1.0 if unit else lengths[name] * (1.0 if is_decoder else ENCODER_SHARE)
-        new[name] = direction * scale
-    new["b_enc"] = jnp.zeros_like(state.params["b_enc"])
-    params = state.params | {
-        name: jnp.where(_along_latents(coder, name, value, dead), value, state.params[name])
-        for name, value in new.items()
-    }
+        new[name] = direction * (1.0 if unit else share * _mean_length(coder, name, state.params[name], dead))
+
+    def renewed(old: Any) -> Any:
+        return old | {n: jnp.where(_along_latents(coder, n, value, dead), value, old[n]) for n, value in new.items()}
+
     since = jnp.where(dead, 0, state.stats["tokens_since_fired"])
     return dataclasses.replace(
         state,
-        params=params,
+        params=renewed(state.params),
         opt_state=_forget(coder, state.opt_state, state.params, dead),
         stats=state.stats | {"tokens_since_fired": since},
-        averaged=params if state.averaged else {},
+        averaged=renewed(state.averaged) if state.averaged else {},
     )
 
 
@@ -71,10 +73,12 @@ def _draw(
 ) -> jax.Array:
     """For each latent the index of a token of the batch, drawn in proportion to its squared error squared."""
     error = jnp.square(batch["y"] - coder.reconstruct(state.params, batch["x"]))
-    weight_B = jnp.square(error.sum(tuple(range(1, error.ndim))))
-    cumulated_B = jnp.cumsum(weight_B) / jnp.maximum(weight_B.sum(), 1e-30)
-    drawn = jax.random.uniform(key, (math.prod(shape),))
-    return jnp.clip(jnp.searchsorted(cumulated_B, drawn), 0, len(weight_B) - 1).reshape(shape)
+    error_B = error.sum(tuple(range(1, error.ndim)))
+    # Relative to the largest, whose fourth power might not be finite.
+    cumulated_B = jnp.cumsum(jnp.square(error_B / jnp.maximum(error_B.max(), 1e-30)))
+    drawn = jax.random.uniform(key, (math.prod(shape),)) * cumulated_B[-1]
+    # From the right: a token without error is never drawn.
+    return jnp.minimum(jnp.searchsorted(cumulated_B, drawn, side="right"), len(error_B) - 1).reshape(shape)
 
 
 def _along_latents(coder: Coder, name: str, value: jax.Array, of_latent: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ class AbsTopK(TopK):
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         indices = self.candidates(jnp.abs(pre))
-        return Latents(keep(indices) * self.kept(step), indices, pre.shape[-1])
+        return Latents(self.first(keep(indices), step), indices, pre.shape[-1])
 
     def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
         return jnp.abs(latents.dense())

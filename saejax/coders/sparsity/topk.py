@@ -28,19 +28,18 @@ class TopK(Sparsity):
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         indices = self.candidates(pre)
-        values = jax.nn.relu(keep(indices)) * self.kept(step)
-        return Latents(values, indices, pre.shape[-1])
+        return Latents(self.first(jax.nn.relu(keep(indices)), step), indices, pre.shape[-1])
 
     def candidates(self, score: jax.Array) -> jax.Array:
         """Indices of the largest scores, falling; [..., K]."""
         return jax.lax.top_k(jax.lax.stop_gradient(score), min(round(self.k.largest), score.shape[-1]))[1]
 
-    def kept(self, step: jax.Array | int) -> jax.Array:
-        """1 for the first k(step) candidates, 0 for the rest: a scalar where k is constant."""
+    def first(self, values: jax.Array, step: jax.Array | int) -> jax.Array:
+        """The values of the first k(step) candidates, 0 for the rest; all of them where k is constant."""
         if not self.k.over:
-            return jnp.float32(1)
-        ranks = jnp.arange(round(self.k.largest))
-        return (ranks < jnp.round(self.k(step))).astype(jnp.float32)
+            return values
+        ranks = jax.lax.broadcasted_iota(jnp.float32, values.shape, values.ndim - 1)
+        return jnp.where(ranks < jnp.round(self.k(step)), values, 0)
 
     def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:
         return dataclasses.replace(self, k=Ramp.constant(self.k.end)), params

@@ -1,0 +1,237 @@
+"""The training recipe: schedules, optimizers, accumulation, averages, early stopping, resampling, the sample limit."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_train import CODERS, CONFIG, assert_same, final, run
+from tiny import D_IN, planted_store
+
+from saejax.coders import Coder, CoderConfig, Sites, build
+from saejax.core.errors import ConfigError
+from saejax.core.metrics import read_metrics
+from saejax.store import Batches, StoreReader
+from saejax.train import TrainConfig
+from saejax.train.center import geometric_median
+from saejax.train.config import OPTIMIZERS
+from saejax.train.optim import make_optimizer, make_schedule
+from saejax.train.state import make_init
+from saejax.train.step import default_hyper, make_step
+
+SITES = Sites(("h",), ("h",), (0.7,), (0.7,))
+SHORT = dataclasses.replace(CONFIG, tokens=16 * 128, checkpoint_every=50, validate_every=4)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "store"
+    planted_store(path)
+    return path
+
+
+# --- schedules ---------------------------------------------------------------------------------------------
+
+
+def _rates(**values: Any) -> np.ndarray:
+    config = TrainConfig(tokens=1000, batch_size=1, lr=2.0, warmup_fraction=0.1, final_lr_fraction=0.25, **values)
+    return np.asarray(jax.vmap(make_schedule(config))(jnp.arange(1000)))
+
+
+def test_linear_and_decay_and_constant() -> None:
+    linear, decay = _rates(schedule="linear"), _rates(schedule="decay", decay_fraction=0.2)
+    assert linear[[50, 100, 550]] == pytest.approx([1.0, 2.0, 1.25], rel=1e-3)
+    assert decay[[100, 500, 800, 900]] == pytest.approx([2.0, 2.0, 2.0, 1.25], rel=1e-3)
+    assert decay[-1] == pytest.approx(0.5, abs=0.02) == linear[-1]
+    np.testing.assert_allclose(_rates(schedule="constant")[100:], 2.0)
+
+
+def test_cosine_restarts_cover_all_steps_with_growing_cycles() -> None:
+    rates = _rates(schedule="cosine_restarts", restart_period=1 / 7, restart_multiplier=2.0)
+    rises = [100 + i + 1 for i in np.flatnonzero(np.diff(rates[100:]) > 0.5)]
+    # 900 steps after the warm-up: cycles of 129, 257, 514.
+    assert rises == [229, 486]
+    assert rates[rises] == pytest.approx(2.0) and rates[[228, 485, 999]] == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_plateau_lowers_the_rate_when_the_loss_stalls_and_only_then() -> None:
+    config = TrainConfig(
+        tokens=1000, batch_size=1, schedule="plateau", warmup_fraction=0.0, plateau_patience=2, plateau_window=5
+    )
+    optimizer, params = make_optimizer(config), {"w": jnp.ones(3)}
+    update = jax.jit(optimizer.update)
+
+    def last_update(losses: list[float]) -> float:
+        state = optimizer.init(params)
+        for loss in losses:
+            updates, state = update({"w": jnp.ones(3)}, state, params, value=jnp.float32(loss))
+        return float(jnp.abs(updates["w"]).max())
+
+    falling, flat = last_update([1.0 - 0.01 * i for i in range(40)]), last_update([1.0] * 40)
+    assert falling == pytest.approx(config.lr, rel=1e-3) and flat < 0.6 * falling
+
+
+# --- optimizers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_learns_and_continues_bitwise(store: Path, tmp_path: Path, optimizer: str) -> None:
+    schedule = "constant" if optimizer == "schedule_free" else "cosine"
+    config = dataclasses.replace(SHORT, optimizer=optimizer, schedule=schedule, warmup_fraction=0.0)
+    assert run(store, tmp_path / "whole", config=config).finished
+    run(store, tmp_path / "parts", config=config, stop_at=8)
+    assert run(store, tmp_path / "parts", config=config).finished
+    assert_same(final(tmp_path / "whole", 16), final(tmp_path / "parts", 16))
+    losses = [r["train/loss"] for r in read_metrics(tmp_path / "whole" / "metrics.jsonl") if "train/loss" in r]
+    assert losses[-1] < losses[0]
+
+
+def test_weight_decay_shrinks_what_has_no_gradient() -> None:
+    for optimizer in ("adamw", "lion", "muon"):
+        config = TrainConfig(optimizer=optimizer, weight_decay=0.1, warmup_fraction=0.0, schedule="constant", lr=0.5)
+        transform, params = make_optimizer(config), {"W": jnp.ones((4, 4))}
+        updates, _ = transform.update({"W": jnp.zeros((4, 4))}, transform.init(params), params, value=jnp.float32(0))
+        assert np.asarray(updates["W"]) == pytest.approx(-0.05, rel=1e-4), optimizer
+
+
+# --- accumulation, averages --------------------------------------------------------------------------------
+
+
+def _one_step(coder: Coder, config: TrainConfig, batches: np.ndarray) -> tuple[Any, Any]:
+    """(state, metrics) after a step on each of `batches`, plain SGD at 0.1."""
+    optimizer = optax.with_extra_args_support(optax.sgd(0.1))
+    state = make_init(coder, optimizer, config)(3)
+    step = jax.jit(make_step(coder, optimizer, lambda _: 0.1, SITES, config))
+    for x in batches:
+        state, metrics = step(state, {"h": jnp.asarray(x)}, default_hyper(3))
+    return state, metrics
+
+
+def _standard() -> Coder:
+    return build(dataclasses.replace(CODERS["standard"], d_sae=24), D_IN, 10)
+
+
+def test_accumulation_equals_the_whole_batch() -> None:
+    """With losses that are means over tokens: mse and L1."""
+    x = np.random.default_rng(0).normal(size=(1, 32, D_IN)).astype(np.float32)
+    config = TrainConfig(tokens=320, batch_size=32)
+    whole, metrics = _one_step(_standard(), config, x)
+    parts, metrics_4 = _one_step(_standard(), dataclasses.replace(config, accumulate=4), x)
+    assert float(metrics_4["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-6)
+    for name, want in whole.params.items():
+        np.testing.assert_allclose(parts.params[name], want, rtol=1e-5, atol=1e-7, err_msg=name)
+    np.testing.assert_array_equal(parts.stats["tokens_since_fired"] > 0, whole.stats["tokens_since_fired"] > 0)
+
+
+def test_the_average_equals_numpy() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 32, D_IN)).astype(np.float32)
+    config = TrainConfig(tokens=320, batch_size=32, ema_decay=0.3)
+    states = [_one_step(_standard(), config, x[: i + 1])[0] for i in range(3)]
+    optimizer = optax.with_extra_args_support(optax.sgd(0.1))
+    want = np.asarray(make_init(_standard(), optimizer, config)(3).params["W_enc"], np.float64)
+    for i, state in enumerate(states):
+        decay = min(0.3, (1 + i) / (10 + i))
+        want = decay * want + (1 - decay) * np.asarray(state.params["W_enc"], np.float64)
+    np.testing.assert_allclose(states[-1].averaged["W_enc"], want, rtol=1e-5, atol=1e-7)
+    assert np.abs(want - np.asarray(states[-1].params["W_enc"])).max() > 1e-6
+
+
+# --- early stopping, validation, sample limit --------------------------------------------------------------
+
+
+def test_early_stopping_stops_at_the_same_step_whatever_interrupts(store: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(SHORT, tokens=60 * 128, early_stop_patience=2)
+
+    def validate(params: Any, stats: Any) -> dict[str, float]:
+        return {"fve": 0.5}
+
+    whole = run(store, tmp_path / "whole", config=config, validate=validate)
+    # Validations at 4, 8, 12: the second and third bring nothing.
+    assert (whole.step, whole.finished) == (12, True)
+    run(store, tmp_path / "parts", config=config, validate=validate, stop_at=9)
+    parts = run(store, tmp_path / "parts", config=config, validate=validate)
+    assert (parts.step, parts.finished) == (12, True)
+    assert_same(final(tmp_path / "whole", 12), final(tmp_path / "parts", 12))
+    again = run(store, tmp_path / "parts", config=config, validate=validate)
+    assert (again.step, again.finished, again.tokens) == (12, True, 0)
+
+
+def test_validation_by_shares_of_an_epoch() -> None:
+    config = TrainConfig(tokens=10_000, batch_size=100, validate_epochs=0.25)
+    assert config.validation_interval(4000) == 10
+    assert dataclasses.replace(config, validate_epochs=0.0).validation_interval(4000) == 250
+
+
+def test_the_sample_limit_uses_the_first_rows_alone(store: Path) -> None:
+    reader = StoreReader.open(store)
+    first = {row.tobytes() for row in reader.rows(0, 600)["h"]}
+    batches = Batches(reader, 100, seed=1, block_chunks=2, max_rows=600)
+    seen = [row.tobytes() for i in range(12) for row in batches.batch_at(i)["h"]]
+    assert set(seen) == first and len(first) > 500
+
+
+# --- where things begin, and begin again -------------------------------------------------------------------
+
+
+def test_the_geometric_median_is_where_the_unit_pulls_cancel() -> None:
+    rows = np.random.default_rng(0).normal(size=(400, 5))
+    rows[0] = 1e6
+    median = geometric_median(rows)
+    away = rows - median
+    pull = (away / np.linalg.norm(away, axis=1, keepdims=True)).sum(0)
+    assert np.linalg.norm(pull) < 1e-2 and np.linalg.norm(median) < 0.3 < np.linalg.norm(rows.mean(0))
+
+
+@pytest.mark.parametrize("topology", ["autoencoder", "crosscoder", "clt"])
+def test_resampling_points_the_dead_at_tokens_and_forgets_their_moments(topology: str) -> None:
+    n = 2 if topology != "autoencoder" else 1
+    coder_config = CoderConfig(
+        "topk", topology=topology, init="uniform", d_sae=24, k=2, matmul_dtype="float32", dead_after_tokens=1000
+    )
+    coder = build(coder_config, [D_IN] * n, 10)
+    names = tuple("abc"[:n])
+    sites = Sites(names, names, (1.0,) * n, (1.0,) * n, stacked=n > 1)
+    config = TrainConfig(tokens=320, batch_size=32, resample_every=2, resample_until_fraction=1.0)
+    optimizer = make_optimizer(config)
+    state = make_init(coder, optimizer, config)(0)
+    dead = (..., slice(0, 5))
+    state.params["b_enc"] = state.params["b_enc"].at[dead].set(-100.0)
+    step = jax.jit(make_step(coder, optimizer, make_schedule(config), sites, config))
+    rng, seen = np.random.default_rng(0), []
+    for _ in range(2):
+        seen.append({name: jnp.asarray(rng.normal(size=(32, D_IN)), jnp.float32) for name in names})
+        before, (state, _) = state, step(state, seen[-1], default_hyper(0))
+    assert not state.params["b_enc"][dead].any() and before.params["b_enc"][dead].max() < -50
+    for decoder in coder.topology.decoders:
+        rows = np.asarray(state.params[decoder])[:5].reshape(5, -1)
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-4)
+    moments = optax.tree.get(state.opt_state, "mu")["b_enc"]
+    assert not moments[dead].any() and moments[..., 5:].any()
+    assert not state.stats["tokens_since_fired"][dead].any()
+    # Each rises for the token that it was pointed at.
+    pre = coder.topology.pre_activations(state.params, sites.batch(seen[-1])["x"])
+    assert (pre[(slice(None), *dead)].max(0) > 0).all() and (pre[(slice(None), *dead)].max() < 10)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"optimizer": "adma"}, "Did you mean 'adam"),
+        ({"weight_decay": 0.1}, "adam has none; use adamw"),
+        ({"optimizer": "schedule_free"}, "set train.schedule=constant"),
+        ({"optimizer": "schedule_free", "schedule": "constant", "ema_decay": 0.9}, "set train.ema_decay=0"),
+        ({"optimizer": "adafactor", "resample_every": 10}, "use adam, adamw, lion or muon"),
+        ({"batch_size": 10, "accumulate": 3}, "not a multiple of accumulate 3"),
+        ({"early_stop_patience": 1, "validate_every": 0}, "set train.validate_every"),
+        ({"ema_decay": 1.0}, "must be below 1"),
+        ({"max_rows": 10}, "less than one batch"),
+        ({"decay_fraction": 1.5}, "between 0 and 1"),
+    ],
+)
+def test_recipes_that_cannot_be_run_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TrainConfig(**values)
