@@ -220,10 +220,12 @@ def print_summary(work: Workspace, page: Path) -> None:
     e = work.experiment
     result = read_json(e.run_dir / "eval.json")
     metrics = result["metrics"]
+    # A coder that writes in the second of two models alone does not touch the loss of the first.
+    recovered = metrics.get("loss_recovered")
     rows = [
         ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
         ("FVE", f"{metrics['fve']:.4f}"),
-        ("loss recovered", f"{metrics['loss_recovered']:.4f}"),
+        ("loss recovered", "not measured" if recovered is None else f"{recovered:.4f}"),
         ("dead features", f"{metrics['dead_fraction']:.2%}"),
         *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in _stages(e).items()),
         ("gates passed", f"{sum(g['passed'] for g in result['gates'])} of {len(result['gates'])}"),

@@ -40,7 +40,7 @@ class LMConfig:
         revision: commit, tag or branch of a hub id; pin it.
         dtype: float32 or bfloat16, of parameters and activations.
         second, second_revision: another model with the same tokenizer, to compare with (model diffing); its hook points
-            are named second/blocks.3.resid_post. Empty: none.
+            are named second.blocks.3.resid_post. Empty: none.
     """
 
     model: str = "demo"

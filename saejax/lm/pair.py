@@ -11,12 +11,12 @@ from saejax.lm import decoder
 from saejax.lm.model import LanguageModel
 from saejax.text import Tokenizer
 
-PREFIX = "second/"
+PREFIX = "second."
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelPair:
-    """The first model under its own names, the second's hook points as `second/blocks.3.resid_post`.
+    """The first model under its own names, the second's hook points as `second.blocks.3.resid_post`.
 
     Raises:
         ConfigError: the two do not share a tokenizer.
