@@ -8,10 +8,12 @@
 #                     gets it and newer ones do not: one version is enough to compare with, and on Linux the usual
 #                     torch wheel brings several gigabytes of CUDA libraries. For the small CPU build put PyTorch's
 #                     CPU index in PIP_EXTRA_INDEX_URL.
+# WORKERS=4           how many processes share the tests (2); 0 runs them in one.
 # ARGS="-k coders"    more arguments for pytest, or for launch.pipeline in `make quickstart`.
 
 PYTHON ?= python3
 TORCH ?= auto
+WORKERS ?= 2
 ARGS ?=
 
 ifeq ($(PYTHON),python3)
@@ -49,7 +51,7 @@ quickstart: $(RUN_STAMP)  ## the whole way in one command: text, activations, tr
 	$(BIN)/python -m launch.pipeline --config=configs/quickstart.py $(ARGS)
 
 test: $(TEST_STAMP)  ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 soak: $(TEST_STAMP)  ## run the long tests only (minutes each)
 	$(BIN)/python -m pytest -m soak $(ARGS)

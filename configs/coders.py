@@ -1,8 +1,10 @@
 """Every coder on the embedded demo model: one preset for each recipe, each trained in about a minute on 2 CPU cores.
 
     python -m launch.pipeline --config=configs/coders.py:jumprelu
+    python -m launch.pipeline --config=configs/coders.py:jumprelu+thorough
 
-Presets: every name of saejax.coders.RECIPES (README, "The coders"). Those of one kind share a store: the residual
+Presets: every name of saejax.coders.RECIPES (README, "The coders"), alone or with one of saejax.train.TRAINING_RECIPES
+(`+fast`, `+thorough`). Those of one kind share a store: the residual
 stream after block 3; the MLP of block 3, what it reads and what it writes; the residual stream after blocks 1 to 4; the
 MLPs of all six blocks.
 """
@@ -13,6 +15,7 @@ from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
+from saejax.train import apply_training_recipe
 
 _RESIDUAL = ("blocks.3.resid_post",)
 _ONE_MLP = ("blocks.3.mlp_in", "blocks.3.mlp_out")
@@ -21,11 +24,12 @@ _MLPS_IN = tuple(f"blocks.{i}.mlp_in" for i in range(6))
 _MLPS_OUT = tuple(f"blocks.{i}.mlp_out" for i in range(6))
 
 
-def get_config(preset: str = "topk") -> config_dict.ConfigDict:
+def get_config(name: str = "topk") -> config_dict.ConfigDict:
+    preset, _, training = name.partition("+")
     if preset not in RECIPES:
         raise ConfigError(f"configs/coders.py has no preset {preset!r}.{nearest(preset, RECIPES)}")
     c = default_config()
-    c.name = f"coders-{preset}"
+    c.name = f"coders-{name}".replace("+", "-")
     c.capture.tokens = 400_000
     c.capture.heldout_tokens = 16_384
     c.coder.preset = preset
@@ -44,6 +48,8 @@ def get_config(preset: str = "topk") -> config_dict.ConfigDict:
     c.gates.zero_fraction = 0.5
     c.gates.runtime = 1.0
     _sites(c, preset)
+    if training:
+        apply_training_recipe(c.train, training)
     return c
 
 

@@ -6,16 +6,23 @@ Needs the network (or a cached copy) for openai-community/gpt2 and for the text.
 report: 8x expansion, learning rate 1e-4, 512-token contexts; trained here on 50 million activations instead of
 378 short steps. The store takes about 77 GB of disk (50 million x 768 x 2 bytes). Tested with a small random model in
 place of GPT-2; with the real weights its time and quality are not measured yet.
+Presets:
+    configs/gpt2_small.py:fast       a quarter of the training (saejax.train.TRAINING_RECIPES)
+    configs/gpt2_small.py:thorough   three times the training, averaged weights
 """
 
 from ml_collections import config_dict
 
 from saejax.experiment import default_config
+from saejax.train import TRAINING_RECIPES, apply_training_recipe
+
+PRESETS = ("", *TRAINING_RECIPES)
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config(preset: str = "") -> config_dict.ConfigDict:
     c = default_config()
-    c.name = "gpt2_small"
+    c.name = f"gpt2_small-{preset}" if preset else "gpt2_small"
+    c.store = "gpt2_small"
     c.lm.model = "openai-community/gpt2"
     c.lm.revision = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
     c.text.source = "hub"
@@ -33,4 +40,6 @@ def get_config() -> config_dict.ConfigDict:
     c.train.tokens = 50_000_000
     c.train.batch_size = 4096
     c.train.lr = 1e-4
+    if preset:
+        apply_training_recipe(c.train, preset)
     return c

@@ -6,6 +6,8 @@ The embedded demo language model, the residual stream after its block 3 (width 1
 Presets:
     configs/quickstart.py:tiny       a smoke test of seconds; too short to pass most gates, so they are lowered
     configs/quickstart.py:standard   relu + norm-weighted L1 instead of TopK
+    configs/quickstart.py:fast       a quarter of the training (saejax.train.TRAINING_RECIPES)
+    configs/quickstart.py:thorough   three times the training, averaged weights
 """
 
 from ml_collections import config_dict
@@ -13,8 +15,9 @@ from ml_collections import config_dict
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
+from saejax.train import TRAINING_RECIPES, apply_training_recipe
 
-PRESETS = ("", "tiny", "standard")
+PRESETS = ("", "tiny", "standard", *TRAINING_RECIPES)
 
 
 def get_config(preset: str = "") -> config_dict.ConfigDict:
@@ -40,6 +43,8 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     elif preset == "standard":
         c.coder.preset = "standard"
         c.coder.l1_coefficient = 0.8
+    elif preset in TRAINING_RECIPES:
+        apply_training_recipe(c.train, preset)
     elif preset not in PRESETS:
         raise ConfigError(f"configs/quickstart.py has no preset {preset!r}.{nearest(preset, PRESETS[1:])}")
     return c

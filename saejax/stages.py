@@ -17,6 +17,7 @@ from typing import Any
 from saejax.analysis import collect_features
 from saejax.capture import capture
 from saejax.checkpoints import Checkpoints
+from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core import environment
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
@@ -148,6 +149,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             "writes": list(sae.sites.writes),
             "d_in": sae.coder.topology.d_in,
             "d_sae": sae.n_latents,
+            "k": _k(e.coder),
             "metrics": done.metrics,
             "gates": [gate.to_json() for gate in gates],
             "density": done.density,
@@ -158,6 +160,11 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     gates = [Gate.from_json(gate) for gate in result["gates"]]
     _print_gates(gates)
     return 0 if all(gate.passed for gate in gates) else 1
+
+
+def _k(coder: CoderConfig) -> int | None:
+    """Latents kept for a token, where the sparsity keeps a number of them."""
+    return coder.k if "k" in SPARSITIES[coder.resolved().sparsity].provides else None
 
 
 def run_report(work: Workspace, redo: bool = False) -> Path:
@@ -251,7 +258,9 @@ def _verdict(gate: Gate) -> str:
 
 
 def _refuse_other_run(e: Experiment) -> None:
-    """Raise if the run's folder holds another experiment's run."""
+    """Raise if the run's folder holds another experiment's run, or a sweep."""
+    if (e.run_dir / "sweep_config.json").is_file():
+        raise DataError(f"{e.run_dir} holds a sweep. Choose another --config.name for a single run.")
     path = e.run_dir / "config.json"
     if path.is_file():
         changed = differences(deciding(read_json(path)), deciding(to_json(e)))

@@ -1,5 +1,6 @@
 """The shipped experiments: every file loads and passes the boundary; the GPT-2 one runs with a shrunk model."""
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -15,6 +16,7 @@ from saejax.experiment import Experiment, default_config, experiment
 from saejax.lm import checkpoint, decoder
 from saejax.lm.conventions import ARCHITECTURES
 from saejax.stages import Workspace, run_capture, run_evaluate, run_report, run_train
+from saejax.train import TRAINING_RECIPES
 
 FILES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if not p.name.startswith("_"))
 
@@ -33,6 +35,20 @@ def test_every_config_passes_the_boundary_and_says_how_it_is_run(name: str) -> N
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no preset 'tyni'.*Did you mean 'tiny'"):
         importlib.import_module("configs.quickstart").get_config("tyni")
+
+
+def test_training_recipes_change_the_effort_and_nothing_else() -> None:
+    get_config = importlib.import_module("configs.quickstart").get_config
+    plain, fast, thorough = (experiment(get_config(preset)) for preset in ("", *TRAINING_RECIPES))
+    assert (fast.train.tokens, plain.train.tokens, thorough.train.tokens) == (1_024_000, 4_096_000, 12_288_000)
+    assert fast.train.lr == pytest.approx(3 * plain.train.lr) and thorough.train.ema_decay == 0.999
+    for e in (fast, thorough):
+        assert e.name != plain.name
+        assert dataclasses.replace(e, name=plain.name, train=plain.train) == plain
+    both = experiment(importlib.import_module("configs.coders").get_config("jumprelu+fast"))
+    assert (both.name, both.coder.preset, both.train.tokens) == ("coders-jumprelu-fast", "jumprelu", 256_000)
+    with pytest.raises(ConfigError, match=r"no training recipe 'fats'.*Did you mean 'fast'"):
+        importlib.import_module("configs.coders").get_config("topk+fats")
 
 
 def test_the_defaults_are_the_dataclasses_own() -> None:

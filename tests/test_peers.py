@@ -139,14 +139,6 @@ class JumpReluToAll(JumpRelu):
         return dataclasses.replace(latents, values=latents.values + inside * theta * (pre - stop(pre)))
 
 
-class MovingPreActivation(PreActivation):
-    """SAELens: the loss also pulls thresholds down and decoder rows short; in ours both are constants."""
-
-    def __call__(self, c: Context) -> jax.Array:
-        below = jax.nn.relu(c.params["threshold"][None] - c.pre) * c.topology.decoder_norms(c.params)[None]
-        return jnp.where(c.dead[None], below, 0).sum() / B
-
-
 class RootLp(Term):
     """dictionary_learning, p-annealing's default `Lp`: mean_b (sum_f f^p)^(1/p). Ours has no root, as its `Lp^p`."""
 
@@ -199,6 +191,7 @@ TOP, BATCH_SL, BATCH_DL = TopK(constant(K)), BatchTopK(constant(K), 0.99), Batch
 JUMP, JUMP_TO_ALL = JumpRelu(bandwidth=BANDWIDTH), JumpReluToAll(bandwidth=BANDWIDTH, through_input=True)
 N_GROUPS = len(GROUPS)
 SL_AUXK = {"auxk": ("auxiliary_reconstruction_loss", 1.0)}
+PRE_ACTIVATION = PreActivation(constant(0.2), dead_only=True)
 SL_TANH = {"mse": SL_MSE, "tanh": ("l0_loss", 0.3), "pre_activation": ("pre_act_loss", 0.2)}
 DL_AUXK = AuxKMovesBias(constant(8.0), D // 2)
 
@@ -247,12 +240,8 @@ CASES: dict[str, Case] = {
     "saelens_jumprelu_quadratic": _sl_jumprelu(
         JUMP, PerTokenTargetL0(constant(0.3), 10.0), parts={"target_l0": ("l0_loss", 0.3)}
     ),
-    "saelens_jumprelu_tanh": _sl_jumprelu(
-        JUMP_TO_ALL, Tanh(constant(0.3)), MovingPreActivation(constant(0.2)), parts=SL_TANH
-    ),
-    "saelens_jumprelu_tanh_threshold_only": _sl_jumprelu(
-        JUMP, Tanh(constant(0.3)), MovingPreActivation(constant(0.2)), parts=SL_TANH
-    ),
+    "saelens_jumprelu_tanh": _sl_jumprelu(JUMP_TO_ALL, Tanh(constant(0.3)), PRE_ACTIVATION, parts=SL_TANH),
+    "saelens_jumprelu_tanh_threshold_only": _sl_jumprelu(JUMP, Tanh(constant(0.3)), PRE_ACTIVATION, parts=SL_TANH),
     "dl_standard": _dl(Relu(), Mse(), L1, parts={"mse": DL_MSE, "l1": ("sparsity_loss", 1.0)}),
     "dl_standard_april": _dl(Relu(), Mse(), L1, parts={"mse": DL_MSE, "l1": ("sparsity_loss", 1.0)}, unit=False),
     "dl_p_anneal": _dl(Relu(), Mse(), AnnealedLp(constant(0.7), constant(0.6)), parts={"lp": ("lp_loss", 1.0)}),
@@ -569,23 +558,11 @@ def test_thresholds_of_dictionary_learning_move_only_from_above() -> None:
     _close(ours["W_enc"], want["W_enc"], "W_enc")
 
 
-def test_pre_activation_loss_of_saelens_moves_thresholds_and_decoder_rows() -> None:
-    name = "saelens_jumprelu_tanh_threshold_only"
-    own = PreActivation(constant(0.2), dead_only=True)
-    value, pre_activation = _gradients(name, own)
-    _close(value, _arrays(name)["part/pre_act_loss"], "the loss itself is the same")
-    assert not np.asarray(pre_activation["threshold"]).any() and not np.asarray(pre_activation["W_dec"]).any()
-    _, ours = _gradients(name, Mse(), Tanh(constant(0.3)), own)
-    want = _params(name, "grad")
-    _close(ours["b_enc"], want["b_enc"], "b_enc")
-    assert _size(ours["threshold"], want["threshold"]) > 1e-3
-
-
 @pytest.mark.parametrize("name", ["saelens_jumprelu_tanh", "saelens_jumprelu_step_through_input"])
 def test_jumprelu_of_saelens_can_pass_its_estimator_to_the_encoder(name: str) -> None:
     """Ours passes it through the count H (through_input), never through f: the tanh loss has no such gradient."""
     penalty: Term = Tanh(constant(0.3)) if "tanh" in name else L0(constant(0.3))
-    pull = MovingPreActivation(constant(0.2 if "tanh" in name else 0.0))
+    pull = dataclasses.replace(PRE_ACTIVATION, coefficient=constant(0.2 if "tanh" in name else 0.0))
     ours = _gradients(name, Mse(), penalty, pull, sparsity=dataclasses.replace(JUMP, through_input=True))[1]
     want = _params(name, "grad")
     assert _size(ours["b_enc"], want["b_enc"]) > 1e-2

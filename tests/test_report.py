@@ -62,6 +62,7 @@ EVALUATION: dict[str, Any] = {
     "step": 30,
     "model": "tiny",
     "hook_point": "blocks.3.resid_post",
+    "k": 4,
     "metrics": {"l0": 8.0, "fve": 0.91, "r2": 0.9, "loss_recovered": 0.97, "relative_error": 0.08},
     "gates": [
         {
@@ -83,7 +84,7 @@ STAGES = {"train": {"tokens": 7680, "seconds": 2.0, "tokens_per_second": 3840.0}
 
 
 def write_features(run: Path, table: dict[str, Any]) -> None:
-    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode(), mtime=0))
 
 
 @pytest.fixture
@@ -261,7 +262,7 @@ def broken_gate(**changes: Any) -> bytes:
 def broken_features(**changes: Any) -> bytes:
     table = features(2)
     table["features"][1].update(changes)
-    return gzip.compress(json.dumps(table).encode())
+    return gzip.compress(json.dumps(table).encode(), mtime=0)
 
 
 def broken_example(**changes: Any) -> bytes:
@@ -281,8 +282,8 @@ def broken_example(**changes: Any) -> bytes:
         ("stages.json", b'{"train": {"tokens": "many"}}', "not a number"),
         ("eval.json", b'{"density": {"log10_edges": [1, 2], "counts": [1, 2]}}', "one edge more"),
         ("features.json.gz", b"not gzip", "does not unpack"),
-        ("features.json.gz", gzip.compress(json.dumps(features(3)).encode())[:-20], "does not unpack"),
-        ("features.json.gz", gzip.compress(b'{"features": []}'), "vocab"),
+        ("features.json.gz", gzip.compress(json.dumps(features(3)).encode(), mtime=0)[:-20], "does not unpack"),
+        ("features.json.gz", gzip.compress(b'{"features": []}', mtime=0), "vocab"),
         ("features.json.gz", broken_features(id=0), "same id"),
         ("features.json.gz", broken_features(max=None), "feature 1 has no number 'max'"),
         ("features.json.gz", broken_features(histogram=[1]), "one edge more"),

@@ -367,6 +367,8 @@ def test_another_sweep_or_run_in_the_folder_is_refused(done: Done, tmp_path: Pat
     (tmp_path / "sweep" / "config.json").write_text("{}")
     with pytest.raises(DataError, match=r"holds a single run. Choose another --config.name"):
         run_sweep(Workspace(dataclasses.replace(done.experiment, runs_dir=str(tmp_path))))
+    with pytest.raises(DataError, match=r"holds a sweep. Choose another --config.name"):
+        run_train(Workspace(done.experiment))
 
 
 def test_a_stopped_sweep_continues_bitwise(

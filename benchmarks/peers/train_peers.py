@@ -8,7 +8,7 @@ tokens exceed N. Training is the peer's code: SAELens' SAETrainer.fit; dictionar
 normalisation and the folding that its trainSAE puts around it. Settings are the peer's published ones (README.md), but
 for what the command says; --set changes any other. Each learning rate is a run and a line of --out:
 
-    peer, version, family, lr, settings, l0, fve, dead, seconds, tokens
+    peer, version, family, k, lr, settings, l0, fve, dead, seconds, tokens
 
     l0     mean number of non-zero latents of a held-out token, through the peer's inference path
     fve    1 - sum ||x - x_hat||^2 / sum ||x - mean x||^2 over all held-out tokens, float64
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import peer_classes as peers
 import torch
+from measure import measure
 
 FAMILIES = ("topk", "batchtopk", "jumprelu", "matryoshka")
 Encode = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -172,23 +173,18 @@ def dictionary_learning(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
     return encode, settings | {"norm": norm, "dead_feature_threshold": trainer.dead_feature_threshold}
 
 
-# --- the common measure ----------------------------------------------------------------------------------------
+# --- the command -------------------------------------------------------------------------------------------------
 
 
-def measure(encode: Encode, heldout: np.ndarray, device: str, rows: int = 4096) -> dict[str, float]:
-    """l0, fve and dead, as the module says."""
-    mean_D = heldout.mean(axis=0, dtype=np.float64)
-    kept, error, variance, fired_F = 0, 0.0, 0.0, np.zeros(0, bool)
-    for start in range(0, len(heldout), rows):
-        x_BD = np.ascontiguousarray(heldout[start : start + rows], np.float32)
+def arrays(encode: Encode, device: str) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """The same on NumPy's arrays."""
+
+    def on_arrays(x_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.no_grad():
-            latents, x_hat = (a.cpu().numpy() for a in encode(torch.from_numpy(x_BD).to(device)))
-        active_BF = latents != 0
-        kept += int(active_BF.sum())
-        fired_F = active_BF.any(0) | (fired_F if fired_F.size else np.zeros(active_BF.shape[1], bool))
-        error += float(np.square(x_BD.astype(np.float64) - x_hat).sum())
-        variance += float(np.square(x_BD.astype(np.float64) - mean_D).sum())
-    return {"l0": kept / len(heldout), "fve": 1 - error / variance, "dead": float(1 - fired_F.mean())}
+            latents, x_hat = encode(torch.from_numpy(x_BD).to(device))
+        return latents.cpu().numpy(), x_hat.cpu().numpy()
+
+    return on_arrays
 
 
 def published_lr(peer: str, family: str, d_sae: int) -> float:
@@ -259,8 +255,8 @@ def main() -> None:
         start = time.perf_counter()
         encode, settings = train(task, lr)
         seconds = time.perf_counter() - start
-        line = {"peer": told.peer, "version": peers.VERSIONS[package], "family": told.family, "lr": lr}
-        line |= measure(encode, heldout, told.device)
+        line = {"peer": told.peer, "version": peers.VERSIONS[package], "family": told.family, "k": told.k, "lr": lr}
+        line |= measure(arrays(encode, told.device), heldout)
         line |= {"seconds": round(seconds, 2), "tokens": task.steps * task.batch, "settings": settings}
         with pathlib.Path(told.out).open("a") as out:
             out.write(json.dumps(line, default=str) + "\n")

@@ -93,7 +93,7 @@ class CoderConfig:
     target_l0: float = 32.0
     pre_activation_coefficient: float | None = None
     pre_activation_dead_only: bool = False
-    sparsity_warmup_fraction: float = 0.05
+    sparsity_warmup_fraction: float | None = None
     gate_coefficient: float | None = None
     multi_topk_coefficient: float | None = None
     multi_topk_factor: int = 4
@@ -122,7 +122,7 @@ class CoderConfig:
             value = getattr(self, field.name)
             if isinstance(value, float | int) and not (0 <= value < math.inf):
                 raise ConfigError(f"coder.{field.name} is {value}; it must be finite, not negative.")
-            if field.name.endswith("_fraction") and value > 1:
+            if field.name.endswith("_fraction") and value is not None and value > 1:
                 raise ConfigError(f"coder.{field.name} is {value}; it must be at most 1.")
         for name in ("bandwidth", "tanh_scale", "target_l0"):
             if getattr(self, name) == 0:

@@ -239,8 +239,8 @@ class TargetL0(Term):
 class PreActivation(Term):
     """mean_b sum_f relu(theta - pre) ||W_dec,f||: draws latents that do not fire towards firing.
 
-    theta and the norm are constants here. `dead_only`: the sum runs over dead latents (SAELens); else over all
-    (Anthropic, January 2025).
+    The gradient reaches the encoder, the thresholds and the decoder rows. `dead_only`: the sum runs over dead latents
+    (SAELens); else over all (Anthropic, Circuits Updates January 2025).
     """
 
     dead_only: bool = False
@@ -248,7 +248,7 @@ class PreActivation(Term):
     needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
 
     def __call__(self, c: Context) -> jax.Array:
-        norms = jax.lax.stop_gradient(c.topology.decoder_norms(c.params))[None]
+        norms = c.topology.decoder_norms(c.params)[None]
         distance = c.sparsity.below(c.pre, c.params) * norms  # type: ignore[attr-defined]
         return jnp.where(c.dead[None] | (not self.dead_only), distance, 0).sum() / c.x.shape[0]
 

@@ -83,15 +83,16 @@ def _check_counts(c: CoderConfig, sparsity: Sparsity, width: int) -> None:
         raise ConfigError(f"coder.k_start is set, but {c.sparsity} has no k to anneal; remove it.")
     if c.auxk_k > width:
         raise ConfigError(f"coder.auxk_k is {c.auxk_k} but there are only {width} latents; lower it.")
-    if c.multi_topk_coefficient and largest * c.multi_topk_factor > width:
+    if c.multi_topk_coefficient and "k" in sparsity.provides and largest * c.multi_topk_factor > width:
         raise ConfigError(
-            f"coder.multi_topk_factor x k is {largest * c.multi_topk_factor}, but there are only {width} latents."
+            f"coder.multi_topk_factor x k is {largest * c.multi_topk_factor} but there are only {width} latents; lower "
+            "one of them or raise d_sae."
         )
 
 
 def _terms(c: CoderConfig, sparsity: Sparsity, d_in: int, width: int, steps: int) -> tuple[losses.Term, ...]:
     """Every term whose coefficient is not 0, the reconstruction first."""
-    warmup = round(c.sparsity_warmup_fraction * steps)
+    warmup = round((c.sparsity_warmup_fraction or 0.0) * steps)
 
     def rising(coefficient: Any) -> Ramp:
         return Ramp(0.0, coefficient, warmup)

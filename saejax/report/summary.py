@@ -50,8 +50,7 @@ def _header(run: RunFiles) -> dict[str, Any]:
         "preset": preset,
         "d_in": _whole(evaluation.get("d_in")),
         "d_sae": _whole(evaluation.get("d_sae") or features.get("d_sae")),
-        # Other presets have the key in their configuration too, but do not use it.
-        "k": _whole(_find(run.config, "k")) if "topk" in preset else None,
+        "k": _whole(evaluation.get("k")),
         "tokens": max((row["tokens"] for row in run.metrics if _number(row.get("tokens"))), default=None),
         "step": run.metrics[-1]["step"] if run.metrics else evaluation.get("step"),
         "gates_passed": sum(bool(gate["passed"]) for gate in gates),

@@ -47,8 +47,8 @@ class JumpRelu(Sparsity):
         return (pre > theta).astype(jnp.float32) + window * (enter - move)
 
     def below(self, pre: jax.Array, params: Params) -> jax.Array:
-        """relu(theta - pre), [..., F]: how far a latent is from firing; theta without gradient."""
-        return jax.nn.relu(self._theta(pre, params)[0] - pre)
+        """relu(theta - pre), [..., F]: how far a latent is from firing, with its plain derivatives."""
+        return jax.nn.relu(jax.nn.relu(params["threshold"])[None] - pre)
 
     def parameters(self) -> dict[str, float]:
         return {"threshold": self.threshold}

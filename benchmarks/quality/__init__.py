@@ -1,0 +1,1 @@
+"""Quality beside the peers: see run.py."""
