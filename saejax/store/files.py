@@ -122,7 +122,7 @@ class StoreFiles:
         try:
             self._kv.write(key, value).result()
         except Exception as error:
-            raise DataError(f"Cannot write {self.name(key)}: {write_trouble(self, error)}") from error
+            raise DataError(f"{self.name(key)} could not be written: {write_trouble(self, error)}") from error
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete files; those that do not exist are no error."""

@@ -380,4 +380,4 @@ def _hold_lease(files: StoreFiles, stack: ExitStack) -> None:
         assert files.local is not None
         stack.enter_context(lease(files.local))
     except OSError as error:
-        raise DataError(f"Cannot write the store {files.url}: {write_trouble(files, error)}") from error
+        raise DataError(f"The store {files.url} could not be written: {write_trouble(files, error)}") from error
