@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from saejax.core.errors import ConfigError
 from saejax.lm import decoder
@@ -71,6 +72,10 @@ class ModelPair:
     def owner(self, name: str) -> LanguageModel:
         """The model that a hook point is of."""
         return self.second if name.startswith(PREFIX) else self.first
+
+    def activations(self, text: str, hook_point: str) -> np.ndarray:
+        """Activations [S, d] float32 of one text at one hook point of either; see `LanguageModel.activations`."""
+        return self.owner(hook_point).activations(text, hook_point.removeprefix(PREFIX))
 
     def apply(
         self,

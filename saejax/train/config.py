@@ -28,9 +28,9 @@ class TrainConfig:
         lr, b1, b2, eps: of the optimizer, where it has them (adafactor has only lr, lion no eps; of muon b1, b2 and
             eps are those of its adam).
         weight_decay: of adamw, lion and muon; of weight matrices alone, not of biases and thresholds.
-        schedule: after a linear warm-up: `constant`; `cosine` or `linear`, down to lr x final_lr_fraction;
-            `cosine_restarts` (cycles of growing length); `plateau` (down when the training loss stalls); `decay`
-            (constant, then linear to lr x final_lr_fraction over the last decay_fraction).
+        schedule: after a linear warm-up: `decay` (constant, then linear to lr x final_lr_fraction over the last
+            decay_fraction); `constant`; `cosine` or `linear`, down to lr x final_lr_fraction; `cosine_restarts` (cycles
+            of growing length); `plateau` (down when the training loss stalls).
         warmup_fraction: share of the steps over which the learning rate rises from 0.
         final_lr_fraction: where schedules end, as a share of lr.
         decay_fraction: share of the steps that `decay` takes.
@@ -64,7 +64,7 @@ class TrainConfig:
     b2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
-    schedule: str = "cosine"
+    schedule: str = "decay"
     warmup_fraction: float = 0.05
     final_lr_fraction: float = 0.1
     decay_fraction: float = 0.2

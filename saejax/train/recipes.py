@@ -31,13 +31,10 @@ TRAINING_RECIPES: dict[str, TrainingRecipe] = {
         settings={"schedule": "linear", "warmup_fraction": 0.02, "final_lr_fraction": 0.0, "validate_every": 1000},
     ),
     "thorough": TrainingRecipe(
-        "the coder to keep: three times the activations, decay over the last fifth, averaged weights, validation "
-        "every quarter of an epoch",
+        "the coder to keep: three times the activations, averaged weights, validation every quarter of an epoch",
         tokens=3.0,
         lr=1.0,
         settings={
-            "schedule": "decay",
-            "decay_fraction": 0.2,
             "final_lr_fraction": 0.0,
             "ema_decay": 0.999,
             "validate_epochs": 0.25,
