@@ -115,7 +115,7 @@ def test_schedules_are_shares_of_the_training() -> None:
 
 @pytest.mark.parametrize("init", INITS)
 def test_every_init_has_the_rows_it_promises(init: str) -> None:
-    coder = _build(preset="topk", init=init, decoder_norm=0.3, unit_decoder_every=0)
+    coder = _build(preset="topk", init=init, decoder_norm=0.3, encoder_scale=1.0, unit_decoder_every=0)
     p = jax.jit(coder.init)(jax.random.key(0))
     lengths = np.linalg.norm(p["W_dec"], axis=1)
     if init in ("transpose", "kaiming"):
@@ -125,6 +125,8 @@ def test_every_init_has_the_rows_it_promises(init: str) -> None:
     if init == "zero_decoder":
         assert not p["W_dec"].any() and 0 < np.abs(p["W_enc"]).max() <= D**-0.5
     assert np.array_equal(p["W_enc"], p["W_dec"].T) == (init == "transpose")
+    halved = _build(preset="topk", init=init, decoder_norm=0.3, encoder_scale=0.5, unit_decoder_every=0)
+    np.testing.assert_allclose(jax.jit(halved.init)(jax.random.key(0))["W_enc"], p["W_enc"] / 2)
 
 
 # --- refusals ----------------------------------------------------------------------------------------------

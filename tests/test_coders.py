@@ -347,8 +347,8 @@ def test_loss_is_pure(preset: str) -> None:
 # --- parameters --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "norm"), [("topk", 1.0), ("standard", 0.1)])
-def test_init(preset: str, norm: float) -> None:
+@pytest.mark.parametrize(("preset", "norm", "scale"), [("topk", 1.0, 0.1), ("standard", 0.1, 1.0)])
+def test_init(preset: str, norm: float, scale: float) -> None:
     coder, mean_D = _coder(preset), np.arange(D)
     p = coder.init(jax.random.key(0), mean_D)
     assert {name: v.shape for name, v in p.items()} == {
@@ -359,7 +359,7 @@ def test_init(preset: str, norm: float) -> None:
     }
     assert all(v.dtype == jnp.float32 for v in p.values())
     np.testing.assert_allclose(np.linalg.norm(p["W_dec"], axis=1), norm, rtol=1e-5)
-    np.testing.assert_array_equal(p["W_enc"], p["W_dec"].T)
+    np.testing.assert_array_equal(p["W_enc"], scale * p["W_dec"].T)
     np.testing.assert_array_equal(p["b_dec"], mean_D)
     assert not p["b_enc"].any() and not coder.init(jax.random.key(0))["b_dec"].any()
     assert not np.allclose(p["W_dec"], coder.init(jax.random.key(1))["W_dec"])
@@ -560,8 +560,15 @@ def test_auxk_revives_the_dead(auxk_coefficient: float) -> None:
     """16 of 64 latents start too low ever to be among the 3 largest, a few sometimes above 0: 9 come back."""
     n_dead, dead_after = 16, 1000
     _, sample = _planted(0)
-    config = CoderConfig(d_sae=WIDTH, k=ACTIVE, auxk_coefficient=auxk_coefficient, matmul_dtype="float32")
-    coder = build(dataclasses.replace(config, dead_after_tokens=dead_after), MODEL, steps=100)
+    config = CoderConfig(
+        d_sae=WIDTH,
+        k=ACTIVE,
+        auxk_coefficient=auxk_coefficient,
+        encoder_scale=1.0,
+        dead_after_tokens=dead_after,
+        matmul_dtype="float32",
+    )
+    coder = build(config, MODEL, steps=100)
     p = coder.init(jax.random.key(0))
     p["b_enc"] = p["b_enc"].at[:n_dead].set(-1.3).at[n_dead:].set(0.5)
     stats = {"tokens_since_fired": jnp.zeros(WIDTH, jnp.int32).at[:n_dead].set(dead_after)}

@@ -42,6 +42,7 @@ def _first_update(config: TrainConfig, params: dict[str, jax.Array], grads: dict
 @pytest.mark.parametrize(
     ("values", "points"),
     [
+        ({"schedule": "constant"}, {50: 1.0, 100: 2.0, 999: 2.0}),
         ({"schedule": "linear"}, {50: 1.0, 100: 2.0, 550: 1.25, 1000: 0.5}),
         ({"schedule": "decay", "decay_fraction": 0.5}, {100: 2.0, 500: 2.0, 750: 1.25, 1000: 0.5}),
         ({"schedule": "plateau"}, {50: 1.0, 100: 2.0, 999: 2.0}),

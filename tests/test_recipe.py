@@ -1,4 +1,7 @@
-"""The training recipe: schedules, optimizers, accumulation, averages, early stopping, resampling, the sample limit."""
+"""The training recipe in the loop: optimizers, accumulation, averages, early stopping, the sample limit.
+
+Schedules and single updates: test_optim.py. Resampling: test_resample.py.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -12,14 +15,13 @@ import pytest
 from test_train import CODERS, CONFIG, assert_same, final, run
 from tiny import D_IN, planted_store
 
-from saejax.coders import Coder, CoderConfig, Sites, build
+from saejax.coders import Coder, Sites, build
 from saejax.core.errors import ConfigError
 from saejax.core.metrics import read_metrics
 from saejax.store import Batches, StoreReader
 from saejax.train import TrainConfig
 from saejax.train.center import geometric_median
 from saejax.train.config import OPTIMIZERS
-from saejax.train.optim import make_optimizer, make_schedule
 from saejax.train.state import make_init
 from saejax.train.step import default_hyper, make_step
 
@@ -32,47 +34,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "store"
     planted_store(path)
     return path
-
-
-# --- schedules ---------------------------------------------------------------------------------------------
-
-
-def _rates(**values: Any) -> np.ndarray:
-    config = TrainConfig(tokens=1000, batch_size=1, lr=2.0, warmup_fraction=0.1, final_lr_fraction=0.25, **values)
-    return np.asarray(jax.vmap(make_schedule(config))(jnp.arange(1000)))
-
-
-def test_linear_and_decay_and_constant() -> None:
-    linear, decay = _rates(schedule="linear"), _rates(schedule="decay", decay_fraction=0.2)
-    assert linear[[50, 100, 550]] == pytest.approx([1.0, 2.0, 1.25], rel=1e-3)
-    assert decay[[100, 500, 800, 900]] == pytest.approx([2.0, 2.0, 2.0, 1.25], rel=1e-3)
-    assert decay[-1] == pytest.approx(0.5, abs=0.02) == linear[-1]
-    np.testing.assert_allclose(_rates(schedule="constant")[100:], 2.0)
-
-
-def test_cosine_restarts_cover_all_steps_with_growing_cycles() -> None:
-    rates = _rates(schedule="cosine_restarts", restart_period=1 / 7, restart_multiplier=2.0)
-    rises = [100 + i + 1 for i in np.flatnonzero(np.diff(rates[100:]) > 0.5)]
-    # 900 steps after the warm-up: cycles of 129, 257, 514.
-    assert rises == [229, 486]
-    assert rates[rises] == pytest.approx(2.0) and rates[[228, 485, 999]] == pytest.approx(0.5, abs=0.02)
-
-
-def test_the_plateau_lowers_the_rate_when_the_loss_stalls_and_only_then() -> None:
-    config = TrainConfig(
-        tokens=1000, batch_size=1, schedule="plateau", warmup_fraction=0.0, plateau_patience=2, plateau_window=5
-    )
-    optimizer, params = make_optimizer(config), {"w": jnp.ones(3)}
-    update = jax.jit(optimizer.update)
-
-    def last_update(losses: list[float]) -> float:
-        state = optimizer.init(params)
-        for loss in losses:
-            updates, state = update({"w": jnp.ones(3)}, state, params, value=jnp.float32(loss))
-        return float(jnp.abs(updates["w"]).max())
-
-    falling, flat = last_update([1.0 - 0.01 * i for i in range(40)]), last_update([1.0] * 40)
-    assert falling == pytest.approx(config.lr, rel=1e-3) and flat < 0.6 * falling
 
 
 # --- optimizers --------------------------------------------------------------------------------------------
@@ -88,14 +49,6 @@ def test_every_optimizer_learns_and_continues_bitwise(store: Path, tmp_path: Pat
     assert_same(final(tmp_path / "whole", 16), final(tmp_path / "parts", 16))
     losses = [r["train/loss"] for r in read_metrics(tmp_path / "whole" / "metrics.jsonl") if "train/loss" in r]
     assert losses[-1] < losses[0]
-
-
-def test_weight_decay_shrinks_what_has_no_gradient() -> None:
-    for optimizer in ("adamw", "lion", "muon"):
-        config = TrainConfig(optimizer=optimizer, weight_decay=0.1, warmup_fraction=0.0, schedule="constant", lr=0.5)
-        transform, params = make_optimizer(config), {"W": jnp.ones((4, 4))}
-        updates, _ = transform.update({"W": jnp.zeros((4, 4))}, transform.init(params), params, value=jnp.float32(0))
-        assert np.asarray(updates["W"]) == pytest.approx(-0.05, rel=1e-4), optimizer
 
 
 # --- accumulation, averages --------------------------------------------------------------------------------
@@ -174,7 +127,7 @@ def test_the_sample_limit_uses_the_first_rows_alone(store: Path) -> None:
     assert set(seen) == first and len(first) > 500
 
 
-# --- where things begin, and begin again -------------------------------------------------------------------
+# --- where things begin, and what is refused ------------------------------------------------------------------
 
 
 def test_the_geometric_median_is_where_the_unit_pulls_cancel() -> None:
@@ -184,37 +137,6 @@ def test_the_geometric_median_is_where_the_unit_pulls_cancel() -> None:
     away = rows - median
     pull = (away / np.linalg.norm(away, axis=1, keepdims=True)).sum(0)
     assert np.linalg.norm(pull) < 1e-2 and np.linalg.norm(median) < 0.3 < np.linalg.norm(rows.mean(0))
-
-
-@pytest.mark.parametrize("topology", ["autoencoder", "crosscoder", "clt"])
-def test_resampling_points_the_dead_at_tokens_and_forgets_their_moments(topology: str) -> None:
-    n = 2 if topology != "autoencoder" else 1
-    coder_config = CoderConfig(
-        "topk", topology=topology, init="uniform", d_sae=24, k=2, matmul_dtype="float32", dead_after_tokens=1000
-    )
-    coder = build(coder_config, [D_IN] * n, 10)
-    names = tuple("abc"[:n])
-    sites = Sites(names, names, (1.0,) * n, (1.0,) * n, stacked=n > 1)
-    config = TrainConfig(tokens=320, batch_size=32, resample_every=2, resample_until_fraction=1.0)
-    optimizer = make_optimizer(config)
-    state = make_init(coder, optimizer, config)(0)
-    dead = (..., slice(0, 5))
-    state.params["b_enc"] = state.params["b_enc"].at[dead].set(-100.0)
-    step = jax.jit(make_step(coder, optimizer, make_schedule(config), sites, config))
-    rng, seen = np.random.default_rng(0), []
-    for _ in range(2):
-        seen.append({name: jnp.asarray(rng.normal(size=(32, D_IN)), jnp.float32) for name in names})
-        before, (state, _) = state, step(state, seen[-1], default_hyper(0))
-    assert not state.params["b_enc"][dead].any() and before.params["b_enc"][dead].max() < -50
-    for decoder in coder.topology.decoders:
-        rows = np.asarray(state.params[decoder])[:5].reshape(5, -1)
-        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-4)
-    moments = optax.tree.get(state.opt_state, "mu")["b_enc"]
-    assert not moments[dead].any() and moments[..., 5:].any()
-    assert not state.stats["tokens_since_fired"][dead].any()
-    # Each rises for the token that it was pointed at.
-    pre = coder.topology.pre_activations(state.params, sites.batch(seen[-1])["x"])
-    assert (pre[(slice(None), *dead)].max(0) > 0).all() and (pre[(slice(None), *dead)].max() < 10)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ class CoderConfig:
         dead_after_tokens: a latent that has not fired for this long is dead.
         init: transpose, kaiming, uniform or zero_decoder.
         decoder_norm: length of decoder rows at the start.
+        encoder_scale: W_enc starts at this times what `init` gives. Below 1 latents start small and grow where they are
+            needed, instead of overshooting and dying; a selection of the k largest is the same at every scale.
         unit_decoder_every: decoder rows go back to length 1 after every so many steps, and gradients lose their part
             along the rows; 0 leaves them free.
         b_dec_init: mean, geometric_median (of the stored targets) or zeros.
@@ -104,6 +106,7 @@ class CoderConfig:
     dead_after_tokens: int = 10_000_000
     init: str = ""
     decoder_norm: float | None = None
+    encoder_scale: float | None = None
     unit_decoder_every: int | None = None
     b_dec_init: str = "mean"
     firing_rate_init: float = 0.0
@@ -124,7 +127,7 @@ class CoderConfig:
                 raise ConfigError(f"coder.{field.name} is {value}; it must be finite, not negative.")
             if field.name.endswith("_fraction") and value is not None and value > 1:
                 raise ConfigError(f"coder.{field.name} is {value}; it must be at most 1.")
-        for name in ("bandwidth", "tanh_scale", "target_l0"):
+        for name in ("bandwidth", "tanh_scale", "target_l0", "encoder_scale"):
             if getattr(self, name) == 0:
                 raise ConfigError(f"coder.{name} is 0; it must be positive.")
         if not 0 < self.lp_end <= 1:

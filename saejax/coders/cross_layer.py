@@ -28,7 +28,7 @@ class CrossLayerTranscoder(nn.Module):
         d_in, d_out: width of a site read, of a site written.
         d_sae: F, latents of a layer.
         sites: L.
-        init_name, decoder_norm, matmul_dtype: as in `Dictionary`.
+        init_name, decoder_norm, encoder_scale, matmul_dtype: as in `Dictionary`.
     """
 
     d_in: int
@@ -37,6 +37,7 @@ class CrossLayerTranscoder(nn.Module):
     sites: int = 1
     init_name: str = "uniform"
     decoder_norm: float = 1.0
+    encoder_scale: float = 1.0
     matmul_dtype: str = "bfloat16"
 
     stacked: ClassVar[bool] = True
@@ -74,7 +75,7 @@ class CrossLayerTranscoder(nn.Module):
             return INITS[self.init_name](own, (D, F), (F, L - layer, out), self.decoder_norm)[which]
 
         def encoders(_: Any) -> jax.Array:
-            return jnp.stack([weights(layer, 0) for layer in range(L)])
+            return self.encoder_scale * jnp.stack([weights(layer, 0) for layer in range(L)])
 
         def decoder(_: Any, layer: int) -> jax.Array:
             return weights(layer, 1)

@@ -29,7 +29,9 @@ class Dictionary(nn.Module):
         d_in, d_out: width of a site read, of a site written.
         d_sae: F.
         sites: hook points read; [] axes below are absent where a topology has one site.
-        init: a name of `INITS`; decoder_norm: length of a decoder row at the start, where the init asks for one.
+        init_name: of `INITS`.
+        decoder_norm: length of a decoder row at the start, where the init asks for one.
+        encoder_scale: what the init gives W_enc is multiplied by this.
         matmul_dtype: dtype of the operands of the dense products; they accumulate in float32.
     """
 
@@ -39,6 +41,7 @@ class Dictionary(nn.Module):
     sites: int = 1
     init_name: str = "transpose"
     decoder_norm: float = 1.0
+    encoder_scale: float = 1.0
     matmul_dtype: str = "bfloat16"
 
     # A site axis in x and y; writes what it reads; `init=transpose` makes sense.
@@ -73,7 +76,8 @@ class Dictionary(nn.Module):
         key: Any = self.make_rng("params") if self.is_initializing() else None
 
         def weights(_: Any, which: int) -> jax.Array:
-            return INITS[self.init_name](key, (*into, F), (F, *out), self.decoder_norm)[which]
+            both = INITS[self.init_name](key, (*into, F), (F, *out), self.decoder_norm)
+            return both[which] * (self.encoder_scale, 1.0)[which]
 
         self.param("W_dec", nn.with_logical_partitioning(weights, ("latent", *names_out)), 1)
         self.param("W_enc", nn.with_logical_partitioning(weights, (*names_in, "latent")), 0)

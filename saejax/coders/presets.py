@@ -40,6 +40,7 @@ def build(
             sites=len(reads),
             init_name=c.init,
             decoder_norm=c.decoder_norm or 0.0,
+            encoder_scale=1.0 if c.encoder_scale is None else c.encoder_scale,
             matmul_dtype=c.matmul_dtype,
         ),
         sparsity=sparsity,
