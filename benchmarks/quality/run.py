@@ -4,8 +4,8 @@
     sh benchmarks/peers/make_env.sh       # the peers' environment
     python -m benchmarks.quality.run
 
-For each family and trainer: two or three learning rates at k = 24, the best of them also at k = 12 and 48. Each run is a line
-of results.jsonl beside this file; what is there already is not run again. Then table.md and l0_fve.png are made.
+For each family and trainer: two or three learning rates at k = 24, the best of them also at k = 12 and 48. Each run is
+a line of results.jsonl beside this file; what is there already is not run again. Then table.md and l0_fve.png are made.
 
 The best rate is the one with the largest FVE once its L0 is brought to k along the slope of that trainer's topk curve,
 which is the same for all three rates; the table's FVE is read off the curve through the three k, at L0 = 24.
