@@ -117,8 +117,13 @@ RECIPES: dict[str, Recipe] = {
         init="uniform",
         reconstruction="mse",
     ),
+    # The whole dictionary has a fifth of the loss, which is a mean over five prefixes; so has its AuxK.
     "matryoshka": _recipe(
-        "Matryoshka BatchTopK", "https://arxiv.org/abs/2503.17547", sparsity="batchtopk", prefixes=_PREFIXES, **_UNIT
+        "Matryoshka BatchTopK",
+        "https://arxiv.org/abs/2503.17547",
+        sparsity="batchtopk",
+        prefixes=_PREFIXES,
+        **_UNIT | {"auxk_coefficient": 1 / 32 / len(_PREFIXES)},
     ),
     "transcoder": _recipe("transcoder, TopK", _TRANSCODERS, topology="transcoder", init="kaiming", **_UNIT),
     "skip_transcoder": _recipe(
