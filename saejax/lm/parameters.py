@@ -43,7 +43,7 @@ def outer_parameters(c: DecoderConfig) -> Spec:
 
 def block_parameters(c: DecoderConfig) -> Spec:
     """One block; all blocks have the same. Attention's are per head: `W_Q` [M, H, D], `W_O` [H, D, M]."""
-    spec: Spec = {"ln1": _norm(c, c.d_model, "d_model"), "attn": _attention(c)}
+    spec: Spec = {"attn": _attention(c), "ln1": _norm(c, c.d_model, "d_model")}
     if c.residual != "parallel_one_norm":
         spec["ln2"] = _norm(c, c.d_model, "d_model")
     spec["mlp"] = _mlp(c)
