@@ -16,15 +16,21 @@ from saejax.lm import checkpoint, decoder
 from saejax.lm.conventions import DecoderConfig
 from saejax.text import Tokenizer
 
-HOOK_NAMES = ("resid_pre", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
+HOOK_NAMES = ("resid_pre", "attn_z", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
 
 # TransformerLens names of the same places. (Its ln2.hook_normalized is not here: it is taken before the
 # norm's own scale and shift, so it is another tensor than mlp_in.)
 _TRANSFORMER_LENS = {
     "hook_resid_pre": "resid_pre",
+    "ln1.hook_scale": "ln1_scale",
+    "attn.hook_pattern": "attn_pattern",
+    "attn.hook_z": "attn_z",  # there [B, S, H, D], here flat
+    "ln1_post.hook_scale": "ln1_post_scale",
     "hook_attn_out": "attn_out",
     "hook_resid_mid": "resid_mid",
+    "ln2.hook_scale": "ln2_scale",
     "mlp.hook_post": "mlp_act",
+    "ln2_post.hook_scale": "ln2_post_scale",
     "hook_mlp_out": "mlp_out",
     "hook_resid_post": "resid_post",
 }
@@ -75,9 +81,12 @@ class LanguageModel:
         capture: Sequence[str] = (),
         edits: Mapping[str, decoder.Edit] | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """tokens [B, S] -> (logits [B, S, V], {hook point: activation}); see `saejax.lm.decoder.run`."""
-        names = [self.hook_point(name) for name in capture]
-        named_edits = {self.hook_point(name): edit for name, edit in (edits or {}).items()}
+        """tokens [B, S] -> (logits [B, S, V], {hook point: activation}); see `saejax.lm.decoder.run`.
+
+        Takes the names of `hook_points()` and of `inner_points()`.
+        """
+        names = [self._point(name) for name in capture]
+        named_edits = {self._point(name): edit for name, edit in (edits or {}).items()}
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
         positions, segments = (None if x is None else jnp.asarray(x) for x in (positions_BS, segments_BS))
@@ -93,9 +102,17 @@ class LanguageModel:
         return np.asarray(self.run([ids], capture=[name])[1][name][0], np.float32)
 
     def hook_points(self) -> dict[str, int]:
-        """{hook point: width} of the whole model, from its config."""
-        widths = dict.fromkeys(HOOK_NAMES, self.config.d_model) | {"mlp_act": self.config.d_mlp}
-        return {f"blocks.{i}.{name}": widths[name] for i in range(self.config.n_layer) for name in HOOK_NAMES}
+        """{hook point: width} of the whole model, from its config: the points with one vector for each token."""
+        c = self.config
+        widths = dict.fromkeys(HOOK_NAMES, c.d_model) | {"mlp_act": c.d_mlp, "attn_z": c.n_head * c.d_head}
+        return {f"blocks.{i}.{name}": widths[name] for i in range(c.n_layer) for name in HOOK_NAMES}
+
+    def inner_points(self) -> tuple[str, ...]:
+        """The other points that `run` watches and edits: attention patterns [B, H, S, S], norms' scales [B, S, 1]."""
+        norms = ["ln1"] + (["ln2"] if self.config.residual != "parallel_one_norm" else [])
+        norms += ["ln1_post", "ln2_post"] if self.config.post_norms else []
+        names = ("attn_pattern", *(f"{norm}_scale" for norm in norms))
+        return (*(f"blocks.{i}.{name}" for i in range(self.config.n_layer) for name in names), "ln_final_scale")
 
     def apply(
         self,
@@ -115,17 +132,30 @@ class LanguageModel:
         Raises:
             ConfigError: it does not exist; the message lists those that do.
         """
-        match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-        canonical = f"blocks.{match[1]}.{_TRANSFORMER_LENS.get(match[2], match[2])}" if match else name
+        canonical = _canonical(name)
         there = self.hook_points()
         if canonical not in there:
             close = difflib.get_close_matches(canonical, there, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
+            if canonical in self.inner_points():
+                hint = " It can be watched and edited in `run`, but holds no vector for each token."
             raise ConfigError(
                 f"The model has no hook point {name!r}.{hint} There are blocks.0 to blocks."
                 f"{self.config.n_layer - 1}, each with {', '.join(HOOK_NAMES)}."
             )
         return canonical
+
+    def _point(self, name: str) -> str:
+        """The canonical name of an inner point or a hook point."""
+        canonical = _canonical(name)
+        return canonical if canonical in self.inner_points() else self.hook_point(name)
+
+
+def _canonical(name: str) -> str:
+    if name == "ln_final.hook_scale":
+        return "ln_final_scale"
+    match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+    return f"blocks.{match[1]}.{_TRANSFORMER_LENS.get(match[2], match[2])}" if match else name
 
 
 def load_lm(model: str = "demo", revision: str = "", dtype: str = "float32") -> LanguageModel:
