@@ -32,6 +32,9 @@ _ATTN_OUT = (
     "attention.output.dense.out",
     "attention.out_lin.out",
     "layer.0.SelfAttention.o.out",
+    "self_attn.out",
+    "attn.out",
+    "attention.out",
 )
 _RESID_MID = (
     "pre_feedforward_layernorm.in",
@@ -59,7 +62,9 @@ _DOWN = (
     "output.dense",
     "layer.1.DenseReluDense.wo",
 )
-_MLP_IN = ("mlp.in", "ffn.in", "fc1.in", "intermediate.in", "layer.1.DenseReluDense.in")
+# What the MLP adds, where it is not what the last product gives: a norm after it, or a mixture of experts.
+_MLP_OUT = ("post_feedforward_layernorm.out", *(f"{name}.out" for name in _DOWN), "mlp.out", "block_sparse_moe.out")
+_MLP_IN = ("mlp.in", "block_sparse_moe.in", "ffn.in", "fc1.in", "intermediate.in", "layer.1.DenseReluDense.in")
 _MLP_ENDS = ("out", "final_layer_norm.in", "output.LayerNorm.in", "output_layer_norm.in")
 
 
@@ -83,7 +88,7 @@ def _of_layer(seen: Mapping[str, np.ndarray], tolerance: float) -> dict[str, str
     names = {}
     attn_outs, mids, ends = (_there(places, seen) for places in (_ATTN_OUT, _RESID_MID, _MLP_ENDS))
     downs = _there([f"{name}.out" for name in _DOWN], seen)
-    mlp_outs = [*_there(["post_feedforward_layernorm.out"], seen), *downs]
+    mlp_outs = _there(_MLP_OUT, seen)
     mlp_ins = _there(_MLP_IN, seen)[:1]
 
     def add_up(*parts_and_sum: Sequence[str]) -> tuple[str, ...] | None:

@@ -56,7 +56,11 @@ class Model(Protocol):
         ...
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether the logits are of the next token and see what is put in at (one of) these hook points."""
+        """Whether the logits are of the next token and, where names are given, see what is put in at one of them."""
+        ...
+
+    def readout(self) -> tuple[jax.Array, jax.Array] | None:
+        """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token."""
         ...
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:

@@ -128,6 +128,11 @@ class LanguageModel:
         """True: what is put in at any hook point goes on into the logits of the next token."""
         return True
 
+    def readout(self) -> tuple[jax.Array, jax.Array]:
+        """(scale of the final norm [D], W_U [D, V]), float32."""
+        W_U_DV = decoder.unembedding(self.params).astype(jnp.float32)
+        return self.params["ln_final"]["w"].astype(jnp.float32), W_U_DV
+
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
         """Not known of a JAX model.
 

@@ -103,9 +103,13 @@ class ModelPair:
         return logits, captured
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether the loss, which is the first model's, sees what is put in at one of these hook points."""
+        """Whether there is a loss, which is the first model's, and it sees what is put in at one of `names`."""
         ours = [name for name in names if not name.startswith(PREFIX)]
-        return bool(ours) and self.first.measures_loss(ours)
+        return bool(ours or not names) and self.first.measures_loss(ours)
+
+    def readout(self) -> tuple[jax.Array, jax.Array] | None:
+        """The first model's."""
+        return self.first.readout()
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
         """What both have memory for."""

@@ -8,6 +8,7 @@ Shape letters: R packed rows, S their length, B rows of a chunk, T its length.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -73,7 +74,7 @@ def _places(segments_RS: np.ndarray) -> list[np.ndarray]:
     places = []
     for row, segments_S in enumerate(segments_RS):
         bounds = [0, *(np.flatnonzero(np.diff(segments_S)) + 1).tolist(), len(segments_S)]
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             if segments_S[start] >= 0:
                 places.append(row * len(segments_S) + np.arange(start, stop))
     return places
