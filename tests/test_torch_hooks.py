@@ -13,13 +13,14 @@ from test_lm import POINTS, VOCAB, in_order, rows_of, run_rows, write_tokenizer
 from tiny import replaced, tiny_experiment
 
 from saejax.capture import CaptureConfig
+from saejax.core.config import to_json
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
 from saejax.lm import LanguageModel, LMConfig, load_lm
 from saejax.lm.pair import ModelPair
 from saejax.lm.rows import Chunk
 from saejax.parallel import ParallelConfig, make_mesh
-from saejax.stages import run_capture, run_pipeline
+from saejax.stages import deciding, run_capture, run_pipeline
 from saejax.store import StoreReader
 from saejax.text import PackedRows, Tokenizer
 from saejax.workspace import Workspace
@@ -415,5 +416,9 @@ def test_an_encoder_is_captured_at_a_modules_path(
     assert result["reads"] == [f"{name}.out"] and "fve" in result["metrics"]
     assert not {"ce_clean", "loss_recovered"} & set(result["metrics"])
     run_capture(Workspace(e))  # complete already
+    elsewhere, other = (
+        deciding(to_json(replaced(e, "lm", **change))) for change in ({"device": "cpu"}, {"backend": "jax"})
+    )
+    assert elsewhere == deciding(to_json(e)) != other
     with pytest.raises(DataError, match="made for something else"):
         run_capture(Workspace(replaced(e, "lm", dtype="bfloat16")))
