@@ -274,6 +274,8 @@ def _refuse_other_run(e: Experiment) -> None:
 def deciding(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a configuration that decides a run's numbers."""
     kept = {key: config.get(key) for key in _DECIDES_RUN}
+    # Where the model runs decides nothing.
+    kept["lm"] = {k: v for k, v in (kept["lm"] or {}).items() if k != "device"}
     return kept | {"train": {k: v for k, v in (kept["train"] or {}).items() if k not in _TIMING}}
 
 

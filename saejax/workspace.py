@@ -15,7 +15,8 @@ from saejax.core.errors import ConfigError
 from saejax.evals import Reconstruction
 from saejax.evals.reconstruction import batch_sums
 from saejax.experiment import Experiment
-from saejax.lm import LanguageModel, load_lm
+from saejax.lm import load_lm
+from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
 from saejax.store import Batches, Statistics, StoreReader
@@ -31,16 +32,17 @@ class Workspace:
     """What several stages need, loaded when first asked for."""
 
     experiment: Experiment
-    _lm: LanguageModel | ModelPair | None = None
+    _lm: Model | None = None
     _source: Source | None = None
 
     @property
-    def lm(self) -> LanguageModel | ModelPair:
+    def lm(self) -> Model:
         if self._lm is None:
             config = self.experiment.lm
-            self._lm = load_lm(config.model, config.revision, config.dtype)
+            how = (config.dtype, config.backend, config.device)
+            self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
-                self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, config.dtype))
+                self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
         return self._lm
 
     @property

@@ -6,19 +6,16 @@ A capture that was stopped continues at its last committed shard and leaves the 
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
-from saejax.lm import LanguageModel
-from saejax.lm.pair import ModelPair
-from saejax.parallel import batch_sharding, replicated
+from saejax.lm.forward import Forward, Model
 from saejax.store import StoreLayout, StoreWriter
 from saejax.text import PackedRows, Packer, Source, TextConfig
 
@@ -33,7 +30,7 @@ class CaptureConfig:
         hook_points: names as in `blocks.6.resid_pre`; all are captured in the same forward pass.
         tokens: activations for training; the store is smaller if the text runs out.
         heldout_tokens: activations of held-out text, for validation during training.
-        batch_rows: packed rows in a forward pass.
+        batch_rows: packed rows in a forward pass; 0: as many as the GPU has memory for (lm.backend torch; 32 on a CPU).
         shard_rows, chunk_rows: of the store; rows are shuffled within a shard and read by chunks.
         non_finite: `abort`, or `drop` the rows that hold NaN or infinity (they are counted).
     """
@@ -51,7 +48,9 @@ class CaptureConfig:
             raise ConfigError("capture.hook_points is empty; name at least one, as in blocks.6.resid_pre.")
         if self.non_finite not in POLICIES:
             raise ConfigError(f"capture.non_finite is {self.non_finite!r}; it must be abort or drop.")
-        for name in ("tokens", "heldout_tokens", "batch_rows", "shard_rows", "chunk_rows"):
+        if self.batch_rows < 0:
+            raise ConfigError(f"capture.batch_rows is {self.batch_rows}; it must be at least 1, or 0 (by memory).")
+        for name in ("tokens", "heldout_tokens", "shard_rows", "chunk_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"capture.{name} is {getattr(self, name)}; it must be at least 1.")
         StoreLayout(self.shard_rows, self.chunk_rows)
@@ -67,7 +66,7 @@ class Captured:
     already_complete: bool
 
 
-def store_identity(lm: LanguageModel | ModelPair, source: Source, text: TextConfig, split: str) -> dict[str, Any]:
+def store_identity(lm: Model, source: Source, text: TextConfig, split: str) -> dict[str, Any]:
     """What a store's activations come from; anything that differs makes it another store."""
     return {
         "lm": lm.identity,
@@ -81,7 +80,7 @@ def store_identity(lm: LanguageModel | ModelPair, source: Source, text: TextConf
 
 def capture(
     path: str | os.PathLike[str],
-    lm: LanguageModel | ModelPair,
+    lm: Model,
     source: Source,
     text: TextConfig,
     config: CaptureConfig,
@@ -114,8 +113,9 @@ def capture(
             return Captured(writer.committed_rows, 0, 0.0, True)
         start, skip = writer.resume or (None, 0)
         packer = Packer(source, lm.tokenizer, text.context_length, text.prepend_bos)
-        batches = packer.batches(split, _rows_for(config.batch_rows, mesh), start)
-        forward = make_forward(lm, names, (_rows_for(config.batch_rows, mesh), text.context_length), mesh)
+        rows = _rows_for(config.batch_rows or lm.rows_that_fit(names, text.context_length), mesh)
+        batches = packer.batches(split, rows, start)
+        forward = lm.make_forward(names, (rows, text.context_length), mesh)
         with Progress(f"capture {split}", n_tokens, writer.committed_rows) as progress:
             for packed, activations, finite in _one_ahead(forward, batches):
                 skip = _append(writer, config, packed, activations, finite, skip, progress)
@@ -125,38 +125,12 @@ def capture(
         return Captured(writer.committed_rows, progress.tokens, progress.seconds, False)
 
 
-def check_context(lm: LanguageModel | ModelPair, text: TextConfig) -> None:
+def check_context(lm: Model, text: TextConfig) -> None:
     if text.context_length > lm.config.context_length:
         raise ConfigError(
             f"text.context_length is {text.context_length}, but the model reads at most {lm.config.context_length} "
             "tokens; lower it."
         )
-
-
-Forward = Callable[[PackedRows], tuple[dict[str, jax.Array], jax.Array]]
-
-
-def make_forward(lm: LanguageModel | ModelPair, names: list[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
-    """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]), compiled, rows over the mesh.
-
-    XLA drops what no hook point needs: the blocks after the last one, and the unembedding.
-    """
-
-    def forward(params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
-        _, captured = lm.apply(params, tokens, positions, segments, names)
-        flat = {name: captured[name].reshape(-1, captured[name].shape[-1]) for name in names}
-        finite = jnp.stack([jnp.isfinite(value).all(-1) for value in flat.values()]).all(0)
-        return {name: value.astype(jnp.bfloat16) for name, value in flat.items()}, finite
-
-    rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    params = jax.device_put(lm.params, replicated(mesh))
-    compiled = jax.jit(forward).lower(params, rows, rows, rows).compile()
-
-    def run(packed: PackedRows) -> Any:
-        arrays = (packed.tokens, packed.positions, packed.segments)
-        return compiled(params, *(jax.device_put(a, batch_sharding(mesh)) for a in arrays))
-
-    return run
 
 
 def _rows_for(batch_rows: int, mesh: Mesh) -> int:
