@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +146,58 @@ def test_a_configuration_that_cannot_be_run_is_refused_without_allocating(case: 
         assert tracemalloc.get_traced_memory()[1] < 10e6
     finally:
         tracemalloc.stop()
+
+
+def _sizes(layers: int, width: int, mlp: int, heads: int, vocab: int, context: int, **rest: Any) -> dict[str, Any]:
+    return rest | {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+    }
+
+
+# Published models: what their config.json says beyond defaults, and their number of parameters.
+PUBLISHED = {
+    "pythia-70m": (_sizes(6, 512, 2048, 8, 50304, 2048, model_type="gpt_neox"), 70_426_624),
+    "Llama-3.2-1B": (
+        _sizes(
+            16,
+            2048,
+            8192,
+            32,
+            128256,
+            131072,
+            model_type="llama",
+            num_key_value_heads=8,
+            head_dim=64,
+            tie_word_embeddings=True,
+        ),
+        1_235_814_400,
+    ),
+    "Qwen2.5-0.5B": (
+        _sizes(24, 896, 4864, 14, 151936, 32768, model_type="qwen2", num_key_value_heads=2, tie_word_embeddings=True),
+        494_032_768,
+    ),
+    "Qwen3-0.6B": (
+        _sizes(28, 1024, 3072, 16, 151936, 40960, model_type="qwen3", num_key_value_heads=8, tie_word_embeddings=True),
+        596_049_920,
+    ),
+    "Mistral-7B-v0.3": (_sizes(32, 4096, 14336, 32, 32768, 32768, model_type="mistral"), 7_248_023_552),
+    "gemma-2b": (_sizes(18, 2048, 16384, 8, 256000, 8192, model_type="gemma", num_key_value_heads=1), 2_506_172_416),
+    "gemma-2-2b": (_sizes(26, 2304, 9216, 8, 256000, 8192, model_type="gemma2", num_key_value_heads=4), 2_614_341_888),
+    "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_number_of_parameters(name: str, tmp_path: Path) -> None:
+    config_json, count = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    _, config = checkpoint.read_config(tmp_path)
+    assert sum(math.prod(parameter.shape) for _, parameter in parameters.leaves(config)) == count
 
 
 def write_zeros(folder: Path, config_json: dict[str, Any], **instead: np.ndarray) -> None:
