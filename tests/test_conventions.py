@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,58 @@ def test_a_configuration_that_cannot_be_run_is_refused_without_allocating(case: 
         tracemalloc.stop()
 
 
+def _sizes(layers: int, width: int, mlp: int, heads: int, vocab: int, context: int, **rest: Any) -> dict[str, Any]:
+    return rest | {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+    }
+
+
+# Published models: what their config.json says beyond defaults, and their number of parameters.
+PUBLISHED = {
+    "pythia-70m": (_sizes(6, 512, 2048, 8, 50304, 2048, model_type="gpt_neox"), 70_426_624),
+    "Llama-3.2-1B": (
+        _sizes(
+            16,
+            2048,
+            8192,
+            32,
+            128256,
+            131072,
+            model_type="llama",
+            num_key_value_heads=8,
+            head_dim=64,
+            tie_word_embeddings=True,
+        ),
+        1_235_814_400,
+    ),
+    "Qwen2.5-0.5B": (
+        _sizes(24, 896, 4864, 14, 151936, 32768, model_type="qwen2", num_key_value_heads=2, tie_word_embeddings=True),
+        494_032_768,
+    ),
+    "Qwen3-0.6B": (
+        _sizes(28, 1024, 3072, 16, 151936, 40960, model_type="qwen3", num_key_value_heads=8, tie_word_embeddings=True),
+        596_049_920,
+    ),
+    "Mistral-7B-v0.3": (_sizes(32, 4096, 14336, 32, 32768, 32768, model_type="mistral"), 7_248_023_552),
+    "gemma-2b": (_sizes(18, 2048, 16384, 8, 256000, 8192, model_type="gemma", num_key_value_heads=1), 2_506_172_416),
+    "gemma-2-2b": (_sizes(26, 2304, 9216, 8, 256000, 8192, model_type="gemma2", num_key_value_heads=4), 2_614_341_888),
+    "phi-2": (_sizes(32, 2560, 10240, 32, 51200, 2048, model_type="phi", partial_rotary_factor=0.4), 2_779_683_840),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_number_of_parameters(name: str, tmp_path: Path) -> None:
+    config_json, count = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    _, config = checkpoint.read_config(tmp_path)
+    assert sum(math.prod(parameter.shape) for _, parameter in parameters.leaves(config)) == count
+
+
 def write_zeros(folder: Path, config_json: dict[str, Any], **instead: np.ndarray) -> None:
     """A checkpoint of zeros in the shapes that `config_json` implies, with `instead` in place of some tensors."""
     (folder / "config.json").write_text(json.dumps(config_json))
@@ -278,24 +331,25 @@ def test_an_edit_of_a_scale_is_a_change_of_the_norm(lm: LanguageModel, clean: di
     assert np.abs(edited["logits"] - clean["logits"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["attn_pattern", "ln1_scale", "ln2_post_scale", "attn_z"])
-def test_gradients_flow_through_an_edit(lm: LanguageModel, name: str) -> None:
-    rng = np.random.default_rng(2)
-    weights = rng.normal(size=(*TOKENS.shape, VOCAB)).astype(np.float32)
+def test_gradients_flow_through_edits(lm: LanguageModel) -> None:
+    names = ("attn_pattern", "ln1_scale", "ln2_post_scale", "attn_z")
+    weights = np.random.default_rng(2).normal(size=(*TOKENS.shape, VOCAB)).astype(np.float32)
+
+    def edit(t: jax.Array) -> decoder.Edit:
+        # Not one factor for all: the norm after attention would undo it.
+        return lambda x: x * (1 + t * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape))
 
     @jax.jit
+    @jax.value_and_grad
     def loss(t: jax.Array) -> jax.Array:
-        def edit(x: jax.Array) -> jax.Array:
-            # Not one factor for all: the norm after attention would undo it.
-            return x * (1 + t * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape))
+        edits = {f"blocks.0.{name}": edit(t[i]) for i, name in enumerate(names)}
+        return (lm.run(*ROWS, edits=edits)[0] * weights).sum()
 
-        return (lm.run(*ROWS, edits={f"blocks.0.{name}": edit})[0] * weights).sum()
-
-    slope = jax.grad(loss)(0.0)
-    step = 5e-3
-    measured = (float(loss(step)) - float(loss(-step))) / (2 * step)
-    assert abs(measured) > 0.1
-    np.testing.assert_allclose(slope, measured, rtol=0.02)
+    slopes = loss(jnp.zeros(4))[1]
+    for slope, step in zip(slopes, 5e-3 * jnp.eye(4), strict=True):
+        measured = (loss(step)[0] - loss(-step)[0]) / 1e-2
+        assert abs(measured) > 0.1
+        np.testing.assert_allclose(slope, measured, rtol=0.02)
 
 
 def test_names_of_inner_points(lm: LanguageModel) -> None:

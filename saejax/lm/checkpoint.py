@@ -62,7 +62,7 @@ def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, 
     files = _TensorFiles(folder, architecture(config_json, str(folder)))
     plan = files.plan(config)
 
-    @functools.lru_cache(maxsize=1)  # queries, keys and values may be parts of one tensor
+    @functools.lru_cache(maxsize=2)  # queries, keys and values may be parts of one weight and one bias
     def tensor(name: str) -> np.ndarray:
         return files.read(name)
 

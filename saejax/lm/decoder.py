@@ -155,7 +155,7 @@ def _norm(config: DecoderConfig, name: str, params: Params, x: jax.Array, tap: T
     x = x.astype(jnp.promote_types(dtype, jnp.float32))
     if config.norm == "layer":
         x = x - x.mean(-1, keepdims=True)
-    x = x / tap(f"{name}_scale", jnp.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps))
+    x = x * (1 / tap(f"{name}_scale", jnp.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps)))
     x = x * jnp.expand_dims(p["w"], range(x.ndim - 1))
     if "b" in p:
         x = x + jnp.expand_dims(p["b"], range(x.ndim - 1))
