@@ -17,6 +17,14 @@ from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
 from saejax.train import apply_training_recipe
 
+# Penalties weighed so that L0 comes out near k at this width and length of training, where the preset's own, made for
+# wide models and long runs, would leave next to nothing.
+_PENALTIES = {
+    "standard": {"l1_coefficient": 2.0},
+    "p_anneal": {"lp_coefficient": 0.5},
+    "gated": {"l1_coefficient": 2.0},
+    "jumprelu_tanh": {"tanh_coefficient": 0.2},
+}
 _RESIDUAL = ("blocks.3.resid_post",)
 _ONE_MLP = ("blocks.3.mlp_in", "blocks.3.mlp_out")
 _LAYERS = tuple(f"blocks.{i}.resid_post" for i in (1, 2, 3, 4))
@@ -35,6 +43,7 @@ def get_config(name: str = "topk") -> config_dict.ConfigDict:
     c.coder.preset = preset
     c.coder.k = 24
     c.coder.target_l0 = 24.0
+    c.coder.update(_PENALTIES.get(preset, {}))
     c.coder.dead_after_tokens = 200_000
     c.train.tokens = 1_024_000
     c.train.batch_size = 1024
