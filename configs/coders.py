@@ -21,6 +21,7 @@ from saejax.train import apply_training_recipe
 # wide models and long runs, would leave next to nothing.
 _PENALTIES = {
     "standard": {"l1_coefficient": 2.0},
+    "ghost": {"l1_coefficient": 2.0},
     "p_anneal": {"lp_coefficient": 0.5},
     "gated": {"l1_coefficient": 2.0},
     "jumprelu_tanh": {"tanh_coefficient": 0.2},

@@ -65,6 +65,8 @@ def test_every_preset_resolves_and_builds(preset: str) -> None:
 LOSSES = {
     "standard": ["mse", "l1"],
     "p_anneal": ["mse", "lp"],
+    "ghost": ["mse", "l1", "ghost"],
+    "decorrelated": ["fvu", "auxk", "decorrelation"],
     "gated": ["mse", "l1", "gate_reconstruction"],
     "topk": ["fvu", "auxk"],
     "multi_topk": ["fvu", "multi_topk", "auxk"],

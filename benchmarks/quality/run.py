@@ -13,6 +13,7 @@ which is the same for all three rates; the table's FVE is read off the curve thr
 
 import json
 import math
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ _PEERS = flags.DEFINE_string("peers", "build/peers-venv/bin/python", "Python of 
 _TOKENS = flags.DEFINE_integer("tokens", 1_024_000, "Activations that each coder is trained on.")
 _BATCH = flags.DEFINE_integer("batch", 1024, "Activations in a batch.")
 _DEAD = flags.DEFINE_integer("dead_after", 100_000, "Tokens without firing after which a latent is dead.")
+_FAMILIES = flags.DEFINE_list("families", list(FAMILIES), "Train these; topk must be there or trained already.")
 _ONLY_TABLE = flags.DEFINE_bool("only_table", False, "Train nothing; make the table and the picture again.")
 
 Row = dict[str, Any]
@@ -105,7 +107,7 @@ def train_ours(family: str, k: int, lr: float, heldout: np.ndarray) -> Row:
 
 
 def train_peer(peer: str, family: str, k: int, lr: float, arrays: Path) -> Row:
-    out = arrays / "line.jsonl"
+    out = arrays / f"line-{os.getpid()}.jsonl"
     out.unlink(missing_ok=True)
     groups = ["--groups", *map(str, PREFIXES)] if family == "matryoshka" else []
     files = ["--activations", str(arrays / "A.npy"), "--heldout", str(arrays / "H.npy"), "--out", str(out)]
@@ -114,7 +116,9 @@ def train_peer(peer: str, family: str, k: int, lr: float, arrays: Path) -> Row:
     script = HERE.parent / "peers" / "train_peers.py"
     command = [_PEERS.value, str(script), "--peer", peer, "--family", family, *files, *sizes, *rest]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    return json.loads(out.read_text(encoding="utf-8"))
+    row = json.loads(out.read_text(encoding="utf-8"))
+    out.unlink()
+    return row
 
 
 def train_all(results: Path) -> None:
@@ -132,7 +136,7 @@ def train_all(results: Path) -> None:
             file.write(json.dumps(row) + "\n")
         print(*(f"{key}={row[key]}" for key in ("peer", "family", "k", "lr", "l0", "fve", "dead")), flush=True)
 
-    for family in FAMILIES:
+    for family in _FAMILIES.value:
         for trainer in TRAINERS:
             for lr in RATES[family]:
                 once(family, trainer, KS[0], lr)
@@ -140,7 +144,7 @@ def train_all(results: Path) -> None:
             if family == "topk":
                 for k in KS[1:]:
                     once(family, trainer, k, best)
-    for family in FAMILIES[1:]:
+    for family in _FAMILIES.value:
         for trainer in TRAINERS:
             for k in KS[1:]:
                 once(family, trainer, k, best_rate(read(results), family, trainer))
@@ -225,6 +229,9 @@ def main(_: list[str]) -> None:
     if not _ONLY_TABLE.value:
         train_all(results)
     rows = read(results)
+    if missing := [f"{t} {f}" for f in FAMILIES for t in TRAINERS if not any(_is(r, f, t, KS[0]) for r in rows)]:
+        print(f"no table yet, these are not trained: {', '.join(missing)}")
+        return
     lines = list(table(rows))
     (HERE / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     picture(rows).savefig(HERE / "l0_fve.png", dpi=110)

@@ -66,6 +66,14 @@ RECIPES: dict[str, Recipe] = {
     "p_anneal": _recipe(
         "relu + Lp with falling p", "https://arxiv.org/abs/2408.00113", sparsity="relu", lp_coefficient=5.0, **_FREE
     ),
+    "ghost": _recipe(
+        "relu + norm-weighted L1 + ghost gradients",
+        "https://transformer-circuits.pub/2024/jan-update/index.html",
+        sparsity="relu",
+        l1_coefficient=5.0,
+        ghost_coefficient=1.0,
+        **_FREE,
+    ),
     # Rows of length 1: with free rows the price of a latent falls with its row, and the gate, whose reconstruction
     # holds the rows frozen, never reaches the size it needs.
     "gated": _recipe(
@@ -80,6 +88,10 @@ RECIPES: dict[str, Recipe] = {
     "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
     "multi_topk": _recipe("TopK at k and 4 k", _GAO, multi_topk_coefficient=1 / 8, **_UNIT),
     "abs_topk": _recipe("TopK of both signs", "https://arxiv.org/abs/2510.00404", sparsity="abs_topk", **_UNIT),
+    # The paper penalises each latent's largest cosine; this is the mean square over all pairs.
+    "decorrelated": _recipe(
+        "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
+    ),
     "batchtopk": _recipe("BatchTopK + AuxK", _BATCHTOPK, sparsity="batchtopk", **_UNIT),
     "jumprelu": _recipe(
         "JumpReLU at a chosen L0",
