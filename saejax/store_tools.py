@@ -1,7 +1,6 @@
 """The commands of `launch.store`: look at stores, check them, join them, and make them of others' activations."""
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,10 +164,8 @@ def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Token
 
 
 def _demo_folder() -> Path:
-    # Found without importing saejax.lm: looking at rows needs no jax.
-    spec = importlib.util.find_spec("saejax")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / "lm" / "demo"
+    # Named here and not asked of saejax.lm: looking at rows loads no jax.
+    return Path(__file__).parent / "lm" / "demo"
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,13 +61,17 @@ def open_foreign(path: str | os.PathLike[str], tensor: str = "") -> ForeignRows:
         DataError: missing, damaged, other than it says, no such tensor, or several to choose from.
     """
     path = Path(path)
-    openers = {".npy": _open_npy, ".safetensors": _open_safetensors, ".parquet": ParquetRows}
+    openers: dict[str, Callable[[Path, str], ForeignRows]] = {
+        ".npy": _open_npy,
+        ".safetensors": _open_safetensors,
+        ".parquet": ParquetRows,
+    }
     if path.suffix not in openers:
         raise ConfigError(f"{path} ends in {path.suffix!r}; activations are read from {', '.join(openers)}.")
     if not path.is_file():
         raise DataError(f"{path} is no file.")
     try:
-        rows: ForeignRows = openers[path.suffix](path, tensor)
+        rows = openers[path.suffix](path, tensor)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     if rows.n_rows < 1 or rows.width < 1:

@@ -38,7 +38,8 @@ def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarra
 
 def finite_rows(values: np.ndarray) -> np.ndarray:
     """Which rows of float [n, d] are finite as bfloat16, bool [n]: 3.4e38 is a float32, but no bfloat16."""
-    return ~_not_finite(np.ascontiguousarray(_rounded(values))).any(axis=1)
+    finite: np.ndarray = np.logical_not(_not_finite(np.ascontiguousarray(_rounded(values)))).all(axis=1)
+    return finite
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ def merge(
         Rows of the merged store.
 
     Raises:
-        ConfigError: fewer than two sources, one of them twice, or one that is `out`.
+        ConfigError: fewer than two sources, the same one twice, or one that is `out`.
         DataError: an incomplete or damaged source, sources that differ, document ids beyond int32, or what
             `StoreWriter` refuses.
         BusyError: another process is writing `out`.
@@ -54,11 +54,13 @@ def merge(
     readers = [StoreReader.open(path) for path in sources]
     for path, reader in zip(sources[1:], readers[1:], strict=True):
         _check_alike(sources[0], readers[0], path, reader)
+    digests = [hashlib.sha256(StoreFiles(path).read(MANIFEST) or b"").hexdigest() for path in sources]
+    _check_different(sources, digests)
     shifts = document_shifts(readers)
     total = sum(reader.n_tokens for reader in readers)
     with StoreWriter.open(
         out,
-        identity=_identity(sources, readers, shifts),
+        identity=_identity(readers, shifts, digests),
         hook_points=readers[0].hook_points,
         n_tokens=total,
         layout=readers[0].layout,
@@ -110,13 +112,10 @@ def _shard_in_stream_order(reader: StoreReader, shard: int, skip: int) -> dict[s
     }
 
 
-def _identity(
-    sources: Sequence[str | os.PathLike[str]], readers: Sequence[StoreReader], shifts: Sequence[int]
-) -> dict[str, Any]:
+def _identity(readers: Sequence[StoreReader], shifts: Sequence[int], digests: Sequence[str]) -> dict[str, Any]:
     merged = []
-    for path, reader, shift in zip(sources, readers, shifts, strict=True):
+    for reader, shift, digest in zip(readers, shifts, digests, strict=True):
         origin = {key: reader.identity[key] for key in _ORIGINS if key in reader.identity}
-        digest = hashlib.sha256(StoreFiles(path).read(MANIFEST) or b"").hexdigest()
         merged.append(origin | {"rows": reader.n_tokens, "document_shift": shift, "manifest_sha256": digest})
     return {**_rules(readers[0]), "merged": merged}
 
@@ -129,11 +128,18 @@ def _rules(reader: StoreReader) -> dict[str, Any]:
 def _check_paths(out: str | os.PathLike[str], sources: Sequence[str | os.PathLike[str]]) -> None:
     if len(sources) < 2:
         raise ConfigError(f"A merge needs two stores or more, got {len(sources)}.")
-    places = [_place(path) for path in sources]
-    if _place(out) in places:
+    if _place(out) in map(_place, sources):
         raise ConfigError(f"{os.fspath(out)} is both merged and written: give the merged store a path of its own.")
-    if twice := [os.fspath(path) for path, place in zip(sources, places, strict=True) if places.count(place) > 1]:
-        raise ConfigError(f"The store {twice[0]} is given {places.count(_place(twice[0]))} times: name each once.")
+
+
+def _check_different(sources: Sequence[str | os.PathLike[str]], digests: Sequence[str]) -> None:
+    """Two manifests alike mean the same rows, whatever the path."""
+    for i, digest in enumerate(digests):
+        if (first := digests.index(digest)) != i:
+            raise ConfigError(
+                f"{os.fspath(sources[first])} and {os.fspath(sources[i])} are the same store: its rows would be in "
+                "the merged one twice. Name it once."
+            )
 
 
 def _place(path: str | os.PathLike[str]) -> str:
