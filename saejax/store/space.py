@@ -1,8 +1,10 @@
 """How large a store will be, and whether the disk has room for it."""
 
+import contextlib
 import shutil
 
 from saejax.core.errors import DataError
+from saejax.core.lease import LOCK
 from saejax.store.files import StoreFiles
 from saejax.store.layout import arrays_of
 from saejax.store.manifest import Header
@@ -50,7 +52,11 @@ def check_space(files: StoreFiles, header: Header) -> None:
 
 
 def bytes_on_disk(files: StoreFiles) -> int | None:
-    """Bytes of all files of a local store; None for a URL."""
+    """Bytes of all files of a local store but the lease; None for a URL."""
     if files.local is None:
         return None
-    return sum(path.stat().st_size for path in files.local.rglob("*") if path.is_file() and not path.is_symlink())
+    total = 0
+    for path in files.local.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a writer may be at work
+            total += path.stat().st_size if path.is_file() and path.name != LOCK else 0
+    return total
