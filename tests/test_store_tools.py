@@ -1,7 +1,4 @@
-"""Tools for stores: info, verify, merge, sample, import, and the room on disk.
-
-Run as a script it is the merge that a test kills: `test_store_tools.py OUT IN...`.
-"""
+"""Tools for stores: info, verify, merge, sample, import, and the room on disk."""
 
 import dataclasses
 import json
@@ -40,10 +37,15 @@ CONFIG = ImportConfig("blocks.6.resid_pre", layout=LAYOUT)
 
 
 def write(path, rows=1000, *, first=0, text="a", hooks=None, finish=True, **identity):
-    """A store of `rows` rows in documents of 50, whose values and token ids begin at `first`."""
+    """A store of `rows` rows in documents of 50, whose values and token ids begin at `first`.
+
+    Without `finish` it holds the committed shards of half of them; such a store is opened again and left as it is.
+    """
     hooks = hooks or HOOKS
     identity = {"lm": {"model": "tiny", "revision": "abc"}, "text": {"source": text}, "split": "train"} | identity
     with StoreWriter.open(path, identity=identity, hook_points=hooks, n_tokens=rows, layout=LAYOUT, seed=1) as writer:
+        if writer.resume:
+            return path
         ids = first + np.arange(rows if finish else rows // 2)
         activations = {
             name: np.random.default_rng([first, d]).normal(1, 2, (len(ids), d)).astype(np.float32)
@@ -245,10 +247,18 @@ def test_a_second_merge_into_the_same_store_is_refused_within_a_second(tmp_path,
     assert contents(tmp_path / "m") == contents(tmp_path / "whole")
 
 
+MERGE = """
+import sys, time
+from saejax.store import merge
+print("ready", flush=True)
+merge(sys.argv[1], sys.argv[2:], progress=lambda total, done: lambda rows: time.sleep(0.01))
+"""
+
+
 def script(out, *sources):
-    """Merge in a process of its own."""
+    """Merge in a process of its own, slowly."""
     return subprocess.Popen(
-        [sys.executable, __file__, str(out), *map(str, sources)],
+        [sys.executable, "-c", MERGE, str(out), *map(str, sources)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -707,13 +717,3 @@ def test_the_script_prints_one_line_and_exits_with_the_code(tmp_path, stores):
         output, _ = process.communicate(timeout=120)
         assert process.returncode == code, (words, output)
         assert part in output and "Traceback" not in output
-
-
-def main():
-    out, *sources = sys.argv[1:]
-    print("ready", flush=True)
-    merge(out, sources, progress=lambda total, done: lambda rows: time.sleep(0.01))
-
-
-if __name__ == "__main__":
-    main()
