@@ -162,6 +162,20 @@ def test_merging_a_merged_store_keeps_documents_apart(tmp_path, stores):
     assert StoreReader.open(tmp_path / "n").identity["merged"][0]["merged"][1]["text"] == {"source": "b"}
 
 
+def test_the_remedy_for_a_damaged_shard_heals_a_merged_store(tmp_path, stores):
+    merge(tmp_path / "m", stores)
+    before = contents(tmp_path / "m")
+    target = tmp_path / "m" / "arrays" / "token_id" / "c" / "9"
+    damaged = bytearray(target.read_bytes())
+    damaged[5] ^= 2
+    target.write_bytes(damaged)
+    (problem,) = verify(tmp_path / "m")
+    assert "run the command that made the store again" in problem
+    Path(re.search(r"Delete (\S+\.json)", problem)[1]).unlink()
+    merge(tmp_path / "m", stores)
+    assert contents(tmp_path / "m") == before
+
+
 def test_unknown_documents_stay_unknown(tmp_path):
     for name, first in (("a", 0), ("b", 7)):
         with StoreWriter.open(
@@ -404,6 +418,8 @@ def test_files_that_do_not_fit_each_other_are_refused(tmp_path):
     one = as_safetensors(tmp_path / "one", X.astype(np.float32), token_id=np.arange(300))
     other = as_npy(tmp_path / "other")
     wide = as_npy(tmp_path / "wide", np.ones((3, 9)))
+    odd = as_safetensors(tmp_path / "odd", X.astype(np.float32), token_id=np.arange(299))
+    words = as_safetensors(tmp_path / "words", X.astype(np.float32), document=np.ones(300, np.float32))
     cases = [
         ([], CONFIG, ConfigError, "no file to import"),
         ([one, other], CONFIG, DataError, r"other\.npy has metadata \(\), .*one\.safetensors has \('token_id',\)"),
@@ -411,6 +427,8 @@ def test_files_that_do_not_fit_each_other_are_refused(tmp_path):
         ([other], dataclasses.replace(CONFIG, d=16), DataError, "has width 8, but d=16"),
         ([one], dataclasses.replace(CONFIG, tensor="act"), DataError, r"no two-dimensional .* 'act'; it has: 'acts'"),
         ([other], dataclasses.replace(CONFIG, tensor="act"), ConfigError, "without a name"),
+        ([odd], CONFIG, DataError, r"token_id is int64\[299\]; it must be integers \[300\]"),
+        ([words], CONFIG, DataError, r"document is float32\[300\]; it must be integers \[300\]"),
         ([tmp_path / "x.npy"], CONFIG, DataError, "is no file"),
         ([tmp_path / "x.pt"], CONFIG, ConfigError, r"ends in '\.pt'; .*\.npy, \.safetensors, \.parquet"),
         ([other], dataclasses.replace(CONFIG, hook_point="../x"), ConfigError, "cannot be a folder"),
@@ -502,6 +520,16 @@ def test_lists_of_other_lengths_and_missing_values_are_refused(tmp_path):
         pq.write_table(table, tmp_path / f"{name}.parquet")
         with pytest.raises(DataError, match=message):
             import_files(tmp_path / name.replace(" ", "_"), [tmp_path / f"{name}.parquet"], CONFIG)
+
+
+def test_a_damaged_parquet_file_is_refused_with_its_row(tmp_path):
+    file = as_parquet(tmp_path / "x", X.astype(np.float32))
+    raw = bytearray(file.read_bytes())
+    middle = len(raw) // 2  # the third of four row groups begins about there
+    raw[middle - 2000 : middle + 2000] = b"\xff" * 4000
+    file.write_bytes(raw)
+    with pytest.raises(DataError, match=r"x\.parquet is damaged at row \d+ or behind"):
+        import_files(tmp_path / "s", [file], CONFIG)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):

@@ -203,22 +203,21 @@ class ParquetRows:
         for group in range(self._file.num_row_groups):
             rows = self._file.metadata.row_group(group).num_rows
             if begin + rows > start:
-                yield from self._group(group, begin, start, size)
+                yield from self._group(group, begin, rows, start, size)
             begin += rows
 
-    def _group(self, group: int, begin: int, start: int, size: int) -> Iterator[Piece]:
-        """Pieces of one row group, without its rows before `start`; `begin` is the group's first row."""
-        batches = self._file.iter_batches(size, row_groups=[group], columns=[self._column, *self.metadata])
-        while True:
-            try:
-                batch = next(batches, None)
-            except self._failures as error:
-                raise DataError(f"{self._path} is damaged at row {begin:,} or behind: {error}.") from None
-            if batch is None:
-                return
-            low, begin = max(0, start - begin), begin + batch.num_rows
-            if low < batch.num_rows:
-                yield self._arrays(batch.slice(low), begin - batch.num_rows + low)
+    def _group(self, group: int, begin: int, rows: int, start: int, size: int) -> Iterator[Piece]:
+        """Pieces of a row group, which is rows `begin` to `begin + rows` of the file, without those before `start`."""
+        row = begin
+        try:
+            for batch in self._file.iter_batches(size, row_groups=[group], columns=[self._column, *self.metadata]):
+                low, row = max(0, start - row), row + batch.num_rows
+                if low < batch.num_rows:
+                    yield self._arrays(batch.slice(low), row - batch.num_rows + low)
+        except self._failures as error:
+            raise DataError(f"{self._path} is damaged at row {row:,} or behind: {error}.") from None
+        if row != begin + rows:
+            raise DataError(f"{self._path}: its row group {group} says {rows:,} rows and holds {row - begin:,}.")
 
     def _arrays(self, batch: Any, row: int) -> Piece:
         column = batch.column(self._column)

@@ -181,7 +181,7 @@ def any_manifest(files: StoreFiles) -> Manifest:
     """
     manifest = read_manifest(files)
     if manifest is None:
-        raise DataError(f"There is no store at {files.url} (no manifest.json). Run the capture that makes it first.")
+        raise DataError(f"There is no store at {files.url} (no manifest.json). Run the command that makes it first.")
     return manifest
 
 
@@ -206,7 +206,7 @@ def _how_far(files: StoreFiles, header: Header) -> str:
     rows = committed_rows(files, header)
     return (
         f"The store {files.url} is not complete: {rows:,} of {header.requested_tokens:,} tokens are "
-        "committed. Run the same capture command again; it continues there."
+        "committed. Run the command that made the store again; it continues there."
     )
 
 

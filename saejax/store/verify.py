@@ -62,7 +62,9 @@ def _check_commit(files: StoreFiles, manifest: Manifest, shard: int, problems: l
         problems.append(str(error))
         return []
     if commit is None:
-        problems.append(f"Shard {shard}: {name} is missing. Run the same capture command again to rewrite the shard.")
+        problems.append(
+            f"Shard {shard}: {name} is missing. Run the command that made the store again to rewrite the shard."
+        )
         return []
     if (commit.rows, commit.sha256) != manifest.shards[shard]:
         problems.append(f"Shard {shard}: {name} and the manifest name different rows or checksums.")
