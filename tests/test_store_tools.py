@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -537,6 +538,28 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"needs pyarrow; install saejax\[data\]"):
         import_files(tmp_path / "s", [tmp_path / "x.parquet"], CONFIG)
+
+
+def test_files_that_claim_terabytes_cost_no_memory(tmp_path):
+    store = write(tmp_path / "s")
+    zarr = store / "arrays" / "blocks.0.resid_pre" / "zarr.json"
+    honest = json.loads(zarr.read_bytes())
+    claims = [json.dumps(honest | {"shape": [2**40, 6]}).encode(), b"[" * 60000, b'{"a":' * 12000]
+    files = []
+    for number, name in enumerate(("npy claims terabytes", "npy nested", "tensors claim terabytes", "tensors nested")):
+        ending, raw, _ = HOSTILE[name]
+        files.append(tmp_path / f"{number}{ending}")
+        files[-1].write_bytes(raw)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for claim in claims:
+        zarr.write_bytes(claim)
+        with pytest.raises(DataError):
+            StoreReader.open(store)
+        assert any(str(zarr) in problem for problem in verify(store))
+    for file in files:
+        with pytest.raises(DataError):
+            import_files(tmp_path / "i", [file], CONFIG)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
 
 
 # --- room on disk ---------------------------------------------------------------------------------------------
