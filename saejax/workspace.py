@@ -46,13 +46,15 @@ class Workspace:
     @property
     def source(self) -> Source:
         if self._source is None:
-            self._source = open_source(self.experiment.text)
+            text = self.experiment.text
+            # The model is asked for its tokenizer only where a chat template is needed: text alone loads in no time.
+            chat = any(part.chat for part in text.parts)
+            self._source = open_source(text, self.lm.tokenizer if chat else None)
         return self._source
 
     @property
     def packer(self) -> Packer:
-        text = self.experiment.text
-        return Packer(self.source, self.lm.tokenizer, text.context_length, text.prepend_bos)
+        return Packer.of(self.source, self.lm.tokenizer, self.experiment.text)
 
     @property
     def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

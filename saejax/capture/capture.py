@@ -76,6 +76,8 @@ def store_identity(lm: LanguageModel | ModelPair, source: Source, text: TextConf
         "heldout_fraction": text.heldout_fraction,
         "context_length": text.context_length,
         "prepend_bos": text.prepend_bos,
+        # What is left at its default is not written: the stores of earlier versions stay valid.
+        **({} if text.packed else {"pack": False}),
     }
 
 
@@ -113,7 +115,7 @@ def capture(
         if writer.complete:
             return Captured(writer.committed_rows, 0, 0.0, True)
         start, skip = writer.resume or (None, 0)
-        packer = Packer(source, lm.tokenizer, text.context_length, text.prepend_bos)
+        packer = Packer.of(source, lm.tokenizer, text)
         batches = packer.batches(split, _rows_for(config.batch_rows, mesh), start)
         forward = make_forward(lm, names, (_rows_for(config.batch_rows, mesh), text.context_length), mesh)
         with Progress(f"capture {split}", n_tokens, writer.committed_rows) as progress:

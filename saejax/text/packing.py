@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import ConfigError
-from saejax.text.sources import Document, Source
+from saejax.text.config import TextConfig
+from saejax.text.documents import Document, Source
 from saejax.text.tokenizer import Tokenizer
 
 # A piece shorter than this is not begun at the end of a row: its activations would have almost no context.
@@ -45,12 +46,21 @@ class PackedRows:
 
 @dataclasses.dataclass(frozen=True)
 class Packer:
-    """Packs the documents of `source` with `tokenizer` into rows of `context_length` tokens."""
+    """Packs the documents of `source` with `tokenizer` into rows of `context_length` tokens.
+
+    Without `pack` every document begins a row of its own.
+    """
 
     source: Source
     tokenizer: Tokenizer
     context_length: int
     prepend_bos: bool = True
+    pack: bool = True
+
+    @classmethod
+    def of(cls, source: Source, tokenizer: Tokenizer, text: TextConfig) -> "Packer":
+        """The packer that a configuration describes."""
+        return cls(source, tokenizer, text.context_length, text.prepend_bos, text.packed)
 
     def __post_init__(self) -> None:
         if self.context_length < 2:
@@ -94,6 +104,9 @@ class Packer:
                 self._place(row, bos + piece, document.index)
                 offset += len(piece)
             offset = 0
+            if row["fill"] and not self.pack:
+                yield row
+                row = self._new_row(dict(row["cursor"]))
         if row["fill"]:
             yield row
 
