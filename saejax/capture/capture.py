@@ -1,13 +1,16 @@
 """Capture: packed text -> language model -> activations at several hook points -> store.
 
-One forward pass serves all hook points. The next batch runs while the last one is handed to the store's writer.
+One forward pass serves all hook points. The next batch runs while the last one is handed to the store's writer, which
+permutes it in memory; hashing and writing are threads of their own, and so is packing.
 A capture that was stopped continues at its last committed shard and leaves the same bytes.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+import time
 from typing import Any
 
 import jax
@@ -15,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from saejax.capture.ahead import Forward, forward_rate, one_ahead, prefetched, tokens_read
 from saejax.capture.hook_points import expand_hook_points
 from saejax.capture.selection import last_of_document, outliers
 from saejax.core.errors import ConfigError, DataError
@@ -92,12 +96,29 @@ class CaptureConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """What one session of a capture did: rows in the store, and this session's own tokens and seconds."""
+    """What one session of a capture did.
+
+    Attributes:
+        rows: activations in the store.
+        tokens: activations stored in this session.
+        seconds: of this session, without compiling and without timing the forward pass alone.
+        already_complete: there was nothing to do.
+        read: tokens that went through the model in this session, stored or not; no padding.
+        forward_rate: tokens read a second by the forward pass alone, timed on batches of this session before its
+            clock starts; None where the session is too short to tell.
+    """
 
     rows: int
     tokens: int
     seconds: float
     already_complete: bool
+    read: int = 0
+    forward_rate: float | None = None
+
+    @property
+    def overhead(self) -> float | None:
+        """Seconds of the capture over seconds of its forward passes alone, minus 1; None where not measured."""
+        return self.forward_rate * self.seconds / self.read - 1 if self.forward_rate and self.read else None
 
 
 def store_identity(
@@ -156,13 +177,31 @@ def capture(
         packer = Packer.of(source, lm.tokenizer, text)
         batches = packer.batches(split, _rows_for(config.batch_rows, mesh), start)
         forward = make_forward(lm, names, (_rows_for(config.batch_rows, mesh), text.context_length), mesh)
-        with Progress(f"capture {split}", n_tokens, writer.committed_rows) as progress:
-            for packed, activations, finite in _one_ahead(forward, batches):
+        started = time.perf_counter()
+        timed = list(itertools.islice(batches, _timed_batches(n_tokens - writer.committed_rows, config, text)))
+        packing = time.perf_counter() - started
+        rate = forward_rate(forward, timed) if timed else None
+        read = 0
+
+        def last(packed: PackedRows) -> bool:
+            return int(_wanted(config, packed)[0].sum()) - skip >= n_tokens - writer.rows
+
+        with (
+            contextlib.closing(prefetched(itertools.chain(timed, batches))) as ahead,
+            Progress(f"capture {split}", n_tokens, writer.committed_rows) as progress,
+        ):
+            for packed, activations, finite in one_ahead(forward, ahead, last):
                 skip = _append(writer, config, packed, activations, finite, skip, progress)
+                read += tokens_read(packed)
                 if writer.full:
                     break
             writer.finish()
-        return Captured(writer.committed_rows, progress.tokens, progress.seconds, False)
+        return Captured(writer.committed_rows, progress.tokens, packing + progress.seconds, False, read, rate)
+
+
+def _timed_batches(n_tokens: int, config: CaptureConfig, text: TextConfig) -> int:
+    """How many batches to time alone: up to 4, at most an eighth of those to come; none in a very short capture."""
+    return min(4, n_tokens // (8 * config.batch_rows * text.context_length))
 
 
 def check_context(lm: LanguageModel | ModelPair, text: TextConfig) -> None:
@@ -182,9 +221,6 @@ def _check_selection(lm: LanguageModel | ModelPair, config: CaptureConfig, mesh:
             f"capture.batch_rows is {config.batch_rows}, which does not divide among {mesh.shape['data']} devices; "
             "with capture.max_norm_ratio the batch decides what is stored, so choose a multiple."
         )
-
-
-Forward = Callable[[PackedRows], tuple[dict[str, jax.Array], jax.Array]]
 
 
 def make_forward(lm: LanguageModel | ModelPair, names: list[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
@@ -213,18 +249,6 @@ def make_forward(lm: LanguageModel | ModelPair, names: list[str], shape: tuple[i
 def _rows_for(batch_rows: int, mesh: Mesh) -> int:
     """`batch_rows`, rounded up to a multiple of the devices along "data"."""
     return -(-batch_rows // mesh.shape["data"]) * mesh.shape["data"]
-
-
-def _one_ahead(forward: Forward, batches: Iterator[PackedRows]) -> Iterator[tuple[PackedRows, Any, Any]]:
-    """Each batch with its results, the next batch dispatched before the results are waited for."""
-    running: tuple[PackedRows, Any, Any] | None = None
-    for packed in batches:
-        ahead = (packed, *forward(packed))
-        if running is not None:
-            yield running
-        running = ahead
-    if running is not None:
-        yield running
 
 
 def _append(
