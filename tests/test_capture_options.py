@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from test_evals import BOS, HOOK, ROW, SPECIAL, documents, source, tiny_lm
+from tiny import replaced, tiny_experiment
 
+import saejax
 from saejax.capture import CaptureConfig, capture, expand_hook_points, store_identity
 from saejax.capture.selection import outliers
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel
 from saejax.lm.pair import ModelPair
 from saejax.parallel import ParallelConfig, make_mesh
+from saejax.stages import Workspace
+from saejax.stages import run_capture as run_stage
 from saejax.store import StoreReader
 from saejax.text import Packer, TextConfig
 
@@ -251,3 +257,40 @@ def test_ranges_of_either_of_two_models() -> None:
 def test_a_range_is_captured_whole(tmp_path: Path, lm: LanguageModel) -> None:
     run(tmp_path / "s", lm, config=dataclasses.replace(CAPTURE, hook_points=("blocks.*.mlp_out",)), n_tokens=40)
     assert list(StoreReader.open(tmp_path / "s").hook_points) == ["blocks.0.mlp_out", "blocks.1.mlp_out"]
+
+
+# --- all of it through an experiment --------------------------------------------------------------
+
+
+def test_an_experiment_captures_a_mixture_of_conversations_and_prompts(tmp_path: Path) -> None:
+    """The model's own chat template writes the text, ranges name the hook points, and the reader finds its store."""
+    demo, model = Path(saejax.__file__).parent / "lm" / "demo", tmp_path / "model"
+    shutil.copytree(demo, model, ignore=shutil.ignore_patterns("*.md", "figures.json"))
+    (model / "chat_template.jinja").write_text("{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}")
+    pairs = [{"q": f"what is {i}?", "a": f"it is {i + 1}."} for i in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    (tmp_path / "prompts.txt").write_text("".join(f"def f{i}(x):\n" for i in range(60)))
+    chat = {"source": "files", "paths": (str(tmp_path / "pairs.jsonl"),), "chat": True, "prompt": "q", "response": "a"}
+    prompts = {"source": "prompts", "paths": (str(tmp_path / "prompts.txt"),), "weight": 2.0}
+    e = tiny_experiment(
+        tmp_path,
+        lm={"model": str(model)},
+        text={"sources": (chat, prompts), "heldout_fraction": 0.3},
+        capture={"hook_points": ("blocks.{0..1}.resid_post",), "tokens": 300, "heldout_tokens": 100, "last_tokens": 4},
+        top={"hook_point": "blocks.1.resid_post"},
+    )
+    work = Workspace(e)
+    run_stage(work)
+    assert work.sites == (("blocks.1.resid_post",), ("blocks.1.resid_post",))
+    reader = work.reader("train")
+    rows = reader.rows(0, reader.n_tokens, metadata=True)
+    texts = {d.index: d.text for d in work.source.documents("train")}
+    counts = Counter(rows["document"].tolist())
+    assert set(counts) <= set(texts) and set(counts.values()) == {4}
+    assert "# user: what is" in "".join(texts.values()) and "# assistant: it is" in "".join(texts.values())
+    # What is stored of a document are the tokens it ends with.
+    ends = {index: Counter(work.lm.tokenizer.encode(text)[-4:]) for index, text in texts.items()}
+    for index in list(counts)[:20]:
+        assert Counter(rows["token_id"][rows["document"] == index].tolist()) == ends[index]
+    with pytest.raises(DataError, match="last_tokens"):
+        Workspace(replaced(e, "capture", last_tokens=5)).reader("train")

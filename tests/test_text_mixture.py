@@ -1,6 +1,6 @@
 """Mixtures of sources, conversations and prompts: which document comes when, and what its text is."""
 
-import importlib.util
+import importlib
 import itertools
 import json
 import sys
@@ -143,11 +143,9 @@ def test_a_mixture_is_described_by_dicts_in_a_config_file(tmp_path: Path) -> Non
 
 # --- conversations --------------------------------------------------------------------------------
 
-JINJA = pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="chat templates need jinja2")
 MESSAGES = [{"role": "user", "content": " w2 "}, {"role": "assistant", "content": "w3"}]
 
 
-@JINJA
 def test_a_conversation_is_written_by_the_tokenizer_s_template(folder: Path) -> None:
     chat = Tokenizer.from_folder(folder).chat_template
     # Without the bos: the packer puts it in front of every row.
@@ -157,7 +155,6 @@ def test_a_conversation_is_written_by_the_tokenizer_s_template(folder: Path) -> 
         chat.render([{"role": "tool", "content": "w2"}])
 
 
-@JINJA
 def test_the_template_gives_what_transformers_gives(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast(
@@ -171,7 +168,6 @@ def test_the_template_gives_what_transformers_gives(folder: Path) -> None:
     assert ChatTemplate(template, {"bos_token": "<bos>", "eos_token": "</s>"}, "here").render(MESSAGES) == wanted
 
 
-@JINJA
 def test_conversations_are_read_from_messages_or_from_a_pair_of_columns(folder: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     rows = [{"q": f"w{i}", "a": "w3", "talk": [{"role": "user", "content": f"w{i}"}, MESSAGES[1]]} for i in range(20)]
@@ -195,7 +191,6 @@ def test_conversations_are_read_from_messages_or_from_a_pair_of_columns(folder: 
         open_source(TextConfig("files", (str(tmp_path / "x.jsonl"),), chat=True))
 
 
-@JINJA
 def test_the_template_is_part_of_what_the_text_is(folder: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -212,7 +207,6 @@ def test_the_template_is_part_of_what_the_text_is(folder: Path, tmp_path: Path) 
     assert [row[3] for row in own.rows(0)] == ["from the file: w2"]
 
 
-@JINJA
 def test_a_template_can_reach_nothing() -> None:
     """Each of these gives a text, or changes the messages, outside the sandbox."""
     for attack in (
@@ -225,7 +219,6 @@ def test_a_template_can_reach_nothing() -> None:
             ChatTemplate(attack, {}, "here").render(MESSAGES)
 
 
-@JINJA
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -244,7 +237,7 @@ def test_a_missing_or_broken_template_is_named(folder: Path, tmp_path: Path, con
 
 def test_without_jinja_the_remedy_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(DataError, match=r"text\.chat needs the jinja2 package: pip install jinja2"):
+    with pytest.raises(DataError, match=r"text\.chat needs the jinja2 package: pip install 'saejax\[chat\]'"):
         ChatTemplate.from_folder(folder).render(MESSAGES)
 
 

@@ -87,7 +87,7 @@ class ChatTemplate:
             import jinja2
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
-            raise DataError("text.chat needs the jinja2 package: pip install jinja2.") from None
+            raise DataError("text.chat needs the jinja2 package: pip install 'saejax[chat]'.") from None
 
         def refuse(message: str) -> None:
             raise jinja2.TemplateError(message)
