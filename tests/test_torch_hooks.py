@@ -105,7 +105,8 @@ def both(folder_of: Callable[[str], Path]) -> tuple[LanguageModel, TorchModel]:
 
 def packed_rows(rows: dict[str, np.ndarray]) -> PackedRows:
     keep = rows["segments"] >= 0
-    return PackedRows(*in_order(rows), documents=rows["segments"], keep=keep, cursor={"document": 0, "offset": 0})
+    n = rows["segments"]
+    return PackedRows(*in_order(rows), documents=n, to_end=n, keep=keep, cursor={"document": 0, "offset": 0})
 
 
 def mesh() -> Any:

@@ -263,7 +263,10 @@ def _download(repo: str, revision: str) -> Path:
     wanted: dict[str, Any] = {
         "repo_id": repo,
         "revision": revision or None,
-        "allow_patterns": ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"],
+        "allow_patterns": [
+            *("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
+            *("tokenizer_config.json", "chat_template.jinja"),
+        ],
     }
     try:
         cached = Path(huggingface_hub.snapshot_download(**wanted, local_files_only=True))
