@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.analysis import collect_features
-from saejax.capture import capture
+from saejax.capture import Captured, capture
 from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core import environment
@@ -64,10 +64,26 @@ def run_capture(work: Workspace) -> None:
         if done.already_complete:
             say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
             continue
-        _record_stage(e, f"capture {split}", done.tokens, done.seconds)
+        _record_stage(e, f"capture {split}", done.tokens, done.seconds, **_pace(done))
         say(f"capture {split}: {done.rows:,} activations in {path}, {done.tokens / done.seconds:,.0f} tokens/s")
+        if done.overhead is not None:
+            say(
+                f"  read {done.read / done.seconds:,.0f} tokens/s, the forward pass alone {done.forward_rate:,.0f}: "
+                f"overhead {done.overhead:.1%}"
+            )
         if done.rows < n_tokens:
             say(f"  the text ran out before the {n_tokens:,} that were asked for")
+
+
+def _pace(done: Captured) -> dict[str, float]:
+    """What the last session that was long enough says of its speed, for stages.json."""
+    if done.forward_rate is None or done.overhead is None:
+        return {}
+    return {
+        "read_tokens_per_second": done.read / done.seconds,
+        "forward_tokens_per_second": done.forward_rate,
+        "overhead": done.overhead,
+    }
 
 
 def run_train(work: Workspace) -> int:
@@ -274,6 +290,8 @@ def _refuse_other_run(e: Experiment) -> None:
 def deciding(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a configuration that decides a run's numbers."""
     kept = {key: config.get(key) for key in _DECIDES_RUN}
+    # Where the model runs decides nothing.
+    kept["lm"] = {k: v for k, v in (kept["lm"] or {}).items() if k != "device"}
     return kept | {"train": {k: v for k, v in (kept["train"] or {}).items() if k not in _TIMING}}
 
 
@@ -293,12 +311,13 @@ def _writers(e: Experiment) -> list[Writer]:
     return [*writers, TensorBoardWriter(e.run_dir / "tensorboard")] if e.train.tensorboard else writers
 
 
-def _record_stage(e: Experiment, stage: str, tokens: int, seconds: float) -> None:
-    """Add a session's tokens and seconds to a stage's totals in stages.json."""
+def _record_stage(e: Experiment, stage: str, tokens: int, seconds: float, **last: float) -> None:
+    """Add a session's tokens and seconds to a stage's totals in stages.json; `last` replaces what is there."""
     stages = _stages(e)
     before = stages.get(stage, {"tokens": 0, "seconds": 0.0})
     tokens, seconds = before["tokens"] + tokens, before["seconds"] + seconds
     total = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
+    total = before | total | last
     write_json(e.run_dir / "stages.json", stages | {stage: total})
 
 

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.capture import store_identity
+from saejax.capture import expand_hook_points, store_identity
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
 from saejax.core.errors import ConfigError
 from saejax.evals import Reconstruction
 from saejax.evals.reconstruction import batch_sums
 from saejax.experiment import Experiment
-from saejax.lm import LanguageModel, load_lm
+from saejax.lm import load_lm
+from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
 from saejax.store import Batches, Statistics, StoreReader
@@ -31,28 +32,31 @@ class Workspace:
     """What several stages need, loaded when first asked for."""
 
     experiment: Experiment
-    _lm: LanguageModel | ModelPair | None = None
+    _lm: Model | None = None
     _source: Source | None = None
 
     @property
-    def lm(self) -> LanguageModel | ModelPair:
+    def lm(self) -> Model:
         if self._lm is None:
             config = self.experiment.lm
-            self._lm = load_lm(config.model, config.revision, config.dtype)
+            how = (config.dtype, config.backend, config.device)
+            self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
-                self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, config.dtype))
+                self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
         return self._lm
 
     @property
     def source(self) -> Source:
         if self._source is None:
-            self._source = open_source(self.experiment.text)
+            text = self.experiment.text
+            # The model is asked for its tokenizer only where a chat template is needed: text alone loads in no time.
+            chat = any(part.chat for part in text.parts)
+            self._source = open_source(text, self.lm.tokenizer if chat else None)
         return self._source
 
     @property
     def packer(self) -> Packer:
-        text = self.experiment.text
-        return Packer(self.source, self.lm.tokenizer, text.context_length, text.prepend_bos)
+        return Packer.of(self.source, self.lm.tokenizer, self.experiment.text)
 
     @property
     def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -63,7 +67,7 @@ class Workspace:
         """
         e = self.experiment
         topology = TOPOLOGIES[e.coder.resolved().topology]
-        captured = tuple(self.lm.hook_point(name) for name in e.capture.hook_points)
+        captured = expand_hook_points(e.capture.hook_points, self.lm)
         usual = captured if topology.stacked and topology.tied else captured[:1]
         reads = self._canonical(e.reads or ((e.hook_point,) if e.hook_point else usual))
         writes = self._canonical(e.writes or (reads if topology.tied else _mlp_outs(reads)))
@@ -77,7 +81,7 @@ class Workspace:
         return reads, writes
 
     def _canonical(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(self.lm.hook_point(name) for name in names)
+        return expand_hook_points(names, self.lm)
 
     def build(self) -> Coder:
         """The coder of the experiment, for the widths of its hook points.
@@ -93,7 +97,7 @@ class Workspace:
 
         Of the given hook points, or of the coder's sites.
         """
-        identity = store_identity(self.lm, self.source, self.experiment.text, split)
+        identity = store_identity(self.lm, self.source, self.experiment.text, split, self.experiment.capture)
         path = self.experiment.store_dir(split)
         names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
         return StoreReader.open(path, list(names), expect=identity)

@@ -16,7 +16,7 @@ import saejax
 from saejax.core.errors import ConfigError
 from saejax.experiment import Experiment, default_config, experiment
 from saejax.lm import checkpoint, decoder
-from saejax.lm.conventions import ARCHITECTURES
+from saejax.lm.families import ARCHITECTURES
 from saejax.stages import Workspace, run_capture, run_evaluate, run_report, run_train
 from saejax.train import TRAINING_RECIPES
 

@@ -77,7 +77,7 @@ def hooks(model: Any, seen: dict[str, np.ndarray]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for i, block in enumerate(model.transformer.h):
-            inputs = {"resid_pre": block, "resid_mid": block.ln_2}
+            inputs = {"resid_pre": block, "attn_z": block.attn.c_proj, "resid_mid": block.ln_2}
             outputs = {
                 "attn_out": block.attn,
                 "mlp_in": block.ln_2,

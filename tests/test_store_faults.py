@@ -90,7 +90,7 @@ def assert_noticed(path, name):
     with pytest.raises(DataError) as caught:
         read_everything(path)
     message = str(caught.value)
-    assert str(path) in message and "run the same capture command again" in message.replace("Run", "run")
+    assert str(path) in message and "run the command that made the store again" in message.replace("Run", "run")
     if shard_of(name):
         array, shard = shard_of(name)
         assert f"{array!r}, shard {shard} " in message and f"rows {shard * 128} to " in message

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from saejax.core.errors import ConfigError, DataError
-from saejax.text import Document, PackedRows, Packer, Source, TextConfig, Tokenizer, open_source
+from saejax.text import Document, PackedRows, Packer, Source, SourceConfig, TextConfig, Tokenizer, open_source
 
 N_WORDS, BOS, MASK = 50, 50, 51
 
@@ -369,12 +369,24 @@ def test_a_bad_file_is_named_with_line_and_column(tmp_path: Path, case: str) -> 
         both(files(str(tmp_path / path), **settings))
 
 
+HUB = {"source": "hub", "dataset": "o/d"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "web"}, "text.source is 'web'; it must be one of stdlib, files, hub"),
+        ({"source": "web"}, "text.source is 'web'; it must be one of stdlib, files, prompts, hub"),
         ({"source": "files"}, "text.paths is empty"),
         ({"source": "hub"}, "text.dataset is empty"),
+        ({"source": "prompts"}, "text.source is 'prompts' but text.paths is empty"),
+        ({"weight": 0.0}, "weight of a text source is 0.0"),
+        ({"weight": float("nan")}, "weight of a text source is nan"),
+        ({"chat": True}, "text.chat needs rows with columns"),
+        ({**HUB, "chat": True, "template": "{a}"}, "text.chat and text.template both write"),
+        ({**HUB, "prompt": "q"}, "read with text.chat=True alone"),
+        ({**HUB, "chat": True, "response": "a"}, "text.response is 'a' without text.prompt"),
+        ({"sources": (SourceConfig(),), "column": "body"}, "text.sources is set, so text.column is never read"),
+        ({"mix_seed": -1}, "text.mix_seed is -1"),
         ({"heldout_fraction": 0.0}, "text.heldout_fraction is 0.0"),
         ({"heldout_fraction": 1.0}, "text.heldout_fraction is 1.0"),
         ({"context_length": 1}, "text.context_length is 1"),

@@ -11,7 +11,7 @@ import numpy as np
 from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
-from saejax.lm import LanguageModel, decoder
+from saejax.lm.forward import Model, compiled
 from saejax.lm.pair import ModelPair
 from saejax.text import PackedRows, Packer
 
@@ -71,7 +71,7 @@ class _Scan:
 
 
 def collect_features(
-    coder: Coder, params: Any, lm: LanguageModel | ModelPair, packer: Packer, sites: Sites, config: ReportConfig
+    coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: ReportConfig
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.json, tokens scanned, seconds).
 
@@ -121,22 +121,21 @@ def _describe(sites: Sites) -> str:
     return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
 
 
-def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
+def promoted_logits(lm: Model, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
     """For each decoder row d: the `count` largest and smallest of (d * w_final) W_U, centred over the vocabulary.
 
     The direct path to the logits: final norm's scale without its division, other layers left out. Rows whose width is
-    not the model's (MLP activations) have none.
+    not the model's (MLP activations), and those of a model that does not predict the next token, have none.
 
     Returns:
         (top, bottom), each a list of (token ids, values), one pair a row.
     """
-    if W_dec_FD.shape[1] != lm.config.d_model:
+    readout = lm.readout()
+    if readout is None or W_dec_FD.shape[1] != len(readout[0]):
         nothing: list[Any] = [((), ()) for _ in W_dec_FD]
         return nothing, nothing
-    W_U_DV = decoder.unembedding(lm.params).astype(jnp.float32)
+    scale_D, W_U_DV = readout
     W_U_DV = W_U_DV - W_U_DV.mean(1, keepdims=True)
-    scale_D = lm.params["ln_final"]["w"].astype(jnp.float32)
-
     count = min(count, W_U_DV.shape[1])
 
     @jax.jit
@@ -155,7 +154,7 @@ def promoted_logits(lm: LanguageModel, W_dec_FD: np.ndarray, count: int) -> tupl
 class _TokenTable:
     """Token ids numbered in order of appearance, with their strings; only tokens that are shown are kept."""
 
-    def __init__(self, lm: LanguageModel | ModelPair):
+    def __init__(self, lm: Model):
         self._lm = lm
         self._index: dict[int, int] = {}
         self.table: list[str] = []
@@ -171,7 +170,7 @@ class _TokenTable:
 
 
 def _scan(
-    coder: Coder, params: Any, lm: LanguageModel | ModelPair, packer: Packer, sites: Sites, config: ReportConfig
+    coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: ReportConfig
 ) -> tuple[_Scan, float]:
     """(the scan, its seconds without compilation)."""
 
@@ -185,10 +184,10 @@ def _scan(
     first = 0
     blank = packer.blank(config.batch_rows)
     arguments = (params, lm.params, blank.tokens, blank.positions, blank.segments)
-    compiled = jax.jit(encode).lower(*arguments).compile()
+    run = compiled(lm, encode, *arguments)
     with Progress("features", config.tokens) as progress:
         for packed in packer.batches("heldout", config.batch_rows):
-            latents = compiled(params, lm.params, packed.tokens, packed.positions, packed.segments)
+            latents = run(params, lm.params, packed.tokens, packed.positions, packed.segments)
             entries.append(_entries(packed, latents, first))
             rows.append((packed.tokens, packed.positions, packed.segments, packed.documents))
             first += len(packed.tokens)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -41,11 +41,25 @@ def run(main: Callable[[], int | None]) -> None:
     Ctrl-C outside training exits with 130.
     """
 
+    def without_words(words: list[str]) -> int | None:
+        if words:
+            raise ConfigError(f"Unexpected argument {words[0]!r}; overrides are --config.a.b=value.")
+        return main()
+
+    if _FLAG not in _arguments(sys.argv):
+        sys.argv.insert(1, f"--{_FLAG}={_DEFAULT}")
+    _run(without_words, _parse)
+
+
+def run_words(main: Callable[[list[str]], int | None]) -> None:
+    """As `run`, for a script without --config: `main` gets the words of the command line that are no flags."""
+    _run(main, _parse_words)
+
+
+def _run(main: Callable[[list[str]], int | None], parse: Callable[[list[str]], list[str]]) -> None:
     def guarded(argv: list[str]) -> None:
-        if len(argv) > 1:
-            _fail(ConfigError(f"Unexpected argument {argv[1]!r}; overrides are --config.a.b=value."))
         try:
-            code = main()
+            code = main(argv[1:])
         except SaejaxError as error:
             _fail(error)
         except KeyboardInterrupt:
@@ -58,12 +72,10 @@ def run(main: Callable[[], int | None]) -> None:
     for name in ("jax", "orbax", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    if _FLAG not in _arguments(sys.argv):
-        sys.argv.insert(1, f"--{_FLAG}={_DEFAULT}")
-    app.run(guarded, flags_parser=_parse)
+    app.run(guarded, flags_parser=parse)
 
 
-def _fail(error: SaejaxError) -> None:
+def _fail(error: SaejaxError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(error.exit_code)
 
@@ -83,6 +95,16 @@ def _parse(argv: list[str]) -> list[str]:
     if not Path(path).is_file():
         _fail(_no_config_file(path))
     return rest
+
+
+def _parse_words(argv: list[str]) -> list[str]:
+    try:
+        return list(flags.FLAGS(argv))
+    except flags.UnrecognizedFlagError as error:
+        own = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])]
+        _fail(ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, own)}"))
+    except flags.Error as error:
+        _fail(ConfigError(str(error)))
 
 
 def _explain(arguments: dict[str, str], error: Exception) -> None:

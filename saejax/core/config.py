@@ -38,6 +38,8 @@ def to_config_dict(value: Any) -> config_dict.ConfigDict:
         elif item is None:
             kind = _without_none(hints[field.name])
             out[field.name] = config_dict.placeholder(typing.get_origin(kind) or kind)
+        elif isinstance(item, tuple) and any(dataclasses.is_dataclass(i) for i in item):
+            out[field.name] = tuple(to_json(i) for i in item)
         else:
             out[field.name] = item
     return out

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from saejax.core.errors import BusyError
 
+LOCK = ".lock"
+
 
 @contextlib.contextmanager
 def lease(folder: str | os.PathLike) -> Iterator[None]:
@@ -22,7 +24,7 @@ def lease(folder: str | os.PathLike) -> Iterator[None]:
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,8 +12,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
 from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram
 from saejax.evals.splice import splice_metrics, splice_sums
-from saejax.lm import LanguageModel
-from saejax.lm.pair import ModelPair
+from saejax.lm.forward import Model, compiled
 from saejax.text import PackedRows, Packer
 
 
@@ -44,9 +43,7 @@ class Evaluated:
     seconds: float
 
 
-def evaluate(
-    coder: Coder, params: Any, lm: LanguageModel | ModelPair, packer: Packer, sites: Sites, config: EvalConfig
-) -> Evaluated:
+def evaluate(coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: EvalConfig) -> Evaluated:
     """Evaluate `params` (for raw activations) on the held-out split, without sampling: the first tokens of it.
 
     The metrics are those of `Reconstruction` over all that is written (the sites' dimensions side by side, the latents
@@ -80,11 +77,11 @@ def evaluate(
         return sums, parts
 
     # Compiled before the clock starts.
-    compiled = jax.jit(batch).lower(params, lm.params, _arrays(packer.blank(config.batch_rows))).compile()
+    run = compiled(lm, batch, params, lm.params, _arrays(packer.blank(config.batch_rows)))
     with Progress("evaluate", config.tokens) as progress:
         for packed in packer.batches("heldout", config.batch_rows):
             kept = int(packed.keep.sum())
-            sums, parts = compiled(params, lm.params, _arrays(packed))
+            sums, parts = run(params, lm.params, _arrays(packed))
             for name, value in jax.device_get(sums).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
             for name, part in parts.items():

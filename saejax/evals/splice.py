@@ -10,7 +10,7 @@ spliced in at the hook point, and p_zero with zeros there:
 A coder of several sites has all that it writes replaced at once, by reconstructions of the clean run's activations.
 Only tokens that a capture stores are replaced; bos, special and padding tokens keep their activation in all
 three runs. (SAEBench, core evaluation.) Of two models the loss is the first's, so of a coder that writes in the second
-alone there is only ce_clean.
+alone there is only ce_clean. Of a model that does not predict the next token (an encoder) there is nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders import Sites
-from saejax.lm import LanguageModel, decoder
-from saejax.lm.pair import PREFIX, ModelPair
+from saejax.lm.forward import Edit, Model
 
 Reconstruct = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 
 def splice_sums(
-    lm: LanguageModel | ModelPair,
+    lm: Model,
     lm_params: Any,
     sites: Sites,
     reconstruct: Reconstruct,
@@ -36,20 +35,23 @@ def splice_sums(
     """(sums over predicted tokens, clean activations {hook point: [R, S, D]}) of a batch of packed rows. Pure.
 
     `reconstruct` gets the clean activations and gives {hook point written: [R, S, D]}; all of them are put in at once.
-    Where none of them is of the model whose loss it is, the sums are `predicted` and `ce_clean` alone.
+    Where the loss does not see them (`Model.measures_loss`), the sums are `predicted` and `ce_clean` alone; where there
+    is no loss, `predicted`.
     """
     keep_RS1 = packed["keep"][:, :, None]
     rows = (packed["tokens"], packed["positions"], packed["segments"])
 
-    def run(values: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        def instead(value_RSD: jax.Array) -> decoder.Edit:
+    def run(values: Mapping[str, jax.Array]) -> jax.Array:
+        return jax.nn.log_softmax(logits_of(values)[0][:, :-1].astype(jnp.float32))
+
+    def logits_of(values: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def instead(value_RSD: jax.Array) -> Edit:
             return lambda x: jnp.where(keep_RS1, value_RSD.astype(x.dtype), x)
 
         edits = {name: instead(value_RSD) for name, value_RSD in values.items()}
-        logits, captured = lm.apply(lm_params, *rows, sites.hook_points, edits)
-        return jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32)), captured
+        return lm.apply(lm_params, *rows, sites.hook_points, edits)
 
-    clean_RSV, captured = run({})
+    logits_RSV, captured = logits_of({})
     reconstructed = reconstruct(captured)
     segments = packed["segments"]
     predicted_RS = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
@@ -61,11 +63,15 @@ def splice_sums(
     def cross_entropy(log_p_RSV: jax.Array) -> jax.Array:
         return total(-jnp.take_along_axis(log_p_RSV, next_RS1, axis=2)[:, :, 0])
 
-    sums = {"predicted": predicted_RS.sum(), "ce_clean": cross_entropy(clean_RSV)}
-    if all(name.startswith(PREFIX) for name in reconstructed):
+    sums = {"predicted": predicted_RS.sum()}
+    if not lm.measures_loss(()):
         return sums, captured
-    spliced_RSV, _ = run(reconstructed)
-    zero_RSV, _ = run({name: jnp.zeros_like(value) for name, value in reconstructed.items()})
+    clean_RSV = jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
+    sums["ce_clean"] = cross_entropy(clean_RSV)
+    if not lm.measures_loss(tuple(reconstructed)):
+        return sums, captured
+    spliced_RSV = run(reconstructed)
+    zero_RSV = run({name: jnp.zeros_like(value) for name, value in reconstructed.items()})
     sums |= {
         "ce_sae": cross_entropy(spliced_RSV),
         "ce_zero": cross_entropy(zero_RSV),
@@ -78,7 +84,7 @@ def splice_metrics(sums: dict[str, float]) -> dict[str, float]:
     """Metrics from the sums of all batches; those that the sums do not say are left out."""
     n = sums["predicted"]
     if "ce_sae" not in sums:
-        return {"ce_clean": sums["ce_clean"] / n}
+        return {name: sums[name] / n for name in ("ce_clean",) if name in sums}
     clean, sae, zero = (sums[name] / n for name in ("ce_clean", "ce_sae", "ce_zero"))
     return {
         "ce_clean": clean,

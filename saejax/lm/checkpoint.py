@@ -1,7 +1,10 @@
 """Hugging Face model folders: config.json + safetensors, read into and written from the JAX decoder."""
 
+import dataclasses
+import functools
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,20 @@ import safetensors
 import safetensors.numpy
 
 from saejax.core.errors import DataError
-from saejax.lm import decoder
-from saejax.lm.conventions import DecoderConfig, architecture
+from saejax.lm import decoder, parameters
+from saejax.lm.conventions import DecoderConfig
+from saejax.lm.families import Architecture, Layout, architecture
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+# Constants that older files hold beside the parameters.
+_BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
-    """(config.json as it is, the decoder's shapes).
+    """(config.json as it is, the decoder's shapes and conventions).
 
     Raises:
-        DataError: missing or malformed config.json, or an architecture the decoder does not know.
+        DataError: missing or malformed config.json, or an architecture or variant that the decoder does not know.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -28,55 +36,136 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
     try:
         config_json = json.loads(path.read_bytes())
         config = architecture(config_json, str(path)).read_config(config_json)
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        known = config.activation in decoder.ACTIVATIONS
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, ArithmeticError) as error:
         raise DataError(f"{path} is not a usable model configuration: {type(error).__name__} {error}.") from None
-    if config.activation not in decoder.ACTIVATIONS:
+    if not known:
         raise DataError(
-            f"{path}: activation {config.activation!r} is not known; the decoder has {', '.join(decoder.ACTIVATIONS)}."
+            f"{path}: activation {config.activation!r} is not known; the decoder has {', '.join(decoder.ACTIVATIONS)}. "
+            "Choose another checkpoint, or study this model through PyTorch hooks."
         )
     return config_json, config
 
 
 def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, dict[str, Any]]:
-    """(config, parameters as JAX arrays of `dtype`), one tensor at a time.
+    """(config, parameters as JAX arrays of `dtype`), one tensor at a time; float checkpoints of any precision.
+
+    The scales and shifts of norms are float32 whatever `dtype` is, because norms are computed so. Types and shapes of
+    all tensors are compared with config.json by the files' headers, before the first tensor is read.
 
     Raises:
-        DataError: no safetensors, a missing tensor, or one whose shape is not what config.json says.
+        DataError: no safetensors, a tensor that is missing or left over, or one whose shape is not what config.json
+            says, or whose numbers are not floats.
     """
     folder = Path(folder)
     config_json, config = read_config(folder)
-    where = _tensor_files(folder)
-    handles = {}
-    try:
-        for path in set(where.values()):
-            handles[path] = safetensors.safe_open(path, framework="numpy")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a readable safetensors file: {error}") from None
+    files = _TensorFiles(folder, architecture(config_json, str(folder)))
+    plan = files.plan(config)
 
+    @functools.lru_cache(maxsize=2)  # queries, keys and values may be parts of one weight and one bias
     def tensor(name: str) -> np.ndarray:
-        for candidate in (name, f"transformer.{name}"):
-            if candidate in where:
-                try:
-                    return handles[where[candidate]].get_tensor(candidate)
-                except safetensors.SafetensorError as error:
-                    raise DataError(f"{where[candidate]}: tensor {candidate!r} cannot be read: {error}") from None
-        raise DataError(f"{folder}: tensor {name!r} is missing; there are {', '.join(sorted(where)[:5])}, ...")
+        return files.read(name)
 
-    arch = architecture(config_json, str(folder))
-    try:
-        params = arch.read_params(config, tensor)
-    except (ValueError, IndexError) as error:
-        raise DataError(f"{folder}: a tensor does not have the shape that config.json gives it: {error}") from None
-    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
-    _check_shapes(folder, config, params)
+    params: dict[str, Any] = {"blocks": [{} for _ in range(config.n_layer)]}
+    for path, parameter, name, layout in plan:
+        kept = jnp.float32 if _is_norm(path) else dtype
+        _put(params, path, jnp.asarray(layout.read(tensor(name), parameter.shape), kept))
     return config, params
 
 
+@dataclasses.dataclass
+class _TensorFiles:
+    """The safetensors files of a folder, opened, read by tensor name."""
+
+    folder: Path
+    architecture: Architecture
+
+    def __post_init__(self) -> None:
+        self.where = _tensor_files(self.folder)
+        self.handles = {}
+        for path in sorted(set(self.where.values())):
+            try:
+                self.handles[path] = safetensors.safe_open(path, framework="numpy")
+            except (safetensors.SafetensorError, OSError) as error:
+                raise DataError(f"{path} is not a readable safetensors file: {error}") from None
+
+    def plan(self, config: DecoderConfig) -> list[tuple[parameters.Path, parameters.Parameter, str, Layout]]:
+        """(path, parameter, tensor, layout) of all parameters, every header compared with what the config implies."""
+        plan = []
+        for path, parameter in parameters.leaves(config):
+            stem, layout = self.architecture.tensors[".".join(str(part) for part in path if isinstance(part, str))]
+            name = self._name(stem.format(path[1] if path[0] == "blocks" else ""))
+            shape, dtype = self._header(name)
+            if shape != layout.stored(parameter.shape):
+                raise DataError(
+                    f"{self.folder}: tensor {name!r} does not have the shape that config.json gives it: "
+                    f"{'.'.join(map(str, path))} is {shape}, config.json says {layout.stored(parameter.shape)}."
+                )
+            if dtype not in _FLOATS:
+                raise DataError(
+                    f"{self.folder}: tensor {name!r} holds {dtype}; the JAX decoder reads {', '.join(_FLOATS)}. Give "
+                    "the checkpoint before it was quantised."
+                )
+            plan.append((path, parameter, name, layout))
+        self._refuse_left_over(config, {name for _, _, name, _ in plan})
+        return plan
+
+    def read(self, name: str) -> np.ndarray:
+        try:
+            return self.handles[self.where[name]].get_tensor(name)
+        except safetensors.SafetensorError as error:
+            raise DataError(f"{self.where[name]}: tensor {name!r} cannot be read: {error}") from None
+
+    def _name(self, stem: str) -> str:
+        for candidate in (stem, f"{self.architecture.prefix}{stem}"):
+            if candidate in self.where:
+                return candidate
+        there = ", ".join(sorted(self.where)[:5])
+        raise DataError(f"{self.folder}: tensor {stem!r} is missing; there are {there}, ...")
+
+    def _header(self, name: str) -> tuple[tuple[int, ...], str]:
+        try:
+            header = self.handles[self.where[name]].get_slice(name)
+        except safetensors.SafetensorError as error:
+            raise DataError(f"{self.where[name]}: tensor {name!r} cannot be read: {error}") from None
+        return tuple(header.get_shape()), header.get_dtype()
+
+    def _refuse_left_over(self, config: DecoderConfig, used: set[str]) -> None:
+        """A tensor of a block that has no place (a bias, a norm) means that the block computes something else."""
+        stems = {stem for key, (stem, _) in self.architecture.tensors.items() if key.startswith("blocks.")}
+        (folder,) = {stem.partition("{}")[0] for stem in stems}
+        block = re.compile(rf"(?:{re.escape(self.architecture.prefix)})?{re.escape(folder)}(\d{{1,7}})\..+")
+        for name in sorted(self.where.keys() - used):
+            match = block.fullmatch(name)
+            if match and int(match[1]) < config.n_layer and not _BUFFERS.search(name):
+                raise DataError(
+                    f"{self.folder}: config.json gives the tensor {name!r} no place, so this is a variant that the JAX "
+                    "decoder does not have. Check config.json, or study this model through PyTorch hooks."
+                )
+
+
+def _is_norm(path: parameters.Path) -> bool:
+    return path[-1] in ("w", "b")
+
+
+def _put(params: dict[str, Any], path: parameters.Path, value: jax.Array) -> None:
+    at: Any = params
+    for part in path[:-1]:
+        at = at[part] if isinstance(part, int) else at.setdefault(part, {})
+    at[path[-1]] = value
+
+
 def write(folder: Path, config_json: dict[str, Any], params: dict[str, Any]) -> None:
-    """Write config.json and model.safetensors so that transformers and `read_params` both load them."""
+    """Write config.json and model.safetensors so that transformers and `read_params` both load them.
+
+    Raises:
+        DataError: a family that is only read.
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     arch = architecture(config_json, str(folder))
+    if arch.write_params is None:
+        raise DataError(f"A model of type {config_json['model_type']} can be read but not written; gpt2 can.")
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = arch.write_params(arch.read_config(config_json), jax.tree.map(np.asarray, params))
     weights = folder / "model.safetensors"
     safetensors.numpy.save_file(tensors, weights, metadata={"format": "pt"})
@@ -122,12 +211,3 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
             return dict.fromkeys(handle.keys(), single)
     except (safetensors.SafetensorError, OSError) as error:
         raise DataError(f"{single} is not a readable safetensors file: {error}") from None
-
-
-def _check_shapes(folder: Path, config: DecoderConfig, params: dict[str, Any]) -> None:
-    wanted = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
-    flat = dict(jax.tree_util.tree_flatten_with_path(params)[0])
-    for path, leaf in jax.tree_util.tree_flatten_with_path(wanted)[0]:
-        if path not in flat or flat[path].shape != leaf.shape:
-            found = flat[path].shape if path in flat else "nothing"
-            raise DataError(f"{folder}: {jax.tree_util.keystr(path)} is {found}, config.json says {leaf.shape}.")

@@ -1,21 +1,122 @@
-"""What differs between decoder architectures, as data: one row of `ARCHITECTURES` a `model_type`.
+"""What differs between decoder architectures, as data: `DecoderConfig`.
 
-A row says how to read the checkpoint's config.json and where its tensors go. `decoder.py` knows only
-`DecoderConfig`; a new architecture is a new row here plus, where it needs one, a new piece there.
+`families.py` reads it from a checkpoint's config.json, `parameters.py` derives the parameters from it, and
+`decoder.py` computes what it says. None of those two knows a family's name.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import math
 
 import numpy as np
 
 from saejax.core.errors import DataError
 
+_SIZES = ("n_layer", "d_model", "n_head", "kv_heads", "d_head", "d_mlp", "vocab_size", "context_length")
+_FLAGS = (
+    "tied_embeddings",
+    "qkv_bias",
+    "attn_out_bias",
+    "mlp_bias",
+    "unembed_bias",
+    "qk_norm",
+    "gated_mlp",
+    "post_norms",
+)
+NORMS = ("layer", "rms")
+RESIDUALS = ("sequential", "parallel", "parallel_one_norm")
+
+
+def check_size(name: str, value: object, largest: int = 2**20) -> int:
+    """`value`, if it is an integer in [1, largest]: a hostile config.json is refused before anything is allocated.
+
+    Raises:
+        DataError: it is not.
+    """
+    if type(value) is not int or not 0 < value <= largest:
+        power = f"2^{largest.bit_length() - 1}"
+        raise DataError(f"config.json: {name} is {value!r}; it must be a positive integer up to {power}.")
+    return value
+
+
+def check_positive(name: str, value: object) -> float:
+    """`value` as a float, if it is a finite number above zero.
+
+    Raises:
+        DataError: it is not.
+    """
+    if type(value) not in (int, float) or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+        raise DataError(f"config.json: {name} is {value!r}; it must be a finite number above 0.")
+    return float(value)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling:
+    """Slow frequencies are divided by `factor`, fast ones kept, those between interpolated (Llama 3.1, 2024).
+
+    Slow: less than `low` turns in `context` positions, the length of pre-training; fast: more than `high`.
+    """
+
+    low: float
+    high: float
+    context: int
+
+    def __post_init__(self) -> None:
+        check_positive("rope low_freq_factor", self.low)
+        check_size("rope original_max_position_embeddings", self.context)
+        if not check_positive("rope high_freq_factor", self.high) > self.low:
+            raise DataError(f"config.json: rope high_freq_factor {self.high} must be above low_freq_factor {self.low}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary positions (Su et al. 2021) on the first `width` numbers of each head, in two halves (not pairs).
+
+    Pair j of `width / 2` turns by theta^(-2j / width) a position, divided by `factor`: for all j where `llama3` is None
+    (linear scaling), otherwise as `Llama3Scaling` says.
+    """
+
+    theta: float
+    width: int
+    factor: float = 1.0
+    llama3: Llama3Scaling | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("rope theta", self.theta)
+        check_positive("rope factor", self.factor)
+        check_size("the rotary part of a head", self.width, 2**14)
+        if self.width % 2:
+            raise DataError(f"config.json: {self.width} numbers of each head are rotated; it must be an even number.")
+
+    def frequencies(self) -> np.ndarray:
+        """Radians a position, float32 [width / 2]."""
+        plain = self.theta ** (-np.arange(0, self.width, 2, dtype=np.float64) / self.width)
+        kept = np.zeros_like(plain)
+        if self.llama3 is not None:
+            turns = self.llama3.context * plain / (2 * np.pi)
+            kept = np.clip((turns - self.llama3.low) / (self.llama3.high - self.llama3.low), 0, 1)
+        return (plain * (kept + (1 - kept) / self.factor)).astype(np.float32)
+
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Shapes and conventions of one decoder; always read from the checkpoint, never from a table."""
+    """Shapes and conventions of one decoder; always read from the checkpoint. The defaults are GPT-2's.
+
+    Attributes:
+        activation: of the MLP; a key of `decoder.ACTIVATIONS`.
+        n_kv_head: heads of keys and values, each shared by n_head / n_kv_head query heads; None: n_head.
+        norm: `layer` (mean subtracted, a shift) or `rms`. A scale stored as w of 1 + w has its 1 added on reading.
+        residual: `sequential` (the MLP reads resid_mid), `parallel` (it reads resid_pre through a norm of its own), or
+            `parallel_one_norm` (it reads what attention reads).
+        post_norms: what attention and MLP add to the residual stream is normed once more.
+        rope: rotary positions; None: a table of learned ones.
+        windows: for each layer the number of positions that attention sees, itself included; None: all. Empty: all.
+        attn_scale: factor on q k^T; None: d_head^-1/2.
+        attn_softcap, logit_softcap: cap in x -> cap tanh(x / cap), on attention scores and logits; None: no cap.
+        embed_scale: factor on the token embeddings.
+
+    Raises:
+        DataError: a value that no decoder can have.
+    """
 
     n_layer: int
     d_model: int
@@ -27,141 +128,46 @@ class DecoderConfig:
     activation: str
     norm_eps: float
     tied_embeddings: bool
+    n_kv_head: int | None = None
+    norm: str = "layer"
+    residual: str = "sequential"
+    post_norms: bool = False
+    rope: Rope | None = None
+    windows: tuple[int | None, ...] = ()
+    qkv_bias: bool = True
+    attn_out_bias: bool = True
+    mlp_bias: bool = True
+    unembed_bias: bool = False
+    qk_norm: bool = False
+    gated_mlp: bool = False
+    attn_scale: float | None = None
+    attn_softcap: float | None = None
+    logit_softcap: float | None = None
+    embed_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in ("n_layer", "d_model", "n_head", "d_head", "d_mlp", "vocab_size", "context_length"):
-            value = getattr(self, field)
-            # The bounds refuse a hostile config.json before anything is allocated.
-            if type(value) is not int or not 0 < value <= 2**20:
-                raise DataError(f"config.json: {field} is {value!r}; it must be a positive integer up to 2^20.")
-        if not isinstance(self.norm_eps, float | int) or not 0 <= self.norm_eps < 1:
+        for field in _SIZES:
+            check_size(field, getattr(self, field))
+        for field in _FLAGS:
+            if type(getattr(self, field)) is not bool:
+                raise DataError(f"config.json: {field} is {getattr(self, field)!r}; it must be true or false.")
+        for field in ("attn_scale", "attn_softcap", "logit_softcap", "embed_scale"):
+            if getattr(self, field) is not None:
+                check_positive(field, getattr(self, field))
+        if type(self.norm_eps) not in (int, float) or not 0 <= self.norm_eps < 1:
             raise DataError(f"config.json: the norm's epsilon is {self.norm_eps!r}; it must be a number in [0, 1).")
+        if self.norm not in NORMS or self.residual not in RESIDUALS:
+            raise DataError(f"norm {self.norm!r} is one of {NORMS}, residual {self.residual!r} one of {RESIDUALS}.")
+        if self.n_head % self.kv_heads:
+            raise DataError(f"config.json: {self.n_head} heads cannot share {self.kv_heads} heads of keys and values.")
+        if self.rope is not None and self.rope.width > self.d_head:
+            raise DataError(f"config.json: {self.rope.width} numbers of each head are rotated; it has {self.d_head}.")
+        if self.windows and len(self.windows) != self.n_layer:
+            raise DataError(f"config.json: {len(self.windows)} attention windows for {self.n_layer} layers.")
+        for window in set(self.windows) - {None}:
+            check_size("sliding_window", window)
 
-
-Tensors = Callable[[str], np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """How one `model_type` is read.
-
-    Attributes:
-        read_config: config.json -> DecoderConfig.
-        read_params: (DecoderConfig, tensor by name) -> parameter tree of `decoder.run`.
-        write_params: the inverse, parameter tree -> {tensor name: array}.
-    """
-
-    read_config: Callable[[dict[str, Any]], DecoderConfig]
-    read_params: Callable[[DecoderConfig, Tensors], dict[str, Any]]
-    write_params: Callable[[DecoderConfig, dict[str, Any]], dict[str, np.ndarray]]
-
-
-def architecture(config_json: dict[str, Any], where: str) -> Architecture:
-    """The row for a checkpoint's config.json.
-
-    Raises:
-        DataError: no row for its `model_type`, naming those there are.
-    """
-    model_type = config_json.get("model_type")
-    if model_type not in ARCHITECTURES:
-        raise DataError(
-            f"{where}: the JAX decoder does not know model_type {model_type!r}; it knows "
-            f"{', '.join(sorted(ARCHITECTURES))}."
-        )
-    return ARCHITECTURES[model_type]
-
-
-def _gpt2_config(c: dict[str, Any]) -> DecoderConfig:
-    plain = {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }
-    for key, wanted in plain.items():
-        if c.get(key, wanted) != wanted:
-            raise DataError(f"config.json: {key}={c[key]} is a GPT-2 variant that is not supported.")
-    if c["n_embd"] % c["n_head"]:
-        raise DataError(f"config.json: n_embd={c['n_embd']} is not a multiple of n_head={c['n_head']}.")
-    return DecoderConfig(
-        n_layer=c["n_layer"],
-        d_model=c["n_embd"],
-        n_head=c["n_head"],
-        d_head=c["n_embd"] // c["n_head"],
-        d_mlp=c.get("n_inner") or 4 * c["n_embd"],
-        vocab_size=c["vocab_size"],
-        context_length=c["n_positions"],
-        activation=c.get("activation_function", "gelu_new"),
-        norm_eps=c.get("layer_norm_epsilon", 1e-5),
-        tied_embeddings=c.get("tie_word_embeddings", True),
-    )
-
-
-def _gpt2_params(c: DecoderConfig, tensor: Tensors) -> dict[str, Any]:
-    def norm(name: str) -> dict[str, np.ndarray]:
-        return {"w": tensor(f"{name}.weight"), "b": tensor(f"{name}.bias")}
-
-    def block(i: int) -> dict[str, Any]:
-        h = f"h.{i}"
-        # Conv1D holds its weight as [in, out], so nothing is transposed.
-        w_q, w_k, w_v = np.split(tensor(f"{h}.attn.c_attn.weight"), 3, axis=1)
-        b_q, b_k, b_v = np.split(tensor(f"{h}.attn.c_attn.bias"), 3)
-        heads = (c.n_head, c.d_head)
-        return {
-            "ln1": norm(f"{h}.ln_1"),
-            "attn": {
-                "W_Q": w_q.reshape(c.d_model, *heads),
-                "W_K": w_k.reshape(c.d_model, *heads),
-                "W_V": w_v.reshape(c.d_model, *heads),
-                "b_Q": b_q.reshape(heads),
-                "b_K": b_k.reshape(heads),
-                "b_V": b_v.reshape(heads),
-                "W_O": tensor(f"{h}.attn.c_proj.weight").reshape(*heads, c.d_model),
-                "b_O": tensor(f"{h}.attn.c_proj.bias"),
-            },
-            "ln2": norm(f"{h}.ln_2"),
-            "mlp": {
-                "W_in": tensor(f"{h}.mlp.c_fc.weight"),
-                "b_in": tensor(f"{h}.mlp.c_fc.bias"),
-                "W_out": tensor(f"{h}.mlp.c_proj.weight"),
-                "b_out": tensor(f"{h}.mlp.c_proj.bias"),
-            },
-        }
-
-    params = {
-        "W_E": tensor("wte.weight"),
-        "W_pos": tensor("wpe.weight"),
-        "blocks": [block(i) for i in range(c.n_layer)],
-        "ln_final": norm("ln_f"),
-    }
-    if not c.tied_embeddings:
-        params["W_U"] = tensor("lm_head.weight").T
-    return params
-
-
-def _gpt2_tensors(c: DecoderConfig, params: dict[str, Any]) -> dict[str, np.ndarray]:
-    out = {"wte.weight": params["W_E"], "wpe.weight": params["W_pos"]}
-
-    def put_norm(name: str, norm: dict[str, Any]) -> None:
-        out[f"{name}.weight"], out[f"{name}.bias"] = norm["w"], norm["b"]
-
-    for i, block in enumerate(params["blocks"]):
-        h, attn, mlp = f"h.{i}", block["attn"], block["mlp"]
-        put_norm(f"{h}.ln_1", block["ln1"])
-        put_norm(f"{h}.ln_2", block["ln2"])
-        flat = [np.reshape(attn[k], (c.d_model, -1)) for k in ("W_Q", "W_K", "W_V")]
-        out[f"{h}.attn.c_attn.weight"] = np.concatenate(flat, axis=1)
-        out[f"{h}.attn.c_attn.bias"] = np.concatenate([np.ravel(attn[k]) for k in ("b_Q", "b_K", "b_V")])
-        out[f"{h}.attn.c_proj.weight"] = np.reshape(attn["W_O"], (-1, c.d_model))
-        out[f"{h}.attn.c_proj.bias"] = attn["b_O"]
-        out[f"{h}.mlp.c_fc.weight"], out[f"{h}.mlp.c_fc.bias"] = mlp["W_in"], mlp["b_in"]
-        out[f"{h}.mlp.c_proj.weight"], out[f"{h}.mlp.c_proj.bias"] = mlp["W_out"], mlp["b_out"]
-    put_norm("ln_f", params["ln_final"])
-    if not c.tied_embeddings:
-        out["lm_head.weight"] = np.transpose(params["W_U"])
-    return {
-        (name if name.startswith("lm_head") else f"transformer.{name}"): np.ascontiguousarray(value)
-        for name, value in out.items()
-    }
-
-
-ARCHITECTURES: dict[str, Architecture] = {"gpt2": Architecture(_gpt2_config, _gpt2_params, _gpt2_tensors)}
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_head if self.n_kv_head is None else self.n_kv_head

@@ -1,15 +1,22 @@
 """The language model being studied, as a pure function that can be watched and edited at named hook points.
 
-Shape letters: B rows, S positions, M model width, H heads, D width of a head, F MLP width, V vocabulary.
+Shape letters: B rows, S positions (T of keys), M model width, H heads, D width of a head, F MLP width, V vocabulary.
 
-Hook points of block i (`blocks.{i}.<name>`):
-    resid_pre   [B, S, M]  residual stream entering the block
-    attn_out    [B, S, M]  what attention adds to it
-    resid_mid   [B, S, M]  residual stream between attention and MLP
-    mlp_in      [B, S, M]  what the MLP reads: resid_mid after its norm
-    mlp_act     [B, S, F]  the MLP's hidden activations
-    mlp_out     [B, S, M]  what the MLP adds
-    resid_post  [B, S, M]  residual stream leaving the block
+Hook points of block i (`blocks.{i}.<name>`), in the order of computation:
+    resid_pre     [B, S, M]     residual stream entering the block
+    ln1_scale     [B, S, 1]     what attention's norm divides by: the root of variance (or mean square) + epsilon
+    attn_pattern  [B, H, S, T]  attention probabilities
+    attn_z        [B, S, H*D]   what the heads read, before W_O; head h is the slice from h*D to (h+1)*D
+    attn_out      [B, S, M]     what attention adds to the residual stream (after its post norm, where there is one)
+    resid_mid     [B, S, M]     resid_pre + attn_out
+    ln2_scale     [B, S, 1]     as ln1_scale, of the MLP's norm
+    mlp_in        [B, S, M]     what the MLP reads, after its norm
+    mlp_act       [B, S, F]     the MLP's hidden activations: what W_out reads (gated: activation times linear branch)
+    mlp_out       [B, S, M]     what the MLP adds (after its post norm, where there is one)
+    resid_post    [B, S, M]     residual stream leaving the block
+With post norms there are ln1_post_scale and ln2_post_scale too; ln_final_scale is the last norm's.
+In a parallel block the MLP reads resid_pre, so resid_mid is on the way to resid_post alone; with a single norm in the
+block there is no ln2_scale and mlp_in is what attention reads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +26,17 @@ import jax
 import jax.numpy as jnp
 
 from saejax.core.errors import ConfigError, DataError
-from saejax.lm.conventions import DecoderConfig
+from saejax.lm.conventions import DecoderConfig, Rope
+from saejax.lm.parameters import Parameter, parameters
 
 Params = dict[str, Any]
 Edit = Callable[[jax.Array], jax.Array]
 Tap = Callable[[str, jax.Array], jax.Array]
+Rotation = tuple[jax.Array, jax.Array]  # cos and sin, [B, 1, S, width / 2]
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_fast": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "relu": jax.nn.relu,
@@ -50,7 +60,8 @@ def run(
 
     Args:
         positions_BS: position within the document; default 0..S-1.
-        segments_BS: attention stays within equal segments, and causal; default one segment.
+        segments_BS: attention stays within equal segments, and causal; default one segment. A sliding window counts
+            positions in the row, which within a segment are the document's.
         capture: hook points whose values (after editing) are returned.
         edits: {hook point: value -> new value of the same shape}; everything downstream sees the new value,
             in the type of the old one.
@@ -64,17 +75,20 @@ def run(
         if length > config.context_length:
             raise DataError(f"The rows have {length} tokens; the model reads {config.context_length}.")
         positions_BS = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-    mask_BSS = jnp.tril(jnp.ones((length, length), bool))[None]
-    if segments_BS is not None:
-        mask_BSS = mask_BSS & (segments_BS[:, :, None] == segments_BS[:, None, :])
     captured: dict[str, jax.Array] = {}
     wanted, edits = frozenset(capture), edits or {}
+    windows = config.windows or (None,) * config.n_layer
+    masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
+    rotation = None if config.rope is None else rotary_angles(config.rope, positions_BS)
 
-    x_BSM = params["W_E"][tokens_BS] + params["W_pos"][positions_BS]
-    for i, block in enumerate(params["blocks"]):
-        x_BSM = _block(config, block, x_BSM, mask_BSS, _make_tap(f"blocks.{i}.", captured, wanted, edits))
-    x_BSM = layer_norm(params["ln_final"], x_BSM, config.norm_eps)
-    return jnp.einsum("bsm,mv->bsv", x_BSM, unembedding(params)), captured
+    x_BSM = params["W_E"][tokens_BS] * config.embed_scale
+    if "W_pos" in params:
+        x_BSM = x_BSM + params["W_pos"][positions_BS]
+    for i, (block, window) in enumerate(zip(params["blocks"], windows, strict=True)):
+        tap = _make_tap(f"blocks.{i}.", captured, wanted, edits)
+        x_BSM = _block(config, block, x_BSM, masks[window], rotation, tap)
+    x_BSM = _norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))
+    return _logits(config, params, x_BSM), captured
 
 
 def unembedding(params: Params) -> jax.Array:
@@ -82,11 +96,37 @@ def unembedding(params: Params) -> jax.Array:
     return params["W_U"] if "W_U" in params else params["W_E"].T
 
 
-def layer_norm(p: Params, x: jax.Array, eps: float) -> jax.Array:
-    """w (x - mean) / sqrt(var + eps) + b over the last axis of x [B, S, M]."""
-    x = x - x.mean(-1, keepdims=True)
-    x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + eps)
-    return x * p["w"][None, None] + p["b"][None, None]
+def attention_mask(length: int, segments_BS: jax.Array | None, window: int | None) -> jax.Array:
+    """Whether position s may read position t, bool [B or 1, S, T].
+
+    t <= s, both in one segment (segments None: all are), and t > s - window (None: no window).
+    """
+    mask_BST = jnp.tril(jnp.ones((length, length), bool))[None]
+    if window is not None:
+        mask_BST = mask_BST & ~jnp.tril(jnp.ones((length, length), bool), -window)[None]
+    if segments_BS is not None:
+        mask_BST = mask_BST & (segments_BS[:, :, None] == segments_BS[:, None, :])
+    return mask_BST
+
+
+def rotary_angles(rope: Rope, positions_BS: jax.Array) -> Rotation:
+    """Cosine and sine of position times frequency, float32 [B, 1, S, width / 2]."""
+    angles_B1SW = positions_BS[:, None, :, None].astype(jnp.float32) * jnp.asarray(rope.frequencies())[None, None, None]
+    return jnp.cos(angles_B1SW), jnp.sin(angles_B1SW)
+
+
+def rotate(x_BHSD: jax.Array, rotation: Rotation) -> jax.Array:
+    """Turns each pair (j, j + width / 2) of a head's first `width` numbers by its angle; the rest stays."""
+    cos, sin = rotation
+    half = cos.shape[-1]
+    a, b = (x_BHSD[..., i * half : (i + 1) * half].astype(jnp.float32) for i in (0, 1))
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BHSD.dtype)
+    return jnp.concatenate([turned, x_BHSD[..., 2 * half :]], axis=-1)
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """cap tanh(x / cap), which stays within (-cap, cap); x where cap is None."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def _make_tap(prefix: str, captured: dict[str, jax.Array], wanted: frozenset[str], edits: Mapping[str, Edit]) -> Tap:
@@ -104,64 +144,104 @@ def _make_tap(prefix: str, captured: dict[str, jax.Array], wanted: frozenset[str
     return tap
 
 
-def _block(config: DecoderConfig, p: Params, x_BSM: jax.Array, mask_BSS: jax.Array, tap: Tap) -> jax.Array:
+def _keep(_: str, value: jax.Array) -> jax.Array:
+    """The tap of a place that is no hook point."""
+    return value
+
+
+def _norm(config: DecoderConfig, name: str, params: Params, x: jax.Array, tap: Tap) -> jax.Array:
+    """w x / sqrt(mean(x^2) + eps) + b over the last axis, in float32; in a LayerNorm x is centred first."""
+    p, dtype = params[name], x.dtype
+    x = x.astype(jnp.promote_types(dtype, jnp.float32))
+    if config.norm == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    x = x * (1 / tap(f"{name}_scale", jnp.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps)))
+    x = x * jnp.expand_dims(p["w"], range(x.ndim - 1))
+    if "b" in p:
+        x = x + jnp.expand_dims(p["b"], range(x.ndim - 1))
+    return x.astype(dtype)
+
+
+def _block(
+    config: DecoderConfig, p: Params, x_BSM: jax.Array, mask_BST: jax.Array, rotation: Rotation | None, tap: Tap
+) -> jax.Array:
+    """One block: attention, then the MLP on its result, or on the same input in a parallel block."""
     x_BSM = tap("resid_pre", x_BSM)
-    normed_BSM = layer_norm(p["ln1"], x_BSM, config.norm_eps)
-    x_BSM = tap("resid_mid", x_BSM + tap("attn_out", _attention(config, p["attn"], normed_BSM, mask_BSS)))
-    h_BSM = tap("mlp_in", layer_norm(p["ln2"], x_BSM, config.norm_eps))
-    act_BSF = tap("mlp_act", ACTIVATIONS[config.activation](h_BSM @ p["mlp"]["W_in"] + p["mlp"]["b_in"][None, None]))
-    out_BSM = tap("mlp_out", act_BSF @ p["mlp"]["W_out"] + p["mlp"]["b_out"][None, None])
-    return tap("resid_post", x_BSM + out_BSM)
+    normed_BSM = _norm(config, "ln1", p, x_BSM, tap)
+    attn_BSM = _attention(config, p["attn"], normed_BSM, mask_BST, rotation, tap)
+    if "ln1_post" in p:
+        attn_BSM = _norm(config, "ln1_post", p, attn_BSM, tap)
+    mid_BSM = tap("resid_mid", x_BSM + tap("attn_out", attn_BSM))
+    if "ln2" in p:
+        normed_BSM = _norm(config, "ln2", p, mid_BSM if config.residual == "sequential" else x_BSM, tap)
+    out_BSM = _mlp(config, p["mlp"], tap("mlp_in", normed_BSM), tap)
+    if "ln2_post" in p:
+        out_BSM = _norm(config, "ln2_post", p, out_BSM, tap)
+    return tap("resid_post", mid_BSM + tap("mlp_out", out_BSM))
 
 
-def _attention(config: DecoderConfig, p: Params, x_BSM: jax.Array, mask_BSS: jax.Array) -> jax.Array:
-    """softmax(q k^T / sqrt(D), masked) v W_O."""
+def _attention(
+    config: DecoderConfig, p: Params, x_BSM: jax.Array, mask_BST: jax.Array, rotation: Rotation | None, tap: Tap
+) -> jax.Array:
+    """softmax(cap(q k^T scale), masked) v W_O + b_O, with q and k normed and rotated where the model does so."""
 
     def heads(name: str) -> jax.Array:
         # One plain matrix product, then a transposition: XLA's CPU backend runs the equivalent einsum with two
         # output axes about three times slower (measured with its gradient).
-        W_MN = p[f"W_{name}"].reshape(config.d_model, -1)
-        y_BSHD = (x_BSM @ W_MN).reshape(*x_BSM.shape[:2], config.n_head, config.d_head) + p[f"b_{name}"][None, None]
+        W_MHD = p[f"W_{name}"]
+        y_BSHD = (x_BSM @ W_MHD.reshape(config.d_model, -1)).reshape(*x_BSM.shape[:2], *W_MHD.shape[1:])
+        if f"b_{name}" in p:
+            y_BSHD = y_BSHD + p[f"b_{name}"][None, None]
         return y_BSHD.transpose(0, 2, 1, 3)
 
     q_BHSD, k_BHSD, v_BHSD = heads("Q"), heads("K"), heads("V")
-    scores_BHST = jnp.matmul(q_BHSD, k_BHSD.transpose(0, 1, 3, 2)) * config.d_head**-0.5
-    scores_BHST = jnp.where(mask_BSS[:, None], scores_BHST.astype(jnp.float32), -1e30)
-    pattern_BHST = jax.nn.softmax(scores_BHST, axis=-1).astype(x_BSM.dtype)
-    z_BSHD = jnp.matmul(pattern_BHST, v_BHSD).transpose(0, 2, 1, 3)
-    return z_BSHD.reshape(*x_BSM.shape[:2], -1) @ p["W_O"].reshape(-1, config.d_model) + p["b_O"][None, None]
+    if "q_norm" in p:
+        q_BHSD, k_BHSD = _norm(config, "q_norm", p, q_BHSD, _keep), _norm(config, "k_norm", p, k_BHSD, _keep)
+    if rotation is not None:
+        q_BHSD, k_BHSD = rotate(q_BHSD, rotation), rotate(k_BHSD, rotation)
+    if config.kv_heads < config.n_head:
+        k_BHSD, v_BHSD = (jnp.repeat(x, config.n_head // config.kv_heads, axis=1) for x in (k_BHSD, v_BHSD))
+    scale = config.d_head**-0.5 if config.attn_scale is None else config.attn_scale
+    scores_BHST = jnp.matmul(q_BHSD, k_BHSD.transpose(0, 1, 3, 2)) * scale
+    scores_BHST = softcap(scores_BHST.astype(jnp.float32), config.attn_softcap)
+    pattern_BHST = jax.nn.softmax(jnp.where(mask_BST[:, None], scores_BHST, -1e30), axis=-1).astype(x_BSM.dtype)
+    z_BSHD = jnp.matmul(tap("attn_pattern", pattern_BHST), v_BHSD).transpose(0, 2, 1, 3)
+    z_BSN = tap("attn_z", z_BSHD.reshape(*x_BSM.shape[:2], -1))
+    return _plus(z_BSN @ p["W_O"].reshape(-1, config.d_model), p, "b_O")
+
+
+def _mlp(config: DecoderConfig, p: Params, x_BSM: jax.Array, tap: Tap) -> jax.Array:
+    """act(x W_in + b_in) W_out + b_out; gated, act(x W_gate + b_gate) (x W_in + b_in) W_out + b_out."""
+    act = ACTIVATIONS[config.activation]
+    h_BSF = _plus(x_BSM @ p["W_in"], p, "b_in")
+    h_BSF = act(_plus(x_BSM @ p["W_gate"], p, "b_gate")) * h_BSF if "W_gate" in p else act(h_BSF)
+    return _plus(tap("mlp_act", h_BSF) @ p["W_out"], p, "b_out")
+
+
+def _logits(config: DecoderConfig, params: Params, x_BSM: jax.Array) -> jax.Array:
+    logits_BSV = _plus(jnp.einsum("bsm,mv->bsv", x_BSM, unembedding(params)), params, "b_U")
+    return softcap(logits_BSV, config.logit_softcap)
+
+
+def _plus(x_BSN: jax.Array, p: Params, bias: str) -> jax.Array:
+    """x + bias, where there is one."""
+    return x_BSN + p[bias][None, None] if bias in p else x_BSN
 
 
 def init_params(config: DecoderConfig, key: jax.Array) -> Params:
     """Random parameters as GPT-2 was initialised: N(0, 0.02), residual outputs scaled by 1/sqrt(2 n_layer)."""
-    c = config
-    keys = iter(jax.random.split(key, 8 * c.n_layer + 3))
-    residual_std = 0.02 / (2 * c.n_layer) ** 0.5
+    keys = iter(jax.random.split(key, 8 * config.n_layer + 3))
 
-    def normal(*shape: int, std: float = 0.02) -> jax.Array:
-        return std * jax.random.normal(next(keys), shape, jnp.float32)
+    def made(spec: Any) -> Any:
+        if isinstance(spec, dict):
+            return {name: made(value) for name, value in spec.items()}
+        if isinstance(spec, list):
+            return [made(value) for value in spec]
+        return initial(spec)
 
-    def norm() -> Params:
-        return {"w": jnp.ones(c.d_model), "b": jnp.zeros(c.d_model)}
+    def initial(spec: Parameter) -> jax.Array:
+        if not spec.std:
+            return jnp.full(spec.shape, spec.mean, jnp.float32)
+        return spec.mean + spec.std * jax.random.normal(next(keys), spec.shape, jnp.float32)
 
-    def block() -> Params:
-        heads = (c.n_head, c.d_head)
-        attn = {f"W_{n}": normal(c.d_model, *heads) for n in "QKV"} | {f"b_{n}": jnp.zeros(heads) for n in "QKV"}
-        attn |= {"W_O": normal(*heads, c.d_model, std=residual_std), "b_O": jnp.zeros(c.d_model)}
-        mlp = {
-            "W_in": normal(c.d_model, c.d_mlp),
-            "b_in": jnp.zeros(c.d_mlp),
-            "W_out": normal(c.d_mlp, c.d_model, std=residual_std),
-            "b_out": jnp.zeros(c.d_model),
-        }
-        return {"ln1": norm(), "attn": attn, "ln2": norm(), "mlp": mlp}
-
-    params: Params = {
-        "W_E": normal(c.vocab_size, c.d_model),
-        "W_pos": normal(c.context_length, c.d_model, std=0.01),
-        "blocks": [block() for _ in range(c.n_layer)],
-        "ln_final": norm(),
-    }
-    if not c.tied_embeddings:
-        params["W_U"] = normal(c.d_model, c.vocab_size)
-    return params
+    return made(parameters(config))

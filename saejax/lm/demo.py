@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from saejax.lm import checkpoint, decoder
-from saejax.lm.conventions import ARCHITECTURES
+from saejax.lm.families import ARCHITECTURES
 from saejax.lm.ngram import ngram_losses
 from saejax.lm.pretrain import PretrainConfig, evaluate, pretrain
 from saejax.text import Packer, Source, TextConfig, Tokenizer, open_source

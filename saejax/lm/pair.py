@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError
-from saejax.lm import decoder
-from saejax.lm.model import LanguageModel
-from saejax.text import Tokenizer
+from saejax.lm.forward import Edit, Forward, Model, compiled_forward
+from saejax.text import PackedRows, Tokenizer
 
 PREFIX = "second."
 
@@ -23,8 +23,8 @@ class ModelPair:
         ConfigError: the two do not share a tokenizer.
     """
 
-    first: LanguageModel
-    second: LanguageModel
+    first: Model
+    second: Model
 
     def __post_init__(self) -> None:
         if self.first.tokenizer.sha256 != self.second.tokenizer.sha256:
@@ -52,6 +52,10 @@ class ModelPair:
         """The first model's, with the second's below it."""
         return self.first.identity | {"second": self.second.identity}
 
+    @property
+    def pure(self) -> bool:
+        return self.first.pure and self.second.pure
+
     def hook_points(self) -> dict[str, int]:
         """{hook point: width} of both."""
         return self.first.hook_points() | {f"{PREFIX}{name}": d for name, d in self.second.hook_points().items()}
@@ -69,7 +73,7 @@ class ModelPair:
         except ConfigError as error:
             raise ConfigError(f"{name!r}, of lm.second {self.second.identity['model']}: {error}") from None
 
-    def owner(self, name: str) -> LanguageModel:
+    def owner(self, name: str) -> Model:
         """The model that a hook point is of."""
         return self.second if name.startswith(PREFIX) else self.first
 
@@ -84,7 +88,7 @@ class ModelPair:
         positions: jax.Array,
         segments: jax.Array,
         capture: Sequence[str] = (),
-        edits: Mapping[str, decoder.Edit] | None = None,
+        edits: Mapping[str, Edit] | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(logits of the first model, activations of both) of packed rows. Pure.
 
@@ -101,3 +105,35 @@ class ModelPair:
             _, other = self.second.apply(params["second"], *rows, wanted, theirs)
             captured = captured | {PREFIX + name: value for name, value in other.items()}
         return logits, captured
+
+    def measures_loss(self, names: Sequence[str]) -> bool:
+        """Whether there is a loss, which is the first model's, and it sees what is put in at one of `names`."""
+        ours = [name for name in names if not name.startswith(PREFIX)]
+        return bool(ours or not names) and self.first.measures_loss(ours)
+
+    def readout(self) -> tuple[jax.Array, jax.Array] | None:
+        """The first model's."""
+        return self.first.readout()
+
+    def rows_that_fit(self, names: Sequence[str], length: int) -> int:
+        """What both have memory for."""
+        return min(model.rows_that_fit(own, length) for model, own, _ in self._of_each(names))
+
+    def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
+        """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]) of both models."""
+        if self.pure:
+            return compiled_forward(self, names, shape, mesh)
+        parts = [(model.make_forward(own, shape, mesh), prefix) for model, own, prefix in self._of_each(names)]
+
+        def forward(packed: PackedRows) -> Any:
+            results = [(prefix, *part(packed)) for part, prefix in parts]
+            captured = {prefix + name: value for prefix, values, _ in results for name, value in values.items()}
+            return captured, np.logical_and.reduce([np.asarray(finite) for *_, finite in results])
+
+        return forward
+
+    def _of_each(self, names: Sequence[str]) -> list[tuple[Model, list[str], str]]:
+        """(model, its hook points, their prefix) of those models that have any of `names`."""
+        ours = [name for name in names if not name.startswith(PREFIX)]
+        theirs = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
+        return [part for part in ((self.first, ours, ""), (self.second, theirs, PREFIX)) if part[1]]

@@ -7,6 +7,7 @@ from saejax.parallel.mesh import (
     check_divides,
     make_mesh,
     replicated,
+    sharding_of,
     tree_shardings,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "check_divides",
     "make_mesh",
     "replicated",
+    "sharding_of",
     "tree_shardings",
 ]

@@ -1,7 +1,8 @@
 """Mesh ("data", "latent") and shardings from logical axes.
 
-Parameters carry logical axis names (`d_in`, `latent`); `_RULES` maps those to mesh axes, and nothing else in
-saejax names a mesh axis. With one device every sharding is trivial and the programs are the same.
+Parameters carry logical axis names (`d_in`, `latent`; of the language model `heads`, `d_mlp`, `vocab`); `_RULES` maps
+those to mesh axes, and nothing else in saejax names a mesh axis. With one device every sharding is trivial and the
+programs are the same.
 """
 
 import dataclasses
@@ -16,7 +17,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from saejax.core.errors import ConfigError
 
 MESH_AXES = ("data", "latent")
-_RULES: dict[str | None, str | None] = {"d_in": None, "site": None, "latent": "latent", None: None}
+_RULES: dict[str | None, str | None] = {
+    **dict.fromkeys(("d_in", "site", "d_model", "d_head", None)),
+    **dict.fromkeys(("latent", "heads", "kv_heads", "d_mlp", "vocab"), "latent"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec("data"))
 
 
+def sharding_of(mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...]) -> NamedSharding:
+    """Where an array of `shape` with these logical axes lies; whole on every device if one of them does not divide."""
+    mesh_axes = [_RULES[axis] for axis in logical]
+    if any(axis and size % mesh.shape[axis] for axis, size in zip(mesh_axes, shape, strict=True)):
+        return replicated(mesh)
+    return NamedSharding(mesh, PartitionSpec(*mesh_axes))
+
+
 def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, ...]]) -> Any:
     """Shardings for every leaf of `tree`, found by the leaf's own name.
 
@@ -82,10 +94,7 @@ def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, .
         logical = axes.get(names[-1]) if names else None
         if logical is None or len(logical) != leaf.ndim:
             return replicated(mesh)
-        mesh_axes = [_RULES[axis] for axis in logical]
-        # Some optimizers keep a placeholder of size 1 where others keep a moment.
-        if any(axis and size % mesh.shape[axis] for axis, size in zip(mesh_axes, leaf.shape, strict=True)):
-            return replicated(mesh)
-        return NamedSharding(mesh, PartitionSpec(*mesh_axes))
+        # Some optimizers keep a placeholder of size 1 where others keep a moment: it does not divide either.
+        return sharding_of(mesh, leaf.shape, logical)
 
     return jax.tree_util.tree_map_with_path(sharding, tree)

@@ -1,7 +1,10 @@
 """L2: activations of a language model on disk, written once by a capture, read in shuffled order."""
 
 from saejax.store.batches import Batches
+from saejax.store.describe import describe
+from saejax.store.importing import ImportConfig, import_files
 from saejax.store.layout import METADATA_NAMES, StoreLayout
+from saejax.store.merge import merge
 from saejax.store.order import EpochOrder, permute
 from saejax.store.reader import StoreReader
 from saejax.store.statistics import Statistics
@@ -12,10 +15,14 @@ __all__ = [
     "METADATA_NAMES",
     "Batches",
     "EpochOrder",
+    "ImportConfig",
     "Statistics",
     "StoreLayout",
     "StoreReader",
     "StoreWriter",
+    "describe",
+    "import_files",
+    "merge",
     "permute",
     "verify",
 ]

@@ -116,7 +116,7 @@ def committed_prefix(files: StoreFiles, header: Header, kinds: tuple[ArrayKind, 
 def shard_remedy(files: StoreFiles, shard: int) -> str:
     """What to do about a damaged shard."""
     return (
-        f"Delete {files.name(commit_key(shard))} and run the same capture command again: "
+        f"Delete {files.name(commit_key(shard))} and run the command that made the store again: "
         "it rewrites this shard and those after it."
     )
 

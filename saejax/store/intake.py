@@ -23,10 +23,9 @@ def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarra
     if array.dtype != BF16:
         if array.dtype.kind != "f":
             raise DataError(f"append: hook point {name!r} has dtype {array.dtype}, expected a float dtype.")
-        with np.errstate(over="ignore", invalid="ignore"):
-            array = array.astype(BF16)
+        array = _rounded(array)
     array = np.ascontiguousarray(array)
-    bad = (array.view(np.uint16) & _EXPONENT) == _EXPONENT
+    bad = _not_finite(array)
     if bad.any():
         rows = np.flatnonzero(bad.any(axis=1))
         raise DataError(
@@ -35,6 +34,22 @@ def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarra
             "nothing of the batch is stored."
         )
     return array
+
+
+def finite_rows(values: np.ndarray) -> np.ndarray:
+    """Which rows of float [n, d] are finite as bfloat16, bool [n]: 3.4e38 is a float32, but no bfloat16."""
+    finite: np.ndarray = np.logical_not(_not_finite(np.ascontiguousarray(_rounded(values)))).all(axis=1)
+    return finite
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(BF16)
+
+
+def _not_finite(array: np.ndarray) -> np.ndarray:
+    bad: np.ndarray = (array.view(np.uint16) & _EXPONENT) == _EXPONENT
+    return bad
 
 
 def as_int32_rows(name: str, values: np.ndarray, n: int) -> np.ndarray:

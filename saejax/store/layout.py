@@ -161,7 +161,7 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
     """
     key = f"{kind.folder}/zarr.json"
     wanted = zarr_metadata(kind, rows, layout)
-    remedy = f"Delete {files.name(key)} and run the same capture command again: the shards stay."
+    remedy = f"Delete {files.name(key)} and run the command that made the store again: the shards stay."
     raw = files.read(key, _ZARR_LIMIT_BYTES)
     if raw is None:
         raise DataError(f"Store {files.url}: array {kind.name!r} has no zarr.json. {remedy}")

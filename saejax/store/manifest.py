@@ -88,7 +88,7 @@ def read_manifest(files: StoreFiles) -> Manifest | None:
     if raw is None:
         return None
     name = files.name(MANIFEST)
-    remedy = f"Delete {name} and run the same capture command again: the commits hold all that is in it."
+    remedy = f"Delete {name} and run the command that made the store again: the commits hold all that is in it."
     value = unseal(raw, name, remedy)
     if value.get("format") != FORMAT:
         raise DataError(f"{name} has format {value.get('format')!r}; this version of saejax reads {FORMAT}.")

@@ -16,7 +16,60 @@ from saejax.store.commits import commit_key, shard_remedy
 from saejax.store.files import StoreFiles, make_context
 from saejax.store.layout import METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array
 from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
+from saejax.store.order import shard_positions
 from saejax.store.statistics import Statistics
+
+
+class ArrayReader:
+    """One array of a complete store, [rows, d] bfloat16 or [rows] int32, opened for reading.
+
+    Raises:
+        DataError: its zarr.json is missing, damaged or does not fit the manifest.
+    """
+
+    def __init__(self, files: StoreFiles, kind: ArrayKind, rows: int, layout: StoreLayout) -> None:
+        self._files, self._kind, self._rows, self._layout = files, kind, rows, layout
+        self._array = open_array(files, kind, rows, layout)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop), freshly allocated.
+
+        Raises:
+            DataError: a range outside the store, or damage.
+        """
+        if not 0 <= start <= stop <= self._rows:
+            raise DataError(f"Rows {start} to {stop} of {self._files.url}: it has rows 0 to {self._rows}.")
+        full = self._layout.shard_rows
+        edges = [start, *range((start // full + 1) * full, stop, full), stop]
+        out = np.empty(self._kind.shape(stop - start), self._kind.dtype)
+        pieces = [(low, high) for low, high in pairwise(edges) if low < high]
+        for low, values in zip([low for low, _ in pieces], self.pieces(pieces), strict=True):
+            out[low - start : low - start + len(values)] = values
+        return out
+
+    def pieces(self, pieces: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Several row ranges at once, none crossing a shard's border.
+
+        Raises:
+            DataError: damage; names the array, the shard and the rows.
+        """
+        results = []
+        pending = [self._array[low:high].read() for low, high in pieces]
+        for (low, high), future in zip(pieces, pending, strict=True):
+            try:
+                results.append(future.result())
+            except Exception as error:
+                raise self._damage(low, high, error) from error
+        return results
+
+    def _damage(self, low: int, high: int, error: Exception) -> DataError:
+        kind, shard = self._kind, low // self._layout.shard_rows
+        what = "hook point" if kind.width is not None else "array"
+        return DataError(
+            f"Store {self._files.url}: {what} {kind.name!r}, shard {shard} "
+            f"(file {kind.folder}/{kind.shard_key(shard)}), rows {low} to {high} "
+            f"cannot be read: {error}. {shard_remedy(self._files, shard)}"
+        )
 
 
 class StoreReader:
@@ -42,10 +95,8 @@ class StoreReader:
         self.counters: dict[str, int] = manifest.counters or {}
         self.layout: StoreLayout = header.layout
         self.seed: int = header.seed
-        self._files = files
-        self._kinds = {kind.name: kind for kind in arrays_of(hook_points)}
         self._arrays = {
-            name: open_array(files, kind, manifest.n_tokens, header.layout) for name, kind in self._kinds.items()
+            kind.name: ArrayReader(files, kind, manifest.n_tokens, header.layout) for kind in arrays_of(hook_points)
         }
 
     @classmethod
@@ -73,13 +124,7 @@ class StoreReader:
                 identity that differs (each difference is listed).
         """
         files = StoreFiles(path, make_context(cache_bytes, copy_threads, io_threads))
-        manifest = read_manifest(files)
-        if manifest is None:
-            raise DataError(
-                f"There is no store at {files.url} (no manifest.json). Run the capture that makes it first."
-            )
-        if not manifest.complete:
-            raise DataError(_how_far(files, manifest.header))
+        manifest = complete_manifest(files)
         _check_identity(files, manifest.header, expect or {})
         there = manifest.header.hook_points
         wanted = list(there) if hook_points is None else list(hook_points)
@@ -109,15 +154,7 @@ class StoreReader:
 
     def array_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) of one array, a hook point or one of the metadata; as `rows`."""
-        if not 0 <= start <= stop <= self.n_tokens:
-            raise DataError(f"Rows {start} to {stop} of {self.url}: it has rows 0 to {self.n_tokens}.")
-        full = self.layout.shard_rows
-        edges = [start, *range((start // full + 1) * full, stop, full), stop]
-        out = np.empty(self._kinds[name].shape(stop - start), self._kinds[name].dtype)
-        pieces = [(low, high) for low, high in pairwise(edges) if low < high]
-        for low, values in zip([low for low, _ in pieces], self.read_pieces(name, pieces), strict=True):
-            out[low - start : low - start + len(values)] = values
-        return out
+        return self._arrays[name].rows(start, stop)
 
     def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Several row ranges of one array at once, none crossing a shard's border.
@@ -125,35 +162,51 @@ class StoreReader:
         Raises:
             DataError: damage; names the array, the shard and the rows.
         """
-        array = self._arrays[name]
-        results = []
-        pending = [array[low:high].read() for low, high in pieces]
-        for (low, high), future in zip(pieces, pending, strict=True):
-            try:
-                results.append(future.result())
-            except Exception as error:
-                raise self._damage(self._kinds[name], low, high, error) from error
-        return results
+        return self._arrays[name].pieces(pieces)
 
-    def _damage(self, kind: ArrayKind, low: int, high: int, error: Exception) -> DataError:
-        shard = low // self.layout.shard_rows
-        what = "hook point" if kind.width is not None else "array"
-        return DataError(
-            f"Store {self.url}: {what} {kind.name!r}, shard {shard} "
-            f"(file {kind.folder}/{kind.shard_key(shard)}), rows {low} to {high} "
-            f"cannot be read: {error}. {shard_remedy(self._files, shard)}"
-        )
+    def stream_places(self, shard: int) -> np.ndarray:
+        """Where row i of the shard, in the order in which rows came, is stored: int64 [rows of the shard].
+
+        The store's row is `shard * layout.shard_rows` plus that.
+        """
+        full = self.layout.shard_rows
+        return shard_positions(self.seed, shard, full, min(full, self.n_tokens - shard * full))
 
 
-def _how_far(files: StoreFiles, header: Header) -> str:
+def any_manifest(files: StoreFiles) -> Manifest:
+    """The manifest of a store, complete or not.
+
+    Raises:
+        DataError: no store there, or a damaged manifest.
+    """
+    manifest = read_manifest(files)
+    if manifest is None:
+        raise DataError(f"There is no store at {files.url} (no manifest.json). Run the command that makes it first.")
+    return manifest
+
+
+def complete_manifest(files: StoreFiles) -> Manifest:
+    """As `any_manifest`, but an unfinished store is a DataError too, which says how far it is."""
+    manifest = any_manifest(files)
+    if not manifest.complete:
+        raise DataError(_how_far(files, manifest.header))
+    return manifest
+
+
+def committed_rows(files: StoreFiles, header: Header) -> int:
+    """Rows of an unfinished store that its commit files vouch for (their content is not read)."""
     done = 0
     present = set(files.list("commits"))
     while commit_key(done).removeprefix("commits/") in present:
         done += 1
-    rows = min(done * header.layout.shard_rows, header.requested_tokens)
+    return min(done * header.layout.shard_rows, header.requested_tokens)
+
+
+def _how_far(files: StoreFiles, header: Header) -> str:
+    rows = committed_rows(files, header)
     return (
         f"The store {files.url} is not complete: {rows:,} of {header.requested_tokens:,} tokens are "
-        "committed. Run the same capture command again; it continues there."
+        "committed. Run the command that made the store again; it continues there."
     )
 
 

@@ -2,37 +2,49 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 
 import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.store.commits import Commit, commit_key, read_commit, shard_remedy
 from saejax.store.files import StoreFiles
-from saejax.store.manifest import Manifest, read_manifest
-from saejax.store.reader import StoreReader
+from saejax.store.layout import arrays_of
+from saejax.store.manifest import Manifest
+from saejax.store.reader import ArrayReader, complete_manifest
 from saejax.store.statistics import moments, zero_sums
 
 _PIECE_BYTES = 32 << 20
 
 
-def verify(path: str | os.PathLike[str]) -> list[str]:
+def verify(path: str | os.PathLike[str], advance: Callable[[int], None] = lambda rows: None) -> list[str]:
     """Problems of the store at `path`, one line each; an empty list means that all of it is good.
 
     Reads every row of every array and compares sha256 with the manifest, the manifest with the commits,
-    and the statistics with the sums in the commits. Damage is reported, not raised.
+    and the statistics with the sums in the commits. Damage is reported, not raised, and damage of one file does not
+    hide that of another; without a readable manifest there is nothing to compare with.
+
+    Args:
+        path: local folder or URL.
+        advance: told the rows of each shard once it is checked.
     """
     try:
         files = StoreFiles(path)
-        manifest = read_manifest(files)
-        reader = StoreReader.open(path)
+        manifest = complete_manifest(files)
     except DataError as error:
         return [str(error)]
-    assert manifest is not None  # StoreReader.open refuses a store without
     problems: list[str] = []
+    arrays: dict[str, ArrayReader] = {}
+    for kind in arrays_of(manifest.header.hook_points):
+        try:
+            arrays[kind.name] = ArrayReader(files, kind, manifest.n_tokens, manifest.header.layout)
+        except DataError as error:
+            problems.append(str(error))
     commits: list[Commit] = []
-    for shard in range(len(manifest.shards)):
+    for shard, (rows, _) in enumerate(manifest.shards):
         commits += _check_commit(files, manifest, shard, problems)
-        _check_shard(files, reader, manifest, shard, problems)
+        _check_shard(files, arrays, manifest, shard, problems)
+        advance(rows)
     known = {commit_key(shard) for shard in range(len(manifest.shards))}
     for key in files.list("commits"):
         if f"commits/{key}" not in known:
@@ -50,31 +62,39 @@ def _check_commit(files: StoreFiles, manifest: Manifest, shard: int, problems: l
         problems.append(str(error))
         return []
     if commit is None:
-        problems.append(f"Shard {shard}: {name} is missing. Run the same capture command again to rewrite the shard.")
+        problems.append(
+            f"Shard {shard}: {name} is missing. Run the command that made the store again to rewrite the shard."
+        )
         return []
     if (commit.rows, commit.sha256) != manifest.shards[shard]:
         problems.append(f"Shard {shard}: {name} and the manifest name different rows or checksums.")
     return [commit]
 
 
-def _check_shard(files: StoreFiles, reader: StoreReader, manifest: Manifest, shard: int, problems: list[str]) -> None:
+def _check_shard(
+    files: StoreFiles, arrays: dict[str, ArrayReader], manifest: Manifest, shard: int, problems: list[str]
+) -> None:
     rows, hashes = manifest.shards[shard]
-    start = shard * reader.layout.shard_rows
-    for name, expected in hashes.items():
-        width = reader.hook_points.get(name, 2)  # metadata: 4 bytes, like two bfloat16
-        step = max(1, _PIECE_BYTES // (2 * width * reader.layout.chunk_rows)) * reader.layout.chunk_rows
+    layout = manifest.header.layout
+    start = shard * layout.shard_rows
+    for kind in arrays_of(manifest.header.hook_points):
+        if kind.name not in arrays:
+            continue
+        width = kind.width or 2  # metadata: 4 bytes, like two bfloat16
+        step = max(1, _PIECE_BYTES // (2 * width * layout.chunk_rows)) * layout.chunk_rows
         digest = hashlib.sha256()
         try:
             for low in range(start, start + rows, step):
-                values = reader.array_rows(name, low, min(start + rows, low + step))
+                values = arrays[kind.name].rows(low, min(start + rows, low + step))
                 digest.update(np.ascontiguousarray(values).view(np.uint8).data)
         except DataError as error:
             problems.append(str(error))
             continue
-        if digest.hexdigest() != expected:
+        if digest.hexdigest() != hashes.get(kind.name):
             problems.append(
-                f"Store {reader.url}: array {name!r}, shard {shard} (rows {start} to {start + rows}) has "
-                f"sha256 {digest.hexdigest()}, the manifest says {expected}. {shard_remedy(files, shard)}"
+                f"Store {files.url}: array {kind.name!r}, shard {shard} (file {kind.folder}/{kind.shard_key(shard)}, "
+                f"rows {start} to {start + rows}) has sha256 {digest.hexdigest()}, the manifest says "
+                f"{hashes.get(kind.name)}. {shard_remedy(files, shard)}"
             )
 
 

@@ -26,6 +26,7 @@ from saejax.store.layout import (
     write_zarr_json,
 )
 from saejax.store.manifest import MANIFEST, Header, Manifest, differences, plain_json, read_manifest
+from saejax.store.space import check_space
 from saejax.store.statistics import Sums, moments, sums_of, zero_sums
 
 _IN_FLIGHT = 2
@@ -90,7 +91,7 @@ class StoreWriter:
         Raises:
             ConfigError: an argument that cannot be.
             DataError: the store there has another identity, hook points, layout, seed or n_tokens (each
-                difference is listed), or is damaged.
+                difference is listed), or is damaged, or the disk has no room for all of it.
             BusyError: another process is writing it (local paths).
         """
         layout = layout or StoreLayout()
@@ -246,6 +247,7 @@ class StoreWriter:
                 return
             assert last.cursor is not None
             self._resume = (last.cursor, last.skip)
+        check_space(files, header)
         files.write(MANIFEST, Manifest(header).to_bytes())
         self._drop_uncommitted()
         self._open_arrays(header.requested_tokens)

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import ConfigError
-from saejax.text.sources import Document, Source
+from saejax.text.config import TextConfig
+from saejax.text.documents import Document, Source
 from saejax.text.tokenizer import Tokenizer
 
 # A piece shorter than this is not begun at the end of a row: its activations would have almost no context.
 _MIN_PIECE = 8
-# Documents tokenised at a time; the tokenizer runs them in parallel.
-_TOKENIZE_CHARS = 2_000_000
+# Characters tokenised at a time. The tokenizer runs documents in parallel, so it needs several; whoever reads a few
+# rows alone waits for the first of them.
+_TOKENIZE_CHARS = 250_000
+_PER_TOKEN = ("tokens", "positions", "segments", "documents", "to_end")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,7 @@ class PackedRows:
         positions: int32 [R, S], 0 at the start of each piece.
         segments: int32 [R, S], number of the piece within the row; -1 for padding.
         documents: int32 [R, S], index of the document in the source; -1 for padding.
+        to_end: int32 [R, S], how many ordinary tokens of the document come after this one; -1 for padding.
         keep: bool [R, S], False for bos, other special tokens and padding.
         cursor: JSON; `Packer.batches(..., start=cursor)` begins with exactly this batch.
     """
@@ -39,18 +43,28 @@ class PackedRows:
     positions: np.ndarray
     segments: np.ndarray
     documents: np.ndarray
+    to_end: np.ndarray
     keep: np.ndarray
     cursor: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Packer:
-    """Packs the documents of `source` with `tokenizer` into rows of `context_length` tokens."""
+    """Packs the documents of `source` with `tokenizer` into rows of `context_length` tokens.
+
+    Without `pack` every document begins a row of its own.
+    """
 
     source: Source
     tokenizer: Tokenizer
     context_length: int
     prepend_bos: bool = True
+    pack: bool = True
+
+    @classmethod
+    def of(cls, source: Source, tokenizer: Tokenizer, text: TextConfig) -> "Packer":
+        """The packer that a configuration describes."""
+        return cls(source, tokenizer, text.context_length, text.prepend_bos, text.packed)
 
     def __post_init__(self) -> None:
         if self.context_length < 2:
@@ -82,6 +96,7 @@ class Packer:
         row = self._new_row(dict(start))
         offset = start["offset"]
         for document, ids in self._tokenized(split, start["document"]):
+            to_end = self._to_end(ids)
             while offset < len(ids):
                 room = self.context_length - row["fill"]
                 if room < min(_MIN_PIECE, self.context_length):
@@ -91,11 +106,20 @@ class Packer:
                 piece = ids[offset : offset + room - len(bos)]
                 if row["fill"] == 0:
                     row["cursor"] = {"document": document.index, "offset": offset}
-                self._place(row, bos + piece, document.index)
+                after = to_end[offset : offset + len(piece)]
+                self._place(row, bos + piece, np.concatenate([after[:1]] * len(bos) + [after]), document.index)
                 offset += len(piece)
             offset = 0
+            if row["fill"] and not self.pack:
+                yield row
+                row = self._new_row(dict(row["cursor"]))
         if row["fill"]:
             yield row
+
+    def _to_end(self, ids: list[int]) -> np.ndarray:
+        """Ordinary tokens after each token of a document, [len(ids)]."""
+        ordinary = ~np.isin(ids, list(self.tokenizer.special_ids))
+        return np.cumsum(ordinary[::-1])[::-1] - ordinary
 
     def _tokenized(self, split: str, start: int) -> Iterator[tuple[Document, list[int]]]:
         pending: list[Document] = []
@@ -119,19 +143,21 @@ class Packer:
             "positions": np.zeros(length, np.int32),
             "segments": np.full(length, -1, np.int32),
             "documents": np.full(length, -1, np.int32),
+            "to_end": np.full(length, -1, np.int32),
         }
 
-    def _place(self, row: dict[str, Any], ids: list[int], document: int) -> None:
+    def _place(self, row: dict[str, Any], ids: list[int], to_end: np.ndarray, document: int) -> None:
         span = slice(row["fill"], row["fill"] + len(ids))
         row["tokens"][span] = ids
         row["positions"][span] = np.arange(len(ids))
         row["segments"][span] = row["pieces"]
         row["documents"][span] = document
+        row["to_end"][span] = to_end
         row["fill"] += len(ids)
         row["pieces"] += 1
 
     def _stack(self, rows: list[dict[str, Any]]) -> PackedRows:
-        fields = {k: np.stack([r[k] for r in rows]) for k in ("tokens", "positions", "segments", "documents")}
+        fields = {k: np.stack([r[k] for r in rows]) for k in _PER_TOKEN}
         special = np.isin(fields["tokens"], list(self.tokenizer.special_ids))
         if self._bos():
             special |= fields["positions"] == 0

@@ -1,10 +1,6 @@
-"""Where text comes from: an ordered stream of documents that can be entered at any index.
+"""The kinds of sources: the standard library, files, files of prompts, and datasets of the hub."""
 
-Every source is split into `train` and `heldout` by a hash of the document's group, so that the
-evaluation text of a run was never captured for its training, whatever the order or the amount read.
-"""
-
-import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -14,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
-
-SPLITS = ("train", "heldout")
-KINDS = ("stdlib", "files", "hub")
+from saejax.text.chat import ChatTemplate
+from saejax.text.config import SourceConfig, TextConfig
+from saejax.text.documents import Source, hash_fraction
+from saejax.text.mixture import mixed
+from saejax.text.tokenizer import Tokenizer
 
 # Parts of the standard library that some distributions leave out, that are tables rather than text,
 # or that belong to tests.
@@ -26,94 +24,33 @@ _STDLIB_LEFT_OUT = {
     *("site-packages", "dist-packages", "__pycache__"),
 }
 
-
-@dataclasses.dataclass(frozen=True)
-class TextConfig:
-    """What to read and how to pack it.
-
-    Attributes:
-        source: `stdlib` (the sources of Python's standard library, always there), `files` or `hub`.
-        paths: for `files`: .txt, .jsonl or .parquet files, folders of them, or glob patterns.
-        column: field of a .jsonl, .parquet or hub row that holds the text.
-        template: if set, the text of a row is `template.format(**row)` instead of one column.
-        dataset, subset, dataset_split, revision: for `hub`: a Hugging Face dataset, streamed; pin `revision`.
-        heldout_fraction: share of the documents kept for evaluation.
-        context_length: tokens in a packed row, the bos included.
-        prepend_bos: put the model's bos token in front of every piece of a document.
-    """
-
-    source: str = "stdlib"
-    paths: tuple[str, ...] = ()
-    column: str = "text"
-    template: str = ""
-    dataset: str = ""
-    subset: str = ""
-    dataset_split: str = "train"
-    revision: str = ""
-    heldout_fraction: float = 0.1
-    context_length: int = 256
-    prepend_bos: bool = True
-
-    def __post_init__(self) -> None:
-        if self.source not in KINDS:
-            raise ConfigError(f"text.source is {self.source!r}; it must be one of {', '.join(KINDS)}.")
-        if self.source == "files" and not self.paths:
-            raise ConfigError("text.source is 'files' but text.paths is empty; name at least one file.")
-        if self.source == "hub" and not self.dataset:
-            raise ConfigError("text.source is 'hub' but text.dataset is empty; name a dataset.")
-        if not 0 < self.heldout_fraction < 1:
-            raise ConfigError(f"text.heldout_fraction is {self.heldout_fraction}; it must lie between 0 and 1.")
-        if self.context_length < 2:
-            raise ConfigError(f"text.context_length is {self.context_length}; it must be at least 2.")
+# (row, where it stands) -> its text
+TextOf = Callable[[dict[str, Any], str], str]
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
-    """One text. `index` is its place in the whole source, `group` decides its split."""
+def open_source(config: TextConfig, tokenizer: Tokenizer | None = None) -> Source:
+    """The source, or the mixture of sources, that a configuration names.
 
-    index: int
-    name: str
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """An ordered collection of documents.
-
-    Attributes:
-        identity: JSON description of the text, part of a store's identity.
-        rows: given a start index, yields (index, name, group, text) for every index from there on.
-        heldout_fraction: share of the groups that belongs to `heldout`.
-    """
-
-    identity: dict[str, Any]
-    rows: Callable[[int], Iterator[tuple[int, str, str, str]]]
-    heldout_fraction: float
-
-    def documents(self, split: str, start: int = 0) -> Iterator[Document]:
-        """The documents of a split, in order, from source index `start` on."""
-        if split not in SPLITS:
-            raise ConfigError(f"There is no split {split!r}; choose one of {', '.join(SPLITS)}.")
-        for index, name, group, text in self.rows(start):
-            if (_hash_fraction(group) < self.heldout_fraction) == (split == "heldout") and text.strip():
-                yield Document(index, name, text)
-
-
-def open_source(config: TextConfig) -> Source:
-    """The source that a configuration names.
+    Args:
+        tokenizer: of the model, for its chat template; only text.chat asks for it.
 
     Raises:
-        DataError: a file or dataset that cannot be read; the message names it.
+        ConfigError: chat without a tokenizer, or a mixture with a weight that is too small.
+        DataError: a file or dataset that cannot be read, or a tokenizer without a chat template; the message names it.
     """
-    return {"stdlib": _open_stdlib, "files": _open_files, "hub": _open_hub}[config.source](config)
+    if any(part.chat for part in config.parts) and tokenizer is None:
+        raise ConfigError("text.chat is set, and no tokenizer is given whose chat template could write the text.")
+    kinds = {"stdlib": _open_stdlib, "files": _open_files, "prompts": _open_files, "hub": _open_hub}
+    sources = []
+    for part in config.parts:
+        chat = tokenizer.chat_template if part.chat and tokenizer is not None else None
+        sources.append(kinds[part.source](part, config.heldout_fraction, chat))
+    if not config.sources:
+        return sources[0]
+    return mixed(sources, [part.weight for part in config.sources], config.mix_seed, config.heldout_fraction)
 
 
-def _hash_fraction(group: str) -> float:
-    """A number in [0, 1) that depends on the group's name alone."""
-    return int.from_bytes(hashlib.sha256(group.encode()).digest()[:8], "big") / 2**64
-
-
-def _open_stdlib(config: TextConfig) -> Source:
+def _open_stdlib(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate | None) -> Source:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
@@ -122,7 +59,7 @@ def _open_stdlib(config: TextConfig) -> Source:
         if not _STDLIB_LEFT_OUT & set(path.relative_to(root).parts) and path.is_file() and path.stat().st_size > 200
     ]
     # Hashed order: a capture that stops early has still seen the whole library evenly.
-    names = sorted((p.relative_to(root).as_posix() for p in files), key=_hash_fraction)
+    names = sorted((p.relative_to(root).as_posix() for p in files), key=hash_fraction)
     if not names:
         raise DataError(f"No .py file of the standard library below {root}; use text.source='files' instead.")
     digest = hashlib.sha256()
@@ -135,10 +72,10 @@ def _open_stdlib(config: TextConfig) -> Source:
             text = (root / name).read_text(encoding="utf-8", errors="replace")
             yield index, name, name.split("/")[0].removesuffix(".py"), text
 
-    return Source({"source": "stdlib", "sha256": digest.hexdigest()}, rows, config.heldout_fraction)
+    return Source({"source": "stdlib", "sha256": digest.hexdigest()}, rows, heldout_fraction)
 
 
-def _open_files(config: TextConfig) -> Source:
+def _open_files(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate | None) -> Source:
     files = list(itertools.chain.from_iterable(_expand(pattern) for pattern in config.paths))
     digest = hashlib.sha256()
     for path in files:
@@ -146,20 +83,23 @@ def _open_files(config: TextConfig) -> Source:
         with path.open("rb") as handle:
             digest.update(hashlib.file_digest(handle, "sha256").digest())
 
+    text_of = row_writer(config, chat)
+
     def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
-        everything = itertools.chain.from_iterable(_file_texts(path, config) for path in files)
+        everything = itertools.chain.from_iterable(_file_texts(path, config, text_of) for path in files)
         for index, (name, text) in enumerate(everything):
             if index >= start:
                 yield index, name, name, text
 
     identity = {
-        "source": "files",
+        "source": config.source,
         "files": [path.name for path in files],
         "sha256": digest.hexdigest(),
         "column": config.column,
         "template": config.template,
     }
-    return Source(identity, rows, config.heldout_fraction)
+    identity |= _chat_identity(config, chat)
+    return Source(identity, rows, heldout_fraction)
 
 
 def _expand(pattern: str) -> list[Path]:
@@ -180,28 +120,86 @@ def _expand(pattern: str) -> list[Path]:
     return found
 
 
-def _file_texts(path: Path, config: TextConfig) -> Iterator[tuple[str, str]]:
-    for number, row in enumerate(_READERS[path.suffix](path)):
-        name = path.name if path.suffix == ".txt" else f"{path.name}:{number + 1}"
+def _file_texts(path: Path, config: SourceConfig, text_of: TextOf) -> Iterator[tuple[str, str]]:
+    by_line = config.source == "prompts" and path.suffix == ".txt"
+    whole = path.suffix == ".txt" and not by_line
+    for number, row in enumerate(_read_lines(path) if by_line else _READERS[path.suffix](path), 1):
         # A .txt file has one field, whatever column the other files are read from.
-        plain = path.suffix == ".txt" and not config.template
-        yield name, row["text"] if plain else row_text(row, config, f"{path}, row {number + 1}")
+        plain = path.suffix == ".txt" and not config.template and not config.chat
+        text = row["text"] if plain else text_of(row, f"{path}, row {number}")
+        yield path.name if whole else f"{path.name}:{number}", text
 
 
-def row_text(row: dict[str, Any], config: TextConfig, where: str) -> str:
-    """The text of one row: a column, or the template filled with the row's columns."""
+def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
+    """(row, where it stands) -> its text: a column, the template filled with its columns, or a conversation.
+
+    The writer raises DataError for a row without the columns that are asked for, and names the row.
+    """
+    if chat is not None:
+        return functools.partial(_conversation, config, chat)
+    if config.template:
+        return functools.partial(_filled, config.template)
+    return lambda row, where: _text(_column(row, config.column, "text.column", where), config.column, where)
+
+
+def _column(row: dict[str, Any], column: str, setting: str, where: str) -> Any:
+    if column not in row:
+        raise DataError(f"{where}: no column {column!r} for {setting}; the row has {', '.join(map(str, row))}.")
+    return row[column]
+
+
+def _text(value: Any, column: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: column {column!r} holds {type(value).__name__}, not text.")
+    return value
+
+
+def _filled(template: str, row: dict[str, Any], where: str) -> str:
     try:
-        text = config.template.format_map(row) if config.template else row[config.column]
+        return template.format_map(row)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(
-            f"{where}: no column {error} for "
-            f"{'text.template' if config.template else 'text.column'}; the row has {', '.join(map(str, row))}."
+            f"{where}: no column {error} for text.template; the row has {', '.join(map(str, row))}."
         ) from None
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: text.template {config.template!r} cannot be filled: {error}.") from None
-    if not isinstance(text, str):
-        raise DataError(f"{where}: column {config.column!r} holds {type(text).__name__}, not text.")
-    return text
+        raise ConfigError(f"{where}: text.template {template!r} cannot be filled: {error}.") from None
+
+
+def _conversation(config: SourceConfig, chat: ChatTemplate, row: dict[str, Any], where: str) -> str:
+    try:
+        return chat.render(_messages(config, row, where))
+    except DataError as error:
+        raise error if str(error).startswith(where) else DataError(f"{where}: {error}") from None
+
+
+def _messages(config: SourceConfig, row: dict[str, Any], where: str) -> list[dict[str, str]]:
+    if config.prompt:
+        said = [("user", config.prompt, "text.prompt"), ("assistant", config.response, "text.response")]
+        return [
+            {"role": role, "content": _text(_column(row, column, setting, where), column, where)}
+            for role, column, setting in said
+            if column
+        ]
+    messages = _column(row, config.column, "text.column", where)
+    fits = isinstance(messages, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
+    )
+    if not fits or not messages:
+        raise DataError(
+            f"{where}: column {config.column!r} is no conversation: text.chat wants a list of "
+            '{"role": ..., "content": ...} there, or name the columns of a pair by text.prompt and text.response.'
+        )
+    return messages
+
+
+def _chat_identity(config: SourceConfig, chat: ChatTemplate | None) -> dict[str, Any]:
+    """What a conversation's text comes from besides its column; nothing for other texts, whose stores stay valid."""
+    return {"chat": [chat.identity, config.prompt, config.response]} if chat else {}
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as handle:
+        yield from ({"text": line.removesuffix("\n")} for line in handle)
 
 
 def _read_txt(path: Path) -> Iterator[dict[str, Any]]:
@@ -244,7 +242,7 @@ _READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
 }
 
 
-def _open_hub(config: TextConfig) -> Source:
+def _open_hub(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate | None) -> Source:
     try:
         import datasets
     except ImportError:
@@ -263,11 +261,13 @@ def _open_hub(config: TextConfig) -> Source:
             "revision and the network; a downloaded copy works with text.source='files'."
         ) from None
 
+    text_of = row_writer(config, chat)
+
     def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
         for index, row in enumerate(stream.skip(start), start):
             name = f"{config.dataset}:{index}"
-            yield index, name, name, row_text(row, config, name)
+            yield index, name, name, text_of(row, name)
 
     keys = ("dataset", "subset", "dataset_split", "revision", "column", "template")
-    identity = {"source": "hub"} | {key: getattr(config, key) for key in keys}
-    return Source(identity, rows, config.heldout_fraction)
+    identity = {"source": "hub"} | {key: getattr(config, key) for key in keys} | _chat_identity(config, chat)
+    return Source(identity, rows, heldout_fraction)

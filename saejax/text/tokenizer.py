@@ -1,6 +1,7 @@
 """A Hugging Face `tokenizer.json` with what capture has to know about it: its special ids and its hash."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import tokenizers
 
 from saejax.core.errors import DataError
+from saejax.text.chat import ChatTemplate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +21,14 @@ class Tokenizer:
         bos_id: id put in front of every piece of a document, or None when the model has none.
         special_ids: ids of all special tokens; rows at these are never stored (id 0 is a token like any other).
         sha256: hash of tokenizer.json, part of a store's identity.
+        folder: where it was read from, with its chat template; None for one that was made in memory.
     """
 
     backend: tokenizers.Tokenizer
     bos_id: int | None
     special_ids: frozenset[int]
     sha256: str
+    folder: Path | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -56,7 +60,18 @@ class Tokenizer:
             bos_id = bos_id[0] if bos_id else None
         if bos_id is not None and (type(bos_id) is not int or bos_id not in backend.get_vocab().values()):
             raise DataError(f"{config_path}: bos_token_id is {bos_id!r}, which is no id of the tokenizer beside it.")
-        return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest())
+        return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest(), Path(folder))
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """How this model's conversations are written.
+
+        Raises:
+            DataError: the tokenizer has no chat template, or it cannot be read.
+        """
+        if self.folder is None:
+            raise DataError("This tokenizer was made in memory and has no chat template; read one by from_folder.")
+        return ChatTemplate.from_folder(self.folder)
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,97 @@
+"""Work done ahead, so that the device does not wait: batches are packed in a thread, and the next forward is running
+while the results of the last one are handed on."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+from saejax.text import PackedRows
+
+T = TypeVar("T")
+Forward = Callable[[PackedRows], tuple[dict[str, jax.Array], jax.Array]]
+# Reading and tokenising go by the megabyte: a few batches cover most of the pauses, and cost little memory.
+_DEPTH = 4
+
+
+def prefetched(items: Iterator[T], depth: int = _DEPTH) -> Generator[T, None, None]:
+    """The same items in the same order, up to `depth` of them made ahead in a thread.
+
+    What making them raises is raised here, after the items before it. Closing the iterator ends the thread.
+    """
+    ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(entry: tuple[bool, Any]) -> bool:
+        while not stopped.is_set():
+            try:
+                ready.put(entry, timeout=0.1)
+                return True
+            except queue.Full:
+                pass
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put((True, item)):
+                    return
+            put((False, None))
+        except BaseException as error:  # the consumer's to handle, whatever it is
+            put((False, error))
+
+    thread = threading.Thread(target=work, name="capture-packer", daemon=True)
+    thread.start()
+    try:
+        while True:
+            more, value = ready.get()
+            if more:
+                yield value
+            elif value is None:
+                return
+            else:
+                raise value
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def one_ahead(
+    forward: Forward, batches: Iterator[PackedRows], last: Callable[[PackedRows], bool]
+) -> Iterator[tuple[PackedRows, dict[str, jax.Array], jax.Array]]:
+    """Each batch with its results, the next batch dispatched before the results are waited for.
+
+    After a batch of which `last` is true nothing is dispatched until the consumer asks for more all the same: the
+    forward pass behind the end of a capture would be thrown away.
+    """
+    running: tuple[PackedRows, dict[str, jax.Array], jax.Array] | None = None
+    for packed in batches:
+        if running is not None and last(running[0]):
+            yield running
+            running = None
+        ahead = (packed, *forward(packed))
+        if running is not None:
+            yield running
+        running = ahead
+    if running is not None:
+        yield running
+
+
+def forward_rate(forward: Forward, batches: list[PackedRows]) -> float:
+    """Tokens a second of the forward pass alone, each batch waited for; tokens are all but padding.
+
+    The first batch runs once before, untimed.
+    """
+    jax.block_until_ready(forward(batches[0]))
+    started = time.perf_counter()
+    for packed in batches:
+        jax.block_until_ready(forward(packed))
+    return sum(tokens_read(packed) for packed in batches) / (time.perf_counter() - started)
+
+
+def tokens_read(packed: PackedRows) -> int:
+    """Tokens of a batch that are not padding, stored or not."""
+    return int((packed.segments >= 0).sum())

@@ -1,0 +1,438 @@
+"""The table of architectures: how each `model_type`'s config.json is read, and where its tensors go.
+
+A row is a reader (config.json -> `DecoderConfig`) and a table {parameter: tensor name and layout}. Which parameters
+there are follows from the `DecoderConfig`, so a table may name more than a checkpoint has.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import DataError
+from saejax.lm.conventions import DecoderConfig, Llama3Scaling, Rope, check_size
+
+ConfigJson = dict[str, Any]
+Shape = tuple[int, ...]
+_REMEDY = "Choose a checkpoint without it, or study this model through PyTorch hooks."
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a checkpoint holds one parameter.
+
+    Attributes:
+        stored: parameter's shape -> shape of the tensor in the file.
+        read: (tensor, parameter's shape) -> the parameter.
+    """
+
+    stored: Callable[[Shape], Shape]
+    read: Callable[[np.ndarray, Shape], np.ndarray]
+
+
+AS_IS = Layout(lambda shape: shape, lambda x, shape: x)
+PLUS_ONE = Layout(lambda shape: shape, lambda x, shape: x.astype(np.float32) + 1)
+FLAT = Layout(lambda shape: (math.prod(shape),), lambda x, shape: x.reshape(shape))
+# PyTorch's Linear holds [out, in]; GPT-2's Conv1D [in, out].
+LINEAR = Layout(lambda shape: (math.prod(shape[1:]), shape[0]), lambda x, shape: x.T.reshape(shape))
+LINEAR_OF_HEADS = Layout(lambda shape: (shape[-1], math.prod(shape[:-1])), lambda x, shape: x.T.reshape(shape))
+CONV_OF_HEADS = Layout(lambda shape: (math.prod(shape[:-1]), shape[-1]), lambda x, shape: x.reshape(shape))
+
+
+def third(part: int) -> Layout:
+    """Queries, keys and values side by side, [..., (qkv, head, D)]: part 0, 1 or 2."""
+
+    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
+        return x.reshape(*shape[:-2], 3, *shape[-2:])[..., part, :, :]
+
+    return Layout(lambda shape: (*shape[:-2], 3 * math.prod(shape[-2:])), read)
+
+
+def third_of_each_head(part: int) -> Layout:
+    """Queries, keys and values of each head side by side, [(head, qkv, D), ...]: part 0, 1 or 2."""
+
+    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
+        return x.T.reshape(*shape[:-1], 3, shape[-1])[..., part, :]
+
+    return Layout(lambda shape: (3 * math.prod(shape[-2:]), *shape[:-2]), read)
+
+
+Tensors = Mapping[str, tuple[str, Layout]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """How one `model_type` is read, and where we can, written.
+
+    Attributes:
+        read_config: config.json -> DecoderConfig.
+        tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
+            tensor name for the block's number.
+        prefix: what may stand in front of every tensor name but the head's.
+        write_params: (config, parameter tree) -> {tensor name: array}.
+    """
+
+    read_config: Callable[[ConfigJson], DecoderConfig]
+    tensors: Tensors
+    prefix: str
+    write_params: Callable[[DecoderConfig, dict[str, Any]], dict[str, np.ndarray]] | None = None
+
+
+def architecture(config_json: ConfigJson, where: str) -> Architecture:
+    """The row for a checkpoint's config.json.
+
+    Raises:
+        DataError: no row for its `model_type`, naming those there are, or quantised weights.
+    """
+    model_type = config_json.get("model_type")
+    if model_type not in ARCHITECTURES:
+        raise DataError(
+            f"{where}: the JAX decoder does not know model_type {model_type!r}; it knows {', '.join(ARCHITECTURES)}."
+        )
+    if config_json.get("quantization_config") is not None:
+        raise DataError(
+            f"{where}: quantization_config is {str(config_json['quantization_config'])[:100]}; the JAX decoder reads "
+            "float weights alone. Give the checkpoint that was quantised."
+        )
+    return ARCHITECTURES[model_type]
+
+
+# --- reading config.json ----------------------------------------------------------------------------
+
+
+def _refuse_unless(c: ConfigJson, **plain: Any) -> None:
+    """Each key absent, null or of this value: every other makes a variant that the decoder would compute wrongly."""
+    for key, wanted in plain.items():
+        if c.get(key) is not None and c[key] != wanted:
+            raise DataError(
+                f"config.json: {key}={c[key]!r} is a variant of {c['model_type']} that the JAX decoder does not have "
+                f"(it has {wanted!r}). {_REMEDY}"
+            )
+
+
+def _given(c: ConfigJson, key: str, default: Any) -> Any:
+    """The value, or the default where it is absent or null."""
+    return default if c.get(key) is None else c[key]
+
+
+def _head_width(c: ConfigJson, model: str, heads: str) -> int:
+    if c[model] % c[heads]:
+        raise DataError(f"config.json: {model}={c[model]} is not a multiple of {heads}={c[heads]}.")
+    return c[model] // c[heads]
+
+
+def _rope(c: ConfigJson, d_head: int, part: float = 1.0, theta: Any = None) -> Rope:
+    """Rotary parameters in the new form (`rope_parameters`) or the old (`rope_theta` and `rope_scaling`).
+
+    `part` of each head is rotated and `theta` is the base where neither form says otherwise.
+    """
+    given = c.get("rope_scaling") or c.get("rope_parameters") or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in ("default", "linear", "llama3") or any(isinstance(value, dict) for value in given.values()):
+        raise DataError(
+            f"config.json: rope type {kind!r} in {str(given)[:200]} is not known; the JAX decoder has default, linear "
+            f"and llama3, one for all layers. {_REMEDY}"
+        )
+    theta = given.get("rope_theta", _given(c, "rope_theta", 10000.0 if theta is None else theta))
+    width = int(check_size("head_dim", d_head) * given.get("partial_rotary_factor", part))
+    if kind == "default":
+        return Rope(theta, width)
+    if kind == "linear":
+        return Rope(theta, width, given["factor"])
+    context = _given(c, "original_max_position_embeddings", given.get("original_max_position_embeddings"))
+    context = c["max_position_embeddings"] if context is None else context
+    scaling = Llama3Scaling(given["low_freq_factor"], given["high_freq_factor"], context)
+    return Rope(theta, width, given["factor"], scaling)
+
+
+def _windows(c: ConfigJson, window: Any, default: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """The window of each layer, by `layer_types`, or where that is absent, by `default` (layer -> does it slide?)."""
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"])
+    types = c.get("layer_types")
+    if types is None:
+        types = ["sliding_attention" if default(i) else "full_attention" for i in range(layers)]
+    for found in types:
+        if found not in ("sliding_attention", "full_attention"):
+            raise DataError(
+                f"config.json: layer_types names {found!r}; the JAX decoder has full_attention and sliding_attention. "
+                f"{_REMEDY}"
+            )
+    if window is None and "sliding_attention" in types:
+        raise DataError("config.json: sliding_window is null, yet layer_types names sliding_attention.")
+    if len(types) != layers:
+        raise DataError(f"config.json: layer_types has {len(types)} entries for {layers} layers.")
+    return tuple(window if found == "sliding_attention" else None for found in types)
+
+
+def _gpt2_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    return DecoderConfig(
+        n_layer=c["n_layer"],
+        d_model=c["n_embd"],
+        n_head=c["n_head"],
+        d_head=_head_width(c, "n_embd", "n_head"),
+        d_mlp=c.get("n_inner") or 4 * c["n_embd"],
+        vocab_size=c["vocab_size"],
+        context_length=c["n_positions"],
+        activation=c.get("activation_function", "gelu_new"),
+        norm_eps=c.get("layer_norm_epsilon", 1e-5),
+        tied_embeddings=c.get("tie_word_embeddings", True),
+    )
+
+
+def _shapes(c: ConfigJson) -> dict[str, Any]:
+    """What all families but GPT-2 call by the same names."""
+    return {
+        "n_layer": c["num_hidden_layers"],
+        "d_model": c["hidden_size"],
+        "n_head": c["num_attention_heads"],
+        "d_mlp": c["intermediate_size"],
+        "vocab_size": c["vocab_size"],
+        "context_length": c["max_position_embeddings"],
+    }
+
+
+def _neox_config(c: ConfigJson) -> DecoderConfig:
+    d_head = _head_width(c, "hidden_size", "num_attention_heads")
+    bias = _given(c, "attention_bias", True)
+    parallel = _given(c, "use_parallel_residual", True)
+    return DecoderConfig(
+        **_shapes(c),
+        d_head=d_head,
+        activation=_given(c, "hidden_act", "gelu"),
+        norm_eps=_given(c, "layer_norm_eps", 1e-5),
+        tied_embeddings=_given(c, "tie_word_embeddings", False),
+        residual="parallel" if parallel else "sequential",
+        rope=_rope(c, d_head, _given(c, "rotary_pct", 0.25), _given(c, "rotary_emb_base", 10000.0)),
+        qkv_bias=bias,
+        attn_out_bias=bias,
+    )
+
+
+def _phi_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, qk_layernorm=False)
+    d_head = _head_width(c, "hidden_size", "num_attention_heads")
+    return DecoderConfig(
+        **_shapes(c),
+        d_head=d_head,
+        activation=_given(c, "hidden_act", "gelu_new"),
+        norm_eps=_given(c, "layer_norm_eps", 1e-5),
+        tied_embeddings=_given(c, "tie_word_embeddings", False),
+        n_kv_head=c.get("num_key_value_heads"),
+        residual="parallel_one_norm",
+        rope=_rope(c, d_head, _given(c, "partial_rotary_factor", 0.5)),
+        unembed_bias=True,
+    )
+
+
+def _llama_like(c: ConfigJson, d_head: int | None = None, **conventions: Any) -> DecoderConfig:
+    """RMSNorm, rotary positions on whole heads, grouped queries, gated MLP; `conventions` are what differs."""
+    _refuse_unless(c, partial_rotary_factor=1.0)
+    d_head = c.get("head_dim") or d_head or _head_width(c, "hidden_size", "num_attention_heads")
+    rope = _rope(c, d_head)
+    if rope.width != d_head:
+        raise DataError(f"config.json: partial_rotary_factor rotates {rope.width} of a head's {d_head}. {_REMEDY}")
+    common = {
+        "d_head": d_head,
+        "activation": _given(c, "hidden_act", "silu"),
+        "norm_eps": _given(c, "rms_norm_eps", 1e-6),
+        "tied_embeddings": _given(c, "tie_word_embeddings", False),
+        "n_kv_head": c.get("num_key_value_heads"),
+        "norm": "rms",
+        "rope": rope,
+        "qkv_bias": False,
+        "attn_out_bias": False,
+        "mlp_bias": False,
+        "gated_mlp": True,
+    }
+    return DecoderConfig(**_shapes(c) | common | conventions)
+
+
+def _attention_bias(c: ConfigJson) -> dict[str, Any]:
+    return dict.fromkeys(("qkv_bias", "attn_out_bias"), _given(c, "attention_bias", False))
+
+
+def _llama_config(c: ConfigJson) -> DecoderConfig:
+    return _llama_like(c, mlp_bias=_given(c, "mlp_bias", False), **_attention_bias(c))
+
+
+def _qwen_windows(c: ConfigJson) -> tuple[int | None, ...]:
+    window = _given(c, "sliding_window", 4096) if c.get("use_sliding_window") else None
+    first = _given(c, "max_window_layers", 28)
+    return _windows(c, window, lambda i: window is not None and i >= first)
+
+
+def _qwen2_config(c: ConfigJson) -> DecoderConfig:
+    return _llama_like(c, qkv_bias=True, windows=_qwen_windows(c))
+
+
+def _qwen3_config(c: ConfigJson) -> DecoderConfig:
+    return _llama_like(c, 128, qk_norm=True, windows=_qwen_windows(c), **_attention_bias(c))
+
+
+def _mistral_config(c: ConfigJson) -> DecoderConfig:
+    _refuse_unless(c, layer_types=None)
+    window = c.get("sliding_window", 4096)
+    return _llama_like(
+        c, n_kv_head=c.get("num_key_value_heads", 8), windows=_windows(c, window, lambda i: window is not None)
+    )
+
+
+def _gemma_config(c: ConfigJson, **conventions: Any) -> DecoderConfig:
+    _refuse_unless(c, use_bidirectional_attention=False)
+    # The first releases say gelu and mean its approximation by tanh.
+    act = c.get("hidden_activation") or c.get("hidden_act")
+    common = {
+        "activation": "gelu_pytorch_tanh" if act in (None, "gelu") else act,
+        "tied_embeddings": _given(c, "tie_word_embeddings", True),
+        "embed_scale": check_size("hidden_size", c["hidden_size"]) ** 0.5,
+        **_attention_bias(c),
+    }
+    return _llama_like(c, 256, **common | conventions)
+
+
+def _gemma2_config(c: ConfigJson) -> DecoderConfig:
+    scalar = _given(c, "query_pre_attn_scalar", 256)
+    return _gemma_config(
+        c,
+        activation=_given(c, "hidden_activation", "gelu_pytorch_tanh"),
+        post_norms=True,
+        windows=_windows(c, c.get("sliding_window", 4096), lambda i: i % 2 == 0),
+        attn_scale=scalar**-0.5 if type(scalar) in (int, float) and scalar > 0 else scalar,
+        attn_softcap=c.get("attn_logit_softcapping", 50.0),
+        logit_softcap=c.get("final_logit_softcapping", 30.0),
+    )
+
+
+# --- where tensors go -------------------------------------------------------------------------------
+
+
+def _norms(names: Mapping[str, str], layout: Layout = AS_IS) -> dict[str, tuple[str, Layout]]:
+    parts = {"w": ("weight", layout), "b": ("bias", AS_IS)}
+    return {
+        f"{ours}.{w}": (f"{theirs}.{part}", how) for ours, theirs in names.items() for w, (part, how) in parts.items()
+    }
+
+
+def _linears(names: Mapping[str, str], layout: Layout, bias: Layout = AS_IS) -> dict[str, tuple[str, Layout]]:
+    """{in `blocks`, name without W_ or b_: tensor name without .weight or .bias}."""
+    out: dict[str, tuple[str, Layout]] = {}
+    for ours, theirs in names.items():
+        room, name = ours.rsplit(".", 1)
+        out[f"{room}.W_{name}"] = (f"{theirs}.weight", layout)
+        out[f"{room}.b_{name}"] = (f"{theirs}.bias", bias)
+    return out
+
+
+def _fused(theirs: str, part: Callable[[int], Layout]) -> dict[str, tuple[str, Layout]]:
+    out: dict[str, tuple[str, Layout]] = {}
+    for i, name in enumerate("QKV"):
+        out |= _linears({f"blocks.attn.{name}": theirs}, part(i), part(i))
+    return out
+
+
+def _separate(folder: str) -> dict[str, tuple[str, Layout]]:
+    return _linears({f"blocks.attn.{x}": f"{folder}.{x.lower()}_proj" for x in "QKV"}, LINEAR, FLAT)
+
+
+_GPT2: Tensors = {
+    "W_E": ("wte.weight", AS_IS),
+    "W_pos": ("wpe.weight", AS_IS),
+    "W_U": ("lm_head.weight", LINEAR),
+    **_norms({"ln_final": "ln_f", "blocks.ln1": "h.{}.ln_1", "blocks.ln2": "h.{}.ln_2"}),
+    **_fused("h.{}.attn.c_attn", third),
+    **_linears({"blocks.attn.O": "h.{}.attn.c_proj"}, CONV_OF_HEADS),
+    **_linears({"blocks.mlp.in": "h.{}.mlp.c_fc", "blocks.mlp.out": "h.{}.mlp.c_proj"}, AS_IS),
+}
+_NEOX: Tensors = {
+    "W_E": ("embed_in.weight", AS_IS),
+    "W_U": ("embed_out.weight", LINEAR),
+    **_norms(
+        {
+            "ln_final": "final_layer_norm",
+            "blocks.ln1": "layers.{}.input_layernorm",
+            "blocks.ln2": "layers.{}.post_attention_layernorm",
+        }
+    ),
+    **_fused("layers.{}.attention.query_key_value", third_of_each_head),
+    **_linears({"blocks.attn.O": "layers.{}.attention.dense"}, LINEAR_OF_HEADS),
+    **_linears(
+        {"blocks.mlp.in": "layers.{}.mlp.dense_h_to_4h", "blocks.mlp.out": "layers.{}.mlp.dense_4h_to_h"}, LINEAR
+    ),
+}
+_PHI: Tensors = {
+    "W_E": ("embed_tokens.weight", AS_IS),
+    "W_U": ("lm_head.weight", LINEAR),
+    "b_U": ("lm_head.bias", AS_IS),
+    **_norms({"ln_final": "final_layernorm", "blocks.ln1": "layers.{}.input_layernorm"}),
+    **_separate("layers.{}.self_attn"),
+    **_linears({"blocks.attn.O": "layers.{}.self_attn.dense"}, LINEAR_OF_HEADS),
+    **_linears({"blocks.mlp.in": "layers.{}.mlp.fc1", "blocks.mlp.out": "layers.{}.mlp.fc2"}, LINEAR),
+}
+
+
+def _llama_tensors(norm: Layout = AS_IS, **block_norms: str) -> Tensors:
+    """Llama's names; `block_norms` are {norm of ours: its name in a layer} where they differ from Llama's."""
+    block_norms = {"ln1": "input_layernorm", "ln2": "post_attention_layernorm"} | block_norms
+    block_norms |= {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
+    names = {f"blocks.{ours}": f"layers.{{}}.{theirs}" for ours, theirs in block_norms.items()}
+    mlp = {"gate": "gate_proj", "in": "up_proj", "out": "down_proj"}
+    return {
+        "W_E": ("embed_tokens.weight", AS_IS),
+        "W_U": ("lm_head.weight", LINEAR),
+        **_norms({"ln_final": "norm"} | names, norm),
+        **_separate("layers.{}.self_attn"),
+        **_linears({"blocks.attn.O": "layers.{}.self_attn.o_proj"}, LINEAR_OF_HEADS),
+        **_linears({f"blocks.mlp.{ours}": f"layers.{{}}.mlp.{theirs}" for ours, theirs in mlp.items()}, LINEAR),
+    }
+
+
+_LLAMA = _llama_tensors()
+_GEMMA = _llama_tensors(PLUS_ONE)
+_GEMMA2 = _llama_tensors(
+    PLUS_ONE,
+    ln1_post="post_attention_layernorm",
+    ln2="pre_feedforward_layernorm",
+    ln2_post="post_feedforward_layernorm",
+)
+
+
+def _gpt2_tensors(c: DecoderConfig, params: dict[str, Any]) -> dict[str, np.ndarray]:
+    out = {"wte.weight": params["W_E"], "wpe.weight": params["W_pos"]}
+
+    def put_norm(name: str, norm: dict[str, Any]) -> None:
+        out[f"{name}.weight"], out[f"{name}.bias"] = norm["w"], norm["b"]
+
+    for i, block in enumerate(params["blocks"]):
+        h, attn, mlp = f"h.{i}", block["attn"], block["mlp"]
+        put_norm(f"{h}.ln_1", block["ln1"])
+        put_norm(f"{h}.ln_2", block["ln2"])
+        flat = [np.reshape(attn[k], (c.d_model, -1)) for k in ("W_Q", "W_K", "W_V")]
+        out[f"{h}.attn.c_attn.weight"] = np.concatenate(flat, axis=1)
+        out[f"{h}.attn.c_attn.bias"] = np.concatenate([np.ravel(attn[k]) for k in ("b_Q", "b_K", "b_V")])
+        out[f"{h}.attn.c_proj.weight"] = np.reshape(attn["W_O"], (-1, c.d_model))
+        out[f"{h}.attn.c_proj.bias"] = attn["b_O"]
+        out[f"{h}.mlp.c_fc.weight"], out[f"{h}.mlp.c_fc.bias"] = mlp["W_in"], mlp["b_in"]
+        out[f"{h}.mlp.c_proj.weight"], out[f"{h}.mlp.c_proj.bias"] = mlp["W_out"], mlp["b_out"]
+    put_norm("ln_f", params["ln_final"])
+    if not c.tied_embeddings:
+        out["lm_head.weight"] = np.transpose(params["W_U"])
+    return {
+        (name if name.startswith("lm_head") else f"transformer.{name}"): np.ascontiguousarray(value)
+        for name, value in out.items()
+    }
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": Architecture(_gpt2_config, _GPT2, "transformer.", _gpt2_tensors),
+    "gpt_neox": Architecture(_neox_config, _NEOX, "gpt_neox."),
+    "llama": Architecture(_llama_config, _LLAMA, "model."),
+    "qwen2": Architecture(_qwen2_config, _LLAMA, "model."),
+    "qwen3": Architecture(_qwen3_config, _LLAMA, "model."),
+    "mistral": Architecture(_mistral_config, _LLAMA, "model."),
+    "gemma": Architecture(_gemma_config, _GEMMA, "model."),
+    "gemma2": Architecture(_gemma2_config, _GEMMA2, "model."),
+    "phi": Architecture(_phi_config, _PHI, "model."),
+}

@@ -1,0 +1,114 @@
+"""What capture, evaluation and analysis ask of a language model, and how a JAX one is compiled for capture."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.parallel import batch_sharding, replicated
+from saejax.text import PackedRows, Tokenizer
+
+Forward = Callable[[PackedRows], tuple[dict[str, Any], Any]]
+Edit = Callable[[jax.Array], jax.Array]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Model(Protocol):
+    """A language model with named hook points: `LanguageModel`, `TorchModel` or a `ModelPair` of two.
+
+    Attributes:
+        config: has context_length and d_model.
+        params: a pytree, the first argument of `apply`; empty for a model that JAX does not hold.
+        pure: whether `apply` can be traced by JAX; otherwise it takes and gives arrays, and is called as it is.
+    """
+
+    @property
+    def config(self) -> Any: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def identity(self) -> dict[str, Any]: ...
+    @property
+    def pure(self) -> bool: ...
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width}."""
+        ...
+
+    def hook_point(self, name: str) -> str:
+        """The canonical name, or a ConfigError with the nearest."""
+        ...
+
+    def activations(self, text: str, hook_point: str) -> np.ndarray:
+        """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
+        ...
+
+    def apply(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segments: jax.Array,
+        capture: Sequence[str] = (),
+        edits: Mapping[str, Edit] | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows."""
+        ...
+
+    def measures_loss(self, names: Sequence[str]) -> bool:
+        """Whether the logits are of the next token and, where names are given, see what is put in at one of them."""
+        ...
+
+    def readout(self) -> tuple[jax.Array, jax.Array] | None:
+        """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token."""
+        ...
+
+    def rows_that_fit(self, names: Sequence[str], length: int) -> int:
+        """Rows of `length` tokens that one forward pass of a capture has memory for."""
+        ...
+
+    def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
+        """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S])."""
+        ...
+
+
+def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
+    """`Model.make_forward` of a pure model: compiled, rows over the mesh.
+
+    XLA drops what no hook point needs: the blocks after the last one, and the unembedding.
+    """
+
+    def forward(params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
+        _, captured = lm.apply(params, tokens, positions, segments, names)
+        flat = {name: captured[name].reshape(-1, captured[name].shape[-1]) for name in names}
+        finite = jnp.stack([jnp.isfinite(value).all(-1) for value in flat.values()]).all(0)
+        return {name: value.astype(jnp.bfloat16) for name, value in flat.items()}, finite
+
+    rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
+    params = jax.device_put(lm.params, replicated(mesh))
+    compiled = jax.jit(forward).lower(params, rows, rows, rows).compile()
+
+    def run(packed: PackedRows) -> Any:
+        arrays = (packed.tokens, packed.positions, packed.segments)
+        return compiled(params, *(jax.device_put(a, batch_sharding(mesh)) for a in arrays))
+
+    return run
+
+
+def compiled(lm: Model, function: F, *arguments: Any) -> F:
+    """`function`, which calls `lm.apply`, compiled for such arguments; as it is where the model cannot be traced.
+
+    Called as it is, numpy arrays in its arguments become JAX arrays first, as compiled code would have them.
+    """
+    if lm.pure:
+        return jax.jit(function).lower(*arguments).compile()  # type: ignore[return-value]
+
+    def eager(*arguments: Any) -> Any:
+        return function(*jax.tree.map(jnp.asarray, arguments))
+
+    return eager  # type: ignore[return-value]

@@ -1,0 +1,61 @@
+"""What a store is, in lines for a terminal: complete or not, whole or damaged."""
+
+import os
+from typing import Any
+
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import Manifest, flatten
+from saejax.store.reader import any_manifest, committed_rows
+from saejax.store.space import bytes_on_disk, predicted_bytes
+
+_LONGEST = 100
+
+
+def describe(path: str | os.PathLike[str]) -> list[str]:
+    """Lines about the store at `path`; reads only its manifest and the names of its commits.
+
+    Rows and how far it is, bytes, layout, hook points with widths and statistics (of a complete store), counters, and
+    every key of the identity: model, revision, text, split, hashes.
+
+    Raises:
+        DataError: no store there, or a damaged manifest.
+    """
+    files = StoreFiles(path)
+    manifest = any_manifest(files)
+    header = manifest.header
+    lines = [f"{files.url}", f"  {_state(files, manifest)}"]
+    there = bytes_on_disk(files)
+    lines.append(f"  bytes: {predicted_bytes(header):,} when complete" if there is None else f"  bytes: {there:,}")
+    layout = header.layout
+    lines.append(f"  layout: shards of {layout.shard_rows:,} rows, chunks of {layout.chunk_rows:,}, seed {header.seed}")
+    for name, width in header.hook_points.items():
+        lines.append(f"  hook point {name}: width {width}{_moments(manifest, name)}")
+    lines += [f"  {key}: {_short(value)}" for key, value in flatten(header.identity).items()]
+    lines += [f"  counted {name}: {count:,}" for name, count in (manifest.counters or {}).items()]
+    return lines
+
+
+def _state(files: StoreFiles, manifest: Manifest) -> str:
+    wanted = manifest.header.requested_tokens
+    if manifest.complete:
+        of = "" if manifest.n_tokens == wanted else f" (of {wanted:,} asked for: there were no more)"
+        return f"complete: {manifest.n_tokens:,} rows in {len(manifest.shards):,} shards{of}"
+    rows = committed_rows(files, manifest.header)
+    return f"unfinished: {rows:,} of {wanted:,} rows ({rows / wanted:.1%}); the command that began it continues it"
+
+
+def _moments(manifest: Manifest, name: str) -> str:
+    if manifest.statistics is None:
+        return ""
+    s = manifest.statistics[name]
+    norm_of_mean = float((s.mean * s.mean).sum()) ** 0.5
+    return (
+        f", mean norm {s.mean_norm:.6g}, root mean square norm {s.mean_squared_norm**0.5:.6g}, "
+        f"norm of the mean {norm_of_mean:.6g}, total variance {s.total_variance:.6g}"
+    )
+
+
+def _short(value: Any) -> str:
+    # repr, because an identity may come from anywhere: no control character reaches the terminal.
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
