@@ -409,7 +409,7 @@ def test_fold_moves_the_scale_into_the_weights(preset: str) -> None:
     ("changes", "named"),
     [
         ({"preset": "topkk"}, ["coder.preset", "'topkk'", "Did you mean 'topk'"]),
-        ({"preset": "zzz"}, ["coder.preset", "standard, p_anneal, gated, topk"]),
+        ({"preset": "zzz"}, ["coder.preset", "standard, p_anneal, ghost, gated, topk"]),
         ({"normalize": "mean"}, ["coder.normalize", "'mean_norm'"]),
         ({"matmul_dtype": "float16"}, ["coder.matmul_dtype", "float16", "bfloat16"]),
         ({"k": 0}, ["coder.k is 0", "at least 1"]),

@@ -47,7 +47,13 @@ every_combination = pytest.mark.parametrize(("topology", "sparsity"), list(itert
 
 def _config(topology: str, sparsity: str, **changes: Any) -> CoderConfig:
     settings: Tree = {"d_sae": F, "k": K, "auxk_coefficient": 0.5, "auxk_k": AUXK_K, "dead_after_tokens": DEAD_AFTER}
-    settings |= {"threshold_init": THETA, "bandwidth": EPS, "init": "uniform", "unit_decoder_every": 0}
+    settings |= {
+        "threshold_init": THETA,
+        "bandwidth": EPS,
+        "init": "uniform",
+        "encoder_scale": 1.0,
+        "unit_decoder_every": 0,
+    }
     settings |= {"sparsity_warmup_fraction": 0.0, "matmul_dtype": "float32"} | LOSSES[sparsity]
     return CoderConfig("topk", topology=topology, sparsity=sparsity, **(settings | changes))
 

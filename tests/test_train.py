@@ -201,7 +201,9 @@ def test_the_prediction_is_written_once_whatever_interrupts_the_run(store: Path,
 
 
 def test_schedules_start_peak_and_end_where_they_say() -> None:
-    config = TrainConfig(tokens=1000, batch_size=1, lr=2.0, warmup_fraction=0.1, final_lr_fraction=0.25)
+    config = TrainConfig(
+        tokens=1000, batch_size=1, lr=2.0, schedule="cosine", warmup_fraction=0.1, final_lr_fraction=0.25
+    )
     cosine = make_schedule(config)
     assert float(cosine(0)) == 0 and float(cosine(100)) == pytest.approx(2.0)
     # Half way down the cosine: the mean of the peak and the end.

@@ -182,15 +182,15 @@ def curve(rows: list[Row], family: str, trainer: str) -> list[Row]:
     )
 
 
-def at_l0(points: list[Row], l0: float) -> float:
-    """FVE of a curve at an L0, straight between neighbours over log L0; NaN outside of it."""
-    x = np.log([row["l0"] for row in points])
-    inside = x[0] <= math.log(l0) <= x[-1]
-    return float(np.interp(math.log(l0), x, [row["fve"] for row in points])) if inside else math.nan
+def at_l0(points: list[Row], l0: float, slope: float) -> float:
+    """FVE of a curve at an L0, straight between neighbours over log L0; outside of it from its end, along `slope`."""
+    x, wanted = np.log([row["l0"] for row in points]), math.log(l0)
+    nearest = min(max(wanted, x[0]), x[-1])
+    return float(np.interp(nearest, x, [row["fve"] for row in points])) + slope * (wanted - nearest)
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    yield "| family | trainer | lr | L0 at k 12, 24, 48 | FVE at k 12, 24, 48 | dead at k 24 | FVE at L0 24 |"
+    yield "| family | trainer | best lr | L0 at each k | FVE at each k | dead at k 24 | FVE at L0 24 |"
     yield "|---|---|---|---|---|---|---|"
     for family in FAMILIES:
         for trainer in TRAINERS:
@@ -198,7 +198,7 @@ def table(rows: list[Row]) -> Iterator[str]:
             l0 = ", ".join(f"{row['l0']:.1f}" for row in points)
             fve = ", ".join(f"{row['fve']:.4f}" for row in points)
             dead = next(row["dead"] for row in points if row["k"] == KS[0])
-            at = at_l0(curve(rows, family, trainer), KS[0])
+            at = at_l0(curve(rows, family, trainer), KS[0], _slope(rows, trainer))
             yield f"| {family} | {trainer} | {points[0]['lr']:g} | {l0} | {fve} | {dead:.1%} | {at:.4f} |"
 
 
