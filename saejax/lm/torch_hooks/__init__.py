@@ -1,0 +1,23 @@
+"""Any Hugging Face model, decoder or encoder, run by PyTorch and watched at any of its modules.
+
+Hook points are places: a module's path as in `model.named_modules()` with `.in` (its first tensor argument) or `.out`
+(its first tensor result; without a suffix, `.out`), as in `encoder.layer.2.output.out`. Where the layers are recognised
+there are the names of the JAX decoder too, as in `blocks.2.mlp_out` (`saejax.lm.aliases`). Widths, names, whether
+the model is causal and how documents are kept apart are measured at load, on a few tokens; nothing is from a table.
+
+torch is imported by this folder alone, in its functions: everything else works without it.
+
+    hooks.py    one forward pass of a module, watched and edited
+    memory.py   what the GPU holds, and results on their way from it
+    model.py    TorchModel: packed rows, hook points, what capture and evaluation ask
+    probe.py    any module -> TorchModel, by a few tokens
+    load.py     a Hugging Face folder -> TorchModel
+"""
+
+from saejax.lm.torch_hooks.hooks import run_chunk
+from saejax.lm.torch_hooks.load import load_torch
+from saejax.lm.torch_hooks.memory import find_batch_rows
+from saejax.lm.torch_hooks.model import TorchModel
+from saejax.lm.torch_hooks.probe import from_module
+
+__all__ = ["TorchModel", "find_batch_rows", "from_module", "load_torch", "run_chunk"]

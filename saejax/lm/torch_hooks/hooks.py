@@ -1,0 +1,109 @@
+"""One forward pass of a PyTorch module, watched and edited at places, stopped at the last one that is wanted."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from saejax.core.errors import DataError
+from saejax.lm.rows import Chunk
+
+
+class _Stop(Exception):
+    """All that was wanted has been seen."""
+
+
+def run_chunk(
+    module: Any, chunk: Chunk, places: Sequence[str], edits: Mapping[str, Callable[[Any], Any]] | None = None
+) -> dict[str, Any]:
+    """{place: tensor [B, T, d]} of one forward pass, which ends at the last place wanted, leaving no hooks behind."""
+    missing = set(places)
+    seen: dict[str, Any] = {}
+
+    def visit(place: str, value: Any) -> Any:
+        edit = (edits or {}).get(place)
+        new = value if edit is None else edit(value)
+        if place in missing:
+            # A later module may change the tensor in place.
+            seen[place] = new.reshape(*chunk.tokens.shape, -1).clone()
+            missing.discard(place)
+            if not missing:
+                raise _Stop
+        return None if edit is None else new
+
+    visits = {p: functools.partial(visit, p) for p in {*places, *(edits or {})} if p}
+    with contextlib.suppress(_Stop), watching(module, visits):
+        result = _first_tensor(module(**inputs_of(module, chunk)))
+        if missing - {""}:
+            raise DataError(f"The model did not come past {', '.join(sorted(missing - {''}))} in this forward pass.")
+        seen[""] = result.reshape(*chunk.tokens.shape, -1)
+    return seen
+
+
+@contextlib.contextmanager
+def watching(module: Any, visits: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Calls {place: value -> replacement or None} whenever the module comes past; the hooks are gone afterwards."""
+
+    def before(visit: Callable[[Any], Any], _: Any, args: Any, kwargs: Any) -> Any:
+        flat = [*args, *kwargs.values()]
+        at = next((i for i, value in enumerate(flat) if _is_values(value)), None)
+        new = None if at is None else visit(flat[at])
+        if new is None:
+            return None
+        flat[at] = new  # type: ignore[index]
+        return tuple(flat[: len(args)]), dict(zip(kwargs, flat[len(args) :], strict=True))
+
+    def after(visit: Callable[[Any], Any], _: Any, __: Any, output: Any) -> Any:
+        value = _first_tensor(output)
+        new = None if value is None else visit(value)
+        if new is None or not isinstance(output, tuple):
+            return new
+        return tuple(new if item is value else item for item in output)
+
+    with contextlib.ExitStack() as stack:
+        for place, visit in visits.items():
+            path, _, side = place.rpartition(".")
+            child = module.get_submodule(path)
+            if side == "in":
+                handle = child.register_forward_pre_hook(functools.partial(before, visit), with_kwargs=True)
+            else:
+                handle = child.register_forward_hook(functools.partial(after, visit))
+            stack.callback(handle.remove)
+        yield
+
+
+def _is_values(value: Any) -> bool:
+    return hasattr(value, "is_floating_point") and value.is_floating_point()
+
+
+def _first_tensor(output: Any) -> Any:
+    """The values in a module's result: a tensor, or the first one of a tuple or of a Hugging Face output."""
+    if _is_values(output):
+        return output
+    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return next((item for item in items if _is_values(item)), None)
+
+
+def _takes(module: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(module.forward).parameters)
+
+
+def inputs_of(module: Any, chunk: Chunk) -> dict[str, Any]:
+    """What `module.forward` takes of a chunk; how well it listens is for `choose_way` to find out."""
+    import torch
+
+    weight = next(module.parameters())
+    takes = _takes(module)
+    inputs: dict[str, Any] = {"input_ids": torch.from_numpy(chunk.tokens).to(weight.device)}
+    if chunk.mask is not None and "attention_mask" in takes:
+        mask = torch.from_numpy(chunk.mask).to(weight.device)
+        if mask.ndim == 4:  # added to the scores: that is what every attention takes
+            lowest = torch.finfo(weight.dtype).min
+            mask = torch.zeros_like(mask, dtype=weight.dtype).masked_fill(~mask, lowest)
+        inputs["attention_mask"] = mask if mask.ndim == 4 else mask.long()
+    if chunk.positions is not None and "position_ids" in takes:
+        inputs["position_ids"] = torch.from_numpy(chunk.positions).to(weight.device)
+    if "use_cache" in takes:
+        inputs["use_cache"] = False
+    return inputs

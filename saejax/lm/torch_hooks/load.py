@@ -1,0 +1,93 @@
+"""A Hugging Face folder as a `TorchModel`."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.lm.torch_hooks.model import TorchModel
+from saejax.lm.torch_hooks.probe import from_module
+from saejax.text import Tokenizer
+
+
+def load_torch(
+    folder: Path,
+    tokenizer: Tokenizer,
+    identity: dict[str, Any],
+    dtype: str = "float32",
+    device: str = "",
+    synonyms: Mapping[str, str] | None = None,
+) -> TorchModel:
+    """The model of a Hugging Face folder; its class by config.json's `architectures`. No pickle, no code of the folder.
+
+    Of a model of encoder and decoder the encoder.
+
+    Raises:
+        ConfigError: no torch, or a device that is not there.
+        DataError: transformers cannot load it, or weights are missing.
+    """
+    torch, transformers = _torch()
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise ConfigError(f"lm.device is {where!r}, which PyTorch cannot use here: {reason}") from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        module = _from_pretrained(transformers, folder, config, getattr(torch, dtype))
+    except (ValueError, OSError, KeyError, RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"transformers cannot load the model in {folder} ({type(error).__name__}: {reason}). "
+            "It needs config.json and safetensors of an architecture that transformers itself has."
+        ) from None
+    if config.is_encoder_decoder:
+        module = module.get_encoder()
+    module = module.to(where)
+    largest, rows = tokenizer.largest_id, module.get_input_embeddings().weight.shape[0]
+    if largest >= rows:
+        raise DataError(
+            f"{folder}: the tokenizer has the id {largest}, the model only {rows} tokens (0 to {rows - 1}); "
+            "they do not belong together."
+        )
+    lm = from_module(module, tokenizer, identity, synonyms=synonyms)
+    cls = tokenizer.backend.token_to_id("[CLS]")
+    if lm.causal or tokenizer.bos_id is not None or cls is None:
+        return lm
+    return dataclasses.replace(lm, tokenizer=dataclasses.replace(tokenizer, bos_id=cls))
+
+
+def _torch() -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            f"lm.backend=torch needs PyTorch, an extra: pip install 'saejax[torch]' ({error}). Or choose a model that "
+            "the JAX decoder knows, with lm.backend=jax."
+        ) from None
+    return torch, transformers
+
+
+def _from_pretrained(transformers: Any, folder: Path, config: Any, dtype: Any) -> Any:
+    named = " ".join(config.architectures or ["ForCausalLM"])
+    classes = ["AutoModel"]
+    if "MaskedLM" in named:
+        classes.insert(0, "AutoModelForMaskedLM")
+    if ("ForCausalLM" in named or "LMHead" in named) and not config.is_encoder_decoder:
+        classes.insert(0, "AutoModelForCausalLM")
+    kinds = [getattr(transformers, name) for name in classes]
+    kind = next(k for k in kinds if type(config) in k._model_mapping or k is kinds[-1])
+    wanted = {"config": config, "dtype": dtype, "use_safetensors": True, "local_files_only": True}
+    try:
+        module, info = kind.from_pretrained(folder, **wanted, attn_implementation="sdpa", output_loading_info=True)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        module, info = kind.from_pretrained(folder, **wanted, attn_implementation="eager", output_loading_info=True)
+    # A pooler is above all that is studied, and checkpoints of masked models have none.
+    if missing := [name for name in info["missing_keys"] if "pooler" not in name]:
+        raise ValueError(f"the weights {', '.join(sorted(missing)[:3])} are missing")
+    return module

@@ -1,0 +1,268 @@
+"""`TorchModel`: packed rows through a PyTorch model, with what capture, evaluation and analysis ask of one."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.lm.forward import Edit, Forward
+from saejax.lm.rows import WAYS
+from saejax.lm.torch_hooks.hooks import run_chunk
+from saejax.lm.torch_hooks.memory import find_batch_rows, out_of_memory, to_host
+from saejax.text import PackedRows, Tokenizer
+
+_CPU_ROWS = 32
+_MOST_ROWS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchConfig:
+    """What the rest of saejax asks of a model's configuration; d_model is the width of its layers."""
+
+    context_length: int
+    vocab_size: int
+    n_layer: int
+    d_model: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchModel:
+    """A PyTorch model with its tokenizer and hook points; made by `from_module` or `load_torch`.
+
+    Attributes:
+        module: in eval mode, on its device.
+        identity: as a `LanguageModel`'s, with backend torch; part of a store's identity.
+        widths: {place: width}, in the order in which the model passes them.
+        aliases: {blocks.{i}.<name>: place}.
+        synonyms: {name in TransformerLens: <name>}.
+        causal: a token's values do not depend on later tokens.
+        way, long_way: of keeping documents apart, of `saejax.lm.rows.WAYS`: in rows of up to `window` tokens, and in
+            longer ones, where a 4-D mask would undo the model's own window of attention.
+        window: tokens.
+    """
+
+    module: Any
+    tokenizer: Tokenizer
+    identity: dict[str, Any]
+    config: TorchConfig
+    widths: dict[str, int]
+    aliases: dict[str, str]
+    synonyms: Mapping[str, str]
+    causal: bool
+    way: str
+    long_way: str
+    window: int
+
+    pure = False
+    params: Any = dataclasses.field(default_factory=dict, init=False)
+
+    # -------------------------------------------------------------------------------------------------- hook points
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width}: the names in blocks first, then every module's places."""
+        return {alias: self.widths[place] for alias, place in self.aliases.items()} | self.widths
+
+    def hook_point(self, name: str) -> str:
+        """The canonical name of a hook point; a module's path alone is its `.out`, TransformerLens names are accepted.
+
+        Raises:
+            ConfigError: it does not exist; the message has the nearest that does.
+        """
+        match = re.fullmatch(r"(blocks\.\d+)\.(.+)", name)
+        canonical = f"{match[1]}.{self.synonyms.get(match[2], match[2])}" if match else name
+        there = self.hook_points()
+        for candidate in (canonical, f"{name}.out"):
+            if candidate in there:
+                return candidate
+        close = difflib.get_close_matches(canonical, there, n=1, cutoff=0.3)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        kinds = ", ".join(dict.fromkeys(alias.split(".")[2] for alias in self.aliases))
+        blocks = f"blocks.0 to blocks.{self.config.n_layer - 1}, with {kinds}, and " if kinds else ""
+        raise ConfigError(
+            f"The model has no hook point {name!r}.{hint} There are {blocks}the paths of its modules with .in or .out "
+            f"({', '.join(list(self.widths)[:3])}, ...)."
+        )
+
+    def _place(self, name: str) -> str:
+        name = self.hook_point(name)
+        return self.aliases.get(name, name)
+
+    # ------------------------------------------------------------------------------------------------------ running
+
+    def apply(
+        self,
+        params: Any,
+        tokens: Any,
+        positions: Any = None,
+        segments: Any = None,
+        capture: Sequence[str] = (),
+        edits: Mapping[str, Edit] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows, as JAX arrays; `params` is not used.
+
+        What the model gives where it has no logits is its last hidden state. An edit gets and gives [R, S, d], once for
+        each chunk of rows, and must change each document alone; what a module reads or gives is replaced by its values.
+
+        Raises:
+            ConfigError: an edit that changes the shape, or two at one place.
+        """
+        tokens_RS, positions_RS, segments_RS = _full(tokens, positions, segments)
+        places = {name: self._place(name) for name in capture}
+        changes = {self._place(name): edit for name, edit in (edits or {}).items()}
+        if len(changes) < len(edits or {}):
+            raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
+        seen = self._run(tokens_RS, positions_RS, segments_RS, ["", *places.values()], changes)
+        # The last hidden state or the logits, under the name of the model itself.
+        arrays = {place: jnp.asarray(value.float().cpu().numpy()) for place, value in seen.items()}
+        arrays = {place: value.reshape(*tokens_RS.shape, -1) for place, value in arrays.items()}
+        return arrays[""], {name: arrays[place] for name, place in places.items()}
+
+    def activations(self, text: str, hook_point: str) -> np.ndarray:
+        """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
+        ids = ([] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]) + self.tokenizer.encode(text)
+        if len(ids) > self.config.context_length:
+            raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
+        place = self._place(hook_point)
+        return self._run(*_full([ids]), [place], {})[place].float().cpu().numpy()
+
+    def measures_loss(self, names: Sequence[str]) -> bool:
+        """Whether the logits are of the next token and what is put in at these hook points goes on into them.
+
+        At resid_mid it would reach the norm that reads it, but not the residual stream.
+        """
+        return self._head() is not None and not any(self.hook_point(name).endswith(".resid_mid") for name in names)
+
+    def _head(self) -> Any:
+        """The unembedding of a model that predicts the next token, or None."""
+        own = getattr(self.module, "get_output_embeddings", lambda: None)() or getattr(self.module, "lm_head", None)
+        return own if self.causal else None
+
+    def readout(self) -> tuple[jax.Array, jax.Array] | None:
+        """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token.
+
+        The final norm is the last module outside the layers that is called a norm and has the model's width. Its scale
+        is measured: of +-1 in turn, whose mean is 0 and mean square 1, it gives the scale and its bias.
+        """
+        import torch
+
+        head = self._head()
+        if head is None or getattr(head, "weight", None) is None:
+            return None
+        W_U_DV = jnp.asarray(head.weight.detach().float().cpu().numpy().T)
+        norms = [
+            module
+            for name, module in self.module.named_modules()
+            if "norm" in type(module).__name__.lower() and not re.search(r"\.\d+\.", name)
+        ]
+        norms = [norm for norm in norms if getattr(norm, "weight", head.weight).shape == (len(W_U_DV),)]
+        if not norms:
+            return jnp.ones(len(W_U_DV)), W_U_DV
+        sign_D = torch.ones_like(norms[-1].weight)
+        sign_D[1::2] = -1
+        with torch.inference_mode():
+            scale_D = sign_D * (norms[-1](sign_D) - norms[-1](-sign_D)) / 2
+        return jnp.asarray(scale_D.float().cpu().numpy()), W_U_DV
+
+    def rows_that_fit(self, names: Sequence[str], length: int) -> int:
+        """Rows of `length` tokens for a capture: the most, of 512, 256, ..., that the GPU holds; on a CPU 32."""
+        if self._device().type != "cuda":
+            return _CPU_ROWS
+        places = [self._place(name) for name in names]
+
+        def attempt(rows: int) -> None:
+            tokens_RS = np.ones((rows, length), np.int32)
+            self._run(*_full(tokens_RS), places, {})
+
+        return find_batch_rows(attempt, _MOST_ROWS)
+
+    def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
+        """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]).
+
+        The model runs no further than the last hook point. On a GPU the results are still under way when this returns;
+        whoever reads them (`np.asarray`) waits. Padding is zeros.
+
+        Raises:
+            DataError: out of memory.
+        """
+        import torch
+
+        places = {name: self._place(name) for name in names}
+
+        def forward(packed: PackedRows) -> Any:
+            try:
+                seen = self._run(packed.tokens, packed.positions, packed.segments, list(places.values()), {})
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                raise DataError(
+                    f"The GPU has no memory for {len(packed.tokens)} rows of {packed.tokens.shape[1]} tokens. Lower "
+                    "capture.batch_rows, or set it to 0 to have it found."
+                ) from None
+            finite = torch.stack([torch.isfinite(value).all(-1) for value in seen.values()]).all(0)
+            stored = {place: to_host(value.to(torch.bfloat16)) for place, value in seen.items()}
+            return {name: stored[place] for name, place in places.items()}, to_host(finite)
+
+        return forward
+
+    def _run(
+        self,
+        tokens_RS: np.ndarray,
+        positions_RS: np.ndarray,
+        segments_RS: np.ndarray,
+        places: Sequence[str],
+        edits: Mapping[str, Edit],
+    ) -> dict[str, Any]:
+        """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result."""
+        import torch
+
+        way = self.way if tokens_RS.shape[1] <= self.window else self.long_way
+        count = tokens_RS.size
+        out: dict[str, Any] = {}
+        with torch.inference_mode():
+            for chunk in WAYS[way](tokens_RS, positions_RS, segments_RS, self.causal):
+                at = torch.from_numpy(chunk.at.ravel()).to(self._device())
+                changes = {place: _edit(edit, place, at, tokens_RS.shape) for place, edit in edits.items()}
+                for place, value in run_chunk(self.module, chunk, places, changes).items():
+                    full = out.setdefault(place, value.new_zeros(count, value.shape[-1]))
+                    full[at[at >= 0]] = value.reshape(-1, value.shape[-1])[at >= 0]
+            if not out:  # padding alone
+                widths = self.widths | {"": self.config.vocab_size}
+                out = {place: torch.zeros(count, widths[place], device=self._device()) for place in places}
+        return out
+
+    def _device(self) -> Any:
+        return next(self.module.parameters()).device
+
+
+def _full(tokens: Any, positions: Any = None, segments: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Packed rows as numpy arrays; by default one document a row."""
+    tokens_RS = np.asarray(tokens)
+    positions_RS = np.arange(tokens_RS.shape[1])[None].repeat(len(tokens_RS), 0) if positions is None else positions
+    segments_RS = np.zeros_like(tokens_RS) if segments is None else segments
+    return tokens_RS, np.asarray(positions_RS), np.asarray(segments_RS)
+
+
+def _edit(edit: Edit, place: str, at: Any, shape: tuple[int, int]) -> Callable[[Any], Any]:
+    """The edit of packed rows [R, S, d] as one of a chunk's values; what is padding stays."""
+    import torch
+
+    def change(value: Any) -> Any:
+        rows = value.reshape(-1, value.shape[-1])
+        full = rows.new_zeros(shape[0] * shape[1], rows.shape[1])
+        full[at[at >= 0]] = rows[at >= 0]
+        given = jnp.asarray(full.float().cpu().numpy()).reshape(*shape, -1)
+        edited = np.array(edit(given), np.float32)
+        if edited.shape != given.shape:
+            raise ConfigError(f"The edit at {place} made {edited.shape} of {given.shape}; it must keep the shape.")
+        new = torch.from_numpy(edited).reshape(full.shape).to(full)
+        # `at` is -1 at padding, which takes some row and does not keep it.
+        return torch.where((at >= 0)[:, None], new[at], rows).reshape(value.shape)
+
+    return change
