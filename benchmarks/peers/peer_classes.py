@@ -9,17 +9,17 @@ import sys
 import types
 
 _nnsight = types.ModuleType("nnsight")
-_nnsight.LanguageModel = object  # type: ignore[attr-defined]
+_nnsight.LanguageModel = object
 sys.modules.setdefault("nnsight", _nnsight)
 
-from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer  # noqa: E402 - after the stand-in
-from dictionary_learning.trainers.gdm import GatedSAETrainer  # noqa: E402
-from dictionary_learning.trainers.jumprelu import JumpReluTrainer  # noqa: E402
-from dictionary_learning.trainers.matryoshka_batch_top_k import MatryoshkaBatchTopKTrainer  # noqa: E402
-from dictionary_learning.trainers.p_anneal import PAnnealTrainer  # noqa: E402
-from dictionary_learning.trainers.standard import StandardTrainer, StandardTrainerAprilUpdate  # noqa: E402
-from dictionary_learning.trainers.top_k import TopKTrainer  # noqa: E402
-from sae_lens import (  # noqa: E402
+from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
+from dictionary_learning.trainers.gdm import GatedSAETrainer
+from dictionary_learning.trainers.jumprelu import JumpReluTrainer
+from dictionary_learning.trainers.matryoshka_batch_top_k import MatryoshkaBatchTopKTrainer
+from dictionary_learning.trainers.p_anneal import PAnnealTrainer
+from dictionary_learning.trainers.standard import StandardTrainer, StandardTrainerAprilUpdate
+from dictionary_learning.trainers.top_k import TopKTrainer
+from sae_lens import (
     SAE,
     BatchTopKTrainingSAE,
     BatchTopKTrainingSAEConfig,
@@ -41,8 +41,8 @@ from sae_lens import (  # noqa: E402
     Transcoder,
     TranscoderConfig,
 )
-from sae_lens.config import SAETrainerConfig  # noqa: E402
-from sae_lens.saes.sae import TrainStepInput  # noqa: E402
+from sae_lens.config import SAETrainerConfig
+from sae_lens.saes.sae import TrainStepInput
 
 VERSIONS = {name: importlib.metadata.version(name) for name in ("sae-lens", "dictionary-learning", "torch")}
 

@@ -170,8 +170,8 @@ def best_rate(rows: list[Row], family: str, trainer: str) -> float:
 
 def _slope(rows: list[Row], trainer: str) -> float:
     """dFVE / dlog L0 of topk between the smallest and the largest k; 0 while they are not there (topk's L0 is k)."""
-    ends = [max((r["fve"] for r in rows if _is(r, "topk", trainer, k)), default=None) for k in (min(KS), max(KS))]
-    return 0.0 if None in ends else (ends[1] - ends[0]) / math.log(max(KS) / min(KS))  # type: ignore[operator]
+    low, high = ([r["fve"] for r in rows if _is(r, "topk", trainer, k)] for k in (min(KS), max(KS)))
+    return (max(high) - max(low)) / math.log(max(KS) / min(KS)) if low and high else 0.0
 
 
 def curve(rows: list[Row], family: str, trainer: str) -> list[Row]:
