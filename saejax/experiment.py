@@ -9,7 +9,7 @@ from ml_collections import config_dict
 from saejax.analysis import ReportConfig
 from saejax.capture import CaptureConfig
 from saejax.coders import CoderConfig
-from saejax.core.config import from_config_dict, to_config_dict
+from saejax.core.config import from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError
 from saejax.evals import EvalConfig, GateConfig
 from saejax.lm import LMConfig
@@ -92,6 +92,14 @@ def experiment(config: config_dict.ConfigDict) -> Experiment:
     return from_config_dict(Experiment, config.to_dict())
 
 
+def to_run_json(e: Experiment) -> dict[str, Any]:
+    """What config.json holds: every key with its value, those of the coder's preset too.
+
+    So a run keeps its meaning when a default or a preset changes in a later version.
+    """
+    return to_json(dataclasses.replace(e, coder=e.coder.resolved()))
+
+
 def from_json(value: dict[str, Any]) -> Experiment:
-    """The experiment of a run's config.json."""
+    """The experiment of a run's config.json; keys that it does not have yet take their defaults."""
     return from_config_dict(Experiment, value)

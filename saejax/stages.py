@@ -25,7 +25,7 @@ from saejax.core.files import read_json, unwritable, write_json
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_metrics
 from saejax.evals import Gate, check_gates, evaluate
-from saejax.experiment import Experiment
+from saejax.experiment import Experiment, from_json, to_run_json
 from saejax.loading import LoadedCoder, load, make_sites, sites_to_meta
 from saejax.parallel import check_divides, make_mesh
 from saejax.report import render
@@ -109,7 +109,7 @@ def _train(work: Workspace) -> int:
         sites = make_sites(e.coder, coder.topology, *work.sites, reader.statistics)
         batches = Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks, max_rows=e.train.max_rows)
         # All that could be refused has been: only now the folder becomes this experiment's.
-        write_json(e.run_dir / "config.json", to_json(e))
+        write_json(e.run_dir / "config.json", to_run_json(e))
         write_json(e.run_dir / "environment.json", environment.describe())
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e)]
@@ -279,7 +279,8 @@ def _refuse_other_run(e: Experiment) -> None:
         raise DataError(f"{e.run_dir} holds a sweep. Choose another --config.name for a single run.")
     path = e.run_dir / "config.json"
     if path.is_file():
-        changed = differences(deciding(read_json(path)), deciding(to_json(e)))
+        there = to_run_json(from_json(read_json(path)))
+        changed = differences(deciding(there), deciding(to_run_json(e)))
         if changed:
             raise DataError(
                 f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"

@@ -13,12 +13,13 @@ import pytest
 from tiny import ROOT
 
 import saejax
+from saejax.coders import RECIPES
 from saejax.core.errors import ConfigError
-from saejax.experiment import Experiment, default_config, experiment
+from saejax.experiment import Experiment, default_config, experiment, from_json, to_run_json
 from saejax.lm import checkpoint, decoder
 from saejax.lm.families import ARCHITECTURES
 from saejax.stages import Workspace, run_capture, run_evaluate, run_report, run_train
-from saejax.train import TRAINING_RECIPES
+from saejax.train import TRAINING_RECIPES, TrainConfig
 
 FILES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if not p.name.startswith("_"))
 
@@ -123,3 +124,13 @@ def test_a_crosscoder_of_two_models_runs_with_shrunk_ones(tmp_path: Path) -> Non
     assert sae.params["W_dec"].shape == (16 * 48, 2, 48)
     x = np.stack([work.lm.activations("def f():", name) for name in sae.sites.reads], axis=1)
     assert sae.encode(x).shape == (len(x), 16 * 48) and sae.decode(sae.encode(x)).shape == x.shape
+
+
+def test_a_runs_config_keeps_its_meaning_when_presets_and_keys_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = importlib.import_module("configs.coders").get_config("matryoshka")
+    written, coder = to_run_json(experiment(e)), experiment(e).coder.resolved()
+    monkeypatch.setitem(RECIPES, "matryoshka", RECIPES["gated"])
+    assert from_json(written).coder.resolved() == coder != experiment(e).coder.resolved()
+    # A key that came after the run was written has its default.
+    del written["train"]["ema_decay"]
+    assert from_json(written).train.ema_decay == TrainConfig().ema_decay

@@ -12,12 +12,12 @@ import jax
 
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
-from saejax.core.config import differences, to_json
+from saejax.core.config import differences
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, unwritable, write_json
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter
-from saejax.experiment import Experiment
+from saejax.experiment import Experiment, to_run_json
 from saejax.loading import make_sites, sites_to_meta
 from saejax.report.sweep_page import render_sweep, table
 from saejax.stages import deciding, run_capture, say
@@ -185,7 +185,7 @@ def _finish(
 
 
 def _leave(member: Member, described: dict[str, Any]) -> None:
-    write_json(member.experiment.run_dir / "config.json", to_json(member.experiment))
+    write_json(member.experiment.run_dir / "config.json", to_run_json(member.experiment))
     write_json(member.experiment.run_dir / "environment.json", described)
 
 
@@ -243,4 +243,4 @@ def _refuse_other_sweep(e: Experiment, plan: tuple[Member, ...]) -> None:
 
 def _config(plan: tuple[Member, ...]) -> dict[str, Any]:
     """What decides the numbers of a sweep."""
-    return {member.name: deciding(to_json(member.experiment)) for member in plan}
+    return {member.name: deciding(to_run_json(member.experiment)) for member in plan}
