@@ -5,7 +5,7 @@ batches straddle blocks and epochs and no row is ever dropped.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -32,6 +32,11 @@ class Batches:
         max_rows: use only this many rows, the store's first ones; 0 for all.
         data_slice: (rank, world): only rows [rank B / world, (rank + 1) B / world) of each global batch.
 
+    Attributes:
+        hook_points: name -> width.
+        statistics: name -> moments of the whole store.
+        epoch_rows: rows of an epoch.
+
     Raises:
         ConfigError: a size below 1, a negative max_rows, or a slice that does not divide the batch.
     """
@@ -56,6 +61,7 @@ class Batches:
         self.batch_size = batch_size
         n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
         self.order = EpochOrder(n_rows, reader.layout.chunk_rows, block_chunks, seed)
+        self.hook_points, self.statistics, self.epoch_rows = reader.hook_points, reader.statistics, n_rows
         self._reader = reader
         self._local = batch_size // world
         self._first = rank * self._local
@@ -75,7 +81,7 @@ class Batches:
         key, offset = self._locate(row)
         if offset + self._local <= self.order.block_size(key[1]):
             return {name: rows[offset : offset + self._local] for name, rows in self._block(key).result().items()}
-        out = {name: np.empty((self._local, d), BF16) for name, d in self._reader.hook_points.items()}
+        out = {name: np.empty((self._local, d), BF16) for name, d in self.hook_points.items()}
         done = 0
         while done < self._local:
             key, offset = self._locate(row + done)
@@ -86,7 +92,7 @@ class Batches:
             done += count
         return out
 
-    def iterate(self, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
         """batch_at(start_step), batch_at(start_step + 1), ... without end; the next block loads meanwhile."""
         step = start_step
         while True:
@@ -120,7 +126,7 @@ class Batches:
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         shuffled: _Block = {}
-        for name, d in self._reader.hook_points.items():
+        for name, d in self.hook_points.items():
             # uint16, because numpy moves plain integers about twice as fast as bfloat16
             rows, start = np.empty((len(order), d), np.uint16), 0
             for piece in self._reader.read_pieces(name, pieces):
