@@ -1,26 +1,26 @@
-"""One experiment for each of seven published models: the residual stream in the middle of it, a TopK SAE of 8 x its width.
+"""One experiment for each of seven published models: a TopK SAE of 8 x the width of the residual stream in its middle.
 
     python -m launch.pipeline --config=configs/models.py:pythia-1.4b
-    python -m launch.hooks pythia-1.4b                  what the model is, and its hook points; fetches config.json alone
+    python -m launch.hooks pythia-1.4b             what the model is, and its hook points; fetches config.json alone
 
-                                               hook points               width  store of training activations
-    configs/models.py:gpt2                     blocks.6.resid_pre          768    76.80 GB
-    configs/models.py:gpt2-medium              blocks.12.resid_pre       1,024    81.92 GB
-    configs/models.py:pythia-1.4b              blocks.12.resid_pre       2,048    81.92 GB
-    configs/models.py:gemma-2b                 blocks.9.resid_pre        2,048    81.92 GB
-    configs/models.py:llama-3-8b               blocks.16.resid_pre       4,096    81.92 GB
-    configs/models.py:phi-2                    blocks.16.resid_pre       2,560    81.92 GB
-    configs/models.py:qwen2.5-3b-instruct      blocks.{10..24}.resid_post  2,048   245.76 GB (15 layers)
+                                               hook points                width  store of training activations
+    configs/models.py:gpt2                     blocks.6.resid_pre           768   76.80 GB
+    configs/models.py:gpt2-medium              blocks.12.resid_pre        1,024   81.92 GB
+    configs/models.py:pythia-1.4b              blocks.12.resid_pre        2,048   81.92 GB
+    configs/models.py:gemma-2b                 blocks.9.resid_pre         2,048   81.92 GB
+    configs/models.py:llama-3-8b               blocks.16.resid_pre        4,096   81.92 GB
+    configs/models.py:phi-2                    blocks.16.resid_pre        2,560   81.92 GB
+    configs/models.py:qwen2.5-3b-instruct      blocks.{10..24}.resid_post 2,048  245.76 GB, fifteen layers
 
-The store takes capture.tokens x hook points x width x 2 bytes; make it smaller with --config.capture.tokens=2000000.
-The first six read FineWeb; the last one reads mathematics as conversations (MetaMathQA), by the model's own chat template, and
-trains on block 17 of the fifteen that it stores: --config.hook_point=blocks.12.resid_post takes another one.
+A store takes capture.tokens x hook points x width x 2 bytes; --config.capture.tokens=2000000 makes a smaller one.
+Six of them read FineWeb. The last one reads mathematics as conversations (MetaMathQA, by the model's own chat template)
+and trains on block 17 of the fifteen that it stores; --config.hook_point=blocks.12.resid_post takes another.
 
-Needs the network (or cached copies), the `data` extra and for the last one the `chat` extra; Gemma and Llama ask for their
-licence to be accepted on the hub, and for a login. Revisions are empty where none is known to us, and then the newest is taken:
-pin what a result rests on, --config.lm.revision=<commit> and --config.text.revision=<commit>, as on the page of each repository.
-Shapes and parameter counts are tested against the models' published configurations, and each config runs with a
-shrunk random model; with the real weights only to be expected, neither time nor quality is measured yet.
+Needs the network (or cached copies), the `data` extra, for conversations the `chat` extra, and for Gemma and Llama a
+login that has accepted the licence. A revision that we do not know is empty, and the newest is taken: before a result
+is to be repeated, pin --config.lm.revision and --config.text.revision to the commits that the hub shows.
+Shapes and parameter counts are tested against the published config.json, and each experiment captures with a shrunk
+random model; with the real weights nothing is measured yet.
 """
 
 from typing import NamedTuple

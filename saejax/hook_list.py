@@ -13,7 +13,8 @@ from saejax.lm import HookList, HookPoint, list_hook_points
 from saejax.lm.pair import PREFIX
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_HEADS = ("hook point", "a token has", "stored", "TransformerLens", "module", "captured")
+_OPEN = "#"  # where a name has the number of its block
+_COLUMNS = ("hook point", "a token has", "stored", "TransformerLens", "module", "captured")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Line:
 
 
 def of_experiment(e: Experiment) -> list[tuple[HookList, list[HookPoint], frozenset[str]]]:
-    """(model, its points by their names in the experiment, those captured) of lm.model, and of lm.second if there is one.
+    """(model, its points by their names in the experiment, those captured) of lm.model, and of lm.second if there is.
 
     Raises:
         ConfigError: capture.hook_points names one that does not exist; or as `list_hook_points`.
@@ -75,19 +76,17 @@ def folded(points: Sequence[HookPoint], captured: frozenset[str] = frozenset()) 
     groups: dict[HookPoint, list[tuple[int, HookPoint]]] = {}
     for point in points:
         match = _NUMBER.search(point.name)
-        names = {key: _numbered(getattr(point, key), match) for key in ("name", "alias", "module")}
-        groups.setdefault(dataclasses.replace(point, **names), []).append((int(match[0]) if match else -1, point))
+        group = _renamed(point, rf"(?<=\.){match[0]}(?=\.)", _OPEN) if match else point
+        groups.setdefault(group, []).append((int(match[0]) if match else 0, point))
     lines = []
     for group, members in groups.items():
         for run in _runs(members):
+            blocks = [number for number, point in run if point.name in captured]
             (first, point), (last, _) = run[0], run[-1]
-            if len(run) > 1:
-                span = f"{{{first}..{last}}}"
-                point = dataclasses.replace(
-                    group, **{key: getattr(group, key).replace("\0", span) for key in ("name", "alias", "module")}
-                )
-            blocks = [number for number, one in run if one.name in captured]
-            lines.append(Line(point, _spans(blocks) if len(run) > 1 else "yes" if blocks else ""))
+            if first == last:
+                lines.append(Line(point, "yes" if blocks else ""))
+                continue
+            lines.append(Line(_renamed(group, _OPEN, f"{{{first}..{last}}}"), _spans(blocks)))
     return lines
 
 
@@ -103,7 +102,7 @@ def table(lines: Sequence[Line]) -> list[str]:
         for line in lines
         for p in [line.point]
     ]
-    columns = [(head, *cells) for head, cells in zip(_HEADS, zip(*rows, strict=True), strict=True) if any(cells)]
+    columns = [(head, *cells) for head, cells in zip(_COLUMNS, zip(*rows, strict=True), strict=True) if any(cells)]
     widths = [max(map(len, column)) for column in columns]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -128,7 +127,7 @@ def print_model(words: Sequence[str], revision: str = "", backend: str = "auto",
     """
     if len(words) > 1:
         raise ConfigError(f"Name one model, not {len(words)}: {', '.join(words)}.")
-    model = list_hook_points(*(words or ("demo",)), revision=revision, backend=backend)
+    model = list_hook_points(words[0] if words else "demo", revision, backend)
     print("\n".join([*header(model), "", *table((each if every else folded)(model.points))]))
     return 0
 
@@ -145,9 +144,10 @@ def print_experiment(e: Experiment, every: bool = False) -> int:
     return 0
 
 
-def _numbered(name: str, match: re.Match[str] | None) -> str:
-    """The name with the first number between dots left open, where that is the block's."""
-    return name if match is None else re.sub(rf"(?<=\.){match[0]}(?=\.)", "\0", name, count=1)
+def _renamed(point: HookPoint, pattern: str, new: str) -> HookPoint:
+    """The point with the first match of the pattern replaced in each of its names."""
+    name, alias, module = (re.sub(pattern, new, old, count=1) for old in (point.name, point.alias, point.module))
+    return dataclasses.replace(point, name=name, alias=alias, module=module)
 
 
 def _runs(members: Iterable[tuple[int, HookPoint]]) -> list[list[tuple[int, HookPoint]]]:
