@@ -129,13 +129,17 @@ def _quick_compilation() -> Iterator[None]:
 
 
 def shrunk(name: str) -> dict[str, Any]:
-    """The model's config.json with all its layers and conventions, 40 wide, 4 heads, the demo's vocabulary."""
+    """The model's config.json with all its conventions, 40 wide, 4 heads, the demo's vocabulary.
+
+    Of its layers those up to the last one that is captured.
+    """
+    layers = 25 if name.startswith("qwen") else FACTS[name][0] // 2 + 1
     config_json = dict(PUBLISHED[name]["config"]) | {"vocab_size": 4096, "bos_token_id": 0, "eos_token_id": 0}
     if config_json["model_type"] == "gpt2":
-        return config_json | {"n_embd": 40, "n_head": 4, "n_positions": 128, "n_ctx": 128}
+        return config_json | {"n_embd": 40, "n_layer": layers, "n_head": 4, "n_positions": 128, "n_ctx": 128}
     heads, shared = config_json["num_attention_heads"], config_json.get("num_key_value_heads")
     config_json |= {"hidden_size": 40, "intermediate_size": 56, "num_attention_heads": 4, "pad_token_id": None}
-    config_json |= {"max_position_embeddings": 128}
+    config_json |= {"max_position_embeddings": 128, "num_hidden_layers": layers}
     if shared is not None:
         config_json["num_key_value_heads"] = 4 if shared == heads else 2 if shared > 1 else 1
     return config_json | ({"head_dim": 16} if "head_dim" in config_json else {})
