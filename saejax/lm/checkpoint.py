@@ -73,6 +73,21 @@ def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, 
     return config, params
 
 
+def header_types(folder: Path) -> tuple[str, ...]:
+    """Types of the weights' numbers, as in ("BF16", "F32"), by the files' headers alone; empty where not all are there.
+
+    Raises:
+        DataError: a tensor that is not what config.json says.
+    """
+    folder = Path(folder)
+    config_json, config = read_config(folder)
+    try:
+        files = _TensorFiles(folder, architecture(config_json, str(folder)))
+    except DataError:
+        return ()
+    return tuple(sorted({files.header(name)[1] for _, _, name, _ in files.plan(config)}))
+
+
 @dataclasses.dataclass
 class _TensorFiles:
     """The safetensors files of a folder, opened, read by tensor name."""
@@ -95,7 +110,7 @@ class _TensorFiles:
         for path, parameter in parameters.leaves(config):
             stem, layout = self.architecture.tensors[".".join(str(part) for part in path if isinstance(part, str))]
             name = self._name(stem.format(path[1] if path[0] == "blocks" else ""))
-            shape, dtype = self._header(name)
+            shape, dtype = self.header(name)
             if shape != layout.stored(parameter.shape):
                 raise DataError(
                     f"{self.folder}: tensor {name!r} does not have the shape that config.json gives it: "
@@ -123,7 +138,7 @@ class _TensorFiles:
         there = ", ".join(sorted(self.where)[:5])
         raise DataError(f"{self.folder}: tensor {stem!r} is missing; there are {there}, ...")
 
-    def _header(self, name: str) -> tuple[tuple[int, ...], str]:
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
         try:
             header = self.handles[self.where[name]].get_slice(name)
         except safetensors.SafetensorError as error:
