@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from saejax.capture import ActivationStream, Named, expand_hook_points, store_identity, stream_activations
+from saejax.capture import (
+    ActivationStream,
+    Named,
+    SelectingPacker,
+    expand_hook_points,
+    store_identity,
+    stream_activations,
+)
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
@@ -65,7 +72,10 @@ class Workspace:
 
     @property
     def packer(self) -> Packer:
-        return Packer.of(self.source, self.lm.tokenizer, self.experiment.text)
+        """Rows of the text; kept are the tokens that a capture stores, as far as the text says which."""
+        e = self.experiment
+        plain = Packer.of(self.source, self.lm.tokenizer, e.text)
+        return SelectingPacker(**vars(plain), selection=e.capture)
 
     @property
     def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
