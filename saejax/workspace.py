@@ -29,6 +29,7 @@ from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
+from saejax.parallel import make_mesh
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -55,7 +56,8 @@ class Workspace:
                 raise ConfigError(
                     "lm.model is empty, and this needs the language model: name the one that was captured."
                 )
-            how = (config.dtype, config.backend, config.device)
+            mesh = make_mesh(self.experiment.parallel)
+            how = (config.dtype, config.backend, config.device, mesh if mesh.shape["latent"] > 1 else None)
             self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
                 self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))

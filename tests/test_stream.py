@@ -217,7 +217,9 @@ def test_a_sweep_s_members_share_one_stream_and_are_what_single_runs_give(tmp_pa
 def test_on_eight_devices_the_batches_are_the_same(tmp_path: Path) -> None:
     found = []
     for shape in ((1, 1), (4, 2)):
-        work = Workspace(streamed(tmp_path / str(shape[0])))
+        work = Workspace(streamed(tmp_path / str(shape[0]), parallel={"mesh": shape}))
+        W_E = work.lm.params["W_E"]  # the language model itself is spread over "latent" when it is read
+        assert W_E.sharding.shard_shape(W_E.shape) == (W_E.shape[0] // shape[1], W_E.shape[1])
         with contextlib.closing(work.training(make_mesh(ParallelConfig(shape))).iterate(9)) as batches:
             found.append(next(batches)["blocks.1.resid_post"].astype(np.float32))
     np.testing.assert_allclose(found[0], found[1], rtol=2e-2, atol=1e-2)  # rounding to bfloat16 may tip over

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from jax.sharding import Mesh
 
 from saejax.core.errors import DataError
 from saejax.lm import decoder, parameters
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.families import Architecture, Layout, architecture
+from saejax.parallel import sharding_of
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Constants that older files hold beside the parameters.
@@ -47,8 +49,12 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
     return config_json, config
 
 
-def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, dict[str, Any]]:
+def read_params(
+    folder: Path, dtype: Any = jnp.float32, mesh: Mesh | None = None
+) -> tuple[DecoderConfig, dict[str, Any]]:
     """(config, parameters as JAX arrays of `dtype`), one tensor at a time; float checkpoints of any precision.
+
+    On a mesh each device gets its part of a tensor (`shard_params`), so that a model need not fit one device.
 
     The scales and shifts of norms are float32 whatever `dtype` is, because norms are computed so. Types and shapes of
     all tensors are compared with config.json by the files' headers, before the first tensor is read.
@@ -69,7 +75,11 @@ def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, 
     params: dict[str, Any] = {"blocks": [{} for _ in range(config.n_layer)]}
     for path, parameter, name, layout in plan:
         kept = jnp.float32 if _is_norm(path) else dtype
-        _put(params, path, jnp.asarray(layout.read(tensor(name), parameter.shape), kept))
+        value = layout.read(tensor(name), parameter.shape)
+        if mesh is None:
+            _put(params, path, jnp.asarray(value, kept))
+        else:
+            _put(params, path, jax.device_put(value.astype(kept), sharding_of(mesh, parameter.shape, parameter.axes)))
     return config, params
 
 

@@ -16,6 +16,7 @@ from saejax.core.files import read_json
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import Forward, compiled_forward
+from saejax.lm.parameters import shard_params
 from saejax.lm.points import TRANSFORMER_LENS, DecoderPoints
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.text import Tokenizer
@@ -127,6 +128,10 @@ class LanguageModel:
         W_U_DV = decoder.unembedding(self.params).astype(jnp.float32)
         return self.params["ln_final"]["w"].astype(jnp.float32), W_U_DV
 
+    def placed(self, mesh: Mesh) -> Any:
+        """`params` on the mesh: heads, d_mlp and vocabulary over "latent"."""
+        return shard_params(self.config, self.params, mesh)
+
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
         """Not known of a JAX model.
 
@@ -155,9 +160,16 @@ class LanguageModel:
 
 
 def load_lm(
-    model: str = "demo", revision: str = "", dtype: str = "float32", backend: str = "auto", device: str = ""
+    model: str = "demo",
+    revision: str = "",
+    dtype: str = "float32",
+    backend: str = "auto",
+    device: str = "",
+    mesh: Mesh | None = None,
 ) -> LanguageModel | TorchModel:
     """The language model that `model` names: `demo`, a folder, or a hub id `owner/name`; see `LMConfig`.
+
+    With a mesh, heads, d_mlp and the vocabulary of a JAX model are spread over its axis "latent" while they are read.
 
     Raises:
         ConfigError: a `dtype` or `backend` that is not offered, or torch where it is not installed.
@@ -168,7 +180,7 @@ def load_lm(
     if runs_in_torch(folder, backend):
         tokenizer = Tokenizer.from_folder(folder)
         return load_torch(folder, tokenizer, _identity(wanted, folder, tokenizer), dtype, device, TRANSFORMER_LENS)
-    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype])
+    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
     tokenizer = Tokenizer.from_folder(folder)
     largest = tokenizer.largest_id
     if largest >= config.vocab_size:
