@@ -60,6 +60,7 @@ class StoreWriter:
         self._failure: DataError | None = None
         self._complete = self._done = False
         self._missing: tuple[int, ...] = ()
+        self._store_rows = 0
         self._shard: Shard | None = None
         self._next_shard = part
         self._rows = 0
@@ -147,6 +148,11 @@ class StoreWriter:
     def committed_rows(self) -> int:
         """Rows of this part that survive a kill."""
         return sum(commit.rows for commit in self._commits)
+
+    @property
+    def store_rows(self) -> int:
+        """Rows of the store, once it is complete; 0 before."""
+        return self._store_rows
 
     @property
     def rows(self) -> int:
@@ -272,7 +278,8 @@ class StoreWriter:
         if manifest is not None and manifest.complete and self._has_all_of(manifest):
             for kind in self._kinds:
                 write_zarr_json(files, kind, manifest.array_rows, header.layout)
-            self._counters, self._complete, self._done = dict(manifest.counters or {}), True, True
+            self._counters, self._store_rows = dict(manifest.counters or {}), manifest.n_tokens
+            self._complete = self._done = True
             return
         if last is not None:
             self._counters = dict(last.counters)
@@ -448,7 +455,7 @@ class StoreWriter:
         for kind in self._kinds:
             write_zarr_json(self._files, kind, manifest.array_rows, header.layout)
         self._files.write(MANIFEST, manifest.to_bytes())
-        self._complete = True
+        self._complete, self._store_rows = True, manifest.n_tokens
 
     def _no_row(self) -> DataError:
         return DataError(f"Store {self._files.url}: the text gave not one row to store. Check the text source.")
