@@ -92,8 +92,8 @@ def _jax() -> Process:
     except Exception as error:  # ValueError, RuntimeError and those of its transport
         raise ConfigError(
             f"parallel.processes is 'jax', but JAX cannot join its processes ({error}). It knows them on Cloud TPU and "
-            "under SLURM, Open MPI and Kubernetes, and JAX_COORDINATOR_ADDRESS=host:port says where they meet. Elsewhere "
-            "set parallel.processes to rank/processes, as 0/8."
+            "under SLURM, Open MPI and Kubernetes, and JAX_COORDINATOR_ADDRESS=host:port says where they meet. "
+            "Elsewhere set parallel.processes to rank/processes, as 0/8."
         ) from None
     return found
 
