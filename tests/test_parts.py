@@ -21,8 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import ROOT, replaced, tiny_experiment
 
+from configs.quickstart import get_config
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.experiment import Experiment
+from saejax.experiment import experiment as from_config
 from saejax.parallel import ParallelConfig, Process, local_mesh, refuse_many, this_process
 from saejax.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report, run_train
 from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter, describe, merge, verify
@@ -264,6 +266,11 @@ def test_damage_is_found_and_healed_by_the_part_it_belongs_to(tmp_path: Path, ra
         assert verify(path), name
         write(path, part, RAGGED[part])
         assert contents(path) == before, name
+    (path / "commits" / "000007.json").unlink()
+    assert not write(path, 3, RAGGED[3], stop_after=0)
+    with pytest.raises(DataError, match="not complete: 420 of 1,000"):
+        StoreReader.open(path)
+    write(path, 3, RAGGED[3])
     (path / "commits" / "000006.json").write_bytes(before["commits/000002.json"])
     assert [problem for problem in verify(path) if "000006.json is no commit of this store" in problem]
 
@@ -293,6 +300,21 @@ def test_a_text_without_a_row_is_an_error_and_not_an_empty_store(tmp_path: Path)
     for _ in range(2):
         with pytest.raises(DataError, match="not one row"):
             write(tmp_path, 3, 0)
+
+
+def test_batches_without_a_row_behind_a_full_shard_end_a_part_as_well(tmp_path: Path) -> None:
+    """Such as a text ends with when its last tokens are all special: the shard before them is the last one."""
+    activations, tokens = ({name: np.repeat(v[:1], 64, 0) for name, v in rows.items()} for rows in batch(0, 0))
+    none = [{name: values[:0] for name, values in rows.items()} for rows in (activations, tokens)]
+    for part in range(2):
+        with opened(tmp_path, part, parts=2) as writer:
+            writer.append(activations, tokens, cursor={"batch": 0}, counters={"seen": 64})
+            writer.append(*none, cursor={"batch": 1}, counters={"seen": 5})
+            writer.finish()
+        with opened(tmp_path, part, parts=2) as writer:
+            assert writer.done and writer.complete == (part == 1)
+    reader = StoreReader.open(tmp_path)
+    assert verify(tmp_path) == [] and (reader.n_tokens, reader.counters) == (128, {"seen": 138})
 
 
 def test_fewer_shards_than_parts(tmp_path: Path) -> None:
@@ -493,36 +515,43 @@ def test_two_processes_of_jax_know_each_other_and_part_again() -> None:
         "config = ParallelConfig(processes='jax'); process = this_process(config);"
         "time.sleep(2 * process.rank);"
         "mesh = local_mesh(config, process); x = jax.jit(jnp.sum)(jnp.arange(4));"
-        "print(process.rank, process.world, mesh.devices.size, int(x))"
+        "print(process.rank, process.world, mesh.devices.size, int(x), jax.distributed.is_initialized())"
     )
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2"}
     both = [
         python("-c", program, **slurm, SLURM_PROCID=str(r), SLURM_LOCALID=str(r), JAX_COORDINATOR_PORT=port)
         for r in range(2)
     ]
-    assert [finish(process).splitlines()[-1] for process in both] == ["0 2 1 6", "1 2 1 6"]
+    assert [finish(process).splitlines()[-1] for process in both] == ["0 2 1 6 False", "1 2 1 6 False"]
 
 
 def test_a_killed_process_s_parts_are_finished_by_another(tmp_path: Path) -> None:
     """Two real processes, one of them killed in the middle: its parts are missing, one process does them."""
+    settings = {
+        "capture.tokens": 4000,
+        "capture.heldout_tokens": 200,
+        "capture.batch_rows": 8,
+        "capture.shard_rows": 64,
+        "capture.chunk_rows": 64,
+        "capture.parts": 4,
+        "parallel.mesh": (1, 1),
+    }
 
-    def start(folder: str, processes: str) -> subprocess.Popen[str]:
-        settings = {
-            "capture.tokens": 8000,
-            "capture.heldout_tokens": 500,
-            "capture.batch_rows": 8,
-            "capture.shard_rows": 64,
-            "capture.chunk_rows": 64,
-            "capture.parts": 4,
-            "parallel.processes": processes,
-            "runs_dir": tmp_path / folder / "runs",
-            "stores_dir": tmp_path / folder / "stores",
-        }
-        flags = (f"--config.{key}={value}" for key, value in settings.items() if value != "")
-        return python("-m", "launch.capture", "--config=configs/quickstart.py:tiny", *flags)
+    def start(processes: str = "") -> subprocess.Popen[str]:
+        places = {key: tmp_path / key for key in ("runs_dir", "stores_dir")}
+        flags = [f"--config.{key}={value}" for key, value in (settings | places).items()]
+        flags += [f"--config.parallel.processes={processes}"] * bool(processes)
+        # The devices of this very process, so that what it computes has the same bits.
+        devices = os.environ["XLA_FLAGS"]
+        return python("-m", "launch.capture", "--config=configs/quickstart.py:tiny", *flags, XLA_FLAGS=devices)
 
-    store = tmp_path / "killed" / "stores" / "quickstart-tiny"
-    first, second = start("killed", "0/2"), start("killed", "1/2")
+    config = get_config("tiny")
+    config.update_from_flattened_dict(settings)
+    config.runs_dir, config.stores_dir = str(tmp_path / "runs"), str(tmp_path / "whole")
+    run_capture(Workspace(from_config(config)))
+
+    store = tmp_path / "stores_dir" / "quickstart-tiny"
+    first, second = start("0/2"), start("1/2")
     deadline = time.monotonic() + 120
     while not (store / "train" / "commits" / "000005.json").is_file() and time.monotonic() < deadline:
         time.sleep(0.003)
@@ -532,8 +561,7 @@ def test_a_killed_process_s_parts_are_finished_by_another(tmp_path: Path) -> Non
     said = finish(first)
     assert "this process's parts are done" in said and re.search(r"parts? (1, )?3 of 4 still to come", said)
     assert "unfinished" in describe(store / "train")[1]
-    said = finish(start("killed", ""))
-    assert "capture train: 8,000 activations" in said and "capture heldout: 500 activations" in said
-    finish(start("whole", ""))
-    assert contents(store) == contents(tmp_path / "whole" / "stores" / "quickstart-tiny")
+    said = finish(start())
+    assert "capture train: 4,000 activations" in said and "capture heldout: 200 activations" in said
+    assert contents(store) == contents(tmp_path / "whole" / "quickstart-tiny")
     assert verify(store / "train") == []
