@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from saejax.core.threads import give_way
 from saejax.text import PackedRows
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ def prefetched(items: Iterator[T], depth: int = _DEPTH) -> Generator[T, None, No
         return False
 
     def work() -> None:
+        give_way()
         try:
             for item in items:
                 if not put((True, item)):

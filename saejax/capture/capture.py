@@ -248,26 +248,24 @@ class _Filler:
         start, skip = writer.resume or (None, 0)
         batches = Packer.of(source, self._lm.tokenizer, self._text).batches(self._split, self._batch_rows, start)
         forward = self._forward
-        started = time.perf_counter()
-        to_time = 0 if self.sessions else self._timed_batches(writer.rows_wanted - writer.committed_rows)
-        timed = list(itertools.islice(batches, to_time))
-        packing = time.perf_counter() - started
-        rate = forward_rate(forward, timed) if timed else None
         read = 0
 
         def last(packed: PackedRows) -> bool:
             return int(wanted(self._config, packed)[0].sum()) - skip >= writer.rows_wanted - writer.rows
 
-        with (
-            contextlib.closing(prefetched(itertools.chain(timed, batches))) as ahead,
-            Progress(label, writer.rows_wanted, writer.committed_rows) as progress,
-        ):
-            for packed, activations, finite in one_ahead(forward, ahead, last):
-                skip = _append(writer, self._config, packed, activations, finite, skip, progress)
-                read += tokens_read(packed)
-                if writer.full:
-                    break
-            writer.finish()
+        with contextlib.closing(prefetched(batches)) as ahead:
+            started = time.perf_counter()
+            to_time = 0 if self.sessions else self._timed_batches(writer.rows_wanted - writer.committed_rows)
+            timed = list(itertools.islice(ahead, to_time))
+            packing = time.perf_counter() - started
+            rate = forward_rate(forward, timed) if timed else None
+            with Progress(label, writer.rows_wanted, writer.committed_rows) as progress:
+                for packed, activations, finite in one_ahead(forward, itertools.chain(timed, ahead), last):
+                    skip = _append(writer, self._config, packed, activations, finite, skip, progress)
+                    read += tokens_read(packed)
+                    if writer.full:
+                        break
+                writer.finish()
         self.sessions.append(_Session(progress.tokens, packing + progress.seconds, read, rate))
 
     def _timed_batches(self, n_tokens: int) -> int:

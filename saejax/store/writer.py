@@ -15,6 +15,7 @@ import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.lease import lease
+from saejax.core.threads import give_way
 from saejax.store.commits import Commit, commit_key, committed_prefix, part_states, write_commit
 from saejax.store.files import StoreFiles, make_context, write_trouble
 from saejax.store.intake import Shard, as_bf16_rows, as_int32_rows
@@ -68,8 +69,8 @@ class StoreWriter:
         self._resume: tuple[dict[str, Any], int] | None = None
         self._continued = False
         self._handles: dict[str, Any] = {}
-        self._worker = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="store-writer")
-        self._hashers = ThreadPoolExecutor(_HASHERS, thread_name_prefix="store-hasher")
+        self._worker = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="store-writer", initializer=give_way)
+        self._hashers = ThreadPoolExecutor(_HASHERS, thread_name_prefix="store-hasher", initializer=give_way)
         resources.callback(self._hashers.shutdown)
         resources.callback(self._worker.shutdown)
 
