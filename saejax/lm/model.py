@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
+from saejax.core.hub import check_hub, unreachable
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import Forward, compiled_forward
@@ -274,10 +275,9 @@ def _download(repo: str, revision: str) -> Path:
             return cached
     except Exception:  # not cached: the library raises one of several kinds
         pass
+    remedy = "It is not cached. Check the name and the network, or give a local folder in lm.model."
+    check_hub("model", repo, revision, remedy)
     try:
-        return Path(huggingface_hub.snapshot_download(**wanted, etag_timeout=10))
+        return Path(huggingface_hub.snapshot_download(**wanted))
     except Exception as error:  # every failure means the same to the user, and is told
-        raise DataError(
-            f"The model {repo!r} is not cached and cannot be downloaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0][:200]}). Check the name and the network, or give a local folder in lm.model."
-        ) from None
+        raise unreachable("model", repo, error, remedy) from None
