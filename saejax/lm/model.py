@@ -227,7 +227,7 @@ def _runs_in_torch(folder: Path, backend: str) -> bool:
     if backend != "auto":
         return backend == "torch"
     try:
-        config_json = read_json(folder / "config.json")
+        config_json = read_json(folder / "config.json", checkpoint.LARGEST_CONFIG)
     except DataError:  # the reader of checkpoints says what is wrong with it
         return False
     kind = config_json.get("model_type") if isinstance(config_json, dict) else None

@@ -9,7 +9,11 @@ from pathlib import Path
 import tokenizers
 
 from saejax.core.errors import DataError
+from saejax.core.files import read_bounded
 from saejax.text.chat import ChatTemplate
+
+# Bytes, far more than any model comes with.
+_LARGEST_TOKENIZER, _LARGEST_CONFIG = 256 << 20, 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Tokenizer:
                 f"No tokenizer.json in {folder}. Save one with "
                 "`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`."
             )
-        raw = path.read_bytes()
+        raw = read_bounded(path, _LARGEST_TOKENIZER)
         try:
             backend = tokenizers.Tokenizer.from_str(raw.decode())
         except Exception as error:  # the Rust library raises bare Exception
@@ -53,7 +57,11 @@ class Tokenizer:
         special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         config_path = Path(folder) / "config.json"
         try:
-            bos_id = json.loads(config_path.read_bytes()).get("bos_token_id") if config_path.is_file() else None
+            bos_id = (
+                json.loads(read_bounded(config_path, _LARGEST_CONFIG)).get("bos_token_id")
+                if config_path.is_file()
+                else None
+            )
         except (ValueError, RecursionError, AttributeError) as error:
             raise DataError(f"{config_path} is not a JSON object: {error}") from None
         if isinstance(bos_id, list):
