@@ -55,6 +55,5 @@ def test_a_file_of_unknown_length_is_read_to_its_limit_only(tmp_path: Path) -> N
     # Its size is given as 0, whatever is in it.
     with pytest.raises(DataError, match="such a file has at most 3"):
         read_bounded("/proc/self/status", 3)
-    for folder in (tmp_path, "/dev/null"):
-        with pytest.raises(DataError, match="is not a file"):
-            read_bounded(folder, 10)
+    with pytest.raises(DataError, match="is not a file"):
+        read_bounded("/dev/zero", 10)

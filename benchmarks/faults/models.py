@@ -210,7 +210,7 @@ CASES: dict[str, Spoil] = {
         _write("own.py", _CODE),
     ),
     "code of its own, with a word for it": _all(
-        _config(model_type="own", auto_map={"AutoConfig": "own.C", "AutoModel": "own.M"}, trust_remote_code=True),
+        _write("config.json", b'{"model_type": "own", "trust_remote_code": true, "auto_map": {"AutoModel": "own.M"}}'),
         _write("own.py", _CODE),
     ),
     "tokenizer.json of 1 GB": _sparse("tokenizer.json"),

@@ -50,14 +50,16 @@ def read_bounded(path: str | os.PathLike, limit: int) -> bytes:
     """The file's bytes, of which there are at most `limit`: a hostile file is refused before memory is taken for it.
 
     Raises:
-        DataError: it is longer, or a folder, a device or a pipe, which a reader might wait on for ever; names it.
+        DataError: it is longer, or a device or a pipe, which a reader might wait on for ever; names it.
         OSError: it cannot be read.
     """
-    if os.path.exists(path) and not os.path.isfile(path):
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise DataError(f"{path} is not a file.")
     with open(path, "rb") as handle:
         size = os.fstat(handle.fileno()).st_size
-        raw = b"" if size > limit else handle.read(limit + 1)
+        raw = b"" if size > limit else handle.read(size + 1)
+        if len(raw) > size:  # it grows, or is of a kind that does not tell its size
+            raw += handle.read(limit + 1 - len(raw))
         if max(size, len(raw)) > limit:
             raise DataError(
                 f"{path} has {max(size, len(raw)):,} bytes; such a file has at most {limit:,}. It is damaged or not "
