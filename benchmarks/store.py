@@ -2,24 +2,28 @@
 
     python -m benchmarks.store [--rows=200000 --d=768 --folder=/tmp]
 
-The page cache is warm for the reads. A plain file write with fsync of the same bytes stands beside.
+The page cache is warm for the reads. Beside the store's write stands that of a plain memory-mapped file, flushed as
+often as shards are committed.
 """
 
-import os
 import shutil
+import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from absl import app, flags
 
-from saejax.store import Batches, StoreReader, StoreWriter
+from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter
 
 _ROWS = flags.DEFINE_integer("rows", 200_000, "Activations.")
 _D = flags.DEFINE_integer("d", 768, "Width.")
 _BATCH = flags.DEFINE_integer("batch", 4096, "Rows in a shuffled batch.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "How often everything is measured.")
 _FOLDER = flags.DEFINE_string("folder", None, "Where to write (default: the system's temporary folder).")
 
 
@@ -28,40 +32,57 @@ def main(_: list[str]) -> None:
     x = np.random.default_rng(0).standard_normal((rows, d), np.float32).astype(ml_dtypes.bfloat16)
     tokens = {name: np.arange(rows, dtype=np.int32) for name in ("token_id", "document", "position")}
     folder = Path(tempfile.mkdtemp(dir=_FOLDER.value))
-    megabytes = x.nbytes / 1e6
+    measures: dict[str, list[float]] = {}
 
-    def report(name: str, started: float, size: float = megabytes) -> None:
-        print(f"{name:<44} {size / (time.perf_counter() - started):8.0f} MB/s", flush=True)
+    def measure(name: str, work: Callable[..., int], *arguments: Any) -> None:
+        started = time.perf_counter()
+        size = work(*arguments)
+        measures.setdefault(name, []).append(size / 1e6 / (time.perf_counter() - started))
 
-    print(f"{rows:,} x {d} bf16, {megabytes:,.0f} MB")
     try:
-        started = time.perf_counter()
-        with (folder / "plain").open("wb") as file:
-            file.write(x.view(np.uint16).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        report("plain file, fsync", started)
-        started = time.perf_counter()
-        path = folder / "store"
-        with StoreWriter.open(path, identity={}, hook_points={"h": d}, n_tokens=rows) as writer:
-            for start in range(0, rows, 8192):
-                part = slice(start, start + 8192)
-                writer.append({"h": x[part]}, {k: v[part] for k, v in tokens.items()}, cursor={"row": start})
-            writer.finish()
-        report("store: write, fsync, checksums", started)
-        reader = StoreReader.open(path)
-        started = time.perf_counter()
-        reader.rows(0, rows)
-        report("store: read in order", started)
-        batches = Batches(reader, _BATCH.value, seed=0).iterate()
-        next(batches)
-        steps = max(1, rows // _BATCH.value)
-        started = time.perf_counter()
-        for _ in range(steps):
+        # Side by side, several times: what else the machine does falls on all alike.
+        for number in range(_ROUNDS.value):
+            path = folder / f"store{number}"
+            measure("memmap, flushed every shard", _memmap, folder / "plain", x)
+            measure("store: write, fsync, checksums", _write, path, x, tokens)
+            reader = StoreReader.open(path)
+            measure("store: read in order", lambda reader: reader.rows(0, rows)["h"].nbytes, reader)
+            batches = Batches(reader, _BATCH.value, seed=number).iterate()
             next(batches)
-        report("store: shuffled batches", started, steps * _BATCH.value * d * 2 / 1e6)
+            measure("store: shuffled batches", _read, batches, rows // _BATCH.value)
+            shutil.rmtree(path)
     finally:
         shutil.rmtree(folder)
+    print(f"{rows:,} x {d} bf16, {x.nbytes / 1e6:,.0f} MB, batches of {_BATCH.value:,}")
+    print(f"MB/s: median of {_ROUNDS.value} (range)")
+    for name, rates in measures.items():
+        print(f"{name:<34}{statistics.median(rates):8.0f}   ({min(rates):.0f} to {max(rates):.0f})")
+    ratio = statistics.median(w / m for m, w in zip(*list(measures.values())[:2], strict=True))
+    print(f"store write / memmap, median of the rounds: {ratio:.0%}")
+
+
+def _memmap(path: Path, x: np.ndarray) -> int:
+    """The same bytes in a plain memory-mapped file, made durable as often as the store's shards are."""
+    plain = np.memmap(path, np.uint16, "w+", shape=x.shape)
+    for start in range(0, len(x), StoreLayout().shard_rows):
+        part = slice(start, start + StoreLayout().shard_rows)
+        plain[part] = x[part].view(np.uint16)
+        plain.flush()
+    path.unlink()
+    return x.nbytes
+
+
+def _read(batches: Iterator[dict[str, np.ndarray]], count: int) -> int:
+    return sum(next(batches)["h"].nbytes for _ in range(count))
+
+
+def _write(path: Path, x: np.ndarray, tokens: dict[str, np.ndarray]) -> int:
+    with StoreWriter.open(path, identity={}, hook_points={"h": x.shape[1]}, n_tokens=len(x)) as writer:
+        for start in range(0, len(x), 8192):
+            part = slice(start, start + 8192)
+            writer.append({"h": x[part]}, {k: v[part] for k, v in tokens.items()}, cursor={"row": start})
+        writer.finish()
+    return x.nbytes
 
 
 if __name__ == "__main__":

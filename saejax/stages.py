@@ -20,7 +20,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core import environment
 from saejax.core.config import differences, to_json
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, unwritable, write_json
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_metrics
@@ -29,7 +29,9 @@ from saejax.experiment import Experiment, from_json, to_run_json
 from saejax.loading import LoadedCoder, load, make_sites, sites_to_meta
 from saejax.parallel import check_divides, make_mesh
 from saejax.report import render
-from saejax.store import Batches
+from saejax.store import StoreReader
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import MANIFEST
 from saejax.train import EXIT_PREEMPTED, Setup, train
 from saejax.workspace import Workspace, make_prepare, make_validation
 
@@ -49,6 +51,9 @@ def run_capture(work: Workspace) -> None:
     mesh = make_mesh(e.parallel)
     for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
         path = e.store_dir(split)
+        if reason := _not_captured(work, split):
+            say(f"capture {split}: {reason}")
+            continue
         with writable(path):
             done = capture(
                 path,
@@ -73,6 +78,19 @@ def run_capture(work: Workspace) -> None:
             )
         if done.rows < n_tokens:
             say(f"  the text ran out before the {n_tokens:,} that were asked for")
+
+
+def _not_captured(work: Workspace, split: str) -> str:
+    """Why there is nothing to capture for a split; empty where there is."""
+    e = work.experiment
+    if split == "train" and e.capture.into == "training":
+        return "the activations go straight into training"
+    if origin := work.origin(split):
+        made = "imported" if "imported" in origin.identity else "merged"
+        return f"{e.store_dir(split)} is {made} and taken as it is"
+    if not e.lm.model:
+        return "lm.model is empty; there is nothing to capture from"
+    return ""
 
 
 def _pace(done: Captured) -> dict[str, float]:
@@ -105,9 +123,8 @@ def _train(work: Workspace) -> int:
         coder = work.build()
         mesh = make_mesh(e.parallel)
         check_divides(mesh, coder.topology.d_sae)
-        reader, heldout = work.reader("train"), work.reader("heldout")
-        sites = make_sites(e.coder, coder.topology, *work.sites, reader.statistics)
-        batches = Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks, max_rows=e.train.max_rows)
+        batches, heldout = work.training(mesh), _heldout(work)
+        sites = make_sites(e.coder, coder.topology, *work.sites, batches.statistics)
         # All that could be refused has been: only now the folder becomes this experiment's.
         write_json(e.run_dir / "config.json", to_run_json(e))
         write_json(e.run_dir / "environment.json", environment.describe())
@@ -117,11 +134,11 @@ def _train(work: Workspace) -> int:
                 coder=coder,
                 mesh=mesh,
                 batches=batches.iterate,
-                epoch_rows=batches.order.n_rows,
+                epoch_rows=batches.epoch_rows,
                 sites=sites,
-                prepare=make_prepare(e.coder, coder, sites, batches, reader.statistics),
+                prepare=make_prepare(e.coder, coder, sites, batches),
                 seed=e.start_seed,
-                validate=make_validation(coder, heldout, sites),
+                validate=make_validation(coder, heldout, sites) if heldout else None,
                 writers=writers,
                 checkpoints=checkpoints,
                 meta=sites_to_meta(sites, coder.topology),
@@ -139,6 +156,22 @@ def _train(work: Workspace) -> int:
         return EXIT_PREEMPTED
     say(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
     return 0
+
+
+def _heldout(work: Workspace) -> StoreReader | None:
+    """The held-out activations; None where the training's were made elsewhere and there are no others.
+
+    Raises:
+        ConfigError: there are none, but training is to stop by them.
+    """
+    e = work.experiment
+    path = e.store_dir("heldout")
+    if work.origin("train") is None or StoreFiles(path).read(MANIFEST) is not None:
+        return work.reader("heldout")
+    if e.train.early_stop_patience:
+        raise ConfigError(f"train.early_stop_patience needs held-out activations, and there is no store at {path}.")
+    say(f"train: there is no store at {path}, so nothing is validated during training")
+    return None
 
 
 def run_evaluate(work: Workspace, redo: bool = False) -> int:

@@ -127,7 +127,7 @@ def token_context(reader: StoreReader, row: int, reach: int) -> tuple[list[int],
     at = [int(places[i // full][i % full]) for i in range(low, high)]
     pieces = [(place, place + 1) for place in at]
     token, document, position = (
-        np.concatenate(reader.read_pieces(name, pieces)).astype(np.int64)
+        np.concatenate(list(reader.read_pieces(name, pieces))).astype(np.int64)
         for name in ("token_id", "document", "position")
     )
     own = centre - low

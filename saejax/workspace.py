@@ -1,6 +1,7 @@
 """What the stages of an experiment share: the model, the text, the stores, and how a coder starts and is validated."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from saejax.capture import expand_hook_points, store_identity
+from saejax.capture import ActivationStream, Named, expand_hook_points, store_identity, stream_activations
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
+from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.evals import Reconstruction
 from saejax.evals.reconstruction import batch_sums
@@ -20,6 +23,8 @@ from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
 from saejax.store import Batches, Statistics, StoreReader
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import Header, read_manifest
 from saejax.text import Packer, Source, open_source
 from saejax.train.center import geometric_median
 
@@ -39,6 +44,10 @@ class Workspace:
     def lm(self) -> Model:
         if self._lm is None:
             config = self.experiment.lm
+            if not config.model:
+                raise ConfigError(
+                    "lm.model is empty, and this needs the language model: name the one that was captured."
+                )
             how = (config.dtype, config.backend, config.device)
             self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
@@ -67,21 +76,21 @@ class Workspace:
         """
         e = self.experiment
         topology = TOPOLOGIES[e.coder.resolved().topology]
-        captured = expand_hook_points(e.capture.hook_points, self.lm)
+        origin = self.origin("train")
+        captured = tuple(origin.hook_points) if origin else expand_hook_points(e.capture.hook_points, self.names)
         usual = captured if topology.stacked and topology.tied else captured[:1]
         reads = self._canonical(e.reads or ((e.hook_point,) if e.hook_point else usual))
         writes = self._canonical(e.writes or (reads if topology.tied else _mlp_outs(reads)))
         for name in (*reads, *writes):
             if name not in captured:
-                raise ConfigError(
-                    f"{name!r} is to be read or written, but is not in capture.hook_points: {', '.join(captured)}."
-                )
+                where = "the store" if origin else "capture.hook_points"
+                raise ConfigError(f"{name!r} is to be read or written, but is not in {where}: {', '.join(captured)}.")
         if topology.tied and writes != reads:
             raise ConfigError(f"The topology {e.coder.resolved().topology} writes what it reads: leave `writes` empty.")
         return reads, writes
 
     def _canonical(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return expand_hook_points(names, self.lm)
+        return expand_hook_points(names, self.names)
 
     def build(self) -> Coder:
         """The coder of the experiment, for the widths of its hook points.
@@ -89,18 +98,84 @@ class Workspace:
         Raises:
             ConfigError: settings that do not fit each other or the hook points.
         """
-        e, widths, (reads, writes) = self.experiment, self.lm.hook_points(), self.sites
+        e, widths, (reads, writes) = self.experiment, self.names.hook_points(), self.sites
         return build(e.coder, [widths[n] for n in reads], e.train.steps, [widths[n] for n in writes])
 
-    def reader(self, split: str, hook_points: Sequence[str] = ()) -> StoreReader:
-        """The store of a split, checked to come from this model, tokenizer and text.
+    @property
+    def names(self) -> Named:
+        """What knows the hook points and their widths: the model, or without one the store."""
+        return self.lm if self.experiment.lm.model else StoreHookPoints(self._header("train"))
 
-        Of the given hook points, or of the coder's sites.
+    def origin(self, split: str) -> Header | None:
+        """What the store of a split is, where a merge or an import made it; None where it is to be captured."""
+        manifest = read_manifest(StoreFiles(self.experiment.store_dir(split)))
+        made_elsewhere = manifest is not None and not {"merged", "imported"}.isdisjoint(manifest.header.identity)
+        return manifest.header if manifest is not None and made_elsewhere else None
+
+    def _header(self, split: str) -> Header:
+        if (header := self.origin(split)) is None:
+            raise ConfigError(
+                f"lm.model is empty, and {self.experiment.store_dir(split)} is no imported or merged store. Name the "
+                "model to capture from, or with `store` the store to train on."
+            )
+        return header
+
+    def reader(self, split: str, hook_points: Sequence[str] = ()) -> StoreReader:
+        """The store of a split, of the given hook points or of the coder's sites.
+
+        A captured one is checked to come from this model, tokenizer and text; a merged or imported one to come from
+        this model, as far as it says.
         """
-        identity = store_identity(self.lm, self.source, self.experiment.text, split, self.experiment.capture)
-        path = self.experiment.store_dir(split)
         names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
-        return StoreReader.open(path, list(names), expect=identity)
+        return StoreReader.open(self.experiment.store_dir(split), list(names), expect=self._expected(split))
+
+    def _expected(self, split: str) -> dict[str, Any]:
+        e = self.experiment
+        header = self.origin(split)
+        if header is None:
+            return store_identity(self.lm, self.source, e.text, split, e.capture)
+        said = {"split": split} if "split" in header.identity else {}
+        if not e.lm.model:
+            return said
+        named = {key: value for key, value in header.identity.get("lm", {}).items() if value}
+        return said | {"lm": {key: self.lm.identity.get(key) for key in named}}
+
+    def training(self, mesh: Mesh, hook_points: Sequence[str] = ()) -> Batches | ActivationStream:
+        """The training's batches, of the given hook points or of the coder's sites: from the store or the model."""
+        e = self.experiment
+        if e.capture.into == "store":
+            reader = self.reader("train", hook_points)
+            return Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks, max_rows=e.train.max_rows)
+        return stream_activations(
+            e.run_dir / "stream.jsonl",
+            self.lm,
+            self.source,
+            e.text,
+            e.capture,
+            mesh,
+            hook_points=hook_points or tuple(dict.fromkeys(itertools.chain(*self.sites))),
+            batch_size=e.train.batch_size,
+            max_rows=e.train.max_rows,
+            seed=e.seed,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreHookPoints:
+    """The hook points of a store, for activations whose model is not at hand."""
+
+    header: Header
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width}."""
+        return self.header.hook_points
+
+    def hook_point(self, name: str) -> str:
+        """The name itself, or a ConfigError with the nearest."""
+        if name not in self.header.hook_points:
+            there = list(self.header.hook_points)
+            raise ConfigError(f"The store has no hook point {name!r}.{nearest(name, there)} It has {', '.join(there)}.")
+        return name
 
 
 def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
@@ -119,30 +194,34 @@ def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def make_prepare(
-    config: CoderConfig, coder: Coder, sites: Sites, batches: Batches, statistics: dict[str, Statistics]
+    config: CoderConfig, coder: Coder, sites: Sites, batches: Batches | ActivationStream
 ) -> Callable[[Any], Any]:
     """(fresh parameters) -> parameters with biases where the data are, by `b_dec_init` and `firing_rate_init`."""
-    # One shuffled batch is a fair sample of the store, and the same on every machine.
-    sample = batches.batch_at(0)
-    b_dec = initial_b_dec(config.b_dec_init, sites, sample, statistics)
+
+    @functools.cache
+    def sample() -> dict[str, np.ndarray]:
+        """One shuffled batch: a fair sample, and the same on every machine."""
+        return batches.batch_at(0)
+
+    b_dec = initial_b_dec(config.b_dec_init, sites, sample, batches.statistics)
 
     def prepare(params: Any) -> Any:
         params = params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
         if not config.firing_rate_init:
             return params
-        x = sites.batch({name: jnp.asarray(value) for name, value in sample.items()})["x"]
+        x = sites.batch({name: jnp.asarray(value) for name, value in sample().items()})["x"]
         return bias_for_rate(coder, params, x, config.firing_rate_init)
 
     return prepare
 
 
 def initial_b_dec(
-    how: str, sites: Sites, sample: dict[str, np.ndarray], statistics: dict[str, Statistics]
+    how: str, sites: Sites, sample: Callable[[], dict[str, np.ndarray]], statistics: Mapping[str, Statistics]
 ) -> np.ndarray:
     """b_dec at step 0, in the scale of training: mean, geometric median or zero of each written site; [D] or [S, D]."""
     centre = {
         "mean": lambda name: statistics[name].mean,
-        "geometric_median": lambda name: geometric_median(sample[name].astype(np.float64)),
+        "geometric_median": lambda name: geometric_median(sample()[name].astype(np.float64)),
         "zeros": lambda name: np.zeros(len(statistics[name].mean)),
     }[how]
     rows = [centre(name) * scale for name, scale in zip(sites.writes, sites.write_scales, strict=True)]

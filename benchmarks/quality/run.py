@@ -57,17 +57,16 @@ _ONLY_TABLE = flags.DEFINE_bool("only_table", False, "Train nothing; make the ta
 Row = dict[str, Any]
 
 
-def batches() -> tuple[StoreReader, Batches]:
-    reader = StoreReader.open(f"{_STORE.value}/train", [HOOK_POINT])
-    return reader, Batches(reader, _BATCH.value, seed=0)
+def batches() -> Batches:
+    return Batches(StoreReader.open(f"{_STORE.value}/train", [HOOK_POINT]), _BATCH.value, seed=0)
 
 
 def write_arrays(folder: Path) -> None:
     """The batches in the order in which saejax sees them, for the peers; and the held-out rows."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "A.npy").exists():
-        reader, source = batches()
-        shape = (_TOKENS.value // _BATCH.value * _BATCH.value, reader.hook_points[HOOK_POINT])
+        source = batches()
+        shape = (_TOKENS.value // _BATCH.value * _BATCH.value, source.hook_points[HOOK_POINT])
         rows = np.lib.format.open_memmap(folder / "part.npy", mode="w+", dtype=np.float32, shape=shape)
         for i, batch in zip(range(shape[0] // _BATCH.value), source.iterate(0), strict=False):
             rows[i * _BATCH.value : (i + 1) * _BATCH.value] = batch[HOOK_POINT]
@@ -82,11 +81,11 @@ def train_ours(family: str, k: int, lr: float, heldout: np.ndarray) -> Row:
     prefixes = PREFIXES if family == "matryoshka" else ()
     told = CoderConfig(family, d_sae=D_SAE, k=k, target_l0=float(k), dead_after_tokens=_DEAD.value, prefixes=prefixes)
     config = TrainConfig(tokens=_TOKENS.value, batch_size=_BATCH.value, lr=lr)
-    reader, source = batches()
-    coder = build(told, reader.hook_points[HOOK_POINT], config.steps)
-    sites = make_sites(told, coder.topology, (HOOK_POINT,), (HOOK_POINT,), reader.statistics)
+    source = batches()
+    coder = build(told, source.hook_points[HOOK_POINT], config.steps)
+    sites = make_sites(told, coder.topology, (HOOK_POINT,), (HOOK_POINT,), source.statistics)
     optimizer = make_optimizer(config)
-    prepare = make_prepare(told, coder, sites, source, reader.statistics)
+    prepare = make_prepare(told, coder, sites, source)
     state = jax.jit(make_init(coder, optimizer, config, prepare))(0)
     step = jax.jit(make_step(coder, optimizer, make_schedule(config), sites, config), donate_argnums=0)
     started, hyper = time.perf_counter(), default_hyper(0)

@@ -1,6 +1,16 @@
 """L4: text through the language model, activations at hook points into a store."""
 
 from saejax.capture.capture import CaptureConfig, Captured, capture, store_identity
-from saejax.capture.hook_points import expand_hook_points
+from saejax.capture.hook_points import Named, expand_hook_points
+from saejax.capture.stream import ActivationStream, stream_activations
 
-__all__ = ["CaptureConfig", "Captured", "capture", "expand_hook_points", "store_identity"]
+__all__ = [
+    "ActivationStream",
+    "CaptureConfig",
+    "Captured",
+    "Named",
+    "capture",
+    "expand_hook_points",
+    "store_identity",
+    "stream_activations",
+]

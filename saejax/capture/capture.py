@@ -14,19 +14,19 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from saejax.capture.ahead import forward_rate, one_ahead, prefetched, tokens_read
 from saejax.capture.hook_points import expand_hook_points
-from saejax.capture.selection import last_of_document, outliers
-from saejax.core.errors import ConfigError, DataError
+from saejax.capture.selection import stored, wanted
+from saejax.core.errors import ConfigError
 from saejax.core.progress import Progress
 from saejax.lm.forward import Model
 from saejax.store import StoreLayout, StoreWriter
 from saejax.text import PackedRows, Packer, Source, TextConfig
 
 POLICIES = ("abort", "drop")
+DESTINATIONS = ("store", "training")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,9 @@ class CaptureConfig:
             are dropped and counted; 0 for none. The median is over the tokens to be stored of one batch: the
             `batch_rows` rows of a forward pass, the same ones however often the capture is stopped and on however
             many devices. So batch_rows decides what is stored here, and must divide among the devices.
+        into: `store`, or `training`: the training activations go from the model straight into the training and never to
+            disk; an epoch is `tokens` of them. (The held-out ones are stored all the same: they are few.)
+        buffer_rows: into training: activations that are shuffled with each other; two such blocks are in memory.
     """
 
     hook_points: tuple[str, ...] = ("blocks.3.resid_post",)
@@ -59,6 +62,8 @@ class CaptureConfig:
     last_tokens: int = 0
     drop_ids: tuple[int, ...] = ()
     max_norm_ratio: float = 0.0
+    into: str = "store"
+    buffer_rows: int = 131_072
 
     def __post_init__(self) -> None:
         if not self.hook_points:
@@ -67,7 +72,9 @@ class CaptureConfig:
             raise ConfigError(f"capture.non_finite is {self.non_finite!r}; it must be abort or drop.")
         if self.batch_rows < 0:
             raise ConfigError(f"capture.batch_rows is {self.batch_rows}; it must be at least 1, or 0 (by memory).")
-        for name in ("tokens", "heldout_tokens", "shard_rows", "chunk_rows"):
+        if self.into not in DESTINATIONS:
+            raise ConfigError(f"capture.into is {self.into!r}; it must be store or training.")
+        for name in ("tokens", "heldout_tokens", "shard_rows", "chunk_rows", "buffer_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"capture.{name} is {getattr(self, name)}; it must be at least 1.")
         if self.last_tokens < 0:
@@ -161,7 +168,7 @@ def capture(
         DataError: the store belongs to something else, NaN in activations, disk full.
     """
     check_context(lm, text)
-    _check_selection(lm, config, mesh)
+    check_selection(lm, config, mesh)
     names = list(expand_hook_points(config.hook_points, lm))
     widths = lm.hook_points()
     with StoreWriter.open(
@@ -176,7 +183,7 @@ def capture(
             return Captured(writer.committed_rows, 0, 0.0, True)
         start, skip = writer.resume or (None, 0)
         packer = Packer.of(source, lm.tokenizer, text)
-        rows = _rows_for(config.batch_rows or lm.rows_that_fit(names, text.context_length), mesh)
+        rows = rows_for(config.batch_rows or lm.rows_that_fit(names, text.context_length), mesh)
         batches = packer.batches(split, rows, start)
         forward = lm.make_forward(names, (rows, text.context_length), mesh)
         started = time.perf_counter()
@@ -186,7 +193,7 @@ def capture(
         read = 0
 
         def last(packed: PackedRows) -> bool:
-            return int(_wanted(config, packed)[0].sum()) - skip >= n_tokens - writer.rows
+            return int(wanted(config, packed)[0].sum()) - skip >= n_tokens - writer.rows
 
         with (
             contextlib.closing(prefetched(itertools.chain(timed, batches))) as ahead,
@@ -214,18 +221,18 @@ def check_context(lm: Model, text: TextConfig) -> None:
         )
 
 
-def _check_selection(lm: Model, config: CaptureConfig, mesh: Mesh) -> None:
+def check_selection(lm: Model, config: CaptureConfig, mesh: Mesh) -> None:
     largest = lm.tokenizer.largest_id
     if unknown := [i for i in config.drop_ids if i > largest]:
         raise ConfigError(f"capture.drop_ids holds {unknown[0]}; the largest id of the tokenizer is {largest}.")
-    if config.max_norm_ratio and _rows_for(config.batch_rows, mesh) != config.batch_rows:
+    if config.max_norm_ratio and rows_for(config.batch_rows, mesh) != config.batch_rows:
         raise ConfigError(
             f"capture.batch_rows is {config.batch_rows}, which does not divide among {mesh.shape['data']} devices; "
             "with capture.max_norm_ratio the batch decides what is stored, so choose a multiple."
         )
 
 
-def _rows_for(batch_rows: int, mesh: Mesh) -> int:
+def rows_for(batch_rows: int, mesh: Mesh) -> int:
     """`batch_rows`, rounded up to a multiple of the devices along "data"."""
     return -(-batch_rows // mesh.shape["data"]) * mesh.shape["data"]
 
@@ -239,27 +246,11 @@ def _append(
     skip: int,
     progress: Progress,
 ) -> int:
-    """Hand the kept rows of a batch to the writer, without the first `skip`, which are committed already.
+    """Hand the stored rows of a batch to the writer, without the first `skip`, which are committed already.
 
     Returns what is left of `skip`: a capture may be continued with smaller batches than it was begun with.
     """
-    keep, counters = _wanted(config, packed)
-    bad = keep & ~np.asarray(finite)
-    if bad.any() and config.non_finite == "abort":
-        row, position = divmod(int(np.flatnonzero(bad)[0]), packed.tokens.shape[1])
-        raise DataError(
-            f"NaN or infinity in the activations of {int(bad.sum())} tokens (first: document "
-            f"{packed.documents[row, position]}, position {packed.positions[row, position]}). Nothing of this batch "
-            "is stored. Check lm.dtype and the weights, or set capture.non_finite=drop to leave such tokens out."
-        )
-    counters["dropped_non_finite"] = int(bad.sum())
-    keep &= ~bad
-    values = {name: np.asarray(value) for name, value in activations.items()}
-    if config.max_norm_ratio:
-        far = outliers(values, keep, config.max_norm_ratio)
-        counters["dropped_outliers"] = int(far.sum())
-        keep &= ~far
-    rows = np.flatnonzero(keep)
+    rows, values, counters = stored(config, packed, activations, finite)
     skipped = min(skip, len(rows))
     chosen = rows[skipped:]
     before = writer.rows
@@ -273,18 +264,3 @@ def _append(
     )
     progress.advance(writer.rows - before)
     return skip - skipped
-
-
-def _wanted(config: CaptureConfig, packed: PackedRows) -> tuple[np.ndarray, dict[str, int]]:
-    """(which tokens are to be stored as far as the text says, bool [R S]; how many are not, and why)."""
-    keep = packed.keep
-    counters = {"special_or_padding": int((~keep).sum())}
-    filters = {}
-    if config.last_tokens:
-        filters["before_last_tokens"] = last_of_document(packed, config.last_tokens)
-    if config.drop_ids:
-        filters["dropped_ids"] = ~np.isin(packed.tokens, config.drop_ids)
-    for name, passes in filters.items():
-        counters[name] = int((keep & ~passes).sum())
-        keep = keep & passes
-    return keep.ravel().copy(), counters

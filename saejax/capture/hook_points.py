@@ -9,7 +9,7 @@ from saejax.core.errors import ConfigError
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-class _Named(Protocol):
+class Named(Protocol):
     """As much of a language model, or of a pair, as names need."""
 
     def hook_points(self) -> Mapping[str, int]: ...
@@ -17,7 +17,7 @@ class _Named(Protocol):
     def hook_point(self, name: str) -> str: ...
 
 
-def expand_hook_points(names: Iterable[str], lm: _Named) -> tuple[str, ...]:
+def expand_hook_points(names: Iterable[str], lm: Named) -> tuple[str, ...]:
     """The canonical names behind `names`, in the order given and each once.
 
     `blocks.{0..5}.resid_post` stands for blocks 0 to 5, both included; `blocks.*.mlp_out` for every block there is,

@@ -1,10 +1,71 @@
 """Which tokens of a batch are stored."""
 
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
+from saejax.core.errors import DataError
 from saejax.text import PackedRows
+
+
+class Selection(Protocol):
+    """As much of `CaptureConfig` as decides it."""
+
+    @property
+    def non_finite(self) -> str: ...
+    @property
+    def last_tokens(self) -> int: ...
+    @property
+    def drop_ids(self) -> tuple[int, ...]: ...
+    @property
+    def max_norm_ratio(self) -> float: ...
+
+
+def stored(
+    config: Selection, packed: PackedRows, activations: Mapping[str, Any], finite: Any
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, int]]:
+    """(numbers of the tokens to store, ascending; all activations {hook point: [N, d]}; how many are not, and why).
+
+    Args:
+        activations: hook point -> [N, d], of a forward pass of the batch.
+        finite: bool [N].
+
+    Raises:
+        DataError: activations to be stored are not finite, and the policy is `abort`.
+    """
+    keep, counters = wanted(config, packed)
+    bad = keep & ~np.asarray(finite)
+    if bad.any() and config.non_finite == "abort":
+        row, position = divmod(int(np.flatnonzero(bad)[0]), packed.tokens.shape[1])
+        raise DataError(
+            f"NaN or infinity in the activations of {int(bad.sum())} tokens (first: document "
+            f"{packed.documents[row, position]}, position {packed.positions[row, position]}). Nothing of this batch "
+            "is stored. Check lm.dtype and the weights, or set capture.non_finite=drop to leave such tokens out."
+        )
+    counters["dropped_non_finite"] = int(bad.sum())
+    keep &= ~bad
+    values = {name: np.asarray(value) for name, value in activations.items()}
+    if config.max_norm_ratio:
+        far = outliers(values, keep, config.max_norm_ratio)
+        counters["dropped_outliers"] = int(far.sum())
+        keep &= ~far
+    return np.flatnonzero(keep), values, counters
+
+
+def wanted(config: Selection, packed: PackedRows) -> tuple[np.ndarray, dict[str, int]]:
+    """(which tokens are to be stored as far as the text says, bool [R S]; how many are not, and why)."""
+    keep = packed.keep
+    counters = {"special_or_padding": int((~keep).sum())}
+    filters = {}
+    if config.last_tokens:
+        filters["before_last_tokens"] = last_of_document(packed, config.last_tokens)
+    if config.drop_ids:
+        filters["dropped_ids"] = ~np.isin(packed.tokens, config.drop_ids)
+    for name, passes in filters.items():
+        counters[name] = int((keep & ~passes).sum())
+        keep = keep & passes
+    return keep.ravel().copy(), counters
 
 
 def last_of_document(packed: PackedRows, k: int) -> np.ndarray:

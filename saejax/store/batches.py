@@ -5,7 +5,7 @@ batches straddle blocks and epochs and no row is ever dropped.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -32,6 +32,11 @@ class Batches:
         max_rows: use only this many rows, the store's first ones; 0 for all.
         data_slice: (rank, world): only rows [rank B / world, (rank + 1) B / world) of each global batch.
 
+    Attributes:
+        hook_points: name -> width.
+        statistics: name -> moments of the whole store.
+        epoch_rows: rows of an epoch.
+
     Raises:
         ConfigError: a size below 1, a negative max_rows, or a slice that does not divide the batch.
     """
@@ -56,6 +61,7 @@ class Batches:
         self.batch_size = batch_size
         n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
         self.order = EpochOrder(n_rows, reader.layout.chunk_rows, block_chunks, seed)
+        self.hook_points, self.statistics, self.epoch_rows = reader.hook_points, reader.statistics, n_rows
         self._reader = reader
         self._local = batch_size // world
         self._first = rank * self._local
@@ -63,7 +69,7 @@ class Batches:
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 
     def batch_at(self, step: int) -> dict[str, np.ndarray]:
-        """The batch of `step` >= 0 (this process's slice of it), freshly allocated.
+        """The batch of `step` >= 0 (this process's slice of it); read-only where it is a view of a block.
 
         Raises:
             ConfigError: a negative step.
@@ -71,8 +77,11 @@ class Batches:
         """
         if step < 0:
             raise ConfigError(f"step={step}: give an integer >= 0.")
-        out = {name: np.empty((self._local, d), BF16) for name, d in self._reader.hook_points.items()}
         row = step * self.batch_size + self._first
+        key, offset = self._locate(row)
+        if offset + self._local <= self.order.block_size(key[1]):
+            return {name: rows[offset : offset + self._local] for name, rows in self._block(key).result().items()}
+        out = {name: np.empty((self._local, d), BF16) for name, d in self.hook_points.items()}
         done = 0
         while done < self._local:
             key, offset = self._locate(row + done)
@@ -83,7 +92,7 @@ class Batches:
             done += count
         return out
 
-    def iterate(self, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
         """batch_at(start_step), batch_at(start_step + 1), ... without end; the next block loads meanwhile."""
         step = start_step
         while True:
@@ -109,14 +118,20 @@ class Batches:
         return future
 
     def _load(self, epoch: int, block: int) -> _Block:
-        """Read a block's chunks and shuffle its rows, in the background thread."""
+        """Read a block's chunks and put every row in its shuffled place, in the background thread."""
         chunk_rows, n = self.order.chunk_rows, self.order.n_rows
         chunks = self.order.chunks(epoch, block)
         pieces = [(int(c) * chunk_rows, min(n, (int(c) + 1) * chunk_rows)) for c in chunks]
         order = self.order.row_order(epoch, block)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
         shuffled: _Block = {}
-        for name in self._reader.hook_points:
-            rows = np.concatenate([piece.view(np.uint16) for piece in self._reader.read_pieces(name, pieces)])
-            # uint16, because numpy gathers plain integers about twice as fast as bfloat16
-            shuffled[name] = np.take(rows, order, axis=0).view(BF16)
+        for name, d in self.hook_points.items():
+            # uint16, because numpy moves plain integers about twice as fast as bfloat16
+            rows, start = np.empty((len(order), d), np.uint16), 0
+            for piece in self._reader.read_pieces(name, pieces):
+                rows[place[start : start + len(piece)]] = piece.view(np.uint16)
+                start += len(piece)
+            rows.flags.writeable = False  # batches may be views of it
+            shuffled[name] = rows.view(BF16)
         return shuffled

@@ -5,7 +5,8 @@ store, array, shard and remedy; never zeros.
 """
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
@@ -47,20 +48,22 @@ class ArrayReader:
             out[low - start : low - start + len(values)] = values
         return out
 
-    def pieces(self, pieces: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Several row ranges at once, none crossing a shard's border.
+    def pieces(self, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Several row ranges, none crossing a shard's border; all are being read while the first is handed out.
 
         Raises:
             DataError: damage; names the array, the shard and the rows.
         """
-        results = []
-        pending = [self._array[low:high].read() for low, high in pieces]
-        for (low, high), future in zip(pieces, pending, strict=True):
+        pending = deque((low, high, self._array[low:high].read()) for low, high in pieces)
+        while pending:
+            low, high, future = pending.popleft()
             try:
-                results.append(future.result())
+                rows = future.result()
             except Exception as error:
                 raise self._damage(low, high, error) from error
-        return results
+            del future  # it holds the rows, whose memory is better used again for the next ones
+            yield rows
+            del rows
 
     def _damage(self, low: int, high: int, error: Exception) -> DataError:
         kind, shard = self._kind, low // self._layout.shard_rows
@@ -156,8 +159,8 @@ class StoreReader:
         """Rows [start, stop) of one array, a hook point or one of the metadata; as `rows`."""
         return self._arrays[name].rows(start, stop)
 
-    def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Several row ranges of one array at once, none crossing a shard's border.
+    def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Several row ranges of one array, none crossing a shard's border; read ahead of being handed out.
 
         Raises:
             DataError: damage; names the array, the shard and the rows.

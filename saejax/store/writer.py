@@ -60,7 +60,7 @@ class StoreWriter:
         self._resume: tuple[dict[str, Any], int] | None = None
         self._continued = False
         self._handles: dict[str, Any] = {}
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._worker = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="store-writer")
         self._hashers = ThreadPoolExecutor(_HASHERS, thread_name_prefix="store-hasher")
         resources.callback(self._hashers.shutdown)
         resources.callback(self._worker.shutdown)
@@ -307,14 +307,21 @@ class StoreWriter:
         self._drain(_IN_FLIGHT - 1)
         shard = self._open_shard()
         counters = dict(self._counters)
-        future = self._worker.submit(self._store, shard, last, cursor, skip, counters)
+        before = self._flight[-1][1] if self._flight else None
+        future = self._worker.submit(self._store, shard, last, cursor, skip, counters, before)
         self._flight.append((shard.index, future))
         self._shard, self._next_shard = None, self._next_shard + 1
 
     def _store(
-        self, shard: Shard, last: bool, cursor: dict[str, Any] | None, skip: int, counters: dict[str, int]
+        self,
+        shard: Shard,
+        last: bool,
+        cursor: dict[str, Any] | None,
+        skip: int,
+        counters: dict[str, int],
+        before: Future[Commit] | None,
     ) -> Commit:
-        """In the background thread: write the shard's arrays, then, all durable, its commit."""
+        """In a background thread: write the shard's arrays, then, all durable and `before` committed, its commit."""
         if self._failure is not None:
             raise self._failure
         rows = shard.take()
@@ -338,6 +345,8 @@ class StoreWriter:
             )
             raise self._failure from error
         commit = Commit(shard.index, shard.filled, last, cursor, skip, counters, hashes, sums)
+        if before is not None:
+            before.result()  # a shard counts only after those before it; their failure is this one's too
         try:
             write_commit(self._files, self._header, commit)
         except DataError as error:

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ class SweepSetup:
     """
 
     programs: Sequence[Program]
-    batches: Callable[[int], Iterator[dict[str, np.ndarray]]]
+    batches: Callable[[int], Generator[dict[str, np.ndarray]]]
     validate: Callable[[Sequence[TrainState]], dict[str, dict[str, float]]]
     validate_every: int
     writers: dict[str, Writer]
@@ -116,7 +116,7 @@ class _Session:
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption())
             progress = stack.enter_context(Progress("sweep", total * config.batch_size, step * config.batch_size))
-            batches = setup.batches(step)
+            batches = stack.enter_context(contextlib.closing(setup.batches(step)))
             # The order is that of a single run: batch, step, metrics of the step before, validation, checkpoint.
             while step < total and not preemption.requested:
                 on = place(setup.programs, next(batches))

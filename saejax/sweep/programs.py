@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 
 from saejax.coders import Coder, Sites
 from saejax.evals import Reconstruction
-from saejax.store import StoreReader
+from saejax.store import Statistics, StoreReader
 from saejax.sweep.members import Group
 from saejax.train import TrainState
 from saejax.train.optim import make_optimizer, make_schedule
@@ -78,9 +78,14 @@ class Program:
 
 
 def make_program(
-    group: Group, coder: Coder, sites: Sites, prepare: Callable[[Any], Any], reader: StoreReader, device: jax.Device
+    group: Group,
+    coder: Coder,
+    sites: Sites,
+    prepare: Callable[[Any], Any],
+    statistics: Mapping[str, Statistics],
+    device: jax.Device,
 ) -> Program:
-    """The program of a group, for activations as `reader` has them; nothing is compiled yet."""
+    """The program of a group, for activations with these statistics; nothing is compiled yet."""
     train, place = group.experiment.train, SingleDeviceSharding(device)
     optimizer, schedule = make_optimizer(train), make_schedule(train)
     kinds = {"lr": np.float32, "sparsity": np.float32, "seed": np.uint32}
@@ -88,7 +93,7 @@ def make_program(
     init = jax.vmap(make_init(coder, optimizer, train, prepare), out_axes=_STACKED)
     shapes = jax.eval_shape(init, hyper["seed"])
     step = for_all(make_step(coder, optimizer, schedule, sites, train), device.platform)
-    sums = sums_for_all(make_sums(coder, sites, reader.statistics), device.platform)
+    sums = sums_for_all(make_sums(coder, sites, statistics), device.platform)
     return Program(
         group=group,
         coder=coder,

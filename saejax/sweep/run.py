@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from saejax.capture import ActivationStream
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
 from saejax.core.config import differences
@@ -19,9 +20,10 @@ from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter
 from saejax.experiment import Experiment, to_run_json
 from saejax.loading import make_sites, sites_to_meta
+from saejax.parallel import make_mesh
 from saejax.report.sweep_page import render_sweep, table
 from saejax.stages import deciding, run_capture, say
-from saejax.store import Batches, StoreReader
+from saejax.store import Batches
 from saejax.sweep.loop import SweepOutcome, SweepSetup, train_together
 from saejax.sweep.members import GROUPS, Group, Member, groups, members
 from saejax.sweep.programs import Program, compiled, evaluate_heldout, make_program, member_state
@@ -64,9 +66,8 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
     """All of it; the content of sweep.json, or None when a signal stopped the training."""
     e = work.experiment
     hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
-    reader, heldout = (work.reader(split, hook_points) for split in ("train", "heldout"))
-    batches = Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks, max_rows=e.train.max_rows)
-    programs = _programs(works, groups(plan), reader, batches)
+    batches, heldout = work.training(make_mesh(e.parallel), hook_points), work.reader("heldout", hook_points)
+    programs = _programs(works, groups(plan), batches)
     write_json(e.run_dir / "sweep_config.json", _config(plan))
     _say_size(e, programs)
     with contextlib.ExitStack() as stack:
@@ -77,10 +78,10 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
         ]
         writers = {m.name: stack.enter_context(contextlib.closing(_writer(m))) for m in plan}
         setup = SweepSetup(
-            programs=[compiled(p, e.train.batch_size, reader.hook_points) for p in programs],
+            programs=[compiled(p, e.train.batch_size, batches.hook_points) for p in programs],
             batches=batches.iterate,
             validate=lambda states: _validated(evaluate_heldout(programs, states, heldout)),
-            validate_every=e.train.validation_interval(batches.order.n_rows),
+            validate_every=e.train.validation_interval(batches.epoch_rows),
             writers=dict(writers),
             checkpoints=checkpoints,
             tell=say,
@@ -92,15 +93,15 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
     return _finish(e, programs, outcome, evaluate_heldout(programs, outcome.states, heldout))
 
 
-def _programs(works: list[Workspace], plan: tuple[Group, ...], reader: StoreReader, batches: Batches) -> list[Program]:
+def _programs(works: list[Workspace], plan: tuple[Group, ...], batches: Batches | ActivationStream) -> list[Program]:
     """A program for each group, on the devices in turn."""
     devices = jax.devices()
     found = []
     for i, (own, group) in enumerate(zip(works, plan, strict=True)):
         coder, config = own.build(), group.experiment.coder
-        sites = make_sites(config, coder.topology, *own.sites, reader.statistics)
-        prepare = make_prepare(config, coder, sites, batches, reader.statistics)
-        found.append(make_program(group, coder, sites, prepare, reader, devices[i % len(devices)]))
+        sites = make_sites(config, coder.topology, *own.sites, batches.statistics)
+        prepare = make_prepare(config, coder, sites, batches)
+        found.append(make_program(group, coder, sites, prepare, batches.statistics, devices[i % len(devices)]))
     return found
 
 

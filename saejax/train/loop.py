@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -65,7 +65,7 @@ class Setup:
 
     coder: Coder
     mesh: Mesh
-    batches: Callable[[int], Iterator[dict[str, np.ndarray]]]
+    batches: Callable[[int], Generator[dict[str, np.ndarray]]]
     sites: Sites
     prepare: Callable[[Any], Any]
     epoch_rows: int
@@ -137,6 +137,7 @@ class _Session:
         self.saved = first
         self.mark: float | None = None
         self.validation_seconds = 0.0
+        self.waited = 0.0
         self.early = EarlyStopping.resumed(config, meta)
         self.validate_every = config.validation_interval(setup.epoch_rows) if setup.validate else 0
 
@@ -150,13 +151,14 @@ class _Session:
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption())
             progress = stack.enter_context(Progress("train", total * config.batch_size, step * config.batch_size))
-            batches = self.setup.batches(step)
+            batches = stack.enter_context(contextlib.closing(self.setup.batches(step)))
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
             while step < total and not self.early.stopped and not preemption.requested:
-                arrays = {
-                    name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in next(batches).items()
-                }
+                asked = time.perf_counter()
+                batch = next(batches)
+                self.waited += time.perf_counter() - asked
+                arrays = {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
                 state, metrics = step_fn(state, arrays)
                 step += 1
                 self.pending.append((step, metrics))
@@ -196,9 +198,14 @@ class _Session:
             if step % self.config.log_every == 0 or step in (1, self.config.steps):
                 tokens = step * self.config.batch_size
                 done = (step - self.first) * self.config.batch_size
-                rate = done / max(1e-9, time.perf_counter() - self.started)
+                passed = max(1e-9, time.perf_counter() - self.started)
                 named = {f"train/{name}": value for name, value in row.items()}
-                timing = {"tokens": tokens, "time": self.seconds(), "train/tokens_per_second": rate}
+                timing = {
+                    "tokens": tokens,
+                    "time": self.seconds(),
+                    "train/tokens_per_second": done / passed,
+                    "train/data_wait": self.waited / passed,
+                }
                 self.write(step, named | timing)
                 shown = {"fve": f"{row['fve']:.3f}", "l0": f"{row['l0']:.0f}"}
         return shown
