@@ -39,12 +39,7 @@ def test_every_hostile_folder_is_refused_without_taking_memory(backend: str, tmp
         pytest.importorskip("transformers")
     results = opened(tmp_path, backend)
     assert results.keys() == models.CASES.keys()
-    for case, result in results.items():
-        assert result["kind"] == "DataError", (case, result)
-        assert len(result["said"]) < 1500 and not result["canary"], (case, result)
-        assert result["seconds"] < models.SECONDS / 2 and result["bytes"] < 64 << 20, (case, result)
-        named = ("spoilt", "config.json", "tokenizer.json", "model.safetensors", "cannot be captured")
-        assert any(name in result["said"] for name in named), (case, result)
+    assert [result for result in results.values() if not models.refused(result)] == []
 
 
 def test_a_file_of_unknown_length_is_read_to_its_limit_only(tmp_path: Path) -> None:

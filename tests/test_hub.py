@@ -1,12 +1,10 @@
 """The hub, when it is not there: closed ports, servers that say nothing, half of an answer; and what is cached."""
 
-import contextlib
 import itertools
 import json
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
+from benchmarks.faults.hub import Answer, closed_port, server, silence
 from saejax.core import hub
 from saejax.core.errors import DataError
 from saejax.lm import load_lm
@@ -26,18 +25,11 @@ from saejax.text import TextConfig, open_source
 DEMO = Path(hub.__file__).parents[1] / "lm" / "demo"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-Answer = Callable[[socket.socket, str], Any]
-
 
 def http(body: Any, status: str = "200 OK") -> bytes:
     content = json.dumps(body).encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     return head.encode() + content
-
-
-def silence(connection: socket.socket, path: str) -> None:
-    """Take the question and never answer, as a network that swallows packets."""
-    threading.Event().wait(60)
 
 
 def trickle(connection: socket.socket, path: str) -> None:
@@ -57,32 +49,6 @@ def known_then_silent(connection: socket.socket, path: str) -> None:
     if "/tree/" in path:
         silence(connection, path)
     connection.sendall(http({"id": "o/n", "sha": COMMIT, "siblings": []}))
-
-
-@contextlib.contextmanager
-def server(answer: Answer) -> Iterator[str]:
-    """An endpoint whose every connection is handled by `answer`."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def handle(connection: socket.socket) -> None:
-            with contextlib.suppress(OSError), connection:
-                question = connection.recv(65536).decode(errors="replace")
-                answer(connection, question.split(" ")[1] if " " in question else "")
-
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=handle, args=(listening.accept()[0],), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-
-@contextlib.contextmanager
-def closed_port() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
 
 
 ENDPOINTS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+
 from benchmarks.faults.hub import closed_port, server, silence
 from benchmarks.faults.outcome import Outcome
 from benchmarks.faults.stores import ROOT, contents
-
 from saejax.store import StoreReader, verify
 
 DEMO = ROOT / "saejax" / "lm" / "demo"
-POISONED = 300  # a token whose embedding is NaN
+POISONED = 1000  # a token whose embedding is NaN
 SMALL = (
-    "--config.capture.tokens=40000",
+    "--config.capture.tokens=16000",
     "--config.capture.heldout_tokens=1500",
-    "--config.capture.shard_rows=512",
+    "--config.capture.shard_rows=256",
     "--config.capture.batch_rows=8",
     "--config.name=faults",
     "--config.store=s",
@@ -49,7 +49,7 @@ class Lab:
         settings = {
             "XLA_FLAGS": "",
             "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(self.folder / "compiled")),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
         return subprocess.Popen(
@@ -70,9 +70,8 @@ class Lab:
         return len(list(self.store(name).glob("*/commits/*.json")))
 
     def whole(self) -> dict[str, bytes]:
-        """The undisturbed store; `seconds` says how long it takes once its program is compiled."""
+        """The undisturbed store; `seconds` says how long it takes, compiling included."""
         if not self._whole:
-            finish(self.start("first"))
             started = time.monotonic()
             code, said = finish(self.start("whole"))
             assert code == 0, said
@@ -200,10 +199,11 @@ def not_finite(lab: Lab) -> Outcome:
     """NaN in the activations: refused, or dropped and counted, as the configuration says."""
     started = time.monotonic()
     model = f"--config.lm.model={poisoned_model(lab.folder / 'poisoned')}"
-    code, said = finish(lab.start("abort", model))
+    few = "--config.capture.tokens=4000"
+    code, said = finish(lab.start("abort", model, few))
     held = code == 1 and "NaN or infinity" in said and "capture.non_finite=drop" in said
     stored = dropped = 0
-    code, error = finish(lab.start("drop", model, "--config.capture.non_finite=drop"))
+    code, error = finish(lab.start("drop", model, few, "--config.capture.non_finite=drop"))
     assert code == 0, error
     for split in ("train", "heldout"):
         reader = StoreReader.open(lab.store("drop") / split)

@@ -33,6 +33,9 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 95,
 }
 
+LARGEST_GROWTH = 64 << 20  # bytes of memory that a refusal may cost
+_NAMED = ("spoilt", "config.json", "tokenizer.json", "model.safetensors", "cannot be captured")
+
 Spoil = Callable[[Path], Any]
 
 
@@ -262,6 +265,18 @@ def attempt(good: Path, folder: Path, spoil: Spoil, backend: str) -> dict[str, A
     except BaseException as error:  # whatever comes is the result
         kind, said = type(error).__name__, str(error)
     return {"kind": kind, "said": said, "seconds": time.monotonic() - started, "bytes": _resident() - peak}
+
+
+def refused(result: dict[str, Any]) -> bool:
+    """Whether `attempt` ended as it should: a message for the user that names the thing, soon, no memory, no code run."""
+    return (
+        result["kind"] in ("DataError", "ConfigError")
+        and len(result["said"]) < 1500
+        and any(name in result["said"] for name in _NAMED)
+        and result["seconds"] < SECONDS / 2
+        and result["bytes"] < LARGEST_GROWTH
+        and not result["canary"]
+    )
 
 
 def main(folder: Path, *backends: str) -> None:

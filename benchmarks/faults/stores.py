@@ -6,7 +6,6 @@ As a script it is the capture that is killed: it writes N_TOKENS rows to PATH, w
 batch, and may write no more than 1000 bytes a file after LIMIT_AFTER batches.
 """
 
-import os
 import re
 import resource
 import signal
@@ -16,8 +15,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from benchmarks.faults.outcome import Outcome
 
+from benchmarks.faults.outcome import Outcome
 from saejax.core.errors import BusyError, DataError
 from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
 
