@@ -2,8 +2,8 @@
 
     python -m benchmarks.faults [--kills=50 --flips=300]      (make faults)
 
-Kills, a disk that is full, lost files, flipped bits, second writers, NaN, a hub that is not there, hostile models: each in
-a temporary folder, most with real processes of launch.capture. Writes the table to benchmarks/faults.md; exits with 1
+Kills, a disk that is full, lost files, flipped bits, second writers, NaN, a hub that is not there, hostile models: each
+in a temporary folder, most with real processes of launch.capture. Writes the table to benchmarks/faults.md; exits with 1
 when anything did not hold.
 """
 
@@ -66,8 +66,8 @@ def main(_: list[str]) -> int:
     lines = [
         "# What a capture survives",
         "",
-        f"`python -m benchmarks.faults --kills={_KILLS.value} --flips={_FLIPS.value}`, {MACHINE}, {_DATE.value}. Held: the",
-        "store is identical to an undisturbed one, or the fault is refused with a message that names it.",
+        f"`python -m benchmarks.faults --kills={_KILLS.value} --flips={_FLIPS.value}`, {MACHINE}, {_DATE.value}.",
+        "Held: the store is identical to an undisturbed one, or the fault is refused with a message that names it.",
         "",
         "| fault | tried | held | seconds | what the user sees |",
         "|---|---|---|---|---|",

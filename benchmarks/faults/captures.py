@@ -22,7 +22,7 @@ from benchmarks.faults.stores import ROOT, contents
 from saejax.store import StoreReader, verify
 
 DEMO = ROOT / "saejax" / "lm" / "demo"
-POISONED = 1000  # a token whose embedding is NaN
+POISONED = 300  # a token whose embedding is NaN
 SMALL = (
     "--config.capture.tokens=16000",
     "--config.capture.heldout_tokens=1500",

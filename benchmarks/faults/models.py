@@ -268,7 +268,7 @@ def attempt(good: Path, folder: Path, spoil: Spoil, backend: str) -> dict[str, A
 
 
 def refused(result: dict[str, Any]) -> bool:
-    """Whether `attempt` ended as it should: a message for the user that names the thing, soon, no memory, no code run."""
+    """Whether `attempt` ended as it should: a message that names the thing, soon, no memory taken, no code run."""
     return (
         result["kind"] in ("DataError", "ConfigError")
         and len(result["said"]) < 1500
