@@ -3,8 +3,8 @@
     python -m benchmarks.faults [--kills=50 --flips=300]      (make faults)
 
 Kills, a disk that is full, lost files, flipped bits, second writers, NaN, a hub that is not there, hostile models: each
-in a temporary folder, most with real processes of launch.capture. Writes the table to benchmarks/faults.md; exits with 1
-when anything did not hold.
+in a temporary folder, most with real processes of launch.capture. Writes the table to benchmarks/faults.md; exits with
+1 when anything did not hold.
 """
 
 import collections
@@ -52,6 +52,7 @@ def outcomes(folder: Path) -> Iterator[Outcome]:
     stores.capture(folder / "small")
     yield stores.lose_files(folder / "small")
     yield stores.flip_bits(folder / "small", _FLIPS.value)
+    yield stores.hostile_files(folder / "small")
     yield stores.second_writer(folder / "second")
     yield captures.second_capture(lab)
     yield captures.not_finite(lab)

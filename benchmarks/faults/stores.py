@@ -6,23 +6,43 @@ As a script it is the capture that is killed: it writes N_TOKENS rows to PATH, w
 batch, and may write no more than 1000 bytes a file after LIMIT_AFTER batches.
 """
 
+import functools
+import json
 import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.faults.outcome import Outcome
 from saejax.core.errors import BusyError, DataError
 from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
+from saejax.store.files import seal
 
 HOOKS = {"blocks.0.resid_pre": 6, "blocks.1.resid_pre": 4}
 LAYOUT = StoreLayout(128, 16)
 BATCH = 100
+ZARR = "arrays/blocks.0.resid_pre/zarr.json"
+ZARR_SHAPES: list[Any] = [[10**12, 6], [1000, 10**9], [1000], [2**62, 2**62], "x", [-1, 6]]
+GARBAGE = [b"[" * 60000, b"null", b"\xff\xfe", b"{}"]
+TERABYTES = 1 << 42
+LIES: list[dict[str, Any]] = [
+    {"n_tokens": 10**15},
+    {"n_tokens": 0, "shards": []},
+    {"shards": [{"rows": 1000, "sha256": {}}]},
+    {"hook_points": {"../../x": 4}},
+    {"hook_points": {"blocks.0.resid_pre": 10**12}},
+    {"hook_points": 5},
+    {"layout": {"shard_rows": 10**12, "chunk_rows": 10**12}},
+    {"statistics": {}},
+    {"identity": 3},
+]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -133,6 +153,54 @@ def lose_files(path: Path) -> Outcome:
 def _noticed(fault: str, path: Path, said: list[str], seconds: float, note: str) -> Outcome:
     held = sum(bool(text) for text in said)
     return Outcome(fault, len(said), held, seconds, said[0].replace(str(path), "STORE"), note)
+
+
+def hostile_metadata() -> Iterator[tuple[str, Callable[[bytes], bytes] | int]]:
+    """(file, what becomes of its bytes, or the length it is given) of metadata that lies or is none."""
+    for shape in ZARR_SHAPES:
+        yield ZARR, functools.partial(lying_zarr, shape=shape)
+    for name in (ZARR, "manifest.json"):
+        for content in GARBAGE:
+            yield name, functools.partial(lambda raw, content: content, content=content)
+        yield name, TERABYTES
+    for lie in LIES:
+        yield "manifest.json", functools.partial(lying_manifest, lie=lie)
+
+
+def lying_zarr(raw: bytes, shape: Any) -> bytes:
+    """zarr.json with another shape, and chunks of terabytes."""
+    metadata = json.loads(raw) | {"shape": shape}
+    metadata["codecs"][0]["configuration"]["chunk_shape"] = [10**9, 10**3]
+    return json.dumps(metadata).encode()
+
+
+def lying_manifest(raw: bytes, lie: dict[str, Any]) -> bytes:
+    """The manifest with other values, and a seal that fits them."""
+    honest = json.loads(raw)
+    honest.pop("seal")
+    return seal(honest | lie)
+
+
+def hostile_files(path: Path) -> Outcome:
+    """Open the store with each piece of hostile metadata."""
+    files, started, said = contents(path), time.monotonic(), []
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name, change in hostile_metadata():
+        if isinstance(change, int):
+            with (path / name).open("wb") as handle:
+                handle.truncate(change)  # sparse
+        else:
+            (path / name).write_bytes(change(files[name]))
+        try:
+            StoreReader.open(path)
+            said.append("")
+        except DataError as error:
+            said.append(str(error) if Path(name).name in str(error) or "does not fit" in str(error) else "")
+        (path / name).write_bytes(files[name])
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
+    said = said if grown < 64 else [""] * len(said)
+    note = f"manifest.json and zarr.json that claim terabytes or are no JSON; {grown:.0f} MB of memory"
+    return _noticed("hostile metadata of a store", path, said, time.monotonic() - started, note)
 
 
 def kill_writer(folder: Path, tries: int, n_tokens: int = 12_000, seed: int = 0) -> Outcome:

@@ -118,8 +118,8 @@ def _kind(transformers: Any, config: Any) -> Any:
 
 
 def _from_pretrained(kind: Any, folder: Path, config: Any, dtype: Any) -> Any:
-    wanted = {"config": config, "dtype": dtype, "use_safetensors": True, "local_files_only": True}
-    wanted["trust_remote_code"] = False
+    wanted = {"config": config, "dtype": dtype, "local_files_only": True}
+    wanted |= {"use_safetensors": True, "trust_remote_code": False}
     try:
         module, info = kind.from_pretrained(folder, **wanted, attn_implementation="sdpa", output_loading_info=True)
     except ValueError as error:
