@@ -147,21 +147,53 @@ def kills(lab: Lab, tries: int, seed: int = 0) -> Outcome:
     return Outcome("kill -9 of launch.capture at random moments", done, done if same else 0, seconds, said, note)
 
 
-def full_disk(lab: Lab) -> Outcome:
-    """No file may grow beyond 1,000 bytes once three shards are committed; then there is room again."""
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """A disk of 32 MB at `folder` while the block lasts; False, and no disk, where this user may not mount one."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder], capture_output=True, check=False
+    )
+    try:
+        yield mounted.returncode == 0
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+def _fill(path: Path) -> None:
+    """Write to `path` until nothing goes on the disk."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as handle:
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    handle.write(bytes(size))
+
+
+def full_disk(lab: Lab, mount: bool = True) -> Outcome:
+    """The disk is filled once three shards are committed, and emptied before the same command runs again.
+
+    Not to `mount` a small disk, or no right to: no file may grow beyond 1,000 bytes, which the process meets alike.
+    """
     whole, started = lab.whole(), time.monotonic()
-    with ended(lab.start("full")) as process:
-        lab.wait_for("full", 3, process)
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-        code, said = finish(process)
-    there = contents(lab.store("full"))
-    committed = [name for name in there if "/commits/" in name]
-    held = code == 1 and "disk is full" in said and "run the same command" in said and len(committed) >= 3
-    held = held and all(there[name] == whole[name] for name in committed) and len(there) < len(whole)
-    code, _ = finish(lab.start("full"))
-    held = held and code == 0 and contents(lab.store("full")) == whole
+    with small_disk(lab.folder / "full") if mount else contextlib.nullcontext(False) as mounted:
+        with ended(lab.start("full")) as process:
+            lab.wait_for("full", 3, process)
+            if mounted:
+                _fill(lab.folder / "full" / "filler")
+            else:
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+            code, said = finish(process)
+        there = contents(lab.store("full"))
+        committed = [name for name in there if "/commits/" in name]
+        held = code == 1 and "disk is full" in said and "run the same command" in said and len(committed) >= 3
+        held = held and all(there[name] == whole[name] for name in committed) and len(there) < len(whole)
+        (lab.folder / "full" / "filler").unlink(missing_ok=True)
+        code, _ = finish(lab.start("full"))
+        held = held and code == 0 and contents(lab.store("full")) == whole
+    kind = "a disk of 32 MB filled" if mounted else "files limited to 1,000 bytes"
+    note = f"{kind} after {len(committed)} commits; with room the same command finishes, identical"
     said = said.replace(str(lab.folder), "")
-    note = f"after {len(committed)} committed shards; the same command then finished, identical"
     return Outcome("disk full during launch.capture", 1, int(held), time.monotonic() - started, said, note)
 
 

@@ -224,7 +224,7 @@ def kill_writer(folder: Path, tries: int, n_tokens: int = 12_000, seed: int = 0)
     capture(path, n_tokens)
     same = same and contents(path) == whole and verify(path) == []
     seconds = time.monotonic() - started
-    note = f"through {stores + 1} stores of {-(-n_tokens // LAYOUT.shard_rows)} shards"
+    note = f"{stores + 1} stores of {-(-n_tokens // LAYOUT.shard_rows)} shards finished"
     said = "identical to the byte" if same else "a store differs"
     return Outcome("kill -9 of a store's writer", kills, kills if same else 0, seconds, said, note)
 
