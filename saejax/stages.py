@@ -189,7 +189,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             )
         say(f"evaluate: already done, {path}")
     else:
-        done = evaluate(sae.coder, sae.params, work.lm, work.packer, sae.sites, e.eval)
+        done = evaluate(sae.coder, sae.params, work.lm, work.packer, sae.sites, e.eval, e.capture.max_norm_ratio)
         gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
         result = wanted | {
             "model": work.lm.identity["model"],
@@ -226,7 +226,7 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     with writable(e.run_dir):
         if not features.is_file() or old.get("features") != wanted:
             content, tokens, seconds = collect_features(
-                sae.coder, sae.params, work.lm, work.packer, sae.sites, e.report
+                sae.coder, sae.params, work.lm, work.packer, sae.sites, e.report, e.capture.max_norm_ratio
             )
             _write_features(features, content)
             _record_stage(e, "features", tokens, seconds)

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from saejax.capture import ActivationStream, Named, expand_hook_points, store_identity, stream_activations
+from saejax.capture import (
+    ActivationStream,
+    Named,
+    SelectingPacker,
+    expand_hook_points,
+    store_identity,
+    stream_activations,
+)
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
@@ -22,6 +29,7 @@ from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
+from saejax.parallel import make_mesh
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -48,7 +56,8 @@ class Workspace:
                 raise ConfigError(
                     "lm.model is empty, and this needs the language model: name the one that was captured."
                 )
-            how = (config.dtype, config.backend, config.device)
+            mesh = make_mesh(self.experiment.parallel)
+            how = (config.dtype, config.backend, config.device, mesh if mesh.shape["latent"] > 1 else None)
             self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
                 self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
@@ -65,7 +74,10 @@ class Workspace:
 
     @property
     def packer(self) -> Packer:
-        return Packer.of(self.source, self.lm.tokenizer, self.experiment.text)
+        """Rows of the text; kept are the tokens that a capture stores, as far as the text says which."""
+        e = self.experiment
+        plain = Packer.of(self.source, self.lm.tokenizer, e.text)
+        return SelectingPacker(**vars(plain), selection=e.capture)
 
     @property
     def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

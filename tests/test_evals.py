@@ -13,6 +13,8 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from saejax.capture import CaptureConfig, SelectingPacker
+from saejax.capture.selection import outliers
 from saejax.coders import Coder, CoderConfig, Latents, Sites, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.evals import EvalConfig, Gate, GateConfig, Reconstruction, check_gates, decoder_gram_rms, evaluate
@@ -270,8 +272,15 @@ def arrays(packed: PackedRows) -> dict[str, jax.Array]:
     return {name: jnp.asarray(getattr(packed, name)) for name in ("tokens", "positions", "segments", "keep")}
 
 
+def kept(packed: PackedRows, reconstruct: Any) -> Any:
+    """What `splice_sums` wants: `reconstruct`, for the tokens that are kept."""
+    return lambda seen: (reconstruct(seen), jnp.asarray(packed.keep))
+
+
 def spliced(lm: LanguageModel, packed: PackedRows, reconstruct: Any) -> dict[str, float]:
-    sums, _ = splice_sums(lm, lm.params, SITES, lambda seen: {HOOK: reconstruct(seen[HOOK])}, arrays(packed))
+    sums, _ = splice_sums(
+        lm, lm.params, SITES, kept(packed, lambda seen: {HOOK: reconstruct(seen[HOOK])}), arrays(packed)
+    )
     return splice_metrics({name: float(value) for name, value in sums.items()})
 
 
@@ -337,7 +346,7 @@ def test_the_splice_equals_three_separate_runs(lm: LanguageModel, packed: Packed
 
 
 def test_what_is_counted(lm: LanguageModel, packed: PackedRows) -> None:
-    sums, captured = splice_sums(lm, lm.params, SITES, lambda seen: seen, arrays(packed))
+    sums, captured = splice_sums(lm, lm.params, SITES, kept(packed, lambda seen: seen), arrays(packed))
     pieces = {(r, s) for r, row in enumerate(packed.segments) for s in row if s >= 0}
     tokens = int((packed.segments >= 0).sum())
     assert int(sums["predicted"]) == tokens - len(pieces) < packed.tokens.size - len(packed.tokens)
@@ -410,6 +419,31 @@ def test_evaluate_equals_its_pieces_done_by_hand_at_once(
     assert got.tokens == packed.keep.sum() == got.density["n_tokens"] and got.seconds > 0
     counts = (flat.f[flat.keep] != 0).sum(0)
     assert got.density == density_histogram(counts, got.tokens) and got.density["dead"] >= 5
+
+
+def test_evaluate_looks_at_the_tokens_that_a_capture_stores(
+    lm: LanguageModel, packed: PackedRows, clean: np.ndarray
+) -> None:
+    coder, params = coder_and_params("topk", lm.config.d_model)
+    drop = int(packed.tokens[packed.keep][0])
+    selection = CaptureConfig(last_tokens=6, drop_ids=(drop,), max_norm_ratio=1.05)
+    plain = Packer(source(documents()), lm.tokenizer, ROW)
+    packer = SelectingPacker(**vars(plain), selection=selection)
+    config = EvalConfig(tokens=10**6, batch_rows=len(packed.tokens))
+    got = evaluate(coder, params, lm, packer, SITES, config, selection.max_norm_ratio)
+
+    flat_x = clean.reshape(-1, clean.shape[-1])
+    keep = packed.keep & (packed.tokens != drop) & (packed.to_end < 6)
+    far = outliers({HOOK: flat_x}, keep.ravel(), 1.05).reshape(keep.shape)
+    assert 0 < far.sum() < keep.sum() < packed.keep.sum()
+    packed = dataclasses.replace(packed, keep=keep & ~far)
+    f = numpy_latents("topk", params, flat_x.astype(np.float64))
+    flat_x_hat = f @ params["W_dec"].astype(np.float64) + params["b_dec"]
+    flat = Batch(flat_x, flat_x_hat, Latents(jnp.asarray(f), None, 40), f, packed.keep.ravel())
+    want = oracle([flat]) | splice_oracle(lm, packed, {HOOK: flat_x_hat.reshape(clean.shape)})
+    want["gram_rms"] = decoder_gram_rms(params["W_dec"])
+    assert got.metrics == pytest.approx(want, rel=1e-3)
+    assert got.tokens == packed.keep.sum()
 
 
 def test_evaluate_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> None:
@@ -556,7 +590,9 @@ def test_what_is_written_as_it_was_loses_nothing(lm: LanguageModel, packed: Pack
     """y_hat = y: also where a transcoder reads something else, and at several sites at once."""
     reads, writes = SIDES[topology]
     sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), len(reads) > 1)
-    sums, captured = splice_sums(lm, lm.params, sites, lambda seen: {n: seen[n] for n in writes}, arrays(packed))
+    sums, captured = splice_sums(
+        lm, lm.params, sites, kept(packed, lambda seen: {n: seen[n] for n in writes}), arrays(packed)
+    )
     got = splice_metrics({name: float(value) for name, value in sums.items()})
     assert set(captured) == {*reads, *writes}
     assert got["ce_sae"] == pytest.approx(got["ce_clean"], abs=1e-6) and got["kl"] == pytest.approx(0, abs=1e-6)

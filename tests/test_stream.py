@@ -1,6 +1,7 @@
 """Activations straight into training: the same batches however often it is stopped, and the rows that a store has."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Generator
 from pathlib import Path
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny import tiny_experiment
+from tiny import tiny_experiment
 
-from saejax.capture import ActivationStream, stream
+from saejax.capture import ActivationStream, CaptureConfig, stream
 from saejax.capture.stream import Journal, Place, endless
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import ConfigError, DataError
+from saejax.parallel import ParallelConfig, make_mesh
 from saejax.stages import run_capture, run_train
 from saejax.store.layout import BF16
+from saejax.sweep.config import SweepConfig
+from saejax.sweep.run import run_sweep
 from saejax.workspace import Workspace
 
 SIZES = [5, 0, 13, 1, 8, 21, 2]  # rows of the batches of text in an epoch: 50
@@ -155,8 +159,6 @@ def test_an_epoch_of_the_stream_is_what_the_store_holds(tmp_path: Path) -> None:
     want = reader.rows(0, reader.n_tokens)["blocks.1.resid_post"].astype(np.float32)
     e = streamed(tmp_path, capture={"buffer_rows": 3000}, train={"batch_size": 3000, "tokens": 6000})
     work = Workspace(e)
-    from saejax.parallel import make_mesh
-
     mesh = make_mesh(e.parallel)
     found = work.training(mesh)
     assert found.epoch_rows == reader.n_tokens == 3000
@@ -195,20 +197,35 @@ def test_a_training_that_dies_ends_as_one_that_does_not(tmp_path: Path, monkeypa
     assert all(0 <= row["train/data_wait"] <= 1 for row in rows if "train/data_wait" in row)
 
 
-def test_on_eight_devices_the_batches_are_the_same(tmp_path: Path) -> None:
-    from saejax.parallel import ParallelConfig, make_mesh
+def test_a_sweep_s_members_share_one_stream_and_are_what_single_runs_give(tmp_path: Path) -> None:
+    relu = {"preset": "standard", "l1_coefficient": 0.5}  # its latents do not flip with the last bit as a TopK's do
+    single = streamed(tmp_path, coder=relu, train={"tokens": 12 * 128}, top={"store": "tiny"})
+    together = dataclasses.replace(single, name="sweep", sweep=SweepConfig(lrs=(1e-3, 3e-3)))
+    assert run_sweep(Workspace(together)) == 0
+    assert run_train(Workspace(single)) == 0
+    (member,) = [
+        path for path in together.run_dir.glob("*/config.json") if json.loads(path.read_text())["train"]["lr"] == 1e-3
+    ]
+    with Checkpoints(member.parent / "checkpoints") as checkpoints:
+        items, _ = checkpoints.restore_numpy(12, names=("params",))
+    for name, value in items["params"].items():
+        np.testing.assert_allclose(value, final(single)[name], atol=1e-5 * np.abs(value).max(), err_msg=name)
+    assert (together.run_dir / "stream.jsonl").is_file()
+    assert not (tmp_path / "stores" / "tiny" / "train").exists()
 
+
+def test_on_eight_devices_the_batches_are_the_same(tmp_path: Path) -> None:
     found = []
     for shape in ((1, 1), (4, 2)):
-        work = Workspace(streamed(tmp_path / str(shape[0])))
+        work = Workspace(streamed(tmp_path / str(shape[0]), parallel={"mesh": shape}))
+        W_E = work.lm.params["W_E"]  # the language model itself is spread over "latent" when it is read
+        assert W_E.sharding.shard_shape(W_E.shape) == (W_E.shape[0] // shape[1], W_E.shape[1])
         with contextlib.closing(work.training(make_mesh(ParallelConfig(shape))).iterate(9)) as batches:
             found.append(next(batches)["blocks.1.resid_post"].astype(np.float32))
     np.testing.assert_allclose(found[0], found[1], rtol=2e-2, atol=1e-2)  # rounding to bfloat16 may tip over
 
 
 def test_bad_settings_are_refused() -> None:
-    from saejax.capture import CaptureConfig
-
     with pytest.raises(ConfigError, match="must be store or training"):
         CaptureConfig(into="disk")
     with pytest.raises(ConfigError, match="buffer_rows"):

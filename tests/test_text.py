@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -205,6 +206,16 @@ def test_the_tokenizer_adds_nothing_pads_nothing_and_cuts_nothing(tmp_path: Path
 def test_a_lone_surrogate_is_read_as_text(tokenizer: Tokenizer) -> None:
     """JSON can hold one, UTF-8 cannot, and the tokenizer refuses the whole batch for it."""
     assert tokenizer.encode_many(["w2 \ud83d w3", "w4"]) == [[2, 1, 3], [4]]
+
+
+@pytest.mark.parametrize(("settings", "bos"), [({"bos_token": None}, None), ({"bos_token": "<bos>"}, BOS), ({}, BOS)])
+def test_a_tokenizer_that_has_no_bos_gets_none_from_config_json(
+    folder: Path, tmp_path: Path, settings: dict[str, Any], bos: int | None
+) -> None:
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(folder / name, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert Tokenizer.from_folder(tmp_path).bos_id == bos
 
 
 @pytest.mark.parametrize("bos", [52, -1, "0", True])

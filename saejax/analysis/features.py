@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saejax.capture import near
 from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
 from saejax.lm.forward import Model, compiled
 from saejax.lm.pair import ModelPair
-from saejax.text import PackedRows, Packer
+from saejax.text import Packer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +72,24 @@ class _Scan:
 
 
 def collect_features(
-    coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: ReportConfig
+    coder: Coder,
+    params: Any,
+    lm: Model,
+    packer: Packer,
+    sites: Sites,
+    config: ReportConfig,
+    max_norm_ratio: float = 0.0,
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.json, tokens scanned, seconds).
 
     `params` are for raw activations. The passages are of the held-out split; no two of a latent come from the same
-    packed row. Where a coder has groups (layers), latent f of group g is feature g F + f, and its entry has "layer": g.
+    packed row. Tokens that a capture with `max_norm_ratio` would have dropped are left out. Where a coder has groups
+    (layers), latent f of group g is feature g F + f, and its entry has "layer": g.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
-    scan, seconds = _scan(coder, params, lm, packer, sites, config)
+    scan, seconds = _scan(coder, params, lm, packer, sites, config, max_norm_ratio)
     width = math.prod(coder.topology.latent_shape)
     shown = min(config.max_features or width, width)
     names = _document_names(packer, scan.documents)
@@ -170,28 +178,28 @@ class _TokenTable:
 
 
 def _scan(
-    coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: ReportConfig
+    coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: ReportConfig, max_norm_ratio: float
 ) -> tuple[_Scan, float]:
     """(the scan, its seconds without compilation)."""
 
-    def encode(params: Any, lm_params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
+    def encode(params: Any, lm_params: Any, tokens: Any, positions: Any, segments: Any, keep: Any) -> Any:
         _, captured = lm.apply(lm_params, tokens, positions, segments, sites.hook_points)
         flat = {name: x_RSD.reshape(-1, x_RSD.shape[-1]) for name, x_RSD in captured.items()}
-        return coder.encode(params, sites.batch(flat)["x"]).flat()
+        return coder.encode(params, sites.batch(flat)["x"]).flat(), near(captured, keep, max_norm_ratio)
 
     rows: list[Any] = []
     entries: list[tuple[np.ndarray, ...]] = []
     first = 0
     blank = packer.blank(config.batch_rows)
-    arguments = (params, lm.params, blank.tokens, blank.positions, blank.segments)
+    arguments = (params, lm.params, blank.tokens, blank.positions, blank.segments, blank.keep)
     run = compiled(lm, encode, *arguments)
     with Progress("features", config.tokens) as progress:
         for packed in packer.batches("heldout", config.batch_rows):
-            latents = run(params, lm.params, packed.tokens, packed.positions, packed.segments)
-            entries.append(_entries(packed, latents, first))
+            latents, keep = run(params, lm.params, packed.tokens, packed.positions, packed.segments, packed.keep)
+            entries.append(_entries(np.asarray(keep), latents, first))
             rows.append((packed.tokens, packed.positions, packed.segments, packed.documents))
             first += len(packed.tokens)
-            progress.advance(int(packed.keep.sum()))
+            progress.advance(int(keep.sum()))
             if progress.tokens >= config.tokens:
                 break
     if not progress.tokens:
@@ -204,12 +212,12 @@ def _scan(
     return scan, progress.seconds
 
 
-def _entries(packed: PackedRows, latents: Latents, first: int) -> tuple[np.ndarray, ...]:
+def _entries(keep_RS: np.ndarray, latents: Latents, first: int) -> tuple[np.ndarray, ...]:
     """(latent, row, position, value) of every non-zero latent of the kept tokens; rows are counted from `first`."""
-    values = np.where(packed.keep.reshape(-1, 1), np.asarray(latents.values), 0)
+    values = np.where(keep_RS.reshape(-1, 1), np.asarray(latents.values), 0)
     at, column = np.nonzero(values)
     latent = column if latents.indices is None else np.asarray(latents.indices)[at, column]
-    row, position = np.divmod(at, packed.tokens.shape[1])
+    row, position = np.divmod(at, keep_RS.shape[1])
     return latent.astype(np.int32), first + row, position, values[at, column]
 
 

@@ -2,6 +2,7 @@
 
 from saejax.capture.capture import CaptureConfig, Captured, capture, store_identity
 from saejax.capture.hook_points import Named, expand_hook_points
+from saejax.capture.selection import SelectingPacker, near
 from saejax.capture.stream import ActivationStream, stream_activations
 
 __all__ = [
@@ -9,8 +10,10 @@ __all__ = [
     "CaptureConfig",
     "Captured",
     "Named",
+    "SelectingPacker",
     "capture",
     "expand_hook_points",
+    "near",
     "store_identity",
     "stream_activations",
 ]

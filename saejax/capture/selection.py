@@ -1,12 +1,15 @@
 """Which tokens of a batch are stored."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.text import PackedRows
+from saejax.text import PackedRows, Packer
 
 
 class Selection(Protocol):
@@ -88,3 +91,30 @@ def outliers(activations_ND: Mapping[str, np.ndarray], candidates_N: np.ndarray,
         if usual > 0:
             found_N[candidates_N] |= norms_N > ratio * usual
     return found_N
+
+
+def near(activations: Mapping[str, jax.Array], keep_RS: jax.Array, ratio: float) -> jax.Array:
+    """The tokens to keep that are not `outliers` among them; pure, for activations {hook point: [R, S, d]}."""
+    found_RS = keep_RS
+    for x_RSD in activations.values() if ratio else ():
+        norms_RS = jnp.linalg.norm(x_RSD.astype(jnp.float32), axis=-1)
+        usual = jnp.nanmedian(jnp.where(keep_RS, norms_RS, jnp.nan))
+        found_RS &= (norms_RS <= ratio * usual) | ~(usual > 0)
+    return found_RS
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectingPacker(Packer):
+    """A packer whose rows keep only the tokens that a capture with `selection` would store, as far as the text says."""
+
+    selection: Selection | None = None
+
+    def batches(
+        self, split: str, rows: int, start: dict[str, int] | None = None, pad_last: bool = True
+    ) -> Iterator[PackedRows]:
+        for packed in super().batches(split, rows, start, pad_last):
+            if self.selection is None:
+                yield packed
+            else:
+                keep = wanted(self.selection, packed)[0].reshape(packed.keep.shape)
+                yield dataclasses.replace(packed, keep=keep)

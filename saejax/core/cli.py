@@ -56,6 +56,16 @@ def run_words(main: Callable[[list[str]], int | None]) -> None:
     _run(main, _parse_words)
 
 
+def run_words_or_config(main: Callable[[list[str]], int | None]) -> None:
+    """As `run_words`, for a script that takes --config too; the default is for overrides without a --config alone."""
+    given = _arguments(sys.argv)
+    if not any(name.partition(".")[0] == _FLAG for name in given):
+        return run_words(main)
+    if _FLAG not in given:
+        sys.argv.insert(1, f"--{_FLAG}={_DEFAULT}")
+    return _run(main, _parse)
+
+
 def _run(main: Callable[[list[str]], int | None], parse: Callable[[list[str]], list[str]]) -> None:
     def guarded(argv: list[str]) -> None:
         try:

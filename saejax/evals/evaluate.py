@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saejax.capture import near
 from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
@@ -43,7 +44,15 @@ class Evaluated:
     seconds: float
 
 
-def evaluate(coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: EvalConfig) -> Evaluated:
+def evaluate(
+    coder: Coder,
+    params: Any,
+    lm: Model,
+    packer: Packer,
+    sites: Sites,
+    config: EvalConfig,
+    max_norm_ratio: float = 0.0,
+) -> Evaluated:
     """Evaluate `params` (for raw activations) on the held-out split, without sampling: the first tokens of it.
 
     The metrics are those of `Reconstruction` over all that is written (the sites' dimensions side by side, the latents
@@ -52,6 +61,8 @@ def evaluate(coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites,
 
     Args:
         sites: what the coder reads and writes, with all scales 1.
+        max_norm_ratio: that of the capture: tokens which it would have dropped (by the median of batches of
+            config.batch_rows here) are neither counted nor replaced.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
@@ -64,14 +75,15 @@ def evaluate(coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites,
     def batch(params: Any, lm_params: Any, packed: dict[str, jax.Array]) -> Any:
         parts: dict[str, Any] = {}
 
-        def reconstruct(captured: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def reconstruct(captured: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
+            keep_RS = near(captured, packed["keep"], max_norm_ratio)
             rows = packed["tokens"].shape
             seen = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})
             latents = coder.encode(params, seen["x"])
             y_hat = coder.decode(params, latents, seen["x"])
-            parts.update(_sums(names, seen["y"], y_hat, latents.flat(), packed["keep"].ravel(), b_dec))
+            parts.update(_sums(names, seen["y"], y_hat, latents.flat(), keep_RS.ravel(), b_dec))
             sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
-            return {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}
+            return {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}, keep_RS
 
         sums, _ = splice_sums(lm, lm_params, sites, reconstruct, packed)
         return sums, parts

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from saejax.coders import Sites
 from saejax.lm.forward import Edit, Model
 
-Reconstruct = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
+# {hook point: clean activations [R, S, D]} -> the reconstructions, and which tokens are replaced by them [R, S]
+Reconstruct = Callable[[dict[str, jax.Array]], tuple[dict[str, jax.Array], jax.Array]]
 
 
 def splice_sums(
@@ -34,25 +35,23 @@ def splice_sums(
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """(sums over predicted tokens, clean activations {hook point: [R, S, D]}) of a batch of packed rows. Pure.
 
-    `reconstruct` gets the clean activations and gives {hook point written: [R, S, D]}; all of them are put in at once.
-    Where the loss does not see them (`Model.measures_loss`), the sums are `predicted` and `ce_clean` alone; where there
-    is no loss, `predicted`.
+    `reconstruct` gets the clean activations and gives ({hook point written: [R, S, D]}, which tokens to replace
+    [R, S]); all of them are put in at once. Where the loss does not see them (`Model.measures_loss`), the sums are
+    `predicted` and `ce_clean` alone; where there is no loss, `predicted`.
     """
-    keep_RS1 = packed["keep"][:, :, None]
     rows = (packed["tokens"], packed["positions"], packed["segments"])
 
-    def run(values: Mapping[str, jax.Array]) -> jax.Array:
-        return jax.nn.log_softmax(logits_of(values)[0][:, :-1].astype(jnp.float32))
+    logits_RSV, captured = lm.apply(lm_params, *rows, sites.hook_points)
+    reconstructed, keep_RS = reconstruct(captured)
 
-    def logits_of(values: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def run(values: Mapping[str, jax.Array]) -> jax.Array:
         def instead(value_RSD: jax.Array) -> Edit:
-            return lambda x: jnp.where(keep_RS1, value_RSD.astype(x.dtype), x)
+            return lambda x: jnp.where(keep_RS[:, :, None], value_RSD.astype(x.dtype), x)
 
         edits = {name: instead(value_RSD) for name, value_RSD in values.items()}
-        return lm.apply(lm_params, *rows, sites.hook_points, edits)
+        logits_RSV, _ = lm.apply(lm_params, *rows, sites.hook_points, edits)
+        return jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
 
-    logits_RSV, captured = logits_of({})
-    reconstructed = reconstruct(captured)
     segments = packed["segments"]
     predicted_RS = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
     next_RS1 = packed["tokens"][:, 1:, None]

@@ -1,6 +1,18 @@
 """L3: the language model being studied, in JAX, watched and edited at named hook points."""
 
-from saejax.lm.model import HOOK_NAMES, LanguageModel, LMConfig, load_lm
+from saejax.lm.listing import HookList, list_hook_points
+from saejax.lm.model import LanguageModel, LMConfig, load_lm
 from saejax.lm.parameters import logical_axes, shard_params
+from saejax.lm.points import HOOK_NAMES, HookPoint
 
-__all__ = ["HOOK_NAMES", "LMConfig", "LanguageModel", "load_lm", "logical_axes", "shard_params"]
+__all__ = [
+    "HOOK_NAMES",
+    "HookList",
+    "HookPoint",
+    "LMConfig",
+    "LanguageModel",
+    "list_hook_points",
+    "load_lm",
+    "logical_axes",
+    "shard_params",
+]

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from jax.sharding import Mesh
 
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded
 from saejax.lm import decoder, parameters
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.families import Architecture, Layout, architecture
+from saejax.parallel import sharding_of
 
 # Bytes, far more than any model comes with.
 LARGEST_CONFIG, LARGEST_INDEX = 16 << 20, 64 << 20
@@ -60,8 +62,12 @@ def _shortened(text: str, length: int = 800) -> str:
     return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"
 
 
-def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, dict[str, Any]]:
+def read_params(
+    folder: Path, dtype: Any = jnp.float32, mesh: Mesh | None = None
+) -> tuple[DecoderConfig, dict[str, Any]]:
     """(config, parameters as JAX arrays of `dtype`), one tensor at a time; float checkpoints of any precision.
+
+    On a mesh each device gets its part of a tensor (`shard_params`), so that a model need not fit one device.
 
     The scales and shifts of norms are float32 whatever `dtype` is, because norms are computed so. Types and shapes of
     all tensors are compared with config.json by the files' headers, before the first tensor is read.
@@ -82,8 +88,27 @@ def read_params(folder: Path, dtype: Any = jnp.float32) -> tuple[DecoderConfig, 
     params: dict[str, Any] = {"blocks": [{} for _ in range(config.n_layer)]}
     for path, parameter, name, layout in plan:
         kept = jnp.float32 if _is_norm(path) else dtype
-        _put(params, path, jnp.asarray(layout.read(tensor(name), parameter.shape), kept))
+        value = layout.read(tensor(name), parameter.shape)
+        if mesh is None:
+            _put(params, path, jnp.asarray(value, kept))
+        else:
+            _put(params, path, jax.device_put(value.astype(kept), sharding_of(mesh, parameter.shape, parameter.axes)))
     return config, params
+
+
+def header_types(folder: Path) -> tuple[str, ...]:
+    """Types of the weights' numbers, as in ("BF16", "F32"), by the files' headers alone; empty where not all are there.
+
+    Raises:
+        DataError: a tensor that is not what config.json says.
+    """
+    folder = Path(folder)
+    config_json, config = read_config(folder)
+    try:
+        files = _TensorFiles(folder, architecture(config_json, str(folder)))
+    except DataError:
+        return ()
+    return tuple(sorted({files.header(name)[1] for _, _, name, _ in files.plan(config)}))
 
 
 @dataclasses.dataclass
@@ -108,7 +133,7 @@ class _TensorFiles:
         for path, parameter in parameters.leaves(config):
             stem, layout = self.architecture.tensors[".".join(str(part) for part in path if isinstance(part, str))]
             name = self._name(stem.format(path[1] if path[0] == "blocks" else ""))
-            shape, dtype = self._header(name)
+            shape, dtype = self.header(name)
             if shape != layout.stored(parameter.shape):
                 raise DataError(
                     f"{self.folder}: tensor {name!r} does not have the shape that config.json gives it: "
@@ -136,7 +161,7 @@ class _TensorFiles:
         there = ", ".join(sorted(self.where)[:5])
         raise DataError(f"{self.folder}: tensor {stem!r} is missing; there are {there}, ...")
 
-    def _header(self, name: str) -> tuple[tuple[int, ...], str]:
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
         try:
             header = self.handles[self.where[name]].get_slice(name)
         except safetensors.SafetensorError as error:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from saejax.parallel import batch_sharding, replicated
+from saejax.parallel import batch_sharding
 from saejax.text import PackedRows, Tokenizer
 
 Forward = Callable[[PackedRows], tuple[dict[str, Any], Any]]
@@ -68,6 +68,10 @@ class Model(Protocol):
         """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token."""
         ...
 
+    def placed(self, mesh: Mesh) -> Any:
+        """`params` as a program over the mesh wants them."""
+        ...
+
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
         """Rows of `length` tokens that one forward pass of a capture has memory for."""
         ...
@@ -78,7 +82,7 @@ class Model(Protocol):
 
 
 def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
-    """`Model.make_forward` of a pure model: compiled, rows over the mesh.
+    """`Model.make_forward` of a pure model: compiled, rows over "data", parameters over "latent".
 
     XLA drops what no hook point needs: the blocks after the last one, and the unembedding.
     """
@@ -90,7 +94,7 @@ def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], me
         return {name: value.astype(jnp.bfloat16) for name, value in flat.items()}, finite
 
     rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    params = jax.device_put(lm.params, replicated(mesh))
+    params = lm.placed(mesh)
     compiled = jax.jit(forward).lower(params, rows, rows, rows).compile()
 
     def run(packed: PackedRows) -> Any:

@@ -1,9 +1,8 @@
 """`LanguageModel`: a loaded model with its tokenizer and the names of its hook points."""
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,13 @@ from saejax.core.hub import check_hub, unreachable
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import Forward, compiled_forward
+from saejax.lm.parameters import shard_params
+from saejax.lm.points import TRANSFORMER_LENS, DecoderPoints
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.text import Tokenizer
 
-HOOK_NAMES = ("resid_pre", "attn_z", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
-
-# TransformerLens names of the same places. (Its ln2.hook_normalized is not here: it is taken before the
-# norm's own scale and shift, so it is another tensor than mlp_in.)
-_TRANSFORMER_LENS = {
-    "hook_resid_pre": "resid_pre",
-    "ln1.hook_scale": "ln1_scale",
-    "attn.hook_pattern": "attn_pattern",
-    "attn.hook_z": "attn_z",  # there [B, S, H, D], here flat
-    "ln1_post.hook_scale": "ln1_post_scale",
-    "hook_attn_out": "attn_out",
-    "hook_resid_mid": "resid_mid",
-    "ln2.hook_scale": "ln2_scale",
-    "mlp.hook_post": "mlp_act",
-    "ln2_post.hook_scale": "ln2_post_scale",
-    "hook_mlp_out": "mlp_out",
-    "hook_resid_post": "resid_post",
-}
 BACKENDS = ("auto", "jax", "torch")
+_REMEDY = "It is not cached. Check the name and the network, or give a local folder in lm.model."
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -101,8 +85,8 @@ class LanguageModel:
 
         Takes the names of `hook_points()` and of `inner_points()`.
         """
-        names = [self._point(name) for name in capture]
-        named_edits = {self._point(name): edit for name, edit in (edits or {}).items()}
+        names = [self._points.any_point(name) for name in capture]
+        named_edits = {self._points.any_point(name): edit for name, edit in (edits or {}).items()}
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
         positions, segments = (None if x is None else jnp.asarray(x) for x in (positions_BS, segments_BS))
@@ -119,16 +103,11 @@ class LanguageModel:
 
     def hook_points(self) -> dict[str, int]:
         """{hook point: width} of the whole model, from its config: the points with one vector for each token."""
-        c = self.config
-        widths = dict.fromkeys(HOOK_NAMES, c.d_model) | {"mlp_act": c.d_mlp, "attn_z": c.n_head * c.d_head}
-        return {f"blocks.{i}.{name}": widths[name] for i in range(c.n_layer) for name in HOOK_NAMES}
+        return self._points.hook_points()
 
     def inner_points(self) -> tuple[str, ...]:
         """The other points that `run` watches and edits: attention patterns [B, H, S, S], norms' scales [B, S, 1]."""
-        norms = ["ln1"] + (["ln2"] if self.config.residual != "parallel_one_norm" else [])
-        norms += ["ln1_post", "ln2_post"] if self.config.post_norms else []
-        names = ("attn_pattern", *(f"{norm}_scale" for norm in norms))
-        return (*(f"blocks.{i}.{name}" for i in range(self.config.n_layer) for name in names), "ln_final_scale")
+        return self._points.inner_points()
 
     def apply(
         self,
@@ -151,6 +130,10 @@ class LanguageModel:
         W_U_DV = decoder.unembedding(self.params).astype(jnp.float32)
         return self.params["ln_final"]["w"].astype(jnp.float32), W_U_DV
 
+    def placed(self, mesh: Mesh) -> Any:
+        """`params` on the mesh: heads, d_mlp and vocabulary over "latent"."""
+        return shard_params(self.config, self.params, mesh)
+
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
         """Not known of a JAX model.
 
@@ -171,47 +154,35 @@ class LanguageModel:
         Raises:
             ConfigError: it does not exist; the message lists those that do.
         """
-        canonical = _canonical(name)
-        there = self.hook_points()
-        if canonical not in there:
-            close = difflib.get_close_matches(canonical, there, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            if canonical in self.inner_points():
-                hint = " It can be watched and edited in `run`, but holds no vector for each token."
-            raise ConfigError(
-                f"The model has no hook point {name!r}.{hint} There are blocks.0 to blocks."
-                f"{self.config.n_layer - 1}, each with {', '.join(HOOK_NAMES)}."
-            )
-        return canonical
+        return self._points.hook_point(name)
 
-    def _point(self, name: str) -> str:
-        """The canonical name of an inner point or a hook point."""
-        canonical = _canonical(name)
-        return canonical if canonical in self.inner_points() else self.hook_point(name)
-
-
-def _canonical(name: str) -> str:
-    if name == "ln_final.hook_scale":
-        return "ln_final_scale"
-    match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-    return f"blocks.{match[1]}.{_TRANSFORMER_LENS.get(match[2], match[2])}" if match else name
+    @property
+    def _points(self) -> DecoderPoints:
+        return DecoderPoints(self.config)
 
 
 def load_lm(
-    model: str = "demo", revision: str = "", dtype: str = "float32", backend: str = "auto", device: str = ""
+    model: str = "demo",
+    revision: str = "",
+    dtype: str = "float32",
+    backend: str = "auto",
+    device: str = "",
+    mesh: Mesh | None = None,
 ) -> LanguageModel | TorchModel:
     """The language model that `model` names: `demo`, a folder, or a hub id `owner/name`; see `LMConfig`.
+
+    With a mesh, heads, d_mlp and the vocabulary of a JAX model are spread over its axis "latent" while they are read.
 
     Raises:
         ConfigError: a `dtype` or `backend` that is not offered, or torch where it is not installed.
         DataError: it cannot be found or read; the message says what to do.
     """
     wanted = LMConfig(model, revision, dtype, backend=backend, device=device)
-    folder = _resolve(model, revision)
-    if _runs_in_torch(folder, backend):
+    folder = _resolve(model, revision, _download)
+    if runs_in_torch(folder, backend):
         tokenizer = Tokenizer.from_folder(folder)
-        return load_torch(folder, tokenizer, _identity(wanted, folder, tokenizer), dtype, device, _TRANSFORMER_LENS)
-    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype])
+        return load_torch(folder, tokenizer, _identity(wanted, folder, tokenizer), dtype, device, TRANSFORMER_LENS)
+    config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
     tokenizer = Tokenizer.from_folder(folder)
     largest = tokenizer.largest_id
     if largest >= config.vocab_size:
@@ -222,7 +193,7 @@ def load_lm(
     return LanguageModel(config, params, tokenizer, _identity(wanted, folder, tokenizer))
 
 
-def _runs_in_torch(folder: Path, backend: str) -> bool:
+def runs_in_torch(folder: Path, backend: str) -> bool:
     """By lm.backend; of `auto` whether the JAX decoder lacks the architecture that config.json names."""
     if backend != "auto":
         return backend == "torch"
@@ -244,13 +215,22 @@ def _identity(wanted: LMConfig, folder: Path, tokenizer: Tokenizer) -> dict[str,
     }
 
 
-def _resolve(model: str, revision: str) -> Path:
+def config_folder(model: str, revision: str = "") -> Path:
+    """A folder with the model's config.json; of a hub id that is all that is fetched, where it is not cached.
+
+    Raises:
+        DataError: it cannot be found; the message says what to do.
+    """
+    return _resolve(model, revision, _download_config)
+
+
+def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Path:
     if model == "demo":
         return Path(__file__).parent / "demo"
     if Path(model).is_dir():
         return Path(model)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
-        return _download(model, revision)
+        return fetch(model, revision)
     raise DataError(
         f"No model {model!r}: it is not a folder, not 'demo', and not a hub id of the form owner/name "
         "(GPT-2 is openai-community/gpt2)."
@@ -275,9 +255,23 @@ def _download(repo: str, revision: str) -> Path:
             return cached
     except Exception:  # not cached: the library raises one of several kinds
         pass
-    remedy = "It is not cached. Check the name and the network, or give a local folder in lm.model."
-    check_hub("model", repo, revision, remedy)
+    check_hub("model", repo, revision, _REMEDY)
     try:
         return Path(huggingface_hub.snapshot_download(**wanted))
     except Exception as error:  # every failure means the same to the user, and is told
-        raise unreachable("model", repo, error, remedy) from None
+        raise unreachable("model", repo, error, _REMEDY) from None
+
+
+def _download_config(repo: str, revision: str) -> Path:
+    import huggingface_hub
+
+    wanted: dict[str, Any] = {"repo_id": repo, "filename": "config.json", "revision": revision or None}
+    try:
+        return Path(huggingface_hub.hf_hub_download(**wanted, local_files_only=True)).parent
+    except Exception:  # not cached, as above
+        pass
+    check_hub("model", repo, revision, _REMEDY)
+    try:
+        return Path(huggingface_hub.hf_hub_download(**wanted)).parent
+    except Exception as error:
+        raise unreachable("model", repo, error, _REMEDY) from None

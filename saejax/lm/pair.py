@@ -115,6 +115,10 @@ class ModelPair:
         """The first model's."""
         return self.first.readout()
 
+    def placed(self, mesh: Mesh) -> dict[str, Any]:
+        """`params` of both on the mesh."""
+        return {"first": self.first.placed(mesh), "second": self.second.placed(mesh)}
+
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
         """What both have memory for."""
         return min(model.rows_that_fit(own, length) for model, own, _ in self._of_each(names))

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -38,6 +39,9 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> "Tokenizer":
         """Read `tokenizer.json`, and the bos id from `config.json`, of a model folder.
 
+        Where tokenizer_config.json says that there is no bos token (Qwen's does, beside a bos_token_id in config.json),
+        there is none: the model never saw one in front of a text.
+
         Raises:
             DataError: when there is no readable tokenizer.json, or the bos id is not one of its ids.
         """
@@ -55,19 +59,10 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-        config_path = Path(folder) / "config.json"
-        try:
-            bos_id = (
-                json.loads(read_bounded(config_path, _LARGEST_CONFIG)).get("bos_token_id")
-                if config_path.is_file()
-                else None
-            )
-        except (ValueError, RecursionError, AttributeError) as error:
-            raise DataError(f"{config_path} is not a JSON object: {error}") from None
-        if isinstance(bos_id, list):
-            bos_id = bos_id[0] if bos_id else None
+        bos_id = _bos_id(Path(folder))
         if bos_id is not None and (type(bos_id) is not int or bos_id not in backend.get_vocab().values()):
-            raise DataError(f"{config_path}: bos_token_id is {bos_id!r}, which is no id of the tokenizer beside it.")
+            named = f"{Path(folder) / 'config.json'}: bos_token_id is {bos_id!r}"
+            raise DataError(f"{named}, which is no id of the tokenizer beside it.")
         return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest(), Path(folder))
 
     @functools.cached_property
@@ -105,3 +100,24 @@ class Tokenizer:
     def token_strings(self, ids: list[int]) -> list[str]:
         """Each id decoded on its own, for display; a piece of a UTF-8 sequence shows as U+FFFD."""
         return [self.backend.decode([i], skip_special_tokens=False) for i in ids]
+
+
+def _bos_id(folder: Path) -> Any:
+    """`bos_token_id` of config.json, unless tokenizer_config.json has a `bos_token` of null."""
+    if _json_object(folder / "tokenizer_config.json").get("bos_token", "") is None:
+        return None
+    bos_id = _json_object(folder / "config.json").get("bos_token_id")
+    if isinstance(bos_id, list):
+        return bos_id[0] if bos_id else None
+    return bos_id
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """The file's content, {} where there is none; DataError where it is no object."""
+    try:
+        value = json.loads(read_bounded(path, _LARGEST_CONFIG)) if path.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path} is not a JSON object: it holds {type(value).__name__}.")
+    return value

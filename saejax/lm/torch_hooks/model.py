@@ -170,6 +170,10 @@ class TorchModel:
             scale_D = sign_D * (norms[-1](sign_D) - norms[-1](-sign_D)) / 2
         return jnp.asarray(scale_D.float().cpu().numpy()), W_U_DV
 
+    def placed(self, mesh: Mesh) -> Any:
+        """`params`, which are none: PyTorch holds the model."""
+        return self.params
+
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
         """Rows of `length` tokens for a capture: the most, of 512, 256, ..., that the GPU holds; on a CPU 32."""
         if self._device().type != "cuda":

@@ -1,0 +1,123 @@
+"""The names of a decoder's hook points and what stands there, by its configuration alone."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator
+
+from saejax.core.errors import ConfigError
+from saejax.lm.conventions import DecoderConfig
+
+HOOK_NAMES = ("resid_pre", "attn_z", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
+
+# TransformerLens names of the same places. (Its ln2.hook_normalized is not here: it is taken before the
+# norm's own scale and shift, so it is another tensor than mlp_in.)
+TRANSFORMER_LENS = {
+    "hook_resid_pre": "resid_pre",
+    "ln1.hook_scale": "ln1_scale",
+    "attn.hook_pattern": "attn_pattern",
+    "attn.hook_z": "attn_z",  # there [B, S, H, D], here flat
+    "ln1_post.hook_scale": "ln1_post_scale",
+    "hook_attn_out": "attn_out",
+    "hook_resid_mid": "resid_mid",
+    "ln2.hook_scale": "ln2_scale",
+    "mlp.hook_post": "mlp_act",
+    "ln2_post.hook_scale": "ln2_post_scale",
+    "hook_mlp_out": "mlp_out",
+    "hook_resid_post": "resid_post",
+}
+# In the order in which a block computes them.
+_IN_BLOCK = (
+    *("resid_pre", "ln1_scale", "attn_pattern", "attn_z", "ln1_post_scale", "attn_out", "resid_mid"),
+    *("ln2_scale", "mlp_in", "mlp_act", "ln2_post_scale", "mlp_out", "resid_post"),
+)
+_FINAL_SCALE = ("ln_final_scale", "ln_final.hook_scale")
+
+
+@dataclasses.dataclass(frozen=True)
+class HookPoint:
+    """One place in a model.
+
+    Attributes:
+        name: as in `blocks.6.resid_pre`.
+        shape: of what one token has there; "S" stands for the tokens of its row.
+        stored: whether it is one vector a token, which can be captured; otherwise `lm.run` watches and edits it.
+        alias: TransformerLens's name, which is taken as well; empty where it has none for this tensor.
+        module: the module's path where PyTorch runs the model, with .in or .out; empty in JAX.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    stored: bool = True
+    alias: str = ""
+    module: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderPoints:
+    """The hook points of the JAX decoder with this configuration; no parameters are needed."""
+
+    config: DecoderConfig
+
+    def __iter__(self) -> Iterator[HookPoint]:
+        """All of them, in the order in which the model computes them."""
+        theirs = {ours: name for name, ours in TRANSFORMER_LENS.items()}
+        shapes = self._shapes()
+        for i in range(self.config.n_layer):
+            for name, shape in shapes.items():
+                alias = f"blocks.{i}.{theirs[name]}" if name in theirs else ""
+                yield HookPoint(f"blocks.{i}.{name}", shape, name in HOOK_NAMES, alias)
+        ours, alias = _FINAL_SCALE
+        yield HookPoint(ours, (1,), False, alias)
+
+    def _shapes(self) -> dict[str, tuple[int | str, ...]]:
+        """{name in a block: shape of one token's value}, without the scales of norms that these blocks do not have."""
+        c = self.config
+        shapes: dict[str, tuple[int | str, ...]] = dict.fromkeys(_IN_BLOCK, (c.d_model,))
+        shapes |= dict.fromkeys(("ln1_scale", "ln2_scale", "ln1_post_scale", "ln2_post_scale"), (1,))
+        shapes |= {"attn_pattern": (c.n_head, "S"), "attn_z": (c.n_head, c.d_head), "mlp_act": (c.d_mlp,)}
+        absent = ["ln2_scale"] if c.residual == "parallel_one_norm" else []
+        absent += [] if c.post_norms else ["ln1_post_scale", "ln2_post_scale"]
+        return {name: shape for name, shape in shapes.items() if name not in absent}
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width} of the whole model: the points with one vector for each token."""
+        c = self.config
+        widths = dict.fromkeys(HOOK_NAMES, c.d_model) | {"mlp_act": c.d_mlp, "attn_z": c.n_head * c.d_head}
+        return {f"blocks.{i}.{name}": widths[name] for i in range(c.n_layer) for name in HOOK_NAMES}
+
+    def inner_points(self) -> tuple[str, ...]:
+        """The other points: attention patterns [B, H, S, S], norms' scales [B, S, 1]."""
+        inner = sorted((name for name in self._shapes() if name not in HOOK_NAMES), key=lambda name: name[:2] == "ln")
+        return (*(f"blocks.{i}.{name}" for i in range(self.config.n_layer) for name in inner), _FINAL_SCALE[0])
+
+    def hook_point(self, name: str) -> str:
+        """The canonical name of a hook point; TransformerLens names are accepted.
+
+        Raises:
+            ConfigError: it does not exist; the message lists those that do.
+        """
+        canonical = _canonical(name)
+        there = self.hook_points()
+        if canonical not in there:
+            close = difflib.get_close_matches(canonical, there, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            if canonical in self.inner_points():
+                hint = " It can be watched and edited in `run`, but holds no vector for each token."
+            raise ConfigError(
+                f"The model has no hook point {name!r}.{hint} There are blocks.0 to blocks."
+                f"{self.config.n_layer - 1}, each with {', '.join(HOOK_NAMES)}."
+            )
+        return canonical
+
+    def any_point(self, name: str) -> str:
+        """The canonical name of an inner point or a hook point."""
+        canonical = _canonical(name)
+        return canonical if canonical in self.inner_points() else self.hook_point(name)
+
+
+def _canonical(name: str) -> str:
+    if name == _FINAL_SCALE[1]:
+        return _FINAL_SCALE[0]
+    match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+    return f"blocks.{match[1]}.{TRANSFORMER_LENS.get(match[2], match[2])}" if match else name

@@ -1,0 +1,90 @@
+"""Training on stores that a merge or an import made, with the language model at hand and without one."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import replaced, tiny_experiment
+
+import saejax
+from saejax.core.errors import ConfigError, DataError
+from saejax.experiment import Experiment
+from saejax.stages import run_capture, run_evaluate, run_train
+from saejax.store import ImportConfig, StoreLayout, StoreReader, import_files, merge
+from saejax.workspace import Workspace
+
+HOOK = "blocks.1.resid_post"
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """A capture of the demo model."""
+    e = tiny_experiment(tmp_path_factory.mktemp("captured"))
+    run_capture(Workspace(e))
+    return e
+
+
+def short(e: Experiment, **top: Any) -> Experiment:
+    return replaced(dataclasses.replace(e, **top), "train", tokens=10 * 128)
+
+
+def imported(folder: Path, e: Experiment, model: str) -> Experiment:
+    """The captured activations as a file of someone else's, and an experiment on their store."""
+    reader = StoreReader.open(e.store_dir("train"), [HOOK])
+    np.save(folder / "acts.npy", reader.rows(0, 2000)[HOOK].astype(np.float32))
+    config = ImportConfig(HOOK, model=model, layout=StoreLayout(1024, 64))
+    import_files(folder / "stores/theirs/train", [folder / "acts.npy"], config)
+    return short(e, name="theirs", store="theirs", stores_dir=str(folder / "stores"), runs_dir=str(folder / "runs"))
+
+
+def test_without_a_model_an_imported_store_is_trained_on(
+    captured: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e = replaced(imported(tmp_path, captured, model=""), "lm", model="")
+    run_capture(Workspace(e))
+    assert run_train(Workspace(e)) == 0
+    said = capsys.readouterr().out
+    assert "is imported and taken as it is" in said and "nothing is validated" in said
+    sae = saejax.load(e.run_dir)
+    assert sae.hook_point == HOOK and sae.params["W_enc"].shape == (128, 256)
+    with pytest.raises(ConfigError, match=r"lm\.model is empty, and this needs the language model"):
+        run_evaluate(Workspace(e))
+    with pytest.raises(ConfigError, match=r"no hook point .blocks\.1\.resid_pos."):
+        Workspace(dataclasses.replace(e, hook_point="blocks.1.resid_pos")).build()
+    with pytest.raises(ConfigError, match="early_stop_patience needs held-out"):
+        run_train(Workspace(replaced(dataclasses.replace(e, name="new"), "train", early_stop_patience=3)))
+
+
+def test_with_its_model_an_imported_store_is_also_validated_and_evaluated(captured: Experiment, tmp_path: Path) -> None:
+    e = imported(tmp_path, captured, model="demo")
+    run_capture(Workspace(e))  # the held-out text alone
+    assert StoreReader.open(e.store_dir("heldout")).n_tokens == e.capture.heldout_tokens
+    assert run_train(Workspace(e)) == 0
+    assert "val/fve" in (e.run_dir / "metrics.jsonl").read_text()
+    run_evaluate(Workspace(e))
+    assert (e.run_dir / "eval.json").is_file()
+
+
+def test_a_merged_store_is_trained_on_and_another_model_s_refused(captured: Experiment, tmp_path: Path) -> None:
+    again = dataclasses.replace(captured, seed=1, store="again")
+    run_capture(Workspace(again))
+    stores = tmp_path / "stores"
+    for split in ("train", "heldout"):
+        merge(stores / "both" / split, [captured.store_dir(split), again.store_dir(split)])
+    e = short(captured, name="both", store="both", stores_dir=str(stores), runs_dir=str(tmp_path / "runs"))
+    run_capture(Workspace(e))
+    work = Workspace(e)
+    assert run_train(work) == 0
+    assert work.reader("train").n_tokens == 2 * captured.capture.tokens
+    other = imported(tmp_path, captured, model="gpt2")
+    with pytest.raises(DataError, match="holds something else than expected"):
+        run_train(Workspace(other))
+
+
+def test_without_a_model_a_captured_store_or_none_is_refused(captured: Experiment, tmp_path: Path) -> None:
+    for stores_dir in (captured.stores_dir, str(tmp_path)):
+        e = replaced(short(captured, name="new", stores_dir=stores_dir), "lm", model="")
+        with pytest.raises(ConfigError, match="is no imported or merged store"):
+            run_train(Workspace(e))
