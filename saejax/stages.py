@@ -27,7 +27,7 @@ from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_met
 from saejax.evals import Gate, check_gates, evaluate
 from saejax.experiment import Experiment, from_json, to_run_json
 from saejax.loading import LoadedCoder, load, make_sites, sites_to_meta
-from saejax.parallel import check_divides, make_mesh
+from saejax.parallel import check_divides, local_mesh, make_mesh, refuse_many, this_process
 from saejax.report import render
 from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
@@ -46,9 +46,10 @@ def say(text: str = "") -> None:
 
 
 def run_capture(work: Workspace) -> None:
-    """Capture the training and the held-out activations."""
+    """Capture the training and the held-out activations; of several processes, this one's share of them."""
     e = work.experiment
-    mesh = make_mesh(e.parallel)
+    process = this_process(e.parallel)
+    mesh = local_mesh(e.parallel, process)
     for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
         path = e.store_dir(split)
         if reason := _not_captured(work, split):
@@ -65,11 +66,20 @@ def run_capture(work: Workspace) -> None:
                 split=split,
                 n_tokens=n_tokens,
                 seed=e.seed,
+                process=process,
             )
-        if done.already_complete:
+        if done.already_complete and not done.missing:
             say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
             continue
-        _record_stage(e, f"capture {split}", done.tokens, done.seconds, **_pace(done))
+        if process.rank == 0 and not done.already_complete:
+            _record_stage(e, f"capture {split}", done.tokens, done.seconds, **_pace(done))
+        if done.missing:
+            others = ", ".join(map(str, done.missing))
+            say(
+                f"capture {split}: this process's parts are done, {done.rows:,} activations in {path}; "
+                f"part{'s' * (len(done.missing) > 1)} {others} of {e.capture.parts} still to come"
+            )
+            continue
         say(f"capture {split}: {done.rows:,} activations in {path}, {done.tokens / done.seconds:,.0f} tokens/s")
         if done.overhead is not None:
             say(
@@ -107,6 +117,7 @@ def _pace(done: Captured) -> dict[str, float]:
 def run_train(work: Workspace) -> int:
     """Train the coder. Returns 0, or EXIT_PREEMPTED when a signal stopped it (all is saved)."""
     e = work.experiment
+    refuse_many(e.parallel, "launch.train")
     with writable(e.run_dir):
         e.run_dir.mkdir(parents=True, exist_ok=True)
         with lease(e.run_dir):
@@ -177,6 +188,7 @@ def _heldout(work: Workspace) -> StoreReader | None:
 def run_evaluate(work: Workspace, redo: bool = False) -> int:
     """Evaluate the last checkpoint on held-out text and check the gates. Returns 0 when all pass, else 1."""
     e = work.experiment
+    refuse_many(e.parallel, "launch.evaluate")
     path = e.run_dir / "eval.json"
     sae = _finished_run(work)
     wanted = {"step": sae.step, "config": {key: to_json(getattr(e, key)) for key in _DECIDES_EVAL}}
@@ -219,6 +231,7 @@ def _k(coder: CoderConfig) -> int | None:
 def run_report(work: Workspace, redo: bool = False) -> Path:
     """Collect feature examples and write report.html."""
     e = work.experiment
+    refuse_many(e.parallel, "launch.report")
     sae = _finished_run(work)
     features, page, record = (e.run_dir / name for name in ("features.json.gz", "report.html", "report.json"))
     old = read_json(record) if record.is_file() and not redo else {}
@@ -259,6 +272,7 @@ def _hash_files(paths: Iterable[Path]) -> str:
 
 def run_pipeline(work: Workspace) -> int:
     """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
+    refuse_many(work.experiment.parallel, "launch.pipeline")
     # What training would refuse is refused before hours of capture.
     _refuse_other_run(work.experiment)
     check_divides(make_mesh(work.experiment.parallel), work.build().topology.d_sae)

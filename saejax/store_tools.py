@@ -119,12 +119,13 @@ def token_context(reader: StoreReader, row: int, reach: int) -> tuple[list[int],
     Neighbours are the rows that came next to it in the capture, of the same document, at positions one lower or higher
     each; the run ends where a token was not stored (bos, special tokens, the border of a piece).
     """
-    full = reader.layout.shard_rows
-    shard, stored = divmod(row, full)
-    centre = shard * full + int(np.flatnonzero(reader.stream_places(shard) == stored)[0])
+    starts = reader.shard_starts
+    shard = _shard_at(starts, row)
+    centre = int(starts[shard] + np.flatnonzero(reader.stream_places(shard) == row - starts[shard])[0])
     low, high = max(0, centre - reach), min(reader.n_tokens, centre + reach + 1)
-    places = {s: s * full + reader.stream_places(s) for s in range(low // full, (high - 1) // full + 1)}
-    at = [int(places[i // full][i % full]) for i in range(low, high)]
+    first_shard, last_shard = _shard_at(starts, low), _shard_at(starts, high - 1)
+    places = [starts[s] + reader.stream_places(s) for s in range(first_shard, last_shard + 1)]
+    at = np.concatenate(places)[low - starts[first_shard] : high - starts[first_shard]].tolist()
     pieces = [(place, place + 1) for place in at]
     token, document, position = (
         np.concatenate(list(reader.read_pieces(name, pieces))).astype(np.int64)
@@ -139,6 +140,10 @@ def token_context(reader: StoreReader, row: int, reach: int) -> tuple[list[int],
     while last + 1 < len(at) and fits[last + 1]:
         last += 1
     return token[first:own].tolist(), [int(token[own])], token[own + 1 : last + 1].tolist()
+
+
+def _shard_at(starts: np.ndarray, row: int) -> int:
+    return int(np.searchsorted(starts, row, "right")) - 1
 
 
 def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Tokenizer | None, str]:

@@ -7,11 +7,12 @@ A capture that was stopped continues at its last committed shard and leaves the 
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -21,12 +22,14 @@ from saejax.capture.hook_points import expand_hook_points
 from saejax.capture.selection import stored, wanted
 from saejax.core.errors import ConfigError
 from saejax.core.progress import Progress
-from saejax.lm.forward import Model
+from saejax.lm.forward import Forward, Model
+from saejax.parallel import Process
 from saejax.store import StoreLayout, StoreWriter
 from saejax.text import PackedRows, Packer, Source, TextConfig
 
 POLICIES = ("abort", "drop")
 DESTINATIONS = ("store", "training")
+_ALONE = Process()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,9 @@ class CaptureConfig:
         into: `store`, or `training`: the training activations go from the model straight into the training and never to
             disk; an epoch is `tokens` of them. (The held-out ones are stored all the same: they are few.)
         buffer_rows: into training: activations that are shuffled with each other; two such blocks are in memory.
+        parts: the text is divided into so many parts, by a hash of each document's index, and at most so many processes
+            can share the capture (parallel.processes). Each part fills its own shards with its own text: what is
+            stored depends on the number of parts, and not on how many processes wrote them.
     """
 
     hook_points: tuple[str, ...] = ("blocks.3.resid_post",)
@@ -64,6 +70,7 @@ class CaptureConfig:
     max_norm_ratio: float = 0.0
     into: str = "store"
     buffer_rows: int = 131_072
+    parts: int = 1
 
     def __post_init__(self) -> None:
         if not self.hook_points:
@@ -74,7 +81,7 @@ class CaptureConfig:
             raise ConfigError(f"capture.batch_rows is {self.batch_rows}; it must be at least 1, or 0 (by memory).")
         if self.into not in DESTINATIONS:
             raise ConfigError(f"capture.into is {self.into!r}; it must be store or training.")
-        for name in ("tokens", "heldout_tokens", "shard_rows", "chunk_rows", "buffer_rows"):
+        for name in ("tokens", "heldout_tokens", "shard_rows", "chunk_rows", "buffer_rows", "parts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"capture.{name} is {getattr(self, name)}; it must be at least 1.")
         if self.last_tokens < 0:
@@ -99,6 +106,8 @@ class CaptureConfig:
             chosen["drop_ids"] = sorted(set(self.drop_ids))
         if self.max_norm_ratio:
             chosen["max_norm_ratio"] = {"ratio": self.max_norm_ratio, "batch_rows": self.batch_rows}
+        if self.parts > 1:
+            chosen["parts"] = self.parts
         return chosen
 
 
@@ -107,13 +116,14 @@ class Captured:
     """What one session of a capture did.
 
     Attributes:
-        rows: activations in the store.
+        rows: activations in the store; of this process's parts alone while others are missing.
         tokens: activations stored in this session.
         seconds: of this session, without compiling and without timing the forward pass alone.
         already_complete: there was nothing to do.
         read: tokens that went through the model in this session, stored or not; no padding.
         forward_rate: tokens read a second by the forward pass alone, timed on batches of this session before its
             clock starts; None where the session is too short to tell.
+        missing: parts that are not finished; this process's own are.
     """
 
     rows: int
@@ -122,6 +132,7 @@ class Captured:
     already_complete: bool
     read: int = 0
     forward_rate: float | None = None
+    missing: tuple[int, ...] = ()
 
     @property
     def overhead(self) -> float | None:
@@ -157,60 +168,111 @@ def capture(
     split: str,
     n_tokens: int,
     seed: int,
+    process: Process = _ALONE,
 ) -> Captured:
     """Fill the store at `path` with `n_tokens` activations of `split`, continuing where it was.
 
-    bos, special and padding tokens are not stored.
+    bos, special and padding tokens are not stored. Of several processes each does its share of the parts; the one that
+    finds all of them done makes the store complete. A process that died is made up for by running its command again, or
+    by any other number of processes.
 
     Raises:
-        ConfigError: a hook point or token id that does not exist, a context longer than the model's, or a batch that
-            does not divide among the devices where max_norm_ratio makes it count.
+        ConfigError: a hook point or token id that does not exist, a context longer than the model's, a batch that does
+            not divide among the devices where max_norm_ratio makes it count, or more processes than parts.
         DataError: the store belongs to something else, NaN in activations, disk full.
+        BusyError: another process is writing one of these parts.
     """
     check_context(lm, text)
     check_selection(lm, config, mesh)
+    own = process.share(config.parts)
     names = list(expand_hook_points(config.hook_points, lm))
     widths = lm.hook_points()
-    with StoreWriter.open(
-        path,
-        identity=store_identity(lm, source, text, split, config),
-        hook_points={name: widths[name] for name in names},
-        n_tokens=n_tokens,
-        layout=StoreLayout(config.shard_rows, config.chunk_rows),
-        seed=seed,
-    ) as writer:
-        if writer.complete:
-            return Captured(writer.committed_rows, 0, 0.0, True)
+    filler = _Filler(lm, text, config, mesh, split, names)
+    rows = 0
+    for part in own:
+        with StoreWriter.open(
+            path,
+            identity=store_identity(lm, source, text, split, config),
+            hook_points={name: widths[name] for name in names},
+            n_tokens=n_tokens,
+            layout=StoreLayout(config.shard_rows, config.chunk_rows),
+            seed=seed,
+            part=part,
+            parts=config.parts,
+        ) as writer:
+            if not writer.done:
+                label = f"capture {split}" + (f", part {part} of {config.parts}" if config.parts > 1 else "")
+                filler.fill(writer, source.part(part, config.parts), label)
+            rows += writer.committed_rows
+    did = filler.sessions
+    return Captured(
+        writer.store_rows if writer.complete else rows,
+        sum(session.tokens for session in did),
+        sum(session.seconds for session in did),
+        not did,
+        sum(session.read for session in did),
+        did[0].forward_rate if did else None,
+        writer.missing,
+    )
+
+
+class _Session(NamedTuple):
+    """What was done for one part, as in `Captured`."""
+
+    tokens: int
+    seconds: float
+    read: int
+    forward_rate: float | None
+
+
+class _Filler:
+    """Fills one part after the other; the forward pass is compiled, and timed alone, for the first of them."""
+
+    def __init__(
+        self, lm: Model, text: TextConfig, config: CaptureConfig, mesh: Mesh, split: str, names: list[str]
+    ) -> None:
+        self._lm, self._text, self._config, self._mesh, self._split, self._names = lm, text, config, mesh, split, names
+        self.sessions: list[_Session] = []
+
+    @functools.cached_property
+    def _batch_rows(self) -> int:
+        fitting = self._config.batch_rows or self._lm.rows_that_fit(self._names, self._text.context_length)
+        return rows_for(fitting, self._mesh)
+
+    @functools.cached_property
+    def _forward(self) -> Forward:
+        return self._lm.make_forward(self._names, (self._batch_rows, self._text.context_length), self._mesh)
+
+    def fill(self, writer: StoreWriter, source: Source, label: str) -> None:
+        """Give the writer the rows of the text that it still wants, and finish."""
         start, skip = writer.resume or (None, 0)
-        packer = Packer.of(source, lm.tokenizer, text)
-        rows = rows_for(config.batch_rows or lm.rows_that_fit(names, text.context_length), mesh)
-        batches = packer.batches(split, rows, start)
-        forward = lm.make_forward(names, (rows, text.context_length), mesh)
+        batches = Packer.of(source, self._lm.tokenizer, self._text).batches(self._split, self._batch_rows, start)
+        forward = self._forward
         started = time.perf_counter()
-        timed = list(itertools.islice(batches, _timed_batches(n_tokens - writer.committed_rows, rows, text)))
+        to_time = 0 if self.sessions else self._timed_batches(writer.rows_wanted - writer.committed_rows)
+        timed = list(itertools.islice(batches, to_time))
         packing = time.perf_counter() - started
         rate = forward_rate(forward, timed) if timed else None
         read = 0
 
         def last(packed: PackedRows) -> bool:
-            return int(wanted(config, packed)[0].sum()) - skip >= n_tokens - writer.rows
+            return int(wanted(self._config, packed)[0].sum()) - skip >= writer.rows_wanted - writer.rows
 
         with (
             contextlib.closing(prefetched(itertools.chain(timed, batches))) as ahead,
-            Progress(f"capture {split}", n_tokens, writer.committed_rows) as progress,
+            Progress(label, writer.rows_wanted, writer.committed_rows) as progress,
         ):
             for packed, activations, finite in one_ahead(forward, ahead, last):
-                skip = _append(writer, config, packed, activations, finite, skip, progress)
+                skip = _append(writer, self._config, packed, activations, finite, skip, progress)
                 read += tokens_read(packed)
                 if writer.full:
                     break
             writer.finish()
-        return Captured(writer.committed_rows, progress.tokens, packing + progress.seconds, False, read, rate)
+        self.sessions.append(_Session(progress.tokens, packing + progress.seconds, read, rate))
 
-
-def _timed_batches(n_tokens: int, batch_rows: int, text: TextConfig) -> int:
-    """How many batches to time alone: up to 4, at most an eighth of those to come; none in a very short capture."""
-    return min(4, n_tokens // (8 * batch_rows * text.context_length))
+    def _timed_batches(self, n_tokens: int) -> int:
+        """How many batches to time alone: up to 4, at most an eighth of those to come; none in a very short capture."""
+        return min(4, n_tokens // (8 * self._batch_rows * self._text.context_length))
 
 
 def check_context(lm: Model, text: TextConfig) -> None:

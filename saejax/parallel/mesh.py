@@ -7,6 +7,7 @@ programs are the same.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,13 +26,26 @@ _RULES: dict[str | None, str | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """Devices along ("data", "latent"); empty means all devices along "data"."""
+    """Which devices, and how many processes.
+
+    Attributes:
+        mesh: devices along ("data", "latent"); empty means all devices along "data".
+        processes: which of several processes this one is in a capture, by capture.parts: `2/8` for number 2 (from 0) of
+            8; `slurm` for what SLURM_PROCID and SLURM_NTASKS say; `jax` for what jax.distributed finds. Empty: alone.
+    """
 
     mesh: tuple[int, ...] = ()
+    processes: str = ""
 
     def __post_init__(self) -> None:
         if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
             raise ConfigError(f"parallel.mesh is {self.mesh}; it must be two positive numbers, as in 4,2.")
+        explicit = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.processes, re.ASCII)
+        if self.processes not in ("", "slurm", "jax") and not (explicit and int(explicit[1]) < int(explicit[2])):
+            raise ConfigError(
+                f"parallel.processes is {self.processes!r}; it must be rank/processes, ranks from 0, as 0/8 to 7/8, "
+                "or slurm, or jax, or empty for one process."
+            )
 
 
 def make_mesh(config: ParallelConfig, devices: Any = None) -> Mesh:

@@ -1,6 +1,7 @@
 """commits/000000.json ...: one small file for each shard whose data is durable; the truth for resuming."""
 
 import base64
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,11 @@ class Commit:
 
     Attributes:
         index: number of the shard.
-        rows: rows in it.
-        last: the stream ends with it.
+        rows: rows in it; 0 where a part's text gave not one row, which its first commit says.
+        last: the stream of its part ends with it.
         cursor, skip: the batch holding the next row, and how many of its rows are committed already
             (None, 0 when `last`).
-        counters: totals over the batches that lie wholly in this and earlier shards.
+        counters: totals over the batches that lie wholly in this and earlier shards of the part.
         sha256: array name -> hash of the shard's row bytes as stored.
         sums: hook point -> sums of its rows.
     """
@@ -91,8 +92,8 @@ def read_commit(files: StoreFiles, header: Header, index: int) -> Commit | None:
         raise DataError(f"{files.name(key)} contradicts itself ({error!r}). {remedy}") from None
 
 
-def committed_prefix(files: StoreFiles, header: Header, kinds: tuple[ArrayKind, ...]) -> list[Commit]:
-    """Commits 0, 1, 2... up to the first that is missing or lacks one of its shard files.
+def committed_prefix(files: StoreFiles, header: Header, kinds: tuple[ArrayKind, ...], part: int = 0) -> list[Commit]:
+    """The commits of a part's shards, in order, up to the first that is missing or lacks one of its shard files.
 
     Raises:
         DataError: a commit file is damaged or belongs to another store.
@@ -100,17 +101,46 @@ def committed_prefix(files: StoreFiles, header: Header, kinds: tuple[ArrayKind, 
     present = set(files.list("commits"))
     stored = [(kind, set(files.list(kind.folder))) for kind in kinds]
     commits: list[Commit] = []
-    while f"{len(commits):06d}.json" in present:
-        index = len(commits)
-        if any(kind.shard_key(index) not in keys for kind, keys in stored):
+    index = part
+    while f"{index:06d}.json" in present:
+        whole = all(kind.shard_key(index) in keys for kind, keys in stored)
+        if not whole and (header.parts == 1 or commits):
             break
         commit = read_commit(files, header, index)
-        if commit is None:
+        if commit is None or not (whole or commit.rows == 0):
             break
         commits.append(commit)
         if commit.last:
             break
+        index += header.parts
     return commits
+
+
+@dataclass(frozen=True)
+class PartState:
+    """How far a part is, as its commits say: its rows, and whether it is done."""
+
+    rows: int
+    done: bool
+
+
+def part_states(files: StoreFiles, header: Header) -> list[PartState]:
+    """How far each part is; reads the names of all commits and the last one of each part.
+
+    Raises:
+        DataError: a commit file that is read is damaged or belongs to another store.
+    """
+    present = set(files.list("commits"))
+    return [_part_state(files, header, part, present) for part in range(header.parts)]
+
+
+def _part_state(files: StoreFiles, header: Header, part: int, present: set[str]) -> PartState:
+    shards = header.shards_of(part)
+    there = list(itertools.takewhile(lambda shard: f"{shard:06d}.json" in present, shards))
+    last = read_commit(files, header, there[-1]) if there else None
+    if last is None:
+        return PartState(0, len(shards) == 0)
+    return PartState((len(there) - 1) * header.layout.shard_rows + last.rows, last.last)
 
 
 def shard_remedy(files: StoreFiles, shard: int) -> str:
@@ -123,7 +153,9 @@ def shard_remedy(files: StoreFiles, shard: int) -> str:
 
 def _checked_rows(value: dict[str, Any], header: Header, index: int) -> int:
     rows, full = int(value["rows"]), header.layout.shard_rows
-    if value["index"] != index or not 1 <= rows <= full or (rows < full and not value["last"]):
+    # A part without a row says so in its first commit; a store of one part has rows.
+    fewest = 0 if header.parts > 1 and index < header.parts else 1
+    if value["index"] != index or not fewest <= rows <= full or (rows < full and not value["last"]):
         raise ValueError(f"index {value['index']}, rows {rows}, last {value['last']}")
     return rows
 

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from saejax.store.commits import part_states
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Manifest, flatten
 from saejax.store.reader import any_manifest, committed_rows
@@ -14,8 +15,8 @@ _LONGEST = 100
 def describe(path: str | os.PathLike[str]) -> list[str]:
     """Lines about the store at `path`; reads only its manifest and the names of its commits.
 
-    Rows and how far it is, bytes, layout, hook points with widths and statistics (of a complete store), counters, and
-    every key of the identity: model, revision, text, split, hashes.
+    Rows and how far it is (each part, where there are several), bytes, layout, hook points with widths and statistics
+    (of a complete store), counters, and every key of the identity: model, revision, text, split, hashes.
 
     Raises:
         DataError: no store there, or a damaged manifest.
@@ -24,6 +25,7 @@ def describe(path: str | os.PathLike[str]) -> list[str]:
     manifest = any_manifest(files)
     header = manifest.header
     lines = [f"{files.url}", f"  {_state(files, manifest)}"]
+    lines += _parts(files, manifest)
     there = bytes_on_disk(files)
     lines.append(f"  bytes: {predicted_bytes(header):,} when complete" if there is None else f"  bytes: {there:,}")
     layout = header.layout
@@ -39,9 +41,21 @@ def _state(files: StoreFiles, manifest: Manifest) -> str:
     wanted = manifest.header.requested_tokens
     if manifest.complete:
         of = "" if manifest.n_tokens == wanted else f" (of {wanted:,} asked for: there were no more)"
-        return f"complete: {manifest.n_tokens:,} rows in {len(manifest.shards):,} shards{of}"
+        shards = sum(rows > 0 for rows, _ in manifest.shards)
+        return f"complete: {manifest.n_tokens:,} rows in {shards:,} shards{of}"
     rows = committed_rows(files, manifest.header)
     return f"unfinished: {rows:,} of {wanted:,} rows ({rows / wanted:.1%}); the command that began it continues it"
+
+
+def _parts(files: StoreFiles, manifest: Manifest) -> list[str]:
+    """A line for each part of an unfinished store of several."""
+    header = manifest.header
+    if manifest.complete or header.parts == 1:
+        return []
+    return [
+        f"  part {part} of {header.parts}: {state.rows:,} of {header.rows_of(part):,} rows{', done' * state.done}"
+        for part, state in enumerate(part_states(files, header))
+    ]
 
 
 def _moments(manifest: Manifest, name: str) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from saejax.core.errors import DataError
 _PROCESS_CONTEXT = ts.Context({})
 
 JSON_LIMIT_BYTES = 1 << 30
+_LOCK_SUFFIX = ".__lock"
 
 
 def make_context(cache_bytes: int = 100_000_000, copy_threads: int | None = None, io_threads: int | None = None) -> Any:
@@ -140,11 +141,13 @@ class StoreFiles:
             raise DataError(f"Cannot list {self.name(folder)}: {error}") from error
         return sorted(key.decode(errors="replace") for key in found)
 
-    def clear_stale_locks(self) -> None:
-        """Remove the `.__lock` files that a killed tensorstore write leaves; the caller holds the lease."""
+    def clear_stale_locks(self, mine: Callable[[str], bool]) -> None:
+        """Remove the `.__lock` files that a killed tensorstore write leaves, where the caller holds the lease of what
+        was written: `mine(key)`."""
         if self.local is not None:
-            for leftover in self.local.rglob("*.__lock"):
-                leftover.unlink(missing_ok=True)
+            for leftover in self.local.rglob(f"*{_LOCK_SUFFIX}"):
+                if mine(leftover.relative_to(self.local).as_posix().removesuffix(_LOCK_SUFFIX)):
+                    leftover.unlink(missing_ok=True)
 
 
 def write_trouble(files: StoreFiles, error: Exception) -> str:

@@ -27,6 +27,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32 = np.dtype(np.int32)
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_OF_SHARD = re.compile(r"commits/(\d+)\.json|arrays/[^/]+/c/(\d+)(?:/0)?")
 _MAX_SHARD_ROWS = 1 << 24
 _MAX_WIDTH = 1 << 20
 _MAX_CHUNK_BYTES = 1 << 30
@@ -86,6 +87,12 @@ class ArrayKind:
     def shard_key(self, shard: int) -> str:
         """File of a shard, relative to the array's folder."""
         return f"c/{shard}" if self.width is None else f"c/{shard}/0"
+
+
+def shard_of(key: str) -> int | None:
+    """The shard that a file of a store belongs to, by its name relative to the root; None for the other files."""
+    found = _OF_SHARD.fullmatch(key)
+    return int(found[1] or found[2]) if found else None
 
 
 def check_hook_points(hook_points: dict[str, int], layout: StoreLayout) -> None:

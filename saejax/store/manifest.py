@@ -12,6 +12,7 @@ from saejax.store.statistics import Statistics
 
 MANIFEST = "manifest.json"
 FORMAT = {"name": "saejax-store", "version": 1}
+MAX_PARTS = 65_536
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Header:
         hook_points: name -> width d.
         requested_tokens: rows asked for; the text may run out earlier.
         layout, seed: how rows are grouped and permuted within a shard.
+        parts: shard j belongs to part j mod parts; each part has text of its own, which may run out on its own.
     """
 
     identity: dict[str, Any]
@@ -30,6 +32,16 @@ class Header:
     requested_tokens: int
     layout: StoreLayout
     seed: int
+    parts: int = 1
+
+    def shards_of(self, part: int) -> range:
+        """The shards of a part, as many as there are if its text does not run out."""
+        return range(part, self.layout.shards(self.requested_tokens), self.parts)
+
+    def rows_of(self, part: int) -> int:
+        """Rows of a part if its text does not run out: full shards, but for the store's last."""
+        full = self.layout.shard_rows
+        return sum(min(full, self.requested_tokens - shard * full) for shard in self.shards_of(part))
 
     def to_json(self) -> dict[str, Any]:
         """The header as a JSON dict."""
@@ -40,6 +52,8 @@ class Header:
             "requested_tokens": self.requested_tokens,
             "layout": {"shard_rows": self.layout.shard_rows, "chunk_rows": self.layout.chunk_rows},
             "seed": self.seed,
+            # Left out where it is 1: the stores of earlier versions stay valid.
+            **({} if self.parts == 1 else {"parts": self.parts}),
         }
 
     @property
@@ -54,8 +68,9 @@ class Manifest:
 
     Attributes:
         complete: False while capturing; the rest is then empty.
-        n_tokens: rows of every array.
-        shards: for each shard its rows and the sha256 of each array's row bytes.
+        n_tokens: rows in the store.
+        shards: for each shard its rows and the sha256 of each array's row bytes; (0, {}) for one that a part did not
+            reach because its text ran out.
         statistics: hook point -> moments.
         counters: totals of what the capture counted.
     """
@@ -66,6 +81,18 @@ class Manifest:
     shards: tuple[tuple[int, dict[str, str]], ...] = ()
     statistics: dict[str, Statistics] | None = None
     counters: dict[str, int] | None = None
+
+    @property
+    def array_rows(self) -> int:
+        """Rows of every zarr array: up to the last row that there is, with what is missing before it."""
+        return self.header.layout.shard_rows * (len(self.shards) - 1) + self.shards[-1][0] if self.shards else 0
+
+    @property
+    def committed(self) -> dict[int, tuple[int, dict[str, str]]]:
+        """{shard: its rows and hashes} of all that have a commit: those with rows, and the first of a part without."""
+        there = {shard: entry for shard, entry in enumerate(self.shards) if entry[0]}
+        firsts = range(min(self.header.parts, self.header.layout.shards(self.header.requested_tokens)))
+        return dict(sorted((dict.fromkeys(firsts, (0, {})) | there).items()))
 
     def to_bytes(self) -> bytes:
         """The sealed file; nothing in it depends on time or machine."""
@@ -115,17 +142,34 @@ def _parse(value: dict[str, Any]) -> Manifest:
         int(value["requested_tokens"]),
         layout,
         value["seed"],
+        check_parts(value.get("parts", 1)),
     )
     if value["status"] != "complete":
         return Manifest(header)
     shards = tuple((int(row["rows"]), dict(row["sha256"])) for row in value["shards"])
-    full = all(rows == layout.shard_rows for rows, _ in shards[:-1])
-    if sum(rows for rows, _ in shards) != value["n_tokens"] or not full or not 1 <= shards[-1][0] <= layout.shard_rows:
+    counts = [rows for rows, _ in shards]
+    # Behind a shard that is not full there is nothing more of its part.
+    full = all(
+        rows == layout.shard_rows or later == 0 for rows, later in zip(counts, counts[header.parts :], strict=False)
+    )
+    sane = min(counts) >= 0 and max(counts) <= layout.shard_rows and counts[-1] >= 1
+    if sum(counts) != value["n_tokens"] or not full or not sane:
         raise ValueError("the rows of its shards do not add up to n_tokens")
     statistics = {
         hook: Statistics.from_json(value["statistics"][hook], width) for hook, width in header.hook_points.items()
     }
     return Manifest(header, True, value["n_tokens"], shards, statistics, dict(value["counters"]))
+
+
+def check_parts(parts: Any) -> int:
+    """`parts`, if it is an integer from 1 to 65,536.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= MAX_PARTS:
+        raise ConfigError(f"parts is {parts!r}; give an integer from 1 to {MAX_PARTS:,}.")
+    return parts
 
 
 def plain_json(value: dict[str, Any], what: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from saejax.store.reader import StoreReader
 from saejax.store.writer import StoreWriter
 
 # What may differ between the stores of a merge: where their rows come from.
-_ORIGINS = ("text", "imported", "merged")
+_ORIGINS = ("text", "parts", "imported", "merged")
 _PIECE_ROWS = 1 << 20
 
 
@@ -78,7 +78,7 @@ def merge(
             counters = reader.counters if cursor["shard"] == 0 else {}
             writer.append(activations, {n: rows[n] for n in METADATA_NAMES}, cursor=cursor, counters=counters)
             advance(writer.rows - before)
-            last = cursor["shard"] + 1 == reader.layout.shards(reader.n_tokens)
+            last = cursor["shard"] + 2 == len(reader.shard_starts)
             cursor = {"store": cursor["store"] + 1, "shard": 0} if last else cursor | {"shard": cursor["shard"] + 1}
             skip = 0
         writer.finish()
@@ -106,7 +106,7 @@ def document_shifts(readers: Sequence[StoreReader]) -> list[int]:
 def _shard_in_stream_order(reader: StoreReader, shard: int, skip: int) -> dict[str, np.ndarray]:
     """A shard's rows as they came in, without the first `skip`: neighbours in the text are neighbours again."""
     places = reader.stream_places(shard)
-    start = shard * reader.layout.shard_rows
+    start = int(reader.shard_starts[shard])
     return {
         name: values[places[skip:]] for name, values in reader.rows(start, start + len(places), metadata=True).items()
     }

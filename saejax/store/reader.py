@@ -4,6 +4,7 @@ Damage of any kind (missing, truncated or flipped chunk, shard or metadata) is a
 store, array, shard and remedy; never zeros.
 """
 
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,23 +14,30 @@ from typing import Any, Self
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.store.commits import commit_key, shard_remedy
+from saejax.store.commits import commit_key, part_states, shard_remedy
 from saejax.store.files import StoreFiles, make_context
 from saejax.store.layout import METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array
 from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
 from saejax.store.order import shard_positions
+from saejax.store.parts import RowOrder
 from saejax.store.statistics import Statistics
 
 
 class ArrayReader:
     """One array of a complete store, [rows, d] bfloat16 or [rows] int32, opened for reading.
 
+    Args:
+        rows: of the zarr array.
+        order: what `rows` and `pieces` count in; None for the rows of the zarr array as they are.
+
     Raises:
         DataError: its zarr.json is missing, damaged or does not fit the manifest.
     """
 
-    def __init__(self, files: StoreFiles, kind: ArrayKind, rows: int, layout: StoreLayout) -> None:
-        self._files, self._kind, self._rows, self._layout = files, kind, rows, layout
+    def __init__(
+        self, files: StoreFiles, kind: ArrayKind, rows: int, layout: StoreLayout, order: RowOrder | None = None
+    ) -> None:
+        self._files, self._kind, self._rows, self._layout, self._order = files, kind, rows, layout, order
         self._array = open_array(files, kind, rows, layout)
 
     def rows(self, start: int, stop: int) -> np.ndarray:
@@ -38,8 +46,11 @@ class ArrayReader:
         Raises:
             DataError: a range outside the store, or damage.
         """
-        if not 0 <= start <= stop <= self._rows:
-            raise DataError(f"Rows {start} to {stop} of {self._files.url}: it has rows 0 to {self._rows}.")
+        there = self._rows if self._order is None else int(self._order.starts[-1])
+        if not 0 <= start <= stop <= there:
+            raise DataError(f"Rows {start} to {stop} of {self._files.url}: it has rows 0 to {there}.")
+        if self._order is not None:
+            return next(self.pieces([(start, stop)]))
         full = self._layout.shard_rows
         edges = [start, *range((start // full + 1) * full, stop, full), stop]
         out = np.empty(self._kind.shape(stop - start), self._kind.dtype)
@@ -49,11 +60,24 @@ class ArrayReader:
         return out
 
     def pieces(self, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
-        """Several row ranges, none crossing a shard's border; all are being read while the first is handed out.
+        """Several row ranges, none crossing a shard's border (with an `order` they may).
+
+        All are being read while the first is handed out.
 
         Raises:
             DataError: damage; names the array, the shard and the rows.
         """
+        if self._order is None:
+            yield from self._stored(pieces)
+            return
+        split = [self._order.pieces(low, high) for low, high in pieces]
+        values = self._stored(list(itertools.chain.from_iterable(split)))
+        none = np.empty(self._kind.shape(0), self._kind.dtype)
+        for parts in split:
+            yield np.concatenate([none, *itertools.islice(values, len(parts))])
+
+    def _stored(self, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Row ranges of the zarr array, none crossing a shard's border."""
         pending = deque((low, high, self._array[low:high].read()) for low, high in pieces)
         while pending:
             low, high, future = pending.popleft()
@@ -98,8 +122,11 @@ class StoreReader:
         self.counters: dict[str, int] = manifest.counters or {}
         self.layout: StoreLayout = header.layout
         self.seed: int = header.seed
+        self._rows = RowOrder.of(manifest)
+        order = None if self._rows.is_plain else self._rows
         self._arrays = {
-            kind.name: ArrayReader(files, kind, manifest.n_tokens, header.layout) for kind in arrays_of(hook_points)
+            kind.name: ArrayReader(files, kind, manifest.array_rows, header.layout, order)
+            for kind in arrays_of(hook_points)
         }
 
     @classmethod
@@ -167,13 +194,18 @@ class StoreReader:
         """
         return self._arrays[name].pieces(pieces)
 
+    @property
+    def shard_starts(self) -> np.ndarray:
+        """The store's first row of each of its K shards, and behind them n_tokens, int64 [K + 1]."""
+        return self._rows.starts
+
     def stream_places(self, shard: int) -> np.ndarray:
         """Where row i of the shard, in the order in which rows came, is stored: int64 [rows of the shard].
 
-        The store's row is `shard * layout.shard_rows` plus that.
+        The store's row is `shard_starts[shard]` plus that.
         """
-        full = self.layout.shard_rows
-        return shard_positions(self.seed, shard, full, min(full, self.n_tokens - shard * full))
+        rows = int(self._rows.starts[shard + 1] - self._rows.starts[shard])
+        return shard_positions(self.seed, int(self._rows.shards[shard]), self.layout.shard_rows, rows)
 
 
 def any_manifest(files: StoreFiles) -> Manifest:
@@ -197,7 +229,9 @@ def complete_manifest(files: StoreFiles) -> Manifest:
 
 
 def committed_rows(files: StoreFiles, header: Header) -> int:
-    """Rows of an unfinished store that its commit files vouch for (their content is not read)."""
+    """Rows of an unfinished store that its commit files vouch for (of one part, their content is not read)."""
+    if header.parts > 1:
+        return sum(state.rows for state in part_states(files, header))
     done = 0
     present = set(files.list("commits"))
     while commit_key(done).removeprefix("commits/") in present:

@@ -58,5 +58,5 @@ def bytes_on_disk(files: StoreFiles) -> int | None:
     total = 0
     for path in files.local.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a writer may be at work
-            total += path.stat().st_size if path.is_file() and path.name != LOCK else 0
+            total += path.stat().st_size if path.is_file() and not path.name.startswith(LOCK) else 0
     return total

@@ -37,19 +37,20 @@ def verify(path: str | os.PathLike[str], advance: Callable[[int], None] = lambda
     arrays: dict[str, ArrayReader] = {}
     for kind in arrays_of(manifest.header.hook_points):
         try:
-            arrays[kind.name] = ArrayReader(files, kind, manifest.n_tokens, manifest.header.layout)
+            arrays[kind.name] = ArrayReader(files, kind, manifest.array_rows, manifest.header.layout)
         except DataError as error:
             problems.append(str(error))
     commits: list[Commit] = []
-    for shard, (rows, _) in enumerate(manifest.shards):
+    for shard, (rows, _) in manifest.committed.items():
         commits += _check_commit(files, manifest, shard, problems)
-        _check_shard(files, arrays, manifest, shard, problems)
+        if rows:
+            _check_shard(files, arrays, manifest, shard, problems)
         advance(rows)
-    known = {commit_key(shard) for shard in range(len(manifest.shards))}
+    known = {commit_key(shard) for shard in manifest.committed}
     for key in files.list("commits"):
         if f"commits/{key}" not in known:
             problems.append(f"{files.name('commits')}/{key} is no commit of this store. Delete it.")
-    if len(commits) == len(manifest.shards):
+    if len(commits) == len(known):
         _check_statistics(files, manifest, commits, problems)
     return problems
 
@@ -66,7 +67,7 @@ def _check_commit(files: StoreFiles, manifest: Manifest, shard: int, problems: l
             f"Shard {shard}: {name} is missing. Run the command that made the store again to rewrite the shard."
         )
         return []
-    if (commit.rows, commit.sha256) != manifest.shards[shard]:
+    if (commit.rows, commit.sha256) != manifest.committed[shard]:
         problems.append(f"Shard {shard}: {name} and the manifest name different rows or checksums.")
     return [commit]
 

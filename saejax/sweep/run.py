@@ -20,7 +20,7 @@ from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter
 from saejax.experiment import Experiment, to_run_json
 from saejax.loading import make_sites, sites_to_meta
-from saejax.parallel import make_mesh
+from saejax.parallel import make_mesh, refuse_many
 from saejax.report.sweep_page import render_sweep, table
 from saejax.stages import deciding, run_capture, say
 from saejax.store import Batches
@@ -39,6 +39,7 @@ def run_sweep(work: Workspace) -> int:
         ConfigError, DataError: what cannot be run is refused before anything is captured or written.
     """
     e = work.experiment
+    refuse_many(e.parallel, "launch.sweep")
     plan = members(e)
     works = [dataclasses.replace(work, experiment=group.experiment, _lm=work.lm) for group in groups(plan)]
     _refuse_settings(e)

@@ -45,7 +45,31 @@ class Source:
             if (hash_fraction(group) < self.heldout_fraction) == (split == "heldout") and text.strip():
                 yield Document(index, name, text)
 
+    def part(self, index: int, parts: int) -> "Source":
+        """The documents i of this source with sha256(i) mod parts = index; the identity stays that of the whole.
+
+        The parts are disjoint and their union is the source. A hash, because the index of a document may say of which
+        kind it is: in a mixture, or in a file that alternates.
+
+        Raises:
+            ConfigError: not 0 <= index < parts.
+        """
+        if not 0 <= index < parts:
+            raise ConfigError(f"There is no part {index} of {parts}; parts are numbered from 0.")
+        if parts == 1:
+            return self
+
+        def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
+            return (row for row in self.rows(start) if _hash(f"part {row[0]}") % parts == index)
+
+        return dataclasses.replace(self, rows=rows)
+
 
 def hash_fraction(group: str) -> float:
     """A number in [0, 1) that depends on the group's name alone."""
-    return int.from_bytes(hashlib.sha256(group.encode()).digest()[:8], "big") / 2**64
+    return _hash(group) / 2**64
+
+
+def _hash(text: str) -> int:
+    """The first 64 bits of sha256(text)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
