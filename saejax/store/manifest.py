@@ -40,8 +40,8 @@ class Header:
 
     def rows_of(self, part: int) -> int:
         """Rows of a part if its text does not run out: full shards, but for the store's last."""
-        full = self.layout.shard_rows
-        return sum(min(full, self.requested_tokens - shard * full) for shard in self.shards_of(part))
+        full, shards = self.layout.shard_rows, self.shards_of(part)
+        return (len(shards) - 1) * full + min(full, self.requested_tokens - shards[-1] * full) if shards else 0
 
     def to_json(self) -> dict[str, Any]:
         """The header as a JSON dict."""
