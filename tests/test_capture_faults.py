@@ -19,7 +19,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 
 FAULTS: dict[str, Callable[[Lab], Outcome]] = {
-    "killed": lambda lab: captures.kills(lab, 2),
+    "killed": lambda lab: captures.kills(lab, 1),
     "full disk": lambda lab: captures.full_disk(lab, mount=False),
     "no room": captures.no_room,
     "second capture": captures.second_capture,

@@ -108,7 +108,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def kills(lab: Lab, tries: int, seed: int = 0) -> Outcome:
-    """kill -9, by turns at a moment drawn evenly from start to end and up to 50 ms after a commit that is drawn.
+    """kill -9, by turns up to 50 ms after a commit that is drawn and at a moment drawn evenly from start to end.
 
     A new store whenever one got through before its kill.
     """
@@ -118,7 +118,7 @@ def kills(lab: Lab, tries: int, seed: int = 0) -> Outcome:
     while done < tries:
         name = f"killed-{stores}"
         committed, process = lab.commits(name), lab.start(name)
-        if done % 2:
+        if done % 2 == 0:
             wanted = committed + rng.randrange(1, 16)
             while process.poll() is None and lab.commits(name) < wanted:
                 time.sleep(0.005)
