@@ -3,8 +3,7 @@
     python -m launch.capture --config=configs/quickstart.py [--config.capture.tokens=2000000]
 
 Writes stores/<store>/train and stores/<store>/heldout. Stopped at any moment, the same command continues.
-Several processes share one capture with --config.capture.parts=8 and, each, --config.parallel.processes=0/4 (or slurm,
-or jax).
+Several processes share one with --config.capture.parts=8 and, in each, --config.parallel.processes=0/4 (slurm, jax).
 """
 
 from saejax.core import cli

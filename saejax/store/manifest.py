@@ -40,7 +40,8 @@ class Header:
 
     def rows_of(self, part: int) -> int:
         """Rows of a part if its text does not run out: full shards, but for the store's last."""
-        full, shards = self.layout.shard_rows, self.shards_of(part)
+        shards, full = self.shards_of(part), self.layout.shard_rows
+        # The store's last shard may not be full, and it is the last one of its part.
         return (len(shards) - 1) * full + min(full, self.requested_tokens - shards[-1] * full) if shards else 0
 
     def to_json(self) -> dict[str, Any]:

@@ -225,7 +225,7 @@ class StoreWriter:
         self._check_failure()
         if self._done:
             return
-        alone = self._header.parts == 1
+        alone = self._header.parts == 1  # else other parts may be being written: the arrays are cut when all are done
         if self._rows == 0 and alone:
             raise self._no_row()
         if self._rows < self._header.requested_tokens and alone:
