@@ -1,6 +1,7 @@
 """A Hugging Face folder as a `TorchModel`."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from saejax.lm.checkpoint import LARGEST_CONFIG, numbers_in_files
 from saejax.lm.torch_hooks.model import TorchModel
 from saejax.lm.torch_hooks.probe import from_module
 from saejax.text import Tokenizer
+
+# What config.json files call their numbers of layers: n_layer, num_hidden_layers, encoder_layers.
+_LAYERS = re.compile(r"layers$|^n(um)?_layer$")
 
 
 def load_torch(
@@ -85,7 +89,7 @@ def _refuse_sizes(value: Any, tensors: int, folder: str, key: str = "") -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             _refuse_sizes(item, tensors, folder, name)
-    elif isinstance(value, int) and "layer" in key and value > tensors:
+    elif isinstance(value, int) and _LAYERS.search(key) and value > tensors:
         raise DataError(
             f"{folder}: config.json says {key} = {value:,}, and there are {tensors:,} tensors in all. It is not the "
             "configuration of these weights."
