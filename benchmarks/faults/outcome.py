@@ -1,6 +1,7 @@
 """One line of the table: what was done to saejax, how often, how often it held, what the user saw."""
 
 import dataclasses
+import re
 
 MACHINE = "2 CPU cores, 24 GB"
 
@@ -27,7 +28,7 @@ class Outcome:
     @property
     def row(self) -> str:
         """A row of the table in Markdown."""
-        said = " ".join(self.said.split()).replace("|", "\\|")
+        said = re.sub(r"\(pid (\d+) on \S+\)", r"(pid \1 on HOST)", " ".join(self.said.split())).replace("|", "\\|")
         cut = said if len(said) <= 240 else f"{said[:235]} ..."
         what = f"{self.fault} ({self.note})" if self.note else self.fault
         return f"| {what} | {self.tried:,} | {self.held:,} | {self.seconds:.1f} | {cut} |"
