@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no context": (_rope(high_freq_factor=4.0, original_max_position_embeddings=0), "embeddings is 0"),
     "an odd part of a head": ({"model_type": "gpt_neox", "rotary_pct": 0.25}, "1 numbers of each head are rotated"),
     "more than a head": ({"model_type": "phi", "partial_rotary_factor": 2.0}, "8 numbers .* rotated; it has 4"),
-    "part of a NaN": ({"model_type": "phi", "partial_rotary_factor": float("nan")}, "not a usable .* NaN"),
+    "part of a NaN": ({"model_type": "phi", "partial_rotary_factor": float("nan")}, "partial_rotary_factor is nan"),
     "part of a Llama": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5 is a variant of llama"),
     "activation": ({"hidden_act": "xielu"}, "activation 'xielu' is not known; .*silu"),
     "activation a list": ({"hidden_act": ["silu"]}, "not a usable model configuration"),

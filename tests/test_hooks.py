@@ -249,7 +249,7 @@ def rope(folder: Path) -> Path:
 def test_wrong_words_are_one_line_with_what_to_do(tmp_path: Path) -> None:
     wrong = {
         ("nobodys-model",): (DataError, r"No model 'nobodys-model': it is not a folder, .* owner/name"),
-        ("nobody/nothing",): (DataError, r"'nobody/nothing' is not cached and cannot be downloaded .*Check the name"),
+        ("nobody/nothing",): (DataError, r"'nobody/nothing' cannot be had from the hub .*not cached.*Check the name"),
         (str(tmp_path),): (DataError, r"config\.json is missing"),
         (str(rope(tmp_path / "yarn")),): (
             DataError,
@@ -271,7 +271,7 @@ def test_wrong_words_are_one_line_with_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
-        (1, ("llama-3-8b",), "error: The model 'meta-llama/Meta-Llama-3-8B' is not cached"),
+        (1, ("llama-3-8b",), "error: The model 'meta-llama/Meta-Llama-3-8B' cannot be had from the hub"),
         (2, ("demo", "--config=configs/quickstart.py"), "error: Give a model (demo) or --config, not both."),
         (
             2,

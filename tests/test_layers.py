@@ -38,7 +38,7 @@ TOP = frozenset({"", "loading", "experiment", "hook_list", "stages", "store_tool
 ABOVE = frozenset({"configs", "launch", "tests"})
 TORCH = frozenset({"torch", "torchvision", "torchax"})
 PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
-UNSAFE_YAML = frozenset({"unsafe_load", "unsafe_load_all", "full_load", "full_load_all"})
+UNSAFE_YAML = frozenset({"load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all"})
 SKIPPED = frozenset({"build", "dist", "runs", "stores", "node_modules", "__pycache__"})
 
 
@@ -135,8 +135,15 @@ def _call_fault(node: ast.Call) -> str | None:
     owner_name = owner.id if isinstance(owner, ast.Name) else ""
     if name in {"eval", "exec"} and (owner is None or owner_name == "builtins"):
         return f"calls {name}(): text is never run as code"
-    if name in UNSAFE_YAML and owner_name in {"", "yaml"}:
+    if name in UNSAFE_YAML and owner_name == "yaml":
         return f"calls yaml.{name}(): use yaml.safe_load"
+    if name == "read_pickle":
+        return "calls read_pickle(): no pickle anywhere, a pickle runs code when it is read"
+    given = {keyword.arg for keyword in node.keywords}
+    if (owner_name, name) == ("torch", "load") and "weights_only" not in given:
+        return "calls torch.load() without weights_only=True: files are read without pickle"
+    if name == "load" and owner_name in {"np", "numpy"} and len(node.args) > 2:
+        return "passes allow_pickle by its place: name it, and say False"
     for keyword in node.keywords:
         value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
         if keyword.arg == "trust_remote_code" and value is not False:
@@ -148,6 +155,13 @@ def _call_fault(node: ast.Call) -> str | None:
     return None
 
 
+def _asks_for_code(node: ast.Call) -> bool:
+    """Whether a checkpoint is opened by transformers and left to ask whether its own code may run."""
+    named = isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"
+    # What is passed on as a dict is looked at where the dict is.
+    return named and not any(keyword.arg in ("trust_remote_code", None) for keyword in node.keywords)
+
+
 def forbidden(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
     """(line, reason) of everything that no file may hold: pickle, eval, exec, unsafe yaml, remote code."""
     for line, target in imports(tree, module, is_package=False, known=frozenset()):
@@ -156,6 +170,8 @@ def forbidden(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (fault := _call_fault(node)):
             yield node.lineno, fault
+        elif isinstance(node, ast.Call) and module.startswith("saejax") and _asks_for_code(node):
+            yield node.lineno, "calls from_pretrained without trust_remote_code=False: it would ask on the terminal"
         elif isinstance(node, ast.ImportFrom) and node.module == "yaml":
             for alias in node.names:
                 if alias.name in UNSAFE_YAML:
@@ -272,11 +288,16 @@ BAD = {
         "import torch\ntorch.load('a', weights_only=False)",
         "passes weights_only",
     ),
+    "torch's pickle by default": ("launch/a.py", "import torch\ntorch.load('a')", "torch.load() without weights_only"),
+    "numpy's pickle by its place": ("saejax/core/a.py", "import numpy\nnumpy.load('a', None, True)", "allow_pickle"),
+    "pandas's pickle": ("benchmarks/a.py", "import pandas\npandas.read_pickle('a')", "read_pickle"),
     "eval": ("configs/a.py", "x = eval('1')", "calls eval()"),
     "exec": ("saejax/core/a.py", "import builtins\nbuiltins.exec('x = 1')", "calls exec()"),
     "yaml": ("saejax/core/a.py", "import yaml\nyaml.unsafe_load('a')", "use yaml.safe_load"),
     "yaml by name": ("saejax/core/a.py", "from yaml import unsafe_load", "use yaml.safe_load"),
     "remote code": ("saejax/lm/a.py", "f(trust_remote_code=True)", "trust_remote_code"),
+    "remote code, left open": ("saejax/lm/a.py", "T.from_pretrained('a')", "without trust_remote_code=False"),
+    "yaml by default": ("saejax/core/a.py", "import yaml\nyaml.load('a', yaml.Loader)", "use yaml.safe_load"),
     "remote code, passed on": ("saejax/lm/a.py", "f(trust_remote_code=config.trust)", "trust_remote_code"),
     "remote code in a dict": ("saejax/lm/a.py", "f(**{'trust_remote_code': True})", "trust_remote_code"),
     "utils.py": ("saejax/core/utils.py", "", "nothing is called utils"),

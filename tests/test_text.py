@@ -457,7 +457,7 @@ def test_a_hub_dataset_is_streamed_at_its_revision(hub: list[Any]) -> None:
 
 
 def test_hub_errors_name_the_dataset(hub: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"'o/missing' cannot be opened .ConnectionError: no route.*network"):
+    with pytest.raises(DataError, match=r"'o/missing' cannot be had from the hub .ConnectionError: no route.*network"):
         open_source(TextConfig(source="hub", dataset="o/missing"))
     with pytest.raises(DataError, match=r"o/d:0: no column 'body' for text\.column; the row has text, n"):
         both(open_source(TextConfig(source="hub", dataset="o/d", column="body")))

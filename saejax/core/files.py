@@ -10,6 +10,8 @@ from typing import Any
 
 from saejax.core.errors import DataError
 
+LARGEST_JSON = 256 << 20
+
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write through a temporary file, fsync and rename.
@@ -44,10 +46,32 @@ def finite(value: Any) -> Any:
     return value
 
 
-def read_json(path: str | os.PathLike) -> Any:
-    """Raises DataError, naming the file, when it is missing or not JSON."""
+def read_bounded(path: str | os.PathLike, limit: int) -> bytes:
+    """The file's bytes, of which there are at most `limit`: a hostile file is refused before memory is taken for it.
+
+    Raises:
+        DataError: it is longer, or a device or a pipe, which a reader might wait on for ever; names it.
+        OSError: it cannot be read.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise DataError(f"{path} is not a file.")
+    with open(path, "rb") as handle:
+        size = os.fstat(handle.fileno()).st_size
+        raw = b"" if size > limit else handle.read(size + 1)
+        if len(raw) > size:  # it grows, or is of a kind that does not tell its size
+            raw += handle.read(limit + 1 - len(raw))
+        if max(size, len(raw)) > limit:
+            raise DataError(
+                f"{path} has {max(size, len(raw)):,} bytes; such a file has at most {limit:,}. It is damaged or not "
+                "what its name says: restore it, or delete it."
+            )
+        return raw
+
+
+def read_json(path: str | os.PathLike, limit: int = LARGEST_JSON) -> Any:
+    """Raises DataError, naming the file, when it is missing, longer than `limit` bytes or not JSON."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_bounded(path, limit).decode())
     except FileNotFoundError:
         raise DataError(f"{path} does not exist.") from None
     except OSError as error:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ import safetensors.numpy
 from jax.sharding import Mesh
 
 from saejax.core.errors import DataError
+from saejax.core.files import read_bounded
 from saejax.lm import decoder, parameters
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.families import Architecture, Layout, architecture
 from saejax.parallel import sharding_of
 
+# Bytes, far more than any model comes with.
+LARGEST_CONFIG, LARGEST_INDEX = 16 << 20, 64 << 20
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Constants that older files hold beside the parameters.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
@@ -36,17 +40,26 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
     if not path.is_file():
         raise DataError(f"No model at {folder}: config.json is missing. Give a Hugging Face model folder or id.")
     try:
-        config_json = json.loads(path.read_bytes())
+        config_json = json.loads(read_bounded(path, LARGEST_CONFIG))
         config = architecture(config_json, str(path)).read_config(config_json)
         known = config.activation in decoder.ACTIVATIONS
+    except DataError as error:
+        raise DataError(_shortened(str(error))) from None
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError, ArithmeticError) as error:
-        raise DataError(f"{path} is not a usable model configuration: {type(error).__name__} {error}.") from None
+        reason = _shortened(f"{type(error).__name__} {error}")
+        raise DataError(f"{path} is not a usable model configuration: {reason}.") from None
     if not known:
         raise DataError(
-            f"{path}: activation {config.activation!r} is not known; the decoder has {', '.join(decoder.ACTIVATIONS)}. "
-            "Choose another checkpoint, or study this model through PyTorch hooks."
+            f"{path}: activation {_shortened(repr(config.activation), 100)} is not known; the decoder has "
+            f"{', '.join(decoder.ACTIVATIONS)}. Choose another checkpoint, or study this model through PyTorch hooks."
         )
     return config_json, config
+
+
+def _shortened(text: str, length: int = 800) -> str:
+    """A message without the middle of what a file put into it."""
+    half = length // 2
+    return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"
 
 
 def read_params(
@@ -215,18 +228,41 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
+def _is_file_in(folder: Path, name: str) -> bool:
+    try:
+        return Path(name).name == name and (folder / name).is_file()
+    except OSError:  # a name longer than a name may be
+        return False
+
+
+def numbers_in_files(folder: Path) -> tuple[int, int]:
+    """(tensors, numbers in all of them), by the headers of the safetensors files.
+
+    Raises:
+        DataError: there are none, or one is not readable.
+    """
+    where, total = _tensor_files(folder), 0
+    for path in sorted(set(where.values())):
+        try:
+            with safetensors.safe_open(path, framework="numpy") as handle:
+                total += sum(math.prod(handle.get_slice(name).get_shape()) for name in handle.keys())  # noqa: SIM118
+        except (safetensors.SafetensorError, OSError) as error:
+            raise DataError(f"{path} is not a readable safetensors file: {error}") from None
+    return len(where), total
+
+
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """{tensor name: safetensors file}, from one file or a sharded index."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            weight_map = dict(json.loads(index.read_bytes())["weight_map"])
+            weight_map = dict(json.loads(read_bounded(index, LARGEST_INDEX))["weight_map"])
             files = {str(name) for name in weight_map.values()}
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise DataError(f"{index} is not a usable index: {type(error).__name__} {error}.") from None
         for name in sorted(files):
-            if Path(name).name != name or not (folder / name).is_file():
-                raise DataError(f"{index} names the file {name!r}, which is not in the folder.")
+            if not _is_file_in(folder, name):
+                raise DataError(f"{index} names the file {_shortened(repr(name), 200)}, which is not in the folder.")
         return {tensor: folder / str(name) for tensor, name in weight_map.items()}
     single = folder / "model.safetensors"
     if not single.is_file():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.lm.conventions import DecoderConfig, Llama3Scaling, Rope, check_size
+from saejax.lm.conventions import DecoderConfig, Llama3Scaling, Rope, check_positive, check_size
 
 ConfigJson = dict[str, Any]
 Shape = tuple[int, ...]
@@ -118,9 +118,10 @@ def _given(c: ConfigJson, key: str, default: Any) -> Any:
 
 
 def _head_width(c: ConfigJson, model: str, heads: str) -> int:
-    if c[model] % c[heads]:
-        raise DataError(f"config.json: {model}={c[model]} is not a multiple of {heads}={c[heads]}.")
-    return c[model] // c[heads]
+    width, n = check_size(model, c[model]), check_size(heads, c[heads])
+    if width % n:
+        raise DataError(f"config.json: {model}={width} is not a multiple of {heads}={n}.")
+    return width // n
 
 
 def _rope(c: ConfigJson, d_head: int, part: float = 1.0, theta: Any = None) -> Rope:
@@ -136,7 +137,8 @@ def _rope(c: ConfigJson, d_head: int, part: float = 1.0, theta: Any = None) -> R
             f"and llama3, one for all layers. {_REMEDY}"
         )
     theta = given.get("rope_theta", _given(c, "rope_theta", 10000.0 if theta is None else theta))
-    width = int(check_size("head_dim", d_head) * given.get("partial_rotary_factor", part))
+    part = check_positive("partial_rotary_factor", given.get("partial_rotary_factor", part))
+    width = int(check_size("head_dim", d_head) * part)
     if kind == "default":
         return Rope(theta, width)
     if kind == "linear":
@@ -173,7 +175,7 @@ def _gpt2_config(c: ConfigJson) -> DecoderConfig:
         d_model=c["n_embd"],
         n_head=c["n_head"],
         d_head=_head_width(c, "n_embd", "n_head"),
-        d_mlp=c.get("n_inner") or 4 * c["n_embd"],
+        d_mlp=c.get("n_inner") or 4 * check_size("n_embd", c["n_embd"]),
         vocab_size=c["vocab_size"],
         context_length=c["n_positions"],
         activation=c.get("activation_function", "gelu_new"),

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
+from saejax.core.hub import check_hub, unreachable
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import Forward, compiled_forward
@@ -22,6 +23,7 @@ from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.text import Tokenizer
 
 BACKENDS = ("auto", "jax", "torch")
+_REMEDY = "It is not cached. Check the name and the network, or give a local folder in lm.model."
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -196,7 +198,7 @@ def runs_in_torch(folder: Path, backend: str) -> bool:
     if backend != "auto":
         return backend == "torch"
     try:
-        config_json = read_json(folder / "config.json")
+        config_json = read_json(folder / "config.json", checkpoint.LARGEST_CONFIG)
     except DataError:  # the reader of checkpoints says what is wrong with it
         return False
     kind = config_json.get("model_type") if isinstance(config_json, dict) else None
@@ -253,10 +255,11 @@ def _download(repo: str, revision: str) -> Path:
             return cached
     except Exception:  # not cached: the library raises one of several kinds
         pass
+    check_hub("model", repo, revision, _REMEDY)
     try:
-        return Path(huggingface_hub.snapshot_download(**wanted, etag_timeout=10))
+        return Path(huggingface_hub.snapshot_download(**wanted))
     except Exception as error:  # every failure means the same to the user, and is told
-        raise _not_there(repo, error) from None
+        raise unreachable("model", repo, error, _REMEDY) from None
 
 
 def _download_config(repo: str, revision: str) -> Path:
@@ -267,15 +270,8 @@ def _download_config(repo: str, revision: str) -> Path:
         return Path(huggingface_hub.hf_hub_download(**wanted, local_files_only=True)).parent
     except Exception:  # not cached, as above
         pass
+    check_hub("model", repo, revision, _REMEDY)
     try:
-        return Path(huggingface_hub.hf_hub_download(**wanted, etag_timeout=10)).parent
+        return Path(huggingface_hub.hf_hub_download(**wanted)).parent
     except Exception as error:
-        raise _not_there(repo, error) from None
-
-
-def _not_there(repo: str, error: Exception) -> DataError:
-    reason = next(iter(str(error).splitlines()), "")[:200]
-    return DataError(
-        f"The model {repo!r} is not cached and cannot be downloaded ({type(error).__name__}: {reason}). "
-        "Check the name and the network, or give a local folder in lm.model."
-    )
+        raise unreachable("model", repo, error, _REMEDY) from None

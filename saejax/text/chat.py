@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import DataError
+from saejax.core.files import read_bounded
 
+_LARGEST = 64 << 20  # bytes of a file
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -39,8 +41,8 @@ class ChatTemplate:
         """
         path, own = Path(folder) / "tokenizer_config.json", Path(folder) / "chat_template.jinja"
         try:
-            settings = json.loads(path.read_bytes()) if path.is_file() else {}
-            template = own.read_text(encoding="utf-8") if own.is_file() else settings.get("chat_template")
+            settings = json.loads(read_bounded(path, _LARGEST)) if path.is_file() else {}
+            template = read_bounded(own, _LARGEST).decode() if own.is_file() else settings.get("chat_template")
             if isinstance(template, list):
                 template = {row["name"]: row["template"] for row in template}.get("default")
             named = {name: settings.get(name) for name in _TOKENS}

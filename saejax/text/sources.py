@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.hub import check_hub, unreachable
 from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import Source, hash_fraction
@@ -247,6 +248,12 @@ def _open_hub(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate 
         import datasets
     except ImportError:
         raise DataError("text.source='hub' needs the datasets package: pip install 'saejax[data]'.") from None
+    remedy = (
+        "Check the name, the revision and the network; a downloaded copy works with text.source='files'. The same "
+        "command continues where it was."
+    )
+    if not Path(config.dataset).exists():
+        check_hub("dataset", config.dataset, config.revision, remedy)
     try:
         stream = datasets.load_dataset(
             config.dataset,
@@ -256,16 +263,20 @@ def _open_hub(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate 
             streaming=True,
         )
     except Exception as error:  # the library raises many kinds; all mean that the data cannot be had
-        raise DataError(
-            f"Dataset {config.dataset!r} cannot be opened ({type(error).__name__}: {error}). Check the name, the "
-            "revision and the network; a downloaded copy works with text.source='files'."
-        ) from None
+        raise unreachable("dataset", config.dataset, error, remedy) from None
 
     text_of = row_writer(config, chat)
 
     def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
-        for index, row in enumerate(stream.skip(start), start):
+        stored = iter(stream.skip(start))
+        for index in itertools.count(start):
             name = f"{config.dataset}:{index}"
+            try:
+                row = next(stored)
+            except StopIteration:
+                return
+            except Exception as error:  # the network, or a damaged file of the dataset
+                raise unreachable("dataset", name, error, remedy) from None
             yield index, name, name, text_of(row, name)
 
     keys = ("dataset", "subset", "dataset_split", "revision", "column", "template")

@@ -10,7 +10,11 @@ from typing import Any
 import tokenizers
 
 from saejax.core.errors import DataError
+from saejax.core.files import read_bounded
 from saejax.text.chat import ChatTemplate
+
+# Bytes, far more than any model comes with.
+_LARGEST_TOKENIZER, _LARGEST_CONFIG = 256 << 20, 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Tokenizer:
                 f"No tokenizer.json in {folder}. Save one with "
                 "`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`."
             )
-        raw = path.read_bytes()
+        raw = read_bounded(path, _LARGEST_TOKENIZER)
         try:
             backend = tokenizers.Tokenizer.from_str(raw.decode())
         except Exception as error:  # the Rust library raises bare Exception
@@ -111,7 +115,7 @@ def _bos_id(folder: Path) -> Any:
 def _json_object(path: Path) -> dict[str, Any]:
     """The file's content, {} where there is none; DataError where it is no object."""
     try:
-        value = json.loads(path.read_bytes()) if path.is_file() else {}
+        value = json.loads(read_bounded(path, _LARGEST_CONFIG)) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a JSON object: {error}") from None
     if not isinstance(value, dict):

@@ -1,14 +1,20 @@
 """A Hugging Face folder as a `TorchModel`."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import read_json
+from saejax.lm.checkpoint import LARGEST_CONFIG, numbers_in_files
 from saejax.lm.torch_hooks.model import TorchModel
 from saejax.lm.torch_hooks.probe import from_module
 from saejax.text import Tokenizer
+
+# What config.json files call their numbers of layers: n_layer, num_hidden_layers, encoder_layers.
+_LAYERS = re.compile(r"layers$|^n(um)?_layer$")
 
 
 def load_torch(
@@ -34,10 +40,17 @@ def load_torch(
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:200]
         raise ConfigError(f"lm.device is {where!r}, which PyTorch cannot use here: {reason}") from None
+    tensors, numbers = numbers_in_files(folder)
+    _refuse_sizes(read_json(folder / "config.json", LARGEST_CONFIG), tensors, str(folder))
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        module = _from_pretrained(transformers, folder, config, getattr(torch, dtype))
-    except (ValueError, OSError, KeyError, RuntimeError, ImportError) as error:
+        # Left open, transformers asks on the terminal whether to run the folder's code.
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        kind = _kind(transformers, config)
+        _refuse_larger(torch, kind, config, numbers)
+        module = _from_pretrained(kind, folder, config, getattr(torch, dtype))
+    except DataError:
+        raise
+    except Exception as error:  # transformers and torch raise many kinds for a configuration that cannot be
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"transformers cannot load the model in {folder} ({type(error).__name__}: {reason}). "
@@ -71,7 +84,33 @@ def _torch() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def _from_pretrained(transformers: Any, folder: Path, config: Any, dtype: Any) -> Any:
+def _refuse_sizes(value: Any, tensors: int, folder: str, key: str = "") -> None:
+    """Refuses numbers of layers that the files cannot hold: transformers would build each layer before it looks."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _refuse_sizes(item, tensors, folder, name)
+    elif isinstance(value, int) and _LAYERS.search(key) and value > tensors:
+        raise DataError(
+            f"{folder}: config.json says {key} = {value:,}, and there are {tensors:,} tensors in all. It is not the "
+            "configuration of these weights."
+        )
+
+
+def _refuse_larger(torch: Any, kind: Any, config: Any, numbers: int) -> None:
+    """Refuses a model with far more numbers than its files hold, before memory is taken for it.
+
+    Twice as many may be: what the files leave out is tied to what they have. Quantised weights are packed, several to
+    a number.
+    """
+    with torch.device("meta"):
+        wanted = sum(parameter.numel() for parameter in kind.from_config(config, trust_remote_code=False).parameters())
+    packed = 32 if getattr(config, "quantization_config", None) else 1
+    if wanted > (2 * numbers + 1_000_000) * packed:
+        raise ValueError(f"config.json describes {wanted:,} parameters, and the files hold {numbers:,} numbers")
+
+
+def _kind(transformers: Any, config: Any) -> Any:
+    """The class of transformers that reads this model."""
     named = " ".join(config.architectures or ["ForCausalLM"])
     classes = ["AutoModel"]
     if "MaskedLM" in named:
@@ -79,8 +118,12 @@ def _from_pretrained(transformers: Any, folder: Path, config: Any, dtype: Any) -
     if ("ForCausalLM" in named or "LMHead" in named) and not config.is_encoder_decoder:
         classes.insert(0, "AutoModelForCausalLM")
     kinds = [getattr(transformers, name) for name in classes]
-    kind = next(k for k in kinds if type(config) in k._model_mapping or k is kinds[-1])
-    wanted = {"config": config, "dtype": dtype, "use_safetensors": True, "local_files_only": True}
+    return next(k for k in kinds if type(config) in k._model_mapping or k is kinds[-1])
+
+
+def _from_pretrained(kind: Any, folder: Path, config: Any, dtype: Any) -> Any:
+    wanted = {"config": config, "dtype": dtype, "local_files_only": True}
+    wanted |= {"use_safetensors": True, "trust_remote_code": False}
     try:
         module, info = kind.from_pretrained(folder, **wanted, attn_implementation="sdpa", output_loading_info=True)
     except ValueError as error:

@@ -1,0 +1,79 @@
+"""The Hugging Face hub, asked with a deadline: a network that swallows packets must not hold a process for ever."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from saejax.core.errors import DataError
+
+ANSWER_SECONDS = 10.0  # of silence on one connection
+DEADLINE_SECONDS = 25.0  # for the whole question, names and proxies included
+
+
+def check_hub(kind: str, repo: str, revision: str, remedy: str) -> None:
+    """Returns once the hub has answered that it has `revision` of `repo`; at once where HF_HUB_OFFLINE is set.
+
+    The hub's own client waits without end for a server that takes the connection and says nothing (seen with
+    huggingface_hub 2.4.0). So it is asked here first, and the questions that follow have a timeout: each is tried
+    six times by the client, which then gives up.
+
+    Args:
+        kind: model or dataset.
+        revision: a branch, tag or commit; empty for the main one.
+        remedy: the end of the message, for a hub that cannot be had.
+
+    Raises:
+        DataError: no such repository or revision, no right to it, or no answer within DEADLINE_SECONDS; names it.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return  # the library refuses every question by itself, and at once
+    hooks = get_session().event_hooks["request"]
+    if _with_patience not in hooks:
+        hooks.append(_with_patience)
+
+    def ask() -> Any:
+        return HfApi().repo_info(repo, repo_type=kind, revision=revision or None, timeout=ANSWER_SECONDS)
+
+    try:
+        _within(DEADLINE_SECONDS, ask)
+    except Exception as error:  # the library raises many kinds; all mean that the repository cannot be had
+        raise unreachable(kind, repo, error, remedy) from None
+
+
+def unreachable(kind: str, repo: str, error: Exception, remedy: str) -> DataError:
+    """The error for a repository that cannot be had: what it is, what the library says of it, what to do."""
+    said = (str(error).strip() or "no answer").splitlines()[0][:200].rstrip(".")
+    return DataError(f"The {kind} {repo!r} cannot be had from the hub ({type(error).__name__}: {said}). {remedy}")
+
+
+def _with_patience(request: Any) -> None:
+    """A hook of the client: no wait of a request is without end."""
+    waits = request.extensions.get("timeout") or {}
+    for what in ("connect", "read", "write", "pool"):
+        if waits.get(what) is None:
+            waits[what] = ANSWER_SECONDS
+    request.extensions["timeout"] = waits
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """The answer of `ask`, or TimeoutError; a question that never ends is left behind and does not outlive us."""
+    answers: list[Any] = []
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="hub-question", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failures:
+        raise failures[0]
+    if not answers:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answers[0]
