@@ -269,8 +269,8 @@ class _Filler:
         self.sessions.append(_Session(progress.tokens, packing + progress.seconds, read, rate))
 
     def _timed_batches(self, n_tokens: int) -> int:
-        """How many batches to time alone: up to 4, at most an eighth of those to come; none in a very short capture."""
-        return min(4, n_tokens // (8 * self._batch_rows * self._text.context_length))
+        """How many batches to time alone: up to 8, at most an eighth of those to come; none in a very short capture."""
+        return min(8, n_tokens // (8 * self._batch_rows * self._text.context_length))
 
 
 def check_context(lm: Model, text: TextConfig) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 
-_NICER = 10
+_NICER = 5
 
 
 def give_way() -> None:
