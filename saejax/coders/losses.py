@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
+from saejax.kernels.selection import largest_of_rows
+from saejax.kernels.sparse import entries
 
 ONE = Ramp.constant(1.0)
 
@@ -294,11 +296,10 @@ class AuxK(Term):
         def many() -> jax.Array:
             """More than k are dead: each token has its own k."""
             dead_pre = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
-            _, indices = jax.lax.top_k(dead_pre, self.k)
+            indices = largest_of_rows(dead_pre, self.k)
             kept = c.topology.kept(params, c.x, jax.lax.stop_gradient(c.pre), indices)
             # A group with fewer than k dead latents fills up with live ones: those count for nothing.
-            is_dead = jnp.take_along_axis(jnp.broadcast_to(c.dead[None], c.pre.shape), indices, axis=-1)
-            values = jnp.where(is_dead, jax.nn.relu(kept), 0)
+            values = jnp.where(entries(dead_pre, indices) != -jnp.inf, jax.nn.relu(kept), 0)
             return unexplained(c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae)))
 
         def unexplained(e_hat: jax.Array) -> jax.Array:
