@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
-from saejax.kernels.selection import largest_of_rows
+from saejax.kernels.selection import largest_of_rows, top_k
+from saejax.kernels.shards import shards_of
 from saejax.kernels.sparse import entries
 
 ONE = Ramp.constant(1.0)
@@ -103,6 +104,11 @@ def _none(latents: Latents) -> Latents:
 def _block(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Latents]:
     """(params, latents) of the latents start..stop alone."""
     if c.latents.indices is None:
+        if shards_of(c.x.shape[0], c.latents.d_sae).n_along_latents > 1:
+            # A block of latents that are split over devices lies on few of them, and taking it would move it to all.
+            place = jax.lax.broadcasted_iota(jnp.int32, c.latents.values.shape, c.latents.values.ndim - 1)
+            values = jnp.where((place >= start) & (place < stop), c.latents.values, 0)
+            return c.params, dataclasses.replace(c.latents, values=values)
         block = slice(start, stop)
         return c.topology.restrict(c.params, block), Latents(c.latents.values[..., block], None, stop - start)
     inside = (c.latents.indices >= start) & (c.latents.indices < stop)
@@ -288,7 +294,7 @@ class AuxK(Term):
 
         def few() -> jax.Array:
             """At most k are dead: all take part, as a small dense dictionary of their own."""
-            is_dead, indices = jax.lax.top_k(c.dead.astype(jnp.float32), self.k)
+            is_dead, indices = top_k(c.dead.astype(jnp.float32), self.k)
             own = c.topology.restrict(params, indices)
             values = jax.nn.relu(c.topology.pre_activations(own, c.x)) * is_dead[None]
             return unexplained(c.topology.decode_without_bias(own, Latents(values, None, self.k)))
