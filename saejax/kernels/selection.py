@@ -44,7 +44,7 @@ def largest_of_rows(values: jax.Array, k: int) -> jax.Array:
     shards = shards_of(values.shape[0], values.shape[-1])
 
     def local(own: jax.Array) -> jax.Array:
-        if not shards.axes:
+        if shards.n_along_latents == 1:
             return top_k(own, k)[1]
         # What is among the k largest of all is among the k largest of its device. These are side by side in the order
         # of the latents, so that among equals the first place is the lowest index.
@@ -58,7 +58,8 @@ def largest_of_rows(values: jax.Array, k: int) -> jax.Array:
 
 def top_k(values: jax.Array, k: int) -> list[jax.Array]:
     """`jax.lax.top_k`, out of reach of what follows: XLA makes a sort of a top_k whose results are then sliced."""
-    return jax.lax.optimization_barrier(jax.lax.top_k(values, k))
+    # A barrier for each: one around the pair makes the compiler of jax 0.10.2 abort.
+    return [jax.lax.optimization_barrier(found) for found in jax.lax.top_k(values, k)]
 
 
 def _bits(values: jax.Array) -> jax.Array:
