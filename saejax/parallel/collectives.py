@@ -15,7 +15,9 @@ _BYTES = {"pred": 1, "bf16": 2} | {f"{kind}{8 * n}": n for kind in "suf" for n i
 _SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
 # Where an instruction names computations that it runs.
-_RUNS = re.compile(r"\b(body|calls|to_apply|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%[\w.-]+)")
+_RUNS = re.compile(
+    r"\b(body|calls|to_apply|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%[\w.-]+)"
+)
 _BRANCHES = ("true_computation", "false_computation", "branch_computations")
 _TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
