@@ -28,10 +28,12 @@ _BATCH = flags.DEFINE_integer("batch", 4096, "Tokens in a batch.")
 _D_IN = flags.DEFINE_integer("d_in", 768, "Width of the activations.")
 _D_SAE = flags.DEFINE_integer("d_sae", 24576, "Latents, of a layer in a cross-layer transcoder.")
 _K = flags.DEFINE_integer("k", 32, "Latents kept for a token.")
+_CODERS = flags.DEFINE_list(
+    "coders", "autoencoder/topk,autoencoder/batchtopk,clt/topk,clt/batchtopk", "Topology and sparsity of each row."
+)
 _SITES = flags.DEFINE_integer("sites", 3, "Layers of the cross-layer transcoder.")
 
 MESHES = ((1, 1), (8, 1), (4, 2), (2, 4), (1, 8))
-CODERS = (("autoencoder", "topk"), ("autoencoder", "batchtopk"), ("clt", "topk"), ("clt", "batchtopk"))
 
 
 def programs(coder: Coder, stacked: bool, mesh: jax.sharding.Mesh) -> tuple[str, str, TrainState]:
@@ -65,7 +67,7 @@ def main(_: list[str]) -> None:
     print(f"jax {jax.__version__}, batch {b}, d_in {d}, d_sae {f}, k {k}, {_SITES.value} layers in clt; MB a device\n")
     print("| coder | mesh | always | in branches | least | largest all-gather | left to the compiler |")
     print("|---|---|---|---|---|---|---|")
-    for topology, sparsity in CODERS:
+    for topology, sparsity in (name.split("/") for name in _CODERS.value):
         config = CoderConfig(sparsity, topology=topology, d_sae=f, k=k, init="uniform")
         stacked = topology == "clt"
         coder = build(config, [d] * _SITES.value if stacked else d, 100)
