@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from saejax.coders import Coder, CoderConfig, build
 from saejax.core.errors import ConfigError
-from saejax.parallel import MESH_AXES, ParallelConfig, batch_sharding, make_mesh, replicated, tree_shardings
+from saejax.parallel import MESH_AXES, ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
 
 B, D, F = 32, 8, 24
 DEAD_AFTER = 100
@@ -133,7 +133,9 @@ def _five_steps(preset: str, shape: tuple[int, int]) -> tuple[list[dict[str, flo
         return {"params": params, "opt": opt, "stats": stats, "step": state["step"] + 1}, metrics
 
     compiled = jax.jit(
-        step, in_shardings=(shardings, batch_sharding(mesh)), out_shardings=(shardings, replicated(mesh))
+        on_mesh(step, mesh),
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
     )
     state, rows = jax.device_put(state, shardings), []
     for i in range(5):

@@ -13,6 +13,7 @@ from saejax.coders.latents import Latents
 from saejax.coders.losses import Term
 from saejax.coders.sparsity import Keep, Sparsity
 from saejax.coders.topologies import Topology
+from saejax.kernels.sparse import entries
 
 Params = dict[str, Any]
 Stats = dict[str, jax.Array]
@@ -67,7 +68,7 @@ class Coder:
         Selection over a batch takes x as the batch: for single tokens use the coder that `inference` gives.
         """
         pre = self.topology.pre_activations(params, x)
-        return self.sparsity(pre, lambda at: jnp.take_along_axis(pre, at, axis=-1), params, LONG_AGO)
+        return self.sparsity(pre, lambda at: entries(pre, at), params, LONG_AGO)
 
     def decode(self, params: Params, latents: Latents, x: jax.Array | None = None) -> jax.Array:
         """Reconstruction of latents; a skip connection needs x as well."""
@@ -127,7 +128,7 @@ class Coder:
         """Pre-activations, and their differentiable selection. Sparse activations need no dense gradient."""
         pre = self.topology.pre_activations(params, x)
         if not self.sparsity.sparse:
-            return pre, lambda at: jnp.take_along_axis(pre, at, axis=-1)
+            return pre, lambda at: entries(pre, at)
         pre = jax.lax.stop_gradient(pre)
         return pre, lambda at: self.topology.kept(params, x, pre, at)
 

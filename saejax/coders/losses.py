@@ -12,6 +12,9 @@ import jax.numpy as jnp
 from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
+from saejax.kernels.selection import largest_of_rows, top_k
+from saejax.kernels.shards import shards_of
+from saejax.kernels.sparse import entries
 
 ONE = Ramp.constant(1.0)
 
@@ -101,6 +104,11 @@ def _none(latents: Latents) -> Latents:
 def _block(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Latents]:
     """(params, latents) of the latents start..stop alone."""
     if c.latents.indices is None:
+        if shards_of(c.x.shape[0], c.latents.d_sae).n_along_latents > 1:
+            # A block of latents that are split over devices lies on few of them, and taking it would move it to all.
+            place = jax.lax.broadcasted_iota(jnp.int32, c.latents.values.shape, c.latents.values.ndim - 1)
+            values = jnp.where((place >= start) & (place < stop), c.latents.values, 0)
+            return c.params, dataclasses.replace(c.latents, values=values)
         block = slice(start, stop)
         return c.topology.restrict(c.params, block), Latents(c.latents.values[..., block], None, stop - start)
     inside = (c.latents.indices >= start) & (c.latents.indices < stop)
@@ -286,7 +294,7 @@ class AuxK(Term):
 
         def few() -> jax.Array:
             """At most k are dead: all take part, as a small dense dictionary of their own."""
-            is_dead, indices = jax.lax.top_k(c.dead.astype(jnp.float32), self.k)
+            is_dead, indices = top_k(c.dead.astype(jnp.float32), self.k)
             own = c.topology.restrict(params, indices)
             values = jax.nn.relu(c.topology.pre_activations(own, c.x)) * is_dead[None]
             return unexplained(c.topology.decode_without_bias(own, Latents(values, None, self.k)))
@@ -294,11 +302,10 @@ class AuxK(Term):
         def many() -> jax.Array:
             """More than k are dead: each token has its own k."""
             dead_pre = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
-            _, indices = jax.lax.top_k(dead_pre, self.k)
+            indices = largest_of_rows(dead_pre, self.k)
             kept = c.topology.kept(params, c.x, jax.lax.stop_gradient(c.pre), indices)
             # A group with fewer than k dead latents fills up with live ones: those count for nothing.
-            is_dead = jnp.take_along_axis(jnp.broadcast_to(c.dead[None], c.pre.shape), indices, axis=-1)
-            values = jnp.where(is_dead, jax.nn.relu(kept), 0)
+            values = jnp.where(entries(dead_pre, indices) != -jnp.inf, jax.nn.relu(kept), 0)
             return unexplained(c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae)))
 
         def unexplained(e_hat: jax.Array) -> jax.Array:

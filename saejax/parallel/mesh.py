@@ -8,14 +8,17 @@ programs are the same.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from saejax.core.errors import ConfigError
+from saejax.kernels.shards import split
+
+R = TypeVar("R")
 
 MESH_AXES = ("data", "latent")
 _RULES: dict[str | None, str | None] = {
@@ -77,6 +80,19 @@ def check_divides(mesh: Mesh, d_sae: int) -> None:
             f"{d_sae} latents cannot be split over the {n} devices along latent of parallel.mesh; "
             f"set coder.d_sae={-(-d_sae // n) * n}, or another mesh."
         )
+
+
+def on_mesh(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
+    """`function`, for jit: what it traces knows how tokens and latents lie on `mesh`, and selects and sums by shards.
+
+    Jit without it is as right, but the compiler may gather what is split. On one device nothing changes.
+    """
+
+    def traced(*arguments: Any) -> R:
+        with split(mesh):
+            return function(*arguments)
+
+    return traced
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

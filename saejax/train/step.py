@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from saejax.coders import Coder, Sites
-from saejax.parallel import batch_sharding, replicated
+from saejax.parallel import batch_sharding, on_mesh, replicated
 from saejax.train.averaging import next_average
 from saejax.train.config import TrainConfig
 from saejax.train.optim import learning_rate_factor
@@ -91,7 +91,7 @@ def compile_step(step: Step, abstract: TrainState, mesh: Mesh) -> Step:
     """`step` under jit over the mesh: state sharded as it was born, rows over "data", old state donated."""
     shardings: Any = jax.tree.map(lambda s: s.sharding, abstract)
     return jax.jit(
-        step,
+        on_mesh(step, mesh),
         donate_argnums=0,
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
