@@ -33,12 +33,16 @@ from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST
 from saejax.train import EXIT_PREEMPTED, Setup, train
+from saejax.train.blame import make_blame
 from saejax.workspace import Workspace, make_prepare, make_validation
 
 # Sections of the configuration that decide what a run's numbers are; the others may change between calls.
 _DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
 _DECIDES_EVAL = ("eval", "gates")
-_TIMING = ("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard")
+_TIMING = (
+    *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
+    *("max_skipped_steps", "tensorboard"),
+)
 
 
 def say(text: str = "") -> None:
@@ -153,6 +157,7 @@ def _train(work: Workspace) -> int:
                 writers=writers,
                 checkpoints=checkpoints,
                 meta=sites_to_meta(sites, coder.topology),
+                blame=make_blame(e.run_dir, batches, lambda: work.reader("train")),
             )
             groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
             say(

@@ -1,5 +1,6 @@
 """Training: it learns, it is the same after any interruption and on any mesh, and it never saves a broken state."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -175,8 +176,9 @@ def test_a_damaged_checkpoint_costs_one_interval_not_the_run(
 
 
 def test_a_loss_that_is_not_finite_stops_and_is_never_saved(store: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, max_skipped_steps=1)
     with pytest.raises(DataError, match=r"loss of step 17 is nan.*last: step 14"):
-        run(store, tmp_path, poison=16)
+        run(store, tmp_path, config=config, poison=16)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [7, 14]
     assert all(np.isfinite(value).all() for value in final(tmp_path, 14).values())
