@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
+from saejax.train.best import BETTER
 
 OPTIMIZERS = ("adam", "adamw", "adafactor", "muon", "lion", "schedule_free")
 SCHEDULES = ("cosine", "constant", "linear", "cosine_restarts", "plateau", "decay")
@@ -50,6 +51,9 @@ class TrainConfig:
         spike_factor: nor is a step taken whose loss exceeds this many times the median of the last 32; 0 takes them.
         checkpoint_every: steps between checkpoints.
         keep_checkpoints: how many of the last ones stay.
+        keep_best: val/fve, val/r2 or val/relative_error: a validation that is the best so far by it is saved, and that
+            checkpoint stays too (`saejax.load(run, step="best")`); "" keeps none for being best.
+        keep_every: also every checkpoint stays whose step is a multiple of this; 0 for none.
         validate_every: steps between validations on held-out activations; 0 for none.
         validate_epochs: the same as a share of an epoch of the store; 0 leaves it to validate_every.
         log_every: steps between rows of metrics.jsonl.
@@ -86,6 +90,8 @@ class TrainConfig:
     spike_factor: float = 0.0
     checkpoint_every: int = 1000
     keep_checkpoints: int = 3
+    keep_best: str = ""
+    keep_every: int = 0
     validate_every: int = 250
     validate_epochs: float = 0.0
     log_every: int = 10
@@ -130,6 +136,10 @@ class TrainConfig:
             )
         if 0 < self.spike_factor <= 1:
             raise ConfigError(f"train.spike_factor is {self.spike_factor}: half of all losses are above; set 3, or 0.")
+        if self.keep_best and self.keep_best not in BETTER:
+            raise ConfigError(f"train.keep_best is {self.keep_best!r}.{nearest(self.keep_best, BETTER)}")
+        if self.keep_best and not (self.validate_every or self.validate_epochs):
+            raise ConfigError("train.keep_best needs validations; set train.validate_every.")
         if self.early_stop_patience and not (self.validate_every or self.validate_epochs):
             raise ConfigError("train.early_stop_patience needs validations; set train.validate_every.")
 
@@ -164,7 +174,14 @@ _RANGES: tuple[tuple[Callable[[float], bool], str, tuple[str, ...]], ...] = (
         "finite, not negative",
         (
             *("max_rows", "weight_decay", "clip_norm", "resample_every"),
-            *("early_stop_patience", "early_stop_min_delta", "validate_every", "validate_epochs", "spike_factor"),
+            *(
+                "early_stop_patience",
+                "early_stop_min_delta",
+                "validate_every",
+                "validate_epochs",
+                "spike_factor",
+                "keep_every",
+            ),
         ),
     ),
     (lambda value: 0 < value < math.inf, "positive and finite", ("lr", "eps")),

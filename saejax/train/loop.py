@@ -19,6 +19,7 @@ from saejax.core.errors import DataError
 from saejax.core.metrics import Writer
 from saejax.core.progress import Progress
 from saejax.parallel import batch_sharding
+from saejax.train.best import Best
 from saejax.train.config import TrainConfig
 from saejax.train.early import EarlyStopping
 from saejax.train.guard import Skipped, is_sound
@@ -26,9 +27,6 @@ from saejax.train.optim import make_optimizer, make_schedule
 from saejax.train.preemption import Preemption
 from saejax.train.state import TrainState, abstract_state, init_state, make_init
 from saejax.train.step import compile_step, default_hyper, make_step
-
-# sysexits' EX_TEMPFAIL: asked to stop, all saved, run the same command again.
-EXIT_PREEMPTED = 75
 
 # The run's length is predicted after this many steps, or a fifth of a shorter run.
 _PREDICT_AT = 60
@@ -147,6 +145,7 @@ class _Session:
         self.waited = 0.0
         self.early = EarlyStopping.resumed(config, meta)
         self.skipped = Skipped.resumed(meta)
+        self.best = Best.resumed(config.keep_best, meta)
         self.validate_every = config.validation_interval(setup.epoch_rows) if setup.validate else 0
 
     def run(self, step_fn: Callable[..., Any], state: TrainState) -> Outcome:
@@ -178,7 +177,7 @@ class _Session:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
                     self.write(step, {"time/seconds": self.seconds()})
-                if step % config.checkpoint_every == 0 or last:
+                if step % config.checkpoint_every == 0 or last or step == self.best.step:
                     self.save(step, state)
             if step > self.saved:
                 self.save(step, state)
@@ -265,6 +264,7 @@ class _Session:
             metrics = self.setup.validate(state.evaluated(), state.stats)
             self.write(step, {f"val/{name}": value for name, value in metrics.items()})
             self.early = self.early.after(metrics)
+            self.best = self.best.after(step, metrics)
 
     def save(self, step: int, state: TrainState) -> None:
         self.read_metrics(keep=0)  # what is counted up to here goes into the meta, and may say that it is enough
@@ -274,8 +274,9 @@ class _Session:
                 f"checkpoint is that of step {self.saved}. Lower train.lr."
             )
         meta = {"step": step, "seconds": self.seconds(), "predicted": self.predicted}
-        meta |= self.early.to_meta() | self.skipped.to_meta()
-        self.setup.checkpoints.save(step, items_of(state), meta | self.setup.meta)
+        meta |= self.early.to_meta() | self.skipped.to_meta() | self.best.to_meta()
+        kept = () if self.best.step is None else (self.best.step,)
+        self.setup.checkpoints.save(step, items_of(state), meta | self.setup.meta, keep=kept)
         self.saved = step
 
     def write(self, step: int, row: dict[str, float]) -> None:
