@@ -50,7 +50,7 @@ _KILLS = flags.DEFINE_integer("kills", 60, "kill -9 at random moments.")
 _SIGNALS = flags.DEFINE_integer("signals", 20, "SIGTERMs at random moments, and a quarter as many SIGUSR1.")
 _FLIPS = flags.DEFINE_integer("flips", 300, "Bits flipped in a checkpoint, one at a time.")
 _STEPS = flags.DEFINE_integer("steps", 400, "Steps of the run that is disturbed.")
-_ONLY = flags.DEFINE_list("only", [], "Only these parts, of: " + "kills signals damage rest meshes halves.")
+_ONLY = flags.DEFINE_list("only", [], "Of: repeat rest halves meshes damage signals kills (default: all).")
 _FOLDER = flags.DEFINE_string("folder", None, "Where to work (default: /dev/shm, whose fsync costs nothing, or /tmp).")
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the tables there.")
 
@@ -526,7 +526,8 @@ def main(_: list[str]) -> None:
     try:
         faults = Faults(folder)
         parts: dict[str, Callable[[], None]] = {
-            "rest": lambda: (faults.repeat(), faults.rest())[0],
+            "repeat": faults.repeat,
+            "rest": faults.rest,
             "halves": faults.halves,
             "meshes": faults.meshes,
             "damage": lambda: faults.damage(_FLIPS.value),

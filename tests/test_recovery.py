@@ -3,17 +3,22 @@
 import itertools
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_experiment
+from tiny import ROOT, tiny_experiment
 
 import saejax
+from benchmarks.reliability import PRESETS, halves
 from saejax.checkpoints import Checkpoints
+from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core import environment
 from saejax.core.errors import ConfigError, DataError
 from saejax.stages import run_capture, run_train
@@ -21,6 +26,8 @@ from saejax.train import TrainConfig
 from saejax.train.best import Best
 from saejax.train.preemption import STOPPING, Preemption
 from saejax.workspace import Workspace
+
+CUT = ("standard", "gated", "topk", "abs_topk", "batchtopk", "jumprelu")
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -145,3 +152,31 @@ def test_the_record_names_flags_and_neither_machine_nor_user(monkeypatch: pytest
     text = json.dumps(found)
     for private in (os.uname().nodename, str(Path.home()), str(Path.cwd())):
         assert len(private) < 3 or private not in text, private
+
+
+# --- cut in two, and faults in real processes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", CUT)
+def test_a_run_cut_at_any_step_ends_the_same(preset: str, tmp_path: Path) -> None:
+    """Every step of 7 was saved in the background; continued from each, with moments, averages and resampling."""
+    assert halves(tmp_path, preset, 7) == (6, 6)
+
+
+def test_every_sparsity_is_cut_in_two() -> None:
+    assert {CoderConfig(preset=name).resolved().sparsity for name in CUT} == set(SPARSITIES) and set(CUT) <= set(
+        PRESETS
+    )
+
+
+def test_kills_signals_and_damage_leave_no_trace() -> None:
+    """A short form of `make reliability`: its command ends with 1 when one of the faults is not survived."""
+    words = ("--kills=3", "--signals=1", "--flips=40", "--steps=100", "--only=repeat,kills,signals,damage")
+    command = [sys.executable, "-m", "benchmarks.reliability", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = {
+        name: counts for name, *counts in re.findall(r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", done.stdout, re.M)
+    }
+    assert table["kill -9"] == ["3"] * 3 and table["a flipped bit"] == ["40"] * 3
+    assert table["SIGTERM"] == table["SIGUSR1"] == table["a second fresh run, same seed"] == ["1"] * 3

@@ -28,7 +28,12 @@ ENCODER_SHARE = 0.2
 
 
 def resample(
-    coder: Coder, config: TrainConfig, state: TrainState, batch: dict[str, jax.Array], seed: jax.Array, ok: jax.Array
+    coder: Coder,
+    config: TrainConfig,
+    state: TrainState,
+    batch: dict[str, jax.Array],
+    seed: jax.Array,
+    ok: jax.Array | bool = True,
 ) -> TrainState:
     """`state` after a step, with its dead latents resampled where the step calls for it. Pure.
 
