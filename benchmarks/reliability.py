@@ -279,8 +279,8 @@ class Faults:
                     done += 1
                     newest, good = newest_good(life.run)
                     valid += good
-                    # Saves up to here had been issued when it died; of those one may be missing.
-                    lost += max(0, rows(life.run) // EVERY - newest // EVERY) > 1
+                    # A save has been issued when a step after it has begun; of those one may be missing.
+                    lost += (rows(life.run) - 1) // EVERY - newest // EVERY > 1
                     continue
             code, text = life.wait()
             assert code == 0, text
