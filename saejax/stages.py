@@ -33,12 +33,16 @@ from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST
 from saejax.train import EXIT_PREEMPTED, Setup, train
+from saejax.train.blame import make_blame
 from saejax.workspace import Workspace, make_prepare, make_validation
 
 # Sections of the configuration that decide what a run's numbers are; the others may change between calls.
 _DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
 _DECIDES_EVAL = ("eval", "gates")
-_TIMING = ("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard")
+_TIMING = (
+    *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
+    *("max_skipped_steps", "tensorboard"),
+)
 
 
 def say(text: str = "") -> None:
@@ -127,7 +131,8 @@ def run_train(work: Workspace) -> int:
 def _train(work: Workspace) -> int:
     e = work.experiment
     _refuse_other_run(e)
-    with Checkpoints(e.run_dir / "checkpoints", keep_last=e.train.keep_checkpoints) as checkpoints:
+    folder, last, every = e.run_dir / "checkpoints", e.train.keep_checkpoints, e.train.keep_every or None
+    with Checkpoints(folder, keep_last=last, keep_every=every) as checkpoints:
         if checkpoints.latest() == e.train.steps and not checkpoints.verify(e.train.steps):
             say(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return 0
@@ -138,7 +143,10 @@ def _train(work: Workspace) -> int:
         sites = make_sites(e.coder, coder.topology, *work.sites, batches.statistics)
         # All that could be refused has been: only now the folder becomes this experiment's.
         write_json(e.run_dir / "config.json", to_run_json(e))
-        write_json(e.run_dir / "environment.json", environment.describe())
+        session = environment.describe(
+            from_step=checkpoints.latest() or 0, seed=e.seed, coder_seed=e.start_seed, mesh=list(mesh.devices.shape)
+        )
+        environment.append_session(e.run_dir / "environment.json", session)
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e)]
             setup = Setup(
@@ -153,6 +161,7 @@ def _train(work: Workspace) -> int:
                 writers=writers,
                 checkpoints=checkpoints,
                 meta=sites_to_meta(sites, coder.topology),
+                blame=make_blame(e.run_dir, batches, lambda: work.reader("train")),
             )
             groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
             say(

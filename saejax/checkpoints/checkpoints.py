@@ -17,7 +17,7 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,7 +93,7 @@ class Checkpoints:
 
     # Saving
 
-    def save(self, step: int, items: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, items: Mapping[str, Any], meta: Mapping[str, Any], keep: Collection[int] = ()) -> None:
         """Write `items` and `meta` as checkpoint `step`; returns when the arrays are copied to the host.
 
         The arrays may be donated and `meta` changed as soon as this returns. First waits for an earlier
@@ -103,6 +103,7 @@ class Checkpoints:
         Args:
             items: name -> pytree of arrays (jax, of any sharding, or numpy); a tree may be empty.
             meta: JSON values; comes back as JSON does (tuples as lists, keys as strings).
+            keep: steps whose checkpoints stay, however old, when this one's being there makes others go.
 
         Raises:
             DataError: the earlier save failed; this one cannot be started; a leaf is no array; meta is
@@ -133,7 +134,9 @@ class Checkpoints:
         except BaseException:
             held.close()
             raise
-        self._thread = threading.Thread(target=self._finish, args=(step, described, held), name="checkpoint")
+        self._thread = threading.Thread(
+            target=self._finish, args=(step, described, held, {step, *keep}), name="checkpoint"
+        )
         self._thread.start()
         if not self._background:
             self.wait()
@@ -163,7 +166,9 @@ class Checkpoints:
             done = bool(multihost_utils.broadcast_one_to_all(np.asarray(done)))
         return done
 
-    def _finish(self, step: int, described: Mapping[str, list], held: contextlib.ExitStack) -> None:
+    def _finish(
+        self, step: int, described: Mapping[str, list], held: contextlib.ExitStack, keep: Collection[int]
+    ) -> None:
         """Background: wait for Orbax's commit, write the manifest, and only then remove old checkpoints."""
         with held:
             try:
@@ -171,15 +176,15 @@ class Checkpoints:
                 self._writer.wait_until_finished()
                 if jax.process_index() == 0:
                     integrity.write(self._folder(step), step, described)
-                    self._prune(step)
+                    self._prune(step, keep)
             except Exception as error:
                 self._error = self._failure(step, error)
                 self._error.__cause__ = error
 
-    def _prune(self, step: int) -> None:
-        """Keep the last n up to `step`, every m-th, and `step`; what is newer is not this run's to remove."""
+    def _prune(self, step: int, asked: Collection[int]) -> None:
+        """Keep the last n up to `step`, every m-th, and those asked for; what is newer is not this run's to remove."""
         steps = [s for s in self.steps() if s <= step]
-        keep = {step, *steps[-self._keep_last :]}
+        keep = {*asked, *steps[-self._keep_last :]}
         for old in steps:
             if old not in keep and not (self._keep_every and old % self._keep_every == 0):
                 self._remove(self._folder(old))

@@ -21,22 +21,30 @@ from saejax.coders import Coder
 from saejax.coders.config import LONG_AGO
 from saejax.core.rng import stream
 from saejax.train.config import TrainConfig
+from saejax.train.guard import choose
 from saejax.train.state import TrainState
 
 ENCODER_SHARE = 0.2
 
 
 def resample(
-    coder: Coder, config: TrainConfig, state: TrainState, batch: dict[str, jax.Array], seed: jax.Array
+    coder: Coder,
+    config: TrainConfig,
+    state: TrainState,
+    batch: dict[str, jax.Array],
+    seed: jax.Array,
+    ok: jax.Array | bool = True,
 ) -> TrainState:
     """`state` after a step, with its dead latents resampled where the step calls for it. Pure.
+
+    Not from the batch of a step that was not taken (`ok` is false): its latents wait for the next time.
 
     Under vmap the branch stays one as long as `state.step` is not mapped; else every step pays for it.
     """
     if not config.resample_every:
         return state
     due = (state.step % config.resample_every == 0) & (state.step <= config.resample_until_fraction * config.steps)
-    return jax.lax.cond(due, lambda: _resampled(coder, config, state, batch, seed), lambda: state)
+    return jax.lax.cond(due, lambda: choose(ok, _resampled(coder, config, state, batch, seed), state), lambda: state)
 
 
 def _resampled(

@@ -1,5 +1,6 @@
 """The train step: one pure function, whatever the coder and however it is spread over devices."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from saejax.coders import Coder, Sites
 from saejax.parallel import batch_sharding, on_mesh, replicated
 from saejax.train.averaging import next_average
 from saejax.train.config import TrainConfig
+from saejax.train.guard import choose, judge
 from saejax.train.optim import learning_rate_factor
 from saejax.train.resample import resample
 from saejax.train.state import TrainState
@@ -40,7 +42,7 @@ def make_step(
     """(state, {hook point: [B, D] as stored}, hyper) -> (state, metrics), not yet compiled.
 
     gradient -> part along unit decoder rows removed -> clip, optimizer -> decoder rows back to length 1 -> average
-    -> dead latents resampled, where that is due.
+    -> all of it undone where loss or gradient is not finite, or the loss a spike -> dead latents resampled, where due.
     """
 
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -54,9 +56,12 @@ def make_step(
         if averaged:
             averaged = coder.constrain(averaged, state.step)
         rate = schedule(state.step) * hyper["lr"] * learning_rate_factor(opt_state)
-        metrics = metrics | {"grad_norm": optax.tree.norm(grads), "lr": rate}
-        after = TrainState(state.step + 1, params, opt_state, stats, averaged)
-        return resample(coder, config, after, batch, hyper["seed"]), metrics
+        grad_norm = optax.tree.norm(grads)
+        ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
+        metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
+        taken = TrainState(state.step + 1, params, opt_state, stats, averaged, state.recent)
+        after = dataclasses.replace(choose(ok, taken, state), recent=recent)
+        return resample(coder, config, after, batch, hyper["seed"], ok), metrics
 
     return step
 
