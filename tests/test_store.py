@@ -211,7 +211,8 @@ def test_iterate_equals_batch_at_from_any_step_and_slices_make_the_global_batch(
             got = next(running)
             assert all(np.array_equal(bits(got[name]), bits(expected[name])) for name in HOOKS)
     world = 2 if batch_size % 2 == 0 else 1
-    slices = [Batches(reader, batch_size, 1, 4, (rank, world)) for rank in range(world)]
+    part = batch_size // world
+    slices = [Batches(reader, batch_size, 1, 4, (r * part, (r + 1) * part)) for r in range(world)]
     for step, expected in enumerate(reference):
         parts = [part.batch_at(step) for part in slices]
         for name in HOOKS:
@@ -223,16 +224,20 @@ def test_at_most_three_blocks_are_kept(store):
     running = batches.iterate()
     for _ in range(40):
         next(running)
-        assert len(batches._blocks) <= 3
-    used = [batches._locate(40 * 64 - 1)[0], batches._locate(40 * 64 - 1 + 32)[0]]
-    assert all(key in batches._blocks for key in used)  # the current one, and the next is on its way
+        assert len(batches._shares[0]._blocks) <= 3
+    locate, blocks = batches._shares[0]._locate, batches._shares[0]._blocks
+    used = [locate(40 * 64 - 1)[0], locate(40 * 64 - 1 + 32)[0]]
+    assert all(key in blocks for key in used)  # the current one, and the next is on its way
 
 
 def test_batches_refuse_impossible_sizes(store):
     reader = StoreReader.open(store)
-    for size, part in [(0, None), (10, (0, 3)), (10, (2, 2)), (10, (-1, 2))]:
+    for size, part in [(0, None), (10, (0, 11)), (10, (2, 2)), (10, (-1, 2))]:
         with pytest.raises(ConfigError, match="batch_size"):
-            Batches(reader, size, 0, data_slice=part)
+            Batches(reader, size, 0, rows=part)
+    for shares in (0, 3, 400):
+        with pytest.raises(ConfigError, match=rf"{shares} shares of a store of \d+ chunks"):
+            Batches(reader, 400, 0, shares=shares)
     with pytest.raises(ConfigError, match="block_chunks"):
         Batches(reader, 8, 0, block_chunks=0)
     with pytest.raises(ConfigError, match="step=-1"):
