@@ -8,6 +8,7 @@ epochs of its own, and a batch is B / shares rows of each, one behind the other.
 reads the chunks of their streams alone.
 """
 
+import functools
 from collections import OrderedDict
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,8 +69,7 @@ class Batches:
         _check_shares(shares, batch_size, -(-n_rows // reader.layout.chunk_rows))
         self.batch_size = batch_size
         self.hook_points, self.statistics, self.epoch_rows = reader.hook_points, reader.statistics, n_rows
-        self._again = (reader, batch_size, seed, block_chunks)
-        self._options = {"max_rows": max_rows, "shares": shares}
+        self._whole = functools.partial(Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares)
         loader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         each = batch_size // shares
         self._shares = [
@@ -103,7 +103,7 @@ class Batches:
 
     def whole_batch_at(self, step: int) -> dict[str, np.ndarray]:
         """All rows of the batch of `step`, whatever rows are wanted: [B, d], the same in every process."""
-        return Batches(*self._again, **self._options).batch_at(step)
+        return self._whole().batch_at(step)
 
     def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
         """batch_at(start_step), batch_at(start_step + 1), ... without end; the next block loads meanwhile."""
@@ -117,7 +117,7 @@ class Batches:
 
 
 class _Share:
-    """One of the streams that a batch is made of: `each` rows of it are in every batch, of which rows `span` are wanted.
+    """One of the streams that a batch is made of: `each` rows of it are in every batch, and `span` of those are wanted.
 
     `of` is (number, shares): its chunk j is chunk number + j shares of the `n_rows` rows of all.
     """

@@ -55,6 +55,7 @@ class Setup:
 
     Attributes:
         batches: start step -> endless batches {hook point: [B, D]} as stored; batch i is a pure function of (seed, i).
+            Of several processes each gives the rows of its own devices.
         sites: which hook points the coder reads and writes, and their scales.
         prepare: fresh parameters -> those that training begins with; pure.
         epoch_rows: activations in an epoch of the store.
@@ -149,16 +150,22 @@ class _Session:
             self.validate_first(state)
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
-            preemption = stack.enter_context(Preemption())
-            progress = stack.enter_context(Progress("train", total * config.batch_size, step * config.batch_size))
+            preemption = stack.enter_context(Preemption(self.setup.mesh))
+            progress = Progress(
+                "train", total * config.batch_size, step * config.batch_size, shown=jax.process_index() == 0
+            )
+            stack.enter_context(progress)
             batches = stack.enter_context(contextlib.closing(self.setup.batches(step)))
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
-            while step < total and not self.early.stopped and not preemption.requested:
+            while step < total and not self.early.stopped and not preemption.agreed():
                 asked = time.perf_counter()
                 batch = next(batches)
                 self.waited += time.perf_counter() - asked
-                arrays = {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+                arrays = {
+                    name: jax.make_array_from_process_local_data(sharding, rows, (config.batch_size, rows.shape[1]))
+                    for name, rows in batch.items()
+                }
                 state, metrics = step_fn(state, arrays)
                 step += 1
                 self.pending.append((step, metrics))
