@@ -163,6 +163,7 @@ def _train(work: Workspace, process: Process) -> int:
                 writers=writers,
                 checkpoints=checkpoints,
                 meta=sites_to_meta(sites, coder.topology),
+                fsdp=e.parallel.fsdp,
             )
             groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
             tell(

@@ -2,9 +2,13 @@
 
 import json
 import os
+import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,11 @@ import pytest
 from tiny import ROOT, planted_store
 
 from saejax.checkpoints import Checkpoints
+from saejax.core.errors import BusyError, DataError
+from saejax.core.lease import lease
 from saejax.core.metrics import read_metrics
+from saejax.experiment import default_config, experiment
+from saejax.stages import Workspace, run_train
 from saejax.store import merge
 
 # Adam hides a wrong scale of the gradients, which SGD shows. With b1 = 0 and an eps of 1e8, far above every gradient,
@@ -20,6 +28,7 @@ from saejax.store import merge
 SGD = {"train.lr": 0.05e8, "train.eps": 1e8, "train.b1": 0.0, "train.warmup_fraction": 0.0, "train.clip_norm": 0.0}
 SETTINGS = {
     **SGD,
+    "lm.model": "",
     "name": "run",
     "store": "planted",
     "coder.preset": "topk",
@@ -41,7 +50,6 @@ from saejax.core import cli
 from saejax.experiment import default_config, experiment
 from saejax.stages import Workspace, run_train
 config = default_config()
-config.lm.model = ""
 config.update_from_flattened_dict(json.loads(sys.argv.pop()))
 sys.argv.append("--config=configs/quickstart.py")
 cli.define_config()
@@ -49,25 +57,10 @@ cli.run(lambda: run_train(Workspace(experiment(config))))
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stores, and the run of one process on eight devices."""
-    folder = tmp_path_factory.mktemp("many")
-    for split, rows in (("train", 1500), ("heldout", 300)):
-        # A merged store is taken as it is, without a language model.
-        for i in range(2):
-            planted_store(folder / split / str(i), rows=rows // 2 + i)
-        merge(folder / "stores" / "planted" / split, [folder / split / str(i) for i in range(2)])
-    finish(start(folder / "alone", folder))
-    return folder
-
-
 def start(runs: Path, folder: Path, devices: int = 8, **settings: object) -> subprocess.Popen[str]:
-    chosen = SETTINGS | {"runs_dir": str(runs), "stores_dir": str(folder / "stores")}
-    chosen |= {key.replace("__", "."): value for key, value in settings.items()}
     flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(chosen)],
+        [sys.executable, "-c", PROGRAM, json.dumps(flat(runs, folder, **settings))],
         cwd=ROOT,
         env=os.environ | flags,
         text=True,
@@ -90,13 +83,34 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     return output
 
 
+def flat(runs: Path, folder: Path, **settings: object) -> dict[str, object]:
+    chosen = SETTINGS | {"runs_dir": str(runs), "stores_dir": str(folder / "stores")}
+    return chosen | {key.replace("__", "."): value for key, value in settings.items()}
+
+
+def train_here(runs: Path, folder: Path, **settings: object) -> int:
+    """One process on the eight devices of this very one."""
+    config = default_config()
+    config.update_from_flattened_dict(flat(runs, folder, **settings))
+    return run_train(Workspace(experiment(config)))
+
+
+def half_of(run: Path, copy: Path) -> Path:
+    """A copy of a finished run that has to go on from step 10."""
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "run" / "checkpoints" / "000000020")
+    return copy
+
+
 def assert_same_run(got: Path, want: Path) -> None:
     """Every number of every logged step, and the parameters at the end, to 1e-5."""
     curves = [
-        [{k: v for k, v in row.items() if "time" not in k and "per_second" not in k and "wait" not in k} for row in rows]
+        [{k: v for k, v in row.items() if not re.search("time|per_second|wait", k)} for row in rows]
         for rows in (read_metrics(run / "run" / "metrics.jsonl") for run in (got, want))
     ]
-    assert len(curves[0]) == len(curves[1]) and sum("train/loss" in row for row in curves[0]) == 20
+    curves = [[row for row in rows if len(row) > 1] for rows in curves]
+    losses = [row["train/loss"] for row in curves[0] if "train/loss" in row]
+    assert len(curves[0]) == len(curves[1]) and len(losses) == 20 and losses[-1] < 0.9 * losses[0]
     for a, b in zip(*curves, strict=True):
         assert a == pytest.approx(b, rel=1e-5, abs=1e-6)
     params = [Checkpoints(run / "run" / "checkpoints").restore_numpy(20)[0]["params"] for run in (got, want)]
@@ -104,9 +118,84 @@ def assert_same_run(got: Path, want: Path) -> None:
         np.testing.assert_allclose(params[0][name], value, rtol=1e-5, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
-def test_two_processes_train_as_one(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stores, the run of one process on eight devices, and that of two processes on four each."""
+    folder = tmp_path_factory.mktemp("many")
+    for split, rows in (("train", 1500), ("heldout", 300)):
+        # A merged store is taken as it is, without a language model.
+        for i in range(2):
+            planted_store(folder / split / str(i), rows=rows // 2 + i)
+        merge(folder / "stores" / "planted" / split, [folder / split / str(i) for i in range(2)])
     two = start_two(folder / "two", folder)
+    assert train_here(folder / "alone", folder) == 0
     said = [finish(process) for process in two]
     assert "train: 20 steps" in said[0] and "train:" not in said[1]
+    return folder
+
+
+def test_two_processes_train_as_one(folder: Path) -> None:
     assert_same_run(folder / "two", folder / "alone")
     assert json.loads((folder / "two/run/environment.json").read_text())["processes"] == 2
+    assert Checkpoints(folder / "two/run/checkpoints").steps() == [10, 20]
+
+
+def test_one_goes_on_from_two_and_two_go_on_from_one(folder: Path) -> None:
+    """The two with the latents over all devices of both, so that they read the same rows, and with fsdp."""
+    two = start_two(half_of(folder / "alone", folder / "then_two"), folder, parallel__mesh=(1, 8), parallel__fsdp=True)
+    assert train_here(half_of(folder / "two", folder / "then_one"), folder, parallel__mesh=(2, 1)) == 0
+    for process in two:
+        finish(process)
+    assert_same_run(folder / "then_one", folder / "alone")
+    assert_same_run(folder / "then_two", folder / "alone")
+
+
+@pytest.mark.parametrize("mesh", [(8, 1), (4, 2)])
+def test_fsdp_changes_no_number(folder: Path, mesh: tuple[int, int]) -> None:
+    runs = folder / f"fsdp{mesh[1]}"
+    assert train_here(runs, folder, parallel__mesh=mesh, parallel__fsdp=True) == 0
+    assert_same_run(runs, folder / "alone")
+
+
+LONG = {"train__tokens": 10**6 * 64, "train__validate_every": 0, "train__checkpoint_every": 10**6}
+
+
+def steps_done(run: Path) -> int:
+    path = run / "run" / "metrics.jsonl"
+    return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def until_under_way(run: Path) -> None:
+    deadline = time.monotonic() + 100
+    while steps_done(run) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_signal_to_one_stops_both_at_the_same_step(folder: Path) -> None:
+    two = start_two(folder / "stopped", folder, **LONG)
+    until_under_way(folder / "stopped")
+    two[1].send_signal(signal.SIGTERM)
+    said = [finish(process, 75) for process in two]
+    step = Checkpoints(folder / "stopped/run/checkpoints").latest()
+    assert step and f"stopped by a signal after step {step:,}, saved" in said[0]
+    assert Checkpoints(folder / "stopped/run/checkpoints").verify(step) == []
+
+
+def test_when_one_is_killed_the_other_ends_too(folder: Path) -> None:
+    """Over loopback the broken connection is noticed at once; a machine that vanishes takes the heartbeat's seconds."""
+    two = start_two(folder / "killed", folder, parallel__heartbeat=10, **LONG)
+    until_under_way(folder / "killed")
+    two[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    output, _ = two[0].communicate(timeout=100)
+    assert two[0].returncode not in (0, 75), output
+    assert time.monotonic() - killed < 60
+    two[1].communicate()
+
+
+def test_what_only_process_0_sees_stops_both_with_a_message(folder: Path) -> None:
+    with lease(folder / "busy" / "run"):
+        two = start_two(folder / "busy", folder)
+        assert "is being written by another process" in finish(two[0], BusyError.exit_code)
+        assert "Process 0 has stopped" in finish(two[1], DataError.exit_code)

@@ -34,6 +34,8 @@ class ParallelConfig:
         processes: which of several processes this one is, in a capture by capture.parts or in a training: `2/8` for
             number 2 (from 0) of 8; `slurm` for what SLURM_PROCID and SLURM_NTASKS say; `jax` for what jax.distributed
             finds. Empty: alone.
+        fsdp: parameters, their moments and averages are spread over "data" too, so that no device holds what another
+            has; XLA gathers them where they are needed. The numbers stay the same.
         coordinator: host:port of process 0, where the processes of a training meet; needed with `2/8`, found by
             `slurm` and `jax`.
         heartbeat: seconds without a word from one of a training's processes after which the others end.
@@ -41,6 +43,7 @@ class ParallelConfig:
 
     mesh: tuple[int, ...] = ()
     processes: str = ""
+    fsdp: bool = False
     coordinator: str = ""
     heartbeat: int = 60
 
@@ -124,16 +127,29 @@ def own_rows(mesh: Mesh, batch_size: int) -> tuple[int, int]:
     return held[0][0], held[-1][1]
 
 
-def sharding_of(mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...]) -> NamedSharding:
-    """Where an array of `shape` with these logical axes lies; whole on every device if one of them does not divide."""
-    mesh_axes = [_RULES[axis] for axis in logical]
+def sharding_of(
+    mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...], fsdp: bool = False
+) -> NamedSharding:
+    """Where an array of `shape` with these logical axes lies; whole on every device if one of them does not divide.
+
+    With `fsdp` it is spread over "data" too: along its longest axis that nothing else is spread along, or along the one
+    of the latents, whichever of these divides first.
+    """
+    mesh_axes: list[Any] = [_RULES[axis] for axis in logical]
     if any(axis and size % mesh.shape[axis] for axis, size in zip(mesh_axes, shape, strict=True)):
-        return replicated(mesh)
+        mesh_axes = [None] * len(shape)
+    if fsdp:
+        free_first = sorted(range(len(shape)), key=lambda i: (mesh_axes[i] is not None, -shape[i]))
+        for i in free_first:
+            taken = (mesh_axes[i],) if mesh_axes[i] else ()
+            if shape[i] % math.prod(mesh.shape[axis] for axis in (*taken, "data")) == 0:
+                mesh_axes[i] = (*taken, "data")
+                break
     return NamedSharding(mesh, PartitionSpec(*mesh_axes))
 
 
-def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, ...]]) -> Any:
-    """Shardings for every leaf of `tree`, found by the leaf's own name.
+def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, ...]], fsdp: bool = False) -> Any:
+    """Shardings for every leaf of `tree`, found by the leaf's own name; see `sharding_of` for `fsdp`.
 
     A leaf whose last named path entry is in `axes` and whose rank fits (a parameter, its optimizer moments,
     its statistics) follows those logical axes; every other leaf is replicated.
@@ -145,6 +161,6 @@ def tree_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, tuple[str | None, .
         if logical is None or len(logical) != leaf.ndim:
             return replicated(mesh)
         # Some optimizers keep a placeholder of size 1 where others keep a moment: it does not divide either.
-        return sharding_of(mesh, leaf.shape, logical)
+        return sharding_of(mesh, leaf.shape, logical, fsdp)
 
     return jax.tree_util.tree_map_with_path(sharding, tree)

@@ -62,6 +62,7 @@ class Setup:
         validate: (params, statistics) -> metrics on held-out activations, or None.
         writers: where rows of metrics go.
         meta: goes into every checkpoint, for those who load it.
+        fsdp: the state is spread over "data" too.
     """
 
     coder: Coder
@@ -75,6 +76,7 @@ class Setup:
     writers: Sequence[Writer]
     checkpoints: Checkpoints
     meta: dict[str, Any]
+    fsdp: bool = False
 
 
 def train(config: TrainConfig, setup: Setup) -> Outcome:
@@ -85,7 +87,7 @@ def train(config: TrainConfig, setup: Setup) -> Outcome:
     """
     optimizer, schedule = make_optimizer(config), make_schedule(config)
     init = make_init(setup.coder, optimizer, config, setup.prepare)
-    abstract = abstract_state(setup.coder, init, setup.mesh)
+    abstract = abstract_state(setup.coder, init, setup.mesh, setup.fsdp)
     step_fn = compile_step(make_step(setup.coder, optimizer, schedule, setup.sites, config), abstract, setup.mesh)
 
     # Resume order: the newest good checkpoint of this run, else step 0.
