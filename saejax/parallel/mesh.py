@@ -45,7 +45,7 @@ class ParallelConfig:
     processes: str = ""
     fsdp: bool = False
     coordinator: str = ""
-    heartbeat: int = 60
+    heartbeat: int = 100
 
     def __post_init__(self) -> None:
         if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
