@@ -80,11 +80,12 @@ def joined(config: ParallelConfig) -> Iterator[Process]:
     if not config.processes:
         yield Process()
         return
+    meeting = _meeting(config)
     # A signal is ours to handle (train.preemption): JAX's own service would swallow one during a compilation.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            **_meeting(config), heartbeat_timeout_seconds=config.heartbeat, shutdown_timeout_seconds=config.heartbeat
+            **meeting, heartbeat_timeout_seconds=config.heartbeat, shutdown_timeout_seconds=config.heartbeat
         )
         process = Process(jax.process_index(), jax.process_count())
     except Exception as error:  # ValueError, RuntimeError and those of its transport
