@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -65,12 +66,14 @@ cli.run(lambda: run_train(Workspace(experiment(config))))
 """
 
 
-def start(runs: Path, folder: Path, devices: int = 8, **settings: object) -> subprocess.Popen[str]:
+def start(
+    runs: Path, folder: Path, devices: int, environment: Mapping[str, str] = {}, **settings: object
+) -> subprocess.Popen[str]:
     flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(flat(runs, folder, **settings))],
         cwd=ROOT,
-        env=os.environ | flags,
+        env={**os.environ, **flags, **environment},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -202,8 +205,23 @@ def test_when_one_is_killed_the_other_ends_too(folder: Path) -> None:
 
 
 def test_what_only_process_0_sees_stops_both_with_a_message(folder: Path) -> None:
+    """Found as under SLURM."""
     with lease(folder / "busy" / "run"):
-        two = start_two(folder / "busy", folder)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        slurm = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_NODELIST": "127.0.0.1",
+            "SLURM_NTASKS": "2",
+            "JAX_COORDINATOR_PORT": port,
+        }
+        two = [
+            start(
+                folder / "busy", folder, 4, slurm | {"SLURM_PROCID": r, "SLURM_LOCALID": r}, parallel__processes="slurm"
+            )
+            for r in "01"
+        ]
         assert "is being written by another process" in finish(two[0], BusyError.exit_code)
         assert "Process 0 has stopped" in finish(two[1], DataError.exit_code)
 

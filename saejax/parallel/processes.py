@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.parallel.mesh import ParallelConfig, make_mesh
 
 _SLURM = ("SLURM_PROCID", "SLURM_NTASKS")
+_GRACE = 3.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,7 @@ def joined(config: ParallelConfig) -> Iterator[Process]:
         yield process
     except BaseException as error:
         # JAX would wait for all the others at exit, and they for this one.
-        atexit.register(_leave, error.exit_code if isinstance(error, SaejaxError) else 1)
+        atexit.register(_leave, process, error.exit_code if isinstance(error, SaejaxError) else 1)
         raise
     jax.distributed.shutdown()
     clear_backends()
@@ -122,7 +124,10 @@ def _meeting(config: ParallelConfig) -> dict[str, Any]:
     }
 
 
-def _leave(code: int) -> None:
+def _leave(process: Process, code: int) -> None:
+    if process.first:
+        # The end of process 0 aborts the others: those that stop by the same error may say so first.
+        time.sleep(_GRACE)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
