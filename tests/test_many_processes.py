@@ -193,7 +193,7 @@ def test_a_signal_to_one_stops_both_at_the_same_step(folder: Path) -> None:
 
 
 def test_when_one_is_killed_the_other_ends_too(folder: Path) -> None:
-    """Over loopback the broken connection is noticed at once; a machine that vanishes takes the heartbeat's seconds."""
+    """By the broken connection, or after the heartbeat's seconds."""
     two = start_two(folder / "killed", folder, parallel__heartbeat=10, **LONG)
     until_under_way(folder / "killed")
     two[1].send_signal(signal.SIGKILL)

@@ -69,6 +69,7 @@ class Batches:
         _check_shares(shares, batch_size, -(-n_rows // reader.layout.chunk_rows))
         self.batch_size = batch_size
         self.hook_points, self.statistics, self.epoch_rows = reader.hook_points, reader.statistics, n_rows
+        self._rows = stop - first
         self._whole = functools.partial(Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares)
         loader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         each = batch_size // shares
@@ -103,7 +104,7 @@ class Batches:
 
     def whole_batch_at(self, step: int) -> dict[str, np.ndarray]:
         """All rows of the batch of `step`, whatever rows are wanted: [B, d], the same in every process."""
-        return self._whole().batch_at(step)
+        return (self if self._rows == self.batch_size else self._whole()).batch_at(step)
 
     def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
         """batch_at(start_step), batch_at(start_step + 1), ... without end; the next block loads meanwhile."""
