@@ -10,11 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from saejax.coders import Coder, CoderConfig, build
 from saejax.core.errors import ConfigError
-from saejax.parallel import MESH_AXES, ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
+from saejax.parallel import (
+    MESH_AXES,
+    ParallelConfig,
+    Process,
+    any_of,
+    batch_sharding,
+    from_first,
+    joined,
+    make_mesh,
+    on_mesh,
+    own_rows,
+    replicated,
+    sharding_of,
+    tree_shardings,
+)
 
 B, D, F = 32, 8, 24
 DEAD_AFTER = 100
@@ -59,6 +74,52 @@ def test_too_many_devices_are_refused_with_both_numbers() -> None:
 def test_a_bad_mesh_is_refused_with_the_remedy(mesh: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"parallel\.mesh is \(.*two positive numbers, as in 4,2"):
         ParallelConfig(mesh)
+
+
+def test_with_fsdp_an_array_is_spread_over_data_along_an_axis_that_divides() -> None:
+    mesh = make_mesh(ParallelConfig((4, 2)))
+    for shape, logical, spec in (
+        ((12, 64), ("d_in", "latent"), P("data", "latent")),
+        ((64, 3, 12), ("latent", "site", "d_in"), P("latent", None, "data")),
+        ((64,), ("latent",), P(("latent", "data"))),
+        ((6, 64), ("d_in", "latent"), P(None, ("latent", "data"))),
+        ((6, 62), ("d_in", "latent"), P(None, "latent")),
+        ((12, 7), ("d_in", "latent"), P("data", None)),
+        ((5,), ("d_in",), P(None)),
+        ((), (), P()),
+    ):
+        sharding = sharding_of(mesh, shape, logical, fsdp=True)
+        assert sharding.spec == spec, shape
+        sharding.shard_shape(shape)  # refuses what does not divide
+
+
+def test_a_process_has_the_rows_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = make_mesh(ParallelConfig((4, 2)))
+    assert own_rows(mesh, 32) == (0, 32)
+    with pytest.raises(ConfigError, match=r"batch_size 30 cannot be split over the 4 devices .* train\.batch_size=32"):
+        own_rows(mesh, 30)
+    for devices, rows in (({2, 3, 4, 5}, (8, 24)), ({0, 1}, (0, 8)), ({6}, (24, 32))):
+        monkeypatch.setattr(
+            NamedSharding,
+            "addressable_devices_indices_map",
+            lambda self, shape, devices=devices: {
+                device: index for device, index in self.devices_indices_map(shape).items() if device.id in devices
+            },
+        )
+        assert own_rows(mesh, 32) == rows
+
+
+def test_processes_that_cannot_meet_are_told_what_to_set() -> None:
+    alone = r"^parallel\.processes is '1/2', and .* must meet: set parallel\.coordinator to host:port"
+    with pytest.raises(ConfigError, match=alone), joined(ParallelConfig(processes="1/2")):
+        pass
+    with pytest.raises(ConfigError, match=r"parallel\.coordinator is 'here'; it must be host:port"):
+        ParallelConfig(coordinator="here")
+    with pytest.raises(ConfigError, match=r"parallel\.heartbeat is 0"):
+        ParallelConfig(heartbeat=0)
+    with joined(ParallelConfig()) as process:
+        assert process == Process(0, 1) and process.first
+        assert from_first(process, lambda: 7) == 7 and any_of(process, True) and not any_of(process, False)
 
 
 # --- shardings ---------------------------------------------------------------------------------------------

@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from saejax.core.files import write_json
 from saejax.store import METADATA_NAMES, Batches, StoreReader
-from saejax.store.places import places
 
 NAME = "bad_batch.json"
 
@@ -29,11 +27,8 @@ def make_blame(run_dir: Path, batches: Any, open_reader: Callable[[], StoreReade
         columns: dict[str, Any] = {}
         for name, rows in batch.items():
             columns[f"norm of {name}"] = np.linalg.norm(rows.astype(np.float64), axis=1)
-        count = len(next(iter(columns.values())))
         if isinstance(batches, Batches):
-            first = jax.process_index() * count % batches.batch_size
-            found = places(batches.order, batches.batch_size, number)
-            found = {name: values[first : first + count] for name, values in found.items()}
+            found = batches.places(number)
             columns = found | _tokens(open_reader(), found["row"]) | columns
         norm_B = np.max([values for name, values in columns.items() if name.startswith("norm of ")], axis=0)
         worst = np.argsort(-np.where(np.isfinite(norm_B), norm_B, np.inf), kind="stable")[:_WORST]

@@ -58,6 +58,8 @@ class TrainConfig:
         validate_epochs: the same as a share of an epoch of the store; 0 leaves it to validate_every.
         log_every: steps between rows of metrics.jsonl.
         block_chunks: inner chunks of the store that are shuffled together in memory.
+        shares: the store is dealt out to so many streams, and a batch is as many rows of each. Several processes then
+            read the chunks of their own rows alone, where each has whole shares: a multiple of the processes.
         tensorboard: also write TensorBoard events into the run's folder.
     """
 
@@ -96,6 +98,7 @@ class TrainConfig:
     validate_epochs: float = 0.0
     log_every: int = 10
     block_chunks: int = 64
+    shares: int = 1
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -110,6 +113,8 @@ class TrainConfig:
             raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
         if self.max_rows and self.max_rows < self.batch_size:
             raise ConfigError(f"train.max_rows is {self.max_rows}, less than one batch of {self.batch_size}.")
+        if self.batch_size % self.shares:
+            raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of train.shares {self.shares}.")
         if self.batch_size % self.accumulate:
             raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}.")
         self._check_optimizer()
@@ -165,7 +170,15 @@ _RANGES: tuple[tuple[Callable[[float], bool], str, tuple[str, ...]], ...] = (
         lambda value: 1 <= value < math.inf,
         "at least 1, and finite",
         (
-            *("batch_size", "accumulate", "checkpoint_every", "keep_checkpoints", "log_every", "block_chunks"),
+            *(
+                "batch_size",
+                "accumulate",
+                "checkpoint_every",
+                "keep_checkpoints",
+                "log_every",
+                "block_chunks",
+                "shares",
+            ),
             *("plateau_patience", "plateau_window", "restart_multiplier", "max_skipped_steps"),
         ),
     ),

@@ -54,6 +54,7 @@ class Setup:
 
     Attributes:
         batches: start step -> endless batches {hook point: [B, D]} as stored; batch i is a pure function of (seed, i).
+            Of several processes each gives the rows of its own devices.
         sites: which hook points the coder reads and writes, and their scales.
         prepare: fresh parameters -> those that training begins with; pure.
         epoch_rows: activations in an epoch of the store.
@@ -62,6 +63,7 @@ class Setup:
             called when training gives up because of them.
         writers: where rows of metrics go.
         meta: goes into every checkpoint, for those who load it.
+        fsdp: the state is spread over "data" too.
     """
 
     coder: Coder
@@ -76,6 +78,7 @@ class Setup:
     checkpoints: Checkpoints
     meta: dict[str, Any]
     blame: Callable[[int, Mapping[str, np.ndarray], dict[str, Any]], Path] | None = None
+    fsdp: bool = False
 
 
 def train(config: TrainConfig, setup: Setup) -> Outcome:
@@ -87,7 +90,7 @@ def train(config: TrainConfig, setup: Setup) -> Outcome:
     """
     optimizer, schedule = make_optimizer(config), make_schedule(config)
     init = make_init(setup.coder, optimizer, config, setup.prepare)
-    abstract = abstract_state(setup.coder, init, setup.mesh)
+    abstract = abstract_state(setup.coder, init, setup.mesh, setup.fsdp)
     step_fn = compile_step(make_step(setup.coder, optimizer, schedule, setup.sites, config), abstract, setup.mesh)
 
     # Resume order: the newest good checkpoint of this run, else step 0.
@@ -156,16 +159,22 @@ class _Session:
             self.validate_first(state)
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
-            preemption = stack.enter_context(Preemption())
-            progress = stack.enter_context(Progress("train", total * config.batch_size, step * config.batch_size))
+            preemption = stack.enter_context(Preemption(self.setup.mesh))
+            progress = Progress(
+                "train", total * config.batch_size, step * config.batch_size, shown=jax.process_index() == 0
+            )
+            stack.enter_context(progress)
             batches = stack.enter_context(contextlib.closing(self.setup.batches(step)))
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
-            while step < total and not self.early.stopped and not preemption.requested:
+            while step < total and not self.early.stopped and not preemption.agreed():
                 asked = time.perf_counter()
                 batch = next(batches)
                 self.waited += time.perf_counter() - asked
-                arrays = {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+                arrays = {
+                    name: jax.make_array_from_process_local_data(sharding, rows, (config.batch_size, rows.shape[1]))
+                    for name, rows in batch.items()
+                }
                 state, metrics = step_fn(state, arrays)
                 step += 1
                 self.pending.append((step, metrics, batch))

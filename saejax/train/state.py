@@ -60,10 +60,13 @@ def make_init(
     return init
 
 
-def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes."""
+def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
+    """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes.
+
+    With `fsdp` they are spread over "data" too (`parallel.mesh.sharding_of`).
+    """
     shapes = jax.eval_shape(init, 0)
-    shardings = tree_shardings(mesh, shapes, coder.logical_axes())
+    shardings = tree_shardings(mesh, shapes, coder.logical_axes(), fsdp)
     return jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
 
 
