@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_experiment
+from tiny import planted_store, tiny_experiment
 
 from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import ConfigError, DataError
@@ -156,6 +156,16 @@ def test_places_are_where_the_batches_come_from() -> None:
     seen = np.concatenate([places(order, 100, step)["row"] for step in range(20)])
     for epoch in range(2):
         assert sorted(seen[epoch * 1000 : (epoch + 1) * 1000]) == list(range(1000))
+
+
+@pytest.mark.parametrize(("shares", "rows"), [(1, None), (1, (16, 40)), (4, None), (4, (16, 40))])
+def test_the_batches_say_where_their_rows_lie(tmp_path: Path, shares: int, rows: tuple[int, int] | None) -> None:
+    planted_store(tmp_path / "s", rows=1000)
+    reader = StoreReader.open(tmp_path / "s")
+    batches = Batches(reader, 64, seed=3, block_chunks=4, rows=rows, shares=shares)
+    every = reader.rows(0, reader.n_tokens)["h"]
+    for step in (0, 7, 40):
+        np.testing.assert_array_equal(every[batches.places(step)["row"]], batches.batch_at(step)["h"])
 
 
 # --- a whole run -------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class Batches:
         return (self if self._rows == self.batch_size else self._whole()).batch_at(step)
 
     def places(self, step: int) -> dict[str, np.ndarray]:
-        """Where the wanted rows of a batch lie: epoch, block (of their share), chunk and row of the store; int64 [n]."""
+        """Where the wanted rows of a batch lie: epoch, block (of their share), chunk, row in the store; int64 [n]."""
         parts = [share.places(step) for share in self._shares]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
