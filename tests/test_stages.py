@@ -191,7 +191,8 @@ def test_a_hook_point_that_does_not_exist_is_refused(
 def test_a_missing_model_or_text_names_what_is_missing(tmp_path: Path) -> None:
     e = tiny_experiment(tmp_path)
     refuse(replaced(e, "lm", model="no/such/folder"), run_capture, DataError, r"No model 'no/such/folder'")
-    refuse(replaced(e, "lm", model="nobody/nothing"), run_capture, DataError, r"'nobody/nothing' is not cached")
+    hub = r"'nobody/nothing' cannot be had from the hub .* It is not cached"
+    refuse(replaced(e, "lm", model="nobody/nothing"), run_capture, DataError, hub)
     text = replaced(e, "text", source="files", paths=("absent/*.txt",))
     refuse(text, run_capture, DataError, r"No text file at 'absent/\*.txt'")
     long = replaced(e, "text", context_length=512)

@@ -247,8 +247,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 def test_every_batch_is_read_once_for_all_programs(done: Done) -> None:
-    # The first one also tells each program where its biases start.
-    assert done.read == Counter(range(STEPS)) + Counter({0: 2})
+    assert done.read == Counter(range(STEPS))
 
 
 def test_programs_are_spread_over_the_devices(done: Done) -> None:
