@@ -7,6 +7,7 @@ stands in test_conventions.py.
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from test_lm import VOCAB, rows_of, write_tokenizer
 
 from saejax.core.errors import DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, load_lm
+from saejax.lm.families import ARCHITECTURES
 
 torch = pytest.importorskip("torch", reason="parity needs PyTorch, an extra: pip install 'saejax[torch]'")
 transformers = pytest.importorskip("transformers")
@@ -188,6 +190,14 @@ def assert_same(model: Any, ours: dict[str, np.ndarray]) -> None:
             at = np.s_[row : row + 1, start:stop]
             at = np.s_[row : row + 1, :, start:stop, start:stop] if name.endswith("attn_pattern") else at
             np.testing.assert_allclose(ours[name][at], wanted, **TOLERANCE, err_msg=f"{name}, {row}:{start}")
+
+
+def test_the_readme_s_table_is_what_is_tested_and_what_the_decoder_knows() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    rows = re.findall(r"^\| [^|`]*\((`[^)]*)\) \|", text.partition("## The language models")[2], re.M)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    tested = {name.partition(",")[0] for name in MODELS} | {"gpt2"}  # GPT-2 is in test_lm_torch.py
+    assert listed == tested == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", MODELS)
