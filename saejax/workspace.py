@@ -56,8 +56,11 @@ class Workspace:
                 raise ConfigError(
                     "lm.model is empty, and this needs the language model: name the one that was captured."
                 )
-            mesh = make_mesh(self.experiment.parallel)
-            how = (config.dtype, config.backend, config.device, mesh if mesh.shape["latent"] > 1 else None)
+            # Along "data" alone every device has the whole model. Then the mesh is not asked for: whoever evaluates may
+            # have fewer devices than the training had.
+            parallel = self.experiment.parallel
+            mesh = make_mesh(parallel) if parallel.mesh and parallel.mesh[1] > 1 else None
+            how = (config.dtype, config.backend, config.device, mesh)
             self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
                 self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
@@ -120,6 +123,8 @@ class Workspace:
 
     def origin(self, split: str) -> Header | None:
         """What the store of a split is, where a merge or an import made it; None where it is to be captured."""
+        if split == "train" and self.experiment.capture.into == "training":
+            return None  # no store is read, whatever lies there
         manifest = read_manifest(StoreFiles(self.experiment.store_dir(split)))
         made_elsewhere = manifest is not None and not {"merged", "imported"}.isdisjoint(manifest.header.identity)
         return manifest.header if manifest is not None and made_elsewhere else None

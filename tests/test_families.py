@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import VOCAB, rows_of, write_tokenizer
+from test_lm import VOCAB, rows_of, saved
 
 from saejax.core.errors import DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, load_lm
@@ -108,12 +108,6 @@ def random_model(name: str) -> Any:
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
     return model
-
-
-def saved(model: Any, folder: Path, **settings: Any) -> Path:
-    model.save_pretrained(folder, **settings)
-    write_tokenizer(folder)
-    return folder
 
 
 def run_ours(lm: LanguageModel) -> dict[str, np.ndarray]:
