@@ -56,9 +56,11 @@ class Workspace:
                 raise ConfigError(
                     "lm.model is empty, and this needs the language model: name the one that was captured."
                 )
-            # Of several joined processes each has the whole model, for its own work.
-            mesh = make_mesh(self.experiment.parallel) if jax.process_count() == 1 else None
-            how = (config.dtype, config.backend, config.device, mesh if mesh and mesh.shape["latent"] > 1 else None)
+            # Along "data" alone every device has the whole model. Then the mesh is not asked for: whoever evaluates may
+            # have fewer devices than the training had. Of several joined processes each has the whole, for its own work.
+            parallel = self.experiment.parallel
+            spread = parallel.mesh and parallel.mesh[1] > 1 and jax.process_count() == 1
+            how = (config.dtype, config.backend, config.device, make_mesh(parallel) if spread else None)
             self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
                 self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
@@ -121,6 +123,8 @@ class Workspace:
 
     def origin(self, split: str) -> Header | None:
         """What the store of a split is, where a merge or an import made it; None where it is to be captured."""
+        if split == "train" and self.experiment.capture.into == "training":
+            return None  # no store is read, whatever lies there
         manifest = read_manifest(StoreFiles(self.experiment.store_dir(split)))
         made_elsewhere = manifest is not None and not {"merged", "imported"}.isdisjoint(manifest.header.identity)
         return manifest.header if manifest is not None and made_elsewhere else None

@@ -7,6 +7,7 @@ stands in test_conventions.py.
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import VOCAB, rows_of, write_tokenizer
+from test_lm import VOCAB, rows_of, saved
 
 from saejax.core.errors import DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, load_lm
+from saejax.lm.families import ARCHITECTURES
 
 torch = pytest.importorskip("torch", reason="parity needs PyTorch, an extra: pip install 'saejax[torch]'")
 transformers = pytest.importorskip("transformers")
@@ -108,12 +110,6 @@ def random_model(name: str) -> Any:
     return model
 
 
-def saved(model: Any, folder: Path, **settings: Any) -> Path:
-    model.save_pretrained(folder, **settings)
-    write_tokenizer(folder)
-    return folder
-
-
 def run_ours(lm: LanguageModel) -> dict[str, np.ndarray]:
     run = jax.jit(lambda t, p, s: lm.run(t, p, s, capture=POINTS))
     logits, activations = run(ROWS["tokens"], ROWS["positions"], ROWS["segments"])
@@ -188,6 +184,14 @@ def assert_same(model: Any, ours: dict[str, np.ndarray]) -> None:
             at = np.s_[row : row + 1, start:stop]
             at = np.s_[row : row + 1, :, start:stop, start:stop] if name.endswith("attn_pattern") else at
             np.testing.assert_allclose(ours[name][at], wanted, **TOLERANCE, err_msg=f"{name}, {row}:{start}")
+
+
+def test_the_readme_s_table_is_what_is_tested_and_what_the_decoder_knows() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    rows = re.findall(r"^\| [^|`]*\((`[^)]*)\) \|", text.partition("## The language models")[2], re.M)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    tested = {name.partition(",")[0] for name in MODELS} | {"gpt2"}  # GPT-2 is in test_lm_torch.py
+    assert listed - {"model_type"} == tested == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", MODELS)

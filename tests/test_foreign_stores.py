@@ -88,3 +88,16 @@ def test_without_a_model_a_captured_store_or_none_is_refused(captured: Experimen
         e = replaced(short(captured, name="new", stores_dir=stores_dir), "lm", model="")
         with pytest.raises(ConfigError, match="is no imported or merged store"):
             run_train(Workspace(e))
+
+
+def test_a_store_that_lies_there_is_no_matter_to_a_stream(captured: Experiment, tmp_path: Path) -> None:
+    e = replaced(imported(tmp_path, captured, model="demo"), "capture", into="training")
+    assert Workspace(e).origin("train") is None
+    elsewhere = dataclasses.replace(e, hook_point="blocks.0.mlp_out")  # captured, and not in the imported store
+    assert Workspace(elsewhere).sites == (("blocks.0.mlp_out",), ("blocks.0.mlp_out",))
+
+
+def test_the_model_loads_where_the_training_s_devices_are_not(captured: Experiment) -> None:
+    assert Workspace(replaced(captured, "parallel", mesh=(99, 1))).lm.params
+    with pytest.raises(ConfigError, match="needs 198 devices"):
+        Workspace(replaced(captured, "parallel", mesh=(99, 2))).build()

@@ -50,6 +50,13 @@ def write_tokenizer(folder: Path, words: int = VOCAB - 2) -> None:
     backend.save(str(folder / "tokenizer.json"))
 
 
+def saved(model: Any, folder: Path, **settings: Any) -> Path:
+    """A model of transformers and the tokenizer of these tests in a folder."""
+    model.save_pretrained(folder, **settings)
+    write_tokenizer(folder)
+    return folder
+
+
 def random_params(config_json: dict[str, Any], seed: int = 0) -> dict[str, Any]:
     """Nothing is zero or one, so that no bias or scale can be forgotten unnoticed."""
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import CONFIG, POINTS, POSITIONS, VOCAB, random_params, rows_of, run_rows, write_tokenizer
+from test_lm import CONFIG, POINTS, POSITIONS, VOCAB, random_params, rows_of, run_rows, saved, write_tokenizer
 
 from saejax.lm import LanguageModel, checkpoint, load_lm
 
@@ -38,12 +38,6 @@ def random_torch_model(**changes: Any) -> Any:
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
     return model
-
-
-def saved(model: Any, folder: Path, **settings: Any) -> Path:
-    model.save_pretrained(folder, **settings)
-    write_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import ROOT, replaced, tiny_experiment
+from tiny import ROOT, fill, replaced, tiny_experiment
 
 from configs.quickstart import get_config
 from saejax.core.errors import BusyError, ConfigError, DataError
@@ -79,21 +79,8 @@ def write(path: Path, part: int, available: int, n_tokens: int = TOKENS, stop_af
     with opened(path, part, n_tokens=n_tokens) as writer:
         if writer.done:
             return True
-        cursor, skip = writer.resume or ({"batch": 0}, 0)
-        index, taken = cursor["batch"], 0
-        while not writer.full and index * BATCH < available:
-            if taken == stop_after:
-                return False
-            activations, tokens = batch(part, index)
-            keep = slice(skip, min(BATCH, available - index * BATCH))
-            writer.append(
-                {name: values[keep] for name, values in activations.items()},
-                {name: values[keep] for name, values in tokens.items()},
-                cursor={"batch": index},
-                counters={"seen": BATCH},
-            )
-            index, taken, skip = index + 1, taken + 1, 0
-        writer.finish()
+        if not fill(writer, lambda index: batch(part, index), BATCH, available, stop_after):
+            return False
         assert writer.done
     return True
 
@@ -221,7 +208,7 @@ def test_parts_written_at_the_same_time_do_not_touch_each_other(tmp_path: Path) 
     for index in range(-(-256 // BATCH)):
         for part, writer in enumerate(writers):
             activations, tokens = batch(part, index)
-            writer.append(activations, tokens, cursor={"batch": index}, counters={"seen": BATCH})
+            writer.append(activations, tokens, cursor={"batch": index}, counters={"seen": BATCH, "batches": 1})
     for part, writer in enumerate(writers):
         # A leftover lock of another part's write may be in use: it stays. An own one goes at the next opening.
         (path / "commits" / f"{part:06d}.json.__lock").write_bytes(b"")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import fill
 
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.store import Batches, EpochOrder, StoreLayout, StoreReader, StoreWriter, permute, verify
@@ -30,21 +31,8 @@ def write(path, n_tokens=1000, *, size=37, available=10**9, stop_after=None, see
     with StoreWriter.open(
         path, identity=identity or IDENTITY, hook_points=HOOKS, n_tokens=n_tokens, layout=LAYOUT, seed=seed
     ) as writer:
-        cursor, skip = writer.resume or ({"batch": 0}, 0)
-        index, taken = cursor["batch"], 0
-        while not writer.full and index * size < available:
-            if taken == stop_after:
-                return False
-            activations, tokens = batch(index, size)
-            keep = slice(skip, min(size, available - index * size))
-            writer.append(
-                {name: rows[keep] for name, rows in activations.items()},
-                {name: rows[keep] for name, rows in tokens.items()},
-                cursor={"batch": index},
-                counters={"seen": size, "batches": 1},
-            )
-            index, taken, skip = index + 1, taken + 1, 0
-        writer.finish()
+        if not fill(writer, lambda index: batch(index, size), size, available, stop_after):
+            return False
         assert writer.complete
     return True
 

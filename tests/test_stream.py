@@ -172,7 +172,8 @@ def test_an_epoch_of_the_stream_is_what_the_store_holds(tmp_path: Path) -> None:
 
 
 def test_a_training_that_dies_ends_as_one_that_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, killed = streamed(tmp_path / "whole"), streamed(tmp_path / "killed")
+    steps = {"tokens": 28 * 128}
+    whole, killed = streamed(tmp_path / "whole", train=steps), streamed(tmp_path / "killed", train=steps)
     for e in (whole, killed):
         run_capture(Workspace(e))
     assert run_train(Workspace(whole)) == 0

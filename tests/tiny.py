@@ -1,6 +1,7 @@
 """Experiments and activations small enough for tests."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,35 @@ def planted_store(path: Path, rows: int = 4096, seed: int = 0, shard_rows: int =
     ) as writer:
         writer.append({"h": x.astype(np.float32)}, tokens, cursor={"batch": 0})
         writer.finish()
+
+
+def fill(
+    writer: StoreWriter,
+    batch: Callable[[int], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]],
+    size: int,
+    available: int,
+    stop_after: int | None,
+) -> bool:
+    """Write batches of `size` rows from where the writer is, until it is full or the text ends at `available`.
+
+    True if it was finished, False if it was left after `stop_after` batches.
+    """
+    cursor, skip = writer.resume or ({"batch": 0}, 0)
+    index, taken = cursor["batch"], 0
+    while not writer.full and index * size < available:
+        if taken == stop_after:
+            return False
+        activations, tokens = batch(index)
+        keep = slice(skip, min(size, available - index * size))
+        writer.append(
+            {name: rows[keep] for name, rows in activations.items()},
+            {name: rows[keep] for name, rows in tokens.items()},
+            cursor={"batch": index},
+            counters={"seen": size, "batches": 1},
+        )
+        index, taken, skip = index + 1, taken + 1, 0
+    writer.finish()
+    return True
 
 
 def replaced(e: Experiment, section: str, **values: Any) -> Experiment:

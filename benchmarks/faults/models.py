@@ -136,7 +136,12 @@ def _all(*spoils: Spoil) -> Spoil:
 # What a pickle of os.system("touch ...") looks like; written by hand, because nothing here imports pickle.
 _PICKLE = f"cos\nsystem\n(S'touch {CANARY}'\ntR.".encode()
 _CODE = f"import pathlib\npathlib.Path({CANARY!r}).touch()\n".encode()
-_NO_WEIGHTS: Spoil = lambda folder: (folder / "model.safetensors").unlink()  # noqa: E731
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
 _DEEP = b'{"a":' * 100_000
 
 CASES: dict[str, Spoil] = {
@@ -205,9 +210,9 @@ CASES: dict[str, Spoil] = {
     "an index to a name of 10^5 letters": _index("x" * 100_000),
     "an index of 1 GB": _sparse("model.safetensors.index.json"),
     "10^5 levels of index": _write("model.safetensors.index.json", _DEEP),
-    "a pickle alone": _all(_NO_WEIGHTS, _write("pytorch_model.bin", _PICKLE)),
+    "a pickle alone": _all(_no_weights, _write("pytorch_model.bin", _PICKLE)),
     "a pickle as safetensors": _write("model.safetensors", _PICKLE),
-    "an index to a pickle": _all(_NO_WEIGHTS, _write("p.bin", _PICKLE), _index("p.bin")),
+    "an index to a pickle": _all(_no_weights, _write("p.bin", _PICKLE), _index("p.bin")),
     "code of its own": _all(
         _config(model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}),
         _write("own.py", _CODE),

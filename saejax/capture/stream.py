@@ -120,7 +120,7 @@ class Journal:
             ]
             raise DataError(
                 f"{self._path} belongs to a stream of other activations:\n  " + "\n  ".join(changed) + "\n"
-                "Choose another --config.name, or restore these settings."
+                "Choose another --config.name, restore these settings, or, if nothing was trained on it yet, delete it."
             )
         self.statistics: dict[str, Any] = {}
         self._starts: dict[int, Place] = {}

@@ -245,7 +245,8 @@ def numbers_in_files(folder: Path) -> tuple[int, int]:
     for path in sorted(set(where.values())):
         try:
             with safetensors.safe_open(path, framework="numpy") as handle:
-                total += sum(math.prod(handle.get_slice(name).get_shape()) for name in handle.keys())  # noqa: SIM118
+                names = handle.keys()  # the handle itself cannot be walked over
+                total += sum(math.prod(handle.get_slice(name).get_shape()) for name in names)
         except (safetensors.SafetensorError, OSError) as error:
             raise DataError(f"{path} is not a readable safetensors file: {error}") from None
     return len(where), total

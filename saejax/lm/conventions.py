@@ -44,9 +44,10 @@ def check_positive(name: str, value: object) -> float:
     Raises:
         DataError: it is not.
     """
-    if type(value) not in (int, float) or not 0 < float(value) < math.inf:  # type: ignore[arg-type]
+    # Not a bool, which Python counts among the integers: `true` is no size.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < float(value) < math.inf:
         raise DataError(f"config.json: {name} is {value!r}; it must be a finite number above 0.")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 @dataclasses.dataclass(frozen=True)

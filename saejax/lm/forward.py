@@ -1,7 +1,7 @@
 """What capture, evaluation and analysis ask of a language model, and how a JAX one is compiled for capture."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -110,9 +110,9 @@ def compiled(lm: Model, function: F, *arguments: Any) -> F:
     Called as it is, numpy arrays in its arguments become JAX arrays first, as compiled code would have them.
     """
     if lm.pure:
-        return jax.jit(function).lower(*arguments).compile()  # type: ignore[return-value]
+        return cast(F, jax.jit(function).lower(*arguments).compile())
 
     def eager(*arguments: Any) -> Any:
         return function(*jax.tree.map(jnp.asarray, arguments))
 
-    return eager  # type: ignore[return-value]
+    return cast(F, eager)

@@ -48,10 +48,9 @@ def watching(module: Any, visits: Mapping[str, Callable[[Any], Any]]) -> Iterato
     def before(visit: Callable[[Any], Any], _: Any, args: Any, kwargs: Any) -> Any:
         flat = [*args, *kwargs.values()]
         at = next((i for i, value in enumerate(flat) if _is_values(value)), None)
-        new = None if at is None else visit(flat[at])
-        if new is None:
+        if at is None or (new := visit(flat[at])) is None:
             return None
-        flat[at] = new  # type: ignore[index]
+        flat[at] = new
         return tuple(flat[: len(args)]), dict(zip(kwargs, flat[len(args) :], strict=True))
 
     def after(visit: Callable[[Any], Any], _: Any, __: Any, output: Any) -> Any:
