@@ -93,7 +93,9 @@ def test_a_batch_is_all_devices_tokens() -> None:
 
 def test_what_pmap_cannot_do_is_refused_with_the_remedy() -> None:
     for own in ({"mesh": (4, 2)}, {"fsdp": True}):
-        with pytest.raises(ConfigError, match=r"parallel\.mode=pmap has all parameters on every device.*parallel\.mode=jit"):
+        with pytest.raises(
+            ConfigError, match=r"parallel\.mode=pmap has all parameters on every device.*parallel\.mode=jit"
+        ):
             ParallelConfig(mode="pmap", **own)
     with pytest.raises(ConfigError, match=r"parallel\.mode is 'pmaps'\..*'pmap'"):
         ParallelConfig(mode="pmaps")

@@ -13,7 +13,7 @@ from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
 from saejax.kernels.batch import per_token
-from saejax.kernels.selection import largest_of_rows, top_k
+from saejax.kernels.selection import largest_of_rows
 from saejax.kernels.shards import shards_of
 from saejax.kernels.sparse import entries
 
@@ -295,10 +295,12 @@ class AuxK(Term):
 
         def few() -> jax.Array:
             """At most k are dead: all take part, as a small dense dictionary of their own."""
-            is_dead, indices = top_k(c.dead.astype(jnp.float32), self.k)
-            own = c.topology.restrict(params, indices)
-            values = jax.nn.relu(c.topology.pre_activations(own, c.x)) * is_dead[None]
-            return unexplained(c.topology.decode_without_bias(own, Latents(values, None, self.k)))
+            find = jnp.vectorize(lambda dead_F: jnp.nonzero(dead_F, size=self.k, fill_value=0)[0], signature="(f)->(k)")
+            # Where fewer are dead latent 0 fills up, and counts for nothing.
+            is_dead = jnp.arange(self.k) < c.dead.sum(-1, keepdims=True)
+            own = c.topology.restrict(params, find(c.dead))
+            values = jnp.where(is_dead[None], jax.nn.relu(c.topology.pre_activations(own, c.x)), 0)
+            return c.topology.decode_without_bias(own, Latents(values, None, self.k))
 
         def many() -> jax.Array:
             """More than k are dead: each token has its own k."""
@@ -307,14 +309,13 @@ class AuxK(Term):
             kept = c.topology.kept(params, c.x, jax.lax.stop_gradient(c.pre), indices)
             # A group with fewer than k dead latents fills up with live ones: those count for nothing.
             values = jnp.where(entries(dead_pre, indices) != -jnp.inf, jax.nn.relu(kept), 0)
-            return unexplained(c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae)))
-
-        def unexplained(e_hat: jax.Array) -> jax.Array:
-            return squared_error(e, e_hat) / total_variance(e)
+            return c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae))
 
         n_dead = c.dead.sum(-1).max()
-        # Most of a run has none or few: then AuxK costs next to nothing.
-        return jax.lax.switch((n_dead > 0) + (n_dead > self.k).astype(int), [lambda: jnp.float32(0), few, many])
+        # Most of a run has none or few: then AuxK costs next to nothing. The sums over a batch are outside: in a branch
+        # in a scan under pmap, jax 0.10.2 has crashed of them on CPUs.
+        e_hat = jax.lax.switch((n_dead > 0) + (n_dead > self.k).astype(int), [lambda: jnp.zeros_like(e), few, many])
+        return jnp.where(n_dead > 0, squared_error(e, e_hat) / total_variance(e), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,12 +337,12 @@ class GhostGradients(Term):
         def ghost() -> jax.Array:
             # exp of a live latent is left out before it could overflow.
             values = jnp.where(c.dead[None], jnp.exp(jnp.where(c.dead[None], c.pre, 0)), 0)
-            g = c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae))
-            lengths = [jnp.sqrt(jnp.square(a).sum(axes, keepdims=True)) for a in (e, g)]
-            error = squared_error(e, g * constant(lengths[0] / (2 * lengths[1] + 1e-6)))
-            return error * constant(squared_error(c.y, c.y_hat) / (error + 1e-6))
+            return c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae))
 
-        return jax.lax.cond(c.dead.any(), ghost, lambda: jnp.float32(0))
+        g = jax.lax.cond(c.dead.any(), ghost, lambda: jnp.zeros_like(e))
+        lengths = [jnp.sqrt(jnp.square(a).sum(axes, keepdims=True)) for a in (e, g)]
+        error = squared_error(e, g * constant(lengths[0] / (2 * lengths[1] + 1e-6)))
+        return jnp.where(c.dead.any(), error * constant(squared_error(c.y, c.y_hat) / (error + 1e-6)), 0)
 
 
 # --- shape of the decoder ----------------------------------------------------------------------------------
