@@ -172,6 +172,7 @@ def _train(work: Workspace, process: Process) -> int:
                 meta=sites_to_meta(sites, coder.topology),
                 blame=make_blame(e.run_dir, batches, lambda: work.reader("train")) if process.first else None,
                 fsdp=e.parallel.fsdp,
+                mode=e.parallel.mode,
             )
             groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
             tell(

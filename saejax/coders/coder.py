@@ -13,6 +13,7 @@ from saejax.coders.latents import Latents
 from saejax.coders.losses import Term
 from saejax.coders.sparsity import Keep, Sparsity
 from saejax.coders.topologies import Topology
+from saejax.kernels.batch import n_tokens
 from saejax.kernels.sparse import entries
 
 Params = dict[str, Any]
@@ -103,7 +104,7 @@ class Coder:
             scale = sparsity_scale if term.is_sparsity_weight else 1.0
             loss = loss + term.coefficient(step) * scale * values[term.name]
 
-        since = jnp.minimum(stats["tokens_since_fired"] + c.x.shape[0], LONG_AGO)
+        since = jnp.minimum(stats["tokens_since_fired"] + n_tokens(c.x.shape[0]), LONG_AGO)
         new = stats | {"tokens_since_fired": jnp.where(c.latents.fired(), 0, since)}
         new = new | self.sparsity.follow(stats, c.latents)
         for term in self.terms:

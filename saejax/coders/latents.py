@@ -4,6 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from saejax.kernels.batch import of_batch, per_token
 from saejax.kernels.sparse import spread, tally
 
 
@@ -44,17 +45,20 @@ class Latents:
 
     def l0(self) -> jax.Array:
         """Mean number of non-zero latents of a token, over all groups together."""
-        return self.active().sum(dtype=jnp.float32) / self.values.shape[0]
+        return per_token(self.active().astype(jnp.float32))
 
     def fired(self) -> jax.Array:
         """bool [F] or [G, F]: latents that are non-zero for at least one token."""
-        return self.active().any(0) if self.indices is None else self.counts() > 0
+        return self.counts() > 0
 
     def counts(self) -> jax.Array:
         """int32 [F] or [G, F]: tokens for which each latent is non-zero."""
         active = self.active().astype(jnp.int32)
         if self.indices is None:
-            return active.sum(0)
-        if active.ndim == 2:
-            return tally(active, self.indices, self.d_sae)
-        return jnp.stack([tally(active[:, g], self.indices[:, g], self.d_sae) for g in range(active.shape[1])])
+            own = active.sum(0)
+        elif active.ndim == 2:
+            own = tally(active, self.indices, self.d_sae)
+        else:
+            groups = range(active.shape[1])
+            own = jnp.stack([tally(active[:, g], self.indices[:, g], self.d_sae) for g in groups])
+        return of_batch(own)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
+from saejax.kernels.batch import per_token
 from saejax.kernels.selection import largest_of_rows, top_k
 from saejax.kernels.shards import shards_of
 from saejax.kernels.sparse import entries
@@ -162,7 +163,7 @@ class NormWeightedL1(Term):
     is_sparsity_weight: ClassVar[bool] = True
 
     def __call__(self, c: Context) -> jax.Array:
-        return _weighted(c).sum() / c.x.shape[0]
+        return per_token(_weighted(c))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +204,7 @@ class AnnealedLp(Term):
     def _sum(self, c: Context, p: jax.Array) -> jax.Array:
         # Below 1 the power has an infinite slope at 0: what is 0 stays out, what is tiny counts as 1e-6.
         f = _weighted(c)
-        return jnp.where(f > 0, jnp.power(jnp.maximum(f, 1e-6), p), 0).sum() / c.x.shape[0]
+        return per_token(jnp.where(f > 0, jnp.power(jnp.maximum(f, 1e-6), p), 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Tanh(Term):
     is_sparsity_weight: ClassVar[bool] = True
 
     def __call__(self, c: Context) -> jax.Array:
-        return jnp.tanh(self.scale * _weighted(c)).sum() / c.x.shape[0]
+        return per_token(jnp.tanh(self.scale * _weighted(c)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +259,7 @@ class PreActivation(Term):
     def __call__(self, c: Context) -> jax.Array:
         norms = c.topology.decoder_norms(c.params)[None]
         distance = c.sparsity.below(c.pre, c.params) * norms  # type: ignore[attr-defined]
-        return jnp.where(c.dead[None] | (not self.dead_only), distance, 0).sum() / c.x.shape[0]
+        return per_token(jnp.where(c.dead[None] | (not self.dead_only), distance, 0))
 
 
 def _weighted(c: Context) -> jax.Array:
@@ -267,8 +268,8 @@ def _weighted(c: Context) -> jax.Array:
 
 
 def _soft_l0(c: Context) -> jax.Array:
-    soft = c.sparsity.soft_l0(c.pre, c.params)  # type: ignore[attr-defined]  # build() has seen that it provides it
-    return soft.sum() / c.x.shape[0]
+    # build() has seen that it provides it
+    return per_token(c.sparsity.soft_l0(c.pre, c.params))  # type: ignore[attr-defined]
 
 
 # --- dead latents ------------------------------------------------------------------------------------------

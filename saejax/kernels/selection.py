@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.shards import WHOLE, Shards, shards_of
+from saejax.kernels.shards import WHOLE, Shards, shards_of, shards_of_batch
 
 
 def kth_largest_reference(values: jax.Array, k: jax.Array | int) -> jax.Array:
@@ -33,7 +33,7 @@ def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
     row-major order win, however tokens and latents lie on devices.
     """
     rows = jnp.atleast_2d(values)
-    shards = shards_of(rows.shape[0], rows.shape[-1])
+    shards = shards_of_batch(rows.shape[0], rows.shape[-1])
     layout = "B" + "G" * (rows.ndim - 2) + "F"
     mask = shards.run(lambda own, k: _mask(_bits(own), k, shards), f"{layout} -", layout)(rows, jnp.int32(k))
     return mask.reshape(jnp.shape(values))

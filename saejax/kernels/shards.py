@@ -17,40 +17,47 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from saejax.kernels.batch import device_axis
+
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Names of the mesh axes that tokens and latents lie on; empty for one device."""
+    """Names of the mesh axes that tokens and latents lie on; empty where the arrays are whole.
 
-    axes: tuple[str, ...] = ()
+    Without a mesh they are those of a program that every device runs for itself.
+    """
+
+    rows: str = ""
+    latents: str = ""
     mesh: AbstractMesh | None = None
 
     @property
     def n_along_latents(self) -> int:
         """Devices that the latents are split over."""
-        return self.mesh.shape[self.axes[1]] if self.mesh else 1
+        return self.mesh.shape[self.latents] if self.mesh else 1
 
     def over_rows(self, value: jax.Array) -> jax.Array:
         """Sum over the devices that hold other tokens."""
-        return jax.lax.psum(value, self.axes[0]) if self.axes else value
+        return jax.lax.psum(value, self.rows) if self.rows else value
 
     def over_latents(self, value: jax.Array) -> jax.Array:
         """Sum over the devices that hold other latents."""
-        return jax.lax.psum(value, self.axes[1]) if self.axes else value
+        return jax.lax.psum(value, self.latents) if self.latents else value
 
     def over_all(self, value: jax.Array) -> jax.Array:
-        return jax.lax.psum(value, self.axes) if self.axes else value
+        axes = tuple(axis for axis in (self.rows, self.latents) if axis)
+        return jax.lax.psum(value, axes) if axes else value
 
     def first_row(self, n_own: int) -> jax.Array | int:
         """Number, in the batch, of this device's first token."""
-        return jax.lax.axis_index(self.axes[0]) * n_own if self.axes else 0
+        return jax.lax.axis_index(self.rows) * n_own if self.rows else 0
 
     def first_latent(self, n_own: int) -> jax.Array | int:
-        return jax.lax.axis_index(self.axes[1]) * n_own if self.axes else 0
+        return jax.lax.axis_index(self.latents) * n_own if self.latents else 0
 
     def beside(self, value: jax.Array) -> jax.Array:
         """The blocks [..., K] of all devices along latents side by side, in their order: [..., n K]."""
-        return jax.lax.all_gather(value, self.axes[1], axis=value.ndim - 1, tiled=True) if self.axes else value
+        return jax.lax.all_gather(value, self.latents, axis=value.ndim - 1, tiled=True) if self.latents else value
 
     def run(self, local: Callable[..., Any], into: str, out: str) -> Callable[..., Any]:
         """`local` on every device's blocks: layouts of its arguments, and of its results, with spaces between."""
@@ -62,7 +69,7 @@ class Shards:
         return jax.shard_map(local, mesh=self.mesh, in_specs=specs[0], out_specs=out_specs, check_vma=False)
 
     def _spec(self, layout: str) -> PartitionSpec:
-        on = dict(zip("BF", self.axes, strict=True))
+        on = {"B": self.rows, "F": self.latents}
         return PartitionSpec(*[on.get(letter) for letter in layout.strip("-")])
 
 
@@ -75,7 +82,13 @@ def shards_of(n_tokens: int, n_latents: int) -> Shards:
     sizes = tuple(mesh.shape.values())
     if len(sizes) != 2 or sizes == (1, 1) or n_tokens % sizes[0] or n_latents % sizes[1]:
         return WHOLE
-    return Shards(mesh.axis_names, mesh)
+    rows, latents = mesh.axis_names
+    return Shards(rows, latents, mesh)
+
+
+def shards_of_batch(n_tokens: int, n_latents: int) -> Shards:
+    """`shards_of`, for what is chosen from a whole batch; a device that has its own tokens asks the others too."""
+    return Shards(rows=device_axis()) if device_axis() else shards_of(n_tokens, n_latents)
 
 
 @contextlib.contextmanager

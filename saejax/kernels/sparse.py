@@ -185,7 +185,7 @@ of_latents.defvjp(_of_latents_fwd, _of_latents_bwd)
 
 def _own(indices: jax.Array, n_own: int, shards: Shards) -> tuple[jax.Array, jax.Array | None]:
     """(places among this device's latents, which of the indices those are: None for all of them)."""
-    if not shards.axes:
+    if not shards.latents:
         return indices, None
     at = indices - shards.first_latent(n_own)
     own = (at >= 0) & (at < n_own)

@@ -2,6 +2,7 @@
 
 from saejax.parallel.mesh import (
     MESH_AXES,
+    MODES,
     ParallelConfig,
     batch_sharding,
     check_divides,
@@ -25,6 +26,7 @@ from saejax.parallel.processes import (
 
 __all__ = [
     "MESH_AXES",
+    "MODES",
     "ParallelConfig",
     "Process",
     "any_of",

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.kernels.shards import split
 
@@ -42,6 +43,8 @@ class ParallelConfig:
         coordinator: host:port of process 0, where the processes of a training meet; needed with `2/8`, found by
             `slurm` and `jax`.
         heartbeat: seconds without a word from one of a training's processes after which the others end.
+        mode: how training uses the devices: `jit`, one program over the mesh; `pmap`, a program that every device runs
+            on its own rows of a batch, with all of the parameters. The numbers are the same.
     """
 
     mesh: tuple[int, ...] = ()
@@ -49,8 +52,16 @@ class ParallelConfig:
     fsdp: bool = False
     coordinator: str = ""
     heartbeat: int = 100
+    mode: str = "jit"
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"parallel.mode is {self.mode!r}.{nearest(self.mode, MODES)} It is jit or pmap.")
+        if self.mode == "pmap" and (self.fsdp or self.mesh[1:] not in ((), (1,))):
+            raise ConfigError(
+                "parallel.mode=pmap has all parameters on every device: leave parallel.fsdp, and give parallel.mesh as "
+                "8,1; or set parallel.mode=jit."
+            )
         if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
             raise ConfigError(f"parallel.mesh is {self.mesh}; it must be two positive numbers, as in 4,2.")
         explicit = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.processes, re.ASCII)
@@ -111,6 +122,28 @@ def on_mesh(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
             return function(*arguments)
 
     return traced
+
+
+def on_each_device(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
+    """`function` (state, {name: rows}, ...), for jit: every device of `mesh` runs it on its own rows, under pmap.
+
+    All but the rows is the same on every device, before and after: `function` sees to that, with the sums of
+    `kernels.batch`.
+    """
+    n = mesh.shape["data"]
+
+    def each(state: Any, rows: Mapping[str, Any], *others: Any) -> R:
+        in_axes = (None, 0, *[None] * len(others))
+        mapped = jax.pmap(function, "data", in_axes=in_axes, out_axes=None, devices=list(mesh.devices.flat))
+        parts = {name: array.reshape(n, -1, *array.shape[1:]) for name, array in rows.items()}
+        found: R = mapped(state, parts, *others)
+        return found
+
+    return each
+
+
+# How a step becomes a program for all devices.
+MODES: dict[str, Callable[[Callable[..., Any], Mesh], Callable[..., Any]]] = {"jit": on_mesh, "pmap": on_each_device}
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

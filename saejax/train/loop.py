@@ -64,6 +64,7 @@ class Setup:
         writers: where rows of metrics go.
         meta: goes into every checkpoint, for those who load it.
         fsdp: the state is spread over "data" too.
+        mode: how a step becomes a program for all devices, of `parallel.MODES`.
     """
 
     coder: Coder
@@ -79,6 +80,7 @@ class Setup:
     meta: dict[str, Any]
     blame: Callable[[int, Mapping[str, np.ndarray], dict[str, Any]], Path] | None = None
     fsdp: bool = False
+    mode: str = "jit"
 
 
 def train(config: TrainConfig, setup: Setup) -> Outcome:
@@ -91,7 +93,9 @@ def train(config: TrainConfig, setup: Setup) -> Outcome:
     optimizer, schedule = make_optimizer(config), make_schedule(config)
     init = make_init(setup.coder, optimizer, config, setup.prepare)
     abstract = abstract_state(setup.coder, init, setup.mesh, setup.fsdp)
-    step_fn = compile_step(make_step(setup.coder, optimizer, schedule, setup.sites, config), abstract, setup.mesh)
+    step_fn = compile_step(
+        make_step(setup.coder, optimizer, schedule, setup.sites, config), abstract, setup.mesh, setup.mode
+    )
 
     # Resume order: the newest good checkpoint of this run, else step 0.
     restored = setup.checkpoints.restore_latest(items_of(abstract))

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from saejax.coders import Coder
 from saejax.coders.config import LONG_AGO
 from saejax.core.rng import stream
+from saejax.kernels.batch import whole_batch
 from saejax.train.config import TrainConfig
 from saejax.train.guard import choose
 from saejax.train.state import TrainState
@@ -54,7 +55,7 @@ def _resampled(
     idle = min(max(1, config.resample_every * config.batch_size // 2), LONG_AGO)
     dead = state.stats["tokens_since_fired"] >= idle
     at = _draw(coder, state, batch, stream(seed, "resample", state.step), dead.shape)
-    aimed = coder.topology.aim(state.params, batch["x"][at], batch["y"][at])
+    aimed = coder.topology.aim(state.params, *(whole_batch(batch[name])[at] for name in ("x", "y")))
     starts = {"b_enc": 0.0} | coder.sparsity.parameters()
     new = {name: jnp.full_like(state.params[name], value) for name, value in starts.items()}
     for name, direction in aimed.items():
@@ -81,7 +82,7 @@ def _draw(
 ) -> jax.Array:
     """For each latent the index of a token of the batch, drawn in proportion to its squared error squared."""
     error = jnp.square(batch["y"] - coder.reconstruct(state.params, batch["x"]))
-    error_B = error.sum(tuple(range(1, error.ndim)))
+    error_B = whole_batch(error.sum(tuple(range(1, error.ndim))))
     # Relative to the largest, whose fourth power might not be finite.
     cumulated_B = jnp.cumsum(jnp.square(error_B / jnp.maximum(error_B.max(), 1e-30)))
     drawn = jax.random.uniform(key, (math.prod(shape),)) * cumulated_B[-1]

@@ -10,7 +10,8 @@ import optax
 from jax.sharding import Mesh
 
 from saejax.coders import Coder, Sites
-from saejax.parallel import batch_sharding, on_mesh, replicated
+from saejax.kernels.batch import of_all_copies
+from saejax.parallel import MODES, batch_sharding, replicated
 from saejax.train.averaging import next_average
 from saejax.train.config import TrainConfig
 from saejax.train.guard import choose, judge
@@ -48,7 +49,7 @@ def make_step(
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
         batch = sites.batch(arrays)
         grads, metrics, stats = _gradients(coder, config.accumulate, state, batch, hyper["sparsity"])
-        grads = coder.project_gradients(state.params, grads)
+        grads = coder.project_gradients(state.params, of_all_copies(grads))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, value=metrics["loss"])
         updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
         params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
@@ -92,11 +93,14 @@ def _gradients(
     return grads, metrics, stats
 
 
-def compile_step(step: Step, abstract: TrainState, mesh: Mesh) -> Step:
-    """`step` under jit over the mesh: state sharded as it was born, rows over "data", old state donated."""
+def compile_step(step: Step, abstract: TrainState, mesh: Mesh, mode: str = "jit") -> Step:
+    """`step` for all devices of the mesh: state sharded as it was born, rows over "data", old state donated.
+
+    `mode` is one of `parallel.MODES`.
+    """
     shardings: Any = jax.tree.map(lambda s: s.sharding, abstract)
     return jax.jit(
-        on_mesh(step, mesh),
+        MODES[mode](step, mesh),
         donate_argnums=0,
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
