@@ -44,7 +44,7 @@ _QUICK = {"xla_backend_optimization_level": 0}
 # {topology/sparsity: (what CoderConfig is told, the rate)}. Losses that sum over the width have larger gradients.
 CODERS: dict[str, tuple[dict[str, Any], float]] = {
     "autoencoder/relu": ({"preset": "standard", "l1_coefficient": 0.3}, 0.02),
-    "autoencoder/gated": ({"preset": "gated", "l1_coefficient": 0.3}, 0.02),
+    "autoencoder/gated": ({"preset": "gated", "l1_coefficient": 0.3}, 0.002),
     "autoencoder/topk": ({"preset": "topk"}, 0.2),
     "autoencoder/abs_topk": ({"preset": "abs_topk"}, 0.2),
     "autoencoder/batchtopk": ({"preset": "batchtopk"}, 0.2),
@@ -159,7 +159,7 @@ def _start(name: str) -> TrainState:
 
 
 def activations(sites: Sites, mesh: jax.sharding.Mesh, step: int) -> dict[str, jax.Array]:
-    """The batch of a step, its rows over "data": sparse positive sums of 32 directions of each hook point, and noise."""
+    """The batch of a step, rows over "data": sparse positive sums of 32 directions of each hook point, and noise."""
     fixed, rng = np.random.default_rng(99), np.random.default_rng(1000 + step)
     codes = (rng.random((B, 32)) < 0.1) * rng.exponential(1.0, (B, 32))
     hooks = {
@@ -308,9 +308,9 @@ _HEAD = """# The same numbers, however a training is spread
 `{command}`: {machine}, eight virtual devices. {size}, float32, the same rows everywhere.
 
 Largest relative difference from one device: of the loss and the gradient's norm of each step, of every parameter and
-statistic after the last (max |a - b| / max |b| of an array, b on one device). A column is a mesh, (devices along data) x
-(devices along latent); fsdp spreads parameters over data too; 2 processes have four devices each and meet over loopback.
-In every cell each step kept exactly as many latents, unless it says otherwise.
+statistic after the last (max |a - b| / max |b| of an array, b on one device). A column is a mesh, (devices along data)
+x (devices along latent); fsdp spreads parameters over data too; 2 processes have four devices each and meet over
+loopback. In every cell each step kept exactly as many latents, unless it says otherwise.
 
 {differences}
 
