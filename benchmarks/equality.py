@@ -154,8 +154,8 @@ def _init(name: str) -> Callable[[Any], TrainState]:
 
 @functools.cache
 def _start(name: str) -> TrainState:
-    """The state at step 0, in numpy."""
-    return jax.tree.map(np.asarray, jax.jit(_init(name))(0))
+    """The state at step 0, in numpy; not compiled as one, so that coders of the same shape share the pieces."""
+    return jax.tree.map(np.asarray, _init(name)(0))
 
 
 def activations(sites: Sites, mesh: jax.sharding.Mesh, step: int) -> dict[str, jax.Array]:
