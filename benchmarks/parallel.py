@@ -56,9 +56,10 @@ def programs(coder: Coder, stacked: bool, mesh: jax.sharding.Mesh) -> tuple[str,
     return ours, theirs, abstract
 
 
-def least(abstract: TrainState, coder: Coder, n_data: int, n_latent: int) -> float:
+def least(abstract: TrainState, coder: Coder, batch: int, n_data: int, n_latent: int) -> float:
+    """Bytes without which a device cannot take its share of a step."""
     own = sum(4 * math.prod(s.sharding.shard_shape(s.shape)) for s in jax.tree.leaves(abstract.params))
-    written = 4 * _BATCH.value // n_data * math.prod(coder.topology.out_shape)
+    written = 4 * batch // n_data * math.prod(coder.topology.out_shape)
     return 2 * (n_data - 1) / n_data * own + 2 * (n_latent - 1) / n_latent * written
 
 
@@ -78,7 +79,7 @@ def main(_: list[str]) -> None:
             figures = (
                 sum(c.sent for c in found if not c.branch),
                 sum(c.sent for c in found if c.branch),
-                least(abstract, coder, *shape),
+                least(abstract, coder, b, *shape),
                 gathered,
                 sum(c.sent for c in collectives(theirs)),
             )

@@ -1,7 +1,4 @@
-"""Latents split over devices: the same selection to the bit, the same training, and little that crosses.
-
-Trained with SGD: Adam hides a gradient of the wrong scale.
-"""
+"""Latents split over devices: the same selection to the bit, the same products and gradients; what a program sends."""
 
 from __future__ import annotations
 
@@ -12,22 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from saejax.coders import Coder, CoderConfig, Sites, build
+from benchmarks.equality import B, D, F, K, a_coder
 from saejax.kernels.selection import _sum_reaches, largest_mask, largest_of_rows
 from saejax.kernels.shards import WHOLE, shards_of
 from saejax.kernels.sparse import decode_rows, entries, kept_pre_activations, of_latents, spread, tally
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
 from saejax.parallel.collectives import Collective, collectives
-from saejax.train.config import TrainConfig
-from saejax.train.state import abstract_state, init_state, make_init
-from saejax.train.step import compile_step, default_hyper, make_step
 
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
-B, D, F, K, L = 32, 8, 64, 3, 2
 
 
 def _on(shape: tuple[int, int], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,35 +116,11 @@ def test_what_does_not_divide_is_whole() -> None:
 
 # --- coders ------------------------------------------------------------------------------------------------
 
-KEPT = (
-    ("autoencoder", "topk"),
-    ("autoencoder", "batchtopk"),
-    ("crosscoder", "abs_topk"),
-    ("clt", "topk"),
-    ("clt", "batchtopk"),
-)
 
-
-def _coder(topology: str, sparsity: str, **own: Any) -> Coder:
-    config = CoderConfig(
-        "batchtopk" if sparsity == "batchtopk" else "topk",
-        topology=topology,
-        sparsity=sparsity,
-        d_sae=F,
-        k=K,
-        init="uniform",
-        matmul_dtype="float32",
-        dead_after_tokens=3 * B,
-        auxk_k=4,
-        **own,
-    )
-    return build(config, D if topology == "autoencoder" else [D] * L, steps=100)
-
-
-@pytest.mark.parametrize(("topology", "sparsity"), KEPT)
-def test_every_mesh_keeps_the_same_latents(topology: str, sparsity: str) -> None:
+@pytest.mark.parametrize("name", ["autoencoder/abs_topk", "autoencoder/batchtopk", "clt/topk"])
+def test_every_mesh_keeps_the_same_latents(name: str) -> None:
     """Small whole numbers everywhere: sums are exact whatever their order, and most borders have ties."""
-    coder, rng = _coder(topology, sparsity), np.random.default_rng(0)
+    coder, rng = a_coder(name)[0], np.random.default_rng(0)
     shapes = jax.eval_shape(coder.init, jax.random.key(0))
     params = {name: jnp.asarray(rng.integers(-1, 2, size=s.shape), jnp.float32) for name, s in shapes.items()}
     x = jnp.asarray(rng.integers(-1, 2, size=(B, *coder.topology.in_shape)), jnp.float32)
@@ -169,66 +137,6 @@ def test_every_mesh_keeps_the_same_latents(topology: str, sparsity: str) -> None
         placed = jax.device_put(params, tree_shardings(mesh, params, coder.logical_axes()))
         got = _on(shape, encode)(placed, jax.device_put(x, batch_sharding(mesh)))
         jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-@functools.cache
-def _trained(topology: str, sparsity: str, shape: tuple[int, int]) -> tuple[list[dict[str, float]], Any, str]:
-    """(metrics of 20 SGD steps, parameters and statistics after them, the compiled step's text)."""
-    coder, mesh = _coder(topology, sparsity), make_mesh(ParallelConfig(shape))
-    hooks = tuple(f"h{i}" for i in range(1 if topology == "autoencoder" else L))
-    sites = Sites(hooks, hooks, (1.0,) * len(hooks), (1.0,) * len(hooks), topology != "autoencoder")
-    optimizer, config = optax.with_extra_args_support(optax.sgd(0.02)), TrainConfig(batch_size=B, tokens=20 * B)
-    init = make_init(coder, optimizer, config)
-    abstract = abstract_state(coder, init, mesh)
-    step = compile_step(make_step(coder, optimizer, optax.constant_schedule(0.02), sites, config), abstract, mesh)
-    state, rows, hyper = init_state(init, 0, abstract), [], default_hyper(0)
-    for i in range(20):
-        x = np.random.default_rng(i).normal(size=(len(hooks), B, D)).astype(np.float32)
-        arrays = {hook: jax.device_put(x[n], batch_sharding(mesh)) for n, hook in enumerate(hooks)}
-        if i == 0:
-            step = step.lower(abstract, arrays, hyper).compile()  # type: ignore[attr-defined]
-        state, metrics = step(state, arrays, hyper)
-        rows.append({name: float(value) for name, value in metrics.items()})
-    return rows, jax.device_get(state.params | state.stats), step.as_text()  # type: ignore[attr-defined]
-
-
-# Not every pair: each is a program to compile.
-TRAINED = (
-    *[("autoencoder", "topk", mesh) for mesh in MESHES],
-    *[("autoencoder", "batchtopk", mesh) for mesh in ((8, 1), (2, 4))],
-    ("crosscoder", "abs_topk", (1, 8)),
-    ("clt", "topk", (2, 4)),
-    ("clt", "batchtopk", (2, 4)),
-)
-
-
-@pytest.mark.parametrize(("topology", "sparsity", "shape"), TRAINED)
-def test_twenty_steps_are_those_of_one_device(topology: str, sparsity: str, shape: tuple[int, int]) -> None:
-    rows, state, _ = _trained(topology, sparsity, shape)
-    want_rows, want_state, _ = _trained(topology, sparsity, (1, 1))
-    for got, want in zip(rows, want_rows, strict=True):
-        assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
-    for name, want in want_state.items():
-        np.testing.assert_allclose(state[name], want, rtol=1e-5, atol=1e-5 * np.abs(want).max(), err_msg=name)
-    assert max(row["auxk"] for row in rows) > 0 and len({row["loss"] for row in rows}) == 20
-
-
-@pytest.mark.parametrize(("topology", "sparsity", "shape"), TRAINED)
-def test_the_compiled_step_gathers_little_and_never_sorts(topology: str, sparsity: str, shape: tuple[int, int]) -> None:
-    text = _trained(topology, sparsity, shape)[2]
-    groups = L if topology == "clt" else 1
-    pre_activations = 4 * B // shape[0] * groups * F
-    found = collectives(text)
-    assert found
-    for c in found:
-        assert c.kind in ("all-reduce", "all-gather"), c
-        assert c.kind != "all-gather" or c.size < pre_activations, c
-        assert c.times == 1 or c.size <= 8, c  # a loop counts: it sends no rows
-    assert " sort(" not in text
-
-
-def test_one_device_sends_nothing() -> None:
-    assert collectives(_trained("autoencoder", "topk", (1, 1))[2]) == []
 
 
 # --- reading programs --------------------------------------------------------------------------------------
