@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import ROOT, tiny_experiment
+from tiny import ROOT, planted_experiment
 
 import saejax
 from benchmarks.reliability import PRESETS, halves
@@ -23,7 +23,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core import environment
 from saejax.core.errors import ConfigError, DataError
-from saejax.stages import run_capture, run_train
+from saejax.stages import run_train
 from saejax.train import TrainConfig
 from saejax.train.best import Best
 from saejax.train.preemption import STOPPING, Preemption
@@ -82,31 +82,18 @@ def test_policies_that_cannot_be_kept_are_refused(values: dict[str, Any], messag
         TrainConfig(**values)
 
 
-# --- whole runs: one capture, small trainings ------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recovery")
-    run_capture(Workspace(tiny_experiment(folder)))
-    return folder
+# --- whole runs, small ------------------------------------------------------------------
 
 
 def test_a_run_keeps_its_best_and_every_mth_and_says_where_each_session_began(
-    captured: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fves = itertools.chain([0.0, 0.0], [0.3, 0.5, 0.4, 0.2, 0.1, 0.1, 0.0, 0.0])
     monkeypatch.setattr(
         "saejax.stages.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0}
     )
-    train = {
-        "keep_checkpoints": 1,
-        "keep_best": "val/fve",
-        "keep_every": 15,
-        "checkpoint_every": 3,
-        "validate_every": 5,
-    }
-    e = tiny_experiment(captured, top={"name": "kept", "store": "tiny"}, train=train)
+    policy: dict[str, Any] = {"keep_checkpoints": 1, "keep_best": "val/fve", "keep_every": 15}
+    e = planted_experiment(tmp_path, "kept", checkpoint_every=3, validate_every=5, **policy)
     with pytest.raises(DataError, match="No run at"):
         saejax.load(e.run_dir)
     assert run_train(Workspace(e)) == 0
@@ -122,8 +109,8 @@ def test_a_run_keeps_its_best_and_every_mth_and_says_where_each_session_began(
     assert {"seed", "coder_seed", "command", "git", "variables"} <= set(written)
 
 
-def test_no_best_was_kept(captured: Path) -> None:
-    e = tiny_experiment(captured, top={"name": "plain", "store": "tiny"}, train={"tokens": 5 * 128})
+def test_no_best_was_kept(tmp_path: Path) -> None:
+    e = planted_experiment(tmp_path, "plain", tokens=5 * 128)
     assert run_train(Workspace(e)) == 0
     with pytest.raises(DataError, match=r"keeps no best checkpoint: train with train.keep_best.*steps: 5"):
         saejax.load(e.run_dir, step="best")
