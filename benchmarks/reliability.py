@@ -50,7 +50,7 @@ _KILLS = flags.DEFINE_integer("kills", 60, "kill -9 at random moments.")
 _SIGNALS = flags.DEFINE_integer("signals", 20, "SIGTERMs at random moments, and a quarter as many SIGUSR1.")
 _FLIPS = flags.DEFINE_integer("flips", 300, "Bits flipped in a checkpoint, one at a time.")
 _STEPS = flags.DEFINE_integer("steps", 400, "Steps of the run that is disturbed.")
-_ONLY = flags.DEFINE_list("only", [], "Of: repeat rest damage kills signals halves meshes (default: all).")
+_ONLY = flags.DEFINE_list("only", [], "Of: repeat rest damage meshes kills signals halves (default: all).")
 _FOLDER = flags.DEFINE_string("folder", None, "Where to work (default: /dev/shm, whose fsync costs nothing, or /tmp).")
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the tables there.")
 
@@ -420,8 +420,12 @@ class Faults:
             subprocess.run(["umount", str(where)], check=True)
 
     def meshes(self) -> None:
-        """150 steps of a coder whose latents do not flip with a last bit, moved over meshes by signals."""
-        extra = (f"--config.train.tokens={150 * BATCH}", "--config.coder.preset=standard")
+        """150 steps of a TopK coder, moved over meshes by signals.
+
+        Another mesh adds in another order, so that last bits differ. Of a ReLU's many pre-activations one then sooner or
+        later lies on the other side of 0, and that latent goes its own way; the k-th largest is rarely that close.
+        """
+        extra = (f"--config.train.tokens={150 * BATCH}",)
         alone, moved = self.place("alone"), self.place("moved")
         assert Life(alone, *extra).wait()[0] == 0
         for shape, upto in (("(8,1)", 40), ("(2,4)", 90), ("(1,1)", 1000)):
@@ -431,7 +435,7 @@ class Faults:
             code, text = life.wait()
             assert code in (0, EXIT_PREEMPTED), text
         sessions = json.loads((life.run / "environment.json").read_text())["sessions"]
-        began = [f"{s['mesh']} from step {s['from_step']}" for s in sessions]
+        began = ["x".join(map(str, s["mesh"])) + f" from step {s['from_step']}" for s in sessions]
         a, b = asked(state, alone / "runs" / "it"), asked(state, life.run)
         worst = max(float(np.abs(a[n] - b[n]).max() / np.abs(a[n]).max()) for n in a if n.startswith("['params']"))
         losses = [
@@ -440,7 +444,7 @@ class Faults:
         ]
         apart = float(np.abs(losses[0] / losses[1] - 1).max())
         how = f"{', '.join(began)}: parameters differ by {worst:.1e}, losses of 150 steps by {apart:.1e}"
-        self.add("three meshes in one run", 1, len(began) == 3 and apart < 1e-4, worst < 1e-5, how)
+        self.add("three meshes in one run", 1, len(began) == 3 and apart < 1e-5, worst < 1e-5, how)
         many = self.place("many")
         code = Life(many, *extra, mesh="(2,4)").wait()[0]
         one, eight = (asked(loaded, many / "runs" / "it", devices=n) for n in (1, 8))
@@ -549,10 +553,10 @@ def main(_: list[str]) -> None:
             "repeat": faults.repeat,
             "rest": faults.rest,
             "damage": lambda: faults.damage(_FLIPS.value),
+            "meshes": faults.meshes,
             "kills": lambda: faults.kills(_KILLS.value),
             "signals": lambda: _signals(faults),
             "halves": faults.halves,
-            "meshes": faults.meshes,
         }
         for name, part in parts.items():
             if not _ONLY.value or name in _ONLY.value:
@@ -578,7 +582,8 @@ def _folder() -> str | None:
 
 def _signals(faults: Faults) -> None:
     faults.signals(_SIGNALS.value, signal.SIGTERM)
-    faults.signals(max(1, _SIGNALS.value // 4), signal.SIGUSR1)
+    if few := _SIGNALS.value // 4:
+        faults.signals(few, signal.SIGUSR1)
 
 
 def _table(rows: list[Row], seconds: float) -> str:
