@@ -422,8 +422,8 @@ class Faults:
     def meshes(self) -> None:
         """150 steps of a TopK coder, moved over meshes by signals.
 
-        Another mesh adds in another order, so that last bits differ. Of a ReLU's many pre-activations one then sooner or
-        later lies on the other side of 0, and that latent goes its own way; the k-th largest is rarely that close.
+        Another mesh adds in another order, so that last bits differ. Of a ReLU's many pre-activations one then sooner
+        or later lies on the other side of 0, and that latent goes its own way; the k-th largest is rarely that close.
         """
         extra = (f"--config.train.tokens={150 * BATCH}",)
         alone, moved = self.place("alone"), self.place("moved")

@@ -29,7 +29,8 @@ from saejax.train.best import Best
 from saejax.train.preemption import STOPPING, Preemption
 from saejax.workspace import Workspace
 
-CUT = ("standard", "gated", "topk", "abs_topk", "batchtopk", "jumprelu")
+CUT = ("standard", "batchtopk")
+CUT_TOO = ("gated", "topk", "abs_topk", "jumprelu")
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -154,26 +155,24 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("preset", CUT)
+@pytest.mark.parametrize("preset", [*CUT, *(pytest.param(name, marks=pytest.mark.soak) for name in CUT_TOO)])
 def test_a_run_cut_at_any_step_ends_the_same(preset: str, in_memory: Path) -> None:
     """Every step of 6 was saved in the background; continued from each, with moments, averages and resampling."""
     assert halves(in_memory, preset, 6) == (5, 5)
 
 
 def test_every_sparsity_is_cut_in_two() -> None:
-    assert {CoderConfig(preset=name).resolved().sparsity for name in CUT} == set(SPARSITIES) and set(CUT) <= set(
-        PRESETS
-    )
+    for presets in (CUT + CUT_TOO, PRESETS):  # here, and by `make reliability`
+        assert {CoderConfig(preset=name).resolved().sparsity for name in presets} == set(SPARSITIES)
 
 
-def test_kills_signals_and_damage_leave_no_trace() -> None:
+def test_a_kill_and_a_signal_leave_no_trace() -> None:
     """A short form of `make reliability`: its command ends with 1 when one of the faults is not survived."""
-    words = ("--kills=3", "--signals=1", "--flips=40", "--steps=100", "--only=repeat,kills,signals,damage")
+    words = ("--kills=1", "--signals=1", "--steps=60", "--only=kills,signals")
     command = [sys.executable, "-m", "benchmarks.reliability", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     table = {
         name: counts for name, *counts in re.findall(r"^\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", done.stdout, re.M)
     }
-    assert table["kill -9"] == ["3"] * 3 and table["a flipped bit"] == ["40"] * 3
-    assert table["SIGTERM"] == table["SIGUSR1"] == table["a second fresh run, same seed"] == ["1"] * 3
+    assert table["kill -9"] == table["SIGTERM"] == ["1"] * 3

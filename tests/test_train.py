@@ -55,17 +55,18 @@ def run(
     config: TrainConfig = CONFIG,
     mesh: tuple[int, int] = (1, 1),
     stop_at: int | None = None,
+    stop_by: signal.Signals = signal.SIGTERM,
     poison: int | None = None,
     validate: Validate = lambda params, stats: {"norm": float(np.linalg.norm(params["W_enc"]))},
 ) -> Outcome:
-    """A session of training in `folder`; a SIGTERM arrives while batch `stop_at` is read; batch `poison` is NaN."""
+    """A session of training in `folder`; a signal arrives while batch `stop_at` is read; batch `poison` is NaN."""
     reader = StoreReader.open(store)
     batches = Batches(reader, config.batch_size, seed=1, block_chunks=config.block_chunks)
 
     def stream(start: int) -> Any:
         for i, batch in enumerate(batches.iterate(start), start):
             if i == stop_at:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), stop_by)
             yield {"h": np.full_like(batch["h"], np.nan)} if i == poison else batch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,11 +143,11 @@ def test_two_fresh_runs_are_the_same(undisturbed: Undisturbed, store: Path, tmp_
 
 @pytest.mark.parametrize("preset", CODERS)
 def test_a_stopped_run_continues_bitwise(undisturbed: Undisturbed, store: Path, tmp_path: Path, preset: str) -> None:
-    """Stopped by SIGTERM at several moments, each time no step is lost and the end is the same to the last bit."""
+    """Stopped by signals at several moments, each time no step is lost and the end is the same to the last bit."""
     folder = undisturbed(preset)
     done = 0
-    for stop_at in (0, 13):
-        outcome = run(store, tmp_path, preset, stop_at=stop_at)
+    for stop_at, number in ((0, signal.SIGTERM), (13, signal.SIGUSR1)):
+        outcome = run(store, tmp_path, preset, stop_at=stop_at, stop_by=number)
         assert not outcome.finished and outcome.step == stop_at + 1
         assert outcome.tokens == (outcome.step - done) * 128
         done = outcome.step
