@@ -32,8 +32,7 @@ HOOK = "h"
 SITES = Sites(("h",), ("h",), (1.0,), (1.0,))
 KINDS: dict[str, dict[str, Any]] = {
     "adam": {},
-    "accumulated": {"accumulate": 2},
-    "schedule_free": {"optimizer": "schedule_free", "schedule": "constant"},
+    "accumulated, schedule_free": {"accumulate": 2, "optimizer": "schedule_free", "schedule": "constant"},
     "plateau, average, resampled": {
         **{"schedule": "plateau", "ema_decay": 0.9, "resample_every": 2, "resample_until_fraction": 1.0}
     },

@@ -29,8 +29,8 @@ from saejax.train.best import Best
 from saejax.train.preemption import STOPPING, Preemption
 from saejax.workspace import Workspace
 
-CUT = ("standard", "batchtopk")
-CUT_TOO = ("gated", "topk", "abs_topk", "jumprelu")
+# The first remembers most: a threshold beside what all have, moments, an average, dead latents that are resampled.
+CUT = ("batchtopk", "standard", "gated", "topk", "abs_topk", "jumprelu")
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -155,14 +155,14 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("preset", [*CUT, *(pytest.param(name, marks=pytest.mark.soak) for name in CUT_TOO)])
+@pytest.mark.parametrize("preset", [CUT[0], *(pytest.param(name, marks=pytest.mark.soak) for name in CUT[1:])])
 def test_a_run_cut_at_any_step_ends_the_same(preset: str, in_memory: Path) -> None:
     """Every step of 6 was saved in the background; continued from each, with moments, averages and resampling."""
     assert halves(in_memory, preset, 6) == (5, 5)
 
 
 def test_every_sparsity_is_cut_in_two() -> None:
-    for presets in (CUT + CUT_TOO, PRESETS):  # here, and by `make reliability`
+    for presets in (CUT, PRESETS):  # here, and by `make reliability`
         assert {CoderConfig(preset=name).resolved().sparsity for name in presets} == set(SPARSITIES)
 
 
