@@ -15,7 +15,7 @@ from saejax.parallel import MODES, batch_sharding, replicated
 from saejax.train.averaging import next_average
 from saejax.train.config import TrainConfig
 from saejax.train.guard import choose, judge
-from saejax.train.optim import learning_rate_factor
+from saejax.train.optim import learning_rate_factor, steps_taken
 from saejax.train.resample import resample
 from saejax.train.state import TrainState
 
@@ -56,7 +56,7 @@ def make_step(
         averaged = next_average(config, state.averaged, params, opt_state, state.step)
         if averaged:
             averaged = coder.constrain(averaged, state.step)
-        rate = schedule(state.step) * hyper["lr"] * learning_rate_factor(opt_state)
+        rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
         grad_norm = optax.tree.norm(grads)
         ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
         metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
