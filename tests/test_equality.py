@@ -30,6 +30,9 @@ PAIRS = (
     ("autoencoder/batchtopk", Place((4, 2))),
     ("autoencoder/matryoshka", Place((4, 2), fsdp=True)),
     ("autoencoder/jumprelu", Place((8, 1))),
+    ("autoencoder/topk", Place((8, 1), mode="pmap")),
+    ("autoencoder/batchtopk", Place((8, 1), mode="pmap")),
+    ("autoencoder/jumprelu", Place((8, 1), mode="pmap")),
     ("clt/topk", Place((2, 4))),
     ("clt/batchtopk", Place((1, 8))),
 )

@@ -297,7 +297,8 @@ class AuxK(Term):
             """At most k are dead: all take part, as a small dense dictionary of their own."""
             find = jnp.vectorize(lambda dead_F: jnp.nonzero(dead_F, size=self.k, fill_value=0)[0], signature="(f)->(k)")
             # Where fewer are dead latent 0 fills up, and counts for nothing.
-            is_dead = jnp.arange(self.k) < c.dead.sum(-1, keepdims=True)
+            rank = jax.lax.broadcasted_iota(jnp.int32, (*c.dead.shape[:-1], self.k), c.dead.ndim - 1)
+            is_dead = rank < c.dead.sum(-1, keepdims=True)
             own = c.topology.restrict(params, find(c.dead))
             values = jnp.where(is_dead[None], jax.nn.relu(c.topology.pre_activations(own, c.x)), 0)
             return c.topology.decode_without_bias(own, Latents(values, None, self.k))

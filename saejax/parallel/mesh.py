@@ -129,7 +129,12 @@ def on_each_device(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
 
     All but the rows is the same on every device, before and after: `function` sees to that, with the sums of
     `kernels.batch`.
+
+    Raises:
+        ConfigError: several processes, whose arrays pmap would take for each one's own.
     """
+    if jax.process_count() > 1:
+        raise ConfigError("parallel.mode=pmap is for the devices of one process; of several, set parallel.mode=jit.")
     n = mesh.shape["data"]
 
     def each(state: Any, rows: Mapping[str, Any], *others: Any) -> R:
