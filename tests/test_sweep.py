@@ -170,6 +170,7 @@ def test_bad_grids_are_refused(axes: dict[str, Any], message: str) -> None:
     ("section", "values", "message"),
     [
         ("parallel", {"mesh": (2, 1)}, r"parallel.mesh is \(2, 1\), but each program of a sweep has one device"),
+        ("parallel", {"mode": "pmap"}, r"parallel.mode is 'pmap', but each program of a sweep has one device"),
         ("train", {"early_stop_patience": 2}, r"set train.early_stop_patience=0"),
         ("train", {"tensorboard": True}, r"set train.tensorboard=false"),
     ],

@@ -219,11 +219,12 @@ def _row(member: Member, program: Program, metrics: dict[str, float], failed: in
 
 
 def _refuse_settings(e: Experiment) -> None:
-    if math.prod(e.parallel.mesh) > 1 or e.parallel.mode != "jit":
+    if math.prod(e.parallel.mesh) > 1:
         raise ConfigError(
-            f"parallel.mesh is {e.parallel.mesh} and parallel.mode {e.parallel.mode!r}, but each program of a sweep has "
-            "one device. Leave the mesh empty, and the mode jit."
+            f"parallel.mesh is {e.parallel.mesh}, but each program of a sweep has one device. Leave it empty."
         )
+    if e.parallel.mode != "jit":
+        raise ConfigError(f"parallel.mode is {e.parallel.mode!r}, but each program of a sweep has one device. Set jit.")
     if jax.process_count() > 1:
         raise ConfigError(f"A sweep runs in one process; there are {jax.process_count()}. Start it on one machine.")
     if e.train.early_stop_patience:
