@@ -59,7 +59,8 @@ soak: $(TEST_STAMP)  ## run the long tests only (minutes each)
 faults: $(TEST_STAMP)  ## try every fault a capture survives and write benchmarks/faults.md (minutes)
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
-reliability: $(TEST_STAMP)  ## kill, signal, damage: count the faults that a training survives (a quarter of an hour)
+reliability: $(TEST_STAMP)  ## two tables: the same numbers on every mesh and mode; faults that a training survives
+	$(BIN)/python -m benchmarks.equality --output=benchmarks/equality.md
 	$(BIN)/python -m benchmarks.reliability --output=benchmarks/reliability.md $(ARGS)
 
 lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy

@@ -29,7 +29,7 @@ from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
-from saejax.parallel import make_mesh, replicated
+from saejax.parallel import make_mesh, on_mesh, replicated
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -264,7 +264,7 @@ def make_validation(
 
     Every process of a training reads the same rows and comes to the same metrics.
     """
-    sums = jax.jit(make_sums(coder, sites, reader.statistics), out_shardings=replicated(mesh))
+    sums = jax.jit(on_mesh(make_sums(coder, sites, reader.statistics), mesh), out_shardings=replicated(mesh))
 
     def validate(params: Any, stats: Any) -> dict[str, float]:
         total = Reconstruction()
