@@ -8,6 +8,7 @@ is the largest max |a - b| / max |b| over the loss and the gradient's norm of ev
 statistic after the last, b on one device. Exits with 1 where one is above 1e-5, or an L0 is another.
 """
 
+import argparse
 import dataclasses
 import functools
 import multiprocessing
@@ -24,7 +25,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from absl import app, flags
 from jax.experimental import multihost_utils
 
 from saejax.coders import Coder, CoderConfig, Sites, build
@@ -32,9 +32,6 @@ from saejax.parallel import ParallelConfig, batch_sharding, joined, make_mesh
 from saejax.train.config import TrainConfig
 from saejax.train.state import TrainState, abstract_state, make_init
 from saejax.train.step import compile_step, default_hyper, make_step
-
-_OUTPUT = flags.DEFINE_string("output", None, "Also write the table there.")
-_ONLY = flags.DEFINE_list("only", [], "Coders, as topology/sparsity (default: all).")
 
 B, D, F, K, LAYERS, STEPS = 32, 8, 64, 3, 2, 20
 LIMIT = 1e-5
@@ -273,9 +270,15 @@ def compared(name: str, elsewhere: dict[tuple[str, Place], Trained]) -> tuple[st
     return f"| {name} | {' | '.join(cells)} |", good
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="also write the tables there")
+    parser.add_argument("--only", default=",".join(CODERS), help="coders, as topology/sparsity (default: all)")
+    asked = parser.parse_args()
     devices(8)
-    started, names = time.time(), _ONLY.value or list(CODERS)
+    started, names = time.time(), asked.only.split(",")
+    if unknown := [name for name in names if name not in CODERS]:
+        parser.error(f"--only: there is no {', '.join(unknown)}; there are {', '.join(CODERS)}")
     jobs = [(name, place) for name in names for place in PLACES if place.processes > 1]
     elsewhere = dict(zip(jobs, trained_by(2, jobs), strict=True))
     lines = ["| coder | " + " | ".join(map(str, PLACES)) + " |", "|---|" + "---|" * len(PLACES)]
@@ -298,8 +301,8 @@ def main(_: list[str]) -> None:
         learned="\n".join([*what, *map(learned, names)]),
     )
     print(text)
-    if _OUTPUT.value:
-        Path(_OUTPUT.value).write_text(text)
+    if asked.output:
+        asked.output.write_text(text)
     sys.exit(0 if all_good else 1)
 
 
@@ -326,4 +329,4 @@ kept, and that column said 7e-05. Any other order of a sum does the same.
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -114,6 +114,7 @@ def test_gpt2_small_runs_with_a_shrunk_model(
     assert "384 latents" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_crosscoder_of_two_models_runs_with_shrunk_ones(tmp_path: Path) -> None:
     c = importlib.import_module("configs.model_diff").get_config()
     first, second = (random_gpt2(tmp_path / f"{n}", n, seed=n) for n in (7, 4))

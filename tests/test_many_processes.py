@@ -162,6 +162,7 @@ def test_one_goes_on_from_two_and_two_go_on_from_one(folder: Path) -> None:
     assert_same_run(folder / "then_two", folder / "alone")
 
 
+@pytest.mark.soak
 def test_fsdp_changes_no_number(folder: Path) -> None:
     assert train_here(folder / "fsdp", folder, parallel__mesh=(8, 1), parallel__fsdp=True) == 0
     assert_same_run(folder / "fsdp", folder / "alone")
@@ -192,6 +193,7 @@ def test_a_signal_to_one_stops_both_at_the_same_step(folder: Path) -> None:
     assert Checkpoints(folder / "stopped/run/checkpoints").verify(step) == []
 
 
+@pytest.mark.soak
 def test_when_one_is_killed_the_other_ends_too(folder: Path) -> None:
     """By the broken connection, or after the heartbeat's seconds."""
     two = start_two(folder / "killed", folder, parallel__heartbeat=10, **LONG)

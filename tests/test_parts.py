@@ -512,6 +512,7 @@ def test_two_processes_of_jax_know_each_other_and_part_again() -> None:
     assert [finish(process).splitlines()[-1] for process in both] == ["0 2 1 6 False", "1 2 1 6 False"]
 
 
+@pytest.mark.soak
 def test_a_killed_process_s_parts_are_finished_by_another(tmp_path: Path) -> None:
     """Two real processes, one of them killed in the middle: its parts are missing, one process does them."""
     settings = {

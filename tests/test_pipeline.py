@@ -210,7 +210,8 @@ def test_sigterm_ends_training_soon_with_its_own_code_and_everything_saved(
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGUSR1, 75, "SIGUSR1")]
+    ("number", "code", "said"),
+    [pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.soak), (signal.SIGUSR1, 75, "SIGUSR1")],
 )
 def test_a_signal_during_capture_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int, said: str
