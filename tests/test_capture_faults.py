@@ -28,8 +28,8 @@ FAULTS: dict[str, Callable[[Lab], Outcome]] = {
 }
 
 
-# Of those left to the soak, tests of the store's writer have the same in little.
-LONG = ("second capture", "NaN", "full disk")
+# Of those left to the soak, tests of the store's writer and of the pipeline have the same in little.
+LONG = ("second capture", "NaN", "full disk", "killed")
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def test_two_processes_train_as_one(folder: Path) -> None:
     assert Checkpoints(folder / "two/run/checkpoints").steps() == [10, 20]
 
 
+@pytest.mark.soak
 def test_one_goes_on_from_two_and_two_go_on_from_one(folder: Path) -> None:
     """Both with fsdp; the two with the latents over all devices of both, so that they read the same rows."""
     two = start_two(half_of(folder / "alone", folder / "then_two"), folder, parallel__mesh=(1, 8), parallel__fsdp=True)

@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Those whose state is of another shape than Adam's; the others in the soak.
-OWN_STATE = ("muon", "schedule_free", "adafactor")
+OWN_STATE = ("schedule_free", "adafactor")
 
 
 @pytest.mark.parametrize(
