@@ -32,7 +32,8 @@ def _trained(mode: str, n: int, preset: str) -> tuple[list[dict[str, float]], Tr
     coder, sites = build(config, [D] * len(hooks), 8), Sites(hooks, hooks, one, one, preset == "clt")
     train = TrainConfig(batch_size=B, tokens=8 * B, accumulate=2, resample_every=5, resample_until_fraction=1.0)
     optimizer = optax.with_extra_args_support(optax.sgd(0.02))
-    init = make_init(coder, optimizer, train)
+    # Three latents (of each group) that never fire, until they are resampled at step 5.
+    init = make_init(coder, optimizer, train, lambda params: params | {"b_enc": params["b_enc"].at[..., :3].set(-5.0)})
     abstract = abstract_state(coder, init, mesh)
     step = make_step(coder, optimizer, optax.constant_schedule(0.02), sites, train)
     compiled: Any = None
@@ -54,7 +55,8 @@ def test_accumulation_and_resampling_are_those_of_one_device(preset: str) -> Non
     (want_rows, want), (rows, state) = _trained("jit", 1, preset), _trained("pmap", 8, preset)
     for got, expected in zip(rows, want_rows, strict=True):
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    assert max(row["auxk"] for row in rows) > 0
+    dead = [row["dead"] for row in rows]
+    assert max(row["auxk"] for row in rows) > 0 and dead[4] >= 3 > dead[5]
     arrays, wanted = state.params | state.stats, want.params | want.stats
     for name, value in wanted.items():
         np.testing.assert_allclose(arrays[name], value, rtol=1e-5, atol=1e-5 * np.abs(value).max(), err_msg=name)
