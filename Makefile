@@ -36,7 +36,7 @@ TEST_STAMP := $(VENV)/.installed-test-torch-$(TORCH)
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test soak faults lint format clean which-python
+.PHONY: help install quickstart test soak faults reliability lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -58,6 +58,10 @@ soak: $(TEST_STAMP)  ## run the long tests only (minutes each)
 
 faults: $(TEST_STAMP)  ## try every fault a capture survives and write benchmarks/faults.md (minutes)
 	$(BIN)/python -m benchmarks.faults $(ARGS)
+
+reliability: $(TEST_STAMP)  ## two tables: the same numbers on every mesh and mode; faults that a training survives
+	$(BIN)/python -m benchmarks.equality --output=benchmarks/equality.md
+	$(BIN)/python -m benchmarks.reliability --output=benchmarks/reliability.md $(ARGS)
 
 lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/python -m ruff check .

@@ -2,8 +2,8 @@
 
     python -m launch.train --config=configs/quickstart.py [--config.train.lr=3e-4]
 
-Writes runs/<name>. Continues from the last good checkpoint. SIGTERM and Ctrl-C finish the step, save and exit
-with code 75; the same command then continues.
+Writes runs/<name>. Continues from the last good checkpoint. SIGTERM, SIGUSR1 (SLURM's
+--signal=USR1@60) and Ctrl-C finish the step, save and exit with code 75; the same command then continues.
 """
 
 from saejax.core import cli

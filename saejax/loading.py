@@ -74,8 +74,8 @@ class LoadedCoder:
         return array.reshape(-1, *shape), array.shape[: -len(shape)]
 
 
-def load(run: str | os.PathLike[str], step: int | None = None) -> LoadedCoder:
-    """The coder of a run folder, at its newest checkpoint or at `step`.
+def load(run: str | os.PathLike[str], step: int | str | None = None) -> LoadedCoder:
+    """The coder of a run folder, at its newest checkpoint, at `step`, or with "best" at what train.keep_best kept.
 
     Raises:
         DataError: no run there, no such checkpoint, or a damaged one (the file is named).
@@ -85,7 +85,7 @@ def load(run: str | os.PathLike[str], step: int | None = None) -> LoadedCoder:
         raise DataError(f"No run at {run}: config.json is missing. Give a folder such as runs/quickstart.")
     config = from_json(read_json(run / "config.json"))
     with Checkpoints(run / "checkpoints") as checkpoints:
-        at = checkpoints.latest() if step is None else step
+        at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
         if at is None or at not in checkpoints.steps():
             there = ", ".join(map(str, checkpoints.steps())) or "none"
             raise DataError(f"{run} has no checkpoint of step {at}; it has: {there}.")
@@ -100,6 +100,20 @@ def load(run: str | os.PathLike[str], step: int | None = None) -> LoadedCoder:
     finished = at >= config.train.steps or bool(meta.get("stopped_early"))
     as_numpy = {name: np.asarray(value) for name, value in folded.items()}
     return LoadedCoder(as_numpy, config, coder, unscaled(topology_sites), at, finished)
+
+
+def _best(run: Path, checkpoints: Checkpoints) -> int:
+    """The step of the best checkpoint, which the newest one knows.
+
+    Raises:
+        DataError: none was kept for being best.
+    """
+    newest = checkpoints.latest()
+    best = {} if newest is None else checkpoints.restore_numpy(newest, names=())[1].get("best", {})
+    if best.get("step") is None:
+        there = ", ".join(map(str, checkpoints.steps())) or "none"
+        raise DataError(f"{run} keeps no best checkpoint: train with train.keep_best=val/fve. It has steps: {there}.")
+    return int(best["step"])
 
 
 def make_sites(

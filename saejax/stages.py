@@ -10,9 +10,11 @@ import contextlib
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from jax.sharding import Mesh
 
 from saejax.analysis import collect_features
 from saejax.capture import Captured, capture
@@ -27,18 +29,32 @@ from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_met
 from saejax.evals import Gate, check_gates, evaluate
 from saejax.experiment import Experiment, from_json, to_run_json
 from saejax.loading import LoadedCoder, load, make_sites, sites_to_meta
-from saejax.parallel import check_divides, local_mesh, make_mesh, refuse_many, this_process
+from saejax.parallel import (
+    Process,
+    check_divides,
+    from_first,
+    joined,
+    local_mesh,
+    make_mesh,
+    own_rows,
+    refuse_many,
+    this_process,
+)
 from saejax.report import render
 from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST
 from saejax.train import EXIT_PREEMPTED, Setup, train
+from saejax.train.blame import make_blame
 from saejax.workspace import Workspace, make_prepare, make_validation
 
 # Sections of the configuration that decide what a run's numbers are; the others may change between calls.
 _DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
 _DECIDES_EVAL = ("eval", "gates")
-_TIMING = ("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard")
+_TIMING = (
+    *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
+    *("max_skipped_steps", "tensorboard"),
+)
 
 
 def say(text: str = "") -> None:
@@ -117,30 +133,31 @@ def _pace(done: Captured) -> dict[str, float]:
 def run_train(work: Workspace) -> int:
     """Train the coder. Returns 0, or EXIT_PREEMPTED when a signal stopped it (all is saved)."""
     e = work.experiment
-    refuse_many(e.parallel, "launch.train")
-    with writable(e.run_dir):
+    with joined(e.parallel) as process, writable(e.run_dir), contextlib.ExitStack() as held:
         e.run_dir.mkdir(parents=True, exist_ok=True)
-        with lease(e.run_dir):
-            return _train(work)
+        # Process 0 holds the run for all of them.
+        from_first(process, lambda: bool(held.enter_context(lease(e.run_dir))))
+        return _train(work, process)
 
 
-def _train(work: Workspace) -> int:
+def _train(work: Workspace, process: Process) -> int:
     e = work.experiment
+    tell = say if process.first else _keep_quiet
     _refuse_other_run(e)
-    with Checkpoints(e.run_dir / "checkpoints", keep_last=e.train.keep_checkpoints) as checkpoints:
-        if checkpoints.latest() == e.train.steps and not checkpoints.verify(e.train.steps):
-            say(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
+    folder, last, every = e.run_dir / "checkpoints", e.train.keep_checkpoints, e.train.keep_every or None
+    with Checkpoints(folder, keep_last=last, keep_every=every) as checkpoints:
+        if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
+            tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return 0
         coder = work.build()
         mesh = make_mesh(e.parallel)
         check_divides(mesh, coder.topology.d_sae)
-        batches, heldout = work.training(mesh), _heldout(work)
+        batches, heldout = work.training(mesh, rows=own_rows(mesh, e.train.batch_size)), _heldout(work, tell)
         sites = make_sites(e.coder, coder.topology, *work.sites, batches.statistics)
         # All that could be refused has been: only now the folder becomes this experiment's.
-        write_json(e.run_dir / "config.json", to_run_json(e))
-        write_json(e.run_dir / "environment.json", environment.describe())
+        from_first(process, lambda: _describe_run(e, mesh, checkpoints.latest() or 0))
         with contextlib.ExitStack() as stack:
-            writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e)]
+            writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e) if process.first]
             setup = Setup(
                 coder=coder,
                 mesh=mesh,
@@ -149,27 +166,46 @@ def _train(work: Workspace) -> int:
                 sites=sites,
                 prepare=make_prepare(e.coder, coder, sites, batches),
                 seed=e.start_seed,
-                validate=make_validation(coder, heldout, sites) if heldout else None,
+                validate=make_validation(coder, heldout, sites, mesh) if heldout else None,
                 writers=writers,
                 checkpoints=checkpoints,
                 meta=sites_to_meta(sites, coder.topology),
+                blame=make_blame(e.run_dir, batches, lambda: work.reader("train")) if process.first else None,
+                fsdp=e.parallel.fsdp,
+                mode=e.parallel.mode,
             )
             groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
-            say(
+            tell(
                 f"train: {e.coder.preset}, {' '.join(sites.reads)} ({coder.topology.d_in}) -> "
                 f"{groups}{coder.topology.d_sae:,} latents, {e.train.steps:,} steps"
             )
             outcome = train(e.train, setup)
-    if outcome.tokens:
+    if outcome.tokens and process.first:
         _record_stage(e, "train", outcome.tokens, outcome.seconds)
     if not outcome.finished:
-        say(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
+        tell(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
         return EXIT_PREEMPTED
-    say(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
+    tell(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
     return 0
 
 
-def _heldout(work: Workspace) -> StoreReader | None:
+def _keep_quiet(text: str = "") -> None:
+    """`say`, for a process whose words another one says."""
+
+
+def _complete(checkpoints: Checkpoints, steps: int) -> bool:
+    return checkpoints.latest() == steps and not checkpoints.verify(steps)
+
+
+def _describe_run(e: Experiment, mesh: Mesh, from_step: int) -> int:
+    write_json(e.run_dir / "config.json", to_run_json(e))
+    shape = list(mesh.devices.shape)
+    session = environment.describe(from_step=from_step, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
+    environment.append_session(e.run_dir / "environment.json", session)
+    return 0
+
+
+def _heldout(work: Workspace, tell: Callable[[str], None]) -> StoreReader | None:
     """The held-out activations; None where the training's were made elsewhere and there are no others.
 
     Raises:
@@ -181,7 +217,7 @@ def _heldout(work: Workspace) -> StoreReader | None:
         return work.reader("heldout")
     if e.train.early_stop_patience:
         raise ConfigError(f"train.early_stop_patience needs held-out activations, and there is no store at {path}.")
-    say(f"train: there is no store at {path}, so nothing is validated during training")
+    tell(f"train: there is no store at {path}, so nothing is validated during training")
     return None
 
 

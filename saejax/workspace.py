@@ -29,7 +29,7 @@ from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
-from saejax.parallel import make_mesh
+from saejax.parallel import make_mesh, on_mesh, replicated
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -57,10 +57,10 @@ class Workspace:
                     "lm.model is empty, and this needs the language model: name the one that was captured."
                 )
             # Along "data" alone every device has the whole model. Then the mesh is not asked for: whoever evaluates may
-            # have fewer devices than the training had.
+            # have fewer devices than the training had. Of joined processes each has the whole, for its own work.
             parallel = self.experiment.parallel
-            mesh = make_mesh(parallel) if parallel.mesh and parallel.mesh[1] > 1 else None
-            how = (config.dtype, config.backend, config.device, mesh)
+            spread = parallel.mesh and parallel.mesh[1] > 1 and jax.process_count() == 1
+            how = (config.dtype, config.backend, config.device, make_mesh(parallel) if spread else None)
             self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
                 self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
@@ -157,12 +157,24 @@ class Workspace:
         named = {key: value for key, value in header.identity.get("lm", {}).items() if value}
         return said | {"lm": {key: self.lm.identity.get(key) for key in named}}
 
-    def training(self, mesh: Mesh, hook_points: Sequence[str] = ()) -> Batches | ActivationStream:
-        """The training's batches, of the given hook points or of the coder's sites: from the store or the model."""
-        e = self.experiment
+    def training(
+        self, mesh: Mesh, hook_points: Sequence[str] = (), rows: tuple[int, int] | None = None
+    ) -> Batches | ActivationStream:
+        """The training's batches, of the given hook points or of the coder's sites: from the store or the model.
+
+        Of several processes each has `rows` [first, stop) of every batch.
+
+        Raises:
+            ConfigError: several processes, and no store to read from.
+        """
+        e, t = self.experiment, self.experiment.train
         if e.capture.into == "store":
             reader = self.reader("train", hook_points)
-            return Batches(reader, e.train.batch_size, e.seed, e.train.block_chunks, max_rows=e.train.max_rows)
+            return Batches(reader, t.batch_size, e.seed, t.block_chunks, rows, t.max_rows, t.shares)
+        if jax.process_count() > 1 or t.shares > 1:
+            raise ConfigError(
+                "capture.into=training is the work of one process, without train.shares: capture into a store first."
+            )
         return stream_activations(
             e.run_dir / "stream.jsonl",
             self.lm,
@@ -218,7 +230,7 @@ def make_prepare(
     @functools.cache
     def sample() -> dict[str, np.ndarray]:
         """One shuffled batch: a fair sample, and the same on every machine."""
-        return batches.batch_at(0)
+        return batches.whole_batch_at(0)
 
     b_dec = initial_b_dec(config.b_dec_init, sites, sample, batches.statistics)
 
@@ -246,10 +258,13 @@ def initial_b_dec(
 
 
 def make_validation(
-    coder: Coder, reader: StoreReader, sites: Sites, batch_size: int = 4096
+    coder: Coder, reader: StoreReader, sites: Sites, mesh: Mesh, batch_size: int = 4096
 ) -> Callable[[Any, Any], dict[str, float]]:
-    """(params, stats of the running training) -> metrics on the held-out store, for raw activations."""
-    sums = jax.jit(make_sums(coder, sites, reader.statistics))
+    """(params, stats of the running training) -> metrics on the held-out store, for raw activations.
+
+    Every process of a training reads the same rows and comes to the same metrics.
+    """
+    sums = jax.jit(on_mesh(make_sums(coder, sites, reader.statistics), mesh), out_shardings=replicated(mesh))
 
     def validate(params: Any, stats: Any) -> dict[str, float]:
         total = Reconstruction()

@@ -66,11 +66,11 @@ def test_a_name_that_is_not_one_folder_is_refused(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def small_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GPT-2's own 12 layers of 12 heads with random weights, 48 wide instead of 768, the demo's tokenizer."""
-    return random_gpt2(tmp_path_factory.mktemp("gpt2"))
+    """Of GPT-2's 12 layers 8, of 12 heads, with random weights, 48 wide instead of 768, the demo's tokenizer."""
+    return random_gpt2(tmp_path_factory.mktemp("gpt2"), 8)
 
 
-def random_gpt2(folder: Path, n_layer: int = 12, seed: int = 0) -> Path:
+def random_gpt2(folder: Path, n_layer: int, seed: int = 0) -> Path:
     config_json = {
         "model_type": "gpt2", "n_layer": n_layer, "n_head": 12, "n_embd": 48, "n_positions": 512, "vocab_size": 4096,
         "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "bos_token_id": 0,
@@ -114,6 +114,7 @@ def test_gpt2_small_runs_with_a_shrunk_model(
     assert "384 latents" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_crosscoder_of_two_models_runs_with_shrunk_ones(tmp_path: Path) -> None:
     c = importlib.import_module("configs.model_diff").get_config()
     first, second = (random_gpt2(tmp_path / f"{n}", n, seed=n) for n in (7, 4))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from saejax.coders.sparsity import JumpRelu
 B, D, OUT, F, K, S, STEPS = 6, 5, 4, 12, 3, 3, 10
 N_DEAD, DEAD_AFTER, AUXK_K, STEP = 4, 100, 2, jnp.int32(4)
 PREFIXES = (3, 7, F)
+CODES: dict[str, tuple[int, ...]] = {"whole": (), "matryoshka": PREFIXES}
 THETA, EPS, TARGET, P_END = 0.3, 1.5, 4.0, 0.5
 
 Tree = dict[str, Any]
@@ -199,8 +201,15 @@ def _reference_gradients(p0: Arrays, *case: Any, x: Any, y: Any) -> tuple[float,
     return float(_reference(*case, p, p0, x, y).real), grads
 
 
-@pytest.mark.parametrize("prefixes", [(), PREFIXES], ids=["whole", "matryoshka"])
-@every_combination
+def _cases() -> Iterator[Any]:
+    """Every combination as it is and with prefixes; some with prefixes in the soak."""
+    for (topology, sparsity), name in itertools.product(itertools.product(TOPOLOGIES, SPARSITIES), CODES):
+        long = name == "matryoshka" and topology in ("transcoder", "crosscoder")
+        marks = [pytest.mark.soak] if long else []
+        yield pytest.param(topology, sparsity, CODES[name], id=f"{topology}-{sparsity}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("topology", "sparsity", "prefixes"), list(_cases()))
 def test_loss_and_every_gradient_equal_the_dense_reference(
     topology: str, sparsity: str, prefixes: tuple[int, ...]
 ) -> None:

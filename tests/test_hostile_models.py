@@ -32,7 +32,7 @@ def opened(folder: Path, backend: str) -> dict[str, dict[str, Any]]:
     return {result["case"]: result for result in results}
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.soak)])
 def test_every_hostile_folder_is_refused_without_taking_memory(backend: str, tmp_path: Path) -> None:
     if backend == "torch":
         pytest.importorskip("torch")

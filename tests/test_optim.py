@@ -16,7 +16,7 @@ from saejax.store import Batches
 from saejax.train import TrainConfig, TrainState
 from saejax.train.config import OPTIMIZERS
 from saejax.train.early import EarlyStopping
-from saejax.train.optim import make_optimizer, make_schedule
+from saejax.train.optim import make_optimizer, make_schedule, steps_taken
 from saejax.train.state import abstract_state, init_state, make_init
 from saejax.train.step import compile_step, default_hyper, make_step
 
@@ -81,6 +81,21 @@ def test_the_first_update_is_the_sign_of_the_gradient(optimizer: str) -> None:
     updates = _first_update(_config(optimizer), params, grads)
     for name, grad in grads.items():
         np.testing.assert_allclose(updates[name], -0.1 * np.sign(grad), rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_says_how_far_it_is_on_its_schedule(optimizer: str) -> None:
+    chain = make_optimizer(_config(optimizer, warmup_fraction=0.1))
+    params = {"W_dec": jnp.ones((3, 2)), "b_dec": jnp.ones(2)}
+
+    @jax.jit
+    def taken(params: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        before = chain.init(params)
+        after = chain.update(params, before, params, value=jnp.float32(1))[1]
+        return steps_taken(before, jnp.int32(-1)), steps_taken(after, jnp.int32(-1))
+
+    assert [int(steps) for steps in taken(params)] == [0, 1]
+    assert steps_taken(make_optimizer(_config("schedule_free")).init(params), 7) == 7
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])

@@ -1,33 +1,37 @@
-"""Mesh, shardings by name, and the same training on every mesh, compared with SGD: Adam hides a wrong scale."""
+"""The mesh, and shardings by name."""
 
 from __future__ import annotations
-
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from saejax.coders import Coder, CoderConfig, build
 from saejax.core.errors import ConfigError
-from saejax.parallel import MESH_AXES, ParallelConfig, batch_sharding, make_mesh, replicated, tree_shardings
+from saejax.parallel import (
+    MESH_AXES,
+    ParallelConfig,
+    Process,
+    any_of,
+    batch_sharding,
+    from_first,
+    joined,
+    make_mesh,
+    own_rows,
+    replicated,
+    sharding_of,
+    tree_shardings,
+)
 
 B, D, F = 32, 8, 24
-DEAD_AFTER = 100
-
-Tree = dict[str, Any]
 
 
-def _coder(preset: str) -> Coder:
-    own = {"l1_coefficient": 0.3} if preset == "standard" else {"auxk_coefficient": 0.5}
-    config = CoderConfig(
-        preset, d_sae=F, k=3, auxk_k=4, dead_after_tokens=DEAD_AFTER, matmul_dtype="float32", target_l0=3.0, **own
-    )
-    return build(config, D, steps=5)
+def _coder() -> Coder:
+    return build(CoderConfig("topk", d_sae=F, k=3, matmul_dtype="float32"), D, steps=5)
 
 
 # --- the mesh ----------------------------------------------------------------------------------------------
@@ -61,11 +65,57 @@ def test_a_bad_mesh_is_refused_with_the_remedy(mesh: tuple[int, ...]) -> None:
         ParallelConfig(mesh)
 
 
+def test_with_fsdp_an_array_is_spread_over_data_along_an_axis_that_divides() -> None:
+    mesh = make_mesh(ParallelConfig((4, 2)))
+    for shape, logical, spec in (
+        ((12, 64), ("d_in", "latent"), P("data", "latent")),
+        ((64, 3, 12), ("latent", "site", "d_in"), P("latent", None, "data")),
+        ((64,), ("latent",), P(("latent", "data"))),
+        ((6, 64), ("d_in", "latent"), P(None, ("latent", "data"))),
+        ((6, 62), ("d_in", "latent"), P(None, "latent")),
+        ((12, 7), ("d_in", "latent"), P("data", None)),
+        ((5,), ("d_in",), P(None)),
+        ((), (), P()),
+    ):
+        sharding = sharding_of(mesh, shape, logical, fsdp=True)
+        assert sharding.spec == spec, shape
+        sharding.shard_shape(shape)  # refuses what does not divide
+
+
+def test_a_process_has_the_rows_of_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = make_mesh(ParallelConfig((4, 2)))
+    assert own_rows(mesh, 32) == (0, 32)
+    with pytest.raises(ConfigError, match=r"batch_size 30 cannot be split over the 4 devices .* train\.batch_size=32"):
+        own_rows(mesh, 30)
+    for devices, rows in (({2, 3, 4, 5}, (8, 24)), ({0, 1}, (0, 8)), ({6}, (24, 32))):
+        monkeypatch.setattr(
+            NamedSharding,
+            "addressable_devices_indices_map",
+            lambda self, shape, devices=devices: {
+                device: index for device, index in self.devices_indices_map(shape).items() if device.id in devices
+            },
+        )
+        assert own_rows(mesh, 32) == rows
+
+
+def test_processes_that_cannot_meet_are_told_what_to_set() -> None:
+    alone = r"^parallel\.processes is '1/2', and .* must meet: set parallel\.coordinator to host:port"
+    with pytest.raises(ConfigError, match=alone), joined(ParallelConfig(processes="1/2")):
+        pass
+    with pytest.raises(ConfigError, match=r"parallel\.coordinator is 'here'; it must be host:port"):
+        ParallelConfig(coordinator="here")
+    with pytest.raises(ConfigError, match=r"parallel\.heartbeat is 0"):
+        ParallelConfig(heartbeat=0)
+    with joined(ParallelConfig()) as process:
+        assert process == Process(0, 1) and process.first
+        assert from_first(process, lambda: 7) == 7 and any_of(process, True) and not any_of(process, False)
+
+
 # --- shardings ---------------------------------------------------------------------------------------------
 
 
 def test_tree_shardings_follow_names_into_optimizer_moments() -> None:
-    mesh, coder = make_mesh(ParallelConfig((4, 2))), _coder("topk")
+    mesh, coder = make_mesh(ParallelConfig((4, 2))), _coder()
     params = coder.init(jax.random.key(0))
     tree = {"params": params, "opt": optax.adam(1e-3).init(params), "stats": coder.init_stats(), "step": jnp.int32(0)}
     shardings = tree_shardings(mesh, tree, coder.logical_axes())
@@ -103,71 +153,8 @@ def test_batch_sharding_splits_rows_over_data_alone() -> None:
     assert replicated(mesh).shard_shape((32, 5)) == (32, 5)
 
 
-# --- the same numbers on every mesh ------------------------------------------------------------------------
-
-
-def _start(coder: Coder) -> tuple[Tree, Tree]:
-    """Parameters with spread biases, and 10 latents dead: 6 that are never kept, 4 that fire in the first batch."""
-    rng = np.random.default_rng(0)
-    params = coder.init(jax.random.key(0), rng.normal(size=D) * 0.1)
-    params["b_enc"] = jnp.asarray(rng.normal(size=F) * 0.1, jnp.float32).at[:6].set(-1.0)
-    since = {"tokens_since_fired": jnp.zeros(F, jnp.int32).at[:10].set(DEAD_AFTER)}
-    return params, coder.init_stats() | since
-
-
-@functools.cache
-def _five_steps(preset: str, shape: tuple[int, int]) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
-    """Metrics of 5 SGD steps on a mesh, and (params, stats) after them."""
-    mesh, coder, optimizer = make_mesh(ParallelConfig(shape)), _coder(preset), optax.sgd(0.1)
-    params, stats = _start(coder)
-    state = {"params": params, "opt": optimizer.init(params), "stats": stats, "step": jnp.int32(0)}
-    shardings = tree_shardings(mesh, state, coder.logical_axes())
-
-    def step(state: Tree, x_BD: jax.Array) -> tuple[Tree, Tree]:
-        gradient = jax.value_and_grad(coder.loss, has_aux=True)
-        batch = {"x": x_BD, "y": x_BD}
-        (_, (metrics, stats)), g = gradient(state["params"], batch, state["stats"], state["step"])
-        g = coder.project_gradients(state["params"], g)
-        updates, opt = optimizer.update(g, state["opt"])
-        params = coder.constrain(optax.apply_updates(state["params"], updates), state["step"])
-        return {"params": params, "opt": opt, "stats": stats, "step": state["step"] + 1}, metrics
-
-    compiled = jax.jit(
-        step, in_shardings=(shardings, batch_sharding(mesh)), out_shardings=(shardings, replicated(mesh))
-    )
-    state, rows = jax.device_put(state, shardings), []
-    for i in range(5):
-        x_BD = np.random.default_rng(100 + i).normal(size=(B, D)).astype(np.float32)
-        state, metrics = compiled(state, jax.device_put(x_BD, batch_sharding(mesh)))
-        rows.append({name: float(value) for name, value in metrics.items()})
-    assert compiled._cache_size() == 1
-    return rows, {name: np.asarray(v) for name, v in (state["params"] | state["stats"]).items()}
-
-
-@pytest.mark.parametrize("shape", [(8, 1), (4, 2), (1, 8)])
-@pytest.mark.parametrize("preset", ["topk", "standard", "batchtopk", "jumprelu", "gated", "matryoshka"])
-def test_every_mesh_gives_the_numbers_of_one_device(preset: str, shape: tuple[int, int]) -> None:
-    rows, state = _five_steps(preset, shape)
-    want_rows, want_state = _five_steps(preset, (1, 1))
-    for got, want in zip(rows, want_rows, strict=True):
-        assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
-    for name, want in want_state.items():
-        np.testing.assert_allclose(state[name], want, rtol=1e-5, atol=1e-5 * np.abs(want).max(), err_msg=name)
-
-
-@pytest.mark.parametrize("preset", ["topk", "standard"])
-def test_the_comparison_has_something_to_compare(preset: str) -> None:
-    """Dead latents take part, the loss falls and every parameter moves; otherwise equality would mean little."""
-    rows, state = _five_steps(preset, (1, 1))
-    assert rows[0]["dead"] == 10 and rows[-1]["dead"] >= 1
-    assert preset == "standard" or all(row["auxk"] > 0 for row in rows)
-    start = _start(_coder(preset))[0]
-    for name, value in start.items():
-        assert np.abs(state[name] - np.asarray(value)).max() > 1e-3, name
-
-
 def test_ties_go_to_the_lower_index_when_latents_are_sharded() -> None:
-    mesh, coder = make_mesh(ParallelConfig((1, 8))), _coder("topk")
+    mesh, coder = make_mesh(ParallelConfig((1, 8))), _coder()
     params = {name: jnp.zeros(shape) for name, shape in (("W_enc", (D, F)), ("W_dec", (F, D)), ("b_dec", (D,)))}
     params["b_enc"] = jnp.ones(F).at[5].set(0.0)
     placed = jax.device_put(params, tree_shardings(mesh, params, coder.logical_axes()))

@@ -26,7 +26,7 @@ from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.experiment import Experiment
 from saejax.experiment import experiment as from_config
 from saejax.parallel import ParallelConfig, Process, local_mesh, refuse_many, this_process
-from saejax.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report, run_train
+from saejax.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report
 from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter, describe, merge, verify
 from saejax.store.files import seal
 from saejax.store.parts import RowOrder
@@ -436,11 +436,11 @@ def test_more_processes_than_parts_are_refused(tmp_path: Path, alone: tuple[Expe
 
 def test_the_other_stages_are_the_work_of_one_process(tmp_path: Path) -> None:
     work = Workspace(replaced(tiny_experiment(tmp_path), "parallel", processes="slurm"))
-    for stage in (run_train, run_evaluate, run_report, run_pipeline, run_sweep):
+    for stage in (run_evaluate, run_report, run_pipeline, run_sweep):
         with pytest.raises(ConfigError, match=r"'slurm', and launch\.\w+ is the work of one process\. Run launch\.cap"):
             stage(work)
     assert not any(tmp_path.iterdir())
-    refuse_many(ParallelConfig(), "launch.train")
+    refuse_many(ParallelConfig(), "launch.report")
 
 
 # --- who am I ----------------------------------------------------------------------------------------------
@@ -512,6 +512,7 @@ def test_two_processes_of_jax_know_each_other_and_part_again() -> None:
     assert [finish(process).splitlines()[-1] for process in both] == ["0 2 1 6 False", "1 2 1 6 False"]
 
 
+@pytest.mark.soak
 def test_a_killed_process_s_parts_are_finished_by_another(tmp_path: Path) -> None:
     """Two real processes, one of them killed in the middle: its parts are missing, one process does them."""
     settings = {

@@ -39,7 +39,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- optimizers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# Those whose state is of another shape than Adam's; the others in the soak.
+OWN_STATE = ("schedule_free", "adafactor")
+
+
+@pytest.mark.parametrize(
+    "optimizer", [name if name in OWN_STATE else pytest.param(name, marks=pytest.mark.soak) for name in OPTIMIZERS]
+)
 def test_every_optimizer_learns_and_continues_bitwise(store: Path, tmp_path: Path, optimizer: str) -> None:
     schedule = "constant" if optimizer == "schedule_free" else "cosine"
     config = dataclasses.replace(SHORT, optimizer=optimizer, schedule=schedule, warmup_fraction=0.0)

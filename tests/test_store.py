@@ -1,5 +1,7 @@
 """The store as it should be: round trips, order, batches, statistics, resuming."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -199,11 +201,60 @@ def test_iterate_equals_batch_at_from_any_step_and_slices_make_the_global_batch(
             got = next(running)
             assert all(np.array_equal(bits(got[name]), bits(expected[name])) for name in HOOKS)
     world = 2 if batch_size % 2 == 0 else 1
-    slices = [Batches(reader, batch_size, 1, 4, (rank, world)) for rank in range(world)]
+    part = batch_size // world
+    slices = [Batches(reader, batch_size, 1, 4, (r * part, (r + 1) * part)) for r in range(world)]
     for step, expected in enumerate(reference):
         parts = [part.batch_at(step) for part in slices]
         for name in HOOKS:
             assert np.array_equal(bits(np.concatenate([p[name] for p in parts])), bits(expected[name]))
+
+
+@pytest.mark.parametrize("shares", [2, 4, 8])
+def test_shares_make_the_same_batches_for_any_number_of_readers_and_spare_them_the_others_chunks(store, shares):
+    """1000 rows are 62 chunks of 16 and 8 rows; a reader of whole shares reads their chunks alone."""
+    reader, batch_size = StoreReader.open(store), 40
+    whole = Batches(reader, batch_size, 1, 8, shares=shares)
+    expected = [whole.batch_at(step) for step in range(60)]
+    for rank, world in itertools.chain.from_iterable([(r, w) for r in range(w)] for w in {1, 2, shares}):
+        part, own, read = batch_size // world, StoreReader.open(store), set()
+        pieces = own.read_pieces
+
+        def noted(name, wanted, pieces=pieces, read=read):
+            read.update(low // 16 for low, _ in wanted)
+            return pieces(name, wanted)
+
+        own.read_pieces = noted
+        mine = Batches(own, batch_size, 1, 8, (rank * part, (rank + 1) * part), shares=shares)
+        for step, batch in enumerate(expected):
+            got = mine.batch_at(step)
+            for name in HOOKS:
+                assert np.array_equal(bits(got[name]), bits(batch[name][rank * part : (rank + 1) * part]))
+        assert {chunk % shares for chunk in read} == set(range(rank * shares // world, (rank + 1) * shares // world))
+        again = mine.whole_batch_at(3)
+        assert all(np.array_equal(bits(again[name]), bits(expected[3][name])) for name in HOOKS)
+
+
+def test_every_share_visits_its_rows_once_an_epoch(store):
+    reader, shares = StoreReader.open(store), 4
+    batches = Batches(reader, 40, 1, 8, shares=shares)
+    taken = [[] for _ in range(shares)]
+    for step in range(26):
+        rows = bits(batches.batch_at(step)[next(iter(HOOKS))])
+        for share in range(shares):
+            taken[share].append(rows[share * 10 : (share + 1) * 10])
+    sizes = [16 * 16, 16 * 16, 15 * 16 + 8, 15 * 16]  # chunks 0, 4, ...; the ragged one, 62, is of share 2
+    seen = [np.concatenate(rows)[:size] for rows, size in zip(taken, sizes, strict=True)]
+    whole = bits(reader.rows(0, 1000)[next(iter(HOOKS))])
+    assert sorted(map(bytes, np.concatenate(seen))) == sorted(map(bytes, whole))
+    owner = {bytes(row): i // 16 % shares for i, row in enumerate(whole)}
+    assert all({owner[bytes(row)] for row in rows} == {share} for share, rows in enumerate(seen))
+
+
+def test_of_one_share_only_the_wanted_rows_are_held(store):
+    batches = Batches(StoreReader.open(store), 40, 1, 8, (10, 20))
+    batches.batch_at(0)
+    (block,) = batches._shares[0]._blocks.values()
+    assert {len(rows) for rows in block.result().values()} == {30}  # rows 10 to 19, 50 to 59, 90 to 99 of 128
 
 
 def test_at_most_three_blocks_are_kept(store):
@@ -211,16 +262,20 @@ def test_at_most_three_blocks_are_kept(store):
     running = batches.iterate()
     for _ in range(40):
         next(running)
-        assert len(batches._blocks) <= 3
-    used = [batches._locate(40 * 64 - 1)[0], batches._locate(40 * 64 - 1 + 32)[0]]
-    assert all(key in batches._blocks for key in used)  # the current one, and the next is on its way
+        assert len(batches._shares[0]._blocks) <= 3
+    locate, blocks = batches._shares[0]._locate, batches._shares[0]._blocks
+    used = [locate(40 * 64 - 1)[0], locate(40 * 64 - 1 + 32)[0]]
+    assert all(key in blocks for key in used)  # the current one, and the next is on its way
 
 
 def test_batches_refuse_impossible_sizes(store):
     reader = StoreReader.open(store)
-    for size, part in [(0, None), (10, (0, 3)), (10, (2, 2)), (10, (-1, 2))]:
+    for size, part in [(0, None), (10, (0, 11)), (10, (2, 2)), (10, (-1, 2))]:
         with pytest.raises(ConfigError, match="batch_size"):
-            Batches(reader, size, 0, data_slice=part)
+            Batches(reader, size, 0, rows=part)
+    for shares in (0, 3, 400):
+        with pytest.raises(ConfigError, match=rf"{shares} shares of a store of \d+ chunks"):
+            Batches(reader, 400, 0, shares=shares)
     with pytest.raises(ConfigError, match="block_chunks"):
         Batches(reader, 8, 0, block_chunks=0)
     with pytest.raises(ConfigError, match="step=-1"):

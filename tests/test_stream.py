@@ -198,6 +198,7 @@ def test_a_training_that_dies_ends_as_one_that_does_not(tmp_path: Path, monkeypa
     assert all(0 <= row["train/data_wait"] <= 1 for row in rows if "train/data_wait" in row)
 
 
+@pytest.mark.soak
 def test_a_sweep_s_members_share_one_stream_and_are_what_single_runs_give(tmp_path: Path) -> None:
     relu = {"preset": "standard", "l1_coefficient": 0.5}  # its latents do not flip with the last bit as a TopK's do
     single = streamed(tmp_path, coder=relu, train={"tokens": 12 * 128}, top={"store": "tiny"})

@@ -170,6 +170,7 @@ def test_bad_grids_are_refused(axes: dict[str, Any], message: str) -> None:
     ("section", "values", "message"),
     [
         ("parallel", {"mesh": (2, 1)}, r"parallel.mesh is \(2, 1\), but each program of a sweep has one device"),
+        ("parallel", {"mode": "pmap"}, r"parallel.mode is 'pmap', but each program of a sweep has one device"),
         ("train", {"early_stop_patience": 2}, r"set train.early_stop_patience=0"),
         ("train", {"tensorboard": True}, r"set train.tensorboard=false"),
     ],
@@ -182,6 +183,7 @@ def test_settings_that_a_sweep_cannot_keep_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.soak
 def test_members_in_turn_and_at_once_give_the_same() -> None:
     """What a CPU does and what an accelerator does, of members that differ in all that a program is told."""
     config = TrainConfig(tokens=64 * 100, batch_size=64, lr=1e-2, eps=1e-3, resample_every=3)

@@ -409,6 +409,7 @@ def test_a_model_that_jax_does_not_know_goes_the_whole_way(
         assert any(np.allclose(got, state, rtol=8e-3, atol=1e-3) for state in found), i
 
 
+@pytest.mark.soak
 def test_an_encoder_is_captured_at_a_modules_path(
     tmp_path: Path, texts: Path, folder_of: Callable[[str], Path]
 ) -> None:

@@ -46,10 +46,24 @@ def planted_store(path: Path, rows: int = 4096, seed: int = 0, shard_rows: int =
     tokens = {name: np.arange(rows, dtype=np.int32) for name in ("token_id", "document", "position")}
     layout = StoreLayout(shard_rows=shard_rows, chunk_rows=64)
     with StoreWriter.open(
-        path, identity={"planted": seed}, hook_points={"h": D_IN}, n_tokens=rows, layout=layout, seed=seed
+        path, identity={"imported": f"planted {seed}"}, hook_points={"h": D_IN}, n_tokens=rows, layout=layout, seed=seed
     ) as writer:
         writer.append({"h": x.astype(np.float32)}, tokens, cursor={"batch": 0})
         writer.finish()
+
+
+def planted_experiment(folder: Path, name: str, **train: Any) -> Experiment:
+    """`tiny_experiment` of 40 steps on planted stores below `folder`: no language model, and little to compile."""
+    for split, rows, seed in (("train", 4096, 0), ("heldout", 600, 1)):
+        if not (folder / "stores" / "planted" / split).exists():
+            planted_store(folder / "stores" / "planted" / split, rows, seed)
+    return tiny_experiment(
+        folder,
+        top={"name": name, "store": "planted", "hook_point": "h"},
+        lm={"model": ""},
+        coder={"preset": "standard", "d_sae": 64},
+        train=train,
+    )
 
 
 def fill(

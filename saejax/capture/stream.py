@@ -221,6 +221,10 @@ class ActivationStream:
         with contextlib.closing(self.iterate(step)) as batches:
             return next(batches)
 
+    def whole_batch_at(self, step: int) -> Rows:
+        """As `batch_at`: a stream has the rows of all processes, being the work of one."""
+        return self.batch_at(step)
+
     def iterate(self, start_step: int = 0) -> Generator[Rows]:
         """The batches of start_step, start_step + 1, ... without end; read-only where they are views of a block.
 

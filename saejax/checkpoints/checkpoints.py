@@ -17,19 +17,18 @@ import re
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from saejax.checkpoints import integrity, reading
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.lease import lease
+from saejax.parallel import any_of, from_first, together
 
 _STEP = re.compile(r"\d{9,}")
 _TMP = ".orbax-checkpoint-tmp"
@@ -40,8 +39,9 @@ class Checkpoints:
     """Checkpoints of one run, in one local folder: `save` in the background, `restore` verified.
 
     One save is in flight at a time. After a kill at any moment every finished checkpoint is still there
-    and at most the one in flight is lost. With several JAX processes all of them call `save`, `wait` and
-    `restore` alike on a shared file system; process 0 does the bookkeeping.
+    and at most the one in flight is lost. With several JAX processes all of them call `save`, `wait`, `close`,
+    `restore` and `restore_latest` alike on a shared file system; process 0 does the bookkeeping and the verifying, and
+    a save that failed in one fails in all.
 
     Args:
         directory: created by the first save.
@@ -80,9 +80,11 @@ class Checkpoints:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # Finish what is in flight, but let the error under way be the one that is seen.
-            with contextlib.suppress(DataError):
-                self.close()
+        else:  # Finish what is in flight, but let the error under way be the one that is seen, in this process alone.
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            self._drop_writer()
 
     def close(self) -> None:
         """`wait`, then free Orbax's threads. The object can still be used afterwards."""
@@ -93,7 +95,7 @@ class Checkpoints:
 
     # Saving
 
-    def save(self, step: int, items: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, items: Mapping[str, Any], meta: Mapping[str, Any], keep: Collection[int] = ()) -> None:
         """Write `items` and `meta` as checkpoint `step`; returns when the arrays are copied to the host.
 
         The arrays may be donated and `meta` changed as soon as this returns. First waits for an earlier
@@ -103,6 +105,7 @@ class Checkpoints:
         Args:
             items: name -> pytree of arrays (jax, of any sharding, or numpy); a tree may be empty.
             meta: JSON values; comes back as JSON does (tuples as lists, keys as strings).
+            keep: steps whose checkpoints stay, however old, when this one's being there makes others go.
 
         Raises:
             DataError: the earlier save failed; this one cannot be started; a leaf is no array; meta is
@@ -133,7 +136,9 @@ class Checkpoints:
         except BaseException:
             held.close()
             raise
-        self._thread = threading.Thread(target=self._finish, args=(step, described, held), name="checkpoint")
+        self._thread = threading.Thread(
+            target=self._finish, args=(step, described, held, {step, *keep}), name="checkpoint"
+        )
         self._thread.start()
         if not self._background:
             self.wait()
@@ -152,18 +157,20 @@ class Checkpoints:
 
     def _prepare(self, step: int, held: contextlib.ExitStack) -> bool:
         """Clear the way for `step`; True when it is already there and good."""
-        done = False
-        if jax.process_index() == 0:
+
+        def clear() -> bool:
             held.enter_context(lease(self.directory))
             done = self._folder(step).is_dir() and not self.verify(step)
             if not done:
                 self._remove(self._folder(step))
                 self._sweep()
-        if jax.process_count() > 1:  # One process looks, all act alike: they might see the disk differ.
-            done = bool(multihost_utils.broadcast_one_to_all(np.asarray(done)))
-        return done
+            return done
 
-    def _finish(self, step: int, described: Mapping[str, list], held: contextlib.ExitStack) -> None:
+        return bool(from_first(together(), clear))
+
+    def _finish(
+        self, step: int, described: Mapping[str, list], held: contextlib.ExitStack, keep: Collection[int]
+    ) -> None:
         """Background: wait for Orbax's commit, write the manifest, and only then remove old checkpoints."""
         with held:
             try:
@@ -171,15 +178,15 @@ class Checkpoints:
                 self._writer.wait_until_finished()
                 if jax.process_index() == 0:
                     integrity.write(self._folder(step), step, described)
-                    self._prune(step)
+                    self._prune(step, keep)
             except Exception as error:
                 self._error = self._failure(step, error)
                 self._error.__cause__ = error
 
-    def _prune(self, step: int) -> None:
-        """Keep the last n up to `step`, every m-th, and `step`; what is newer is not this run's to remove."""
+    def _prune(self, step: int, asked: Collection[int]) -> None:
+        """Keep the last n up to `step`, every m-th, and those asked for; what is newer is not this run's to remove."""
         steps = [s for s in self.steps() if s <= step]
-        keep = {step, *steps[-self._keep_last :]}
+        keep = {*asked, *steps[-self._keep_last :]}
         for old in steps:
             if old not in keep and not (self._keep_every and old % self._keep_every == 0):
                 self._remove(self._folder(old))
@@ -226,6 +233,9 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            # Also: no process goes on before process 0 has written the manifest.
+            if any_of(together(), self._error is not None) and self._error is None:
+                self._error = DataError("A checkpoint could not be written by another process; its output says why.")
 
     def _drop_writer(self) -> None:
         writer, self._writer = self._writer, None
@@ -273,7 +283,7 @@ class Checkpoints:
                 that differs in path, dtype or shape (names the leaf; nothing is cast).
         """
         self._join()
-        self._require_good(step, list(abstract))
+        from_first(together(), lambda: self._require_good(step, list(abstract)))
         return reading.read_sharded(self._folder(step), abstract)
 
     def restore_latest(self, abstract: Mapping[str, Any]) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
@@ -285,16 +295,21 @@ class Checkpoints:
             DataError: there are checkpoints but none is good, or the good one does not fit `abstract`.
         """
         self._join()
+        step = from_first(together(), lambda: self._latest_good(list(abstract)))
+        return None if step < 0 else (step, *reading.read_sharded(self._folder(step), abstract))
+
+    def _latest_good(self, names: list[str]) -> int:
+        """The newest step whose items `names` are good; -1 where there is no checkpoint at all."""
         finished = self.steps()
         for step in reversed(self._folders()):
-            problems = self.verify(step, list(abstract))
+            problems = self.verify(step, names)
             if not problems:
-                return (step, *reading.read_sharded(self._folder(step), abstract))
+                return step
             earlier = max((s for s in finished if s < step), default=None)
             then = "there is no earlier one" if earlier is None else f"falling back to step {earlier}"
-            warnings.warn(f"checkpoint {step} is not usable: {_some(problems)}; {then}.", stacklevel=2)
+            warnings.warn(f"checkpoint {step} is not usable: {_some(problems)}; {then}.", stacklevel=4)
         if not finished:
-            return None
+            return -1
         raise DataError(
             f"none of the checkpoints in {self.directory} is good (steps {finished}; see the warnings). "
             "Copy one back from elsewhere, or remove the folder to start anew."
@@ -316,10 +331,11 @@ class Checkpoints:
         self._require_good(step, names)
         return reading.read_numpy(self._folder(step), names)
 
-    def _require_good(self, step: int, names: Sequence[str]) -> None:
+    def _require_good(self, step: int, names: Sequence[str]) -> int:
         problems = self.verify(step, names)
         if problems:
             raise DataError(f"checkpoint {step} cannot be restored: {_some(problems)}. Finished steps: {self.steps()}.")
+        return step
 
 
 def _check_names(items: Mapping[str, Any]) -> None:

@@ -13,6 +13,8 @@ from saejax.coders.latents import Latents
 from saejax.coders.losses import Term
 from saejax.coders.sparsity import Keep, Sparsity
 from saejax.coders.topologies import Topology
+from saejax.kernels.batch import n_tokens
+from saejax.kernels.sparse import entries
 
 Params = dict[str, Any]
 Stats = dict[str, jax.Array]
@@ -67,7 +69,7 @@ class Coder:
         Selection over a batch takes x as the batch: for single tokens use the coder that `inference` gives.
         """
         pre = self.topology.pre_activations(params, x)
-        return self.sparsity(pre, lambda at: jnp.take_along_axis(pre, at, axis=-1), params, LONG_AGO)
+        return self.sparsity(pre, lambda at: entries(pre, at), params, LONG_AGO)
 
     def decode(self, params: Params, latents: Latents, x: jax.Array | None = None) -> jax.Array:
         """Reconstruction of latents; a skip connection needs x as well."""
@@ -102,7 +104,7 @@ class Coder:
             scale = sparsity_scale if term.is_sparsity_weight else 1.0
             loss = loss + term.coefficient(step) * scale * values[term.name]
 
-        since = jnp.minimum(stats["tokens_since_fired"] + c.x.shape[0], LONG_AGO)
+        since = jnp.minimum(stats["tokens_since_fired"] + n_tokens(c.x.shape[0]), LONG_AGO)
         new = stats | {"tokens_since_fired": jnp.where(c.latents.fired(), 0, since)}
         new = new | self.sparsity.follow(stats, c.latents)
         for term in self.terms:
@@ -127,7 +129,7 @@ class Coder:
         """Pre-activations, and their differentiable selection. Sparse activations need no dense gradient."""
         pre = self.topology.pre_activations(params, x)
         if not self.sparsity.sparse:
-            return pre, lambda at: jnp.take_along_axis(pre, at, axis=-1)
+            return pre, lambda at: entries(pre, at)
         pre = jax.lax.stop_gradient(pre)
         return pre, lambda at: self.topology.kept(params, x, pre, at)
 

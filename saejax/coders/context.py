@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
 from saejax.coders.sparsity import Keep, Sparsity
+from saejax.kernels.batch import mean_token, per_token
 
 if TYPE_CHECKING:
     from saejax.coders.topologies import Topology
@@ -42,9 +43,9 @@ class Context:
 
 def squared_error(y: jax.Array, y_hat: jax.Array) -> jax.Array:
     """mean_b sum_d (y - y_hat)^2, over all sites together."""
-    return jnp.square(y - y_hat).sum() / y.shape[0]
+    return per_token(jnp.square(y - y_hat))
 
 
 def total_variance(y: jax.Array) -> jax.Array:
     """mean_b sum_d (y - mean_b y)^2, at least 1e-12: a batch without variance gives a large loss, not NaN."""
-    return jnp.maximum(squared_error(y, y.mean(0, keepdims=True)), 1e-12)
+    return jnp.maximum(squared_error(y, mean_token(y)), 1e-12)

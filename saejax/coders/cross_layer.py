@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS, unit_rows
 from saejax.coders.latents import Latents
-from saejax.kernels.sparse import decode_rows, kept_pre_activations
+from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
 Params = dict[str, Any]
 
@@ -112,7 +112,7 @@ class CrossLayerTranscoder(nn.Module):
         for layer in range(self.sites):
             x_BD, W_DF = x_BLD[:, layer].astype(jnp.float32), params["W_enc"][layer]
             kept_BK = kept_pre_activations(x_BD, W_DF, raw_BLF[:, layer], indices_BLK[:, layer])
-            columns.append(kept_BK + params["b_enc"][layer][indices_BLK[:, layer]])
+            columns.append(kept_BK + of_latents(params["b_enc"][layer], indices_BLK[:, layer]))
         return jnp.stack(columns, axis=1)
 
     @nn.nowrap

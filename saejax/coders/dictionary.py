@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS, unit_rows
 from saejax.coders.latents import Latents
-from saejax.kernels.sparse import decode_rows, kept_pre_activations
+from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
 Params = dict[str, Any]
 Indices = jax.Array | slice
@@ -108,7 +108,7 @@ class Dictionary(nn.Module):
         bias_F = self.encoder_bias(params)
         raw_BF = jax.lax.stop_gradient(pre_BF - bias_F[None])
         kept_BK = kept_pre_activations(self._input(params, x), _encoder(params), raw_BF, indices_BK)
-        return kept_BK + bias_F[indices_BK]
+        return kept_BK + of_latents(bias_F, indices_BK)
 
     @nn.nowrap
     def decode(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:

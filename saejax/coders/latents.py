@@ -1,10 +1,11 @@
 """Latents: dense [B, F], or sparse as (values [B, K], indices [B, K]); with groups [B, G, F] and [B, G, K]."""
 
-from collections.abc import Callable
-
 import flax.struct
 import jax
 import jax.numpy as jnp
+
+from saejax.kernels.batch import of_batch, per_token
+from saejax.kernels.sparse import spread, tally
 
 
 @flax.struct.dataclass
@@ -25,8 +26,7 @@ class Latents:
         """[B, F] or [B, G, F], zeros where nothing was kept."""
         if self.indices is None:
             return self.values
-        zeros = jnp.zeros((*self.values.shape[:-1], self.d_sae), self.values.dtype)
-        return jnp.put_along_axis(zeros, self.indices, self.values, axis=-1, inplace=False)
+        return spread(self.values, self.indices, self.d_sae)
 
     def flat(self) -> "Latents":
         """The same code with one group of G F latents: latent f of group g has number g F + f."""
@@ -45,22 +45,20 @@ class Latents:
 
     def l0(self) -> jax.Array:
         """Mean number of non-zero latents of a token, over all groups together."""
-        return self.active().sum(dtype=jnp.float32) / self.values.shape[0]
+        return per_token(self.active().astype(jnp.float32))
 
     def fired(self) -> jax.Array:
         """bool [F] or [G, F]: latents that are non-zero for at least one token."""
-        if self.indices is None:
-            return self.active().any(0)
-        return self._scatter(lambda at, active: jnp.zeros(self.d_sae, bool).at[at].max(active))
+        return self.counts() > 0
 
     def counts(self) -> jax.Array:
         """int32 [F] or [G, F]: tokens for which each latent is non-zero."""
+        active = self.active().astype(jnp.int32)
         if self.indices is None:
-            return self.active().sum(0, dtype=jnp.int32)
-        return self._scatter(lambda at, active: jnp.zeros(self.d_sae, jnp.int32).at[at].add(active.astype(jnp.int32)))
-
-    def _scatter(self, scatter: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-        assert self.indices is not None
-        if self.values.ndim == 2:
-            return scatter(self.indices.ravel(), self.active().ravel())
-        return jax.vmap(lambda at, active: scatter(at.ravel(), active.ravel()), in_axes=1)(self.indices, self.active())
+            own = active.sum(0)
+        elif active.ndim == 2:
+            own = tally(active, self.indices, self.d_sae)
+        else:
+            groups = range(active.shape[1])
+            own = jnp.stack([tally(active[:, g], self.indices[:, g], self.d_sae) for g in groups])
+        return of_batch(own)

@@ -12,6 +12,10 @@ import jax.numpy as jnp
 from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
+from saejax.kernels.batch import per_token
+from saejax.kernels.selection import largest_of_rows
+from saejax.kernels.shards import shards_of
+from saejax.kernels.sparse import entries
 
 ONE = Ramp.constant(1.0)
 
@@ -101,6 +105,11 @@ def _none(latents: Latents) -> Latents:
 def _block(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Latents]:
     """(params, latents) of the latents start..stop alone."""
     if c.latents.indices is None:
+        if shards_of(c.x.shape[0], c.latents.d_sae).n_along_latents > 1:
+            # A block of latents that are split over devices lies on few of them, and taking it would move it to all.
+            place = jax.lax.broadcasted_iota(jnp.int32, c.latents.values.shape, c.latents.values.ndim - 1)
+            values = jnp.where((place >= start) & (place < stop), c.latents.values, 0)
+            return c.params, dataclasses.replace(c.latents, values=values)
         block = slice(start, stop)
         return c.topology.restrict(c.params, block), Latents(c.latents.values[..., block], None, stop - start)
     inside = (c.latents.indices >= start) & (c.latents.indices < stop)
@@ -154,7 +163,7 @@ class NormWeightedL1(Term):
     is_sparsity_weight: ClassVar[bool] = True
 
     def __call__(self, c: Context) -> jax.Array:
-        return _weighted(c).sum() / c.x.shape[0]
+        return per_token(_weighted(c))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +204,7 @@ class AnnealedLp(Term):
     def _sum(self, c: Context, p: jax.Array) -> jax.Array:
         # Below 1 the power has an infinite slope at 0: what is 0 stays out, what is tiny counts as 1e-6.
         f = _weighted(c)
-        return jnp.where(f > 0, jnp.power(jnp.maximum(f, 1e-6), p), 0).sum() / c.x.shape[0]
+        return per_token(jnp.where(f > 0, jnp.power(jnp.maximum(f, 1e-6), p), 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +216,7 @@ class Tanh(Term):
     is_sparsity_weight: ClassVar[bool] = True
 
     def __call__(self, c: Context) -> jax.Array:
-        return jnp.tanh(self.scale * _weighted(c)).sum() / c.x.shape[0]
+        return per_token(jnp.tanh(self.scale * _weighted(c)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +259,7 @@ class PreActivation(Term):
     def __call__(self, c: Context) -> jax.Array:
         norms = c.topology.decoder_norms(c.params)[None]
         distance = c.sparsity.below(c.pre, c.params) * norms  # type: ignore[attr-defined]
-        return jnp.where(c.dead[None] | (not self.dead_only), distance, 0).sum() / c.x.shape[0]
+        return per_token(jnp.where(c.dead[None] | (not self.dead_only), distance, 0))
 
 
 def _weighted(c: Context) -> jax.Array:
@@ -259,8 +268,8 @@ def _weighted(c: Context) -> jax.Array:
 
 
 def _soft_l0(c: Context) -> jax.Array:
-    soft = c.sparsity.soft_l0(c.pre, c.params)  # type: ignore[attr-defined]  # build() has seen that it provides it
-    return soft.sum() / c.x.shape[0]
+    # build() has seen that it provides it
+    return per_token(c.sparsity.soft_l0(c.pre, c.params))  # type: ignore[attr-defined]
 
 
 # --- dead latents ------------------------------------------------------------------------------------------
@@ -286,27 +295,28 @@ class AuxK(Term):
 
         def few() -> jax.Array:
             """At most k are dead: all take part, as a small dense dictionary of their own."""
-            is_dead, indices = jax.lax.top_k(c.dead.astype(jnp.float32), self.k)
-            own = c.topology.restrict(params, indices)
-            values = jax.nn.relu(c.topology.pre_activations(own, c.x)) * is_dead[None]
-            return unexplained(c.topology.decode_without_bias(own, Latents(values, None, self.k)))
+            find = jnp.vectorize(lambda dead_F: jnp.nonzero(dead_F, size=self.k, fill_value=0)[0], signature="(f)->(k)")
+            # Where fewer are dead latent 0 fills up, and counts for nothing.
+            rank = jax.lax.broadcasted_iota(jnp.int32, (*c.dead.shape[:-1], self.k), c.dead.ndim - 1)
+            is_dead = rank < c.dead.sum(-1, keepdims=True)
+            own = c.topology.restrict(params, find(c.dead))
+            values = jnp.where(is_dead[None], jax.nn.relu(c.topology.pre_activations(own, c.x)), 0)
+            return c.topology.decode_without_bias(own, Latents(values, None, self.k))
 
         def many() -> jax.Array:
             """More than k are dead: each token has its own k."""
             dead_pre = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
-            _, indices = jax.lax.top_k(dead_pre, self.k)
+            indices = largest_of_rows(dead_pre, self.k)
             kept = c.topology.kept(params, c.x, jax.lax.stop_gradient(c.pre), indices)
             # A group with fewer than k dead latents fills up with live ones: those count for nothing.
-            is_dead = jnp.take_along_axis(jnp.broadcast_to(c.dead[None], c.pre.shape), indices, axis=-1)
-            values = jnp.where(is_dead, jax.nn.relu(kept), 0)
-            return unexplained(c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae)))
-
-        def unexplained(e_hat: jax.Array) -> jax.Array:
-            return squared_error(e, e_hat) / total_variance(e)
+            values = jnp.where(entries(dead_pre, indices) != -jnp.inf, jax.nn.relu(kept), 0)
+            return c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae))
 
         n_dead = c.dead.sum(-1).max()
-        # Most of a run has none or few: then AuxK costs next to nothing.
-        return jax.lax.switch((n_dead > 0) + (n_dead > self.k).astype(int), [lambda: jnp.float32(0), few, many])
+        # Most of a run has none or few: then AuxK costs next to nothing. The sums over a batch are outside: in a branch
+        # in a scan under pmap, jax 0.10.2 has crashed of them on CPUs.
+        e_hat = jax.lax.switch((n_dead > 0) + (n_dead > self.k).astype(int), [lambda: jnp.zeros_like(e), few, many])
+        return jnp.where(n_dead > 0, squared_error(e, e_hat) / total_variance(e), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,12 +338,12 @@ class GhostGradients(Term):
         def ghost() -> jax.Array:
             # exp of a live latent is left out before it could overflow.
             values = jnp.where(c.dead[None], jnp.exp(jnp.where(c.dead[None], c.pre, 0)), 0)
-            g = c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae))
-            lengths = [jnp.sqrt(jnp.square(a).sum(axes, keepdims=True)) for a in (e, g)]
-            error = squared_error(e, g * constant(lengths[0] / (2 * lengths[1] + 1e-6)))
-            return error * constant(squared_error(c.y, c.y_hat) / (error + 1e-6))
+            return c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae))
 
-        return jax.lax.cond(c.dead.any(), ghost, lambda: jnp.float32(0))
+        g = jax.lax.cond(c.dead.any(), ghost, lambda: jnp.zeros_like(e))
+        lengths = [jnp.sqrt(jnp.square(a).sum(axes, keepdims=True)) for a in (e, g)]
+        error = squared_error(e, g * constant(lengths[0] / (2 * lengths[1] + 1e-6)))
+        return jnp.where(c.dead.any(), error * constant(squared_error(c.y, c.y_hat) / (error + 1e-6)), 0)
 
 
 # --- shape of the decoder ----------------------------------------------------------------------------------

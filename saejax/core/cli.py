@@ -5,9 +5,11 @@ import itertools
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from absl import app, flags
@@ -15,7 +17,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict, config_flags
 
 from saejax.core.config import nearest
-from saejax.core.errors import ConfigError, SaejaxError
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 
 _FLAG = "config"
 _DEFAULT = "configs/quickstart.py"
@@ -38,7 +40,7 @@ def run(main: Callable[[], int | None]) -> None:
     """Parse flags, call `main`, exit with its return value.
 
     A `SaejaxError` is printed without a traceback and exits with its own code (2 for configuration).
-    Ctrl-C outside training exits with 130.
+    Outside training Ctrl-C exits with 130; SIGTERM and SIGUSR1 with 75, as they do in it.
     """
 
     def without_words(words: list[str]) -> int | None:
@@ -68,6 +70,8 @@ def run_words_or_config(main: Callable[[list[str]], int | None]) -> None:
 
 def _run(main: Callable[[list[str]], int | None], parse: Callable[[list[str]], list[str]]) -> None:
     def guarded(argv: list[str]) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, _stop)
         try:
             code = main(argv[1:])
         except SaejaxError as error:
@@ -75,6 +79,9 @@ def _run(main: Callable[[list[str]], int | None], parse: Callable[[list[str]], l
         except KeyboardInterrupt:
             print("\ninterrupted; the same command continues where it was", file=sys.stderr)
             sys.exit(130)
+        except _Stopped as stopped:
+            print(f"\nstopped by {stopped}; the same command continues where it was", file=sys.stderr)
+            sys.exit(EXIT_PREEMPTED)
         sys.exit(code or 0)
 
     # jax announces missing TPU libraries, Orbax each of its steps; neither is news to the user.
@@ -83,6 +90,14 @@ def _run(main: Callable[[list[str]], int | None], parse: Callable[[list[str]], l
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     app.run(guarded, flags_parser=parse)
+
+
+class _Stopped(BaseException):
+    """A scheduler's signal, outside training, which has its own way to end. Not an Exception: nobody handles it."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stopped(signal.Signals(number).name)
 
 
 def _fail(error: SaejaxError) -> NoReturn:

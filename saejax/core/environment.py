@@ -1,40 +1,72 @@
-"""environment.json: enough about a run's machine, versions and command to run it again."""
+"""environment.json: enough about a run's machine, versions and commands to run it again, and nothing about whose it is.
 
+Its keys are those of the last session; `sessions` lists all of them, the oldest first, this one included.
+"""
+
+import datetime
 import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from saejax.core.errors import DataError
+from saejax.core.files import read_json, write_json
+
+# What computes, and what reads and writes: a run depends on each.
 _PACKAGES = (
-    "saejax",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "tensorstore",
-    "transformers",
-    "ml-collections",
-    "numpy",
+    *("saejax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy", "ml-dtypes", "chex"),
+    *("transformers", "tokenizers", "safetensors", "huggingface-hub", "datasets", "torch", "ml-collections", "absl-py"),
+)
+
+# What changes numbers or devices without standing on the command line.
+_VARIABLES = (
+    *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"),
+    *("JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NPROC"),
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE"),
 )
 
 
-def describe() -> dict[str, Any]:
-    """Versions, devices, git commit and command line of this process."""
+def describe(**more: Any) -> dict[str, Any]:
+    """Versions, devices, git commit and command line of this process, and `more`. No names of machine or user."""
     return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "devices": [str(d.device_kind) for d in jax.devices()],
         "processes": jax.process_count(),
         "packages": {name: _version(name) for name in _PACKAGES},
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "git": _git_commit(),
-        "command": [os.path.basename(sys.executable), *sys.argv],
+        "command": [os.path.basename(sys.executable), _near(sys.argv[0]), *sys.argv[1:]],
+        **more,
     }
+
+
+def append_session(path: str | os.PathLike[str], session: dict[str, Any]) -> None:
+    """Add a session to environment.json, made by `describe`; a file that is damaged is begun anew.
+
+    A file of an earlier version, which knew the last session alone, counts as one session.
+    """
+    sessions: list[Any] = []
+    if Path(path).is_file():
+        try:
+            old = read_json(path)
+            sessions = old.get("sessions", [old]) if isinstance(old, dict) else []
+        except DataError:  # a record is no reason not to train
+            sessions = []
+    write_json(path, session | {"sessions": [*sessions, session]})
+
+
+def _near(script: str) -> str:
+    """The script as seen from the current folder, where it is below it: the way to it is nobody's business."""
+    near = os.path.relpath(script) if os.path.isabs(script) else script
+    return script if near.startswith(os.pardir) else near
 
 
 def _version(name: str) -> str | None:

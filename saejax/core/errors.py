@@ -3,6 +3,9 @@
 The launch scripts print the message alone (no traceback) and exit with `exit_code`.
 """
 
+# sysexits' EX_TEMPFAIL: told to stop, nothing lost, run the same command again.
+EXIT_PREEMPTED = 75
+
 
 class SaejaxError(Exception):
     """Base of every error that is the fault of input, disk or configuration, not of the code."""

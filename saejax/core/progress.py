@@ -14,15 +14,18 @@ class Progress:
 
     Attributes:
         tokens: tokens of this session, without those done before it.
+
+    With `shown` false it only counts: of several processes one shows.
     """
 
-    def __init__(self, stage: str, total: int, done: int = 0):
+    def __init__(self, stage: str, total: int, done: int = 0, shown: bool = True):
         self._stage, self._total, self._before = stage, total, done
         self.tokens = 0
         self._show: dict[str, str] = {}
         self._started = self._last_line = time.perf_counter()
         self._bar = None
-        if sys.stderr.isatty():
+        self._shown = shown
+        if shown and sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=done, desc=stage, unit="tok", unit_scale=True, mininterval=0.2)
 
     def __enter__(self) -> "Progress":
@@ -31,7 +34,7 @@ class Progress:
     def __exit__(self, *_: Any) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self.tokens:
+        elif self._shown and self.tokens:
             self._print_line()
 
     def advance(self, tokens: int, **show: str) -> None:
@@ -41,7 +44,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix(self._show, refresh=False)
             self._bar.update(tokens)
-        elif time.perf_counter() - self._last_line > _LOG_EVERY_SECONDS:
+        elif self._shown and time.perf_counter() - self._last_line > _LOG_EVERY_SECONDS:
             self._print_line()
 
     @property

@@ -1,26 +1,39 @@
-"""Which of several processes this one is, where they share the work of a capture."""
+"""Which of several processes this one is: alone with its part of a capture, or joined with the others in a training."""
 
+import atexit
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh
 
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.parallel.mesh import ParallelConfig, make_mesh
 
 _SLURM = ("SLURM_PROCID", "SLURM_NTASKS")
+_GRACE = 3.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """Number `rank` of `world` processes that do not talk to each other."""
+    """Number `rank` of `world` processes."""
 
     rank: int = 0
     world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes what is written once."""
+        return self.rank == 0
 
     def share(self, parts: int) -> range:
         """The parts that this process does, one after the other: rank, rank + world, ...
@@ -47,12 +60,112 @@ def this_process(config: ParallelConfig) -> Process:
     """
     if explicit := re.fullmatch(r"(\d+)/(\d+)", config.processes):
         return Process(int(explicit[1]), int(explicit[2]))
-    return _KINDS[config.processes]()
+    return _KINDS[config.processes](config)
 
 
 def local_mesh(config: ParallelConfig, process: Process) -> Mesh:
     """The mesh of this process's own devices: of all there are, where it is alone."""
     return make_mesh(config, jax.local_devices() if process.world > 1 else None)
+
+
+@contextlib.contextmanager
+def joined(config: ParallelConfig) -> Iterator[Process]:
+    """All processes as one: inside, jax.devices() are those of all of them. Call it before JAX looks for devices.
+
+    Process 0 meets the others at `parallel.coordinator`, or where SLURM or JAX find it, and they part at the end. One
+    that leaves through an error does not wait for the others, and ends for good when it exits; they notice at once
+    (process 0, or a collective that the network breaks off) or after `parallel.heartbeat` seconds, and end too.
+
+    Raises:
+        ConfigError: they cannot join; says what to set.
+    """
+    if not config.processes:
+        yield Process()
+        return
+    meeting = _meeting(config)
+    # A signal is ours to handle (train.preemption): JAX's own service would swallow one during a compilation.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            **meeting, heartbeat_timeout_seconds=config.heartbeat, shutdown_timeout_seconds=config.heartbeat
+        )
+        process = Process(jax.process_index(), jax.process_count())
+    except Exception as error:  # ValueError, RuntimeError and those of its transport
+        raise ConfigError(f"parallel.processes is {config.processes!r}, but {_cannot_join(error)}") from None
+    try:
+        yield process
+    except BaseException as error:
+        # JAX would wait for all the others at exit, and they for this one.
+        atexit.register(_leave, process, error.exit_code if isinstance(error, SaejaxError) else 1)
+        raise
+    jax.distributed.shutdown()
+    clear_backends()
+
+
+def _meeting(config: ParallelConfig) -> dict[str, Any]:
+    """What jax.distributed.initialize must be told."""
+    known = {"coordinator_address": config.coordinator or None}
+    if config.processes == "jax":
+        return known
+    if config.processes == "slurm":
+        process = _slurm(config)
+        return known | {"num_processes": process.world, "process_id": process.rank, "cluster_detection_method": "slurm"}
+    if not config.coordinator:
+        raise ConfigError(
+            f"parallel.processes is {config.processes!r}, and a training's processes must meet: set "
+            "parallel.coordinator to host:port of process 0, the same in all of them."
+        )
+    process = this_process(config)
+    # Nothing is looked for elsewhere, and all devices that the process sees are its own.
+    return known | {
+        "num_processes": process.world,
+        "process_id": process.rank,
+        "cluster_detection_method": "deactivate",
+    }
+
+
+def _leave(process: Process, code: int) -> None:
+    if process.first:
+        # The end of process 0 aborts the others: those that stop by the same error may say so first.
+        time.sleep(_GRACE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def from_first(process: Process, decide: Callable[[], int]) -> int:
+    """The number that process 0 decides, in all of them: what is on a disk may look different to each.
+
+    Raises:
+        DataError: deciding failed, with process 0's own error there.
+    """
+    if process.world == 1:
+        return decide()
+    failed: BaseException | None = None
+    number = 0
+    if process.first:
+        try:
+            number = decide()
+        except Exception as error:
+            failed = error
+    said = multihost_utils.broadcast_one_to_all(np.asarray([failed is not None, number], np.int32))
+    if failed is not None:
+        raise failed
+    if said[0]:
+        raise DataError("Process 0 has stopped with an error; its own output says which.")
+    return int(said[1])
+
+
+def any_of(process: Process, true_here: bool) -> bool:
+    """Whether it is true in any of the processes."""
+    if process.world == 1:
+        return true_here
+    return bool(np.any(multihost_utils.process_allgather(np.asarray([true_here]))))
+
+
+def together() -> Process:
+    """The process that this one is among those that are joined; alone, where none are."""
+    return Process(jax.process_index(), jax.process_count())
 
 
 def refuse_many(config: ParallelConfig, command: str) -> None:
@@ -64,11 +177,12 @@ def refuse_many(config: ParallelConfig, command: str) -> None:
     if config.processes:
         raise ConfigError(
             f"parallel.processes is {config.processes!r}, and {command} is the work of one process. Run launch.capture "
-            f"in each process with it, and when all are done {command} in one, without parallel.processes."
+            "or launch.train in each process with it, and when all are done "
+            f"{command} in one, without parallel.processes."
         )
 
 
-def _slurm() -> Process:
+def _slurm(config: ParallelConfig) -> Process:
     found = [os.environ.get(name, "") for name in _SLURM]
     if not all(value.isdecimal() for value in found) or not int(found[0]) < int(found[1]):
         said = ", ".join(f"{name}={value!r}" for name, value in zip(_SLURM, found, strict=True))
@@ -79,23 +193,27 @@ def _slurm() -> Process:
     return Process(int(found[0]), int(found[1]))
 
 
-def _jax() -> Process:
+def _jax(config: ParallelConfig) -> Process:
     if jax.distributed.is_initialized():
         return Process(jax.process_index(), jax.process_count())
     try:
-        jax.distributed.initialize()
+        jax.distributed.initialize(config.coordinator or None)
         found = Process(jax.process_index(), jax.process_count())
         # Known now who is who, they part again: processes that stay joined all end when one of them dies, and wait for
         # each other at the end; and a capture has nothing to say to the others. The devices are those of this one.
         jax.distributed.shutdown()
         clear_backends()
     except Exception as error:  # ValueError, RuntimeError and those of its transport
-        raise ConfigError(
-            f"parallel.processes is 'jax', but JAX cannot join its processes ({error}). It knows them on Cloud TPU and "
-            "under SLURM, Open MPI and Kubernetes, and JAX_COORDINATOR_ADDRESS=host:port says where they meet. "
-            "Elsewhere set parallel.processes to rank/processes, as 0/8."
-        ) from None
+        raise ConfigError(f"parallel.processes is 'jax', but {_cannot_join(error)}") from None
     return found
 
 
-_KINDS: dict[str, Callable[[], Process]] = {"": Process, "slurm": _slurm, "jax": _jax}
+def _cannot_join(error: Exception) -> str:
+    return (
+        f"JAX cannot join its processes ({error}). It knows them on Cloud TPU and "
+        "under SLURM, Open MPI and Kubernetes, and parallel.coordinator=host:port says where they meet. "
+        "Elsewhere set parallel.processes to rank/processes, as 0/8."
+    )
+
+
+_KINDS: dict[str, Callable[[ParallelConfig], Process]] = {"": lambda _: Process(), "slurm": _slurm, "jax": _jax}

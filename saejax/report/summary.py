@@ -86,9 +86,15 @@ def _text(value: Any) -> str | None:
 
 
 def _environment(environment: dict[str, Any] | None) -> dict[str, Any] | None:
-    if environment is None or not isinstance(environment.get("command"), list):
-        return environment
-    return {**environment, "command": shlex.join(map(str, environment["command"]))}
+    """The last session's, and how many there were."""
+    if environment is None:
+        return None
+    shown = dict(environment)
+    if isinstance(shown.get("command"), list):
+        shown["command"] = shlex.join(map(str, shown["command"]))
+    if isinstance(shown.get("sessions"), list):
+        shown["sessions"] = len(shown["sessions"])
+    return shown
 
 
 def _whole(value: Any) -> int | None:

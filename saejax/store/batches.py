@@ -2,8 +2,13 @@
 
 Epoch e occupies rows [e N, (e+1) N) of an endless stream and batch s its rows [s B, (s+1) B), so that
 batches straddle blocks and epochs and no row is ever dropped.
+
+With several shares the store's chunks are dealt out to as many streams (chunk c to stream c mod shares), each with
+epochs of its own, and a batch is B / shares rows of each, one behind the other. Who wants some rows of every batch then
+reads the chunks of their streams alone.
 """
 
+import functools
 from collections import OrderedDict
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +17,8 @@ import numpy as np
 
 from saejax.core.errors import ConfigError
 from saejax.store.layout import BF16
-from saejax.store.order import EpochOrder
+from saejax.store.order import EpochOrder, derive_key
+from saejax.store.places import places
 from saejax.store.reader import StoreReader
 
 _BLOCKS_KEPT = 3
@@ -21,16 +27,19 @@ _Block = dict[str, np.ndarray]
 
 
 class Batches:
-    """batch_at(step): hook point -> bfloat16 [B, d], the same for the same (seed, step) everywhere.
+    """batch_at(step): hook point -> bfloat16 [B, d], the same for the same (seed, shares, step) everywhere.
 
     Args:
         reader: an open store; all its hook points are read, row-aligned.
         batch_size: B, rows of the global batch.
         seed: of the order.
-        block_chunks: inner chunks that are mixed in memory at a time; at most three blocks of
-            block_chunks * chunk_rows rows are held. One thread at a time may ask for batches.
+        block_chunks: inner chunks that are mixed in memory at a time, of all shares together; at most three blocks of
+            block_chunks * chunk_rows rows are held, and of those only the rows that are wanted. One thread at a time
+            may ask for batches.
         max_rows: use only this many rows, the store's first ones; 0 for all.
-        data_slice: (rank, world): only rows [rank B / world, (rank + 1) B / world) of each global batch.
+        rows: (first, stop): only these rows of each global batch, [stop - first, d]. Of several shares only the chunks
+            of those that the rows come from are read; of one share all are, but what is not wanted is let go.
+        shares: into how many streams the store is dealt out.
 
     Attributes:
         hook_points: name -> width.
@@ -38,7 +47,8 @@ class Batches:
         epoch_rows: rows of an epoch.
 
     Raises:
-        ConfigError: a size below 1, a negative max_rows, or a slice that does not divide the batch.
+        ConfigError: a size below 1, a negative max_rows, rows outside the batch, or shares that do not divide the batch
+            or have no chunk.
     """
 
     def __init__(
@@ -47,29 +57,38 @@ class Batches:
         batch_size: int,
         seed: int,
         block_chunks: int = 64,
-        data_slice: tuple[int, int] | None = None,
+        rows: tuple[int, int] | None = None,
         max_rows: int = 0,
+        shares: int = 1,
     ) -> None:
-        rank, world = data_slice or (0, 1)
-        if batch_size < 1 or world < 1 or not 0 <= rank < world or batch_size % world:
-            raise ConfigError(
-                f"batch_size={batch_size}, data_slice={data_slice}: the batch must be a positive multiple of "
-                "world, and 0 <= rank < world."
-            )
+        first, stop = rows or (0, batch_size)
+        if batch_size < 1 or not 0 <= first < stop <= batch_size:
+            raise ConfigError(f"batch_size={batch_size}, rows={rows}: rows must be a range within the batch.")
         if max_rows < 0:
             raise ConfigError(f"max_rows={max_rows}: give the number of rows to use, or 0 for all.")
-        self.batch_size = batch_size
         n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
-        self.order = EpochOrder(n_rows, reader.layout.chunk_rows, block_chunks, seed)
+        _check_shares(shares, batch_size, -(-n_rows // reader.layout.chunk_rows))
+        self.batch_size = batch_size
         self.hook_points, self.statistics, self.epoch_rows = reader.hook_points, reader.statistics, n_rows
-        self._reader = reader
-        self._local = batch_size // world
-        self._first = rank * self._local
-        self._blocks: OrderedDict[tuple[int, int], Future[_Block]] = OrderedDict()
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        self._rows = stop - first
+        self._whole = functools.partial(Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares)
+        loader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        each = batch_size // shares
+        self._shares = [
+            _Share(
+                reader,
+                _order_of(share, shares, n_rows, reader.layout.chunk_rows, block_chunks, seed),
+                n_rows,
+                (share, shares),
+                each,
+                (max(0, first - share * each), min(each, stop - share * each)),
+                loader,
+            )
+            for share in range(first // each, -(-stop // each))
+        ]
 
     def batch_at(self, step: int) -> dict[str, np.ndarray]:
-        """The batch of `step` >= 0 (this process's slice of it); read-only where it is a view of a block.
+        """The batch of `step` >= 0 (the wanted rows of it); read-only where it is a view of a block.
 
         Raises:
             ConfigError: a negative step.
@@ -77,30 +96,88 @@ class Batches:
         """
         if step < 0:
             raise ConfigError(f"step={step}: give an integer >= 0.")
-        row = step * self.batch_size + self._first
-        key, offset = self._locate(row)
-        if offset + self._local <= self.order.block_size(key[1]):
-            return {name: rows[offset : offset + self._local] for name, rows in self._block(key).result().items()}
-        out = {name: np.empty((self._local, d), BF16) for name, d in self.hook_points.items()}
-        done = 0
-        while done < self._local:
-            key, offset = self._locate(row + done)
-            block = self._block(key).result()
-            count = min(self._local - done, self.order.block_size(key[1]) - offset)
-            for name, values in out.items():
-                values[done : done + count] = block[name][offset : offset + count]
-            done += count
-        return out
+        for share in self._shares:  # all of them begin to read before the first is waited for
+            share.begin(step)
+        parts = [share.rows_of(step) for share in self._shares]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.hook_points}
+
+    def whole_batch_at(self, step: int) -> dict[str, np.ndarray]:
+        """All rows of the batch of `step`, whatever rows are wanted: [B, d], the same in every process."""
+        return (self if self._rows == self.batch_size else self._whole()).batch_at(step)
+
+    def places(self, step: int) -> dict[str, np.ndarray]:
+        """Where the wanted rows of a batch lie: epoch, block (of their share), chunk, row in the store; int64 [n]."""
+        parts = [share.places(step) for share in self._shares]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
         """batch_at(start_step), batch_at(start_step + 1), ... without end; the next block loads meanwhile."""
         step = start_step
         while True:
             batch = self.batch_at(step)
-            (epoch, block), _ = self._locate(step * self.batch_size + self._first + self._local - 1)
-            self._block((epoch, block + 1) if block + 1 < self.order.blocks else (epoch + 1, 0))
+            for share in self._shares:
+                share.read_ahead(step)
             yield batch
             step += 1
+
+
+class _Share:
+    """One of the streams that a batch is made of: `each` rows of it are in every batch, and `span` of those are wanted.
+
+    `of` is (number, shares): its chunk j is chunk number + j shares of the `n_rows` rows of all.
+    """
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        order: EpochOrder,
+        n_rows: int,
+        of: tuple[int, int],
+        each: int,
+        span: tuple[int, int],
+        loader: ThreadPoolExecutor,
+    ) -> None:
+        self.order = order
+        self._reader, self._n_rows, self._of, self._each, self._loader = reader, n_rows, of, each, loader
+        self._low, self._high = span
+        self._blocks: OrderedDict[tuple[int, int], Future[_Block]] = OrderedDict()
+
+    def begin(self, step: int) -> None:
+        """Start to read what `rows_of(step)` needs first."""
+        self._block(self._locate(step * self._each + self._low)[0])
+
+    def rows_of(self, step: int) -> dict[str, np.ndarray]:
+        """The wanted rows of a batch."""
+        row, stop = step * self._each + self._low, step * self._each + self._high
+        pieces: list[_Block] = []
+        while row < stop:
+            key, offset = self._locate(row)
+            count = min(stop - row, self.order.block_size(key[1]) - offset)
+            start = self._wanted(row) - self._wanted(row - offset)
+            pieces.append({n: rows[start : start + count] for n, rows in self._block(key).result().items()})
+            row += count
+        if len(pieces) == 1:
+            return pieces[0]
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in self._reader.hook_points}
+
+    def places(self, step: int) -> dict[str, np.ndarray]:
+        """As `Batches.places`."""
+        (number, shares), size = self._of, self.order.chunk_rows
+        found = {name: at[self._low : self._high] for name, at in places(self.order, self._each, step).items()}
+        chunk = found["chunk"] * shares + number
+        return found | {"chunk": chunk, "row": found["row"] + (chunk - found["chunk"]) * size}
+
+    def read_ahead(self, step: int) -> None:
+        """Start to read the block behind the one with the batch's last row."""
+        (epoch, block), _ = self._locate(step * self._each + self._high - 1)
+        self._block((epoch, block + 1) if block + 1 < self.order.blocks else (epoch + 1, 0))
+
+    def _wanted(self, row: int | np.ndarray) -> int | np.ndarray:
+        """How many rows of the endless stream before this one are wanted."""
+        batch, within = row // self._each, row % self._each
+        return batch * (self._high - self._low) + np.clip(within - self._low, 0, self._high - self._low)
 
     def _locate(self, row: int) -> tuple[tuple[int, int], int]:
         """(epoch, block) and offset in the block of a row of the endless stream."""
@@ -118,20 +195,45 @@ class Batches:
         return future
 
     def _load(self, epoch: int, block: int) -> _Block:
-        """Read a block's chunks and put every row in its shuffled place, in the background thread."""
-        chunk_rows, n = self.order.chunk_rows, self.order.n_rows
-        chunks = self.order.chunks(epoch, block)
-        pieces = [(int(c) * chunk_rows, min(n, (int(c) + 1) * chunk_rows)) for c in chunks]
+        """Read a block's chunks and put every wanted row in its shuffled place, in the background thread."""
+        (number, shares), chunk_rows = self._of, self.order.chunk_rows
+        chunks = (int(chunk) * shares + number for chunk in self.order.chunks(epoch, block))
+        pieces = [(c * chunk_rows, min(self._n_rows, (c + 1) * chunk_rows)) for c in chunks]
         order = self.order.row_order(epoch, block)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        first = epoch * self.order.n_rows + block * self.order.block_rows
+        within = (first + np.arange(len(order))) % self._each
+        wanted = (within >= self._low) & (within < self._high)
+        count = int(wanted.sum())
+        # Of each row of the chunks, in their order: where it goes, or -1.
+        place = np.full(len(order), -1)
+        place[order[wanted]] = np.arange(count)
         shuffled: _Block = {}
-        for name, d in self.hook_points.items():
+        for name, d in self._reader.hook_points.items():
             # uint16, because numpy moves plain integers about twice as fast as bfloat16
-            rows, start = np.empty((len(order), d), np.uint16), 0
+            rows, start = np.empty((count, d), np.uint16), 0
             for piece in self._reader.read_pieces(name, pieces):
-                rows[place[start : start + len(piece)]] = piece.view(np.uint16)
+                to = place[start : start + len(piece)]
+                kept = slice(None) if count == len(order) else to >= 0
+                rows[to[kept]] = piece.view(np.uint16)[kept]
                 start += len(piece)
             rows.flags.writeable = False  # batches may be views of it
             shuffled[name] = rows.view(BF16)
         return shuffled
+
+
+def _order_of(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks: int, seed: int) -> EpochOrder:
+    """The order of one share: of the whole store, where there is one."""
+    chunks = -(-n_rows // chunk_rows)
+    own = len(range(share, chunks, shares))
+    # The store's last chunk may be ragged: it is the last one of its share too.
+    missing = chunks * chunk_rows - n_rows if (chunks - 1) % shares == share else 0
+    key = seed if shares == 1 else derive_key("share", seed, share, shares)
+    return EpochOrder(own * chunk_rows - missing, chunk_rows, -(-block_chunks // shares), key)
+
+
+def _check_shares(shares: int, batch_size: int, chunks: int) -> None:
+    if shares < 1 or batch_size % shares or shares > chunks:
+        raise ConfigError(
+            f"{shares} shares of a store of {chunks} chunks, for batches of {batch_size}: the batch must be a multiple "
+            "of the shares, and each must have a chunk."
+        )

@@ -152,7 +152,7 @@ class _Session:
             rows: dict[str, dict[str, float]] = {}
             for program, metrics in zip(self.setup.programs, jax.device_get(found), strict=True):
                 for i, name in enumerate(program.names):
-                    row = {key: float(values[i]) for key, values in metrics.items()}
+                    row = {key: float(values[i]) for key, values in metrics.items() if key != "skipped"}
                     if np.isfinite(row["loss"]) and np.isfinite(row["grad_norm"]):
                         rows[name] = row
                     elif name not in self.failed:

@@ -27,7 +27,7 @@ from saejax.train.step import Step, make_step
 from saejax.workspace import in_order, make_sums
 
 # Members share the number of steps, so that a condition on it (resampling is due) stays a branch that is not taken.
-_STACKED = TrainState(step=None, params=0, opt_state=0, stats=0, averaged=0)  # type: ignore[arg-type]
+_STACKED = TrainState(step=None, params=0, opt_state=0, stats=0, averaged=0, recent=0)  # type: ignore[arg-type]
 
 # Platforms on which the members take turns.
 _IN_TURN = frozenset({"cpu"})

@@ -223,10 +223,16 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError(
             f"parallel.mesh is {e.parallel.mesh}, but each program of a sweep has one device. Leave it empty."
         )
+    if e.parallel.mode != "jit":
+        raise ConfigError(f"parallel.mode is {e.parallel.mode!r}, but each program of a sweep has one device. Set jit.")
     if jax.process_count() > 1:
         raise ConfigError(f"A sweep runs in one process; there are {jax.process_count()}. Start it on one machine.")
     if e.train.early_stop_patience:
         raise ConfigError("The members of a sweep take the same steps; set train.early_stop_patience=0.")
+    if e.train.keep_best or e.train.keep_every:
+        raise ConfigError("A sweep keeps its last checkpoints alone; leave train.keep_best and train.keep_every.")
+    if e.train.spike_factor:
+        raise ConfigError("A sweep does not count the steps that its members skip; set train.spike_factor=0.")
     if e.train.tensorboard:
         raise ConfigError("A sweep writes metrics.jsonl alone; set train.tensorboard=false.")
 

@@ -1,7 +1,8 @@
 """L4: training a coder on stored activations, exactly resumable."""
 
+from saejax.core.errors import EXIT_PREEMPTED
 from saejax.train.config import TrainConfig
-from saejax.train.loop import EXIT_PREEMPTED, Outcome, Setup, train
+from saejax.train.loop import Outcome, Setup, train
 from saejax.train.recipes import TRAINING_RECIPES, apply_training_recipe
 from saejax.train.state import TrainState
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
+from saejax.train.best import BETTER
 
 OPTIMIZERS = ("adam", "adamw", "adafactor", "muon", "lion", "schedule_free")
 SCHEDULES = ("cosine", "constant", "linear", "cosine_restarts", "plateau", "decay")
@@ -45,12 +46,20 @@ class TrainConfig:
             not fired for half as long start anew from badly reconstructed tokens; 0 never.
         early_stop_patience, early_stop_min_delta: stop when so many validations in a row did not raise val/fve by more
             than this; 0 never stops early.
+        max_skipped_steps: a step whose loss or gradient is not finite is not taken, but counted; after so many in a row
+            training stops and says which rows they had. 1 stops at the first.
+        spike_factor: nor is a step taken whose loss exceeds this many times the median of the last 32; 0 takes them.
         checkpoint_every: steps between checkpoints.
         keep_checkpoints: how many of the last ones stay.
+        keep_best: val/fve, val/r2 or val/relative_error: a validation that is the best so far by it is saved, and that
+            checkpoint stays too (`saejax.load(run, step="best")`); "" keeps none for being best.
+        keep_every: also every checkpoint stays whose step is a multiple of this; 0 for none.
         validate_every: steps between validations on held-out activations; 0 for none.
         validate_epochs: the same as a share of an epoch of the store; 0 leaves it to validate_every.
         log_every: steps between rows of metrics.jsonl.
         block_chunks: inner chunks of the store that are shuffled together in memory.
+        shares: the store is dealt out to so many streams, and a batch is as many rows of each. Several processes then
+            read the chunks of their own rows alone, where each has whole shares: a multiple of the processes.
         tensorboard: also write TensorBoard events into the run's folder.
     """
 
@@ -79,12 +88,17 @@ class TrainConfig:
     resample_until_fraction: float = 0.5
     early_stop_patience: int = 0
     early_stop_min_delta: float = 0.0
+    max_skipped_steps: int = 10
+    spike_factor: float = 0.0
     checkpoint_every: int = 1000
     keep_checkpoints: int = 3
+    keep_best: str = ""
+    keep_every: int = 0
     validate_every: int = 250
     validate_epochs: float = 0.0
     log_every: int = 10
     block_chunks: int = 64
+    shares: int = 1
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -99,6 +113,8 @@ class TrainConfig:
             raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
         if self.max_rows and self.max_rows < self.batch_size:
             raise ConfigError(f"train.max_rows is {self.max_rows}, less than one batch of {self.batch_size}.")
+        if self.batch_size % self.shares:
+            raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of train.shares {self.shares}.")
         if self.batch_size % self.accumulate:
             raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}.")
         self._check_optimizer()
@@ -123,6 +139,12 @@ class TrainConfig:
                 f"train.resample_every needs moments of each latent to reset, which {self.optimizer} has not; "
                 "use adam, adamw, lion or muon."
             )
+        if 0 < self.spike_factor <= 1:
+            raise ConfigError(f"train.spike_factor is {self.spike_factor}: half of all losses are above; set 3, or 0.")
+        if self.keep_best and self.keep_best not in BETTER:
+            raise ConfigError(f"train.keep_best is {self.keep_best!r}.{nearest(self.keep_best, BETTER)}")
+        if self.keep_best and not (self.validate_every or self.validate_epochs):
+            raise ConfigError("train.keep_best needs validations; set train.validate_every.")
         if self.early_stop_patience and not (self.validate_every or self.validate_epochs):
             raise ConfigError("train.early_stop_patience needs validations; set train.validate_every.")
 
@@ -148,8 +170,16 @@ _RANGES: tuple[tuple[Callable[[float], bool], str, tuple[str, ...]], ...] = (
         lambda value: 1 <= value < math.inf,
         "at least 1, and finite",
         (
-            *("batch_size", "accumulate", "checkpoint_every", "keep_checkpoints", "log_every", "block_chunks"),
-            *("plateau_patience", "plateau_window", "restart_multiplier"),
+            *(
+                "batch_size",
+                "accumulate",
+                "checkpoint_every",
+                "keep_checkpoints",
+                "log_every",
+                "block_chunks",
+                "shares",
+            ),
+            *("plateau_patience", "plateau_window", "restart_multiplier", "max_skipped_steps"),
         ),
     ),
     (
@@ -157,7 +187,14 @@ _RANGES: tuple[tuple[Callable[[float], bool], str, tuple[str, ...]], ...] = (
         "finite, not negative",
         (
             *("max_rows", "weight_decay", "clip_norm", "resample_every"),
-            *("early_stop_patience", "early_stop_min_delta", "validate_every", "validate_epochs"),
+            *(
+                "early_stop_patience",
+                "early_stop_min_delta",
+                "validate_every",
+                "validate_epochs",
+                "spike_factor",
+                "keep_every",
+            ),
         ),
     ),
     (lambda value: 0 < value < math.inf, "positive and finite", ("lr", "eps")),

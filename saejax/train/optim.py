@@ -37,13 +37,24 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformationExtraArgs
     return optax.with_extra_args_support(optax.chain(*chain))
 
 
+def steps_taken(opt_state: optax.OptState, steps: Any) -> Any:
+    """How far the optimizer is on its schedule: what it did not take of `steps` did not move it.
+
+    `steps` themselves for schedule_free without a warm-up, which has no schedule.
+    """
+    counts = optax.tree.get_all_with_path(
+        opt_state, "count", filtering=lambda path, _: _in(path, "ScaleByScheduleState")
+    )
+    return counts[0][1] if counts else steps
+
+
 def learning_rate_factor(opt_state: optax.OptState) -> object:
     """What the plateau has multiplied the schedule's learning rate by; 1 without one."""
-    return optax.tree.get(opt_state, "scale", 1.0, filtering=lambda path, _: _is_plateau(path))
+    return optax.tree.get(opt_state, "scale", 1.0, filtering=lambda path, _: _in(path, "ReduceLROnPlateauState"))
 
 
-def _is_plateau(path: tuple[object, ...]) -> bool:
-    return any(getattr(entry, "tuple_name", "") == "ReduceLROnPlateauState" for entry in path)
+def _in(path: tuple[object, ...], name: str) -> bool:
+    return any(getattr(entry, "tuple_name", "") == name for entry in path)
 
 
 def _restarts(config: TrainConfig, steps: int) -> optax.Schedule:

@@ -1,18 +1,50 @@
-"""SIGTERM and Ctrl-C end training after the current step, with a checkpoint."""
+"""SIGTERM, SIGUSR1 and Ctrl-C end training after the current step, with a checkpoint.
+
+Schedulers send SIGTERM when they take a machine back. SLURM ends a job at its time limit with no more than a few
+seconds' notice, but tells it earlier when asked to: `#SBATCH --signal=USR1@60`, a minute before.
+"""
 
 import signal
 from types import FrameType
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.parallel import batch_sharding, own_rows, replicated
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
 
 class Preemption:
-    """Context manager: `.requested` turns true on the first SIGTERM or SIGINT; a second SIGINT interrupts at once."""
+    """Context manager: `.requested` turns true on the first of these signals; a second Ctrl-C interrupts at once.
 
-    def __init__(self) -> None:
+    `mesh` is the one that several processes share.
+    """
+
+    def __init__(self, mesh: Mesh | None = None) -> None:
         self.requested = False
         self._old: dict[int, object] = {}
+        self._mesh, self._asked = mesh, np.zeros((), bool)
+        self._any = jax.jit(jnp.any, out_shardings=mesh and replicated(mesh))
+
+    def agreed(self) -> bool:
+        """Whether to stop now; of several processes all are told the same, one call after a signal to any of them.
+
+        All must call it equally often. Each call asks the devices and answers what the call before has asked, so that
+        nothing waits for it.
+        """
+        if self._mesh is None or jax.process_count() == 1:
+            return self.requested
+        answer, n = self._asked, self._mesh.shape["data"]
+        first, stop = own_rows(self._mesh, n)
+        mine = np.full(stop - first, self.requested)
+        self._asked = self._any(jax.make_array_from_process_local_data(batch_sharding(self._mesh), mine, (n,)))
+        return bool(answer)
 
     def __enter__(self) -> "Preemption":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             self._old[number] = signal.signal(number, self._handle)
         return self
 

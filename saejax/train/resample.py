@@ -20,23 +20,32 @@ import jax.numpy as jnp
 from saejax.coders import Coder
 from saejax.coders.config import LONG_AGO
 from saejax.core.rng import stream
+from saejax.kernels.batch import whole_batch
 from saejax.train.config import TrainConfig
+from saejax.train.guard import choose
 from saejax.train.state import TrainState
 
 ENCODER_SHARE = 0.2
 
 
 def resample(
-    coder: Coder, config: TrainConfig, state: TrainState, batch: dict[str, jax.Array], seed: jax.Array
+    coder: Coder,
+    config: TrainConfig,
+    state: TrainState,
+    batch: dict[str, jax.Array],
+    seed: jax.Array,
+    ok: jax.Array | bool = True,
 ) -> TrainState:
     """`state` after a step, with its dead latents resampled where the step calls for it. Pure.
+
+    Not from the batch of a step that was not taken (`ok` is false): its latents wait for the next time.
 
     Under vmap the branch stays one as long as `state.step` is not mapped; else every step pays for it.
     """
     if not config.resample_every:
         return state
     due = (state.step % config.resample_every == 0) & (state.step <= config.resample_until_fraction * config.steps)
-    return jax.lax.cond(due, lambda: _resampled(coder, config, state, batch, seed), lambda: state)
+    return jax.lax.cond(due, lambda: choose(ok, _resampled(coder, config, state, batch, seed), state), lambda: state)
 
 
 def _resampled(
@@ -46,7 +55,7 @@ def _resampled(
     idle = min(max(1, config.resample_every * config.batch_size // 2), LONG_AGO)
     dead = state.stats["tokens_since_fired"] >= idle
     at = _draw(coder, state, batch, stream(seed, "resample", state.step), dead.shape)
-    aimed = coder.topology.aim(state.params, batch["x"][at], batch["y"][at])
+    aimed = coder.topology.aim(state.params, *(whole_batch(batch[name])[at] for name in ("x", "y")))
     starts = {"b_enc": 0.0} | coder.sparsity.parameters()
     new = {name: jnp.full_like(state.params[name], value) for name, value in starts.items()}
     for name, direction in aimed.items():
@@ -73,7 +82,7 @@ def _draw(
 ) -> jax.Array:
     """For each latent the index of a token of the batch, drawn in proportion to its squared error squared."""
     error = jnp.square(batch["y"] - coder.reconstruct(state.params, batch["x"]))
-    error_B = error.sum(tuple(range(1, error.ndim)))
+    error_B = whole_batch(error.sum(tuple(range(1, error.ndim))))
     # Relative to the largest, whose fourth power might not be finite.
     cumulated_B = jnp.cumsum(jnp.square(error_B / jnp.maximum(error_B.max(), 1e-30)))
     drawn = jax.random.uniform(key, (math.prod(shape),)) * cumulated_B[-1]

@@ -1,5 +1,6 @@
 """The training state and its birth, already sharded."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +15,15 @@ from saejax.core.rng import stream
 from saejax.parallel import tree_shardings
 from saejax.train.averaging import start_average
 from saejax.train.config import TrainConfig
+from saejax.train.guard import start_losses
 
 
 @flax.struct.dataclass
 class TrainState:
     """All that training carries from step to step. No keys: randomness is a function of (seed, name, step).
 
-    `averaged` are the weights that evaluation reads: {} where those are `params` themselves.
+    `averaged` are the weights that evaluation reads: {} where those are `params` themselves. `recent` are the losses
+    by which spikes are known: {} where nobody asks.
     """
 
     step: jax.Array
@@ -28,6 +31,7 @@ class TrainState:
     opt_state: Any
     stats: Any
     averaged: Any
+    recent: Any = dataclasses.field(default_factory=dict)
 
     def evaluated(self) -> Any:
         """The parameters that evaluation reads."""
@@ -45,16 +49,24 @@ def make_init(
     def init(seed: Any) -> TrainState:
         params = prepare(coder.init(stream(seed, "init")))
         return TrainState(
-            jnp.int32(0), params, optimizer.init(params), coder.init_stats(), start_average(config, params)
+            jnp.int32(0),
+            params,
+            optimizer.init(params),
+            coder.init_stats(),
+            start_average(config, params),
+            start_losses(config),
         )
 
     return init
 
 
-def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes."""
+def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
+    """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes.
+
+    With `fsdp` they are spread over "data" too (`parallel.mesh.sharding_of`).
+    """
     shapes = jax.eval_shape(init, 0)
-    shardings = tree_shardings(mesh, shapes, coder.logical_axes())
+    shardings = tree_shardings(mesh, shapes, coder.logical_axes(), fsdp)
     return jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
 
 

@@ -1,5 +1,6 @@
 """The train step: one pure function, whatever the coder and however it is spread over devices."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,12 @@ import optax
 from jax.sharding import Mesh
 
 from saejax.coders import Coder, Sites
-from saejax.parallel import batch_sharding, replicated
+from saejax.kernels.batch import of_all_copies
+from saejax.parallel import MODES, batch_sharding, replicated
 from saejax.train.averaging import next_average
 from saejax.train.config import TrainConfig
-from saejax.train.optim import learning_rate_factor
+from saejax.train.guard import choose, judge
+from saejax.train.optim import learning_rate_factor, steps_taken
 from saejax.train.resample import resample
 from saejax.train.state import TrainState
 
@@ -40,23 +43,26 @@ def make_step(
     """(state, {hook point: [B, D] as stored}, hyper) -> (state, metrics), not yet compiled.
 
     gradient -> part along unit decoder rows removed -> clip, optimizer -> decoder rows back to length 1 -> average
-    -> dead latents resampled, where that is due.
+    -> all of it undone where loss or gradient is not finite, or the loss a spike -> dead latents resampled, where due.
     """
 
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
         batch = sites.batch(arrays)
         grads, metrics, stats = _gradients(coder, config.accumulate, state, batch, hyper["sparsity"])
-        grads = coder.project_gradients(state.params, grads)
+        grads = coder.project_gradients(state.params, of_all_copies(grads))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, value=metrics["loss"])
         updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
         params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
         averaged = next_average(config, state.averaged, params, opt_state, state.step)
         if averaged:
             averaged = coder.constrain(averaged, state.step)
-        rate = schedule(state.step) * hyper["lr"] * learning_rate_factor(opt_state)
-        metrics = metrics | {"grad_norm": optax.tree.norm(grads), "lr": rate}
-        after = TrainState(state.step + 1, params, opt_state, stats, averaged)
-        return resample(coder, config, after, batch, hyper["seed"]), metrics
+        rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
+        grad_norm = optax.tree.norm(grads)
+        ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
+        metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
+        taken = TrainState(state.step + 1, params, opt_state, stats, averaged, state.recent)
+        after = dataclasses.replace(choose(ok, taken, state), recent=recent)
+        return resample(coder, config, after, batch, hyper["seed"], ok), metrics
 
     return step
 
@@ -87,11 +93,14 @@ def _gradients(
     return grads, metrics, stats
 
 
-def compile_step(step: Step, abstract: TrainState, mesh: Mesh) -> Step:
-    """`step` under jit over the mesh: state sharded as it was born, rows over "data", old state donated."""
+def compile_step(step: Step, abstract: TrainState, mesh: Mesh, mode: str = "jit") -> Step:
+    """`step` for all devices of the mesh: state sharded as it was born, rows over "data", old state donated.
+
+    `mode` is one of `parallel.MODES`.
+    """
     shardings: Any = jax.tree.map(lambda s: s.sharding, abstract)
     return jax.jit(
-        step,
+        MODES[mode](step, mesh),
         donate_argnums=0,
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),

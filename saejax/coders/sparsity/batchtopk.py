@@ -10,6 +10,7 @@ from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
 from saejax.coders.sparsity.jumprelu import JumpRelu
+from saejax.kernels.batch import least_of_batch, n_tokens
 from saejax.kernels.selection import largest_mask
 
 UNSET = -1.0
@@ -33,7 +34,7 @@ class BatchTopK(Sparsity):
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         positive = jax.nn.relu(pre)
-        count = jnp.round(self.k(step) * (pre.size // pre.shape[-1])).astype(jnp.int32)
+        count = jnp.round(self.k(step) * n_tokens(pre.size // pre.shape[-1])).astype(jnp.int32)
         mask = largest_mask(jax.lax.stop_gradient(positive), count)
         return Latents(jnp.where(mask, positive, 0), None, pre.shape[-1])
 
@@ -43,7 +44,7 @@ class BatchTopK(Sparsity):
     def follow(self, stats: dict[str, jax.Array], latents: Latents) -> dict[str, jax.Array]:
         old = stats["threshold"]
         smallest = jnp.where(latents.values > 0, latents.values, jnp.inf).min()
-        smallest = jax.lax.stop_gradient(smallest)
+        smallest = least_of_batch(jax.lax.stop_gradient(smallest))
         new = jnp.where(old == UNSET, smallest, self.decay * old + (1 - self.decay) * smallest)
         return {"threshold": jnp.where(jnp.isfinite(smallest), new, old)}
 

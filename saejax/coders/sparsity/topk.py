@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.kernels.selection import largest_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class TopK(Sparsity):
 
     def candidates(self, score: jax.Array) -> jax.Array:
         """Indices of the largest scores, falling; [..., K]."""
-        return jax.lax.top_k(jax.lax.stop_gradient(score), min(round(self.k.largest), score.shape[-1]))[1]
+        return largest_of_rows(jax.lax.stop_gradient(score), min(round(self.k.largest), score.shape[-1]))
 
     def first(self, values: jax.Array, step: jax.Array | int) -> jax.Array:
         """The values of the first k(step) candidates, 0 for the rest; all of them where k is constant."""

@@ -1,0 +1,57 @@
+"""bad_batch.json: the rows of the batch at which training gave up, their places in the store and their tokens."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.core.files import write_json
+from saejax.store import METADATA_NAMES, Batches, StoreReader
+
+NAME = "bad_batch.json"
+
+# How many rows are shown at the top of the file, those that are not finite first, then the longest.
+_WORST = 10
+
+Blame = Callable[[int, Mapping[str, np.ndarray], dict[str, Any]], Path]
+
+
+def make_blame(run_dir: Path, batches: Any, open_reader: Callable[[], StoreReader]) -> Blame:
+    """(number of the batch, its rows, what is known of the step) -> the file written.
+
+    Activations that go from the model straight into training have no place in a store: only their norms are written.
+    """
+
+    def blame(number: int, batch: Mapping[str, np.ndarray], known: dict[str, Any]) -> Path:
+        columns: dict[str, Any] = {}
+        for name, rows in batch.items():
+            columns[f"norm of {name}"] = np.linalg.norm(rows.astype(np.float64), axis=1)
+        if isinstance(batches, Batches):
+            found = batches.places(number)
+            columns = found | _tokens(open_reader(), found["row"]) | columns
+        norm_B = np.max([values for name, values in columns.items() if name.startswith("norm of ")], axis=0)
+        worst = np.argsort(-np.where(np.isfinite(norm_B), norm_B, np.inf), kind="stable")[:_WORST]
+        content = known | {
+            "batch": number,
+            "rows_not_finite": int((~np.isfinite(norm_B)).sum()),
+            "worst": [{name: values[i].item() for name, values in columns.items()} for i in worst],
+            "all": {name: values.tolist() for name, values in columns.items()},
+        }
+        write_json(run_dir / NAME, content)
+        return run_dir / NAME
+
+    return blame
+
+
+def _tokens(reader: StoreReader, row_B: np.ndarray) -> dict[str, np.ndarray]:
+    """token_id, document and position of rows of the store."""
+    found = {name: np.empty(len(row_B), np.int32) for name in METADATA_NAMES}
+    size = reader.layout.chunk_rows
+    for chunk in np.unique(row_B // size):
+        here = row_B // size == chunk
+        start = int(chunk) * size
+        stop = min(reader.n_tokens, start + size)
+        for name, values in found.items():
+            values[here] = reader.array_rows(name, start, stop)[row_B[here] - start]
+    return found
