@@ -272,6 +272,14 @@ class Faults:
         assert code == 0, text
         return str(asked(fingerprint, life.run))
 
+    def as_undisturbed(self, life: Life) -> bool:
+        """Whether a life that nothing stopped ended with the bits of the undisturbed run; its folder is removed."""
+        code, text = life.wait()
+        assert code == 0, text
+        same = bool(asked(fingerprint, life.run) == self.want)
+        shutil.rmtree(life.log.parent)
+        return same
+
     def add(self, fault: str, tried: int, detected: int, survived: int, how: str) -> None:
         self.rows.append(Row(fault, tried, detected, survived, how))
         print(self.rows[-1].line(), flush=True)
@@ -295,11 +303,8 @@ class Faults:
                 kept += sum(step > newest for step in issued(where)) <= 1
                 redone = max(redone, rows(life.run) - newest)
                 continue
-            code, text = life.wait()
-            assert code == 0, text
             ends += 1
-            same += asked(fingerprint, life.run) == self.want
-            shutil.rmtree(where)
+            same += self.as_undisturbed(life)
             where = None
         how = f"every finished checkpoint is good, at most the save issued last is lost, at most {redone} steps redone"
         self.add("kill -9", done, valid, kept, how)
@@ -336,11 +341,8 @@ class Faults:
                     said = int(stopped[1].replace(",", "")) if stopped else -1
                     kept += (said, True) == newest_good(life.run) and said == rows(life.run)
                     continue
-            code, text = life.wait()
-            assert code == 0, text
             ends += 1
-            same += asked(fingerprint, life.run) == self.want
-            shutil.rmtree(where)
+            same += self.as_undisturbed(life)
             where = None
         took = f"{sorted(seconds)[len(seconds) // 2]:.2f} s at the median, {max(seconds):.2f} s at most"
         self.add(
