@@ -6,6 +6,7 @@ imported by anything that imported jax earlier (pytest imports this file first).
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import sys
@@ -27,6 +28,13 @@ _other_xla_flags = [
     for flag in os.environ.get("XLA_FLAGS", "").split()
     if not flag.startswith("--xla_force_host_platform_device_count")
 ]
+# Most of the suite's time was XLA optimizing programs that then run for milliseconds. In the tests' own processes it
+# does not: a train step compiles with a third of the work. Processes that tests start (launch scripts, benchmarks)
+# compile as users do. For the tests too: XLA_FLAGS="--xla_backend_optimization_level=3" make test
+if not any(flag.startswith("--xla_backend_optimization_level") for flag in _other_xla_flags):
+    _other_xla_flags.append("--xla_backend_optimization_level=0")
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # a later one does not know it, and stops at it
+        _other_xla_flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.update(
     # More threads than cores, so that the virtual devices' collectives cannot wait for each other for ever.
     NPROC="16",

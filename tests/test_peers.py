@@ -96,8 +96,8 @@ class SaeLensAuxK(Term):
         p, dead = c.topology.restrict(c.params, block), c.dead[block]
         pre = (c.x - p["b_dec"][None]) @ p["W_enc"] + p["b_enc"][None]
         pre = jnp.where(dead[None], pre, -jnp.inf)
-        falling = -jnp.sort(-pre, axis=1)
-        kept = dead[None] & (pre >= falling[:, jnp.minimum(self.k, dead.sum()) - 1][:, None])
+        rank = jnp.argsort(jnp.argsort(-pre, axis=1), axis=1)
+        kept = dead[None] & (rank < jnp.minimum(self.k, dead.sum()))
         error = squared_error(e, jnp.where(kept, pre, 0) @ p["W_dec"])
         return jnp.minimum(dead.sum() / self.k, 1.0) * error
 
