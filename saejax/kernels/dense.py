@@ -25,12 +25,19 @@ def decode_dense(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
     return out_BD
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def decode_dense_split(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
-    """`decode_dense` of latents that are split over devices: one sum of [B, D] over them, after that of the groups.
+    """`decode_dense` of latents that may be split over devices: one sum of [B, D] over them, after that of the groups.
 
-    Left to the compiler there is a sum over devices for each group.
+    Left to the compiler there is a sum over devices for each group. Latents that are not split are left to it: it need
+    not have the rows of all groups at once where parameters are spread over "data".
     """
+    if shards_of(values_BGF.shape[0], values_BGF.shape[-1]).n_along_latents == 1:
+        return decode_dense(values_BGF, rows, dtype)
+    return _decode(values_BGF, rows, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _decode(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
     shards = shards_of(values_BGF.shape[0], values_BGF.shape[-1])
 
     def local(values_BGF: jax.Array, rows: Rows) -> jax.Array:
@@ -40,7 +47,7 @@ def decode_dense_split(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Arr
 
 
 def _decode_fwd(values_BGF, rows, dtype):  # type: ignore[no-untyped-def]
-    return decode_dense_split(values_BGF, rows, dtype), (values_BGF, rows)
+    return _decode(values_BGF, rows, dtype), (values_BGF, rows)
 
 
 def _decode_bwd(dtype, residuals, g_BD):  # type: ignore[no-untyped-def]
@@ -54,4 +61,4 @@ def _decode_bwd(dtype, residuals, g_BD):  # type: ignore[no-untyped-def]
     return shards.run(local, "BGF FR BD", "BGF FR")(values_BGF, rows, g_BD)
 
 
-decode_dense_split.defvjp(_decode_fwd, _decode_bwd)
+_decode.defvjp(_decode_fwd, _decode_bwd)
