@@ -92,9 +92,6 @@ def selecting(name: str, place: Place) -> float:
     if name.endswith("gated"):
         # What the gate alone reconstructs, and three more numbers of each latent.
         sent += 2 * others * 4 * own_tokens * D + 3 * 2 * 4 * F // n_latent
-    if groups > 1:
-        # Each source layer's part of what a layer is given is summed by itself: L (L + 1) / 2 sums, where L must be.
-        sent += 2 * others * 4 * own_tokens * D * (LAYERS * (LAYERS + 1) // 2 - LAYERS)
     return sent
 
 

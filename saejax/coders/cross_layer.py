@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS, unit_rows
 from saejax.coders.latents import Latents
-from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
+from saejax.kernels.dense import decode_dense, decode_dense_split
+from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
 
 Params = dict[str, Any]
 
@@ -123,16 +124,15 @@ class CrossLayerTranscoder(nn.Module):
     @nn.nowrap
     def decode_without_bias(self, params: Params, latents: Latents) -> jax.Array:
         """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
-        n_layers, width = params["b_dec"].shape
-        y_BLD = jnp.zeros((latents.values.shape[0], n_layers, width), jnp.float32)
-        for layer, rows_FR in enumerate(self.decoder_rows(params)):
-            values = latents.values[:, layer]
-            if latents.indices is None:
-                part_BR = self._product(values, rows_FR)
-            else:
-                part_BR = decode_rows(values, latents.indices[:, layer], rows_FR)
-            y_BLD = y_BLD.at[:, layer:].add(part_BR.reshape(-1, n_layers - layer, width))
-        return y_BLD
+        # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
+        rows = self.decoder_rows(params)
+        if latents.indices is not None:
+            y_BR = decode_groups(latents.values, latents.indices, rows)
+        elif latents.d_sae == self.d_sae:
+            y_BR = decode_dense_split(latents.values, rows, self.matmul_dtype)
+        else:  # some of the latents, chosen for this step (AuxK): few enough to be whole on every device
+            y_BR = decode_dense(latents.values, rows, self.matmul_dtype)
+        return y_BR.reshape(-1, *params["b_dec"].shape)
 
     @nn.nowrap
     def restrict(self, params: Params, chosen: jax.Array | slice) -> Params:

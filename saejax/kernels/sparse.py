@@ -23,37 +23,55 @@ def decode_rows_reference(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax
     return jnp.einsum("bk,bkd->bd", values_BK, W_FD[indices_BK])
 
 
-@jax.custom_vjp
 def decode_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
     """out_b = sum_k values_bk W[indices_bk], with gradients to values and W that stay sparse."""
-    shards = shards_of(indices_BK.shape[0], W_FD.shape[0])
-
-    def local(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
-        at_BK, own_BK = _own(indices_BK, W_FD.shape[0], shards)
-        return shards.over_latents(_weighted_rows(_only(own_BK, values_BK), at_BK, W_FD))
-
-    return shards.run(local, "BK BK FD", "BD")(values_BK, indices_BK, W_FD)
+    return decode_groups(values_BK[:, None], indices_BK[:, None], (W_FD,))
 
 
-def _decode_fwd(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array):  # type: ignore[no-untyped-def]
-    return decode_rows(values_BK, indices_BK, W_FD), (values_BK, indices_BK, W_FD)
+@jax.custom_vjp
+def decode_groups(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...]) -> jax.Array:
+    """out_b = sum_g sum_k values_bgk rows_g[indices_bgk], [B, D], with gradients that stay sparse.
+
+    Every group has its own rows [F, R]. The first has the longest, R = D; a shorter row is added to the last R columns.
+    Over devices the groups are added up before they are summed: one sum of [B, D], however many groups there are.
+    """
+    shards = shards_of(indices_BGK.shape[0], rows[0].shape[0])
+
+    def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...]) -> jax.Array:
+        parts = []
+        for group, W_FR in enumerate(rows):
+            at_BK, own_BK = _own(indices_BGK[:, group], W_FR.shape[0], shards)
+            parts.append(_weighted_rows(_only(own_BK, values_BGK[:, group]), at_BK, W_FR))
+        out_BD = parts[0]
+        for part_BR in parts[1:]:
+            out_BD = out_BD.at[:, -part_BR.shape[1] :].add(part_BR)
+        return shards.over_latents(out_BD)
+
+    return shards.run(local, "BGK BGK FR", "BD")(values_BGK, indices_BGK, rows)
+
+
+def _decode_fwd(values_BGK, indices_BGK, rows):  # type: ignore[no-untyped-def]
+    return decode_groups(values_BGK, indices_BGK, rows), (values_BGK, indices_BGK, rows)
 
 
 def _decode_bwd(residuals, g_BD: jax.Array):  # type: ignore[no-untyped-def]
-    values_BK, indices_BK, W_FD = residuals
-    shards = shards_of(indices_BK.shape[0], W_FD.shape[0])
+    values_BGK, indices_BGK, rows = residuals
+    shards = shards_of(indices_BGK.shape[0], rows[0].shape[0])
 
-    def local(values_BK, indices_BK, W_FD, g_BD):  # type: ignore[no-untyped-def]
-        at_BK, own_BK = _own(indices_BK, W_FD.shape[0], shards)
-        grad_FD = _scatter_rows(_only(own_BK, values_BK), at_BK, g_BD, W_FD.shape[0])
-        grad_BK = _only(own_BK, _row_products(g_BD, at_BK, W_FD))
-        return shards.over_latents(grad_BK), shards.over_rows(grad_FD)
+    def local(values_BGK, indices_BGK, rows, g_BD):  # type: ignore[no-untyped-def]
+        of_values, of_rows = [], []
+        for group, W_FR in enumerate(rows):
+            at_BK, own_BK = _own(indices_BGK[:, group], W_FR.shape[0], shards)
+            g_BR = g_BD[:, -W_FR.shape[1] :]
+            of_rows.append(_scatter_rows(_only(own_BK, values_BGK[:, group]), at_BK, g_BR, W_FR.shape[0]))
+            of_values.append(_only(own_BK, _row_products(g_BR, at_BK, W_FR)))
+        return shards.over_latents(jnp.stack(of_values, axis=1)), jax.tree.map(shards.over_rows, tuple(of_rows))
 
-    grad_BK, grad_FD = shards.run(local, "BK BK FD BD", "BK FD")(values_BK, indices_BK, W_FD, g_BD)
-    return grad_BK, None, grad_FD
+    of_values, of_rows = shards.run(local, "BGK BGK FR BD", "BGK FR")(values_BGK, indices_BGK, rows, g_BD)
+    return of_values, None, of_rows
 
 
-decode_rows.defvjp(_decode_fwd, _decode_bwd)
+decode_groups.defvjp(_decode_fwd, _decode_bwd)
 
 
 def kept_pre_activations_reference(

@@ -1,0 +1,64 @@
+"""Products with dense latents in groups: out_b = sum_g values_bg rows_g.
+
+Shape letters: B tokens, G groups, F latents, D width of all that is written, R of what one group writes.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from saejax.kernels.shards import shards_of
+
+Rows = tuple[jax.Array, ...]
+
+
+def decode_dense(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
+    """out_b = sum_g values_bg rows_g, float32 [B, D]; every group has its own rows [F, R], multiplied in `dtype`.
+
+    The first has the longest, R = D; a shorter row is added to the last R columns, as in `sparse.decode_groups`.
+    """
+    out_BD = jnp.zeros((values_BGF.shape[0], rows[0].shape[1]), jnp.float32)
+    for group, W_FR in enumerate(rows):
+        a, b = values_BGF[:, group].astype(dtype), W_FR.astype(dtype)
+        out_BD = out_BD.at[:, -W_FR.shape[1] :].add(jnp.matmul(a, b, preferred_element_type=jnp.float32))
+    return out_BD
+
+
+def decode_dense_split(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
+    """`decode_dense` of latents that may be split over devices: one sum of [B, D] over them, after that of the groups.
+
+    Left to the compiler there is a sum over devices for each group. Latents that are not split are left to it: it need
+    not have the rows of all groups at once where parameters are spread over "data".
+    """
+    if shards_of(values_BGF.shape[0], values_BGF.shape[-1]).n_along_latents == 1:
+        return decode_dense(values_BGF, rows, dtype)
+    return _decode(values_BGF, rows, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _decode(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
+    shards = shards_of(values_BGF.shape[0], values_BGF.shape[-1])
+
+    def local(values_BGF: jax.Array, rows: Rows) -> jax.Array:
+        return shards.over_latents(decode_dense(values_BGF, rows, dtype))
+
+    return shards.run(local, "BGF FR", "BD")(values_BGF, rows)
+
+
+def _decode_fwd(values_BGF, rows, dtype):  # type: ignore[no-untyped-def]
+    return _decode(values_BGF, rows, dtype), (values_BGF, rows)
+
+
+def _decode_bwd(dtype, residuals, g_BD):  # type: ignore[no-untyped-def]
+    values_BGF, rows = residuals
+    shards = shards_of(values_BGF.shape[0], values_BGF.shape[-1])
+
+    def local(values_BGF, rows, g_BD):  # type: ignore[no-untyped-def]
+        of_values, of_rows = jax.vjp(lambda v, r: decode_dense(v, r, dtype), values_BGF, rows)[1](g_BD)
+        return of_values, jax.tree.map(shards.over_rows, of_rows)
+
+    return shards.run(local, "BGF FR BD", "BGF FR")(values_BGF, rows, g_BD)
+
+
+_decode.defvjp(_decode_fwd, _decode_bwd)
