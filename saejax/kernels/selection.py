@@ -30,7 +30,8 @@ def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
     """bool: the k largest entries of a non-negative array [B, ..., F], over all of it; zeros are never chosen.
 
     Exactly k of them (or all that are positive, when fewer): among equal numbers at the border the first in
-    row-major order win, however tokens and latents lie on devices.
+    row-major order win, however tokens and latents lie on devices. XLA may compute `values` again for the mask, so they
+    must come out alike: give it no product and sum that one place could contract into one operation and another not.
     """
     rows = jnp.atleast_2d(values)
     shards = shards_of_batch(rows.shape[0], rows.shape[-1])
