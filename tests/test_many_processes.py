@@ -163,7 +163,6 @@ def test_one_goes_on_from_two_and_two_go_on_from_one(folder: Path) -> None:
     assert_same_run(folder / "then_two", folder / "alone")
 
 
-@pytest.mark.soak
 def test_fsdp_changes_no_number(folder: Path) -> None:
     assert train_here(folder / "fsdp", folder, parallel__mesh=(8, 1), parallel__fsdp=True) == 0
     assert_same_run(folder / "fsdp", folder / "alone")

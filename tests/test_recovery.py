@@ -154,7 +154,7 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("preset", [CUT[0], *(pytest.param(name, marks=pytest.mark.soak) for name in CUT[1:])])
+@pytest.mark.parametrize("preset", CUT)
 def test_a_run_cut_at_any_step_ends_the_same(preset: str, in_memory: Path) -> None:
     """Every step of 6 was saved in the background; continued from each, with moments, averages and resampling."""
     assert halves(in_memory, preset, 6) == (5, 5)
