@@ -51,7 +51,7 @@ quickstart: $(RUN_STAMP)  ## the whole way in one command: text, activations, tr
 	$(BIN)/python -m launch.pipeline --config=configs/quickstart.py $(ARGS)
 
 test: $(TEST_STAMP)  ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: $(TEST_STAMP)  ## run the long tests only (minutes each)
 	$(BIN)/python -m pytest -m soak $(ARGS)

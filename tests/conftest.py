@@ -65,6 +65,15 @@ import jax  # noqa: E402 - only now
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+# Files of a minute and more. A process that takes the last of them alone leaves the other without work.
+_LONG = ("pipeline", "many_processes", "planted", "conformance", "stages", "recovery", "stream", "sweep", "configs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first."""
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in _LONG)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _eight_devices() -> None:
     """Fails every test at once where the settings above did not take."""
