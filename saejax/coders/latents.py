@@ -49,6 +49,9 @@ class Latents:
 
     def fired(self) -> jax.Array:
         """bool [F] or [G, F]: latents that are non-zero for at least one token."""
+        if self.indices is None:
+            # On 2 CPU cores a count of [2048, 1024] costs 15 ms of a step of 39, this under 1.
+            return of_batch(self.active().any(0).astype(jnp.int32)) > 0
         return self.counts() > 0
 
     def counts(self) -> jax.Array:
