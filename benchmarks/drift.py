@@ -64,7 +64,8 @@ def apart(a: Params, b: Params) -> float:
 
 def row(preset: str, d_sae: int, mesh: str, alone: list[Params]) -> str:
     coder = a_coder(preset, d_sae)
-    other = trained(coder, tuple(map(int, mesh.split("x"))))  # type: ignore[arg-type]
+    along_data, along_latent = map(int, mesh.split("x"))
+    other = trained(coder, (along_data, along_latent))
 
     @jax.jit
     def encode(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -75,10 +76,8 @@ def row(preset: str, d_sae: int, mesh: str, alone: list[Params]) -> str:
         (pre, f), (_, g) = (encode(p[i], SCALE * batch(i)) for p in (alone, other))
         if len(differ := np.argwhere((np.asarray(f) > 0) != (np.asarray(g) > 0))):
             token, latent = differ[0]
-            first, where = (
-                i,
-                f"step {i}, token {token}, latent {latent}: pre-activation {float(pre[token, latent]):.1e}",
-            )
+            where = f"step {i}, token {token}, latent {latent}: pre-activation {float(pre[token, latent]):.1e}"
+            first = i
             break
     before = max(apart(alone[i], other[i]) for i in range((STEPS if first is None else first) + 1))
     after = "-" if first is None else f"{apart(alone[first + 1], other[first + 1]):.1e}"

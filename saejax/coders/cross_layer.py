@@ -130,7 +130,7 @@ class CrossLayerTranscoder(nn.Module):
             y_BR = decode_groups(latents.values, latents.indices, rows)
         elif latents.d_sae == self.d_sae:
             y_BR = decode_dense_split(latents.values, rows, self.matmul_dtype)
-        else:  # some of the latents, chosen for this step (AuxK): few enough to be whole on every device
+        else:  # some of the latents: AuxK's few, whole on every device, or a prefix where latents are not split
             y_BR = decode_dense(latents.values, rows, self.matmul_dtype)
         return y_BR.reshape(-1, *params["b_dec"].shape)
 

@@ -46,19 +46,20 @@ def _decode(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
     return shards.run(local, "BGF FR", "BD")(values_BGF, rows)
 
 
-def _decode_fwd(values_BGF, rows, dtype):  # type: ignore[no-untyped-def]
+def _decode_fwd(values_BGF: jax.Array, rows: Rows, dtype: str) -> tuple[jax.Array, tuple[jax.Array, Rows]]:
     return _decode(values_BGF, rows, dtype), (values_BGF, rows)
 
 
-def _decode_bwd(dtype, residuals, g_BD):  # type: ignore[no-untyped-def]
+def _decode_bwd(dtype: str, residuals: tuple[jax.Array, Rows], g_BD: jax.Array) -> tuple[jax.Array, Rows]:
     values_BGF, rows = residuals
     shards = shards_of(values_BGF.shape[0], values_BGF.shape[-1])
 
-    def local(values_BGF, rows, g_BD):  # type: ignore[no-untyped-def]
+    def local(values_BGF: jax.Array, rows: Rows, g_BD: jax.Array) -> tuple[jax.Array, Rows]:
         of_values, of_rows = jax.vjp(lambda v, r: decode_dense(v, r, dtype), values_BGF, rows)[1](g_BD)
         return of_values, jax.tree.map(shards.over_rows, of_rows)
 
-    return shards.run(local, "BGF FR BD", "BGF FR")(values_BGF, rows, g_BD)
+    of_values, of_rows = shards.run(local, "BGF FR BD", "BGF FR")(values_BGF, rows, g_BD)
+    return of_values, of_rows
 
 
 _decode.defvjp(_decode_fwd, _decode_bwd)

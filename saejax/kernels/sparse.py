@@ -11,6 +11,7 @@ over the devices that hold other tokens, once.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,15 +51,15 @@ def decode_groups(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax
     return shards.run(local, "BGK BGK FR", "BD")(values_BGK, indices_BGK, rows)
 
 
-def _decode_fwd(values_BGK, indices_BGK, rows):  # type: ignore[no-untyped-def]
+def _decode_fwd(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, Any]:
     return decode_groups(values_BGK, indices_BGK, rows), (values_BGK, indices_BGK, rows)
 
 
-def _decode_bwd(residuals, g_BD: jax.Array):  # type: ignore[no-untyped-def]
+def _decode_bwd(residuals: Any, g_BD: jax.Array) -> tuple[jax.Array, None, tuple[jax.Array, ...]]:
     values_BGK, indices_BGK, rows = residuals
     shards = shards_of(indices_BGK.shape[0], rows[0].shape[0])
 
-    def local(values_BGK, indices_BGK, rows, g_BD):  # type: ignore[no-untyped-def]
+    def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], g_BD: jax.Array) -> Any:
         of_values, of_rows = [], []
         for group, W_FR in enumerate(rows):
             at_BK, own_BK = _own(indices_BGK[:, group], W_FR.shape[0], shards)
