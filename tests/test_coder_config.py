@@ -168,6 +168,7 @@ def test_every_init_has_the_rows_it_promises(init: str) -> None:
         ({"preset": "transcoder", "init": "transpose", "d_out": D + 1}, ["init=transpose", "kaiming or uniform"]),
         ({"preset": "clt", "init": "transpose"}, ["init=transpose", "same shape"]),
         ({"init": "zero_decoder"}, ["init=zero_decoder", "length 1", "unit_decoder_every=0"]),
+        ({"decoder_norm": 0.0, "unit_decoder_every": 0}, ["coder.decoder_norm is 0", "init=zero_decoder"]),
         # Names.
         ({"preset": "batch_topk"}, ["coder.preset", "'batch_topk'", "Did you mean 'batchtopk'"]),
         ({"topology": "transcode"}, ["coder.topology", "Did you mean 'transcoder'"]),

@@ -188,10 +188,50 @@ def test_lp_does_not_jump_at_an_update_and_its_scale_rests_between() -> None:
         c = _context(step=jnp.int32(step), stats={"lp_scale": scale})
         values.append(float(_LP(c)))
         scales.append(float(scale))
-        scale = _LP.follow(c)["lp_scale"]
+        scale = _LP.follow(c.stats, _LP.seen(c))["lp_scale"]
     assert values == pytest.approx([values[0]] * 16, rel=1e-4)  # the same batch throughout: only p and the scale move
     changes = [step for step in range(1, 16) if scales[step] != scales[step - 1]]
     assert changes == [6, 9, 12]
+
+
+def test_a_batch_of_zeros_at_an_update_leaves_the_scale_of_lp() -> None:
+    p = _params() | {"b_enc": jnp.full(F, -1e3)}
+    c = _context(p=p, step=jnp.int32(5), stats={"lp_scale": jnp.float32(1.3)})
+    assert float(_LP.follow(c.stats, _LP.seen(c))["lp_scale"]) == np.float32(1.3)
+
+
+def test_a_power_that_never_falls_is_1_at_every_step() -> None:
+    """lp_end=1: the ramp has no length, but it has steps."""
+    flat = AnnealedLp(p=Ramp(1.0, 1.0, 9, 4), updates=3)
+    assert [float(flat._power(jnp.int32(step))) for step in range(16)] == [1.0] * 16
+
+
+# Every term that looks at the length of a decoder row, with the sparsity it needs.
+_ROW_TERMS: list[tuple[Term, Sparsity]] = [
+    (NormWeightedL1(), Relu()),
+    (dataclasses.replace(_LP, p=Ramp.constant(0.4)), Relu()),
+    (Tanh(), Relu()),
+    (PreActivation(), JumpRelu(0.0, EPS)),
+    (Decorrelation(), Relu()),
+    (GhostGradients(), Relu()),
+    (AuxK(k=2), Relu()),
+]
+
+
+@pytest.mark.parametrize(("term", "sparsity"), _ROW_TERMS, ids=lambda v: getattr(v, "name", ""))
+@pytest.mark.parametrize("zero", [slice(0, 2), slice(None)], ids=["some rows", "all rows"])
+def test_decoder_rows_of_zero_have_a_finite_gradient(term: Term, sparsity: Sparsity, zero: slice) -> None:
+    """Every length is 0 there, and the gradient of a length the least of its subgradients, which is 0."""
+    p = _params()
+    p["W_dec"] = p["W_dec"].at[zero].set(0)
+
+    def value(p: Tree) -> Any:
+        return term(_context(sparsity, 2, p, stats={"lp_scale": jnp.float32(1)}))
+
+    found, gradient = jax.value_and_grad(value)(p)
+    assert np.isfinite(found) and all(np.isfinite(g).all() for g in gradient.values())
+    if term.name in ("l1", "lp", "tanh", "decorrelation"):
+        np.testing.assert_array_equal(gradient["W_dec"][zero], 0)
 
 
 def test_lp_has_a_finite_gradient_at_and_near_zero() -> None:
@@ -459,10 +499,10 @@ def test_the_threshold_of_a_batch_follows_the_smallest_kept() -> None:
     latents = sparsity(pre, lambda at: at, {}, jnp.int32(0))
     smallest = np.sort(_many().ravel())[-K * B]
     start = {"threshold": jnp.float32(sparsity.statistics()["threshold"])}
-    first = sparsity.follow(start, latents)
+    first = sparsity.follow(start, sparsity.seen(latents))
     assert float(first["threshold"]) == pytest.approx(smallest)
-    second = sparsity.follow({"threshold": jnp.float32(0.2)}, latents)
+    second = sparsity.follow({"threshold": jnp.float32(0.2)}, sparsity.seen(latents))
     assert float(second["threshold"]) == pytest.approx(0.9 * 0.2 + 0.1 * smallest)
-    nothing = Latents(jnp.zeros((B, F)), None, F)
+    nothing = sparsity.seen(Latents(jnp.zeros((B, F)), None, F))
     assert float(sparsity.follow(second, nothing)["threshold"]) == float(second["threshold"])
     assert float(sparsity.follow(start, nothing)["threshold"]) == float(start["threshold"])

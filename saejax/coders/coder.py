@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.config import LONG_AGO
-from saejax.coders.context import Context, squared_error, total_variance
+from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents
 from saejax.coders.losses import Term
 from saejax.coders.sparsity import Keep, Sparsity
 from saejax.coders.topologies import Topology
 from saejax.kernels.batch import n_tokens
+from saejax.kernels.norms import unit_rows
 from saejax.kernels.sparse import entries
 
 Params = dict[str, Any]
@@ -97,25 +98,49 @@ class Coder:
         Pure: statistics come in and go out. Dead latents are those dead before this batch. `sparsity_scale`
         multiplies the weight of the terms that are about sparsity.
         """
-        c = self._context(params, batch, stats, step)
+        loss, (metrics, seen) = self.loss_of_part(params, batch, stats, step, sparsity_scale, None)
+        return loss, (metrics, self.follow(stats, seen))
+
+    def loss_of_part(
+        self,
+        params: Params,
+        part: dict[str, jax.Array],
+        stats: Stats,
+        step: jax.Array,
+        sparsity_scale: jax.Array | float,
+        whole_variance: jax.Array | None,
+    ) -> tuple[jax.Array, tuple[Metrics, Stats]]:
+        """(loss, (metrics, what was seen)) of a part of a batch, for the statistics from before the whole batch.
+
+        Losses and metrics are means over the parts (of one size), what was seen is a sum over them, for `follow`.
+        `whole_variance` is the `total_variance` of all parts' targets; None where the part is the batch.
+        """
+        c = dataclasses.replace(self._context(params, part, stats, step), whole_variance=whole_variance)
         values = {term.name: term(c) for term in self.terms}
         loss = jnp.float32(0)
         for term in self.terms:
             scale = sparsity_scale if term.is_sparsity_weight else 1.0
             loss = loss + term.coefficient(step) * scale * values[term.name]
 
-        since = jnp.minimum(stats["tokens_since_fired"] + n_tokens(c.x.shape[0]), LONG_AGO)
-        new = stats | {"tokens_since_fired": jnp.where(c.latents.fired(), 0, since)}
-        new = new | self.sparsity.follow(stats, c.latents)
+        seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}
+        seen |= self.sparsity.seen(c.latents)
         for term in self.terms:
-            new = new | term.follow(c)
+            seen |= term.seen(c)
         metrics = values | {
             "loss": loss,
-            "fve": 1 - squared_error(c.y, c.y_hat) / total_variance(c.y),
+            "fve": 1 - squared_error(c.y, c.y_hat) / c.variance,
             "l0": c.latents.l0(),
             "dead": c.dead.sum(),
         }
-        return loss, (metrics, new)
+        return loss, (metrics, seen)
+
+    def follow(self, stats: Stats, seen: Stats) -> Stats:
+        """The statistics after a batch, once for all of it, from what was `seen` of its parts together."""
+        since = jnp.minimum(stats["tokens_since_fired"] + seen["tokens"], LONG_AGO)
+        new = stats | {"tokens_since_fired": jnp.where(seen["fired"] > 0, 0, since)} | self.sparsity.follow(stats, seen)
+        for term in self.terms:
+            new = new | term.follow(stats, seen)
+        return new
 
     def _context(self, params: Params, batch: dict[str, jax.Array], stats: Stats, step: jax.Array) -> Context:
         x, y = (batch[name].astype(jnp.float32) for name in ("x", "y"))
@@ -148,7 +173,7 @@ class Coder:
             return params
 
         def unit() -> Params:
-            return {name: params[name] / _lengths(params[name]) for name in self.topology.decoders}
+            return {name: unit_rows(params[name]) for name in self.topology.decoders}
 
         if self.unit_decoder_every == 1:
             return params | unit()
@@ -156,13 +181,7 @@ class Coder:
         return params | jax.lax.cond(due, unit, lambda: {name: params[name] for name in self.topology.decoders})
 
 
-def _lengths(rows: jax.Array) -> jax.Array:
-    """Length of each rows[f], with the rank of `rows`; 1 for a row of zeros."""
-    squares = jnp.square(rows).sum(tuple(range(1, rows.ndim)), keepdims=True)
-    return jnp.sqrt(jnp.where(squares > 0, squares, 1))
-
-
 def _across(rows: jax.Array, grads: jax.Array) -> jax.Array:
     """grads without their part along rows."""
-    unit = rows / _lengths(rows)
+    unit = unit_rows(rows)
     return grads - (unit * grads).sum(tuple(range(1, rows.ndim)), keepdims=True) * unit

@@ -25,6 +25,7 @@ class Context:
         dead: bool [F], latents that have not fired for `dead_after_tokens`.
         stats: statistics before this batch.
         step: int32, number of finished steps.
+        whole_variance: `total_variance` of the targets of the whole batch, where these tokens are a part of it.
     """
 
     topology: "Topology"
@@ -39,6 +40,12 @@ class Context:
     dead: jax.Array
     stats: dict[str, jax.Array]
     step: jax.Array
+    whole_variance: jax.Array | None = None
+
+    @property
+    def variance(self) -> jax.Array:
+        """`total_variance` of the targets: what a fraction of variance unexplained is a fraction of."""
+        return total_variance(self.y) if self.whole_variance is None else self.whole_variance
 
 
 def squared_error(y: jax.Array, y_hat: jax.Array) -> jax.Array:

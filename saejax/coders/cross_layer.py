@@ -14,9 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.initialisation import INITS, unit_rows
+from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents
 from saejax.kernels.dense import decode_dense, decode_dense_split
+from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
 
 Params = dict[str, Any]
@@ -151,7 +152,7 @@ class CrossLayerTranscoder(nn.Module):
     @nn.nowrap
     def decoder_norms(self, params: Params) -> jax.Array:
         """Length of all that a latent writes, concatenated, [L, F]."""
-        return jnp.stack([jnp.linalg.norm(rows, axis=1) for rows in self.decoder_rows(params)])
+        return jnp.stack([norms(rows, axis=1) for rows in self.decoder_rows(params)])
 
     @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:

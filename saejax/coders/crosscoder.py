@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from saejax.coders.dictionary import Dictionary
+from saejax.kernels.norms import norms
 
 Params = dict[str, Any]
 
@@ -27,4 +27,4 @@ class Crosscoder(Dictionary):
     @nn.nowrap
     def decoder_norms(self, params: Params) -> jax.Array:
         """sum_s ||W_dec,f,s||, [F]: the sum over sites lets a latent be of few sites without a price."""
-        return jnp.linalg.norm(params["W_dec"], axis=2).sum(1)
+        return norms(params["W_dec"], axis=2).sum(1)

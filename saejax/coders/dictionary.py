@@ -14,8 +14,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.initialisation import INITS, unit_rows
+from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents
+from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
 Params = dict[str, Any]
@@ -139,7 +140,7 @@ class Dictionary(nn.Module):
     @nn.nowrap
     def decoder_norms(self, params: Params) -> jax.Array:
         """Length of each latent's decoder row, [F]: the weight of its sparsity penalty."""
-        return jnp.linalg.norm(self.decoder_rows(params)[0], axis=1)
+        return norms(self.decoder_rows(params)[0], axis=1)
 
     @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:

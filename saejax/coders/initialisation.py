@@ -10,14 +10,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from saejax.kernels.norms import unit_rows
+
 Shape = tuple[int, ...]
 Weights = tuple[jax.Array, jax.Array]
-
-
-def unit_rows(rows: jax.Array) -> jax.Array:
-    """Each rows[f] at length 1; a row of zeros stays."""
-    norms = jnp.linalg.norm(rows.reshape(len(rows), -1), axis=1)
-    return rows / jnp.where(norms > 0, norms, 1).reshape(-1, *([1] * (rows.ndim - 1)))
 
 
 def random_rows(key: jax.Array, shape: Shape, norm: float) -> jax.Array:

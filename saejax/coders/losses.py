@@ -13,6 +13,7 @@ from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
 from saejax.kernels.batch import per_token
+from saejax.kernels.norms import unit_rows
 from saejax.kernels.selection import largest_of_rows
 from saejax.kernels.shards import shards_of
 from saejax.kernels.sparse import entries
@@ -41,8 +42,12 @@ class Term:
         """Scalars that the term follows during training, by name, with the value they start at."""
         return {}
 
-    def follow(self, c: Context) -> dict[str, jax.Array]:
-        """The statistics after a batch."""
+    def seen(self, c: Context) -> dict[str, jax.Array]:
+        """What the statistics need to know of a batch: numbers that add up over its parts."""
+        return {}
+
+    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The statistics after a batch, from what was `seen` of all of it."""
         return {}
 
 
@@ -56,10 +61,10 @@ class Mse(Term):
     name: ClassVar[str] = "mse"
 
     def __call__(self, c: Context) -> jax.Array:
-        return self.of(c.y, c.y_hat)
+        return self.of(c, c.y_hat)
 
-    def of(self, y: jax.Array, y_hat: jax.Array) -> jax.Array:
-        return squared_error(y, y_hat)
+    def of(self, c: Context, y_hat: jax.Array) -> jax.Array:
+        return squared_error(c.y, y_hat)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +74,10 @@ class Fvu(Term):
     name: ClassVar[str] = "fvu"
 
     def __call__(self, c: Context) -> jax.Array:
-        return self.of(c.y, c.y_hat)
+        return self.of(c, c.y_hat)
 
-    def of(self, y: jax.Array, y_hat: jax.Array) -> jax.Array:
-        return squared_error(y, y_hat) / total_variance(y)
+    def of(self, c: Context, y_hat: jax.Array) -> jax.Array:
+        return squared_error(c.y, y_hat) / c.variance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Matryoshka(Term):
         total, start, errors = c.topology.decode(c.params, _none(c.latents), c.x), 0, jnp.float32(0)
         for stop in self.prefixes:
             total = total + c.topology.decode_without_bias(*_block(c, start, stop))
-            errors, start = errors + self.error.of(c.y, total), stop
+            errors, start = errors + self.error.of(c, total), stop
         return errors / len(self.prefixes)
 
 
@@ -145,7 +150,7 @@ class MultiTopK(Term):
         more = dataclasses.replace(k, start=k.start * self.factor, end=k.end * self.factor)
         wide = dataclasses.replace(c.sparsity, k=more)  # type: ignore[type-var]
         latents = wide(c.pre, c.keep, c.params, c.step)
-        return squared_error(c.y, c.topology.decode(c.params, latents, c.x)) / total_variance(c.y)
+        return squared_error(c.y, c.topology.decode(c.params, latents, c.x)) / c.variance
 
 
 # --- sparsity ----------------------------------------------------------------------------------------------
@@ -171,7 +176,8 @@ class AnnealedLp(Term):
     """s mean_b sum_f (f ||W_dec,f||)^p, p falling from 1 in `updates` equal steps while s keeps the term as large.
 
     At each update s is multiplied by the batch's sum at the old p over that at the new one, so that the falling
-    power changes the shape of the penalty and not its weight. (Karvonen et al. 2024, arXiv:2408.00113)
+    power changes the shape of the penalty and not its weight. A batch of zeros leaves s as it is.
+    (Karvonen et al. 2024, arXiv:2408.00113)
     """
 
     p: Ramp = ONE
@@ -180,31 +186,37 @@ class AnnealedLp(Term):
     is_sparsity_weight: ClassVar[bool] = True
 
     def __call__(self, c: Context) -> jax.Array:
-        return c.stats["lp_scale"] * self._sum(c, self._power(c.step))
+        return c.stats["lp_scale"] * per_token(self._powers(c, self._power(c.step)))
 
     def statistics(self) -> dict[str, float]:
         return {"lp_scale": 1.0}
 
-    def follow(self, c: Context) -> dict[str, jax.Array]:
+    def seen(self, c: Context) -> dict[str, jax.Array]:
+        """The batch's sums at the power of this step and of the next; 1 and 1 where they are the same power."""
         now, after = self._power(c.step), self._power(c.step + 1)
+        ones_B = jnp.ones(c.x.shape[0], jnp.float32)
+        # Sums over a batch stay out of the branch, as in AuxK.
+        sums = jax.lax.cond(
+            now != after,
+            lambda: [self._powers(c, p).reshape(*ones_B.shape, -1).sum(-1) for p in (now, after)],
+            lambda: [ones_B, ones_B],
+        )
+        return dict(zip(("lp", "lp_next"), (per_token(jax.lax.stop_gradient(sum_B)) for sum_B in sums), strict=True))
 
-        def rescaled() -> jax.Array:
-            ratio = self._sum(c, now) / jnp.maximum(self._sum(c, after), 1e-12)
-            return jax.lax.stop_gradient(c.stats["lp_scale"] * ratio)
-
-        return {"lp_scale": jax.lax.cond(now != after, rescaled, lambda: c.stats["lp_scale"])}
+    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        some = seen["lp_next"] > 0
+        ratio = jnp.where(some, seen["lp"] / jnp.where(some, seen["lp_next"], 1), 1)
+        return {"lp_scale": stats["lp_scale"] * ratio}
 
     def _power(self, step: jax.Array) -> jax.Array:
         """p at `step`: the ramp, held between updates."""
-        if not self.p.over:
-            return self.p(step)
-        done = (self.p(step) - self.p.start) / (self.p.end - self.p.start)
-        return self.p.start + (self.p.end - self.p.start) * jnp.floor(done * self.updates + 1e-4) / self.updates
+        return self.p.at(jnp.floor(self.p.done(step) * self.updates + 1e-4) / self.updates)
 
-    def _sum(self, c: Context, p: jax.Array) -> jax.Array:
+    def _powers(self, c: Context, p: jax.Array) -> jax.Array:
+        """(f ||W_dec,f||)^p, [B, F] or [B, L, F]."""
         # Below 1 the power has an infinite slope at 0: what is 0 stays out, what is tiny counts as 1e-6.
         f = _weighted(c)
-        return per_token(jnp.where(f > 0, jnp.power(jnp.maximum(f, 1e-6), p), 0))
+        return jnp.where(f > 0, jnp.power(jnp.maximum(f, 1e-6), p), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,7 +375,8 @@ class Decorrelation(Term):
         return jnp.stack([self._of(rows_FR) for rows_FR in groups]).mean()
 
     def _of(self, rows_FR: jax.Array) -> jax.Array:
-        n = rows_FR.shape[0]
-        d_FR = rows_FR / jnp.maximum(jnp.linalg.norm(rows_FR, axis=1, keepdims=True), 1e-8)
+        n, d_FR = rows_FR.shape[0], unit_rows(rows_FR)
         small = d_FR.T @ d_FR if n > rows_FR.shape[1] else d_FR @ d_FR.T
-        return (jnp.square(small).sum() - n) / max(1, n * (n - 1))
+        # A row of zeros has no cosine with itself either.
+        diagonal = jnp.square(jnp.square(d_FR).sum(1)).sum()
+        return (jnp.square(small).sum() - diagonal) / max(1, n * (n - 1))

@@ -71,6 +71,11 @@ def _check_sites(c: CoderConfig, topology: Any, reads: tuple[int, ...], writes: 
         raise ConfigError(
             "coder.init=transpose needs an encoder and a decoder of the same shape; use kaiming or uniform."
         )
+    if c.init == "transpose" and c.decoder_norm == 0:
+        raise ConfigError(
+            "coder.decoder_norm is 0, so the encoder, which starts as its transpose, would be 0 too, and nothing could "
+            "ever be learned. Use coder.init=zero_decoder, which has an encoder of its own."
+        )
     if c.init == "zero_decoder" and c.unit_decoder_every:
         raise ConfigError("coder.init=zero_decoder has no rows of length 1; set coder.unit_decoder_every=0.")
 

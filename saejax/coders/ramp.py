@@ -25,7 +25,16 @@ class Ramp:
 
     def __call__(self, step: jax.Array | int) -> jax.Array:
         """float32 scalar at `step`, the number of finished steps."""
+        return self.at(self.done(step))
+
+    def done(self, step: jax.Array | int) -> jax.Array:
+        """How much of the way is done at `step`: 0 to 1."""
+        if not self.over:
+            return jnp.float32(1)
+        return jnp.clip((jnp.asarray(step) + 1 - self.after) / self.over, 0.0, 1.0)
+
+    def at(self, done: jax.Array) -> jax.Array:
+        """The number when so much of the way is done."""
         if not self.over:
             return jnp.float32(self.end)
-        done = jnp.clip((jnp.asarray(step) + 1 - self.after) / self.over, 0.0, 1.0)
         return jnp.float32(self.start) + jnp.float32(self.end - self.start) * done

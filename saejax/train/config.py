@@ -22,8 +22,10 @@ class TrainConfig:
         tokens: activations to train on, over as many epochs of the store as that takes.
         max_rows: use at most so many stored activations (a sample limit); 0 uses all.
         batch_size: activations in a step.
-        accumulate: the batch is taken in so many parts, one after the other, to save memory. Losses that look at
-            a whole batch (FVU, batchtopk's selection, AuxK's dead latents) then look at the parts.
+        accumulate: the batch is taken in so many parts, one after the other, to save memory. The variance in FVU and
+            FVE stays that of the whole batch, dead latents are those from before it, and statistics move once a step.
+            batchtopk selects within a part, AuxK's residual has the variance of a part, and a target L0 is reached in
+            each. A part has two activations at least: one alone has no variance.
         optimizer: adam, adamw, adafactor, muon (orthogonalised updates for matrices, adam for the rest), lion or
             schedule_free (adamw that needs no schedule; evaluation reads its averaged weights).
         lr, b1, b2, eps: of the optimizer, where it has them (adafactor has only lr, lion no eps; of muon b1, b2 and
@@ -117,6 +119,11 @@ class TrainConfig:
             raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of train.shares {self.shares}.")
         if self.batch_size % self.accumulate:
             raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}.")
+        if self.batch_size // self.accumulate < 2:
+            raise ConfigError(
+                f"train.batch_size {self.batch_size} with train.accumulate {self.accumulate} leaves parts of one "
+                "activation, which has no variance. Raise batch_size or lower accumulate: a part needs two."
+            )
         self._check_optimizer()
 
     def _check_optimizer(self) -> None:

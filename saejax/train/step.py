@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from saejax.coders import Coder, Sites
+from saejax.coders.context import total_variance
 from saejax.kernels.batch import of_all_copies
 from saejax.parallel import MODES, batch_sharding, replicated
 from saejax.train.averaging import next_average
@@ -70,27 +71,31 @@ def make_step(
 def _gradients(
     coder: Coder, parts: int, state: TrainState, batch: dict[str, jax.Array], sparsity: jax.Array
 ) -> tuple[Any, dict[str, jax.Array], Any]:
-    """(gradients, metrics, statistics) of a batch in `parts`: means over the parts, statistics from one to the next."""
-    gradient = jax.value_and_grad(coder.loss, has_aux=True)
+    """(gradients, metrics, statistics) of a batch in `parts`: means over the parts, statistics once for all of them."""
+    variance = None if parts == 1 else total_variance(batch["y"])
+    gradient = jax.value_and_grad(coder.loss_of_part, has_aux=True)
+
+    def one(part: dict[str, jax.Array]) -> tuple[Any, Any]:
+        """(what is averaged over the parts, what is added up)"""
+        (_, (metrics, seen)), grads = gradient(state.params, part, state.stats, state.step, sparsity, variance)
+        return (grads, metrics), seen
+
+    def add(total: tuple[Any, Any], part: dict[str, jax.Array]) -> tuple[Any, None]:
+        means, seen = one(part)
+        means = jax.tree.map(lambda a: a / parts, means)
+        return jax.tree.map(jnp.add, total, (means, seen)), None
+
     if parts == 1:
-        (_, (metrics, stats)), grads = gradient(state.params, batch, state.stats, state.step, sparsity)
-        return grads, metrics, stats
-
-    def one(stats: Any, part: dict[str, jax.Array]) -> tuple[Any, Any]:
-        (_, (metrics, stats)), grads = gradient(state.params, part, stats, state.step, sparsity)
-        return stats, (grads, metrics)
-
-    def add(carry: tuple[Any, Any], part: dict[str, jax.Array]) -> tuple[Any, None]:
-        stats, total = carry
-        stats, new = one(stats, part)
-        return (stats, jax.tree.map(lambda a, b: a + b / parts, total, new)), None
+        (grads, metrics), seen = one(batch)
+        return grads, metrics, coder.follow(state.stats, seen)
 
     # Rows b, b + parts, ...: each part then has rows of every device that the batch is spread over.
     split = {name: jnp.moveaxis(a.reshape(-1, parts, *a.shape[1:]), 1, 0) for name, a in batch.items()}
-    shapes = jax.eval_shape(one, state.stats, jax.tree.map(lambda a: a[0], split))[1]
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
-    (stats, (grads, metrics)), _ = jax.lax.scan(add, (state.stats, zeros), split)
-    return grads, metrics, stats
+    means, seen = jax.eval_shape(one, jax.tree.map(lambda a: a[0], split))
+    # Means of counts are no counts.
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), means), jax.tree.map(jnp.zeros_like, seen)
+    ((grads, metrics), seen), _ = jax.lax.scan(add, zeros, split)
+    return grads, metrics, coder.follow(state.stats, seen)
 
 
 def compile_step(step: Step, abstract: TrainState, mesh: Mesh, mode: str = "jit") -> Step:

@@ -44,8 +44,12 @@ class Sparsity:
         """Scalars that are followed during training, by name, with the value they start at."""
         return {}
 
-    def follow(self, stats: dict[str, jax.Array], latents: Latents) -> dict[str, jax.Array]:
-        """The statistics after a batch."""
+    def seen(self, latents: Latents) -> dict[str, jax.Array]:
+        """What the statistics need to know of a batch: numbers that add up over its parts."""
+        return {}
+
+    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The statistics after a batch, from what was `seen` of all of it."""
         return {}
 
     def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:

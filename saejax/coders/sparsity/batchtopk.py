@@ -21,7 +21,8 @@ class BatchTopK(Sparsity):
     """Keeps the k B G largest pre-activations of a batch (B tokens, G groups), exactly; positive ones only.
 
     A threshold follows the smallest kept value, theta <- decay theta + (1 - decay) min, starting at the first
-    one. After training a token stands alone: f = pre where pre > theta, a JumpReLU.
+    one; where a batch is selected in parts, min is the mean of theirs. After training a token stands alone: f = pre
+    where pre > theta, a JumpReLU.
     """
 
     k: Ramp
@@ -41,12 +42,18 @@ class BatchTopK(Sparsity):
     def statistics(self) -> dict[str, float]:
         return {"threshold": UNSET}
 
-    def follow(self, stats: dict[str, jax.Array], latents: Latents) -> dict[str, jax.Array]:
-        old = stats["threshold"]
+    def seen(self, latents: Latents) -> dict[str, jax.Array]:
+        """The smallest kept value, and 1 for having one; 0 and 0 where nothing is kept."""
         smallest = jnp.where(latents.values > 0, latents.values, jnp.inf).min()
         smallest = least_of_batch(jax.lax.stop_gradient(smallest))
+        some = jnp.isfinite(smallest)
+        return {"smallest": jnp.where(some, smallest, 0), "selections": some.astype(jnp.float32)}
+
+    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        old, n = stats["threshold"], seen["selections"]
+        smallest = seen["smallest"] / jnp.maximum(n, 1)
         new = jnp.where(old == UNSET, smallest, self.decay * old + (1 - self.decay) * smallest)
-        return {"threshold": jnp.where(jnp.isfinite(smallest), new, old)}
+        return {"threshold": jnp.where(n > 0, new, old)}
 
     def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:
         threshold = jnp.full(shape, jnp.maximum(stats["threshold"], 0), jnp.float32)
