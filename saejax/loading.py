@@ -123,7 +123,20 @@ def make_sites(
     writes: tuple[str, ...],
     statistics: Mapping[str, Statistics],
 ) -> Sites:
-    """The sites of a coder, each with the scale that `normalize` asks for."""
+    """The sites of a coder, each with the scale that `normalize` asks for.
+
+    Raises:
+        DataError: a hook point where every token has the same activation, or zeros: it has no scale and no variance.
+    """
+    for name in dict.fromkeys((*reads, *writes)):
+        s = statistics[name]
+        # The difference of two float64 means: below this it is rounding.
+        if not s.total_variance > 1e-9 * s.mean_squared_norm:
+            what = "0" if s.mean_squared_norm == 0 else "the same"
+            raise DataError(
+                f"The activations of {name} are {what} for all {s.count:,} tokens of the training store: there is "
+                "nothing to learn. Choose another hook point, or look at how the store was made."
+            )
     scales = [tuple(raw_scale(config, statistics[name]) for name in names) for names in (reads, writes)]
     return Sites(reads, writes, scales[0], scales[1], topology.stacked)
 

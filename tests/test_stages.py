@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import replaced, tiny_experiment
+from tiny import D_IN, planted_experiment, replaced, tiny_experiment
 
 import saejax
 from saejax.capture import capture
@@ -23,7 +23,7 @@ from saejax.experiment import Experiment
 from saejax.lm import LanguageModel, checkpoint, load_lm
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report, run_train
-from saejax.store import StoreReader, verify
+from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
 from saejax.text import Packer
 
 HOOK = "blocks.1.resid_post"
@@ -322,6 +322,29 @@ def test_text_that_runs_out_gives_a_smaller_store_and_says_so(
     assert 200 < StoreReader.open(e.store_dir("train")).n_tokens < 4000
     run_capture(Workspace(e))
     assert "already complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5])
+def test_a_hook_point_where_all_tokens_are_alike_is_refused_before_anything_is_written(
+    tmp_path: Path, value: float
+) -> None:
+    """Its scale would be infinite, or its variance 0; both ended in NaN."""
+    e = planted_experiment(tmp_path, "flat")
+    rows = 2048
+    with StoreWriter.open(
+        tmp_path / "stores" / "flat" / "train",
+        identity={"imported": "flat"},
+        hook_points={"h": D_IN},
+        n_tokens=rows,
+        layout=StoreLayout(1024, 64),
+    ) as writer:
+        tokens = {name: np.arange(rows, dtype=np.int32) for name in ("token_id", "document", "position")}
+        writer.append({"h": np.full((rows, D_IN), value, np.float32)}, tokens, cursor={})
+        writer.finish()
+    what = "0" if value == 0 else "the same"
+    message = f"activations of h are {what} for all 2,048 tokens.*Choose another hook point"
+    refuse(dataclasses.replace(e, store="flat"), run_train, DataError, message)
+    assert not (e.run_dir / "config.json").exists()
 
 
 def test_a_second_trainer_of_the_same_run_is_refused(copy: Path) -> None:
