@@ -250,10 +250,16 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             "metrics": done.metrics,
             "gates": [gate.to_json() for gate in gates],
             "density": done.density,
+            "non_finite_tokens": done.non_finite,
         }
         _record_stage(e, "evaluate", done.tokens, done.seconds)
         write_json(path, result)
         result = read_json(path)
+    if bad := result.get("non_finite_tokens"):
+        say(
+            f"evaluate: {bad:,} tokens are in no metric, because the model's activations or predictions there are NaN "
+            "or infinite; lm.dtype=float32 may be enough for it"
+        )
     gates = [Gate.from_json(gate) for gate in result["gates"]]
     _print_gates(gates)
     return 0 if all(gate.passed for gate in gates) else 1

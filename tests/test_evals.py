@@ -114,8 +114,8 @@ def test_masked_rows_may_hold_anything() -> None:
     batches = [make_batch(seed, 64) for seed in (0, 1)]
     want = measure(batches, np.zeros(WIDTH)).metrics()
     for b in batches:
-        b.x[~b.keep], b.x_hat[~b.keep] = 1e6, -1e6
-        changed = np.where(b.keep[:, None], b.f, 7.0).astype(np.float32)
+        b.x[~b.keep], b.x_hat[~b.keep] = np.nan, -np.inf
+        changed = np.where(b.keep[:, None], b.f, np.nan).astype(np.float32)
         object.__setattr__(b, "latents", Latents(jnp.asarray(changed), None, LATENTS))
     assert measure(batches, np.zeros(WIDTH)).metrics() == pytest.approx(want, rel=1e-6)
 
@@ -444,6 +444,42 @@ def test_evaluate_looks_at_the_tokens_that_a_capture_stores(
     want["gram_rms"] = decoder_gram_rms(params["W_dec"])
     assert got.metrics == pytest.approx(want, rel=1e-3)
     assert got.tokens == packed.keep.sum()
+
+
+def test_tokens_that_are_not_finite_are_left_out_and_counted(
+    lm: LanguageModel, packed: PackedRows, clean: np.ndarray
+) -> None:
+    """A model that overflows from one position on spoils the rows that reach it, and no figure of the others."""
+    at = ROW - 1
+    params = lm.params | {"W_pos": jnp.asarray(lm.params["W_pos"]).at[at].set(np.inf)}
+    broken = dataclasses.replace(lm, params=params)
+    spoilt = ((packed.positions >= at) & (packed.segments >= 0)).any(1)
+    assert 0 < spoilt.sum() < len(spoilt) - 2
+    coder, weights = coder_and_params("topk", lm.config.d_model)
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    got = evaluate(coder, weights, broken, packer, SITES, EvalConfig(tokens=10**6, batch_rows=4))
+
+    whole = dataclasses.replace(
+        packed,
+        keep=packed.keep & ~spoilt[:, None],
+        segments=np.where(spoilt[:, None], np.int32(-1), packed.segments),
+    )
+    flat_x = clean.reshape(-1, clean.shape[-1])
+    f = numpy_latents("topk", weights, flat_x.astype(np.float64))
+    flat_x_hat = f @ weights["W_dec"].astype(np.float64) + weights["b_dec"]
+    flat = Batch(flat_x, flat_x_hat, Latents(jnp.asarray(f), None, 40), f, whole.keep.ravel())
+    want = oracle([flat]) | splice_oracle(lm, whole, {HOOK: flat_x_hat.reshape(clean.shape)})
+    want["gram_rms"] = decoder_gram_rms(weights["W_dec"])
+    assert got.metrics == pytest.approx(want, rel=1e-3)
+    assert got.tokens == whole.keep.sum() and got.non_finite > (packed.keep & spoilt[:, None]).sum() > 0
+
+
+def test_a_model_that_is_nowhere_finite_is_refused(lm: LanguageModel) -> None:
+    coder, weights = coder_and_params("topk", lm.config.d_model)
+    params = lm.params | {"W_pos": jnp.asarray(lm.params["W_pos"]).at[0].set(np.nan)}
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    with pytest.raises(DataError, match=r"Not one of \d+ held-out tokens has finite activations.*lm.dtype=float32"):
+        evaluate(coder, weights, dataclasses.replace(lm, params=params), packer, SITES, EvalConfig(batch_rows=4))
 
 
 def test_evaluate_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> None:

@@ -2,7 +2,7 @@
 
 from saejax.capture.capture import CaptureConfig, Captured, capture, store_identity
 from saejax.capture.hook_points import Named, expand_hook_points
-from saejax.capture.selection import SelectingPacker, near
+from saejax.capture.selection import SelectingPacker, finite, near
 from saejax.capture.stream import ActivationStream, stream_activations
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "SelectingPacker",
     "capture",
     "expand_hook_points",
+    "finite",
     "near",
     "store_identity",
     "stream_activations",

@@ -1,6 +1,7 @@
 """Which tokens of a batch are stored."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -94,13 +95,22 @@ def outliers(activations_ND: Mapping[str, np.ndarray], candidates_N: np.ndarray,
 
 
 def near(activations: Mapping[str, jax.Array], keep_RS: jax.Array, ratio: float) -> jax.Array:
-    """The tokens to keep that are not `outliers` among them; pure, for activations {hook point: [R, S, d]}."""
-    found_RS = keep_RS
+    """The tokens to keep that are `finite` and not `outliers` among those; pure.
+
+    Activations are {hook point: [R, S, d]}; a ratio of 0 leaves outliers in.
+    """
+    candidates_RS = keep_RS & finite(activations)
+    found_RS = candidates_RS
     for x_RSD in activations.values() if ratio else ():
         norms_RS = jnp.linalg.norm(x_RSD.astype(jnp.float32), axis=-1)
-        usual = jnp.nanmedian(jnp.where(keep_RS, norms_RS, jnp.nan))
+        usual = jnp.nanmedian(jnp.where(candidates_RS, norms_RS, jnp.nan))
         found_RS &= (norms_RS <= ratio * usual) | ~(usual > 0)
     return found_RS
+
+
+def finite(activations: Mapping[str, jax.Array]) -> jax.Array:
+    """Whether a token's activations are finite at every hook point: {hook point: [..., d]} -> bool [...]. Pure."""
+    return functools.reduce(jnp.logical_and, (jnp.isfinite(x).all(-1) for x in activations.values()))
 
 
 @dataclasses.dataclass(frozen=True)

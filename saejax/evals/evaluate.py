@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.capture import near
+from saejax.capture import finite, near
 from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
@@ -36,12 +36,17 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Metrics by name, the density histogram, and how much was evaluated how fast."""
+    """Metrics by name, the density histogram, and how much was evaluated how fast.
+
+    `non_finite` counts what is in no metric: tokens whose activation is NaN or infinite, and tokens after which the
+    model predicts NaN.
+    """
 
     metrics: dict[str, float]
     density: dict[str, Any]
     tokens: int
     seconds: float
+    non_finite: int
 
 
 def evaluate(
@@ -65,7 +70,7 @@ def evaluate(
             config.batch_rows here) are neither counted nor replaced.
 
     Raises:
-        DataError: no held-out text, or nothing in it but special tokens.
+        DataError: no held-out text, or nothing in it but special tokens, or activations that are all not finite.
     """
     names = ("all", *sites.writes) if sites.stacked else ("all",)
     reconstructions = {name: Reconstruction() for name in names}
@@ -74,6 +79,7 @@ def evaluate(
 
     def batch(params: Any, lm_params: Any, packed: dict[str, jax.Array]) -> Any:
         parts: dict[str, Any] = {}
+        bad: dict[str, jax.Array] = {}
 
         def reconstruct(captured: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
             keep_RS = near(captured, packed["keep"], max_norm_ratio)
@@ -82,11 +88,12 @@ def evaluate(
             latents = coder.encode(params, seen["x"])
             y_hat = coder.decode(params, latents, seen["x"])
             parts.update(_sums(names, seen["y"], y_hat, latents.flat(), keep_RS.ravel(), b_dec))
+            bad["activations"] = (packed["keep"] & ~finite(captured)).sum()
             sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
             return {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}, keep_RS
 
         sums, _ = splice_sums(lm, lm_params, sites, reconstruct, packed)
-        return sums, parts
+        return sums | {"non_finite": sums["unpredicted"] + bad["activations"]}, parts
 
     # Compiled before the clock starts.
     run = compiled(lm, batch, params, lm.params, _arrays(packer.blank(config.batch_rows)))
@@ -101,16 +108,21 @@ def evaluate(
             progress.advance(kept)
             if progress.tokens >= config.tokens:
                 break
+        reconstruction = reconstructions.pop("all")
+        if progress.tokens and not reconstruction.sums["n"]:
+            raise DataError(
+                f"Not one of {progress.tokens:,} held-out tokens has finite activations: the model overflows. Set "
+                "lm.dtype=float32, or look at its weights."
+            )
         if not totals.get("predicted") or not progress.tokens:
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
-        reconstruction = reconstructions.pop("all")
         metrics = reconstruction.metrics() | splice_metrics(totals)
         metrics |= {f"fve/{name}": site.metrics()["fve"] for name, site in reconstructions.items()}
         gram = [decoder_gram_rms(np.asarray(rows)) for rows in coder.topology.decoder_rows(params)]
         metrics["gram_rms"] = float(np.sqrt(np.mean(np.square(gram))))
         n_tokens = int(reconstruction.sums["n"])
         density = density_histogram(reconstruction.counts, n_tokens)
-        return Evaluated(metrics, density, n_tokens, progress.seconds)
+        return Evaluated(metrics, density, n_tokens, progress.seconds, int(totals["non_finite"]))
 
 
 def _sums(

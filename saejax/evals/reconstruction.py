@@ -15,9 +15,13 @@ from saejax.coders import Latents
 
 
 def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array, shift_D: jax.Array) -> Any:
-    """The sums over the tokens of a batch where `keep` is true; for `Reconstruction.add`. Pure, float32."""
+    """The sums over the tokens of a batch where `keep` is true; for `Reconstruction.add`. Pure, float32.
+
+    Other tokens may hold anything, NaN too.
+    """
     w_B = keep_B.astype(jnp.float32)
-    x_BD, x_hat_BD = x_BD.astype(jnp.float32), x_hat_BD.astype(jnp.float32)
+    # A weight of 0 does not silence a NaN.
+    x_BD, x_hat_BD = (jnp.where(keep_B[:, None], a.astype(jnp.float32), 0) for a in (x_BD, x_hat_BD))
     error_BD, centred_BD = x_BD - x_hat_BD, x_BD - shift_D[None]
     norm_B, norm_hat_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(x_hat_BD, axis=1)
     error_norm_B = jnp.linalg.norm(error_BD, axis=1)

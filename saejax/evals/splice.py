@@ -9,8 +9,9 @@ spliced in at the hook point, and p_zero with zeros there:
 
 A coder of several sites has all that it writes replaced at once, by reconstructions of the clean run's activations.
 Only tokens that a capture stores are replaced; bos, special and padding tokens keep their activation in all
-three runs. (SAEBench, core evaluation.) Of two models the loss is the first's, so of a coder that writes in the second
-alone there is only ce_clean. Of a model that does not predict the next token (an encoder) there is nothing.
+three runs. (SAEBench, core evaluation.) A token after which the clean run predicts NaN counts in none of the means.
+Of two models the loss is the first's, so of a coder that writes in the second alone there is only ce_clean. Of a model
+that does not predict the next token (an encoder) there is nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +38,8 @@ def splice_sums(
 
     `reconstruct` gets the clean activations and gives ({hook point written: [R, S, D]}, which tokens to replace
     [R, S]); all of them are put in at once. Where the loss does not see them (`Model.measures_loss`), the sums are
-    `predicted` and `ce_clean` alone; where there is no loss, `predicted`.
+    `predicted` and `ce_clean` alone; where there is no loss, `predicted`. `unpredicted` counts tokens that are left
+    out because the clean run predicts NaN after them.
     """
     rows = (packed["tokens"], packed["positions"], packed["segments"])
 
@@ -62,11 +64,12 @@ def splice_sums(
     def cross_entropy(log_p_RSV: jax.Array) -> jax.Array:
         return total(-jnp.take_along_axis(log_p_RSV, next_RS1, axis=2)[:, :, 0])
 
-    sums = {"predicted": predicted_RS.sum()}
     if not lm.measures_loss(()):
-        return sums, captured
+        return {"predicted": predicted_RS.sum(), "unpredicted": jnp.int32(0)}, captured
     clean_RSV = jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
-    sums["ce_clean"] = cross_entropy(clean_RSV)
+    nan_RS = predicted_RS & jnp.isnan(clean_RSV).any(-1)
+    predicted_RS &= ~nan_RS
+    sums = {"predicted": predicted_RS.sum(), "unpredicted": nan_RS.sum(), "ce_clean": cross_entropy(clean_RSV)}
     if not lm.measures_loss(tuple(reconstructed)):
         return sums, captured
     spliced_RSV = run(reconstructed)

@@ -90,8 +90,9 @@ def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], me
     def forward(params: Any, tokens: Any, positions: Any, segments: Any) -> Any:
         _, captured = lm.apply(params, tokens, positions, segments, names)
         flat = {name: captured[name].reshape(-1, captured[name].shape[-1]) for name in names}
-        finite = jnp.stack([jnp.isfinite(value).all(-1) for value in flat.values()]).all(0)
-        return {name: value.astype(jnp.bfloat16) for name, value in flat.items()}, finite
+        rounded = {name: value.astype(jnp.bfloat16) for name, value in flat.items()}
+        # The largest float32 numbers become infinite only then.
+        return rounded, jnp.stack([jnp.isfinite(value).all(-1) for value in rounded.values()]).all(0)
 
     rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     params = lm.placed(mesh)

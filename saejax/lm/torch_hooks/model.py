@@ -209,8 +209,9 @@ class TorchModel:
                     f"The GPU has no memory for {len(packed.tokens)} rows of {packed.tokens.shape[1]} tokens. Lower "
                     "capture.batch_rows, or set it to 0 to have it found."
                 ) from None
-            finite = torch.stack([torch.isfinite(value).all(-1) for value in seen.values()]).all(0)
-            stored = {place: to_host(value.to(torch.bfloat16)) for place, value in seen.items()}
+            rounded = {place: value.to(torch.bfloat16) for place, value in seen.items()}
+            finite = torch.stack([torch.isfinite(value).all(-1) for value in rounded.values()]).all(0)
+            stored = {place: to_host(value) for place, value in rounded.items()}
             return {name: stored[place] for name, place in places.items()}, to_host(finite)
 
         return forward
