@@ -104,7 +104,7 @@ def load(run: str | os.PathLike[str], step: int | str | None = None) -> LoadedCo
 
 
 def _best(run: Path, checkpoints: Checkpoints) -> int:
-    """The step of the best checkpoint: each says which is the best up to it, and the newest is asked whose meta is intact.
+    """The step of the best checkpoint. Each says which is the best up to it; asked is the newest whose meta is intact.
 
     Those passed over cost a warning.
 
