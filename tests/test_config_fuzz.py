@@ -144,6 +144,8 @@ def deal(seed: int, sections: tuple[str, ...], hand: int) -> Iterator[Case]:
     cards: list[tuple[str, str, Any]] = []
     for preset in rng.sample(sorted(RECIPES), len(RECIPES)):
         settings: Settings = BASE | {"coder": BASE["coder"] | {"preset": preset}}
+        if "parallel" in sections:  # so that the mode is one of several devices
+            settings["parallel"] = {"mesh": (2, 1)}
         for _ in range(hand):
             cards = cards or rng.sample(deck(sections), len(deck(sections)))
             section, key, value = cards.pop()
