@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,15 +104,26 @@ def load(run: str | os.PathLike[str], step: int | str | None = None) -> LoadedCo
 
 
 def _best(run: Path, checkpoints: Checkpoints) -> int:
-    """The step of the best checkpoint, which the newest one knows.
+    """The step of the best checkpoint. Each says which is the best up to it; asked is the newest whose meta is intact.
+
+    Those passed over cost a warning.
 
     Raises:
-        DataError: none was kept for being best.
+        DataError: none was kept for being best, or the meta of all is damaged.
     """
-    newest = checkpoints.latest()
-    best = {} if newest is None else checkpoints.restore_numpy(newest, names=())[1].get("best", {})
+    steps = checkpoints.steps()
+    best: dict[str, Any] = {}
+    for step in reversed(steps):
+        try:
+            best = checkpoints.restore_numpy(step, names=())[1].get("best", {})
+            break
+        except DataError as error:
+            warnings.warn(f"{error} What it says of the best one is not used.", stacklevel=3)
+    else:
+        if steps:
+            raise DataError(f"None of the checkpoints of {run} can say which is the best: {steps}; see the warnings.")
     if best.get("step") is None:
-        there = ", ".join(map(str, checkpoints.steps())) or "none"
+        there = ", ".join(map(str, steps)) or "none"
         raise DataError(f"{run} keeps no best checkpoint: train with train.keep_best=val/fve. It has steps: {there}.")
     return int(best["step"])
 

@@ -179,6 +179,11 @@ def test_every_init_has_the_rows_it_promises(init: str) -> None:
         ({"sparsity": "zzz"}, ["coder.sparsity", "relu, gated, topk, abs_topk, batchtopk, jumprelu"]),
         # Numbers.
         ({"bandwidth": 0.0}, ["coder.bandwidth is 0", "positive"]),
+        # What float32 has no number for, and what is no int32.
+        ({"bandwidth": 1e-50}, ["coder.bandwidth is 1e-50", "positive in float32"]),
+        ({"l1_coefficient": 1e50}, ["coder.l1_coefficient is 1e+50", "finite in float32"]),
+        ({"threshold_decay": 1 - 1e-9}, ["coder.threshold_decay is 0.999999999", "below 1"]),
+        ({"unit_decoder_every": 2**40}, ["coder.unit_decoder_every is 1099511627776", "at most 2147483647"]),
         ({"target_l0": 0.0}, ["coder.target_l0 is 0", "positive"]),
         ({"lp_end": 0.0}, ["coder.lp_end", "above 0"]),
         ({"threshold_decay": 1.0}, ["coder.threshold_decay", "below 1"]),

@@ -1,6 +1,7 @@
 """Optimizers and schedules against points computed by hand, and what a step does with them."""
 
 import dataclasses
+import json
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from saejax.core.errors import ConfigError
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.store import Batches
 from saejax.train import TrainConfig, TrainState
+from saejax.train.best import Best
 from saejax.train.config import OPTIMIZERS
 from saejax.train.early import EarlyStopping
 from saejax.train.optim import make_optimizer, make_schedule, steps_taken
@@ -258,6 +260,33 @@ def test_early_stopping_waits_for_more_than_min_delta_and_remembers() -> None:
     assert not never.stopped and never.to_meta()["stopped_early"] is False
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_validations_that_are_not_finite_are_never_the_best(seed: int) -> None:
+    """Against a plain reading of the rule, over sequences with NaN and both infinities, resumed at every step."""
+    rng = np.random.default_rng(seed)
+    patience, delta = int(rng.integers(1, 5)), float(rng.choice([0.0, 0.05, 0.5]))
+    config = _config(early_stop_patience=patience, early_stop_min_delta=delta)
+    broken = rng.choice([np.nan, np.inf, -np.inf], 30)
+    fves = np.where(rng.random(30) < rng.choice([0.3, 0.9]), broken, rng.normal(size=30))
+    early, highest, lowest = EarlyStopping.resumed(config, {}), Best("val/fve"), Best("val/relative_error")
+    best, waited = -np.inf, 0
+    for step, fve in enumerate(map(float, fves)):
+        early = EarlyStopping.resumed(config, json.loads(json.dumps(early.after({"fve": fve}).to_meta())))
+        highest = highest.after(step, {"fve": fve})
+        lowest = lowest.after(step, {"relative_error": fve})
+        best, waited = (fve, 0) if np.isfinite(fve) and fve > best + delta else (best, waited + 1)
+        assert (early.best, early.waited) == (best if np.isfinite(best) else None, waited), step
+        assert early.stopped == (waited >= patience)
+    if np.isfinite(fves).any():
+        finite = np.where(np.isfinite(fves), fves, np.nan)
+        assert (highest.step, lowest.step) == (np.nanargmax(finite), np.nanargmin(finite))
+    else:
+        assert highest.step is lowest.step is None
+    # What an older version may have written.
+    assert EarlyStopping.resumed(config, {"early_stopping": {"best": np.nan, "waited": 1}}).best is None
+    assert Best.resumed("val/fve", {"best": {"metric": "val/fve", "value": np.inf, "step": 3}}) == Best("val/fve")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -266,6 +295,11 @@ def test_early_stopping_waits_for_more_than_min_delta_and_remembers() -> None:
         ({"restart_multiplier": 0.5}, r"train\.restart_multiplier is 0\.5; it must be at least 1"),
         ({"b1": 1.0}, r"train\.b1 is 1\.0; it must be below 1"),
         ({"eps": 0.0}, r"train\.eps is 0\.0; it must be positive"),
+        ({"eps": 1e-50}, r"train\.eps is 1e-50; it must be positive and finite in float32"),
+        ({"lr": 1e300}, r"train\.lr is 1e\+300; it must be positive and finite in float32"),
+        ({"b2": 1 - 1e-9}, r"train\.b2 is 0\.999999999; it must be below 1, and not negative in float32"),
+        ({"resample_every": 2**40}, r"train\.resample_every is 1099511627776; it must be at most 2147483647"),
+        ({"tokens": 2**40, "batch_size": 1}, r"train\.steps is 1099511627776; it must be at most 2147483647"),
         ({"lr": float("inf")}, r"train\.lr is inf; it must be positive and finite"),
         ({"warmup_fraction": float("nan")}, r"train\.warmup_fraction is nan"),
         ({"optimizer": "schedule_free", "schedule": "constant", "b1": 0.0}, r"divides by train\.b1"),

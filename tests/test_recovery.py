@@ -4,10 +4,12 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core import environment
 from saejax.core.errors import ConfigError, DataError
+from saejax.experiment import Experiment
 from saejax.stages import run_train
 from saejax.train import TrainConfig
 from saejax.train.best import Best
@@ -85,18 +88,22 @@ def test_policies_that_cannot_be_kept_are_refused(values: dict[str, Any], messag
 # --- whole runs, small ------------------------------------------------------------------
 
 
-def test_a_run_keeps_its_best_and_every_mth_and_says_where_each_session_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """A run of 40 steps whose fve was best after 10."""
     fves = itertools.chain([0.0, 0.0], [0.3, 0.5, 0.4, 0.2, 0.1, 0.1, 0.0, 0.0])
-    monkeypatch.setattr(
-        "saejax.stages.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0}
-    )
     policy: dict[str, Any] = {"keep_checkpoints": 1, "keep_best": "val/fve", "keep_every": 15}
-    e = planted_experiment(tmp_path, "kept", checkpoint_every=3, validate_every=5, **policy)
+    e = planted_experiment(tmp_path_factory.mktemp("kept"), "kept", checkpoint_every=3, validate_every=5, **policy)
     with pytest.raises(DataError, match="No run at"):
         saejax.load(e.run_dir)
-    assert run_train(Workspace(e)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saejax.stages.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0})
+        assert run_train(Workspace(e)) == 0
+    return e
+
+
+def test_a_run_keeps_its_best_and_every_mth_and_says_where_each_session_began(kept: Experiment) -> None:
+    e = kept
     assert steps_of(e.run_dir) == [10, 15, 30, 40]
     best = saejax.load(e.run_dir, step="best")
     assert best.step == 10 and not best.finished and saejax.load(e.run_dir).step == 40
@@ -107,6 +114,38 @@ def test_a_run_keeps_its_best_and_every_mth_and_says_where_each_session_began(
     session = written.pop("sessions")
     assert session == [written] and written["from_step"] == 0 and written["mesh"] == [1, 1]
     assert {"seed", "coder_seed", "command", "git", "variables"} <= set(written)
+
+
+def test_damage_to_the_newest_checkpoint_does_not_hide_the_best(kept: Experiment, tmp_path: Path) -> None:
+    """One flipped bit in each of its files in turn, and each of them gone."""
+    folder = tmp_path / "kept"
+    shutil.copytree(kept.run_dir, folder)
+    newest = folder / "checkpoints" / "000000040"
+    warned = set()
+    for path in sorted(path for path in newest.rglob("*") if path.is_file()):
+        raw = path.read_bytes()
+        for damage in (bytes([raw[0] ^ 1]) + raw[1:] if raw else b"x", None):
+            path.unlink() if damage is None else path.write_bytes(damage)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert saejax.load(folder, step="best").step == 10, path
+            warned |= {
+                path.relative_to(newest).parts[0]
+                for w in caught
+                if "checkpoint 40 cannot be restored" in str(w.message)
+            }
+            path.write_bytes(raw)
+    assert warned >= {"meta", "integrity.json"} and "params" not in warned
+    # The best is looked at itself; and where nobody's word is intact it is not guessed.
+    for step, message in (
+        ("000000010", r"checkpoint 10 cannot be restored"),
+        (None, r"None of the checkpoints of .*kept"),
+    ):
+        for path in (folder / "checkpoints").glob(f"{step or '*'}/{'params/d/*' if step else 'meta/metadata'}"):
+            path.write_bytes(b"x")
+        with warnings.catch_warnings(), pytest.raises(DataError, match=message):
+            warnings.simplefilter("ignore")
+            saejax.load(folder, step="best")
 
 
 def test_no_best_was_kept(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Sweeps: the grid and its programs, and that what trains together comes out as if each had trained alone."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,6 +22,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, CoderConfig, Sites, build
 from saejax.coders.losses import Term
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import write_json
 from saejax.core.metrics import read_metrics
 from saejax.experiment import Experiment
 from saejax.report.sweep_page import picture, table
@@ -29,7 +31,7 @@ from saejax.store import Batches, StoreReader
 from saejax.sweep.config import SweepConfig
 from saejax.sweep.members import SPARSITY_WEIGHTS, Member, groups, members
 from saejax.sweep.programs import for_all
-from saejax.sweep.run import run_sweep
+from saejax.sweep.run import as_begun, decided, run_sweep
 from saejax.train import EXIT_PREEMPTED, TrainConfig, TrainState
 from saejax.train.optim import make_optimizer, make_schedule
 from saejax.train.state import make_init
@@ -121,6 +123,31 @@ def test_sparsity_scales_multiply_what_the_losses_say() -> None:
         assert changed == sparse & one.keys(), preset
         named |= changed
     assert named == sparse
+
+
+def test_the_order_of_a_begun_sweep_is_the_recorded_one(tmp_path: Path) -> None:
+    """Of every axis: members have their places in the state by it, programs their devices and their own rate."""
+    axes: dict[str, tuple[Any, ...]] = {
+        "points": ("P: coder.bandwidth=0.5", "Q: coder.bandwidth=0.9"),
+        "presets": ("jumprelu", "batchtopk"),
+        "expansions": (2, 4),
+        "d_saes": (64, 96),
+        "ks": (4, 6),
+        "reads": ("blocks.0.mlp_out", "blocks.1.resid_post"),
+        "lrs": (1e-3, 3e-3),
+        "sparsity_scales": (0.5, 2.0),
+        "seeds": (0, 1),
+    }
+    assert axes.keys() == {field.name for field in dataclasses.fields(SweepConfig)}
+    for name, values in axes.items():
+        begun, turned = (
+            sweep(tmp_path / name, **{"presets": ("jumprelu",), name: listed}) for listed in (values, values[::-1])
+        )
+        recorded = members(begun)
+        assert as_begun(begun, recorded) == recorded
+        assert as_begun(turned, members(turned)) == members(turned) != recorded
+        write_json(begun.run_dir / "sweep_config.json", decided(recorded))
+        assert as_begun(turned, members(turned)) == recorded
 
 
 def _kinds(kind: type) -> Iterator[Any]:
@@ -372,22 +399,52 @@ def test_another_sweep_or_run_in_the_folder_is_refused(done: Done, tmp_path: Pat
         run_train(Workspace(done.experiment))
 
 
-def test_a_stopped_sweep_continues_bitwise(
-    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """SIGTERM in step 13; then a kill that left the newest checkpoint with one program only; then to the end."""
-    e = dataclasses.replace(done.experiment, runs_dir=str(tmp_path))
+@contextlib.contextmanager
+def stopped_in_step(stop: int) -> Iterator[None]:
+    """Sweeps are told to stop while they read the batch of step `stop`."""
     original = Batches.iterate
 
     def stopped(self: Batches, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        for step, batch in enumerate(original(self, start_step), start_step):
-            if step == 12:
+        for step, batch in enumerate(original(self, start_step), start_step + 1):
+            if step == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(Batches, "iterate", stopped)
-    assert run_sweep(Workspace(e)) == EXIT_PREEMPTED
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "iterate", stopped)
+        yield
+
+
+def test_a_begun_sweep_goes_on_however_its_axes_are_listed(done: Done, tmp_path: Path) -> None:
+    """Four members of one program, stopped, and continued with both axes the other way round."""
+    axes: dict[str, tuple[Any, ...]] = {"lrs": (1e-3, 3e-3), "seeds": (0, 1)}
+    turned = {name: values[::-1] for name, values in axes.items()}
+    short = replaced(replaced(done.experiment, "train", tokens=4 * 128, validate_every=0), "coder", d_sae=48)
+
+    def work(folder: str, **given: Any) -> Workspace:
+        return Workspace(dataclasses.replace(short, runs_dir=str(tmp_path / folder), sweep=SweepConfig(**given)))
+
+    assert run_sweep(work("whole", **axes)) == 0
+    with stopped_in_step(2):
+        assert run_sweep(work("turned", **axes)) == EXIT_PREEMPTED
+    for seeds, message in (((0,), "lr0.001-seed1: {.*} -> None"), ((2, 1, 0), "lr0.003-seed2: None -> ")):
+        with pytest.raises(DataError, match=f"(?s)another configuration:.*{message}"):
+            run_sweep(work("turned", **turned | {"seeds": seeds}))
+    assert run_sweep(work("turned", **turned)) == 0
+    whole, other = (json.loads((tmp_path / name / "sweep" / "sweep.json").read_text()) for name in ("whole", "turned"))
+    assert [program["members"] for program in other["programs"]] == [[row["member"] for row in whole["members"]]]
+    for here, there in zip(whole["members"], other["members"], strict=True):
+        assert {**here, "run": "", "tokens_per_second": 0} == {**there, "run": "", "tokens_per_second": 0}
+        one, two = saejax.load(here["run"]), saejax.load(there["run"])
+        assert (one.config.coder, one.config.start_seed) == (two.config.coder, two.config.start_seed)
+        jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+
+
+def test_a_stopped_sweep_continues_bitwise(done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGTERM in step 13; then a kill that left the newest checkpoint with one program only; then to the end."""
+    e = dataclasses.replace(done.experiment, runs_dir=str(tmp_path))
+    with stopped_in_step(13):
+        assert run_sweep(Workspace(e)) == EXIT_PREEMPTED
     assert "stopped by a signal after step 13, saved; the same command continues" in capsys.readouterr().out
     assert not (e.run_dir / "sweep.json").exists()
     folders = [Checkpoints(e.run_dir / "groups" / str(i) / "checkpoints") for i in range(2)]

@@ -9,7 +9,7 @@ from saejax.coders.ramp import Ramp
 from saejax.coders.recipes import BASE, RECIPES
 from saejax.coders.sparsity import SPARSITIES
 from saejax.coders.topologies import TOPOLOGIES
-from saejax.core.config import nearest
+from saejax.core.config import in_float32, nearest
 from saejax.core.errors import ConfigError
 
 NORMALIZATIONS = ("mean_norm", "mean_square", "none")
@@ -122,18 +122,23 @@ class CoderConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be at least 1.")
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value = in_float32(getattr(self, field.name))
             if isinstance(value, float | int) and not (0 <= value < math.inf):
-                raise ConfigError(f"coder.{field.name} is {value}; it must be finite, not negative.")
+                raise ConfigError(
+                    f"coder.{field.name} is {getattr(self, field.name)}; it must be finite in float32, not negative."
+                )
+            if isinstance(value, int) and value >= 2**31:
+                raise ConfigError(f"coder.{field.name} is {value}; it must be at most {2**31 - 1}.")
             if field.name.endswith("_fraction") and value is not None and value > 1:
                 raise ConfigError(f"coder.{field.name} is {value}; it must be at most 1.")
         for name in ("bandwidth", "tanh_scale", "target_l0", "encoder_scale"):
-            if getattr(self, name) == 0:
-                raise ConfigError(f"coder.{name} is 0; it must be positive.")
-        if not 0 < self.lp_end <= 1:
+            if in_float32(getattr(self, name)) == 0:
+                raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be positive in float32.")
+        if not 0 < in_float32(self.lp_end) <= 1:
             raise ConfigError(f"coder.lp_end is {self.lp_end}; it must be above 0 and at most 1.")
-        if self.threshold_decay >= 1 or self.firing_rate_init >= 1:
-            raise ConfigError("coder.threshold_decay and coder.firing_rate_init must be below 1.")
+        for name in ("threshold_decay", "firing_rate_init"):
+            if in_float32(getattr(self, name)) >= 1:
+                raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be below 1.")
         if 0 < self.k_start < self.k:
             raise ConfigError(f"coder.k_start is {self.k_start}, below coder.k = {self.k}; k falls from k_start to k.")
         if self.dead_after_tokens > LONG_AGO:

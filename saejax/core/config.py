@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 from ml_collections import config_dict
 
 from saejax.core.errors import ConfigError
@@ -58,6 +59,12 @@ def from_config_dict(cls: type[T], config: Mapping[str, Any], where: str = "conf
             raise ConfigError(f"Unknown key {where}.{key}.{nearest(key, hints)}")
         values[key] = _checked(hints[key], config[key], f"{where}.{key}")
     return cls(**values)
+
+
+def in_float32(value: Any) -> Any:
+    """A float as training computes with it: below what float32 holds it is 0, above it infinite. All else as it is."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(value)) if isinstance(value, float) else value
 
 
 def to_json(value: Any) -> Any:

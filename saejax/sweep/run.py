@@ -40,10 +40,9 @@ def run_sweep(work: Workspace) -> int:
     """
     e = work.experiment
     refuse_many(e.parallel, "launch.sweep")
-    plan = members(e)
-    works = [dataclasses.replace(work, experiment=group.experiment, _lm=work.lm) for group in groups(plan)]
     _refuse_settings(e)
-    _refuse_other_sweep(e, plan)
+    plan = as_begun(e, members(e))
+    works = [dataclasses.replace(work, experiment=group.experiment, _lm=work.lm) for group in groups(plan)]
     for own in works:
         own.build()
     if (e.run_dir / "sweep.json").is_file():
@@ -69,7 +68,7 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
     hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
     batches, heldout = work.training(make_mesh(e.parallel), hook_points), work.reader("heldout", hook_points)
     programs = _programs(works, groups(plan), batches)
-    write_json(e.run_dir / "sweep_config.json", _config(plan))
+    write_json(e.run_dir / "sweep_config.json", decided(plan))
     _say_size(e, programs)
     with contextlib.ExitStack() as stack:
         checkpoints = [
@@ -237,18 +236,29 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError("A sweep writes metrics.jsonl alone; set train.tensorboard=false.")
 
 
-def _refuse_other_sweep(e: Experiment, plan: tuple[Member, ...]) -> None:
-    """Raise if the folder holds a single run, or another sweep."""
+def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
+    """The plan in the order in which the folder's sweep was begun, whatever order its axes are listed in now.
+
+    By this order members have their places in the stacked state, and programs their folders and the learning rate that
+    they are built from.
+
+    Raises:
+        DataError: the folder holds a single run, or a sweep of other members.
+    """
     if (e.run_dir / "config.json").is_file():
         raise DataError(f"{e.run_dir} holds a single run. Choose another --config.name for the sweep.")
     path = e.run_dir / "sweep_config.json"
-    if path.is_file() and (changed := differences(read_json(path), _config(plan))):
+    if not path.is_file():
+        return plan
+    begun, named = read_json(path), {member.name: member for member in plan}
+    if changed := differences(begun, decided(plan)):
         raise DataError(
             f"{e.run_dir} holds a sweep with another configuration:\n  " + "\n  ".join(changed[:20]) + "\n"
             "Choose another --config.name, restore these settings, or delete the folder."
         )
+    return tuple(named[name] for name in begun)
 
 
-def _config(plan: tuple[Member, ...]) -> dict[str, Any]:
-    """What decides the numbers of a sweep."""
+def decided(plan: tuple[Member, ...]) -> dict[str, Any]:
+    """What decides the numbers of a sweep, and the order of its members."""
     return {member.name: deciding(to_run_json(member.experiment)) for member in plan}

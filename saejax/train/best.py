@@ -1,6 +1,7 @@
 """The checkpoint that did best on held-out activations, which stays however many come after it."""
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,14 +32,16 @@ class Best:
     def resumed(cls, metric: str, meta: Mapping[str, Any]) -> "Best":
         """From the setting and what the last checkpoint says; another metric begins anew."""
         memory = meta.get("best") or {}
-        return cls(**memory) if metric and memory.get("metric") == metric else cls(metric)
+        found = cls(**memory) if metric and memory.get("metric") == metric else cls(metric)
+        # Checkpoints of before may hold an infinity.
+        return found if found.value is None or math.isfinite(found.value) else cls(metric)
 
     def after(self, step: int, metrics: Mapping[str, float]) -> "Best":
-        """The memory after a validation; a NaN is never the best."""
+        """The memory after a validation; a value that is not finite is never the best."""
         if not self.metric:
             return self
         value = metrics[self.metric.removeprefix("val/")]
-        if value != value or (self.value is not None and not BETTER[self.metric](value, self.value)):
+        if not math.isfinite(value) or (self.value is not None and not BETTER[self.metric](value, self.value)):
             return self
         return Best(self.metric, value, step)
 

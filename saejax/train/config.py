@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from saejax.core.config import nearest
+from saejax.core.config import in_float32, nearest
 from saejax.core.errors import ConfigError
 from saejax.train.best import BETTER
 
@@ -109,8 +109,10 @@ class TrainConfig:
                 raise ConfigError(f"train.{name} is {getattr(self, name)!r}.{nearest(getattr(self, name), known)}")
         for holds, must, names in _RANGES:
             for name in names:
-                if not holds(getattr(self, name)):
-                    raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be {must}.")
+                value = getattr(self, name)
+                if not holds(in_float32(value)):
+                    seen = " in float32" if holds(value) else ""
+                    raise ConfigError(f"train.{name} is {value}; it must be {must}{seen}.")
         if self.tokens < self.batch_size:
             raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
         if self.max_rows and self.max_rows < self.batch_size:
@@ -171,7 +173,7 @@ class TrainConfig:
         return max(1, round(self.validate_epochs * epoch_rows / self.batch_size))
 
 
-# What must hold of values, how to say it, and of which. Comparisons are such that NaN fails them.
+# What must hold of values, as float32 has them, how to say it, and of which. Comparisons are such that NaN fails them.
 _RANGES: tuple[tuple[Callable[[float], bool], str, tuple[str, ...]], ...] = (
     (
         lambda value: 1 <= value < math.inf,
@@ -203,6 +205,12 @@ _RANGES: tuple[tuple[Callable[[float], bool], str, tuple[str, ...]], ...] = (
                 "keep_every",
             ),
         ),
+    ),
+    # What a step counts is an int32.
+    (
+        lambda value: value < 2**31,
+        f"at most {2**31 - 1}",
+        ("steps", "accumulate", "resample_every", "plateau_patience", "plateau_window"),
     ),
     (lambda value: 0 < value < math.inf, "positive and finite", ("lr", "eps")),
     (lambda value: 0 <= value < 1, "below 1, and not negative", ("b1", "b2", "ema_decay")),

@@ -1,6 +1,7 @@
 """Early stopping: its whole memory, which every checkpoint carries."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,10 @@ from saejax.train.config import TrainConfig
 class EarlyStopping:
     """Stops after `patience` validations in a row without val/fve above best + min_delta; patience 0 never stops.
 
+    One that is not finite is never the best, and no improvement.
+
     Attributes:
-        best: the highest val/fve so far, None before the first validation.
+        best: the highest val/fve so far, None before the first that is finite.
         waited: validations since then.
     """
 
@@ -24,7 +27,10 @@ class EarlyStopping:
     @classmethod
     def resumed(cls, config: TrainConfig, meta: Mapping[str, Any]) -> "EarlyStopping":
         """From the settings, and what the last checkpoint says."""
-        memory = meta.get("early_stopping", {})
+        memory = dict(meta.get("early_stopping", {}))
+        # Checkpoints of before may hold a NaN.
+        if memory.get("best") is not None and not math.isfinite(memory["best"]):
+            memory["best"] = None
         return cls(config.early_stop_patience, config.early_stop_min_delta, **memory)
 
     def after(self, metrics: Mapping[str, float]) -> "EarlyStopping":
@@ -32,7 +38,7 @@ class EarlyStopping:
         if not self.patience:
             return self
         fve = metrics["fve"]
-        if self.best is None or fve > self.best + self.min_delta:
+        if math.isfinite(fve) and (self.best is None or fve > self.best + self.min_delta):
             return dataclasses.replace(self, best=fve, waited=0)
         return dataclasses.replace(self, waited=self.waited + 1)
 
