@@ -66,16 +66,6 @@ KINDS: dict[str, type] = {"coder": CoderConfig, "train": TrainConfig, "parallel"
 
 Settings = dict[str, dict[str, Any]]
 
-# KNOWN AND NOT YET MENDED: cards that are not played, by key or by key=value. Delete what is mended.
-KNOWN = frozenset({
-    # Norm-weighted terms have no gradient at decoder rows of zero (item 7).
-    *("coder.decoder_norm=0.0", "coder.decoder_norm=1e-300", "coder.init=zero_decoder"),
-    # The ramp from 1 to lp_end divides by 0 (item 7).
-    *("coder.lp_end=1.0", "coder.lp_end=0.999999999"),
-    # exp(pre) overflows for a latent that was dead before the batch and is large in it (found here; losses.py).
-    "coder.ghost_coefficient",
-})  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -121,8 +111,7 @@ def refused(make: Callable[[], object]) -> str:
 def deck(sections: tuple[str, ...]) -> tuple[tuple[str, str, Any], ...]:
     """(section, key, value) of all keys at all their bounds."""
     keys = [(s, field.name) for s in sections for field in dataclasses.fields(KINDS[s]) if field.name not in ELSEWHERE]
-    cards = [(section, key, value) for section, key in keys for value in bounds(section, key)]
-    return tuple(card for card in cards if KNOWN.isdisjoint({"{}.{}".format(*card), "{}.{}={}".format(*card)}))
+    return tuple((section, key, value) for section, key in keys for value in bounds(section, key))
 
 
 def legal(settings: Settings) -> Case:

@@ -419,9 +419,11 @@ def test_ghosts_move_the_dead_alone_against_a_closed_form() -> None:
     assert not got["W_dec"][live].any() and not got["b_enc"][live].any() and not got["W_enc"][:, live].any()
 
 
-def test_ghosts_of_live_latents_cannot_overflow() -> None:
+@pytest.mark.parametrize(("latent", "bias"), [(0, 1000.0), (F - 1, 1000.0), (slice(None), -1000.0)])
+def test_ghosts_can_neither_overflow_nor_vanish(latent: Any, bias: float) -> None:
+    """Latent 0 lives, the last is dead and large in this batch; or all are far below 0, where exp is 0 in float32."""
     p = _params()
-    p["b_enc"] = p["b_enc"].at[0].set(1000.0)
+    p["b_enc"] = p["b_enc"].at[latent].set(bias)
     g = _gradient(GhostGradients(), Relu(), 5, p)
     assert all(np.isfinite(v).all() for v in g.values()) and np.abs(g["W_dec"]).max() > 0
 

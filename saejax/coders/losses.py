@@ -348,8 +348,11 @@ class GhostGradients(Term):
         e = constant(c.y - c.y_hat)
 
         def ghost() -> jax.Array:
-            # exp of a live latent is left out before it could overflow.
-            values = jnp.where(c.dead[None], jnp.exp(jnp.where(c.dead[None], c.pre, 0)), 0)
+            # s gives g its length, so a factor for each token is free: with the largest pre taken off, exp cannot
+            # overflow, nor vanish as a whole.
+            dead_pre = jnp.where(c.dead[None], c.pre, -jnp.inf)
+            largest = constant(dead_pre.max(tuple(range(1, c.pre.ndim)), keepdims=True))
+            values = jnp.exp(dead_pre - largest)
             return c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae))
 
         g = jax.lax.cond(c.dead.any(), ghost, lambda: jnp.zeros_like(e))
