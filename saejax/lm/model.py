@@ -94,7 +94,7 @@ class LanguageModel:
         return decoder.run(self.config, self.params, tokens, positions, segments, names, named_edits)
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
-        """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
+        """Activations [S, d] float32 of one text at one hook point, the model's bos in front where it is known."""
         ids = ([] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]) + self.tokenizer.encode(text)
         if len(ids) > self.config.context_length:
             raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
@@ -246,7 +246,7 @@ def _download(repo: str, revision: str) -> Path:
         "revision": revision or None,
         "allow_patterns": [
             *("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
-            *("tokenizer_config.json", "chat_template.jinja"),
+            *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
         ],
     }
     try:
