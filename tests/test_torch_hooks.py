@@ -33,6 +33,7 @@ from saejax.lm.torch_hooks import (  # noqa: E402 - after the skips
     TorchModel,
     find_batch_rows,
     from_module,
+    probe,
     run_chunk,
 )
 
@@ -49,6 +50,10 @@ LLAMA = {
     "pad_token_id": 1,
 }
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": S, "bos_token_id": 95}
+GROUPED = LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 16}
+# Of images, which these tests have none of: more layers than the text model's, which are not passed.
+IMAGES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2}
+IMAGES |= {"image_size": 8, "patch_size": 4}
 # Class, configuration, the way of keeping documents apart that is expected, names in blocks.
 DECODER = ("resid_pre", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
 PARALLEL = tuple(name for name in DECODER if name != "resid_mid")
@@ -57,9 +62,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, tuple[str, ...]]] = {
     "OPT": ("ForCausalLM", LLAMA | {"ffn_dim": 40, "word_embed_proj_dim": 32}, "packed", DECODER),
     "Bloom": ("ForCausalLM", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "padded", DECODER),
     "GPTNeoX": ("ForCausalLM", LLAMA, "packed", PARALLEL),
-    "Gemma2": (
-        "ForCausalLM",
-        LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 16},
+    "Gemma2": ("ForCausalLM", GROUPED, "packed", DECODER),
+    # All that is about text is in a configuration of its own, below the model's.
+    "Gemma3": (
+        "ForConditionalGeneration",
+        {
+            "text_config": GROUPED | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            "vision_config": IMAGES,
+            "image_token_index": VOCAB - 3,
+            "mm_tokens_per_image": 1,
+        },
+        "packed",
+        DECODER,
+    ),
+    "Mistral3": (
+        "ForConditionalGeneration",
+        {
+            "text_config": GROUPED | {"model_type": "mistral"},
+            "vision_config": IMAGES | {"model_type": "pixtral", "head_dim": 4},
+            "image_token_index": VOCAB - 3,
+        },
         "packed",
         DECODER,
     ),
@@ -175,8 +197,11 @@ def test_documents_packed_are_documents_alone(family: str, folder_of: Callable[[
     own = sorted(name.split(".")[2] for name in lm.aliases if name.startswith("blocks.1."))
     assert own == sorted(names)
     places = list(lm.widths)
+    layers = 2 if family == "Bloom" else 3
+    assert (lm.config.context_length, lm.config.n_layer) == (2**20 if family == "Bloom" else S, layers)
     packed = lm._run(*in_order(ROWS), places, {})
     model = random_model(family)
+    model = model if FAMILIES[family][0] != "ForConditionalGeneration" else model.base_model
     for row, start, stop in ((0, 0, S), (1, 0, 13), (1, 13, 14), (1, 14, 34), (2, 0, 30)):
         tokens = ROWS["tokens"][row : row + 1, start:stop].astype(np.int64)
         with torch.inference_mode():
@@ -184,6 +209,18 @@ def test_documents_packed_are_documents_alone(family: str, folder_of: Callable[[
         for place in places:
             got = packed[place][row * S + start : row * S + stop].numpy()
             np.testing.assert_allclose(got, alone[place][0].numpy(), atol=2e-4, rtol=1e-3, err_msg=place)
+
+
+def test_a_window_without_a_known_name_is_seen_by_the_probe(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_WINDOWS", ())
+    lm = load_lm(str(folder_of("Gemma2")), backend="torch")
+    assert (lm.way, lm.long_way) == ("padded", "padded")
+    # Packed rows are used as far as they were tried, and no further.
+    monkeypatch.setattr(probe, "_LONG", 14)
+    lm = load_lm(str(folder_of("Gemma2")), backend="torch")
+    assert (lm.way, lm.window, lm.long_way) == ("packed", 14, "padded")
 
 
 class Recurrent(torch.nn.Module):

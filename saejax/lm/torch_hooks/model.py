@@ -44,7 +44,7 @@ class TorchModel:
         synonyms: {name in TransformerLens: <name>}.
         causal: a token's values do not depend on later tokens.
         way, long_way: of keeping documents apart, of `saejax.lm.rows.WAYS`: in rows of up to `window` tokens, and in
-            longer ones, where a 4-D mask would undo the model's own window of attention.
+            longer ones, where a 4-D mask would undo the model's own window of attention, or was not tried.
         window: tokens.
     """
 
