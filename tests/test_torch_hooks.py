@@ -174,6 +174,18 @@ def test_edits_go_on_as_in_the_jax_decoder(both: tuple[LanguageModel, TorchModel
         theirs.apply({}, *in_order(ROWS), edits=dict.fromkeys(names, jnp.zeros_like))
 
 
+def test_ids_that_the_model_does_not_have_are_refused(both: tuple[LanguageModel, TorchModel]) -> None:
+    for tokens, positions, message in (
+        ([[0, VOCAB]], None, rf"tokens\[0, 1\] is {VOCAB}"),
+        ([[0, -1]], None, r"tokens\[0, 1\] is -1"),
+        ([[0.5]], None, "tokens are float64"),
+        ([[0, 1]], [[0, S]], rf"positions\[0, 1\] is {S}"),
+        ([[0] * (S + 1)], None, rf"positions\[0, {S}\] is {S}"),
+    ):
+        with pytest.raises(DataError, match=message):
+            both[1].apply({}, tokens, positions)
+
+
 def test_names_paths_and_what_is_refused(both: tuple[LanguageModel, TorchModel]) -> None:
     lm = both[1]
     assert lm.hook_point("blocks.1.hook_mlp_out") == "blocks.1.mlp_out"

@@ -89,9 +89,9 @@ class LanguageModel:
         named_edits = {self._points.any_point(name): edit for name, edit in (edits or {}).items()}
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
-        positions, segments = (None if x is None else jnp.asarray(x) for x in (positions_BS, segments_BS))
-        tokens = jnp.asarray(tokens_BS)
-        return decoder.run(self.config, self.params, tokens, positions, segments, names, named_edits)
+        segments = None if segments_BS is None else jnp.asarray(segments_BS)
+        positions = positions_BS if positions_BS is None or self.config.rope is None else jnp.asarray(positions_BS)
+        return decoder.run(self.config, self.params, tokens_BS, positions, segments, names, named_edits)
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
         """Activations [S, d] float32 of one text at one hook point, the model's bos in front where it is known."""

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.forward import Edit, Forward
-from saejax.lm.rows import WAYS
+from saejax.lm.rows import WAYS, check_ids
 from saejax.lm.torch_hooks.hooks import run_chunk
 from saejax.lm.torch_hooks.memory import find_batch_rows, out_of_memory, to_host
 from saejax.text import PackedRows, Tokenizer
@@ -112,6 +112,7 @@ class TorchModel:
 
         Raises:
             ConfigError: an edit that changes the shape, or two at one place.
+            DataError: ids or positions that the model does not have.
         """
         tokens_RS, positions_RS, segments_RS = _full(tokens, positions, segments)
         places = {name: self._place(name) for name in capture}
@@ -223,9 +224,15 @@ class TorchModel:
         places: Sequence[str],
         edits: Mapping[str, Edit],
     ) -> dict[str, Any]:
-        """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result."""
+        """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result.
+
+        Raises:
+            DataError: ids or positions that the model does not have (on a GPU they would end the process).
+        """
         import torch
 
+        check_ids("tokens", tokens_RS, self.config.vocab_size)
+        check_ids("positions", np.where(segments_RS >= 0, positions_RS, 0), self.config.context_length)
         way = self.way if tokens_RS.shape[1] <= self.window else self.long_way
         count = tokens_RS.size
         out: dict[str, Any] = {}

@@ -127,7 +127,8 @@ def _measure(
     """(layers, {place: width} in the order passed, {place in a layer: values [tokens, d]}) by one pass of the module.
 
     Places are those with a vector a token. The layers are the first list that is passed: a model of images and text has
-    layers that no text comes past. A module that runs several times in a pass (shared layers) has no place: it would not be said which time.
+    layers that no text comes past. A module that runs several times in a pass (shared layers) has no place: it would
+    not be said which time.
     """
     rows, length = chunk.tokens.shape
     widths: dict[str, int] = {}
@@ -167,8 +168,8 @@ def _is_causal(module: Any, tokens_BT: np.ndarray, usable: Sequence[int]) -> boo
 def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, ways: Sequence[str]) -> str:
     """The first of `ways` that gives each document, packed with others, what it gives it alone.
 
-    Four documents of up to `_SHORT` tokens, and one of nearly T behind a short one. Of each the last `_SHORT` tokens are
-    compared, which are beyond any window of attention that is that much shorter than T.
+    Four documents of up to `_SHORT` tokens, and one of nearly T behind a short one. Of each the last `_SHORT` tokens
+    are compared, which are beyond any window of attention that is that much shorter than T.
 
     Raises:
         DataError: none does, as in a model whose batch is not independent rows.
@@ -203,7 +204,7 @@ def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, wa
 
 
 def _together(module: Any, documents: Mapping[tuple[int, int], np.ndarray], causal: bool, way: str) -> list[np.ndarray]:
-    """The last `_SHORT` results of each of the documents {(row, start): tokens}, which share rows, above one of padding."""
+    """The last `_SHORT` results of each of the documents {(row, start): tokens}, in rows above one of padding."""
     length = max(start + len(document) for (_, start), document in documents.items())
     rows = np.full((max(row for row, _ in documents) + 2, max(length, _SHORT + 1)), documents[0, 0][0])
     segments, positions, number = np.full(rows.shape, -1), np.zeros_like(rows), np.full(rows.shape, -1)
