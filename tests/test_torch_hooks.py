@@ -156,6 +156,18 @@ def test_a_readout_is_the_same_in_both_backends(both: tuple[LanguageModel, Torch
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+def test_rows_go_into_the_residual_stream_at_known_names_alone(both: tuple[LanguageModel, TorchModel]) -> None:
+    rows = np.ones((2, 32), np.float32)
+    for name in ("blocks.1.mlp_out", "transformer.h.1.mlp.c_proj", "transformer.h.2.in", "blocks.0.resid_mid"):
+        assert both[1].into_residual(name, rows) is rows
+    # As wide as the model, and read or normed there.
+    for name in ("blocks.1.mlp_in", "transformer.h.1.mlp.in", "transformer.h.1.ln_2.out", "transformer.ln_f.out"):
+        assert both[1].into_residual(name, rows) is None
+    pair = ModelPair(*both)
+    assert pair.into_residual("second.blocks.1.mlp_in", rows) is None
+    assert pair.into_residual("blocks.1.attn_z", rows).shape == (2, 32)
+
+
 def test_edits_go_on_as_in_the_jax_decoder(both: tuple[LanguageModel, TorchModel]) -> None:
     ours, theirs = both
     for name in ("blocks.0.resid_pre", "blocks.1.attn_out", "blocks.1.mlp_act", "blocks.2.resid_post"):

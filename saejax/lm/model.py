@@ -18,7 +18,7 @@ from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import Forward, compiled_forward
 from saejax.lm.parameters import shard_params
-from saejax.lm.points import TRANSFORMER_LENS, DecoderPoints
+from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS, DecoderPoints
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.text import Tokenizer
 
@@ -124,6 +124,20 @@ class LanguageModel:
     def measures_loss(self, names: Sequence[str]) -> bool:
         """True: what is put in at any hook point goes on into the logits of the next token."""
         return True
+
+    def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
+        """[F, d_model]: what rows added at a hook point add to the residual stream; None where no matrix says it.
+
+        attn_z goes through W_O and mlp_act through W_out, unless a norm follows; mlp_in is only read.
+        """
+        block, _, name = self.hook_point(hook_point).rpartition(".")
+        if name in ADDED:
+            return rows_FD
+        if name not in ADDED_THROUGH or self.config.post_norms:
+            return None
+        room, matrix = ADDED_THROUGH[name]
+        weight = self.params["blocks"][int(block.removeprefix("blocks."))][room][matrix]
+        return rows_FD @ np.asarray(jnp.asarray(weight, jnp.float32)).reshape(-1, self.config.d_model)
 
     def readout(self) -> tuple[jax.Array, jax.Array]:
         """(scale of the final norm [D], W_U [D, V]), float32."""

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.forward import Edit, Forward
+from saejax.lm.points import ADDED
 from saejax.lm.rows import WAYS, check_ids
 from saejax.lm.torch_hooks.hooks import run_chunk
 from saejax.lm.torch_hooks.memory import find_batch_rows, out_of_memory, to_host
@@ -144,6 +145,12 @@ class TorchModel:
         """The unembedding of a model that predicts the next token, or None."""
         own = getattr(self.module, "get_output_embeddings", lambda: None)() or getattr(self.module, "lm_head", None)
         return own if self.causal else None
+
+    def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
+        """The rows, at the names in blocks whose sums were seen; None at other places: what they are is not known."""
+        names = {place: name for name, place in self.aliases.items()}
+        place = self._place(hook_point)
+        return rows_FD if names.get(place, place).rpartition(".")[2] in ADDED else None
 
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
         """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token.
