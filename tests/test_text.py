@@ -205,6 +205,41 @@ def test_the_tokenizer_adds_nothing_pads_nothing_and_cuts_nothing(tmp_path: Path
     assert (tokenizer.bos_id, tokenizer.special_ids, tokenizer.largest_id) == (2, frozenset({2}), 2)
 
 
+def sentencepiece(kind: str) -> tokenizers.Tokenizer:
+    """As Llama 2 (its decoder takes one space from the front), Mistral's Metaspace, or BERT's word pieces."""
+    if kind == "wordpiece":
+        vocab = {"[UNK]": 0, "a": 1, "b": 2, "##b": 3}
+        backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), tokenizers.decoders.WordPiece()
+        return backend
+    pieces = ["<unk>", "<s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "a", "b", "\u2581a", "\u2581ab"]
+    merges = [("\u2581", "a"), ("\u2581a", "b")]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    if kind == "metaspace":
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    else:
+        prepend, replace = tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")
+        backend.normalizer = tokenizers.normalizers.Sequence([prepend, replace])
+        d = tokenizers.decoders
+        steps = [d.Replace("\u2581", " "), d.ByteFallback(), d.Fuse(), d.Strip(" ", 1, 0)]
+        backend.decoder = d.Sequence(steps)
+    backend.add_special_tokens(["<unk>", "<s>"])
+    return backend
+
+
+@pytest.mark.parametrize("kind", ["llama", "metaspace", "wordpiece"])
+def test_a_token_keeps_the_space_in_front_of_it(kind: str) -> None:
+    tokenizer = Tokenizer(sentencepiece(kind), None, frozenset(), "0")
+    ids = tokenizer.encode("a ab a b" if kind == "wordpiece" else "a ab a<s>")
+    wanted = [" a", " a", "b", " a", " b"] if kind == "wordpiece" else [" a", " ab", " a", "<s>"]
+    assert tokenizer.token_strings(ids) == wanted
+    assert tokenizer.decode_inside(ids) == "".join(wanted)
+    if kind == "llama":
+        assert tokenizer.token_strings(tokenizer.encode("\u00e9")) == [" ", "\ufffd", "\ufffd"]
+        assert tokenizer.decode_inside(tokenizer.encode("\u00e9")) == " \u00e9"
+
+
 def test_a_lone_surrogate_is_read_as_text(tokenizer: Tokenizer) -> None:
     """JSON can hold one, UTF-8 cannot, and the tokenizer refuses the whole batch for it."""
     assert tokenizer.encode_many(["w2 \ud83d w3", "w4"]) == [[2, 1, 3], [4]]

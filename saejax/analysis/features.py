@@ -51,7 +51,7 @@ class ReportConfig:
 
 @dataclasses.dataclass(frozen=True)
 class _Scan:
-    """Held-out rows and the non-zero latents of their kept tokens, sorted by latent, then falling by value.
+    """Held-out rows and the non-zero latents of their kept tokens, sorted by latent, then falling by |value|.
 
     Attributes:
         tokens, positions, segments, documents: int32 [R, S].
@@ -146,8 +146,9 @@ def _into_residual(coder: Coder, params: Any, lm: Model, sites: Sites) -> np.nda
 def promoted_logits(lm: Model, rows_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
     """For each row d: the `count` largest and smallest of (d * w_final) W_U, centred over the vocabulary.
 
-    d is added to the residual stream (`Model.into_residual`). The direct path to the logits: final norm's scale without its division, other layers left out. A model that does not
-    predict the next token, or reads its logits from vectors of another width, has none.
+    d is added to the residual stream (`Model.into_residual`). The direct path to the logits: final norm's scale without
+    its division, other layers left out. A model that does not predict the next token, or reads its logits from vectors
+    of another width, has none.
 
     Returns:
         (top, bottom), each a list of (token ids, values), one pair a row.
@@ -220,7 +221,7 @@ def _scan(
         raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
     tokens, positions, segments, documents = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    order = np.lexsort((-value, latent))
+    order = np.lexsort((-np.abs(value), latent))
     latent, row, position, value = (a[order] for a in (latent, row, position, value))
     scan = _Scan(tokens, positions, segments, documents, latent, row, position, value, progress.tokens)
     return scan, progress.seconds
@@ -236,19 +237,21 @@ def _entries(keep_RS: np.ndarray, latents: Latents, first: int) -> tuple[np.ndar
 
 
 def _activity(scan: _Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
-    values = scan.value[part]
-    largest = float(values.max()) if len(values) else 0.0
-    counts, edges = np.histogram(values, config.histogram_bins, (0.0, largest or 1.0))
-    return {
+    """How often and how strongly a latent is active; "min" only where it has negative values (abs_topk)."""
+    low, high = (float(values.min()), float(values.max())) if len(values := scan.value[part]) else (0.0, 0.0)
+    bounds = (min(low, 0.0), max(high, 0.0))
+    counts, edges = np.histogram(values, config.histogram_bins, bounds if any(bounds) else (0.0, 1.0))
+    signed = {"min": round(low, 4)} if low < 0 else {}
+    return signed | {
         "density": len(values) / scan.n_tokens,
-        "max": round(largest, 4),
+        "max": round(high, 4),
         "mean": round(float(values.mean()), 4) if len(values) else 0.0,
         "histogram": {"edges": [round(e, 4) for e in edges.tolist()], "counts": counts.tolist()},
     }
 
 
 def _peaks(scan: _Scan, part: slice, config: ReportConfig) -> list[int]:
-    """Entries with the largest values, at most one for each packed row."""
+    """Entries with the largest |values|, at most one for each packed row."""
     _, first_of_row = np.unique(scan.row[part], return_index=True)
     return (part.start + np.sort(first_of_row)[: config.examples]).tolist()
 

@@ -96,9 +96,20 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         return self.backend.decode(ids, skip_special_tokens=False)
 
+    def decode_inside(self, ids: list[int]) -> str:
+        """The ids as they read inside a text: many decoders take the space away from a text's first token."""
+        before = self._before
+        alone, both = self.decode(before), self.decode(before + ids)
+        return both.removeprefix(alone) if both.startswith(alone) else self.decode(ids)
+
     def token_strings(self, ids: list[int]) -> list[str]:
-        """Each id decoded on its own, for display; a piece of a UTF-8 sequence shows as U+FFFD."""
-        return [self.backend.decode([i], skip_special_tokens=False) for i in ids]
+        """Each id as it reads inside a text, for display; a piece of a UTF-8 sequence shows as U+FFFD."""
+        return [self.decode_inside([i]) for i in ids]
+
+    @functools.cached_property
+    def _before(self) -> list[int]:
+        """Ids of an ordinary text; none where there is no decoder, which puts a space between any two tokens."""
+        return [] if self.backend.decoder is None else self.encode("a")[-1:]
 
 
 def _bos(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, bool]:
