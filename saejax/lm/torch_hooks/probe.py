@@ -81,7 +81,7 @@ def from_module(
 
 def text_config(module: Any) -> Any:
     """The module's `config`; of a model that reads more than text the part about the text. None where it has none."""
-    own = getattr(module, "config", None)
+    own: Any = getattr(module, "config", None)
     try:
         return own.get_text_config()
     except (AttributeError, ValueError):  # not a configuration of transformers, or one with several such parts
