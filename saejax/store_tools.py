@@ -175,7 +175,8 @@ def _demo_folder() -> Path:
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text as a Python literal, because it may hold line breaks and control characters; -1 and such are unknown."""
-    return repr(tokenizer.decode(ids)) if all(0 <= i <= tokenizer.largest_id for i in ids) else f"(unknown ids {ids})"
+    known = all(0 <= i <= tokenizer.largest_id for i in ids)
+    return repr(tokenizer.decode_inside(ids)) if known else f"(unknown ids {ids})"
 
 
 def _rows(path: str) -> int:

@@ -519,7 +519,7 @@ SIDES = {
 def coder_of(topology: str, sparsity: str, reads: tuple[str, ...], writes: tuple[str, ...], width: int = 40) -> Coder:
     """For sites of `tiny_lm`."""
     config = CoderConfig(
-        "topk" if sparsity == "topk" else "standard",
+        "standard" if sparsity == "relu" else sparsity,
         topology=topology,
         d_sae=width,
         k=4,
@@ -551,6 +551,8 @@ def numpy_coder(
     n_sites = x.shape[1]
 
     def code(pre: np.ndarray) -> np.ndarray:
+        if sparsity == "abs_topk":
+            return np.where(np.abs(pre) >= np.sort(np.abs(pre), axis=1)[:, -4:-3], pre, 0)
         f = np.maximum(pre, 0)
         return np.where(pre >= np.sort(pre, axis=1)[:, -4:-3], f, 0) if sparsity == "topk" else f
 

@@ -3,6 +3,7 @@
 Parity with PyTorch stands in test_lm_torch.py; the embedded model in test_demo_lm.py.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -25,7 +26,7 @@ from tokenizers import models, pre_tokenizers
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, LMConfig, checkpoint, decoder, load_lm
-from saejax.lm.conventions import DecoderConfig
+from saejax.lm.conventions import DecoderConfig, Rope
 from saejax.lm.ngram import ngram_losses
 from saejax.lm.pretrain import PretrainConfig, evaluate, pretrain
 
@@ -205,6 +206,48 @@ def test_too_many_positions_are_refused(lm: LanguageModel) -> None:
         lm.run(np.zeros((1, POSITIONS + 1), np.int32))
     with pytest.raises(DataError, match="49 tokens; the model reads 48"):
         lm.activations("w3 " * POSITIONS, "blocks.0.resid_pre")
+
+
+WRONG_IDS = {
+    "beyond the vocabulary": (
+        [[0, 1, VOCAB]],
+        None,
+        rf"tokens\[0, 2\] is {VOCAB}; the model has tokens 0 to {VOCAB - 1}",
+    ),
+    "negative": ([[0, 1], [2, -1]], None, r"tokens\[1, 1\] is -1"),
+    "more than 32 bits": (np.array([[2**32 + 1]]), None, r"tokens\[0, 0\] is 4294967297"),
+    "floats": ([[0.0, 1.0]], None, r"tokens are float64 \[1, 2\]; they must be rows of integers"),
+    "one row without a batch": ([0, 1], None, r"tokens are int64 \[2\]"),
+    "a position beyond the context": ([[0, 1]], [[0, POSITIONS]], rf"positions\[0, 1\] is {POSITIONS}; .* 0 to 47"),
+    "a position before the first": ([[0, 1]], [[-1, 0]], r"positions\[0, 0\] is -1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_IDS)
+def test_ids_and_positions_that_are_not_there_are_refused(lm: LanguageModel, case: str) -> None:
+    tokens, positions, message = WRONG_IDS[case]
+    with pytest.raises(DataError, match=message):
+        lm.run(tokens, positions)
+    if isinstance(tokens, list) and "floats" not in case and "batch" not in case:
+        with pytest.raises(DataError, match=message):
+            lm.apply(lm.params, jnp.asarray(tokens), None if positions is None else jnp.asarray(positions), None)
+
+
+def test_what_is_traced_is_refused_by_type_alone(lm: LanguageModel) -> None:
+    with pytest.raises(DataError, match=r"tokens are float32 \[1, 3\]"):
+        jax.eval_shape(lambda t: lm.run(t)[0], jax.ShapeDtypeStruct((1, 3), jnp.float32))
+    assert jax.eval_shape(lambda t: lm.run(t)[0], jax.ShapeDtypeStruct((1, 3), jnp.int32)).shape == (1, 3, VOCAB)
+
+
+def test_rotary_positions_have_no_end(lm: LanguageModel) -> None:
+    """They count differences alone: attention is the same wherever a row begins."""
+    turned = dataclasses.replace(lm.config, rope=Rope(100.0, 4))
+    params = decoder.init_params(turned, jax.random.key(0))
+    tokens, at = np.arange(6)[None], np.arange(6)[None]
+    here, there = (decoder.run(turned, params, tokens, at + start)[0] for start in (0, 10 * POSITIONS))
+    np.testing.assert_allclose(here, there, atol=1e-4)
+    with pytest.raises(DataError, match="49 tokens; the model reads 48"):
+        decoder.run(turned, params, np.zeros((1, POSITIONS + 1), np.int32))
 
 
 def test_activations_of_a_text_have_the_bos_in_front(lm: LanguageModel) -> None:

@@ -4,12 +4,16 @@ tests/fixtures/model_configs.json holds what the models' own config.json say of 
 and the number of parameters of the published weights.
 """
 
+import dataclasses
 import importlib
 import json
 import math
+import random
 import shutil
 import subprocess
 import sys
+import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +28,11 @@ from tiny import ROOT
 
 import saejax
 from configs.models import MODELS, get_config
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, SaejaxError
 from saejax.experiment import experiment
 from saejax.hook_list import header, of_experiment
 from saejax.lm import checkpoint, decoder, list_hook_points
+from saejax.lm.families import ARCHITECTURES
 from saejax.stages import Workspace, run_capture
 from saejax.store import StoreReader
 
@@ -115,6 +120,75 @@ def test_what_is_captured_is_there_and_takes_what_the_docstring_says(name: str, 
         "GB" if len(captured) < 2 else "GB,",
     ]
     assert e.train.steps == e.train.tokens // 4096 > 2000
+
+
+# --- damaged by chance ----------------------------------------------------------------------------
+
+# What the readers ask for and the published files leave out.
+RARE = (
+    *("rope_scaling", "rope_parameters", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
+    *("n_inner", "head_dim", "num_key_value_heads", "hidden_activation", "quantization_config", "attention_bias"),
+    *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "partial_rotary_factor"),
+    *("original_max_position_embeddings", "scale_attn_weights", "use_bidirectional_attention", "text_config"),
+)
+SMALL: tuple[Any, ...] = (None, True, False, 0, 1, -1, 3, 0.5, -0.5, "", "gelu", "64", [], [1], {}, {"a": 1})
+LARGE: tuple[Any, ...] = (2**20, 2**20 + 1, 2**63, 10**400, 1e308, 5e-324, math.inf, -math.inf, math.nan, "x" * 10_000)
+ROPES: tuple[Any, ...] = tuple(
+    {"rope_type": kind, "factor": value, "rope_theta": other, "low_freq_factor": other, "high_freq_factor": value}
+    for kind in ("default", "linear", "llama3", None, [])
+    for value in (8.0, 0, 1e308, 5e-324, "2", 10**400)
+    for other in (1.0, -1, math.nan, None, 10**400)
+)
+VALUES = (*SMALL, *LARGE, *ROPES, ["full_attention"] * 24, [["full_attention"]], ["sliding_attention"] * 2**12)
+
+
+def is_finite(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(is_finite, value))
+    if dataclasses.is_dataclass(value):
+        return all(is_finite(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return not isinstance(value, float) or math.isfinite(np.float32(value))
+
+
+def read_damaged(rng: random.Random, folder: Path) -> str | None:
+    """One or two keys of a published config.json changed or taken away; why it was refused, or None."""
+    config_json = dict(PUBLISHED[rng.choice(list(PUBLISHED))]["config"])
+    if rng.random() < 0.4:
+        config_json["model_type"] = rng.choice(list(ARCHITECTURES))
+    for key in rng.sample([*config_json, *RARE], rng.choice((1, 1, 2))):
+        if rng.random() < 0.15:
+            config_json.pop(key, None)
+        else:
+            config_json[key] = rng.choice(VALUES)
+    (folder / "config.json").write_text(json.dumps(config_json))
+    started = time.thread_time()
+    try:
+        listed = list_hook_points(str(folder), backend="jax")
+        config = checkpoint.read_config(folder)[1]
+    except SaejaxError as error:
+        return str(error)
+    finally:
+        assert time.thread_time() - started < 1, config_json
+    assert is_finite(config) and listed.n_parameters > 0 and listed.points, config_json
+    if config.rope is not None:
+        angles = config.rope.frequencies() * np.float32(config.context_length)
+        assert np.isfinite(angles).all(), config_json
+    return None
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(50_000, marks=pytest.mark.soak)])
+def test_a_config_with_a_damaged_key_is_described_or_refused_in_a_line(count: int, tmp_path: Path) -> None:
+    rng, refusals = random.Random(0), []
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            refusals.append(read_damaged(rng, tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+    finally:
+        tracemalloc.stop()
+    messages = [message for message in refusals if message is not None]
+    assert count / 10 < len(messages) < count * 9 / 10
+    assert all(message and "\n" not in message and len(message) < 1200 for message in messages)
 
 
 # --- shrunk, from text to a store -----------------------------------------------------------------

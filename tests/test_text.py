@@ -167,6 +167,7 @@ def test_without_padding_the_last_batch_has_the_rows_that_are_left(tokenizer: To
 
 def test_id_0_is_a_word_like_any_other_where_there_is_no_bos(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": null}')
     packer = Packer(source_of(["w0 w0 w3"] * 20), Tokenizer.from_folder(tmp_path), 8)
     batch = next(packer.batches("train", 1))
     assert batch.tokens[0, :3].tolist() == [0, 0, 3]
@@ -200,7 +201,43 @@ def test_the_tokenizer_adds_nothing_pads_nothing_and_cuts_nothing(tmp_path: Path
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.encode_many(["a b a b a", "", "a [CLS]"]) == [[0, 1, 0, 1, 0], [], [0, 2]]
-    assert (tokenizer.bos_id, tokenizer.special_ids, tokenizer.largest_id) == (None, frozenset({2}), 2)
+    # What it would put in front of a text by itself is bos where no file names another.
+    assert (tokenizer.bos_id, tokenizer.special_ids, tokenizer.largest_id) == (2, frozenset({2}), 2)
+
+
+def sentencepiece(kind: str) -> tokenizers.Tokenizer:
+    """As Llama 2 (its decoder takes one space from the front), Mistral's Metaspace, or BERT's word pieces."""
+    if kind == "wordpiece":
+        vocab = {"[UNK]": 0, "a": 1, "b": 2, "##b": 3}
+        backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), tokenizers.decoders.WordPiece()
+        return backend
+    pieces = ["<unk>", "<s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "a", "b", "\u2581a", "\u2581ab"]
+    merges = [("\u2581", "a"), ("\u2581a", "b")]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    if kind == "metaspace":
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    else:
+        prepend, replace = tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")
+        backend.normalizer = tokenizers.normalizers.Sequence([prepend, replace])
+        d = tokenizers.decoders
+        steps = [d.Replace("\u2581", " "), d.ByteFallback(), d.Fuse(), d.Strip(" ", 1, 0)]
+        backend.decoder = d.Sequence(steps)
+    backend.add_special_tokens(["<unk>", "<s>"])
+    return backend
+
+
+@pytest.mark.parametrize("kind", ["llama", "metaspace", "wordpiece"])
+def test_a_token_keeps_the_space_in_front_of_it(kind: str) -> None:
+    tokenizer = Tokenizer(sentencepiece(kind), None, frozenset(), "0")
+    ids = tokenizer.encode("a ab a b" if kind == "wordpiece" else "a ab a<s>")
+    wanted = [" a", " a", "b", " a", " b"] if kind == "wordpiece" else [" a", " ab", " a", "<s>"]
+    assert tokenizer.token_strings(ids) == wanted
+    assert tokenizer.decode_inside(ids) == "".join(wanted)
+    if kind == "llama":
+        assert tokenizer.token_strings(tokenizer.encode("\u00e9")) == [" ", "\ufffd", "\ufffd"]
+        assert tokenizer.decode_inside(tokenizer.encode("\u00e9")) == " \u00e9"
 
 
 def test_a_lone_surrogate_is_read_as_text(tokenizer: Tokenizer) -> None:
@@ -216,6 +253,34 @@ def test_a_tokenizer_that_has_no_bos_gets_none_from_config_json(
         shutil.copy(folder / name, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert Tokenizer.from_folder(tmp_path).bos_id == bos
+
+
+SAID_ELSEWHERE = {
+    "tokenizer_config.json": {"bos_token": "<bos>"},
+    "special_tokens_map.json": {"bos_token": {"content": "<bos>", "lstrip": False}},
+    "generation_config.json": {"bos_token_id": [BOS, 3]},
+    "config.json": {"bos_token_id": None, "text_config": {"bos_token_id": BOS}},
+}
+
+
+@pytest.mark.parametrize("name", SAID_ELSEWHERE)
+def test_bos_is_found_in_each_file_that_can_name_it(folder: Path, tmp_path: Path, name: str) -> None:
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    (tmp_path / name).write_text(json.dumps(SAID_ELSEWHERE[name]))
+    packer = Packer(source_of(["w0 w3"] * 20), Tokenizer.from_folder(tmp_path), 8)
+    assert next(packer.batches("train", 1)).tokens[0, :3].tolist() == [BOS, 0, 3]
+
+
+def test_bos_is_refused_where_no_file_names_it(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"which token is bos\. Name it by bos_token.*text\.prepend_bos=False"):
+        Packer(source_of(["w0"]), tokenizer, 8)
+    batch = next(Packer(source_of(["w0 w3"] * 20), tokenizer, 8, prepend_bos=False).batches("train", 1))
+    assert batch.tokens[0, :2].tolist() == [0, 3]
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<start>"}')
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: bos_token is '<start>'"):
+        Tokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize("bos", [52, -1, "0", True])

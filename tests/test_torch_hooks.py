@@ -33,6 +33,7 @@ from saejax.lm.torch_hooks import (  # noqa: E402 - after the skips
     TorchModel,
     find_batch_rows,
     from_module,
+    probe,
     run_chunk,
 )
 
@@ -49,6 +50,10 @@ LLAMA = {
     "pad_token_id": 1,
 }
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": S, "bos_token_id": 95}
+GROUPED = LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 16}
+# Of images, which these tests have none of: more layers than the text model's, which are not passed.
+IMAGES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2}
+IMAGES |= {"image_size": 8, "patch_size": 4}
 # Class, configuration, the way of keeping documents apart that is expected, names in blocks.
 DECODER = ("resid_pre", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
 PARALLEL = tuple(name for name in DECODER if name != "resid_mid")
@@ -57,9 +62,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, tuple[str, ...]]] = {
     "OPT": ("ForCausalLM", LLAMA | {"ffn_dim": 40, "word_embed_proj_dim": 32}, "packed", DECODER),
     "Bloom": ("ForCausalLM", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "padded", DECODER),
     "GPTNeoX": ("ForCausalLM", LLAMA, "packed", PARALLEL),
-    "Gemma2": (
-        "ForCausalLM",
-        LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 16},
+    "Gemma2": ("ForCausalLM", GROUPED, "packed", DECODER),
+    # All that is about text is in a configuration of its own, below the model's.
+    "Gemma3": (
+        "ForConditionalGeneration",
+        {
+            "text_config": GROUPED | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            "vision_config": IMAGES,
+            "image_token_index": VOCAB - 3,
+            "mm_tokens_per_image": 1,
+        },
+        "packed",
+        DECODER,
+    ),
+    "Mistral3": (
+        "ForConditionalGeneration",
+        {
+            "text_config": GROUPED | {"model_type": "mistral"},
+            "vision_config": IMAGES | {"model_type": "pixtral", "head_dim": 4},
+            "image_token_index": VOCAB - 3,
+        },
         "packed",
         DECODER,
     ),
@@ -134,6 +156,18 @@ def test_a_readout_is_the_same_in_both_backends(both: tuple[LanguageModel, Torch
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+def test_rows_go_into_the_residual_stream_at_known_names_alone(both: tuple[LanguageModel, TorchModel]) -> None:
+    rows = np.ones((2, 32), np.float32)
+    for name in ("blocks.1.mlp_out", "transformer.h.1.mlp.c_proj", "transformer.h.2.in", "blocks.0.resid_mid"):
+        assert both[1].into_residual(name, rows) is rows
+    # As wide as the model, and read or normed there.
+    for name in ("blocks.1.mlp_in", "transformer.h.1.mlp.in", "transformer.h.1.ln_2.out", "transformer.ln_f.out"):
+        assert both[1].into_residual(name, rows) is None
+    pair = ModelPair(*both)
+    assert pair.into_residual("second.blocks.1.mlp_in", rows) is None
+    assert pair.into_residual("blocks.1.attn_z", rows).shape == (2, 32)
+
+
 def test_edits_go_on_as_in_the_jax_decoder(both: tuple[LanguageModel, TorchModel]) -> None:
     ours, theirs = both
     for name in ("blocks.0.resid_pre", "blocks.1.attn_out", "blocks.1.mlp_act", "blocks.2.resid_post"):
@@ -150,6 +184,18 @@ def test_edits_go_on_as_in_the_jax_decoder(both: tuple[LanguageModel, TorchModel
     with pytest.raises(ConfigError, match="Two edits at one hook point"):
         names = ("blocks.1.mlp_out", "transformer.h.1.mlp.c_proj.out")
         theirs.apply({}, *in_order(ROWS), edits=dict.fromkeys(names, jnp.zeros_like))
+
+
+def test_ids_that_the_model_does_not_have_are_refused(both: tuple[LanguageModel, TorchModel]) -> None:
+    for tokens, positions, message in (
+        ([[0, VOCAB]], None, rf"tokens\[0, 1\] is {VOCAB}"),
+        ([[0, -1]], None, r"tokens\[0, 1\] is -1"),
+        ([[0.5]], None, "tokens are float64"),
+        ([[0, 1]], [[0, S]], rf"positions\[0, 1\] is {S}"),
+        ([[0] * (S + 1)], None, rf"positions\[0, {S}\] is {S}"),
+    ):
+        with pytest.raises(DataError, match=message):
+            both[1].apply({}, tokens, positions)
 
 
 def test_names_paths_and_what_is_refused(both: tuple[LanguageModel, TorchModel]) -> None:
@@ -175,8 +221,11 @@ def test_documents_packed_are_documents_alone(family: str, folder_of: Callable[[
     own = sorted(name.split(".")[2] for name in lm.aliases if name.startswith("blocks.1."))
     assert own == sorted(names)
     places = list(lm.widths)
+    layers = 2 if family == "Bloom" else 3
+    assert (lm.config.context_length, lm.config.n_layer) == (2**20 if family == "Bloom" else S, layers)
     packed = lm._run(*in_order(ROWS), places, {})
     model = random_model(family)
+    model = model if FAMILIES[family][0] != "ForConditionalGeneration" else model.base_model
     for row, start, stop in ((0, 0, S), (1, 0, 13), (1, 13, 14), (1, 14, 34), (2, 0, 30)):
         tokens = ROWS["tokens"][row : row + 1, start:stop].astype(np.int64)
         with torch.inference_mode():
@@ -184,6 +233,18 @@ def test_documents_packed_are_documents_alone(family: str, folder_of: Callable[[
         for place in places:
             got = packed[place][row * S + start : row * S + stop].numpy()
             np.testing.assert_allclose(got, alone[place][0].numpy(), atol=2e-4, rtol=1e-3, err_msg=place)
+
+
+def test_a_window_without_a_known_name_is_seen_by_the_probe(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_WINDOWS", ())
+    lm = load_lm(str(folder_of("Gemma2")), backend="torch")
+    assert (lm.way, lm.long_way) == ("padded", "padded")
+    # Packed rows are used as far as they were tried, and no further.
+    monkeypatch.setattr(probe, "_LONG", 14)
+    lm = load_lm(str(folder_of("Gemma2")), backend="torch")
+    assert (lm.way, lm.window, lm.long_way) == ("packed", 14, "padded")
 
 
 class Recurrent(torch.nn.Module):

@@ -51,7 +51,7 @@ class ReportConfig:
 
 @dataclasses.dataclass(frozen=True)
 class _Scan:
-    """Held-out rows and the non-zero latents of their kept tokens, sorted by latent, then falling by value.
+    """Held-out rows and the non-zero latents of their kept tokens, sorted by latent, then falling by |value|.
 
     Attributes:
         tokens, positions, segments, documents: int32 [R, S].
@@ -95,7 +95,9 @@ def collect_features(
     names = _document_names(packer, scan.documents)
     # Rows go to the last site written: of two models, to the residual stream of the one that has it.
     writer = lm.owner(sites.writes[-1]) if isinstance(lm, ModelPair) else lm
-    top, bottom = promoted_logits(writer, np.asarray(coder.topology.written(params))[:shown], config.logits)
+    added_FD = _into_residual(coder, params, lm, sites)
+    nothing = [((), ())] * shown
+    top, bottom = (nothing, nothing) if added_FD is None else promoted_logits(writer, added_FD[:shown], config.logits)
     strings = _TokenTable(lm)
     bounds = np.searchsorted(scan.latent, np.arange(shown + 1))
     grouped, d_sae = len(coder.topology.latent_shape) > 1, coder.topology.d_sae
@@ -129,31 +131,44 @@ def _describe(sites: Sites) -> str:
     return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
 
 
-def promoted_logits(lm: Model, W_dec_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
-    """For each decoder row d: the `count` largest and smallest of (d * w_final) W_U, centred over the vocabulary.
+def _into_residual(coder: Coder, params: Any, lm: Model, sites: Sites) -> np.ndarray | None:
+    """[G F, D]: what a unit of each latent adds to the residual stream; None where that is not known of some site."""
+    groups = []
+    for written in coder.topology.written(params):
+        parts = [lm.into_residual(sites.writes[site], np.asarray(rows)) for site, rows in written.items()]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        groups.append(np.sum(known, axis=0))
+    return np.concatenate(groups)
 
-    The direct path to the logits: final norm's scale without its division, other layers left out. Rows whose width is
-    not the model's (MLP activations), and those of a model that does not predict the next token, have none.
+
+def promoted_logits(lm: Model, rows_FD: np.ndarray, count: int) -> tuple[list[Any], list[Any]]:
+    """For each row d: the `count` largest and smallest of (d * w_final) W_U, centred over the vocabulary.
+
+    d is added to the residual stream (`Model.into_residual`). The direct path to the logits: final norm's scale without
+    its division, other layers left out. A model that does not predict the next token, or reads its logits from vectors
+    of another width, has none.
 
     Returns:
         (top, bottom), each a list of (token ids, values), one pair a row.
     """
     readout = lm.readout()
-    if readout is None or W_dec_FD.shape[1] != len(readout[0]):
-        nothing: list[Any] = [((), ()) for _ in W_dec_FD]
+    if readout is None or rows_FD.shape[1] != len(readout[0]):
+        nothing: list[Any] = [((), ()) for _ in rows_FD]
         return nothing, nothing
     scale_D, W_U_DV = readout
     W_U_DV = W_U_DV - W_U_DV.mean(1, keepdims=True)
     count = min(count, W_U_DV.shape[1])
 
     @jax.jit
-    def extremes(rows_FD: jax.Array) -> Any:
-        logits_FV = (rows_FD * scale_D[None]) @ W_U_DV
+    def extremes(part_FD: jax.Array) -> Any:
+        logits_FV = (part_FD * scale_D[None]) @ W_U_DV
         return jax.lax.top_k(logits_FV, count), jax.lax.top_k(-logits_FV, count)
 
     top, bottom = [], []
-    for start in range(0, len(W_dec_FD), 512):
-        (high, high_ids), (low, low_ids) = jax.device_get(extremes(jnp.asarray(W_dec_FD[start : start + 512])))
+    for start in range(0, len(rows_FD), 512):
+        (high, high_ids), (low, low_ids) = jax.device_get(extremes(jnp.asarray(rows_FD[start : start + 512])))
         top += list(zip(high_ids.tolist(), high.tolist(), strict=True))
         bottom += list(zip(low_ids.tolist(), (-low).tolist(), strict=True))
     return top, bottom
@@ -206,7 +221,7 @@ def _scan(
         raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
     tokens, positions, segments, documents = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    order = np.lexsort((-value, latent))
+    order = np.lexsort((-np.abs(value), latent))
     latent, row, position, value = (a[order] for a in (latent, row, position, value))
     scan = _Scan(tokens, positions, segments, documents, latent, row, position, value, progress.tokens)
     return scan, progress.seconds
@@ -222,19 +237,21 @@ def _entries(keep_RS: np.ndarray, latents: Latents, first: int) -> tuple[np.ndar
 
 
 def _activity(scan: _Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
-    values = scan.value[part]
-    largest = float(values.max()) if len(values) else 0.0
-    counts, edges = np.histogram(values, config.histogram_bins, (0.0, largest or 1.0))
-    return {
+    """How often and how strongly a latent is active; "min" only where it has negative values (abs_topk)."""
+    low, high = (float(values.min()), float(values.max())) if len(values := scan.value[part]) else (0.0, 0.0)
+    bounds = (min(low, 0.0), max(high, 0.0))
+    counts, edges = np.histogram(values, config.histogram_bins, bounds if any(bounds) else (0.0, 1.0))
+    signed = {"min": round(low, 4)} if low < 0 else {}
+    return signed | {
         "density": len(values) / scan.n_tokens,
-        "max": round(largest, 4),
+        "max": round(high, 4),
         "mean": round(float(values.mean()), 4) if len(values) else 0.0,
         "histogram": {"edges": [round(e, 4) for e in edges.tolist()], "counts": counts.tolist()},
     }
 
 
 def _peaks(scan: _Scan, part: slice, config: ReportConfig) -> list[int]:
-    """Entries with the largest values, at most one for each packed row."""
+    """Entries with the largest |values|, at most one for each packed row."""
     _, first_of_row = np.unique(scan.row[part], return_index=True)
     return (part.start + np.sort(first_of_row)[: config.examples]).tolist()
 

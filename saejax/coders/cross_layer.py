@@ -172,9 +172,12 @@ class CrossLayerTranscoder(nn.Module):
         return aimed
 
     @nn.nowrap
-    def written(self, params: Params) -> jax.Array:
-        """[L F, D]: what a unit of each latent adds to the residual stream, all its target layers together."""
-        return jnp.concatenate([params[name].sum(1) for name in self.decoders])
+    def written(self, params: Params) -> list[dict[int, jax.Array]]:
+        """For each layer {site: [F, D]}: what a unit of each of its latents adds to the sites from that layer on."""
+        return [
+            {layer + i: params[name][:, i] for i in range(self.sites - layer)}
+            for layer, name in enumerate(self.decoders)
+        ]
 
     @nn.nowrap
     def _product(self, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -159,9 +159,9 @@ class Dictionary(nn.Module):
         return {"W_enc": jnp.moveaxis(into, 0, -1), "W_dec": unit_rows(y_F - params["b_dec"][None])}
 
     @nn.nowrap
-    def written(self, params: Params) -> jax.Array:
-        """[F, D]: what a unit of each latent adds to the last site it writes."""
-        return params["W_dec"][:, -1] if self.stacked else params["W_dec"]
+    def written(self, params: Params) -> list[dict[int, jax.Array]]:
+        """One group {site: [F, D]}: what a unit of each latent adds to the last site that the coder writes."""
+        return [{-1: params["W_dec"][:, -1] if self.stacked else params["W_dec"]}]
 
     @nn.nowrap
     def _input(self, params: Params, x: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -22,6 +21,7 @@ _FLAGS = (
     "gated_mlp",
     "post_norms",
 )
+_TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMS = ("layer", "rms")
 RESIDUALS = ("sequential", "parallel", "parallel_one_norm")
 
@@ -39,14 +39,14 @@ def check_size(name: str, value: object, largest: int = 2**20) -> int:
 
 
 def check_positive(name: str, value: object) -> float:
-    """`value` as a float, if it is a finite number above zero.
+    """`value` as a float, if it is a number above zero that float32, in which the decoder computes, can hold.
 
     Raises:
         DataError: it is not.
     """
     # Not a bool, which Python counts among the integers: `true` is no size.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < float(value) < math.inf:
-        raise DataError(f"config.json: {name} is {value!r}; it must be a finite number above 0.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _TINY <= float(value) <= _HUGE:
+        raise DataError(f"config.json: {name} is {value!r}; it must be a finite number above 0, of float32's range.")
     return float(value)
 
 
@@ -87,6 +87,10 @@ class Rope:
         check_size("the rotary part of a head", self.width, 2**14)
         if self.width % 2:
             raise DataError(f"config.json: {self.width} numbers of each head are rotated; it must be an even number.")
+        with np.errstate(over="ignore"):
+            turned = float(self.frequencies().max(initial=0)) * 2**20  # the longest context
+        if not turned <= _HUGE:
+            raise DataError(f"config.json: rope theta {self.theta} and factor {self.factor} turn beyond all numbers.")
 
     def frequencies(self) -> np.ndarray:
         """Radians a position, float32 [width / 2]."""

@@ -24,10 +24,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.conventions import DecoderConfig, Rope
 from saejax.lm.parameters import Parameter, parameters
+from saejax.lm.rows import check_ids, check_rows
 
 Params = dict[str, Any]
 Edit = Callable[[jax.Array], jax.Array]
@@ -59,7 +61,9 @@ def run(
     after the last captured hook point) is removed by XLA, so capture alone costs no more than it must.
 
     Args:
-        positions_BS: position within the document; default 0..S-1.
+        tokens_BS: ids. Under a trace (jit, grad) nothing can look at them, and one beyond the vocabulary is clamped.
+        positions_BS: position within the document; default 0..S-1. A table of learned ones ends with the context, and
+            under a trace the last is taken for those beyond it; rotary ones are computed, however large.
         segments_BS: attention stays within equal segments, and causal; default one segment. A sliding window counts
             positions in the row, which within a segment are the document's.
         capture: hook points whose values (after editing) are returned.
@@ -67,10 +71,13 @@ def run(
             in the type of the old one.
 
     Raises:
-        DataError: more positions than the model has (indexing would silently repeat the last one).
+        DataError: ids or positions that the model does not have, or rows that are longer than it reads.
         ConfigError: an edit that changes the shape.
     """
+    tokens_BS = _checked("tokens", tokens_BS, config.vocab_size)
     batch, length = tokens_BS.shape
+    if positions_BS is not None and config.rope is None:
+        positions_BS = _checked("positions", positions_BS, config.context_length)
     if positions_BS is None:
         if length > config.context_length:
             raise DataError(f"The rows have {length} tokens; the model reads {config.context_length}.")
@@ -89,6 +96,15 @@ def run(
         x_BSM = _block(config, block, x_BSM, masks[window], rotation, tap)
     x_BSM = _norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))
     return _logits(config, params, x_BSM), captured
+
+
+def _checked(name: str, ids: Any, limit: int) -> jax.Array:
+    """`ids` as an array, if they are rows of integers in [0, limit); of traced ones their type and rank are known."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(ids)):
+        check_rows(name, jnp.asarray(ids))
+    else:
+        check_ids(name, np.asarray(ids), limit)
+    return jnp.asarray(ids)
 
 
 def unembedding(params: Params) -> jax.Array:

@@ -64,6 +64,10 @@ class Model(Protocol):
         """Whether the logits are of the next token and, where names are given, see what is put in at one of them."""
         ...
 
+    def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
+        """[F, d_model]: what rows added at a hook point add to the residual stream; None where no matrix says it."""
+        ...
+
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
         """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token."""
         ...

@@ -10,7 +10,7 @@ from saejax.lm import checkpoint, parameters
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.model import LMConfig, config_folder, load_lm, runs_in_torch
 from saejax.lm.points import DecoderPoints, HookPoint
-from saejax.lm.torch_hooks import TorchModel
+from saejax.lm.torch_hooks import TorchModel, text_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def count_parameters(config: DecoderConfig) -> int:
 
 
 def _of_module(model: str, lm: TorchModel) -> HookList:
-    own = getattr(lm.module, "config", None)
+    own = text_config(lm.module)
     widths, theirs = lm.hook_points(), {ours: name for name, ours in lm.synonyms.items()}
 
     def point(name: str) -> HookPoint:

@@ -18,7 +18,7 @@ from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import Forward, compiled_forward
 from saejax.lm.parameters import shard_params
-from saejax.lm.points import TRANSFORMER_LENS, DecoderPoints
+from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS, DecoderPoints
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.text import Tokenizer
 
@@ -89,12 +89,12 @@ class LanguageModel:
         named_edits = {self._points.any_point(name): edit for name, edit in (edits or {}).items()}
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
-        positions, segments = (None if x is None else jnp.asarray(x) for x in (positions_BS, segments_BS))
-        tokens = jnp.asarray(tokens_BS)
-        return decoder.run(self.config, self.params, tokens, positions, segments, names, named_edits)
+        segments = None if segments_BS is None else jnp.asarray(segments_BS)
+        positions = positions_BS if positions_BS is None or self.config.rope is None else jnp.asarray(positions_BS)
+        return decoder.run(self.config, self.params, tokens_BS, positions, segments, names, named_edits)
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
-        """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
+        """Activations [S, d] float32 of one text at one hook point, the model's bos in front where it is known."""
         ids = ([] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]) + self.tokenizer.encode(text)
         if len(ids) > self.config.context_length:
             raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
@@ -124,6 +124,20 @@ class LanguageModel:
     def measures_loss(self, names: Sequence[str]) -> bool:
         """True: what is put in at any hook point goes on into the logits of the next token."""
         return True
+
+    def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
+        """[F, d_model]: what rows added at a hook point add to the residual stream; None where no matrix says it.
+
+        attn_z goes through W_O and mlp_act through W_out, unless a norm follows; mlp_in is only read.
+        """
+        block, _, name = self.hook_point(hook_point).rpartition(".")
+        if name in ADDED:
+            return rows_FD
+        if name not in ADDED_THROUGH or self.config.post_norms:
+            return None
+        room, matrix = ADDED_THROUGH[name]
+        weight = self.params["blocks"][int(block.removeprefix("blocks."))][room][matrix]
+        return rows_FD @ np.asarray(jnp.asarray(weight, jnp.float32)).reshape(-1, self.config.d_model)
 
     def readout(self) -> tuple[jax.Array, jax.Array]:
         """(scale of the final norm [D], W_U [D, V]), float32."""
@@ -246,7 +260,7 @@ def _download(repo: str, revision: str) -> Path:
         "revision": revision or None,
         "allow_patterns": [
             *("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
-            *("tokenizer_config.json", "chat_template.jinja"),
+            *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
         ],
     }
     try:

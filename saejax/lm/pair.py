@@ -111,6 +111,10 @@ class ModelPair:
         ours = [name for name in names if not name.startswith(PREFIX)]
         return bool(ours or not names) and self.first.measures_loss(ours)
 
+    def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
+        """As the model's that the hook point is of."""
+        return self.owner(hook_point).into_residual(hook_point.removeprefix(PREFIX), rows_FD)
+
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
         """The first model's."""
         return self.first.readout()

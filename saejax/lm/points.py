@@ -10,6 +10,11 @@ from saejax.lm.conventions import DecoderConfig
 
 HOOK_NAMES = ("resid_pre", "attn_z", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
 
+# Those whose vectors are added to the residual stream as they are, and the matrix, by room and name, through which the
+# others are where no norm follows it. What stands at mlp_in is read and goes no further.
+ADDED = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
+ADDED_THROUGH = {"attn_z": ("attn", "W_O"), "mlp_act": ("mlp", "W_out")}
+
 # TransformerLens names of the same places. (Its ln2.hook_normalized is not here: it is taken before the
 # norm's own scale and shift, so it is another tensor than mlp_in.)
 TRANSFORMER_LENS = {

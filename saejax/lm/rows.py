@@ -10,8 +10,34 @@ Shape letters: R packed rows, S their length, B rows of a chunk, T its length.
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+
+from saejax.core.errors import DataError
+
+
+def check_rows(name: str, ids: Any) -> None:
+    """Refuses an array, which may be a traced one, whose type and shape are not those of rows of ids.
+
+    Raises:
+        DataError: it is not [rows, tokens] of integers.
+    """
+    if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+        raise DataError(f"{name} are {ids.dtype} {list(ids.shape)}; they must be rows of integers [rows, tokens].")
+
+
+def check_ids(name: str, ids: np.ndarray, limit: int) -> None:
+    """Refuses what indexing would bend into its range without a word.
+
+    Raises:
+        DataError: `ids` are not rows of integers in [0, limit); names the first that is not, and its place.
+    """
+    check_rows(name, ids)
+    wrong = np.argwhere((ids < 0) | (ids >= limit))
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise DataError(f"{name}[{row}, {column}] is {ids[row, column]}; the model has {name} 0 to {limit - 1}.")
 
 
 @dataclasses.dataclass(frozen=True)

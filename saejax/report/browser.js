@@ -3,7 +3,7 @@
 const COLUMNS = [
   {key: "id", label: "id", down: false, value: (feature) => feature.id},
   {key: "density", label: "density", down: true, value: (feature) => feature.density},
-  {key: "max", label: "max", down: true, value: (feature) => feature.max},
+  {key: "max", label: "max", down: true, value: (feature) => Math.abs(strongest(feature))},
   {key: "token", label: "promotes", down: false, value: (feature, table) => (topToken(table, feature) ?? "\uffff").trim().toLowerCase()},
 ];
 const SCOPES = {

@@ -3,7 +3,8 @@
 function facts(feature) {
   const rate = feature.density < 0.2 ? `, 1 token in ${integer(Math.round(1 / feature.density))}` : " of tokens";
   const often = feature.density > 0 ? percent(feature.density) + rate : "never in this scan";
-  const pairs = [["fires on", often], ["maximum", number(feature.max, 4)], ["mean", number(feature.mean, 4)]];
+  const least = feature.min < 0 ? [["minimum", number(feature.min, 4)]] : [];
+  const pairs = [["fires on", often], ["maximum", number(feature.max, 4)], ...least, ["mean", number(feature.mean, 4)]];
   return el("dl", {class: "facts"}, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
@@ -39,7 +40,7 @@ function exampleItem(table, feature, example) {
     el("div", {class: "where"}, el("b", {class: "num"}, number(peak)),
       el("bdi", {class: "document", title: example.document}, example.document ?? ""),
       example.position === undefined ? null : el("span", {}, `token ${integer(example.position)}`)),
-    passage(table.vocab, example, feature.max));
+    passage(table.vocab, example, Math.abs(strongest(feature))));
 }
 
 function examples(table, feature) {
@@ -49,13 +50,15 @@ function examples(table, feature) {
     return el("p", {class: "note"}, why);
   }
   return [
-    el("div", {class: "examples-head"}, el("h4", {}, "Top-activating passages"), heatLegend(feature.max)),
+    el("div", {class: "examples-head"}, el("h4", {}, "Top-activating passages"), heatLegend(feature)),
     el("ol", {class: "examples"}, list.map((example) => exampleItem(table, feature, example))),
   ];
 }
 
-function heatLegend(most) {
-  return el("span", {class: "legend"}, "0", el("span", {class: "ramp", "aria-hidden": "true"}), number(most));
+function heatLegend(feature) {
+  const most = Math.abs(strongest(feature));
+  const negative = feature.min < 0 ? [number(-most), el("span", {class: "ramp below", "aria-hidden": "true"})] : [];
+  return el("span", {class: "legend"}, ...negative, "0", el("span", {class: "ramp", "aria-hidden": "true"}), number(most));
 }
 
 function featureDetail(table, feature) {

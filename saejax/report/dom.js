@@ -37,6 +37,11 @@ function number(value, digits = 3) {
   return value.toPrecision(digits);
 }
 
+// The activation of a feature that is farthest from 0: its minimum where it has negative ones that are.
+function strongest(feature) {
+  return feature.min < -feature.max ? feature.min : feature.max;
+}
+
 // With a sign, and as many decimals as `most`, the largest of its column, deserves.
 function signed(value, most) {
   const decimals = most >= 100 ? 0 : most >= 10 ? 1 : most >= 0.1 ? 2 : 4;

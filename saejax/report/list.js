@@ -59,11 +59,11 @@ class FeatureList {
     const node = el("div", {
       class: "row", role: "option", id: `row-${feature.id}`, "data-place": i,
       "aria-selected": String(feature === this.selected), "aria-setsize": this.rows.length, "aria-posinset": i + 1,
-      "aria-label": `feature ${feature.id}, density ${percent(feature.density)}, maximum ${number(feature.max)}` +
+      "aria-label": `feature ${feature.id}, density ${percent(feature.density)}, maximum ${number(strongest(feature))}` +
         (token === null ? "" : `, promotes ${visibleText(token)}`),
     },
     el("span", {class: "id"}, String(feature.id)), el("span", {class: "num"}, percent(feature.density)),
-    el("span", {class: "num"}, feature.density > 0 ? number(feature.max) : "dead"),
+    el("span", {class: "num"}, feature.density > 0 ? number(strongest(feature)) : "dead"),
     el("span", {class: "top"}, token === null ? "" : tokenChip(token)));
     node.style.top = `${i * ROW_HEIGHT}px`;
     return node;

@@ -154,6 +154,8 @@ def _check_feature(path: Path, feature: Any, n_vocab: int) -> None:
     for key in ("density", "max"):
         if not _is_number(feature.get(key)):
             raise _damaged(path, f"{name} has no number {key!r}")
+    if "min" in feature and not _is_number(feature["min"]):
+        raise _damaged(path, f"{name} has the min {feature['min']!r}, which is not a number")
     if histogram := feature.get("histogram"):
         _check_histogram(path, f"{name} histogram", histogram, "edges")
     for key in ("top_logits", "bottom_logits", "examples"):

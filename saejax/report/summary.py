@@ -109,7 +109,8 @@ _TILES = (
      "of the model's loss between ablating the site and leaving it alone"),
     ("Dead features", ("dead", "dead_fraction", "dead_features"), "share",
      "latents that never fired in the scan"),
-    ("Relative error", ("relative_error",), "percent", "size of the residual against the activation"),
+    ("Relative error", ("relative_error",), "percent",
+     "sum ‖x − x̂‖² / sum ‖x‖²: the share of the activations' energy that is lost"),
 )  # fmt: skip
 
 

@@ -35,17 +35,18 @@ function tokenChip(token) {
   return el("bdi", {class: "chip"}, ...visible(token));
 }
 
-// One passage: every token with a background as strong as activation / `most`, the peak token marked.
+// One passage: every token with a background as strong as |activation| / `most`, of another colour where it is
+// negative, the peak token marked.
 function passage(table, example, most) {
   const line = el("p", {class: "passage"});
   example.tokens.forEach((id, i) => {
     const token = table[id], activation = example.activations[i];
     const peak = i === example.peak;
     const span = el(peak ? "mark" : "span", {
-      class: `tok${activation > 0 ? " on" : ""}${peak ? " peak" : ""}`, "data-activation": number(activation, 4),
+      class: `tok${activation ? " on" : ""}${activation < 0 ? " below" : ""}${peak ? " peak" : ""}`, "data-activation": number(activation, 4),
       "data-token": visibleText(token),
     }, ...visible(token));
-    if (activation > 0 && most > 0) span.style.setProperty("--heat", (0.1 + 0.9 * Math.min(1, activation / most)).toFixed(3));
+    if (activation && most > 0) span.style.setProperty("--heat", (0.1 + 0.9 * Math.min(1, Math.abs(activation) / most)).toFixed(3));
     line.append(span, el("wbr"));
   });
   return line;

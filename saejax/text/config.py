@@ -69,7 +69,8 @@ class TextConfig(SourceConfig):
         mix_seed: of the order in which the sources take turns.
         heldout_fraction: share of the documents kept for evaluation.
         context_length: tokens in a packed row, the bos included.
-        prepend_bos: put the model's bos token in front of every piece of a document.
+        prepend_bos: put the model's bos token in front of every piece of a document. Where the model's files do not say
+            which it is, nor that there is none, this is refused.
         pack: fill a row with as many documents as fit. None: yes, except where every source is `prompts`; then each
             document begins a row of its own.
     """

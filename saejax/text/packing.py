@@ -69,6 +69,11 @@ class Packer:
     def __post_init__(self) -> None:
         if self.context_length < 2:
             raise ConfigError(f"context_length is {self.context_length}; a row must hold at least 2 tokens.")
+        if self.prepend_bos and self.tokenizer.bos_unknown:
+            raise ConfigError(
+                f"text.prepend_bos is True, and no file in {self.tokenizer.folder} says which token is bos. Name it by "
+                "bos_token in tokenizer_config.json (null: the model has none), or set text.prepend_bos=False."
+            )
 
     def batches(
         self, split: str, rows: int, start: dict[str, int] | None = None, pad_last: bool = True

@@ -24,6 +24,7 @@ class Tokenizer:
     Attributes:
         backend: the `tokenizers.Tokenizer`.
         bos_id: id put in front of every piece of a document, or None when the model has none.
+        bos_unknown: no file says which token is bos, nor that there is none.
         special_ids: ids of all special tokens; rows at these are never stored (id 0 is a token like any other).
         sha256: hash of tokenizer.json, part of a store's identity.
         folder: where it was read from, with its chat template; None for one that was made in memory.
@@ -34,16 +35,17 @@ class Tokenizer:
     special_ids: frozenset[int]
     sha256: str
     folder: Path | None = None
+    bos_unknown: bool = False
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json`, and the bos id from `config.json`, of a model folder.
+        """Read `tokenizer.json` of a model folder, and from the files beside it which token is bos.
 
         Where tokenizer_config.json says that there is no bos token (Qwen's does, beside a bos_token_id in config.json),
         there is none: the model never saw one in front of a text.
 
         Raises:
-            DataError: when there is no readable tokenizer.json, or the bos id is not one of its ids.
+            DataError: when there is no readable tokenizer.json, or the bos token is not one of its tokens.
         """
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
@@ -59,11 +61,8 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-        bos_id = _bos_id(Path(folder))
-        if bos_id is not None and (type(bos_id) is not int or bos_id not in backend.get_vocab().values()):
-            named = f"{Path(folder) / 'config.json'}: bos_token_id is {bos_id!r}"
-            raise DataError(f"{named}, which is no id of the tokenizer beside it.")
-        return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest(), Path(folder))
+        bos_id, known = _bos(Path(folder), backend)
+        return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest(), Path(folder), not known)
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
@@ -97,19 +96,54 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         return self.backend.decode(ids, skip_special_tokens=False)
 
+    def decode_inside(self, ids: list[int]) -> str:
+        """The ids as they read inside a text: many decoders take the space away from a text's first token."""
+        before = self._before
+        alone, both = self.decode(before), self.decode(before + ids)
+        return both.removeprefix(alone) if both.startswith(alone) else self.decode(ids)
+
     def token_strings(self, ids: list[int]) -> list[str]:
-        """Each id decoded on its own, for display; a piece of a UTF-8 sequence shows as U+FFFD."""
-        return [self.backend.decode([i], skip_special_tokens=False) for i in ids]
+        """Each id as it reads inside a text, for display; a piece of a UTF-8 sequence shows as U+FFFD."""
+        return [self.decode_inside([i]) for i in ids]
+
+    @functools.cached_property
+    def _before(self) -> list[int]:
+        """Ids of an ordinary text; none where there is no decoder, which puts a space between any two tokens."""
+        return [] if self.backend.decoder is None else self.encode("a")[-1:]
 
 
-def _bos_id(folder: Path) -> Any:
-    """`bos_token_id` of config.json, unless tokenizer_config.json has a `bos_token` of null."""
-    if _json_object(folder / "tokenizer_config.json").get("bos_token", "") is None:
-        return None
-    bos_id = _json_object(folder / "config.json").get("bos_token_id")
-    if isinstance(bos_id, list):
-        return bos_id[0] if bos_id else None
-    return bos_id
+def _bos(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, bool]:
+    """(id of the bos token or None, whether a file says which it is or that there is none).
+
+    A bos_token of null in tokenizer_config.json is none. Else the first that says it: config.json, the tokenizer's own
+    files, the text model's part of config.json, generation_config.json, what tokenizer.json puts in front of a text.
+    """
+    names = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+    config, own, special, generation = (_json_object(folder / name) for name in names)
+    if own.get("bos_token", "") is None:
+        return None, True
+    text_config = config.get("text_config")
+    said = [
+        ("config.json", "bos_token_id", config),
+        ("tokenizer_config.json", "bos_token", own),
+        ("special_tokens_map.json", "bos_token", special),
+        ("config.json", "bos_token_id", text_config if isinstance(text_config, dict) else {}),
+        ("generation_config.json", "bos_token_id", generation),
+    ]
+    for name, key, content in said:
+        value = content.get(key)
+        if isinstance(value, list):
+            value = value[0] if value else None
+        if value is None:
+            continue
+        token = value.get("content") if isinstance(value, dict) else value
+        found = value if key == "bos_token_id" else backend.token_to_id(token) if isinstance(token, str) else None
+        if type(found) is not int or found not in backend.get_vocab().values():
+            raise DataError(f"{folder / name}: {key} is {value!r}, which the tokenizer beside it does not have.")
+        return found, True
+    marked, plain = (backend.encode("a", add_special_tokens=add) for add in (True, False))
+    in_front = bool(plain.ids) and marked.special_tokens_mask[0] == 1
+    return (marked.ids[0], True) if in_front else (None, False)
 
 
 def _json_object(path: Path) -> dict[str, Any]:

@@ -18,6 +18,6 @@ from saejax.lm.torch_hooks.hooks import run_chunk
 from saejax.lm.torch_hooks.load import load_torch
 from saejax.lm.torch_hooks.memory import find_batch_rows
 from saejax.lm.torch_hooks.model import TorchModel
-from saejax.lm.torch_hooks.probe import from_module
+from saejax.lm.torch_hooks.probe import from_module, text_config
 
-__all__ = ["TorchModel", "find_batch_rows", "from_module", "load_torch", "run_chunk"]
+__all__ = ["TorchModel", "find_batch_rows", "from_module", "load_torch", "run_chunk", "text_config"]

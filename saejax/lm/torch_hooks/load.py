@@ -69,7 +69,7 @@ def load_torch(
     cls = tokenizer.backend.token_to_id("[CLS]")
     if lm.causal or tokenizer.bos_id is not None or cls is None:
         return lm
-    return dataclasses.replace(lm, tokenizer=dataclasses.replace(tokenizer, bos_id=cls))
+    return dataclasses.replace(lm, tokenizer=dataclasses.replace(tokenizer, bos_id=cls, bos_unknown=False))
 
 
 def _torch() -> tuple[Any, Any]:

@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.forward import Edit, Forward
-from saejax.lm.rows import WAYS
+from saejax.lm.points import ADDED
+from saejax.lm.rows import WAYS, check_ids
 from saejax.lm.torch_hooks.hooks import run_chunk
 from saejax.lm.torch_hooks.memory import find_batch_rows, out_of_memory, to_host
 from saejax.text import PackedRows, Tokenizer
@@ -44,7 +45,7 @@ class TorchModel:
         synonyms: {name in TransformerLens: <name>}.
         causal: a token's values do not depend on later tokens.
         way, long_way: of keeping documents apart, of `saejax.lm.rows.WAYS`: in rows of up to `window` tokens, and in
-            longer ones, where a 4-D mask would undo the model's own window of attention.
+            longer ones, where a 4-D mask would undo the model's own window of attention, or was not tried.
         window: tokens.
     """
 
@@ -112,6 +113,7 @@ class TorchModel:
 
         Raises:
             ConfigError: an edit that changes the shape, or two at one place.
+            DataError: ids or positions that the model does not have.
         """
         tokens_RS, positions_RS, segments_RS = _full(tokens, positions, segments)
         places = {name: self._place(name) for name in capture}
@@ -143,6 +145,12 @@ class TorchModel:
         """The unembedding of a model that predicts the next token, or None."""
         own = getattr(self.module, "get_output_embeddings", lambda: None)() or getattr(self.module, "lm_head", None)
         return own if self.causal else None
+
+    def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
+        """The rows, at the names in blocks whose sums were seen; None at other places: what they are is not known."""
+        names = {place: name for name, place in self.aliases.items()}
+        place = self._place(hook_point)
+        return rows_FD if names.get(place, place).rpartition(".")[2] in ADDED else None
 
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
         """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token.
@@ -224,9 +232,15 @@ class TorchModel:
         places: Sequence[str],
         edits: Mapping[str, Edit],
     ) -> dict[str, Any]:
-        """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result."""
+        """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result.
+
+        Raises:
+            DataError: ids or positions that the model does not have (on a GPU they would end the process).
+        """
         import torch
 
+        check_ids("tokens", tokens_RS, self.config.vocab_size)
+        check_ids("positions", np.where(segments_RS >= 0, positions_RS, 0), self.config.context_length)
         way = self.way if tokens_RS.shape[1] <= self.window else self.long_way
         count = tokens_RS.size
         out: dict[str, Any] = {}

@@ -19,6 +19,8 @@ _LEAST = {"float32": 2e-6, "bfloat16": 8e-3}
 _ROUNDING = {"float32": 1e-5, "bfloat16": 8e-3}
 # Attention that looks no further than this many tokens, whatever a 4-D mask says.
 _WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window", "attention_chunk_size")
+# Tokens of a document, of a check of all that shows in short ones, and of a check of attention windows, at most.
+_SHORT, _LONG = 7, 256
 
 
 def from_module(
@@ -40,19 +42,25 @@ def from_module(
     import torch
 
     module = module.eval()
-    own = getattr(module, "config", None)
+    own = text_config(module)
     pad = getattr(own, "pad_token_id", None)
     length = context_length or _context_length(module, own)
     usable = [i for i in range(min(tokenizer.vocab_size, tokenizer.largest_id + 1)) if i != pad]
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    with torch.inference_mode():
-        probe = np.random.default_rng(0).choice(usable, (2, min(7, length))).astype(np.int64)
-        causal = _is_causal(module, probe, usable)
-        layers = _layers(module)
-        widths, seen = _measure(module, Chunk(probe, _at(probe)), layers)
-        aliases = find_aliases(layers, seen, _ROUNDING[dtype])
-        way, long_way = (_choose_way(module, probe, causal, dtype, ways) for ways in (list(WAYS), ["padded", "equal"]))
     windows = [getattr(own, name, None) for name in _WINDOWS]
+    window = min([w for w in windows if isinstance(w, int) and w > 0], default=length)
+    # Longer than the window, where it is not too long: a window of another name is seen then, too.
+    longest = min(window + _SHORT + 1, length, _LONG)
+    with torch.inference_mode():
+        drawn = np.random.default_rng(0).choice(usable, (2, max(longest, min(_SHORT, length)))).astype(np.int64)
+        probe = drawn[:, : min(_SHORT, length)]
+        causal = _is_causal(module, probe, usable)
+        layers, widths, seen = _measure(module, Chunk(probe, _at(probe)), _layer_lists(module))
+        aliases = find_aliases(layers, seen, _ROUNDING[dtype])
+        way, long_way = (
+            _choose_way(module, drawn[:, :size], causal, dtype, ways)
+            for size, ways in ((min(window, longest), list(WAYS)), (longest, ["padded", "equal"]))
+        )
     embeddings = getattr(module, "get_input_embeddings", lambda: None)()
     vocabulary = tokenizer.largest_id + 1 if embeddings is None else embeddings.weight.shape[0]
     d_model = next((widths[place] for place in aliases.values()), next(iter(widths.values()), 0))
@@ -67,8 +75,17 @@ def from_module(
         causal=causal,
         way=way,
         long_way=long_way,
-        window=min([w for w in windows if isinstance(w, int) and w > 0], default=length),
+        window=min(window, longest),
     )
+
+
+def text_config(module: Any) -> Any:
+    """The module's `config`; of a model that reads more than text the part about the text. None where it has none."""
+    own: Any = getattr(module, "config", None)
+    try:
+        return own.get_text_config()
+    except (AttributeError, ValueError):  # not a configuration of transformers, or one with several such parts
+        return own
 
 
 def _context_length(module: Any, config: Any) -> int:
@@ -90,31 +107,34 @@ def _context_length(module: Any, config: Any) -> int:
     )
 
 
-def _layers(module: Any) -> list[str]:
-    """Paths of the layers: of the longest list of modules with a usual name; none where there is no such list."""
-    lists = {
-        name: len(child)
+def _layer_lists(module: Any) -> list[list[str]]:
+    """Paths of the layers of each list of modules with a usual name, the longest list first."""
+    lists = [
+        [f"{name}.{i}" for i in range(len(child))]
         for name, child in module.named_modules()
         if name.rpartition(".")[2] in LISTS and type(child).__name__ == "ModuleList"
-    }
-    longest = max(lists, key=lambda name: lists[name], default="")
-    return [f"{longest}.{i}" for i in range(lists.get(longest, 0))]
+    ]
+    return sorted(lists, key=len, reverse=True)
 
 
 def _at(tokens_BT: np.ndarray) -> np.ndarray:
     return np.arange(tokens_BT.size).reshape(tokens_BT.shape)
 
 
-def _measure(module: Any, chunk: Chunk, layers: Sequence[str]) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """({place: width} in the order passed, {place in a layer: values [tokens, d]}) of all places with a vector a token.
+def _measure(
+    module: Any, chunk: Chunk, lists: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], dict[str, int], dict[str, np.ndarray]]:
+    """(layers, {place: width} in the order passed, {place in a layer: values [tokens, d]}) by one pass of the module.
 
-    A module that runs several times in a pass (shared layers) has no place: it would not be said which time.
+    Places are those with a vector a token. The layers are the first list that is passed: a model of images and text has
+    layers that no text comes past. A module that runs several times in a pass (shared layers) has no place: it would
+    not be said which time.
     """
     rows, length = chunk.tokens.shape
     widths: dict[str, int] = {}
     times: dict[str, int] = {}
     seen: dict[str, np.ndarray] = {}
-    inside = tuple(f"{layer}." for layer in layers)
+    inside = tuple(f"{layer}." for layers in lists for layer in layers)
 
     def visit(place: str, value: Any) -> None:
         times[place] = times.get(place, 0) + 1
@@ -129,7 +149,8 @@ def _measure(module: Any, chunk: Chunk, layers: Sequence[str]) -> tuple[dict[str
     once = {place: width for place, width in widths.items() if times[place] == 1}
     if not once:
         raise DataError("No module of the model gives one vector for each token; there is nothing to capture.")
-    return once, {place: value for place, value in seen.items() if place in once}
+    passed = [layers for layers in lists if layers and any(place.startswith(f"{layers[0]}.") for place in once)]
+    return (passed or [[]])[0], once, {place: value for place, value in seen.items() if place in once}
 
 
 def _result(module: Any, chunk: Chunk) -> np.ndarray:
@@ -144,36 +165,58 @@ def _is_causal(module: Any, tokens_BT: np.ndarray, usable: Sequence[int]) -> boo
     return _difference(one[:, :-1], two[:, :-1]) <= 0.01 * _difference(one[:, -1:], two[:, -1:])
 
 
-def _choose_way(module: Any, tokens_BT: np.ndarray, causal: bool, dtype: str, ways: Sequence[str]) -> str:
+def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, ways: Sequence[str]) -> str:
     """The first of `ways` that gives each document, packed with others, what it gives it alone.
+
+    Four documents of up to `_SHORT` tokens, and one of nearly T behind a short one. Of each the last `_SHORT` tokens
+    are compared, which are beyond any window of attention that is that much shorter than T.
 
     Raises:
         DataError: none does, as in a model whose batch is not independent rows.
     """
-    documents = [tokens_BT[0, :3], tokens_BT[0], tokens_BT[1, :5], tokens_BT[1]]
-    # Two in the first row, in the others one each and padding.
-    places = [(0, 0), (1, 0), (0, 3), (2, 0)]
-    rows = np.zeros((3, 8), np.int64) + tokens_BT[0, 0]
-    segments, positions = np.full(rows.shape, -1), np.zeros_like(rows)
-    for i, ((row, start), document) in enumerate(zip(places, documents, strict=True)):
-        span = slice(start, start + len(document))
-        rows[row, span], segments[row, span], positions[row, span] = document, i, np.arange(len(document))
-    alone = [_result(module, Chunk(d[None], _at(d[None])))[0] for d in documents]
+    first, second = tokens_2T[:, :_SHORT]
+    # Two in the first row, in the others one each and padding; {(row, start): document}.
+    trials = [{(0, 0): first[:3], (1, 0): first, (0, 3): second[:5], (2, 0): second}]
+    if len(tokens_2T[0]) > _SHORT + 1:
+        trials.append({(0, 0): first[:3], (0, 3): tokens_2T[1, :-3]})
+    alone = [
+        [_result(module, Chunk(d[None], _at(d[None])))[0, -_SHORT:] for d in documents.values()] for documents in trials
+    ]
     # By what it does to a document to stand behind another: what a model gives may hardly depend on its tokens.
-    mixed = _difference(_result(module, Chunk(rows[:1], _at(rows[:1])))[0, 3:], alone[2])
+    behind = np.concatenate([first[:3], second[:5]])[None]
+    mixed = _difference(_result(module, Chunk(behind, _at(behind)))[0, 3:], alone[0][2])
     tolerance = max(min(_SAME[dtype], 0.1 * mixed), _LEAST[dtype])
+
+    def is_right(name: str) -> bool:
+        return all(
+            _difference(got, want) < tolerance
+            for documents, wanted in zip(trials, alone, strict=True)
+            for got, want in zip(_together(module, documents, causal, name), wanted, strict=True)
+        )
+
     for name in ways:
         try:
-            out = np.zeros((rows.size, alone[0].shape[-1]), np.float32)
-            for chunk in WAYS[name](rows, positions, segments, causal):
-                kept = chunk.at >= 0
-                out[chunk.at[kept]] = _result(module, chunk)[kept]
+            if is_right(name):
+                return name
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
             continue  # a model that does not take such masks says so in one of these ways
-        at = [row * rows.shape[1] + start for row, start in places]
-        if all(_difference(out[a : a + len(x)], x) < tolerance for a, x in zip(at, alone, strict=True)):
-            return name
     raise DataError("What the model gives a document depends on the others in the batch; it cannot be captured.")
+
+
+def _together(module: Any, documents: Mapping[tuple[int, int], np.ndarray], causal: bool, way: str) -> list[np.ndarray]:
+    """The last `_SHORT` results of each of the documents {(row, start): tokens}, in rows above one of padding."""
+    length = max(start + len(document) for (_, start), document in documents.items())
+    rows = np.full((max(row for row, _ in documents) + 2, max(length, _SHORT + 1)), documents[0, 0][0])
+    segments, positions, number = np.full(rows.shape, -1), np.zeros_like(rows), np.full(rows.shape, -1)
+    for i, ((row, start), document) in enumerate(documents.items()):
+        span = slice(start, start + len(document))
+        rows[row, span], segments[row, span], positions[row, span] = document, i, np.arange(len(document))
+        number[row, span][-_SHORT:] = i
+    out: dict[int, np.ndarray] = {}
+    for chunk in WAYS[way](rows, positions, segments, causal):
+        kept = (chunk.at >= 0) & (number.ravel()[chunk.at] >= 0)
+        out |= dict(zip(chunk.at[kept].tolist(), _result(module, chunk)[kept], strict=True))
+    return [np.stack([out[at] for at in np.flatnonzero(number == i).tolist()]) for i in range(len(documents))]
 
 
 def _difference(one: np.ndarray, two: np.ndarray) -> float:
