@@ -209,14 +209,18 @@ def _heldout(work: Workspace, tell: Callable[[str], None]) -> StoreReader | None
     """The held-out activations; None where the training's were made elsewhere and there are no others.
 
     Raises:
-        ConfigError: there are none, but training is to stop by them.
+        ConfigError: there are none, but training is to stop or to keep its best by them.
     """
     e = work.experiment
     path = e.store_dir("heldout")
     if work.origin("train") is None or StoreFiles(path).read(MANIFEST) is not None:
         return work.reader("heldout")
-    if e.train.early_stop_patience:
-        raise ConfigError(f"train.early_stop_patience needs held-out activations, and there is no store at {path}.")
+    for key in ("early_stop_patience", "keep_best"):
+        if value := getattr(e.train, key):
+            raise ConfigError(
+                f"train.{key} needs held-out activations, and there is no store at {path}. Make one (python -m "
+                f"launch.store import {path} <files>), or leave train.{key}={value} away."
+            )
     tell(f"train: there is no store at {path}, so nothing is validated during training")
     return None
 

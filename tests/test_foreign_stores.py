@@ -1,18 +1,21 @@
 """Training on stores that a merge or an import made, with the language model at hand and without one."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import replaced, tiny_experiment
+from tiny import planted_experiment, replaced, tiny_experiment
 
 import saejax
 from saejax.core.errors import ConfigError, DataError
 from saejax.experiment import Experiment
 from saejax.stages import run_capture, run_evaluate, run_train
 from saejax.store import ImportConfig, StoreLayout, StoreReader, import_files, merge
+from saejax.sweep.config import SweepConfig
+from saejax.sweep.run import run_sweep
 from saejax.workspace import Workspace
 
 HOOK = "blocks.1.resid_post"
@@ -30,12 +33,14 @@ def short(e: Experiment, **top: Any) -> Experiment:
     return replaced(dataclasses.replace(e, **top), "train", tokens=10 * 128)
 
 
-def imported(folder: Path, e: Experiment, model: str) -> Experiment:
+def imported(
+    folder: Path, e: Experiment, model: str, width: int = 128, split: str = "train", hook_point: str = HOOK
+) -> Experiment:
     """The captured activations as a file of someone else's, and an experiment on their store."""
     reader = StoreReader.open(e.store_dir("train"), [HOOK])
-    np.save(folder / "acts.npy", reader.rows(0, 2000)[HOOK].astype(np.float32))
-    config = ImportConfig(HOOK, model=model, layout=StoreLayout(1024, 64))
-    import_files(folder / "stores/theirs/train", [folder / "acts.npy"], config)
+    np.save(folder / "acts.npy", reader.rows(0, 2000)[HOOK].astype(np.float32)[:, :width])
+    config = ImportConfig(hook_point, model=model, layout=StoreLayout(1024, 64))
+    import_files(folder / "stores/theirs" / split, [folder / "acts.npy"], config)
     return short(e, name="theirs", store="theirs", stores_dir=str(folder / "stores"), runs_dir=str(folder / "runs"))
 
 
@@ -53,8 +58,11 @@ def test_without_a_model_an_imported_store_is_trained_on(
         run_evaluate(Workspace(e))
     with pytest.raises(ConfigError, match=r"no hook point .blocks\.1\.resid_pos."):
         Workspace(dataclasses.replace(e, hook_point="blocks.1.resid_pos")).build()
-    with pytest.raises(ConfigError, match="early_stop_patience needs held-out"):
-        run_train(Workspace(replaced(dataclasses.replace(e, name="new"), "train", early_stop_patience=3)))
+    for key, value in (("early_stop_patience", 3), ("keep_best", "val/fve")):
+        new = replaced(dataclasses.replace(e, name="new"), "train", **{key: value})
+        with pytest.raises(ConfigError, match=rf"train.{key} needs held-out .*launch.store import .*theirs/heldout"):
+            run_train(Workspace(new))
+        assert not (new.run_dir / "config.json").exists()
 
 
 def test_with_its_model_an_imported_store_is_also_validated_and_evaluated(captured: Experiment, tmp_path: Path) -> None:
@@ -101,3 +109,40 @@ def test_the_model_loads_where_the_training_s_devices_are_not(captured: Experime
     assert Workspace(replaced(captured, "parallel", mesh=(99, 1))).lm.params
     with pytest.raises(ConfigError, match="needs 198 devices"):
         Workspace(replaced(captured, "parallel", mesh=(99, 2))).build()
+
+
+# --- stores that do not fit -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "widths", "message"),
+    [
+        ("demo", {"train": 96}, r"theirs/train is 96 wide at {}, the model demo 128"),
+        ("demo", {"train": 128, "heldout": 96}, r"theirs/heldout is 96 wide at {}, the model demo 128"),
+        ("", {"train": 96, "heldout": 128}, r"theirs/heldout is 128 wide at {}, the store .*theirs/train 96"),
+    ],
+)
+def test_a_store_of_another_width_is_refused_before_anything_is_written(
+    captured: Experiment, tmp_path: Path, model: str, widths: dict[str, int], message: str
+) -> None:
+    """Also a store that does not say which model it comes from."""
+    for split, width in widths.items():
+        e = replaced(imported(tmp_path, captured, model="", width=width, split=split), "lm", model=model)
+    with pytest.raises(DataError, match=message.format(HOOK)):
+        run_train(Workspace(e))
+    assert not (e.run_dir / "config.json").exists()
+
+
+# --- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_takes_a_store_without_its_model(tmp_path: Path) -> None:
+    e = planted_experiment(tmp_path, "sweep", tokens=4 * 128)
+    e = dataclasses.replace(e, sweep=SweepConfig(seeds=(0, 1)))
+    shutil.move(Path(e.store_dir("heldout")), tmp_path / "heldout")
+    with pytest.raises(ConfigError, match=r"sweep .*held-out.*launch.store import .*planted/heldout"):
+        run_sweep(Workspace(e))
+    assert not e.run_dir.exists()
+    shutil.move(tmp_path / "heldout", Path(e.store_dir("heldout")))
+    assert run_sweep(Workspace(e)) == 0
+    assert saejax.load(e.run_dir / "seed1").params["W_enc"].shape == (16, 64)

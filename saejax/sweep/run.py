@@ -41,11 +41,13 @@ def run_sweep(work: Workspace) -> int:
     e = work.experiment
     refuse_many(e.parallel, "launch.sweep")
     plan = members(e)
-    works = [dataclasses.replace(work, experiment=group.experiment, _lm=work.lm) for group in groups(plan)]
+    lm = work.lm if e.lm.model else None
+    works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
     _refuse_settings(e)
     _refuse_other_sweep(e, plan)
     for own in works:
         own.build()
+    _refuse_no_heldout(work)
     if (e.run_dir / "sweep.json").is_file():
         content = read_json(e.run_dir / "sweep.json")
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
@@ -235,6 +237,16 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError("A sweep does not count the steps that its members skip; set train.spike_factor=0.")
     if e.train.tensorboard:
         raise ConfigError("A sweep writes metrics.jsonl alone; set train.tensorboard=false.")
+
+
+def _refuse_no_heldout(work: Workspace) -> None:
+    """Without a model nothing is captured, and the members are compared on held-out activations."""
+    path = work.experiment.store_dir("heldout")
+    if not work.experiment.lm.model and work.origin("heldout") is None:
+        raise ConfigError(
+            f"A sweep compares its members on held-out activations, and there is no store of them at {path}. Make one: "
+            f"python -m launch.store import {path} <files>."
+        )
 
 
 def _refuse_other_sweep(e: Experiment, plan: tuple[Member, ...]) -> None:
