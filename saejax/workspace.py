@@ -30,6 +30,7 @@ from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
 from saejax.parallel import make_mesh, on_mesh, replicated
+from saejax.provenance import Provenance, agreed, of_stores
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -155,6 +156,15 @@ class Workspace:
         e = self.experiment
         other = f"the model {e.lm.model}" if e.lm.model else f"the store {e.store_dir('train')}"
         check_widths(f"The store {e.store_dir(split)}", widths, other, self.names.hook_points())
+
+    def made_from(self) -> Provenance:
+        """What the experiment's run is made from if it is trained now, and what is known of that from before.
+
+        Raises:
+            DataError: it was made from something else before.
+        """
+        model = {"lm": self.lm.identity} if self.experiment.lm.model else {}
+        return agreed(self.experiment, of_stores(self.experiment) | model)
 
     def _expected(self, split: str) -> dict[str, Any]:
         e = self.experiment

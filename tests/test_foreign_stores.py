@@ -1,13 +1,14 @@
 """Training on stores that a merge or an import made, with the language model at hand and without one."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import planted_experiment, replaced, tiny_experiment
+from tiny import planted_experiment, planted_store, replaced, tiny_experiment
 
 import saejax
 from saejax.core.errors import ConfigError, DataError
@@ -111,7 +112,56 @@ def test_the_model_loads_where_the_training_s_devices_are_not(captured: Experime
         Workspace(replaced(captured, "parallel", mesh=(99, 2))).build()
 
 
-# --- stores that do not fit -------------------------------------------------------------------------------------------
+# --- a model that comes later, and one that does not fit --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def without_model(captured: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """A run on an imported store that names its model, trained without it; TransformerLens's name of the hook point."""
+    folder = tmp_path_factory.mktemp("without-model")
+    name = "blocks.1.hook_resid_post"
+    e = replaced(imported(folder, captured, model="demo", hook_point=name), "lm", model="")
+    assert run_train(Workspace(e)) == 0
+    return e
+
+
+def test_a_run_without_a_model_is_evaluated_with_one_later(
+    without_model: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e = dataclasses.replace(without_model, runs_dir=str(tmp_path))
+    shutil.copytree(without_model.run_dir, e.run_dir)
+    named = replaced(e, "lm", model="demo")
+    run_evaluate(Workspace(named))
+    assert json.loads((e.run_dir / "eval.json").read_text())["metrics"]["relative_error"] < 0.8
+    assert run_train(Workspace(named)) == 0
+    assert f"{e.run_dir} did not say yet from which text it was made" in capsys.readouterr().out
+    recorded = json.loads((e.run_dir / "provenance.json").read_text())
+    assert recorded["lm"] == Workspace(named).lm.identity and recorded["text"]["source"] == "stdlib"
+    for other in (replaced(named, "text", context_length=32), replaced(named, "train", lr=0.5)):
+        with pytest.raises(DataError, match="another configuration"):
+            run_evaluate(Workspace(other), redo=True)
+    # The model is the run's from now on, weights and all.
+    with pytest.raises(DataError, match=r"lm\.dtype: 'float32' -> 'bfloat16'"):
+        run_evaluate(Workspace(replaced(named, "lm", dtype="bfloat16")), redo=True)
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ({"model": "gpt2"}, r"lm\.model: 'gpt2' -> 'demo'"),
+        ({"model": "", "width": 96}, r"is 96 wide at blocks\.1\.resid_post, the model demo 128"),
+        ({"model": "", "hook_point": "blocks.9.resid_post"}, r"no hook point 'blocks\.9\.resid_post'"),
+    ],
+)
+def test_a_model_that_the_run_is_not_of_is_refused_later(
+    captured: Experiment, tmp_path: Path, store: dict[str, Any], message: str
+) -> None:
+    e = replaced(imported(tmp_path, captured, **store), "lm", model="")
+    assert run_train(Workspace(replaced(e, "train", tokens=128))) == 0
+    named = replaced(replaced(e, "train", tokens=128), "lm", model="demo")
+    with pytest.raises((ConfigError, DataError), match=message):
+        run_evaluate(Workspace(named))
+    assert not (e.run_dir / "eval.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -146,3 +196,11 @@ def test_a_sweep_takes_a_store_without_its_model(tmp_path: Path) -> None:
     shutil.move(tmp_path / "heldout", Path(e.store_dir("heldout")))
     assert run_sweep(Workspace(e)) == 0
     assert saejax.load(e.run_dir / "seed1").params["W_enc"].shape == (16, 64)
+    # The sweep, and every member, is of these activations alone.
+    planted_store(tmp_path / "stores" / "other" / "train", seed=7)
+    other = dataclasses.replace(e, store="other")
+    with pytest.raises(DataError, match=r"made from something else:\n  train: .*planted/train .*other/train"):
+        run_sweep(Workspace(other))
+    member = dataclasses.replace(saejax.load(e.run_dir / "seed1").config, store="other")
+    with pytest.raises(DataError, match=r"made from something else:\n  train: .*planted/train .*other/train"):
+        run_train(Workspace(member))

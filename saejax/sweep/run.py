@@ -1,6 +1,7 @@
 """The stage: capture what is missing, train all members together, evaluate them, and leave each as a run of its own.
 
-sweep -> runs/<name>/{sweep_config.json, groups/<i>/checkpoints, <member>/..., sweep.{json,md,png,html}}
+sweep -> runs/<name>/{sweep_config.json, provenance.json, groups/<i>/checkpoints, <member>/...}
+         runs/<name>/sweep.{json,md,png,html}
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from saejax.core.metrics import JsonlWriter
 from saejax.experiment import Experiment, to_run_json
 from saejax.loading import make_sites, sites_to_meta
 from saejax.parallel import make_mesh, refuse_many
+from saejax.provenance import Provenance, agreed, of_stores, write_down
 from saejax.report.sweep_page import render_sweep, table
 from saejax.stages import deciding, run_capture, say
 from saejax.store import Batches
@@ -45,6 +47,7 @@ def run_sweep(work: Workspace) -> int:
     works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
     _refuse_settings(e)
     _refuse_other_sweep(e, plan)
+    agreed(e, of_stores(e))
     for own in works:
         own.build()
     _refuse_no_heldout(work)
@@ -71,7 +74,9 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
     hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
     batches, heldout = work.training(make_mesh(e.parallel), hook_points), work.reader("heldout", hook_points)
     programs = _programs(works, groups(plan), batches)
+    made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
     write_json(e.run_dir / "sweep_config.json", _config(plan))
+    write_down(e, made_from, say if begun else None)
     _say_size(e, programs)
     with contextlib.ExitStack() as stack:
         checkpoints = [
@@ -152,14 +157,14 @@ def _finish(
     e: Experiment, programs: list[Program], outcome: SweepOutcome, metrics: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
     """Every member as a run of its own, the table and the picture; returns the content of sweep.json."""
-    described = environment.describe()
+    described, made_from = environment.describe(), agreed(e, {})
     rows = []
     tokens = outcome.step * e.train.batch_size
     rate = tokens / max(outcome.seconds, 1e-9)
     for program, state in zip(programs, outcome.states, strict=True):
         for i, member in enumerate(program.group.members):
             failed = outcome.failed.get(member.name)
-            _leave(member, described)
+            _leave(member, described, made_from)
             if failed is None:
                 _save(member, program, member_state(state, i), outcome)
             rows.append(_row(member, program, metrics[member.name], failed) | {"tokens_per_second": rate})
@@ -188,9 +193,10 @@ def _finish(
     return content
 
 
-def _leave(member: Member, described: dict[str, Any]) -> None:
+def _leave(member: Member, described: dict[str, Any], made_from: Provenance) -> None:
     write_json(member.experiment.run_dir / "config.json", to_run_json(member.experiment))
     write_json(member.experiment.run_dir / "environment.json", described)
+    write_down(member.experiment, made_from)
 
 
 def _save(member: Member, program: Program, state: Any, outcome: SweepOutcome) -> None:
