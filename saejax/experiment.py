@@ -25,7 +25,8 @@ class Experiment:
 
     Attributes:
         name: the run's folder below `runs_dir`.
-        store: the store's folder below `stores_dir`; empty means the run's name. Several runs may share one.
+        store: the store's folder below `stores_dir`; empty means the run's name. Several runs may share one. A run that
+            was begun on a store goes on with these activations alone, wherever they lie.
         runs_dir, stores_dir: where those are; stores_dir may be a URL that tensorstore knows, as gs://bucket/stores.
         seed: of everything random.
         coder_seed: of the coder's start and of resampling, where it is to be another one; the activations then still

@@ -1,12 +1,13 @@
 """The stages of an experiment: each reads what the stage before left on disk, and can be stopped and continued.
 
 capture -> stores/<store>/{train,heldout}
-train   -> runs/<name>/{config.json, environment.json, metrics.jsonl, checkpoints}
+train   -> runs/<name>/{config.json, environment.json, provenance.json, metrics.jsonl, checkpoints}
 evaluate-> runs/<name>/eval.json
 report  -> runs/<name>/{features.json.gz, report.html}
 """
 
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from saejax.analysis import collect_features
 from saejax.capture import Captured, capture
 from saejax.checkpoints import Checkpoints
-from saejax.coders import SPARSITIES, CoderConfig
+from saejax.coders import SPARSITIES, CoderConfig, Sites
 from saejax.core import environment
 from saejax.core.config import differences, to_json
 from saejax.core.errors import ConfigError, DataError
@@ -28,6 +29,7 @@ from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_metrics
 from saejax.evals import Gate, check_gates, evaluate
 from saejax.experiment import Experiment, from_json, to_run_json
+from saejax.lm.forward import Model
 from saejax.loading import LoadedCoder, load, make_sites, sites_to_meta
 from saejax.parallel import (
     Process,
@@ -40,13 +42,14 @@ from saejax.parallel import (
     refuse_many,
     this_process,
 )
+from saejax.provenance import Provenance, agreed, of_stores, write_down
 from saejax.report import render
 from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST
 from saejax.train import EXIT_PREEMPTED, Setup, train
 from saejax.train.blame import make_blame
-from saejax.workspace import Workspace, make_prepare, make_validation
+from saejax.workspace import Workspace, check_widths, make_prepare, make_validation
 
 # Sections of the configuration that decide what a run's numbers are; the others may change between calls.
 _DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
@@ -144,6 +147,7 @@ def _train(work: Workspace, process: Process) -> int:
     e = work.experiment
     tell = say if process.first else _keep_quiet
     _refuse_other_run(e)
+    from_first(process, lambda: bool(agreed(e, of_stores(e))))
     folder, last, every = e.run_dir / "checkpoints", e.train.keep_checkpoints, e.train.keep_every or None
     with Checkpoints(folder, keep_last=last, keep_every=every) as checkpoints:
         if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
@@ -155,7 +159,7 @@ def _train(work: Workspace, process: Process) -> int:
         batches, heldout = work.training(mesh, rows=own_rows(mesh, e.train.batch_size)), _heldout(work, tell)
         sites = make_sites(e.coder, coder.topology, *work.sites, batches.statistics)
         # All that could be refused has been: only now the folder becomes this experiment's.
-        from_first(process, lambda: _describe_run(e, mesh, checkpoints.latest() or 0))
+        from_first(process, lambda: _describe_run(work, mesh, checkpoints.latest() or 0))
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e) if process.first]
             setup = Setup(
@@ -197,11 +201,15 @@ def _complete(checkpoints: Checkpoints, steps: int) -> bool:
     return checkpoints.latest() == steps and not checkpoints.verify(steps)
 
 
-def _describe_run(e: Experiment, mesh: Mesh, from_step: int) -> int:
+def _describe_run(work: Workspace, mesh: Mesh, from_step: int) -> int:
+    e = work.experiment
+    made_from = work.made_from()
     write_json(e.run_dir / "config.json", to_run_json(e))
     shape = list(mesh.devices.shape)
     session = environment.describe(from_step=from_step, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
     environment.append_session(e.run_dir / "environment.json", session)
+    # After config.json: what stands here is said of a run that there is.
+    write_down(e, made_from, say if from_step else None)
     return 0
 
 
@@ -209,14 +217,18 @@ def _heldout(work: Workspace, tell: Callable[[str], None]) -> StoreReader | None
     """The held-out activations; None where the training's were made elsewhere and there are no others.
 
     Raises:
-        ConfigError: there are none, but training is to stop by them.
+        ConfigError: there are none, but training is to stop or to keep its best by them.
     """
     e = work.experiment
     path = e.store_dir("heldout")
     if work.origin("train") is None or StoreFiles(path).read(MANIFEST) is not None:
         return work.reader("heldout")
-    if e.train.early_stop_patience:
-        raise ConfigError(f"train.early_stop_patience needs held-out activations, and there is no store at {path}.")
+    for key in ("early_stop_patience", "keep_best"):
+        if value := getattr(e.train, key):
+            raise ConfigError(
+                f"train.{key} needs held-out activations, and there is no store at {path}. Make one (python -m "
+                f"launch.store import {path} <files>), or leave train.{key}={value} away."
+            )
     tell(f"train: there is no store at {path}, so nothing is validated during training")
     return None
 
@@ -237,7 +249,8 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             )
         say(f"evaluate: already done, {path}")
     else:
-        done = evaluate(sae.coder, sae.params, work.lm, work.packer, sae.sites, e.eval, e.capture.max_norm_ratio)
+        sites, made_from = _sites_of(work.lm, sae), _of_text_and_model(work)
+        done = evaluate(sae.coder, sae.params, work.lm, work.packer, sites, e.eval, e.capture.max_norm_ratio)
         gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
         result = wanted | {
             "model": work.lm.identity["model"],
@@ -252,6 +265,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
             "density": done.density,
             "non_finite_tokens": done.non_finite,
         }
+        write_down(e, made_from, say)
         _record_stage(e, "evaluate", done.tokens, done.seconds)
         write_json(path, result)
         result = read_json(path)
@@ -280,9 +294,11 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     wanted = {"step": sae.step, "report": to_json(e.report)}
     with writable(e.run_dir):
         if not features.is_file() or old.get("features") != wanted:
+            sites, made_from = _sites_of(work.lm, sae), _of_text_and_model(work)
             content, tokens, seconds = collect_features(
-                sae.coder, sae.params, work.lm, work.packer, sae.sites, e.report, e.capture.max_norm_ratio
+                sae.coder, sae.params, work.lm, work.packer, sites, e.report, e.capture.max_norm_ratio
             )
+            write_down(e, made_from, say)
             _write_features(features, content)
             _record_stage(e, "features", tokens, seconds)
             old = {}
@@ -317,6 +333,7 @@ def run_pipeline(work: Workspace) -> int:
     refuse_many(work.experiment.parallel, "launch.pipeline")
     # What training would refuse is refused before hours of capture.
     _refuse_other_run(work.experiment)
+    agreed(work.experiment, of_stores(work.experiment))
     check_divides(make_mesh(work.experiment.parallel), work.build().topology.d_sae)
     run_capture(work)
     if code := run_train(work):
@@ -369,7 +386,11 @@ def _refuse_other_run(e: Experiment) -> None:
     path = e.run_dir / "config.json"
     if path.is_file():
         there = to_run_json(from_json(read_json(path)))
-        changed = differences(deciding(there), deciding(to_run_json(e)))
+        before, now = deciding(there), deciding(to_run_json(e))
+        if not (before["lm"] or {}).get("model"):
+            # A model decided nothing yet. Which one it is now, with its weights, is compared by provenance.json.
+            before, now = before | {"lm": None}, now | {"lm": None}
+        changed = differences(before, now)
         if changed:
             raise DataError(
                 f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"
@@ -394,6 +415,31 @@ def _finished_run(work: Workspace) -> LoadedCoder:
     if not sae.finished:
         raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: python -m launch.train.")
     return sae
+
+
+def _of_text_and_model(work: Workspace) -> Provenance:
+    """What the run was made from, with the text and the model that it is to be looked at with.
+
+    Held-out text is what was not trained on, of the text that was captured and of no other.
+
+    Raises:
+        DataError: the run was made from another text or model.
+    """
+    return agreed(work.experiment, {"lm": work.lm.identity, "text": work.source.identity})
+
+
+def _sites_of(lm: Model, sae: LoadedCoder) -> Sites:
+    """The sites of a coder by the model's own names for them.
+
+    Raises:
+        ConfigError: the model has no such hook point.
+        DataError: it has another width there.
+    """
+    topology = sae.coder.topology
+    reads, writes = (tuple(map(lm.hook_point, names)) for names in (sae.sites.reads, sae.sites.writes))
+    widths = dict.fromkeys(writes, topology.out_shape[-1]) | dict.fromkeys(reads, topology.in_shape[-1])
+    check_widths(f"The coder of {sae.config.run_dir}", widths, f"the model {lm.identity['model']}", lm.hook_points())
+    return dataclasses.replace(sae.sites, reads=reads, writes=writes)
 
 
 def _writers(e: Experiment) -> list[Writer]:

@@ -21,7 +21,7 @@ from saejax.capture import (
 )
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
 from saejax.core.config import nearest
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, DataError
 from saejax.evals import Reconstruction
 from saejax.evals.reconstruction import batch_sums
 from saejax.experiment import Experiment
@@ -30,6 +30,7 @@ from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
 from saejax.parallel import make_mesh, on_mesh, replicated
+from saejax.provenance import Provenance, agreed, of_stores
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -112,8 +113,11 @@ class Workspace:
 
         Raises:
             ConfigError: settings that do not fit each other or the hook points.
+            DataError: a store made elsewhere whose hook points are not as wide as the model's.
         """
         e, widths, (reads, writes) = self.experiment, self.names.hook_points(), self.sites
+        if origin := self.origin("train"):
+            self._check_store("train", {name: origin.hook_points[name] for name in (*reads, *writes)})
         return build(e.coder, [widths[n] for n in reads], e.train.steps, [widths[n] for n in writes])
 
     @property
@@ -141,10 +145,26 @@ class Workspace:
         """The store of a split, of the given hook points or of the coder's sites.
 
         A captured one is checked to come from this model, tokenizer and text; a merged or imported one to come from
-        this model, as far as it says.
+        this model, as far as it says, and to be as wide.
         """
         names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
-        return StoreReader.open(self.experiment.store_dir(split), list(names), expect=self._expected(split))
+        opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=self._expected(split))
+        self._check_store(split, opened.hook_points)
+        return opened
+
+    def _check_store(self, split: str, widths: Mapping[str, int]) -> None:
+        e = self.experiment
+        other = f"the model {e.lm.model}" if e.lm.model else f"the store {e.store_dir('train')}"
+        check_widths(f"The store {e.store_dir(split)}", widths, other, self.names.hook_points())
+
+    def made_from(self) -> Provenance:
+        """What the experiment's run is made from if it is trained now, and what is known of that from before.
+
+        Raises:
+            DataError: it was made from something else before.
+        """
+        model = {"lm": self.lm.identity} if self.experiment.lm.model else {}
+        return agreed(self.experiment, of_stores(self.experiment) | model)
 
     def _expected(self, split: str) -> dict[str, Any]:
         e = self.experiment
@@ -155,7 +175,7 @@ class Workspace:
         if not e.lm.model:
             return said
         named = {key: value for key, value in header.identity.get("lm", {}).items() if value}
-        return said | {"lm": {key: self.lm.identity.get(key) for key in named}}
+        return said | ({"lm": {key: self.lm.identity.get(key) for key in named}} if named else {})
 
     def training(
         self, mesh: Mesh, hook_points: Sequence[str] = (), rows: tuple[int, int] | None = None
@@ -205,6 +225,16 @@ class StoreHookPoints:
             there = list(self.header.hook_points)
             raise ConfigError(f"The store has no hook point {name!r}.{nearest(name, there)} It has {', '.join(there)}.")
         return name
+
+
+def check_widths(what: str, widths: Mapping[str, int], other: str, there: Mapping[str, int]) -> None:
+    """Raises DataError where `what` has another width than `other` at one of its hook points."""
+    for name, width in widths.items():
+        if width != there[name]:
+            raise DataError(
+                f"{what} is {width} wide at {name}, {other} {there[name]}: they do not belong together. Name the store "
+                "(`store`) and the model (lm.model) that do."
+            )
 
 
 def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ LEVELS: tuple[frozenset[str], ...] = (
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 # Modules of saejax itself that stand above all rooms and put them together; the first is saejax/__init__.py.
-TOP = frozenset({"", "loading", "experiment", "hook_list", "stages", "store_tools", "sweep", "workspace"})
+TOP = frozenset({"", "loading", "experiment", "hook_list", "provenance", "stages", "store_tools", "sweep", "workspace"})
 
 ABOVE = frozenset({"configs", "launch", "tests"})
 TORCH = frozenset({"torch", "torchvision", "torchax"})

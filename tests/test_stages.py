@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import D_IN, planted_experiment, replaced, tiny_experiment
+from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experiment
 
 import saejax
 from saejax.capture import capture
@@ -381,3 +381,122 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on(
     assert run_train(Workspace(e)) == 0
     ours, theirs = saejax.load(e.run_dir).params, saejax.load(tiny_experiment(done).run_dir).params
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+# --- what a run was made from ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with stores and with a run that has ten steps still to go."""
+    folder = tmp_path_factory.mktemp("begun")
+    e = planted_experiment(folder, "run")
+    assert run_train(Workspace(e)) == 0
+    shutil.rmtree(e.run_dir / "checkpoints" / f"{40:09d}")
+    return folder
+
+
+def continued(begun: Path, folder: Path) -> Experiment:
+    """The run with ten steps to go, in a folder of its own."""
+    shutil.copytree(begun, folder / "copy")
+    return planted_experiment(folder / "copy", "run")
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_run_does_not_go_on_with_other_activations(begun: Path, tmp_path: Path, split: str) -> None:
+    e = continued(begun, tmp_path)
+    stores = Path(e.stores_dir)
+    shutil.copytree(stores / "planted", stores / "other")
+    shutil.rmtree(stores / "other" / split)
+    planted_store(stores / "other" / split, StoreReader.open(e.store_dir(split)).n_tokens, seed=7)
+    was, now = (rf".*stores/{name}/{split} \([\d,]+ rows, fingerprint \w{{12}}\)" for name in ("planted", "other"))
+    message = rf"made from something else:\n  {split}: {was} -> {now}\nRestore"
+    refuse(dataclasses.replace(e, store="other"), run_train, DataError, message)
+    assert run_train(Workspace(e)) == 0
+    # Nor is a run that is done said to be one on these.
+    refuse(dataclasses.replace(e, store="other"), run_train, DataError, message)
+
+
+def test_a_store_may_move_between_two_sessions_of_a_run(begun: Path, tmp_path: Path) -> None:
+    e = continued(begun, tmp_path)
+    shutil.move(Path(e.stores_dir) / "planted", tmp_path / "elsewhere" / "renamed")
+    moved = dataclasses.replace(e, stores_dir=str(tmp_path / "elsewhere"), store="renamed")
+    assert run_train(Workspace(moved)) == 0
+    recorded = json.loads((e.run_dir / "provenance.json").read_text())
+    assert recorded["train"]["store"] == moved.store_dir("train")
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert run_train(Workspace(moved)) == 0  # it is complete, and needs its stores no more
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_says_what_it_takes(
+    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e = continued(begun, tmp_path)
+    before = json.loads((e.run_dir / "provenance.json").read_text())
+    (e.run_dir / "provenance.json").unlink()
+    assert run_train(Workspace(e)) == 0
+    assert f"{e.run_dir} did not say yet" in capsys.readouterr().out
+    assert json.loads((e.run_dir / "provenance.json").read_text()) == before | {
+        split: before[split] | {"store": e.store_dir(split)} for split in ("train", "heldout")
+    }
+    planted_store(Path(e.stores_dir) / "other" / "train", seed=7)
+    refuse(dataclasses.replace(e, store="other"), run_train, DataError, "made from something else")
+    (e.run_dir / "provenance.json").write_text("[]")
+    refuse(e, run_train, DataError, r"provenance.json is damaged; restore it or delete it")
+
+
+@pytest.fixture(scope="module")
+def own_text(tmp_path_factory: pytest.TempPathFactory, other_model: Path) -> Path:
+    """A folder with a .jsonl, a model, and a run trained on them."""
+    folder = tmp_path_factory.mktemp("own-text")
+    rows = [{"text": f"def f{i}(x):\n    return x + {i}\n" * 4} for i in range(150)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copytree(other_model, folder / "model")
+    work = Workspace(own_experiment(folder))
+    run_capture(work)
+    assert run_train(work) == 0
+    return folder
+
+
+def own_experiment(folder: Path) -> Experiment:
+    return tiny_experiment(
+        folder,
+        lm={"model": str(folder / "model")},
+        text={"source": "files", "paths": (str(folder / "rows.jsonl"),), "heldout_fraction": 0.2},
+        capture={"tokens": 1500, "heldout_tokens": 200},
+        train={"tokens": 4 * 128, "validate_every": 0},
+        eval={"tokens": 100},
+        report={"tokens": 100},
+    )
+
+
+@pytest.mark.parametrize("stage", [run_evaluate, run_report])
+@pytest.mark.parametrize("changed", ["text", "model"])
+@pytest.mark.parametrize("version", ["this", "earlier"])
+def test_a_run_is_evaluated_on_its_own_text_and_model(own_text: Path, stage: Any, changed: str, version: str) -> None:
+    """A row put in front moves every document on by one: what was trained on would become held-out text."""
+    e = own_experiment(own_text)
+    path = own_text / ("rows.jsonl" if changed == "text" else "model/model.safetensors")
+    before, record = path.read_bytes(), e.run_dir / "provenance.json"
+    recorded = record.read_bytes()
+    if version == "earlier":
+        record.unlink()
+    if changed == "text":
+        path.write_bytes(b'{"text": "one more row, in front of all the others"}\n' + before)
+    else:
+        # The last byte of the last tensor.
+        path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    try:
+        message = r"text.sha256: '\w+' -> '\w+'" if changed == "text" else r"lm.weights_sha256: '\w+' -> '\w+'"
+        refuse(e, stage, DataError, rf"made from something else:\n  {message}\nRestore")
+    finally:
+        path.write_bytes(before)
+        record.write_bytes(recorded)
+
+
+def test_with_its_own_text_and_model_a_run_is_evaluated(own_text: Path) -> None:
+    e = own_experiment(own_text)
+    recorded = (e.run_dir / "provenance.json").read_bytes()
+    run_evaluate(Workspace(e))
+    assert json.loads((e.run_dir / "eval.json").read_text())["metrics"]["l0"] > 0
+    assert (e.run_dir / "provenance.json").read_bytes() == recorded

@@ -84,6 +84,12 @@ class Manifest:
     counters: dict[str, int] | None = None
 
     @property
+    def fingerprint(self) -> str:
+        """sha256 of what the store is and of what its shards hold: equal for stores of the same rows in one order."""
+        shards = [[rows, hashes] for rows, hashes in self.shards]
+        return hashlib.sha256(canonical_json({"header": self.header.fingerprint, "shards": shards})).hexdigest()
+
+    @property
     def array_rows(self) -> int:
         """Rows of every zarr array: up to the last row that there is, with what is missing before it."""
         return self.header.layout.shard_rows * (len(self.shards) - 1) + self.shards[-1][0] if self.shards else 0

@@ -1,6 +1,7 @@
 """The stage: capture what is missing, train all members together, evaluate them, and leave each as a run of its own.
 
-sweep -> runs/<name>/{sweep_config.json, groups/<i>/checkpoints, <member>/..., sweep.{json,md,png,html}}
+sweep -> runs/<name>/{sweep_config.json, provenance.json, groups/<i>/checkpoints, <member>/...}
+         runs/<name>/sweep.{json,md,png,html}
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from saejax.core.metrics import JsonlWriter
 from saejax.experiment import Experiment, to_run_json
 from saejax.loading import make_sites, sites_to_meta
 from saejax.parallel import make_mesh, refuse_many
+from saejax.provenance import Provenance, agreed, of_stores, write_down
 from saejax.report.sweep_page import render_sweep, table
 from saejax.stages import deciding, run_capture, say
 from saejax.store import Batches
@@ -42,9 +44,12 @@ def run_sweep(work: Workspace) -> int:
     refuse_many(e.parallel, "launch.sweep")
     _refuse_settings(e)
     plan = as_begun(e, members(e))
-    works = [dataclasses.replace(work, experiment=group.experiment, _lm=work.lm) for group in groups(plan)]
+    lm = work.lm if e.lm.model else None
+    works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
+    agreed(e, of_stores(e))
     for own in works:
         own.build()
+    _refuse_no_heldout(work)
     if (e.run_dir / "sweep.json").is_file():
         content = read_json(e.run_dir / "sweep.json")
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
@@ -68,7 +73,9 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
     hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
     batches, heldout = work.training(make_mesh(e.parallel), hook_points), work.reader("heldout", hook_points)
     programs = _programs(works, groups(plan), batches)
+    made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
     write_json(e.run_dir / "sweep_config.json", decided(plan))
+    write_down(e, made_from, say if begun else None)
     _say_size(e, programs)
     with contextlib.ExitStack() as stack:
         checkpoints = [
@@ -149,14 +156,14 @@ def _finish(
     e: Experiment, programs: list[Program], outcome: SweepOutcome, metrics: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
     """Every member as a run of its own, the table and the picture; returns the content of sweep.json."""
-    described = environment.describe()
+    described, made_from = environment.describe(), agreed(e, {})
     rows = []
     tokens = outcome.step * e.train.batch_size
     rate = tokens / max(outcome.seconds, 1e-9)
     for program, state in zip(programs, outcome.states, strict=True):
         for i, member in enumerate(program.group.members):
             failed = outcome.failed.get(member.name)
-            _leave(member, described)
+            _leave(member, described, made_from)
             if failed is None:
                 _save(member, program, member_state(state, i), outcome)
             rows.append(_row(member, program, metrics[member.name], failed) | {"tokens_per_second": rate})
@@ -185,9 +192,10 @@ def _finish(
     return content
 
 
-def _leave(member: Member, described: dict[str, Any]) -> None:
+def _leave(member: Member, described: dict[str, Any], made_from: Provenance) -> None:
     write_json(member.experiment.run_dir / "config.json", to_run_json(member.experiment))
     write_json(member.experiment.run_dir / "environment.json", described)
+    write_down(member.experiment, made_from)
 
 
 def _save(member: Member, program: Program, state: Any, outcome: SweepOutcome) -> None:
@@ -234,6 +242,16 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError("A sweep does not count the steps that its members skip; set train.spike_factor=0.")
     if e.train.tensorboard:
         raise ConfigError("A sweep writes metrics.jsonl alone; set train.tensorboard=false.")
+
+
+def _refuse_no_heldout(work: Workspace) -> None:
+    """Without a model nothing is captured, and the members are compared on held-out activations."""
+    path = work.experiment.store_dir("heldout")
+    if not work.experiment.lm.model and work.origin("heldout") is None:
+        raise ConfigError(
+            f"A sweep compares its members on held-out activations, and there is no store of them at {path}. Make one: "
+            f"python -m launch.store import {path} <files>."
+        )
 
 
 def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
