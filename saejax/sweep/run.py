@@ -15,10 +15,10 @@ from saejax.checkpoints import Checkpoints
 from saejax.core import environment
 from saejax.core.config import differences
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.files import read_json, unwritable, write_json
+from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter
-from saejax.experiment import Experiment, to_run_json
+from saejax.experiment import Experiment, from_json, to_run_json
 from saejax.loading import make_sites, sites_to_meta
 from saejax.parallel import make_mesh, refuse_many
 from saejax.report.sweep_page import render_sweep, table
@@ -51,11 +51,8 @@ def run_sweep(work: Workspace) -> int:
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
     else:
         run_capture(work)
-        try:
-            with lease(e.run_dir):
-                found = _sweep(work, plan, works)
-        except OSError as error:
-            raise unwritable(e.run_dir, error) from None
+        with lease(e.run_dir):
+            found = _sweep(work, plan, works)
         if found is None:
             return EXIT_PREEMPTED
         content = found
@@ -135,7 +132,6 @@ def _name(device: jax.Device) -> str:
 
 
 def _writer(member: Member) -> JsonlWriter:
-    member.experiment.run_dir.mkdir(parents=True, exist_ok=True)
     return JsonlWriter(member.experiment.run_dir / "metrics.jsonl")
 
 
@@ -242,7 +238,8 @@ def _refuse_other_sweep(e: Experiment, plan: tuple[Member, ...]) -> None:
     if (e.run_dir / "config.json").is_file():
         raise DataError(f"{e.run_dir} holds a single run. Choose another --config.name for the sweep.")
     path = e.run_dir / "sweep_config.json"
-    if path.is_file() and (changed := differences(read_json(path), _config(plan))):
+    there = {name: deciding(to_run_json(from_json(c))) for name, c in read_json(path).items()} if path.is_file() else {}
+    if there and (changed := differences(there, _config(plan))):
         raise DataError(
             f"{e.run_dir} holds a sweep with another configuration:\n  " + "\n  ".join(changed[:20]) + "\n"
             "Choose another --config.name, restore these settings, or delete the folder."
