@@ -8,18 +8,22 @@ version gives another corpus and so another model.
 
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
+from saejax.core import cli
+from saejax.core.errors import ConfigError
 from saejax.lm.demo import DemoConfig, make_demo
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write the model to.", required=True)
 _STEPS = flags.DEFINE_integer("steps", DemoConfig.steps, "Training steps of 4,096 tokens.", lower_bound=1)
 
 
-def main(_: list[str]) -> None:
+def main(words: list[str]) -> None:
+    if words:
+        raise ConfigError(f"Unexpected argument {words[0]!r}; the folder is --out=<folder>.")
     figures = make_demo(Path(_OUT.value), DemoConfig(steps=_STEPS.value), lambda line: print(line, flush=True))
     print(figures)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run_words(main)

@@ -1,6 +1,7 @@
 """One experiment, whole: every stage's configuration, and where its stores and its run lie."""
 
 import dataclasses
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from saejax.parallel import ParallelConfig
 from saejax.sweep.config import MAX_SEED, SweepConfig
 from saejax.text import TextConfig
 from saejax.train import TrainConfig
+
+# Of common file systems, in bytes.
+_LONGEST_NAME = 255
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,16 @@ class Experiment:
             value = getattr(self, key)
             if Path(value).name != value or value in (".", "..") or (key == "name" and not value):
                 raise ConfigError(f"{key} is {value!r}; it must be the name of one folder, without slashes.")
+            if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in value):
+                raise ConfigError(
+                    f"{key} is {value!r}; a folder's name must have no line breaks or control characters."
+                )
+            if (length := len(value.encode())) > _LONGEST_NAME:
+                raise ConfigError(
+                    f"{key} has {length} bytes ({value[:20]!r}...); the name of a folder has at most {_LONGEST_NAME}."
+                )
+        if not self.stores_dir:
+            raise ConfigError("stores_dir is empty; name a folder ('.' is the current one).")
         if not 0 <= self.start_seed <= MAX_SEED:
             raise ConfigError(f"The seed is {self.start_seed}; it must be between 0 and {MAX_SEED}.")
 
@@ -102,5 +116,16 @@ def to_run_json(e: Experiment) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Experiment:
-    """The experiment of a run's config.json; keys that it does not have yet take their defaults."""
+    """The experiment of a run's config.json; keys that it does not have yet take their defaults.
+
+    But text.split_by, without which rows were split by name. A gate that was written as null was infinite, which gates
+    cannot be any more: it takes its default.
+    """
+    text, gates = value.get("text"), value.get("gates")
+    if isinstance(text, dict) and "split_by" not in text:
+        parts = text.get("sources") or [text]
+        if any(part.get("source", "stdlib") != "stdlib" for part in parts if isinstance(part, dict)):
+            value = value | {"text": text | {"split_by": "name"}}
+    if isinstance(gates, dict):
+        value = value | {"gates": {name: bar for name, bar in gates.items() if bar is not None}}
     return from_config_dict(Experiment, value)

@@ -11,7 +11,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from saejax.coders import SPARSITIES, CoderConfig, Sites
 from saejax.core import environment
 from saejax.core.config import differences, to_json
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.files import read_json, unwritable, write_json
+from saejax.core.files import read_json, write_json, writing
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer, read_metrics
 from saejax.evals import Gate, check_gates, evaluate
@@ -46,7 +46,8 @@ from saejax.provenance import Provenance, agreed, of_stores, write_down
 from saejax.report import render
 from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
-from saejax.store.manifest import MANIFEST
+from saejax.store.manifest import MANIFEST, read_manifest
+from saejax.text import SPLITS
 from saejax.train import EXIT_PREEMPTED, Setup, train
 from saejax.train.blame import make_blame
 from saejax.workspace import Workspace, check_widths, make_prepare, make_validation
@@ -69,24 +70,24 @@ def run_capture(work: Workspace) -> None:
     e = work.experiment
     process = this_process(e.parallel)
     mesh = local_mesh(e.parallel, process)
+    _refuse_text(work)
     for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
         path = e.store_dir(split)
         if reason := _not_captured(work, split):
             say(f"capture {split}: {reason}")
             continue
-        with writable(path):
-            done = capture(
-                path,
-                work.lm,
-                work.source,
-                e.text,
-                e.capture,
-                mesh,
-                split=split,
-                n_tokens=n_tokens,
-                seed=e.seed,
-                process=process,
-            )
+        done = capture(
+            path,
+            work.lm,
+            work.source,
+            e.text,
+            e.capture,
+            mesh,
+            split=split,
+            n_tokens=n_tokens,
+            seed=e.seed,
+            process=process,
+        )
         if done.already_complete and not done.missing:
             say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
             continue
@@ -107,6 +108,24 @@ def run_capture(work: Workspace) -> None:
             )
         if done.rows < n_tokens:
             say(f"  the text ran out before the {n_tokens:,} that were asked for")
+
+
+def _refuse_text(work: Workspace) -> None:
+    """Raise DataError if a split of the text has no token to store: before hours go into the other one."""
+    e = work.experiment
+    made = {split: read_manifest(StoreFiles(e.store_dir(split))) for split in SPLITS}
+    for split, way in (("train", "Lower"), ("heldout", "Raise")):
+        there = made[split]
+        if not e.lm.model or work.origin(split):
+            continue
+        work.refuse_other_split(split)
+        if (there and there.complete) or any(packed.keep.any() for packed in work.packer.batches(split, 1)):
+            continue
+        again = [f"the {other} store then has to be captured again" for other in SPLITS if made[other]]
+        raise DataError(
+            f"At text.heldout_fraction={e.text.heldout_fraction} the {split} split of the text has not one token to "
+            f"store. {way} it" + "".join(f" ({note})" for note in again) + ", or give more documents."
+        )
 
 
 def _not_captured(work: Workspace, split: str) -> str:
@@ -136,8 +155,9 @@ def _pace(done: Captured) -> dict[str, float]:
 def run_train(work: Workspace) -> int:
     """Train the coder. Returns 0, or EXIT_PREEMPTED when a signal stopped it (all is saved)."""
     e = work.experiment
-    with joined(e.parallel) as process, writable(e.run_dir), contextlib.ExitStack() as held:
-        e.run_dir.mkdir(parents=True, exist_ok=True)
+    with joined(e.parallel) as process, contextlib.ExitStack() as held:
+        with writing(e.run_dir):
+            e.run_dir.mkdir(parents=True, exist_ok=True)
         # Process 0 holds the run for all of them.
         from_first(process, lambda: bool(held.enter_context(lease(e.run_dir))))
         return _train(work, process)
@@ -292,24 +312,21 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     features, page, record = (e.run_dir / name for name in ("features.json.gz", "report.html", "report.json"))
     old = read_json(record) if record.is_file() and not redo else {}
     wanted = {"step": sae.step, "report": to_json(e.report)}
-    with writable(e.run_dir):
-        if not features.is_file() or old.get("features") != wanted:
-            sites, made_from = _sites_of(work.lm, sae), _of_text_and_model(work)
-            content, tokens, seconds = collect_features(
-                sae.coder, sae.params, work.lm, work.packer, sites, e.report, e.capture.max_norm_ratio
-            )
-            write_down(e, made_from, say)
-            _write_features(features, content)
-            _record_stage(e, "features", tokens, seconds)
-            old = {}
-        shown = _hash_files(
-            e.run_dir / name for name in ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json")
+    if not features.is_file() or old.get("features") != wanted:
+        sites, made_from = _sites_of(work.lm, sae), _of_text_and_model(work)
+        content, tokens, seconds = collect_features(
+            sae.coder, sae.params, work.lm, work.packer, sites, e.report, e.capture.max_norm_ratio
         )
-        if page.is_file() and old.get("shown") == shown:
-            say(f"report: already done, {page}")
-            return page
-        page = render(e.run_dir)
-        write_json(record, {"features": wanted, "shown": shown})
+        write_down(e, made_from, say)
+        _write_features(features, content)
+        _record_stage(e, "features", tokens, seconds)
+        old = {}
+    shown = _hash_files(e.run_dir / name for name in ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json"))
+    if page.is_file() and old.get("shown") == shown:
+        say(f"report: already done, {page}")
+        return page
+    page = render(e.run_dir)
+    write_json(record, {"features": wanted, "shown": shown})
     say(f"report: {page}")
     return page
 
@@ -317,8 +334,9 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
 def _write_features(path: Path, content: dict[str, Any]) -> None:
     raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(gzip.compress(raw, 6, mtime=0))
-    temporary.replace(path)
+    with writing(path):
+        temporary.write_bytes(gzip.compress(raw, 6, mtime=0))
+        temporary.replace(path)
 
 
 def _hash_files(paths: Iterable[Path]) -> str:
@@ -460,12 +478,3 @@ def _record_stage(e: Experiment, stage: str, tokens: int, seconds: float, **last
 def _stages(e: Experiment) -> dict[str, Any]:
     path = e.run_dir / "stages.json"
     return read_json(path) if path.is_file() else {}
-
-
-@contextlib.contextmanager
-def writable(path: str | Path) -> Iterator[None]:
-    """Turns what the file system says of a folder into an error with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(path, error) from None

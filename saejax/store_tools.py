@@ -91,6 +91,8 @@ def import_into(paths: Sequence[str], shard_rows: int = 0, chunk_rows: int = 0, 
 
 def sample(paths: Sequence[str], rows: int = 5, seed: int = 0, hook_point: str = "", tokenizer: str = "") -> int:
     """Print random rows: ids, norms, and the token in its text where the tokenizer can be found."""
+    if seed < 0:
+        raise ConfigError(f"--seed={seed}; of sample it must be 0 or more.")
     for path in paths:
         reader = StoreReader.open(path, [hook_point] if hook_point else None)
         known, why = find_tokenizer(reader.identity, tokenizer)

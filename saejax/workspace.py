@@ -35,6 +35,7 @@ from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
 from saejax.text import Packer, Source, open_source
+from saejax.text.sources import split_rule
 from saejax.train.center import geometric_median
 
 # What a validation says of a coder.
@@ -148,6 +149,7 @@ class Workspace:
         this model, as far as it says, and to be as wide.
         """
         names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
+        self.refuse_other_split(split)
         opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=self._expected(split))
         self._check_store(split, opened.hook_points)
         return opened
@@ -165,6 +167,18 @@ class Workspace:
         """
         model = {"lm": self.lm.identity} if self.experiment.lm.model else {}
         return agreed(self.experiment, of_stores(self.experiment) | model)
+
+    def refuse_other_split(self, split: str) -> None:
+        """Raise DataError if the captured store of a split was divided from the other split by another rule."""
+        path = self.experiment.store_dir(split)
+        manifest = read_manifest(StoreFiles(path))
+        text = manifest.header.identity.get("text") if manifest else None
+        if text and (rule := split_rule(text)) != split_rule(self.source.identity):
+            raise DataError(
+                f"The store {path} was split by {rule}, and text.split_by is {self.experiment.text.split_by!r}: its "
+                f"training text may be held out by the other rule. Go on with it by --config.text.split_by={rule}, or "
+                "choose another --config.store."
+            )
 
     def _expected(self, split: str) -> dict[str, Any]:
         e = self.experiment

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import math
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,33 @@ def test_wrong_types_are_refused_by_name(config: dict[str, Any], where: str) -> 
     with pytest.raises(ConfigError) as caught:
         from_config_dict(Outer, config)
     assert str(caught.value).startswith(where)
+
+
+def numbers_of(
+    section: dict[str, Any], hints: dict[str, Any], where: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """The keys of an experiment that take a number with a point, and lists of them."""
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint):
+            yield from numbers_of(section[name], typing.get_type_hints(hint), (*where, name))
+        elif float in (hint, *typing.get_args(hint)):
+            yield (*where, name)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400], ids=str)
+def test_no_key_takes_a_number_that_is_not_finite(value: float) -> None:
+    """config.json has no word for it, and a run folder whose config.json cannot be read is lost."""
+    keys = list(numbers_of(to_json(Experiment()), typing.get_type_hints(Experiment)))
+    assert {("train", "lr"), ("gates", "r2"), ("coder", "l1_coefficient"), ("sweep", "lrs")} <= set(keys)
+    for *sections, leaf in keys:
+        hint = typing.get_type_hints(Experiment)
+        for name in sections:
+            hint = typing.get_type_hints(hint[name])
+        config: Any = {leaf: (value,) if typing.get_origin(hint[leaf]) is tuple else value}
+        for name in reversed(sections):
+            config = {name: config}
+        with pytest.raises(ConfigError, match=rf"^config\.{'.'.join([*sections, leaf])}(\[0\])? is .*finite number"):
+            from_config_dict(Experiment, config)
 
 
 def test_what_is_accepted_in_place_of_the_exact_type() -> None:

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from saejax.core.errors import DataError
 from saejax.lm import LanguageModel, checkpoint, load_lm
+from saejax.lm.demo import DemoConfig, make_demo
 from saejax.lm.ngram import ngram_losses
 from saejax.lm.pretrain import evaluate
 from saejax.text import PackedRows, Packer, TextConfig, open_source
@@ -33,6 +35,14 @@ def test_the_folder_is_complete_and_small() -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(files)
     assert sum(files.values()) <= 8_000_000
     assert "Python standard library" in (FOLDER / "README.md").read_text()
+
+
+def test_a_folder_that_is_a_file_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("kept")
+    for out in (tmp_path / "out", tmp_path / "out" / "below"):
+        with pytest.raises(DataError, match=r"out.* cannot be written: .*Choose another folder"):
+            make_demo(out, DemoConfig(), print)
+    assert (tmp_path / "out").read_text() == "kept"
 
 
 def test_its_parts_belong_together(demo: LanguageModel) -> None:

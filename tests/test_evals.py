@@ -724,6 +724,13 @@ def test_what_was_not_measured_fails() -> None:
     assert not Gate("x", "x", float("inf"), 1.0, ">", "x").passed
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("bar", ["loss_rise", "gram_rms"])
+def test_a_bar_is_a_finite_number(bar: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"gates\.{bar} is {value}; it must be finite, not negative"):
+        GateConfig(**{bar: value})
+
+
 def test_gates_survive_json() -> None:
     metrics = GOOD_METRICS | {"gram_rms": float("nan")}
     for gate in gates(metrics=metrics).values():

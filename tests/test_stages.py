@@ -2,9 +2,14 @@
 
 import dataclasses
 import errno
+import functools
 import importlib
+import io
 import json
+import os
+import re
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +23,13 @@ from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experim
 import saejax
 from saejax.capture import capture
 from saejax.core.errors import BusyError, ConfigError, DataError
+from saejax.core.files import write_json
 from saejax.core.lease import lease
-from saejax.experiment import Experiment
+from saejax.evals import Gate
+from saejax.experiment import Experiment, to_run_json
 from saejax.lm import LanguageModel, checkpoint, load_lm
 from saejax.parallel import ParallelConfig, make_mesh
+from saejax.report import render
 from saejax.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report, run_train
 from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
 from saejax.text import Packer
@@ -124,6 +132,43 @@ def test_a_run_folder_with_another_configuration_is_refused(copy: Path) -> None:
     refuse(e, run_train, DataError, r"another configuration:\n  train.lr: 0.001 -> 0.0005\nChoose another")
     # What does not change a number may change.
     assert run_train(Workspace(replaced(tiny_experiment(copy), "train", log_every=5))) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "name",
+            "x" * 300,
+            r"^name has 300 bytes \('xxxxxxxxxxxxxxxxxxxx'\.\.\.\); the name of a folder has at most 255",
+        ),
+        ("store", "é" * 128, r"^store has 256 bytes"),
+        ("name", "a\nb", r"^name is 'a\\nb'; a folder's name must have no line breaks"),
+        ("store", "a\0b", r"^store is 'a\\x00b'; a folder's name must have no line breaks"),
+        ("name", "a\udcff", r"^name is 'a\\udcff'; a folder's name"),
+        ("stores_dir", "", r"^stores_dir is empty; name a folder \('\.' is the current one\)"),
+    ],
+)
+def test_a_name_that_no_folder_can_have_is_refused(key: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment(**{key: value})
+    Experiment(name="x" * 255, store="日本 a")
+
+
+def test_a_run_whose_gate_was_infinite_is_read_again(copy: Path) -> None:
+    """Infinity was written as null, in config.json and in eval.json."""
+    e = tiny_experiment(copy)
+    for name in ("config.json", "eval.json"):
+        content = json.loads((e.run_dir / name).read_text())
+        content.get("config", content)["gates"]["relative_error"] = None
+        for gate in content.get("gates", []) if name == "eval.json" else []:
+            gate["bar"] = None if gate["name"] == "relative_error" else gate["bar"]
+        write_json(e.run_dir / name, content)
+    assert saejax.load(e.run_dir).finished
+    assert render(e.run_dir).is_file()
+    refuse(e, run_evaluate, DataError, r"gates\.relative_error: None -> 0\.1.*--redo to evaluate again")
+    gates = [Gate.from_json(gate) for gate in json.loads((e.run_dir / "eval.json").read_text())["gates"]]
+    assert next(gate for gate in gates if gate.name == "relative_error").passed
 
 
 @pytest.mark.parametrize("stage", [run_evaluate, run_report])
@@ -347,6 +392,80 @@ def test_a_hook_point_where_all_tokens_are_alike_is_refused_before_anything_is_w
     assert not (e.run_dir / "config.json").exists()
 
 
+def _pages(folder: Path, n: int) -> dict[str, Any]:
+    """Text of n files of one name, in folders of their own."""
+    for i in range(n):
+        (folder / f"site{i}").mkdir(parents=True)
+        (folder / f"site{i}" / "page.txt").write_text(f"def f{i}(x):\n    return x + {i}\n" * 10)
+    return {"source": "files", "paths": (str(folder / "*" / "page.txt"),)}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "message"),
+    [
+        (1e-6, "=1e-06 the heldout split of the text has not one token to store. Raise it, or give"),
+        (0.99999, "=0.99999 the train split of the text has not one token to store. Lower it, or give"),
+    ],
+)
+def test_a_split_without_text_is_refused_before_anything_is_captured(
+    tmp_path: Path, fraction: float, message: str
+) -> None:
+    e = tiny_experiment(tmp_path, text=_pages(tmp_path / "text", 3) | {"heldout_fraction": fraction})
+    message = re.escape(f"text.heldout_fraction{message}")
+    refuse(e, run_capture, DataError, message)
+    assert not (tmp_path / "stores").exists()
+    streamed = replaced(e, "capture", into="training")
+    refuse(streamed, run_capture, DataError, message)
+
+
+def test_an_empty_split_says_which_store_has_to_be_captured_again(tmp_path: Path) -> None:
+    """As an earlier version left it, which captured the training split first."""
+    e = tiny_experiment(tmp_path, text=_pages(tmp_path / "text", 3) | {"heldout_fraction": 1e-6})
+    work = Workspace(e)
+    capture(
+        e.store_dir("train"),
+        work.lm,
+        work.source,
+        e.text,
+        e.capture,
+        make_mesh(e.parallel),
+        split="train",
+        n_tokens=50,
+        seed=0,
+    )
+    refuse(e, run_capture, DataError, r"Raise it \(the train store then has to be captured again\), or give")
+
+
+def test_files_of_one_name_are_not_one_group(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path, text=_pages(tmp_path / "text", 20) | {"heldout_fraction": 0.3})
+    run_capture(Workspace(e))
+    assert all(StoreReader.open(e.store_dir(split)).n_tokens for split in ("train", "heldout"))
+
+
+def test_a_store_of_the_earlier_split_goes_on_under_it_and_is_not_mixed(tmp_path: Path) -> None:
+    """Its manifest names no rule, and so does the config.json of its run: rows were split by name then."""
+    rows = "".join(json.dumps({"text": f"def f{i}(x):\n    return {i}\n" * 5}) + "\n" for i in range(60))
+    (tmp_path / "a.jsonl").write_text(rows)
+    text = {"source": "files", "paths": (str(tmp_path / "a.jsonl"),), "heldout_fraction": 0.3}
+    new = tiny_experiment(tmp_path, text=text)
+    old = replaced(new, "text", split_by="name")
+    run_capture(Workspace(old))
+    assert "split_by" not in StoreReader.open(old.store_dir("train")).identity["text"]
+    remedy = r"was split by name.*Go on with it by --config\.text\.split_by=name"
+    for stage in (run_capture, run_train):
+        refuse(new, stage, DataError, remedy)
+    run_capture(Workspace(old))
+    assert Workspace(old).reader("train").n_tokens
+    config = to_run_json(old)
+    del config["text"]["split_by"]
+    write_json(old.run_dir / "config.json", config)
+    refuse(new, run_train, DataError, r"text\.split_by: 'name' -> 'content'\nChoose another --config\.name, restore")
+    own = dataclasses.replace(new, store="new")
+    run_capture(Workspace(own))
+    refuse(dataclasses.replace(old, store="new"), run_capture, DataError, r"was split by content.*split_by=content")
+    refuse(dataclasses.replace(old, store="new", name="x"), run_train, DataError, "was split by content")
+
+
 def test_a_second_trainer_of_the_same_run_is_refused(copy: Path) -> None:
     e = replaced(tiny_experiment(copy), "train", keep_checkpoints=5)
     with lease(e.run_dir), pytest.raises(BusyError, match="being written by another process"):
@@ -360,22 +479,56 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(done: Path, t
         run_train(Workspace(e))
 
 
+def test_what_could_not_be_read_is_not_called_unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fails while model or text are read: the message is of these, not of the store or the run."""
+    (tmp_path / "a.txt").write_text("def f(x):\n    return x\n" * 20)
+    text = {"source": "files", "paths": (str(tmp_path / "a.txt"),)}
+    e = tiny_experiment(
+        tmp_path,
+        text=text,
+        lm={"model": str(shutil.copytree(Path(saejax.__file__).parent / "lm" / "demo", tmp_path / "lm"))},
+    )
+    for name in ("a.txt", "config.json", "tokenizer.json"):
+        with monkeypatch.context() as patch:
+            patch.setattr("io.open", functools.partial(_failing_for, name, io.open))
+            patch.setattr("builtins.open", functools.partial(_failing_for, name, open))
+            with pytest.raises(DataError, match=rf"{name} cannot be read: Input/output error") as caught:
+                run_capture(Workspace(e))
+        assert "written" not in str(caught.value)
+
+
+def _failing_for(name: str, there: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
+    if str(path).endswith(name):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    return there(path, *args, **kwargs)
+
+
+def test_what_fails_within_a_training_is_not_called_unwritable(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/dev/accelerator")
+
+    monkeypatch.setattr("saejax.stages.train", failing)
+    e = tiny_experiment(done, top={"name": "failing", "store": "tiny"})
+    with pytest.raises(OSError, match="/dev/accelerator"):
+        run_train(Workspace(e))
+
+
 def test_a_full_disk_is_named_and_the_same_command_goes_on(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from saejax.core import metrics
 
     e = tiny_experiment(done, top={"runs_dir": str(tmp_path), "store": "tiny"})
-    write, rows = metrics.JsonlWriter.write, []
+    rows = []
 
-    def full(self: metrics.JsonlWriter, step: int, row: Any) -> None:
-        rows.append(step)
+    def full(value: Any) -> str:
+        rows.append(value)
         if len(rows) == 12:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, step, row)
+        return json.dumps(value)
 
-    monkeypatch.setattr(metrics.JsonlWriter, "write", full)
-    with pytest.raises(DataError, match=r"No space left to write .*run the same command again"):
+    monkeypatch.setattr(metrics, "json", types.SimpleNamespace(dumps=full))
+    with pytest.raises(DataError, match=r"No space left to write .*metrics\.jsonl.*run the same command again"):
         run_train(Workspace(e))
     monkeypatch.undo()
     assert run_train(Workspace(e)) == 0

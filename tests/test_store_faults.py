@@ -256,7 +256,7 @@ def test_another_process_is_refused_within_a_second(tmp_path):
 
 def test_a_path_that_is_no_folder_is_an_error(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="could not be written"):
+    with pytest.raises(DataError, match=r"file/s cannot be written: Not a directory\. Choose another folder"):
         capture(tmp_path / "file" / "s")
 
 

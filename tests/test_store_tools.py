@@ -662,6 +662,14 @@ def test_a_sampled_row_shows_its_ids_norm_and_text(demo, capsys):
         run_command(["sample", str(path)], {"hook_point": "g"})
 
 
+def test_a_sample_wants_a_seed_and_a_path(tmp_path):
+    with pytest.raises(ConfigError, match=r"--seed=-1; of sample it must be 0 or more"):
+        run_command(["sample", str(tmp_path)], {"seed": -1})
+    for command in ("info", "sample"):
+        with pytest.raises(ConfigError, match="path of a store is empty"):
+            run_command([command, ""], {})
+
+
 def test_without_its_tokenizer_a_sample_shows_ids_and_says_why(tmp_path, capsys):
     ids = np.arange(20)
     cases = [

@@ -26,6 +26,7 @@ from saejax.capture.capture import CaptureConfig, check_context, check_selection
 from saejax.capture.hook_points import expand_hook_points
 from saejax.capture.selection import stored
 from saejax.core.errors import DataError
+from saejax.core.files import writing
 from saejax.lm.forward import Model
 from saejax.store import Statistics
 from saejax.store.layout import BF16
@@ -150,11 +151,12 @@ class Journal:
         return known, self._starts.get(known, Place())
 
     def _append(self, line: dict[str, Any]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(line) + "\n")
-            handle.flush()
-            os.fsync(handle.fileno())
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as handle:
+                handle.write(json.dumps(line) + "\n")
+                handle.flush()
+                os.fsync(handle.fileno())
 
 
 def _whole_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -172,8 +174,9 @@ def _whole_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def _replace(path: Path, lines: list[dict[str, Any]]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    temporary.replace(path)
+    with writing(path):
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        temporary.replace(path)
 
 
 class ActivationStream:

@@ -6,6 +6,7 @@ start from, `from_config_dict` turns the overridden result back, refusing what d
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -50,7 +51,8 @@ def from_config_dict(cls: type[T], config: Mapping[str, Any], where: str = "conf
     """The dataclass `cls` filled from `config`, checked field by field.
 
     Raises:
-        ConfigError: a key that `cls` does not have (with the nearest that it has), or a value of another type.
+        ConfigError: a key that `cls` does not have (with the nearest that it has), a value of another type, or a number
+            that is not finite: NaN is no setting, and config.json has no word for either.
     """
     hints = typing.get_type_hints(cls)
     values = {}
@@ -103,7 +105,10 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise ConfigError(f"{where} is {value!r}; it must be a list of {typing.get_args(hint)[0].__name__}.")
         return tuple(_checked(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:  # NaN is not
+            shown = value if isinstance(value, float) else "too large"
+            raise ConfigError(f"{where} is {shown}; it must be a finite number.")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} is {value!r} ({type(value).__name__}); it must be {hint.__name__}.")

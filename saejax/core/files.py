@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,19 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as handle:
-            json.dump(finite(value), handle, indent=2, allow_nan=False)
-            handle.write("\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise unwritable(path, error) from None
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("w", encoding="utf-8") as handle:
+                json.dump(finite(value), handle, indent=2, allow_nan=False)
+                handle.write("\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def finite(value: Any) -> Any:
@@ -50,40 +52,50 @@ def read_bounded(path: str | os.PathLike, limit: int) -> bytes:
     """The file's bytes, of which there are at most `limit`: a hostile file is refused before memory is taken for it.
 
     Raises:
-        DataError: it is longer, or a device or a pipe, which a reader might wait on for ever; names it.
-        OSError: it cannot be read.
+        DataError: it is missing, cannot be read, is longer, or a device or a pipe, which a reader might wait on for
+            ever; names it.
     """
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise DataError(f"{path} is not a file.")
-    with open(path, "rb") as handle:
-        size = os.fstat(handle.fileno()).st_size
-        raw = b"" if size > limit else handle.read(size + 1)
-        if len(raw) > size:  # it grows, or is of a kind that does not tell its size
-            raw += handle.read(limit + 1 - len(raw))
-        if max(size, len(raw)) > limit:
-            raise DataError(
-                f"{path} has {max(size, len(raw)):,} bytes; such a file has at most {limit:,}. It is damaged or not "
-                "what its name says: restore it, or delete it."
-            )
-        return raw
+    try:
+        with open(path, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            raw = b"" if size > limit else handle.read(size + 1)
+            if len(raw) > size:  # it grows, or is of a kind that does not tell its size
+                raw += handle.read(limit + 1 - len(raw))
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    if max(size, len(raw)) > limit:
+        raise DataError(
+            f"{path} has {max(size, len(raw)):,} bytes; such a file has at most {limit:,}. It is damaged or not "
+            "what its name says: restore it, or delete it."
+        )
+    return raw
 
 
 def read_json(path: str | os.PathLike, limit: int = LARGEST_JSON) -> Any:
     """Raises DataError, naming the file, when it is missing, longer than `limit` bytes or not JSON."""
     try:
         return json.loads(read_bounded(path, limit).decode())
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8 or not JSON
         raise DataError(f"{path} is damaged ({error}); restore it or delete it.") from None
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises DataError with a remedy for an OSError of a block that does nothing but write `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from None
 
 
 def unwritable(path: str | os.PathLike, error: OSError) -> DataError:
     """The error to raise when writing `path` failed, with what to do about it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DataError(f"No space left to write {path}. Free some and run the same command again.")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
         return DataError(f"{path} cannot be written: {error.strerror}. Choose another folder or mend its rights.")
     return DataError(f"{path} cannot be written: {error}.")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from saejax.core.errors import BusyError
+from saejax.core.files import writing
 
 LOCK = ".lock"
 
@@ -23,10 +24,12 @@ def lease(folder: str | os.PathLike, part: int | None = None) -> Iterator[None]:
 
     Raises:
         BusyError: at once, when another process holds it.
+        DataError: the folder cannot be written.
     """
     path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path / (LOCK if part is None else f"{LOCK}.{part}"), os.O_RDWR | os.O_CREAT, 0o644)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / (LOCK if part is None else f"{LOCK}.{part}"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,8 +39,9 @@ def lease(folder: str | os.PathLike, part: int | None = None) -> Iterator[None]:
             raise BusyError(
                 f"{what} is being written by another process ({holder}). Wait for it, stop it, or choose another name."
             ) from None
-        os.ftruncate(handle, 0)
-        os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
+        with writing(path):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
         os.close(handle)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from saejax.core.errors import DataError
+from saejax.core.files import writing
 
 
 class Writer(Protocol):
@@ -23,16 +24,20 @@ class JsonlWriter:
 
     def __init__(self, path: str | os.PathLike):
         self._path = Path(path)
-        _mend_last_line(self._path)
-        self._file = self._path.open("a", encoding="utf-8")
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _mend_last_line(self._path)
+            self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         clean = {k: (v if math.isfinite(v) else None) for k, v in row.items()}
-        self._file.write(json.dumps({"step": step, **clean}) + "\n")
-        self._file.flush()
+        with writing(self._path):
+            self._file.write(json.dumps({"step": step, **clean}) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self._path):
+            self._file.close()
 
 
 class TensorBoardWriter:
@@ -43,14 +48,18 @@ class TensorBoardWriter:
             from tensorboardX import SummaryWriter
         except ImportError:
             raise DataError("train.tensorboard=true needs tensorboardX: pip install 'saejax[tensorboard]'.") from None
-        self._writer = SummaryWriter(str(folder))
+        self._folder = folder
+        with writing(folder):
+            self._writer = SummaryWriter(str(folder))
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        for name, value in row.items():
-            self._writer.add_scalar(name, value, step)
+        with writing(self._folder):
+            for name, value in row.items():
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._writer.close()
+        with writing(self._folder):
+            self._writer.close()
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ The six come from the reports this project grew from (RTX 6000 training analysis
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +37,10 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 0:
-                raise ConfigError(f"gates.{field.name} is {getattr(self, field.name)}; it must not be negative.")
+            if not 0 <= getattr(self, field.name) < math.inf:
+                raise ConfigError(
+                    f"gates.{field.name} is {getattr(self, field.name)}; it must be finite, not negative."
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +66,9 @@ class Gate:
 
     @classmethod
     def from_json(cls, gate: dict[str, Any]) -> "Gate":
-        """The gate that `to_json` wrote; `passed` follows from the rest."""
-        return cls(**{name: value for name, value in gate.items() if name != "passed"})
+        """The gate that `to_json` wrote; `passed` follows from the rest. An infinite bar was written as null."""
+        kept = {name: value for name, value in gate.items() if name != "passed"}
+        return cls(**kept | {"bar": math.inf if gate["bar"] is None else gate["bar"]})
 
 
 def check_gates(config: GateConfig, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> list[Gate]:

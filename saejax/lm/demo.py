@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from saejax.core.files import writing
 from saejax.lm import checkpoint, decoder
 from saejax.lm.families import ARCHITECTURES
 from saejax.lm.ngram import ngram_losses
@@ -49,12 +50,16 @@ def make_demo(folder: Path, config: DemoConfig, say: Callable[[str], None] = pri
     """Train the demo model on the training split of the standard library and write it to `folder`.
 
     Returns the figures of the model card: losses in nats a token on the held-out split.
+
+    Raises:
+        DataError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        config_json = _config_json(config)
+        (folder / "config.json").write_text(json.dumps(config_json, indent=2) + "\n")
     text = TextConfig(source="stdlib", context_length=config.context_length)
     source = open_source(text)
-    config_json = _config_json(config)
-    (folder / "config.json").write_text(json.dumps(config_json, indent=2) + "\n")
     tokenizer = _make_tokenizer(folder, source, config.vocab_size)
     packer = Packer(source, tokenizer, config.context_length)
     train, heldout = _all_rows(packer, "train"), _all_rows(packer, "heldout")
@@ -86,8 +91,9 @@ def make_demo(folder: Path, config: DemoConfig, say: Callable[[str], None] = pri
         "seconds": time.perf_counter() - started,
     }
     completions = {prompt: complete(model, params, tokenizer, prompt) for prompt in _PROMPTS}
-    (folder / "README.md").write_text(_card(config, figures, completions))
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    with writing(folder):
+        (folder / "README.md").write_text(_card(config, figures, completions))
+        (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     return figures
 
 

@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
+from saejax.core.files import writing
+
 Row = dict[str, Any]
 
 # Size of the picture, inches x dots an inch.
@@ -45,9 +47,10 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
 def render_sweep(folder: Path, content: dict[str, Any]) -> None:
     """Writes sweep.md, sweep.png and sweep.html, which needs no other file, into `folder`."""
     figure = picture(content["members"], f"{content['name']}: {content['tokens']:,} activations each")
-    figure.savefig(folder / "sweep.png", dpi=_DPI)
-    (folder / "sweep.md").write_text(f"# Sweep {content['name']}\n\n{table(content)}\n", encoding="utf-8")
-    (folder / "sweep.html").write_text(_page(content, (folder / "sweep.png").read_bytes()), encoding="utf-8")
+    with writing(folder):
+        figure.savefig(folder / "sweep.png", dpi=_DPI)
+        (folder / "sweep.md").write_text(f"# Sweep {content['name']}\n\n{table(content)}\n", encoding="utf-8")
+        (folder / "sweep.html").write_text(_page(content, (folder / "sweep.png").read_bytes()), encoding="utf-8")
 
 
 def table(content: dict[str, Any]) -> str:

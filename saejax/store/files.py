@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 
 # One parent for every context made here: it owns what must be shared in a process (memory:// stores).
 _PROCESS_CONTEXT = ts.Context({})
@@ -75,6 +75,8 @@ class StoreFiles:
 
     def __init__(self, path: str | os.PathLike[str], context: Any = None) -> None:
         text = os.fspath(path)
+        if not text:
+            raise ConfigError("The path of a store is empty; name a folder ('.' is the current one).")
         self.context = make_context() if context is None else context
         self.local = None if "://" in text else Path(os.path.abspath(text))
         self.url = text.rstrip("/") if self.local is None else str(self.local)

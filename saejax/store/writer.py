@@ -116,7 +116,7 @@ class StoreWriter:
         files = StoreFiles(path, make_context(copy_threads=copy_threads))
         with ExitStack() as stack:
             if files.local is not None:
-                _hold_lease(files, stack, None if parts == 1 else part)
+                stack.enter_context(lease(files.local, None if parts == 1 else part))
             writer = cls(files, header, part, stack)
             writer._load()
             writer._resources = stack.pop_all()
@@ -469,11 +469,3 @@ class StoreWriter:
 
     def _no_row(self) -> DataError:
         return DataError(f"Store {self._files.url}: the text gave not one row to store. Check the text source.")
-
-
-def _hold_lease(files: StoreFiles, stack: ExitStack, part: int | None) -> None:
-    try:
-        assert files.local is not None
-        stack.enter_context(lease(files.local, part))
-    except OSError as error:
-        raise DataError(f"The store {files.url} could not be written: {write_trouble(files, error)}") from error

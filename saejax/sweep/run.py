@@ -16,10 +16,10 @@ from saejax.checkpoints import Checkpoints
 from saejax.core import environment
 from saejax.core.config import differences
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.files import read_json, unwritable, write_json
+from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter
-from saejax.experiment import Experiment, to_run_json
+from saejax.experiment import Experiment, from_json, to_run_json
 from saejax.loading import make_sites, sites_to_meta
 from saejax.parallel import make_mesh, refuse_many
 from saejax.provenance import Provenance, agreed, of_stores, write_down
@@ -55,11 +55,8 @@ def run_sweep(work: Workspace) -> int:
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
     else:
         run_capture(work)
-        try:
-            with lease(e.run_dir):
-                found = _sweep(work, plan, works)
-        except OSError as error:
-            raise unwritable(e.run_dir, error) from None
+        with lease(e.run_dir):
+            found = _sweep(work, plan, works)
         if found is None:
             return EXIT_PREEMPTED
         content = found
@@ -141,7 +138,6 @@ def _name(device: jax.Device) -> str:
 
 
 def _writer(member: Member) -> JsonlWriter:
-    member.experiment.run_dir.mkdir(parents=True, exist_ok=True)
     return JsonlWriter(member.experiment.run_dir / "metrics.jsonl")
 
 
@@ -268,7 +264,8 @@ def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
     path = e.run_dir / "sweep_config.json"
     if not path.is_file():
         return plan
-    begun, named = read_json(path), {member.name: member for member in plan}
+    begun = {name: deciding(to_run_json(from_json(config))) for name, config in read_json(path).items()}
+    named = {member.name: member for member in plan}
     if changed := differences(begun, decided(plan)):
         raise DataError(
             f"{e.run_dir} holds a sweep with another configuration:\n  " + "\n  ".join(changed[:20]) + "\n"

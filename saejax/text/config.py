@@ -6,6 +6,7 @@ import math
 from saejax.core.errors import ConfigError
 
 KINDS = ("stdlib", "files", "prompts", "hub")
+SPLIT_BY = ("content", "name")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +16,11 @@ class SourceConfig:
     Attributes:
         source: `stdlib` (the sources of Python's standard library, always there), `files`, `prompts` (files of which
             every line of a .txt, or every row, is a document) or `hub`.
-        paths: for `files` and `prompts`: .txt, .jsonl or .parquet files, folders of them, or glob patterns.
+        paths: for `files` and `prompts`: .txt (of UTF-8), .jsonl or .parquet files, folders of them, or glob patterns.
+            A file that is named twice is read once.
         column: field of a .jsonl, .parquet or hub row that holds the text.
-        template: if set, the text of a row is `template.format(**row)` instead of one column.
+        template: if set, the text of a row is `template.format(**row)` instead of one column. A row with a null where
+            the text or the template wants a value is refused.
         chat: the text of a row is a conversation, written by the chat template of the model's tokenizer: `column`
             holds its messages, a list of {"role", "content"}; or `prompt` is set.
         prompt, response: with chat, the columns of what the user and the assistant say. Without `response` the text
@@ -44,6 +47,8 @@ class SourceConfig:
             raise ConfigError(f"text.source is {self.source!r}; it must be one of {', '.join(KINDS)}.")
         if self.source in ("files", "prompts") and not self.paths:
             raise ConfigError(f"text.source is {self.source!r} but text.paths is empty; name at least one file.")
+        if not all(self.paths):
+            raise ConfigError("text.paths holds an empty path; name a file or folder ('.' is the current folder).")
         if self.source == "hub" and not self.dataset:
             raise ConfigError("text.source is 'hub' but text.dataset is empty; name a dataset.")
         if not (math.isfinite(self.weight) and self.weight > 0):
@@ -68,6 +73,9 @@ class TextConfig(SourceConfig):
             documents; a source that has run out leaves its places empty.
         mix_seed: of the order in which the sources take turns.
         heldout_fraction: share of the documents kept for evaluation.
+        split_by: what says which split a file, prompt or row is in: `content`, so that equal texts are in the same one
+            wherever they stand, or `name` (the file's name and the row's number), as stores were split before there was
+            this key. The standard library is split by its modules.
         context_length: tokens in a packed row, the bos included.
         prepend_bos: put the model's bos token in front of every piece of a document. Where the model's files do not say
             which it is, nor that there is none, this is refused.
@@ -78,6 +86,7 @@ class TextConfig(SourceConfig):
     sources: tuple[SourceConfig, ...] = ()
     mix_seed: int = 0
     heldout_fraction: float = 0.1
+    split_by: str = "content"
     context_length: int = 256
     prepend_bos: bool = True
     pack: bool | None = None
@@ -86,6 +95,10 @@ class TextConfig(SourceConfig):
         super().__post_init__()
         if not 0 < self.heldout_fraction < 1:
             raise ConfigError(f"text.heldout_fraction is {self.heldout_fraction}; it must lie between 0 and 1.")
+        if self.split_by not in SPLIT_BY:
+            raise ConfigError(f"text.split_by is {self.split_by!r}; it must be one of {', '.join(SPLIT_BY)}.")
+        if self.split_by == "name" and not self.has_rows:
+            raise ConfigError("text.split_by is of files and datasets; the standard library is split by its modules.")
         if self.context_length < 2:
             raise ConfigError(f"text.context_length is {self.context_length}; it must be at least 2.")
         if self.mix_seed < 0:
@@ -100,6 +113,11 @@ class TextConfig(SourceConfig):
     def parts(self) -> tuple[SourceConfig, ...]:
         """The sources that are read: those of the mixture, or the one."""
         return self.sources or (self,)
+
+    @property
+    def has_rows(self) -> bool:
+        """Something else than the standard library is read."""
+        return any(part.source != "stdlib" for part in self.parts)
 
     @property
     def packed(self) -> bool:

@@ -1,11 +1,14 @@
 """The kinds of sources: the standard library, files, files of prompts, and datasets of the hub."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
+import os
+import string
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +48,13 @@ def open_source(config: TextConfig, tokenizer: Tokenizer | None = None) -> Sourc
     sources = []
     for part in config.parts:
         chat = tokenizer.chat_template if part.chat and tokenizer is not None else None
-        sources.append(kinds[part.source](part, config.heldout_fraction, chat))
+        sources.append(kinds[part.source](part, config, chat))
     if not config.sources:
         return sources[0]
     return mixed(sources, [part.weight for part in config.sources], config.mix_seed, config.heldout_fraction)
 
 
-def _open_stdlib(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate | None) -> Source:
+def _open_stdlib(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
@@ -73,15 +76,19 @@ def _open_stdlib(config: SourceConfig, heldout_fraction: float, chat: ChatTempla
             text = (root / name).read_text(encoding="utf-8", errors="replace")
             yield index, name, name.split("/")[0].removesuffix(".py"), text
 
-    return Source({"source": "stdlib", "sha256": digest.hexdigest()}, rows, heldout_fraction)
+    return Source({"source": "stdlib", "sha256": digest.hexdigest()}, rows, whole.heldout_fraction)
 
 
-def _open_files(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate | None) -> Source:
-    files = list(itertools.chain.from_iterable(_expand(pattern) for pattern in config.paths))
+def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
+    # By their real paths: a file that is listed twice, or found by two patterns, is read once.
+    found: dict[str, Path] = {}
+    for path in itertools.chain.from_iterable(_expand(pattern) for pattern in config.paths):
+        found.setdefault(os.path.realpath(path), path)
+    files = list(found.values())
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as handle:
+        with _readable(path), path.open("rb") as handle:
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             digest.update(hashlib.file_digest(handle, "sha256").digest())
 
     text_of = row_writer(config, chat)
@@ -90,7 +97,7 @@ def _open_files(config: SourceConfig, heldout_fraction: float, chat: ChatTemplat
         everything = itertools.chain.from_iterable(_file_texts(path, config, text_of) for path in files)
         for index, (name, text) in enumerate(everything):
             if index >= start:
-                yield index, name, name, text
+                yield index, name, _group(whole, name, text), text
 
     identity = {
         "source": config.source,
@@ -99,36 +106,91 @@ def _open_files(config: SourceConfig, heldout_fraction: float, chat: ChatTemplat
         "column": config.column,
         "template": config.template,
     }
-    identity |= _chat_identity(config, chat)
-    return Source(identity, rows, heldout_fraction)
+    identity |= _chat_identity(config, chat) | _split_identity(whole)
+    return Source(identity, rows, whole.heldout_fraction)
 
 
 def _expand(pattern: str) -> list[Path]:
     """Files behind one entry of `text.paths`: a file, a folder (its text files), or a glob pattern."""
-    path = Path(pattern).expanduser()
-    if path.is_file():
-        found = [path]
-    elif path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix in _READERS and p.is_file())
-    else:
-        anchor = Path(path.anchor) if path.is_absolute() else Path()
-        found = sorted(p for p in anchor.glob(str(path.relative_to(path.anchor))) if p.is_file())
+    try:
+        path = Path(pattern).expanduser()
+        if path.is_file():
+            found = [path]
+        elif path.is_dir():
+            found = sorted(p for p in path.rglob("*") if p.suffix in _READERS and p.is_file())
+        else:
+            anchor = Path(path.anchor) if path.is_absolute() else Path()
+            found = sorted(p for p in anchor.glob(str(path.relative_to(path.anchor))) if p.is_file())
+    except (OSError, ValueError, RuntimeError) as error:  # too long a name, ** within a name, no such user's home
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"text.paths holds {_short(repr(pattern))}, which is no path and no pattern ({why}). Give a file, a folder "
+            "or a glob pattern."
+        ) from None
     if not found:
-        raise DataError(f"No text file at {pattern!r} (text.paths). Give a file, a folder or a glob pattern.")
+        raise DataError(
+            f"No text file at {_short(repr(pattern))} (text.paths). Give a file, a folder or a glob pattern."
+        )
     for p in found:
+        if not _is_unicode(p.name):
+            raise DataError(
+                f"{_shown(p)}: the name of this file is not UTF-8. Rename it, or leave it out of text.paths."
+            )
         if p.suffix not in _READERS:
-            raise DataError(f"{p}: cannot read {p.suffix!r} files; text.paths takes {', '.join(_READERS)}.")
+            raise DataError(f"{_shown(p)}: cannot read {p.suffix!r} files; text.paths takes {', '.join(_READERS)}.")
     return found
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{_shown(path)} cannot be read: {error.strerror or error}. Mend it, or leave it out of text.paths."
+        ) from None
+
+
+def _shown(path: Path) -> str:
+    """The path as a message shows it, in one line."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
+
+
+def _is_unicode(name: str) -> bool:
+    """False for a name of bytes that are no UTF-8; Python has them as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _group(whole: TextConfig, name: str, text: str) -> str:
+    """What decides the split of a document."""
+    return text if whole.split_by == "content" else name
+
+
+def _split_identity(whole: TextConfig) -> dict[str, Any]:
+    """Nothing where the split is by name, as it was before there was a choice: those stores stay valid."""
+    return {} if whole.split_by == "name" else {"split_by": whole.split_by}
 
 
 def _file_texts(path: Path, config: SourceConfig, text_of: TextOf) -> Iterator[tuple[str, str]]:
     by_line = config.source == "prompts" and path.suffix == ".txt"
     whole = path.suffix == ".txt" and not by_line
-    for number, row in enumerate(_read_lines(path) if by_line else _READERS[path.suffix](path), 1):
-        # A .txt file has one field, whatever column the other files are read from.
-        plain = path.suffix == ".txt" and not config.template and not config.chat
-        text = row["text"] if plain else text_of(row, f"{path}, row {number}")
-        yield path.name if whole else f"{path.name}:{number}", text
+    with _readable(path):
+        for number, row in enumerate(_read_lines(path) if by_line else _READERS[path.suffix](path), 1):
+            # A .txt file has one field, whatever column the other files are read from.
+            plain = path.suffix == ".txt" and not config.template and not config.chat
+            text = row["text"] if plain else text_of(row, f"{_shown(path)}, row {number}")
+            yield path.name if whole else f"{path.name}:{number}", text
+
+
+def split_rule(identity: dict[str, Any]) -> str:
+    """text.split_by of the text that an identity names, as a store keeps it."""
+    parts = identity.get("sources", [identity])
+    by_name = any(part.get("source") != "stdlib" and "split_by" not in part for part in parts)
+    return "name" if by_name else "content"
 
 
 def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
@@ -145,8 +207,12 @@ def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
 
 def _column(row: dict[str, Any], column: str, setting: str, where: str) -> Any:
     if column not in row:
-        raise DataError(f"{where}: no column {column!r} for {setting}; the row has {', '.join(map(str, row))}.")
+        raise DataError(f"{where}: no column {column!r} for {setting}; the row has {_columns(row)}.")
     return row[column]
+
+
+def _columns(row: dict[str, Any]) -> str:
+    return _short(", ".join(name if name.isprintable() else repr(name) for name in map(str, row)))
 
 
 def _text(value: Any, column: str, where: str) -> str:
@@ -157,13 +223,37 @@ def _text(value: Any, column: str, where: str) -> str:
 
 def _filled(template: str, row: dict[str, Any], where: str) -> str:
     try:
-        return template.format_map(row)
+        return _FILLING.vformat(template, (), row)
     except (KeyError, IndexError, AttributeError) as error:
+        raise DataError(f"{where}: no column {error} for text.template; the row has {_columns(row)}.") from None
+    except _NullError as error:
         raise DataError(
-            f"{where}: no column {error} for text.template; the row has {', '.join(map(str, row))}."
+            f"{where}: {error} is null, and text.template asks for it. Give it a value, or leave the row out."
         ) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ConfigError(f"{where}: text.template {template!r} cannot be filled: {error}.") from None
+
+
+class _NullError(Exception):
+    """A column that a template asks for holds nothing."""
+
+
+class _Filling(string.Formatter):
+    """`str.format_map`, but for nulls: "None" is no text."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if isinstance(key, int):
+            raise ValueError("a field is a number; name the column")
+        return super().get_value(key, args, kwargs)
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        value, first = super().get_field(field_name, args, kwargs)
+        if value is None:
+            raise _NullError(repr(field_name))
+        return value, first
+
+
+_FILLING = _Filling()
 
 
 def _conversation(config: SourceConfig, chat: ChatTemplate, row: dict[str, Any], where: str) -> str:
@@ -199,12 +289,40 @@ def _chat_identity(config: SourceConfig, chat: ChatTemplate | None) -> dict[str,
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as handle:
-        yield from ({"text": line.removesuffix("\n")} for line in handle)
+    yield from ({"text": line.removesuffix("\n")} for line in _text_lines(path))
 
 
 def _read_txt(path: Path) -> Iterator[dict[str, Any]]:
-    yield {"text": path.read_text(encoding="utf-8", errors="replace")}
+    yield {"text": "".join(_text_lines(path))}
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    """The lines of a file of UTF-8, each with its end, without a byte order mark in front.
+
+    Raises:
+        DataError: a byte that is no UTF-8, or a NUL, which text has none of; names the byte.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as handle:
+            for line in handle:
+                if "\0" in line:
+                    raise _not_text(path)
+                yield line
+    except UnicodeDecodeError:
+        raise _not_text(path) from None
+
+
+def _not_text(path: Path) -> DataError:
+    raw = path.read_bytes()
+    try:
+        at = len(raw.decode())
+    except UnicodeDecodeError as error:
+        at = error.start
+    at = min([at, *(i for i in (raw.find(b"\0"),) if i >= 0)])
+    return DataError(
+        f"{_shown(path)} is not UTF-8 text: byte {at:,} is 0x{raw[at]:02x}. Convert it, as by iconv -t UTF-8 -f <its "
+        "encoding>, or leave it out of text.paths."
+    )
 
 
 def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -218,22 +336,24 @@ def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 ValueError,
                 RecursionError,
             ) as error:  # not JSON, not UTF-8, a number without end, too deep
-                raise DataError(f"{path}, line {number} is not JSON: {error}.") from None
+                raise DataError(f"{_shown(path)}, line {number} is not JSON: {error}.") from None
             if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number} is a {type(row).__name__}, not an object with columns.")
+                kind = type(row).__name__
+                raise DataError(f"{_shown(path)}, line {number} is a {kind}, not an object with columns.")
             yield row
 
 
 def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        import pyarrow.parquet as parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(f"Reading {path} needs pyarrow: pip install 'saejax[data]'.") from None
+        raise DataError(f"Reading {_shown(path)} needs pyarrow: pip install 'saejax[data]'.") from None
     try:
         for batch in parquet.ParquetFile(path).iter_batches():
             yield from batch.to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a readable parquet file: {error}") from None
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        why = " ".join(str(error).split())
+        raise DataError(f"{_shown(path)} is not a readable parquet file: {why}") from None
 
 
 _READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
@@ -243,7 +363,7 @@ _READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
 }
 
 
-def _open_hub(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate | None) -> Source:
+def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
     try:
         import datasets
     except ImportError:
@@ -277,8 +397,10 @@ def _open_hub(config: SourceConfig, heldout_fraction: float, chat: ChatTemplate 
                 return
             except Exception as error:  # the network, or a damaged file of the dataset
                 raise unreachable("dataset", name, error, remedy) from None
-            yield index, name, name, text_of(row, name)
+            text = text_of(row, name)
+            yield index, name, _group(whole, name, text), text
 
     keys = ("dataset", "subset", "dataset_split", "revision", "column", "template")
-    identity = {"source": "hub"} | {key: getattr(config, key) for key in keys} | _chat_identity(config, chat)
-    return Source(identity, rows, heldout_fraction)
+    identity = {"source": "hub"} | {key: getattr(config, key) for key in keys}
+    identity |= _chat_identity(config, chat) | _split_identity(whole)
+    return Source(identity, rows, whole.heldout_fraction)
