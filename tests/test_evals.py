@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from tiny import products
 from tokenizers import models, pre_tokenizers
 
 from saejax.capture import CaptureConfig, SelectingPacker
@@ -178,6 +179,13 @@ def test_a_dimension_without_variance_is_left_out_of_r2(shift: float) -> None:
         [1 - ((b.x - b.x_hat)[b.keep, j] ** 2).mean() / b.x[b.keep, j].var() for j in range(WIDTH) if j != 3]
     )
     assert measure([b], np.full(WIDTH, shift)).metrics()["r2"] == pytest.approx(want, rel=1e-4)
+
+
+def test_sums_are_float32_on_every_device() -> None:
+    b = make_batch(0, 8)
+    assert set(products(jax.make_jaxpr(batch_sums)(b.x, b.x_hat, b.latents, b.keep, np.zeros(WIDTH)))) == {
+        ("float32", jax.lax.Precision.HIGHEST)
+    }
 
 
 # ----------------------------------------------------------------------------------- decoder and density figures

@@ -13,6 +13,7 @@ from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
 from saejax.kernels.batch import per_token
+from saejax.kernels.dense import EXACT
 from saejax.kernels.selection import largest_of_rows
 from saejax.kernels.shards import shards_of
 from saejax.kernels.sparse import entries
@@ -365,5 +366,6 @@ class Decorrelation(Term):
     def _of(self, rows_FR: jax.Array) -> jax.Array:
         n = rows_FR.shape[0]
         d_FR = rows_FR / jnp.maximum(jnp.linalg.norm(rows_FR, axis=1, keepdims=True), 1e-8)
-        small = d_FR.T @ d_FR if n > rows_FR.shape[1] else d_FR @ d_FR.T
+        small_SL = d_FR.T if n > rows_FR.shape[1] else d_FR
+        small = jnp.matmul(small_SL, small_SL.T, precision=EXACT)
         return (jnp.square(small).sum() - n) / max(1, n * (n - 1))

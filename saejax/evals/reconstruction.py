@@ -5,6 +5,7 @@ x - shift, with a constant shift near the mean, so that float32 partial sums do 
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.coders import Latents
+from saejax.kernels.dense import EXACT
 
 
 def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array, shift_D: jax.Array) -> Any:
@@ -23,15 +25,16 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
     error_norm_B = jnp.linalg.norm(error_BD, axis=1)
     cosine_B = (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * norm_hat_B, 1e-12)
     kept = dataclasses.replace(latents, values=jnp.where(keep_B[:, None], latents.values, 0))
+    over = functools.partial(jnp.matmul, w_B, precision=EXACT)
     return {
         "n": w_B.sum(),
-        "x": w_B @ centred_BD,
-        "x2": w_B @ jnp.square(centred_BD),
-        "e": w_B @ error_BD,
-        "e2": w_B @ jnp.square(error_BD),
-        "norm2": w_B @ jnp.square(norm_B),
-        "relative": w_B @ (error_norm_B / jnp.maximum(norm_B, 1e-12)),
-        "cosine": w_B @ cosine_B,
+        "x": over(centred_BD),
+        "x2": over(jnp.square(centred_BD)),
+        "e": over(error_BD),
+        "e2": over(jnp.square(error_BD)),
+        "norm2": over(jnp.square(norm_B)),
+        "relative": over(error_norm_B / jnp.maximum(norm_B, 1e-12)),
+        "cosine": over(cosine_B),
         "l0": kept.active().sum(dtype=jnp.float32),
         "counts": kept.counts(),
     }
