@@ -110,17 +110,32 @@ def density_histogram(counts_F: np.ndarray, n_tokens: int, bins: int = 40) -> di
     }
 
 
-def decoder_gram_rms(W_dec_FD: np.ndarray) -> float:
+def decoder_gram_rms(W_dec_FD: np.ndarray, block_bytes: int = 2**27) -> float:
     """sqrt(mean over i != j of (d_i . d_j)^2), d the decoder rows at length 1: 0 for orthogonal rows.
 
-    Random rows in D dimensions give 1 / sqrt(D). Computed through the D x D product:
-    sum_ij (d_i . d_j)^2 = ||d^T d||_F^2.
+    Random rows in D dimensions give 1 / sqrt(D). Computed through the smaller product, in float64:
+    sum_ij (d_i . d_j)^2 = ||d d^T||_F^2 = ||d^T d||_F^2, block by block; a block takes about `block_bytes`.
     """
-    rows = np.asarray(W_dec_FD, np.float64)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows = rows / np.where(norms > 0, norms, 1)
-    live = int((norms > 0).sum())
+    n_rows, width = W_dec_FD.shape
+    norm_F = np.sqrt(np.einsum("fd,fd->f", W_dec_FD, W_dec_FD, dtype=np.float64))
+    live = int((norm_F > 0).sum())
     if live < 2:
         return 0.0
-    off_diagonal = np.square(rows.T @ rows).sum() - live
-    return float(np.sqrt(max(off_diagonal, 0.0) / (live * (live - 1))))
+    scale_F = np.where(norm_F > 0, norm_F, 1)
+    # S vectors of length L, S the smaller: rows, or columns of the rows at length 1.
+    by_row = n_rows <= width
+    small, large = (n_rows, width) if by_row else (width, n_rows)
+    step = max(1, block_bytes // (8 * large))
+
+    def block(start: int) -> np.ndarray:
+        part = slice(start, start + step)
+        if by_row:
+            return np.asarray(W_dec_FD[part], np.float64) / scale_F[part, None]
+        return (np.asarray(W_dec_FD[:, part], np.float64) / scale_F[:, None]).T
+
+    total = 0.0
+    for start in range(0, small, step):
+        own_SL = block(start)
+        total += np.square(own_SL @ own_SL.T).sum()
+        total += 2 * sum(np.square(own_SL @ block(other).T).sum() for other in range(start + step, small, step))
+    return float(np.sqrt(max(total - live, 0.0) / (live * (live - 1))))
