@@ -89,6 +89,12 @@ def test_a_process_has_the_rows_of_its_devices(monkeypatch: pytest.MonkeyPatch) 
     assert own_rows(mesh, 32) == (0, 32)
     with pytest.raises(ConfigError, match=r"batch_size 30 cannot be split over the 4 devices .* train\.batch_size=32"):
         own_rows(mesh, 30)
+    assert own_rows(mesh, 24, 3) == (0, 24)
+    refused = (
+        r"batch_size 30 in 3 parts \(train\.accumulate\) .* 4 devices .* train\.batch_size=36, .*train\.accumulate"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        own_rows(mesh, 30, 3)
     for devices, rows in (({2, 3, 4, 5}, (8, 24)), ({0, 1}, (0, 8)), ({6}, (24, 32))):
         monkeypatch.setattr(
             NamedSharding,

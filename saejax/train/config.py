@@ -22,8 +22,9 @@ class TrainConfig:
         tokens: activations to train on, over as many epochs of the store as that takes.
         max_rows: use at most so many stored activations (a sample limit); 0 uses all.
         batch_size: activations in a step.
-        accumulate: the batch is taken in so many parts, one after the other, to save memory. Losses that look at
-            a whole batch (FVU, batchtopk's selection, AuxK's dead latents) then look at the parts.
+        accumulate: the batch is taken in so many parts, one after the other, to save memory; each must divide among the
+            devices along "data". Losses that look at a whole batch (FVU, batchtopk's selection, AuxK's dead latents)
+            then look at the parts.
         optimizer: adam, adamw, adafactor, muon (orthogonalised updates for matrices, adam for the rest), lion or
             schedule_free (adamw that needs no schedule; evaluation reads its averaged weights).
         lr, b1, b2, eps: of the optimizer, where it has them (adafactor has only lr, lion no eps; of muon b1, b2 and
