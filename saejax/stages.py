@@ -166,7 +166,7 @@ def _train(work: Workspace, process: Process) -> int:
                 sites=sites,
                 prepare=make_prepare(e.coder, coder, sites, batches),
                 seed=e.start_seed,
-                validate=make_validation(coder, heldout, sites, mesh) if heldout else None,
+                validate=make_validation(coder, heldout, sites, mesh, e.train) if heldout else None,
                 writers=writers,
                 checkpoints=checkpoints,
                 meta=sites_to_meta(sites, coder.topology),
