@@ -176,7 +176,7 @@ def _train(work: Workspace, process: Process) -> int:
         coder = work.build()
         mesh = make_mesh(e.parallel)
         check_divides(mesh, coder.topology.d_sae)
-        batches, heldout = work.training(mesh, rows=own_rows(mesh, e.train.batch_size)), _heldout(work, tell)
+        batches, heldout = work.training(mesh, rows=_own_rows(e, mesh)), _heldout(work, tell)
         sites = make_sites(e.coder, coder.topology, *work.sites, batches.statistics)
         # All that could be refused has been: only now the folder becomes this experiment's.
         from_first(process, lambda: _describe_run(work, mesh, checkpoints.latest() or 0))
@@ -190,7 +190,7 @@ def _train(work: Workspace, process: Process) -> int:
                 sites=sites,
                 prepare=make_prepare(e.coder, coder, sites, batches),
                 seed=e.start_seed,
-                validate=make_validation(coder, heldout, sites, mesh) if heldout else None,
+                validate=make_validation(coder, heldout, sites, mesh, e.train) if heldout else None,
                 writers=writers,
                 checkpoints=checkpoints,
                 meta=sites_to_meta(sites, coder.topology),
@@ -211,6 +211,10 @@ def _train(work: Workspace, process: Process) -> int:
         return EXIT_PREEMPTED
     tell(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
     return 0
+
+
+def _own_rows(e: Experiment, mesh: Mesh) -> tuple[int, int]:
+    return own_rows(mesh, e.train.batch_size, e.train.accumulate)
 
 
 def _keep_quiet(text: str = "") -> None:
@@ -352,7 +356,9 @@ def run_pipeline(work: Workspace) -> int:
     # What training would refuse is refused before hours of capture.
     _refuse_other_run(work.experiment)
     agreed(work.experiment, of_stores(work.experiment))
-    check_divides(make_mesh(work.experiment.parallel), work.build().topology.d_sae)
+    mesh = make_mesh(work.experiment.parallel)
+    check_divides(mesh, work.build().topology.d_sae)
+    _own_rows(work.experiment, mesh)
     run_capture(work)
     if code := run_train(work):
         return code

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.loading import unscaled
-from saejax.parallel import make_mesh, on_mesh, replicated
+from saejax.parallel import DATA, batch_sharding, make_mesh, on_mesh, replicated
 from saejax.provenance import Provenance, agreed, of_stores
 from saejax.store import Batches, Statistics, StoreReader
 from saejax.store.files import StoreFiles
@@ -37,6 +38,7 @@ from saejax.store.manifest import Header, read_manifest
 from saejax.text import Packer, Source, open_source
 from saejax.text.sources import split_rule
 from saejax.train.center import geometric_median
+from saejax.train.config import TrainConfig
 
 # What a validation says of a coder.
 VALIDATED = ("fve", "r2", "l0", "relative_error")
@@ -301,19 +303,35 @@ def initial_b_dec(
     return np.stack(rows) if sites.stacked else rows[0]
 
 
+def heldout_rows(coder: Coder, train: TrainConfig, devices: int = 1, members: int = 1) -> int:
+    """Activations of the held-out store that are looked at together: a multiple of the devices along "data".
+
+    As many as training looks at together, so that what fits into memory in training does here; more, up to 4,096, where
+    their dense latents (of all members of a program) take no more than 64 MB.
+    """
+    little = 2**26 // (4 * math.prod(coder.topology.latent_shape) * members)
+    rows = min(4096, max(train.batch_size // train.accumulate, little))
+    return max(1, rows // devices) * devices
+
+
 def make_validation(
-    coder: Coder, reader: StoreReader, sites: Sites, mesh: Mesh, batch_size: int = 4096
+    coder: Coder, reader: StoreReader, sites: Sites, mesh: Mesh, train: TrainConfig
 ) -> Callable[[Any, Any], dict[str, float]]:
     """(params, stats of the running training) -> metrics on the held-out store, for raw activations.
 
     Every process of a training reads the same rows and comes to the same metrics.
     """
-    sums = jax.jit(on_mesh(make_sums(coder, sites, reader.statistics), mesh), out_shardings=replicated(mesh))
+    of_all, n_rows = make_sums(coder, sites, reader.statistics), heldout_rows(coder, train, mesh.shape[DATA])
+
+    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
+        return of_all(params, stats, *jax.lax.with_sharding_constraint((arrays, keep_B), batch_sharding(mesh)))
+
+    run = jax.jit(on_mesh(sums, mesh), out_shardings=replicated(mesh))
 
     def validate(params: Any, stats: Any) -> dict[str, float]:
         total = Reconstruction()
-        for arrays, keep_B in in_order(reader, sites.hook_points, batch_size):
-            total.add(sums(params, stats, arrays, keep_B))
+        for arrays, keep_B in in_order(reader, sites.hook_points, n_rows):
+            total.add(run(params, stats, arrays, keep_B))
         return {name: v for name, v in total.metrics().items() if name in VALIDATED}
 
     return validate

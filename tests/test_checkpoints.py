@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.lease import lease
+from saejax.parallel import ParallelConfig, make_mesh
 
 SPECS = {"W_enc": P(None, "latent"), "W_dec": P("latent", None), "b_enc": P("latent"), "b_dec": P()}
 SHAPES = {"W_enc": (8, 32), "W_dec": (32, 8), "b_enc": (32,), "b_dec": (8,)}
@@ -78,6 +79,16 @@ def test_restores_exactly_onto_other_meshes(sharded_save: Any, shape: tuple[int,
     assert_same(got, items)
     for leaf, sharding in zip(jax.tree.leaves(got), jax.tree.leaves(shardings(items, mesh)), strict=True):
         assert leaf.sharding == sharding
+
+
+def test_axes_may_have_had_other_names(sharded_save: Any) -> None:
+    """Those of saejax's meshes were called "data" and "latent"."""
+    folder, items = sharded_save
+    sharding = NamedSharding(make_mesh(ParallelConfig((2, 4))), P())
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), items)
+    got = Checkpoints(folder).restore(7, wanted)[0]
+    assert_same(got, items)
+    assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(got))
 
 
 def test_restores_a_subset_of_the_items(sharded_save: Any) -> None:

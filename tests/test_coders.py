@@ -14,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.lax import Precision
+from tiny import equations, products
 
 from saejax.coders import Coder, CoderConfig, Latents, build
 from saejax.coders.context import Context
 from saejax.coders.losses import AuxK, Fvu, Mse, NormWeightedL1
 from saejax.coders.ramp import Ramp
+from saejax.coders.recipes import RECIPES
 from saejax.coders.sparsity import Relu, TopK
 from saejax.core.errors import ConfigError
 
@@ -446,6 +449,41 @@ def test_width_and_what_a_preset_ignores() -> None:
 
 
 # --- bfloat16 and compilation ------------------------------------------------------------------------------
+
+
+def _traced(preset: str, dtype: str) -> Any:
+    """The program of the loss and its gradients, of a coder of one site or two."""
+    stacked = preset.startswith("clt") or "crosscoder" in preset
+    config = CoderConfig(preset, d_sae=F, k=K, auxk_k=4, dead_after_tokens=DEAD_AFTER, matmul_dtype=dtype)
+    coder = build(config, [D] * (1 + stacked), 100)
+    shapes = {"x": coder.topology.in_shape, "y": coder.topology.out_shape}
+    batch = {name: jax.ShapeDtypeStruct((B, *shape), jnp.float32) for name, shape in shapes.items()}
+    params = jax.eval_shape(coder.init, jax.random.key(0))
+    return jax.make_jaxpr(jax.value_and_grad(coder.loss, has_aux=True))(params, batch, coder.init_stats(), STEP)
+
+
+@pytest.mark.parametrize("preset", RECIPES)
+def test_gradients_are_float32_in_every_family(preset: str) -> None:
+    """Nothing comes back from bfloat16 to float32: what does has been rounded."""
+    program = _traced(preset, "bfloat16")
+    for one in equations(program):
+        assert one.primitive.name != "convert_element_type" or one.invars[0].aval.dtype != jnp.bfloat16, one
+    forward, backward = ("bfloat16", Precision.DEFAULT), {("float32", Precision.HIGH), ("float32", Precision.HIGHEST)}
+    assert {forward} <= set(products(program)) <= {forward} | backward
+
+
+@pytest.mark.parametrize("preset", ["decorrelated", "gated", "clt"])
+def test_float32_is_float32_in_every_product(preset: str) -> None:
+    assert set(products(_traced(preset, "float32"))) == {("float32", Precision.HIGHEST)}
+
+
+@pytest.mark.parametrize("preset", ["standard", "batchtopk"])
+def test_gradients_of_bfloat16_products_are_no_bfloat16_numbers(preset: str) -> None:
+    coder = _coder(preset, matmul_dtype="bfloat16")
+    grads = _value_and_grad(coder)(_params(), _batch(), coder.init_stats(), STEP)[1]
+    for name in ("W_enc", "W_dec"):
+        rounded = grads[name].astype(jnp.bfloat16).astype(jnp.float32)
+        assert float((rounded != grads[name]).mean()) > 0.5 * float((grads[name] != 0).mean()), name
 
 
 def test_bfloat16_operands_accumulate_in_float32() -> None:

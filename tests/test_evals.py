@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from tiny import products
 from tokenizers import models, pre_tokenizers
 
 from saejax.capture import CaptureConfig, SelectingPacker
@@ -180,15 +182,35 @@ def test_a_dimension_without_variance_is_left_out_of_r2(shift: float) -> None:
     assert measure([b], np.full(WIDTH, shift)).metrics()["r2"] == pytest.approx(want, rel=1e-4)
 
 
+def test_sums_are_float32_on_every_device() -> None:
+    b = make_batch(0, 8)
+    assert set(products(jax.make_jaxpr(batch_sums)(b.x, b.x_hat, b.latents, b.keep, np.zeros(WIDTH)))) == {
+        ("float32", jax.lax.Precision.HIGHEST)
+    }
+
+
 # ----------------------------------------------------------------------------------- decoder and density figures
 
 
-def test_gram_rms_equals_the_double_loop() -> None:
-    rows = np.random.default_rng(0).normal(size=(9, 5)) * np.logspace(-3, 3, 9)[:, None]
+@pytest.mark.parametrize("width", [5, 14])
+@pytest.mark.parametrize("block_bytes", [1, 8 * 14 * 4, 2**20])
+def test_gram_rms_equals_the_double_loop(width: int, block_bytes: int) -> None:
+    """More rows than columns and fewer, in blocks of one, of some that do not divide, of all."""
+    rows = np.random.default_rng(0).normal(size=(9, width)) * np.logspace(-3, 3, 9)[:, None]
     rows[4] = 0
     unit = [r / np.sqrt(r @ r) for r in rows if r.any()]
     squares = [(unit[i] @ unit[j]) ** 2 for i in range(8) for j in range(8) if i != j]
-    assert decoder_gram_rms(rows) == pytest.approx(math.sqrt(sum(squares) / len(squares)), rel=1e-12)
+    assert decoder_gram_rms(rows, block_bytes) == pytest.approx(math.sqrt(sum(squares) / len(squares)), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(8, 20_000), (20_000, 8), (600, 600)])
+def test_gram_rms_needs_little_memory_whatever_the_shape(shape: tuple[int, int]) -> None:
+    rows, bound = np.random.default_rng(2).normal(size=shape).astype(np.float32), 2**18
+    tracemalloc.start()
+    decoder_gram_rms(rows, bound)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 6 * bound
 
 
 def test_gram_rms_at_its_ends() -> None:

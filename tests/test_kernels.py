@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from saejax.kernels.dense import decode_dense, decode_dense_split
+from saejax.kernels.dense import decode_dense, decode_dense_split, product
 from saejax.kernels.sparse import (
     decode_groups,
     decode_rows,
@@ -122,6 +122,19 @@ def test_groups_with_rows_of_their_own_length_end_where_the_longest_ends(decode:
     np.testing.assert_allclose(d_values, of_given, rtol=1e-5, atol=1e-5)
     for group, width in enumerate(widths):
         np.testing.assert_allclose(d_rows[group], d_full[group][:, -width:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_product_rounds_its_operands_forward_and_nothing_backward(dtype: str) -> None:
+    rng = np.random.default_rng(6)
+    a_BN, W_NM, g_BM = (rng.normal(size=size).astype(np.float32) for size in ((B, D), (D, F), (B, F)))
+    rounded = [np.asarray(jnp.asarray(v, dtype), np.float64) for v in (a_BN, W_NM)]
+    got, vjp = jax.vjp(jax.jit(lambda a, W: product(a, W, dtype)), jnp.asarray(a_BN), jnp.asarray(W_NM))
+    d_a, d_W = vjp(jnp.asarray(g_BM))
+    assert {v.dtype for v in (got, d_a, d_W)} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(got, rounded[0] @ rounded[1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(d_a, g_BM.astype(np.float64) @ W_NM.T, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(d_W, a_BN.T.astype(np.float64) @ g_BM, rtol=0, atol=1e-5)
 
 
 def test_kept_pre_activations_by_finite_differences() -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+from tiny import products
 from tokenizers import models, pre_tokenizers
 
 from saejax.core.errors import ConfigError, DataError
@@ -271,6 +272,13 @@ def test_bfloat16_runs_in_bfloat16_even_under_a_float32_edit(folder: Path, lm: L
 
 
 # --- edits ----------------------------------------------------------------------------------------
+
+
+def test_float32_is_float32_in_every_product(lm: LanguageModel) -> None:
+    for dtype, precision in (("float32", jax.lax.Precision.HIGHEST), ("bfloat16", None)):
+        params = jax.tree.map(lambda v, dtype=dtype: jax.ShapeDtypeStruct(v.shape, dtype), lm.params)
+        run = functools.partial(decoder.run, lm.config)
+        assert set(products(jax.make_jaxpr(run)(params, *in_order(ROW)))) == {(dtype, precision)}
 
 
 @pytest.fixture(scope="module")

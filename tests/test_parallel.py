@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 from saejax.coders import Coder, CoderConfig, build
 from saejax.core.errors import ConfigError
 from saejax.parallel import (
+    DATA,
+    LATENT,
     MESH_AXES,
     ParallelConfig,
     Process,
@@ -42,7 +44,7 @@ def _coder() -> Coder:
 )
 def test_make_mesh(asked: tuple[int, ...], shape: tuple[int, int]) -> None:
     mesh = make_mesh(ParallelConfig(asked))
-    assert mesh.axis_names == MESH_AXES == ("data", "latent")
+    assert mesh.axis_names == MESH_AXES == (DATA, LATENT)
     assert mesh.devices.shape == shape
     assert len({d.id for d in mesh.devices.flat}) == shape[0] * shape[1]
 
@@ -68,12 +70,12 @@ def test_a_bad_mesh_is_refused_with_the_remedy(mesh: tuple[int, ...]) -> None:
 def test_with_fsdp_an_array_is_spread_over_data_along_an_axis_that_divides() -> None:
     mesh = make_mesh(ParallelConfig((4, 2)))
     for shape, logical, spec in (
-        ((12, 64), ("d_in", "latent"), P("data", "latent")),
-        ((64, 3, 12), ("latent", "site", "d_in"), P("latent", None, "data")),
-        ((64,), ("latent",), P(("latent", "data"))),
-        ((6, 64), ("d_in", "latent"), P(None, ("latent", "data"))),
-        ((6, 62), ("d_in", "latent"), P(None, "latent")),
-        ((12, 7), ("d_in", "latent"), P("data", None)),
+        ((12, 64), ("d_in", "latent"), P(DATA, LATENT)),
+        ((64, 3, 12), ("latent", "site", "d_in"), P(LATENT, None, DATA)),
+        ((64,), ("latent",), P((LATENT, DATA))),
+        ((6, 64), ("d_in", "latent"), P(None, (LATENT, DATA))),
+        ((6, 62), ("d_in", "latent"), P(None, LATENT)),
+        ((12, 7), ("d_in", "latent"), P(DATA, None)),
         ((5,), ("d_in",), P(None)),
         ((), (), P()),
     ):
@@ -87,6 +89,12 @@ def test_a_process_has_the_rows_of_its_devices(monkeypatch: pytest.MonkeyPatch) 
     assert own_rows(mesh, 32) == (0, 32)
     with pytest.raises(ConfigError, match=r"batch_size 30 cannot be split over the 4 devices .* train\.batch_size=32"):
         own_rows(mesh, 30)
+    assert own_rows(mesh, 24, 3) == (0, 24)
+    refused = (
+        r"batch_size 30 in 3 parts \(train\.accumulate\) .* 4 devices .* train\.batch_size=36, .*train\.accumulate"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        own_rows(mesh, 30, 3)
     for devices, rows in (({2, 3, 4, 5}, (8, 24)), ({0, 1}, (0, 8)), ({6}, (24, 32))):
         monkeypatch.setattr(
             NamedSharding,
@@ -120,11 +128,11 @@ def test_tree_shardings_follow_names_into_optimizer_moments() -> None:
     tree = {"params": params, "opt": optax.adam(1e-3).init(params), "stats": coder.init_stats(), "step": jnp.int32(0)}
     shardings = tree_shardings(mesh, tree, coder.logical_axes())
     want = {
-        "W_enc": P(None, "latent"),
-        "b_enc": P("latent"),
-        "W_dec": P("latent", None),
+        "W_enc": P(None, LATENT),
+        "b_enc": P(LATENT),
+        "W_dec": P(LATENT, None),
         "b_dec": P(None),
-        "tokens_since_fired": P("latent"),
+        "tokens_since_fired": P(LATENT),
     }
     adam = shardings["opt"][0]
     for place in (shardings["params"], adam.mu, adam.nu):
@@ -142,7 +150,7 @@ def test_tree_shardings_replicate_what_they_do_not_know() -> None:
     mesh, axes = make_mesh(ParallelConfig((4, 2))), {"W": ("latent", "d_in")}
     tree = {"W": jnp.ones((4, 3)), "other": jnp.ones((4, 3)), "deep": {"W": jnp.ones(4)}, "list": [jnp.ones(4)]}
     shardings = tree_shardings(mesh, tree, axes)
-    assert shardings["W"].spec == P("latent", None)
+    assert shardings["W"].spec == P(LATENT, None)
     # Of another rank, of no known name, of no name at all.
     assert shardings["deep"]["W"] == shardings["other"] == shardings["list"][0] == replicated(mesh)
 

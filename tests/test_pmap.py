@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 import pytest
+from tiny import planted_experiment, replaced
 
 from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
 from saejax.kernels.batch import whole_batch
 from saejax.kernels.selection import largest_mask
 from saejax.parallel import MODES, ParallelConfig, batch_sharding, make_mesh
+from saejax.stages import run_train
 from saejax.train.config import TrainConfig
 from saejax.train.state import TrainState, abstract_state, init_state, make_init
 from saejax.train.step import compile_step, default_hyper, make_step
+from saejax.workspace import Workspace
 
 B, D, F = 64, 8, 32
 HOOKS = ("h0", "h1")
@@ -85,6 +89,17 @@ def test_what_pmap_cannot_do_is_refused_with_the_remedy() -> None:
             ParallelConfig(mode="pmap", **own)
     with pytest.raises(ConfigError, match=r"parallel\.mode is 'pmaps'\..*'pmap'"):
         ParallelConfig(mode="pmaps")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_that_do_not_divide_among_devices_are_refused_before_a_run_is_written(tmp_path: Path, mode: str) -> None:
+    """Four rows a part and eight devices. Under jit kernels would take them as whole, on every device."""
+    e = replaced(planted_experiment(tmp_path, "parts", accumulate=32), "parallel", mesh=(8, 1), mode=mode)
+    with pytest.raises(
+        ConfigError, match=r"batch_size 128 in 32 parts .* 8 devices .* train\.batch_size=256, or another"
+    ):
+        run_train(Workspace(e))
+    assert not (e.run_dir / "config.json").exists()
 
 
 def test_several_processes_are_told_to_use_jit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,15 +23,17 @@ from tiny import ROOT, planted_experiment
 import saejax
 from benchmarks.reliability import PRESETS, halves
 from saejax.checkpoints import Checkpoints
-from saejax.coders import SPARSITIES, CoderConfig
+from saejax.coders import SPARSITIES, CoderConfig, build
 from saejax.core import environment
 from saejax.core.errors import ConfigError, DataError
 from saejax.experiment import Experiment
+from saejax.loading import make_sites
+from saejax.parallel import ParallelConfig, make_mesh, replicated, tree_shardings
 from saejax.stages import run_train
 from saejax.train import TrainConfig
 from saejax.train.best import Best
 from saejax.train.preemption import STOPPING, Preemption
-from saejax.workspace import Workspace
+from saejax.workspace import Workspace, heldout_rows, make_validation
 
 CUT = ("standard", "gated", "topk", "abs_topk", "batchtopk", "jumprelu")
 
@@ -146,6 +149,39 @@ def test_damage_to_the_newest_checkpoint_does_not_hide_the_best(kept: Experiment
         with warnings.catch_warnings(), pytest.raises(DataError, match=message):
             warnings.simplefilter("ignore")
             saejax.load(folder, step="best")
+
+
+def test_a_validation_looks_at_as_much_as_a_step_does_or_at_little() -> None:
+    wide, narrow, layers = (
+        build(CoderConfig(preset, d_sae=d_sae), [8] * n, 10)
+        for preset, d_sae, n in (("batchtopk", 131_072, 1), ("topk", 512, 1), ("clt", 32_768, 12))
+    )
+    step = {"batch_size": 8192, "tokens": 8192}
+    parts, small = TrainConfig(**step, accumulate=32), TrainConfig(batch_size=48, tokens=48)
+    # [rows, latents] of a step's part; where that is less than 64 MB, of 64 MB; at most 4,096 rows.
+    assert [heldout_rows(coder, parts) for coder in (wide, narrow, layers)] == [256, 4096, 256]
+    assert [heldout_rows(coder, small) for coder in (wide, narrow, layers)] == [128, 4096, 48]
+    assert heldout_rows(wide, TrainConfig(**step)) == 4096
+    # A multiple of the devices along data; the members of a sweep's program share the 64 MB.
+    assert heldout_rows(narrow, small, devices=3) == 4095 and heldout_rows(layers, small, devices=64) == 64
+    assert heldout_rows(narrow, small, members=16) == 2048
+
+
+def test_a_validation_says_the_same_however_many_rows_it_takes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Workspace(planted_experiment(tmp_path, "rows"))
+    reader, coder = work.reader("heldout"), work.build()
+    sites = make_sites(work.experiment.coder, coder.topology, *work.sites, reader.statistics)
+    params, stats = coder.init(jax.random.key(0)), coder.init_stats()
+    found = []
+    for shape, rows in (((1, 1), 4096), ((1, 1), 7), ((4, 2), 64)):
+        monkeypatch.setattr("saejax.workspace.heldout_rows", lambda *_, rows=rows: rows)
+        mesh = make_mesh(ParallelConfig(shape))
+        placed = jax.device_put(params, tree_shardings(mesh, params, coder.logical_axes()))
+        validate = make_validation(coder, reader, sites, mesh, work.experiment.train)
+        found.append(validate(placed, jax.device_put(stats, replicated(mesh))))
+    assert all(one == pytest.approx(found[0], rel=1e-5) for one in found) and found[0]["l0"] > 1
 
 
 def test_no_best_was_kept(tmp_path: Path) -> None:

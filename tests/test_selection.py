@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from saejax.kernels.selection import kth_largest, kth_largest_reference, largest_mask
-from saejax.parallel import ParallelConfig, make_mesh
+from saejax.parallel import DATA, LATENT, ParallelConfig, make_mesh
 
 KTH, MASK = jax.jit(kth_largest), jax.jit(largest_mask)
 # Below the smallest normal number, at it, and next to the largest; a zero with a sign.
@@ -82,7 +82,7 @@ def test_past_the_number_of_entries_the_kth_is_zero() -> None:
 
 @pytest.mark.parametrize("shape", [(8, 1), (2, 4), (1, 8)])
 def test_any_sharding_gives_the_same_bits(shape: tuple[int, int]) -> None:
-    sharding = NamedSharding(make_mesh(ParallelConfig(shape)), PartitionSpec("data", "latent"))
+    sharding = NamedSharding(make_mesh(ParallelConfig(shape)), PartitionSpec(DATA, LATENT))
     for name, values in _arrays().items():
         placed = jax.device_put(values, sharding)
         for k in (1, 37, 300):

@@ -10,14 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.equality import B, D, F, K, a_coder
+from saejax.coders import CoderConfig, Sites, build
+from saejax.experiment import default_config, experiment
 from saejax.kernels.dense import decode_dense_split
 from saejax.kernels.selection import _sum_reaches, largest_mask, largest_of_rows
 from saejax.kernels.shards import WHOLE, shards_of
 from saejax.kernels.sparse import decode_groups, decode_rows, entries, kept_pre_activations, of_latents, spread, tally
-from saejax.parallel import ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
+from saejax.loading import LoadedCoder
+from saejax.parallel import DATA, LATENT, ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
 from saejax.parallel.collectives import Collective, collectives
 
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
@@ -56,7 +59,7 @@ def test_ties_over_rows_groups_and_shards_go_to_the_same_places(shape: tuple[int
     mesh = make_mesh(ParallelConfig(shape))
     mask, rows = _on(shape, largest_mask), _on(shape, lambda v: largest_of_rows(v, 5))
     for name, values in _scores().items():
-        axes = ("data", *[None] * (values.ndim - 2), "latent")
+        axes = (DATA, *[None] * (values.ndim - 2), LATENT)
         placed = jax.device_put(values, NamedSharding(mesh, PartitionSpec(*axes)))
         flat = values.ravel()
         order = np.argsort(-flat, kind="stable")
@@ -144,6 +147,40 @@ def test_every_mesh_keeps_the_same_latents(name: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+# --- other people's programs -------------------------------------------------------------------------------
+
+
+def test_a_coder_in_another_program_s_mesh_takes_arrays_as_they_are() -> None:
+    """jax.set_mesh, shard_map, pmap and vmap over axes of any name: the plain numbers, of the tokens that are there."""
+    coder = build(CoderConfig(d_sae=F, k=K, matmul_dtype="float32"), D, 8)
+    coder, params = coder.inference(coder.init(jax.random.key(0)), coder.init_stats())
+    sites = Sites(("h",), ("h",), (1.0,), (1.0,))
+    sae = LoadedCoder(jax.device_get(params), experiment(default_config()), coder, sites, 0, True)
+    x = np.random.default_rng(0).normal(size=(B, D)).astype(np.float32)
+
+    def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return sae.encode(x), coder.reconstruct(sae.params, x)
+
+    want = both(x)
+
+    def same(got: Any) -> None:
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_allclose(np.reshape(one, other.shape), other, rtol=1e-5, atol=1e-6)
+
+    # Ours used to be called like this.
+    names = ("data", "latent")
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        with jax.set_mesh(jax.make_mesh((4, 2), names, axis_types=(kind,) * 2)):
+            same(jax.jit(both)(x))
+    for axes in (names, names[:1]):
+        mesh = jax.make_mesh((4, 2)[: len(axes)], axes, axis_types=(AxisType.Auto,) * len(axes))
+        rows = PartitionSpec(axes)
+        same(jax.jit(jax.shard_map(both, mesh=mesh, in_specs=rows, out_specs=rows))(x))
+    parts = x.reshape(8, -1, D)
+    same(jax.pmap(both, names[0])(parts))
+    same(jax.jit(jax.vmap(both, axis_name=names[0]))(parts))
+
+
 # --- reading programs --------------------------------------------------------------------------------------
 
 
@@ -152,15 +189,15 @@ def test_collectives_are_counted_through_loops_and_branches() -> None:
 
     def local(x: jax.Array, flag: jax.Array) -> tuple[jax.Array, jax.Array]:
         def body(_: int, total: jax.Array) -> jax.Array:
-            return jnp.cos(jax.lax.psum(total * 2, "latent"))
+            return jnp.cos(jax.lax.psum(total * 2, LATENT))
 
         looped = jax.lax.fori_loop(0, 5, body, x)
-        gather = functools.partial(jax.lax.all_gather, axis_name="data", axis=0, tiled=True)
+        gather = functools.partial(jax.lax.all_gather, axis_name=DATA, axis=0, tiled=True)
         return looped, jax.lax.cond(flag > 0, lambda: gather(x), lambda: jnp.zeros((6, 7), x.dtype))
 
-    split, whole = PartitionSpec("data", "latent"), PartitionSpec()
+    split, whole = PartitionSpec(DATA, LATENT), PartitionSpec()
     function = jax.shard_map(
-        local, mesh=mesh, in_specs=(split, whole), out_specs=(split, PartitionSpec(None, "latent")), check_vma=False
+        local, mesh=mesh, in_specs=(split, whole), out_specs=(split, PartitionSpec(None, LATENT)), check_vma=False
     )
     text = jax.jit(function).lower(jnp.ones((6, 28)), jnp.int32(1)).compile().as_text()
     assert sorted(collectives(text), key=lambda c: c.kind) == [

@@ -1,10 +1,11 @@
 """Experiments and activations small enough for tests."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from saejax.experiment import Experiment, default_config, experiment
@@ -64,6 +65,26 @@ def planted_experiment(folder: Path, name: str, **train: Any) -> Experiment:
         coder={"preset": "standard", "d_sae": 64},
         train=train,
     )
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Every equation of a traced program (`jax.make_jaxpr(f)(...)`), those of loops, branches and calls too."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
+            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                yield from equations(inner)
+
+
+def products(jaxpr: Any) -> list[tuple[str, Any]]:
+    """(dtype of the operands, precision asked for) of every matrix product of a traced program."""
+    found = []
+    for equation in equations(jaxpr):
+        if equation.primitive.name == "dot_general":
+            (dtype,) = {str(operand.aval.dtype) for operand in equation.invars}
+            precision = equation.params["precision"]
+            found.append((dtype, precision and precision[0]))
+    return found
 
 
 def fill(

@@ -12,6 +12,7 @@ from saejax.capture import near
 from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
+from saejax.kernels.dense import EXACT
 from saejax.lm.forward import Model, compiled
 from saejax.lm.pair import ModelPair
 from saejax.text import Packer
@@ -163,7 +164,7 @@ def promoted_logits(lm: Model, rows_FD: np.ndarray, count: int) -> tuple[list[An
 
     @jax.jit
     def extremes(part_FD: jax.Array) -> Any:
-        logits_FV = (part_FD * scale_D[None]) @ W_U_DV
+        logits_FV = jnp.matmul(part_FD * scale_D[None], W_U_DV, precision=EXACT)
         return jax.lax.top_k(logits_FV, count), jax.lax.top_k(-logits_FV, count)
 
     top, bottom = [], []

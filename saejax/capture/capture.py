@@ -23,7 +23,7 @@ from saejax.capture.selection import stored, wanted
 from saejax.core.errors import ConfigError
 from saejax.core.progress import Progress
 from saejax.lm.forward import Forward, Model
-from saejax.parallel import Process
+from saejax.parallel import DATA, Process
 from saejax.store import StoreLayout, StoreWriter
 from saejax.text import PackedRows, Packer, Source, TextConfig
 
@@ -287,14 +287,14 @@ def check_selection(lm: Model, config: CaptureConfig, mesh: Mesh) -> None:
         raise ConfigError(f"capture.drop_ids holds {unknown[0]}; the largest id of the tokenizer is {largest}.")
     if config.max_norm_ratio and rows_for(config.batch_rows, mesh) != config.batch_rows:
         raise ConfigError(
-            f"capture.batch_rows is {config.batch_rows}, which does not divide among {mesh.shape['data']} devices; "
+            f"capture.batch_rows is {config.batch_rows}, which does not divide among {mesh.shape[DATA]} devices; "
             "with capture.max_norm_ratio the batch decides what is stored, so choose a multiple."
         )
 
 
 def rows_for(batch_rows: int, mesh: Mesh) -> int:
     """`batch_rows`, rounded up to a multiple of the devices along "data"."""
-    return -(-batch_rows // mesh.shape["data"]) * mesh.shape["data"]
+    return -(-batch_rows // mesh.shape[DATA]) * mesh.shape[DATA]
 
 
 def _append(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.dictionary import Dictionary
+from saejax.kernels.dense import EXACT
 
 Params = dict[str, Any]
 
@@ -32,4 +33,4 @@ class Autoencoder(Dictionary):
         """
         b_dec = params["b_dec"]
         zero_D = b_dec - jax.lax.stop_gradient(b_dec)
-        return params["b_enc"] - zero_D @ jax.lax.stop_gradient(params["W_enc"])
+        return params["b_enc"] - jnp.matmul(zero_D, jax.lax.stop_gradient(params["W_enc"]), precision=EXACT)

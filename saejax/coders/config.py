@@ -66,7 +66,8 @@ class CoderConfig:
             squared norm is 1, `none` leaves it. The scales are constants from the store, and `saejax.load` folds them
             into the weights.
         matmul_dtype: operands of the forward pass's dense products, `bfloat16` or `float32`; sums and gradients are
-            float32 always.
+            float32 always. The gradients' own products take float32 operands; an NVIDIA card rounds these to TF32 and a
+            TPU splits them into three of bfloat16, unless this is float32: then no product rounds.
     """
 
     preset: str = "topk"

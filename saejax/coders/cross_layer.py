@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents
-from saejax.kernels.dense import decode_dense, decode_dense_split
+from saejax.kernels.dense import decode_dense, decode_dense_split, product
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
 
@@ -103,7 +103,7 @@ class CrossLayerTranscoder(nn.Module):
     def pre_activations(self, params: Params, x_BLD: jax.Array) -> jax.Array:
         """pre_l = x_l W_enc,l + b_enc,l, float32 [B, L, F]."""
         # Layer by layer: a batched product of bfloat16 into float32 does not exist on every backend.
-        layers = [self._product(x_BLD[:, i], params["W_enc"][i]) for i in range(self.sites)]
+        layers = [product(x_BLD[:, i], params["W_enc"][i], self.matmul_dtype) for i in range(self.sites)]
         return jnp.stack(layers, axis=1) + params["b_enc"][None]
 
     @nn.nowrap
@@ -178,8 +178,3 @@ class CrossLayerTranscoder(nn.Module):
             {layer + i: params[name][:, i] for i in range(self.sites - layer)}
             for layer, name in enumerate(self.decoders)
         ]
-
-    @nn.nowrap
-    def _product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        dtype = jnp.dtype(self.matmul_dtype)
-        return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)

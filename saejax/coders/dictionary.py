@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents
+from saejax.kernels.dense import product
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
@@ -33,7 +34,7 @@ class Dictionary(nn.Module):
         init_name: of `INITS`.
         decoder_norm: length of a decoder row at the start, where the init asks for one.
         encoder_scale: what the init gives W_enc is multiplied by this.
-        matmul_dtype: dtype of the operands of the dense products; they accumulate in float32.
+        matmul_dtype: of the operands of the dense products (`kernels.dense.product`).
     """
 
     d_in: int
@@ -101,7 +102,7 @@ class Dictionary(nn.Module):
     @nn.nowrap
     def pre_activations(self, params: Params, x: jax.Array) -> jax.Array:
         """pre = x' W_enc + b_enc, float32 [B, F]."""
-        return self._product(self._input(params, x), _encoder(params)) + self.encoder_bias(params)[None]
+        return product(self._input(params, x), _encoder(params), self.matmul_dtype) + self.encoder_bias(params)[None]
 
     @nn.nowrap
     def kept(self, params: Params, x: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array) -> jax.Array:
@@ -121,7 +122,7 @@ class Dictionary(nn.Module):
         """f W_dec, float32 [B, *out]."""
         (rows_FR,) = self.decoder_rows(params)
         if latents.indices is None:
-            out_BR = self._product(latents.values, rows_FR)
+            out_BR = product(latents.values, rows_FR, self.matmul_dtype)
         else:
             out_BR = decode_rows(latents.values, latents.indices, rows_FR)
         return out_BR.reshape(-1, *params["b_dec"].shape)
@@ -167,11 +168,6 @@ class Dictionary(nn.Module):
     def _input(self, params: Params, x: jax.Array) -> jax.Array:
         into = self.encoder_input(params, x)
         return into.reshape(into.shape[0], math.prod(self.in_shape))
-
-    @nn.nowrap
-    def _product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        dtype = jnp.dtype(self.matmul_dtype)
-        return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
 
 
 def _encoder(params: Params) -> jax.Array:

@@ -13,6 +13,7 @@ from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
 from saejax.kernels.batch import per_token
+from saejax.kernels.dense import EXACT
 from saejax.kernels.norms import unit_rows
 from saejax.kernels.selection import largest_of_rows
 from saejax.kernels.shards import shards_of
@@ -379,7 +380,8 @@ class Decorrelation(Term):
 
     def _of(self, rows_FR: jax.Array) -> jax.Array:
         n, d_FR = rows_FR.shape[0], unit_rows(rows_FR)
-        small = d_FR.T @ d_FR if n > rows_FR.shape[1] else d_FR @ d_FR.T
+        small_SL = d_FR.T if n > rows_FR.shape[1] else d_FR
+        small = jnp.matmul(small_SL, small_SL.T, precision=EXACT)
         # A row of zeros has no cosine with itself either.
         diagonal = jnp.square(jnp.square(d_FR).sum(1)).sum()
         return (jnp.square(small).sum() - diagonal) / max(1, n * (n - 1))

@@ -10,11 +10,11 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from saejax.coders.dictionary import Dictionary
 from saejax.coders.latents import Latents
 from saejax.core.errors import DataError
+from saejax.kernels.dense import product
 
 Params = dict[str, Any]
 
@@ -40,7 +40,7 @@ class SkipTranscoder(Dictionary):
         """
         if x is None:
             raise DataError("A coder with a skip connection decodes with its input: give x.")
-        skip_BD = self._product(x.astype(jnp.float32), params["W_skip"])
+        skip_BD = product(x, params["W_skip"], self.matmul_dtype)
         return self.decode_without_bias(params, latents) + params["b_dec"][None] + skip_BD
 
     @nn.nowrap

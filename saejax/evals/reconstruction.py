@@ -5,6 +5,7 @@ x - shift, with a constant shift near the mean, so that float32 partial sums do 
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.coders import Latents
+from saejax.kernels.dense import EXACT
 
 
 def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array, shift_D: jax.Array) -> Any:
@@ -27,15 +29,16 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
     error_norm_B = jnp.linalg.norm(error_BD, axis=1)
     cosine_B = (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * norm_hat_B, 1e-12)
     kept = dataclasses.replace(latents, values=jnp.where(keep_B[:, None], latents.values, 0))
+    over = functools.partial(jnp.matmul, w_B, precision=EXACT)
     return {
         "n": w_B.sum(),
-        "x": w_B @ centred_BD,
-        "x2": w_B @ jnp.square(centred_BD),
-        "e": w_B @ error_BD,
-        "e2": w_B @ jnp.square(error_BD),
-        "norm2": w_B @ jnp.square(norm_B),
-        "relative": w_B @ (error_norm_B / jnp.maximum(norm_B, 1e-12)),
-        "cosine": w_B @ cosine_B,
+        "x": over(centred_BD),
+        "x2": over(jnp.square(centred_BD)),
+        "e": over(error_BD),
+        "e2": over(jnp.square(error_BD)),
+        "norm2": over(jnp.square(norm_B)),
+        "relative": over(error_norm_B / jnp.maximum(norm_B, 1e-12)),
+        "cosine": over(cosine_B),
         "l0": kept.active().sum(dtype=jnp.float32),
         "counts": kept.counts(),
     }
@@ -111,17 +114,32 @@ def density_histogram(counts_F: np.ndarray, n_tokens: int, bins: int = 40) -> di
     }
 
 
-def decoder_gram_rms(W_dec_FD: np.ndarray) -> float:
+def decoder_gram_rms(W_dec_FD: np.ndarray, block_bytes: int = 2**27) -> float:
     """sqrt(mean over i != j of (d_i . d_j)^2), d the decoder rows at length 1: 0 for orthogonal rows.
 
-    Random rows in D dimensions give 1 / sqrt(D). Computed through the D x D product:
-    sum_ij (d_i . d_j)^2 = ||d^T d||_F^2.
+    Random rows in D dimensions give 1 / sqrt(D). Computed through the smaller product, in float64:
+    sum_ij (d_i . d_j)^2 = ||d d^T||_F^2 = ||d^T d||_F^2, block by block; a block takes about `block_bytes`.
     """
-    rows = np.asarray(W_dec_FD, np.float64)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows = rows / np.where(norms > 0, norms, 1)
-    live = int((norms > 0).sum())
+    n_rows, width = W_dec_FD.shape
+    norm_F = np.sqrt(np.einsum("fd,fd->f", W_dec_FD, W_dec_FD, dtype=np.float64))
+    live = int((norm_F > 0).sum())
     if live < 2:
         return 0.0
-    off_diagonal = np.square(rows.T @ rows).sum() - live
-    return float(np.sqrt(max(off_diagonal, 0.0) / (live * (live - 1))))
+    scale_F = np.where(norm_F > 0, norm_F, 1)
+    # S vectors of length L, S the smaller: rows, or columns of the rows at length 1.
+    by_row = n_rows <= width
+    small, large = (n_rows, width) if by_row else (width, n_rows)
+    step = max(1, block_bytes // (8 * large))
+
+    def block(start: int) -> np.ndarray:
+        part = slice(start, start + step)
+        if by_row:
+            return np.asarray(W_dec_FD[part], np.float64) / scale_F[part, None]
+        return (np.asarray(W_dec_FD[:, part], np.float64) / scale_F[:, None]).T
+
+    total = 0.0
+    for start in range(0, small, step):
+        own_SL = block(start)
+        total += np.square(own_SL @ own_SL.T).sum()
+        total += 2 * sum(np.square(own_SL @ block(other).T).sum() for other in range(start + step, small, step))
+    return float(np.sqrt(max(total - live, 0.0) / (live * (live - 1))))

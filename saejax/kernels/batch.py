@@ -14,11 +14,15 @@ from typing import Any
 
 import jax
 
+# The axes of saejax's own meshes: tokens lie on the first, latents on the second. Nobody else's axes have these names.
+# So in a program over a mesh of other people's (jax.set_mesh, shard_map, pmap) arrays are whole to the kernels.
+MESH_AXES = DATA, LATENT = ("saejax_data", "saejax_latent")
+
 
 def device_axis() -> str:
     """Name of the axis of devices, in a program that every device runs on its own tokens; else empty."""
     mesh = jax.sharding.get_abstract_mesh()
-    return mesh.axis_names[0] if len(mesh.axis_names) == 1 and mesh.manual_axes else ""
+    return DATA if mesh.axis_names == (DATA,) and mesh.manual_axes else ""
 
 
 def of_batch(share: jax.Array) -> jax.Array:

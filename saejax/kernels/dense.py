@@ -1,6 +1,9 @@
-"""Products with dense latents in groups: out_b = sum_g values_bg rows_g.
+"""Dense products: a W, and with dense latents in groups out_b = sum_g values_bg rows_g.
 
 Shape letters: B tokens, G groups, F latents, D width of all that is written, R of what one group writes.
+
+Precision is said of every product, since what a device does unasked is not float32 everywhere: an NVIDIA card rounds
+operands to TF32 (10 bits of mantissa), a TPU to bfloat16.
 """
 
 import functools
@@ -12,6 +15,42 @@ from saejax.kernels.shards import shards_of
 
 Rows = tuple[jax.Array, ...]
 
+# Of float32 operands: float32 on every device.
+EXACT = jax.lax.Precision.HIGHEST
+# Of the gradients of a product with rounded operands, whose own operands are float32: float32 on a CPU, TF32 on an
+# NVIDIA card, three passes of bfloat16 on a TPU.
+_BACKWARD = jax.lax.Precision.HIGH
+
+
+def product(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
+    """a W, float32 [B, M]: operands rounded to `dtype`, sums in float32.
+
+    Gradients are those of the product without rounding, a^T g and g W^T, in float32: JAX's own would pass through the
+    rounding of an operand, and come out rounded.
+    """
+    a_BN, W_NM = a_BN.astype(jnp.float32), W_NM.astype(jnp.float32)
+    if dtype == "float32":
+        return jnp.matmul(a_BN, W_NM, precision=EXACT)  # nothing is rounded, and JAX's gradients keep the precision
+    return _rounded(a_BN, W_NM, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rounded(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
+    return jnp.matmul(a_BN.astype(dtype), W_NM.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def _rounded_fwd(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _rounded(a_BN, W_NM, dtype), (a_BN, W_NM)
+
+
+def _rounded_bwd(dtype: str, residuals: tuple[jax.Array, jax.Array], g_BM: jax.Array) -> tuple[jax.Array, jax.Array]:
+    a_BN, W_NM = residuals
+    times = functools.partial(jnp.matmul, precision=_BACKWARD)
+    return times(g_BM, W_NM.T), times(a_BN.T, g_BM)
+
+
+_rounded.defvjp(_rounded_fwd, _rounded_bwd)
+
 
 def decode_dense(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
     """out_b = sum_g values_bg rows_g, float32 [B, D]; every group has its own rows [F, R], multiplied in `dtype`.
@@ -20,8 +59,7 @@ def decode_dense(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
     """
     out_BD = jnp.zeros((values_BGF.shape[0], rows[0].shape[1]), jnp.float32)
     for group, W_FR in enumerate(rows):
-        a, b = values_BGF[:, group].astype(dtype), W_FR.astype(dtype)
-        out_BD = out_BD.at[:, -W_FR.shape[1] :].add(jnp.matmul(a, b, preferred_element_type=jnp.float32))
+        out_BD = out_BD.at[:, -W_FR.shape[1] :].add(product(values_BGF[:, group], W_FR, dtype))
     return out_BD
 
 

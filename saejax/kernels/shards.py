@@ -1,7 +1,8 @@
 """How the tokens and latents of a batch are split over devices, as a kernel sees it.
 
-    with split(mesh): ...           what is traced inside knows the mesh: rows along its first axis, latents along the
-                                    second. Outside, and where sizes do not divide, kernels treat arrays as whole.
+    with split(mesh): ...           what is traced inside knows the mesh: tokens lie along DATA, latents along LATENT.
+                                    Outside, over other people's meshes, and where sizes do not divide, kernels treat
+                                    arrays as whole.
     shards = shards_of(n_tokens, n_latents)
     shards.run(local, "BK FD", "BD")(values, W)
 
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from saejax.kernels.batch import device_axis
+from saejax.kernels.batch import DATA, LATENT, MESH_AXES, device_axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +80,9 @@ WHOLE = Shards()
 def shards_of(n_tokens: int, n_latents: int) -> Shards:
     """How arrays of so many tokens and latents lie on the mesh of the program that is being traced."""
     mesh = jax.sharding.get_abstract_mesh()
-    sizes = tuple(mesh.shape.values())
-    if len(sizes) != 2 or sizes == (1, 1) or n_tokens % sizes[0] or n_latents % sizes[1]:
+    if mesh.axis_names != MESH_AXES or mesh.size == 1 or n_tokens % mesh.shape[DATA] or n_latents % mesh.shape[LATENT]:
         return WHOLE
-    rows, latents = mesh.axis_names
-    return Shards(rows, latents, mesh)
+    return Shards(DATA, LATENT, mesh)
 
 
 def shards_of_batch(n_tokens: int, n_latents: int) -> Shards:
@@ -93,6 +92,6 @@ def shards_of_batch(n_tokens: int, n_latents: int) -> Shards:
 
 @contextlib.contextmanager
 def split(mesh: Mesh) -> Iterator[None]:
-    """What is traced inside is for `mesh`, of two axes: tokens lie on the first, latents on the second."""
+    """What is traced inside is for `mesh`, one of saejax's own."""
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         yield

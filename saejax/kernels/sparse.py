@@ -215,7 +215,8 @@ def _only(own: jax.Array | None, values: jax.Array) -> jax.Array:
     return values if own is None else jnp.where(own, values, 0)
 
 
-# A custom_vjp hands NumPy arrays on as they are, and a loop's counter cannot index those: hence `asarray`.
+# A custom_vjp hands NumPy arrays on as they are, and a loop's counter cannot index those: hence `asarray`. The first
+# turn is taken before the loop: in other people's shard_map what is carried must vary over devices from the start.
 def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
     values_BK, indices_BK, W_FD = jnp.asarray(values_BK), jnp.asarray(indices_BK), jnp.asarray(W_FD)
 
@@ -223,7 +224,7 @@ def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array)
         return out_BD + values_BK[:, k, None] * W_FD[indices_BK[:, k]]
 
     start_BD = jnp.zeros((values_BK.shape[0], W_FD.shape[1]), W_FD.dtype)
-    return jax.lax.fori_loop(0, values_BK.shape[1], add, start_BD)
+    return jax.lax.fori_loop(1, values_BK.shape[1], add, add(0, start_BD))
 
 
 def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
@@ -233,7 +234,7 @@ def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> ja
     def put(k: int, out_BK: jax.Array) -> jax.Array:
         return out_BK.at[:, k].set((g_BD * W_FD[indices_BK[:, k]]).sum(-1))
 
-    return jax.lax.fori_loop(0, indices_BK.shape[1], put, jnp.zeros(indices_BK.shape, g_BD.dtype))
+    return jax.lax.fori_loop(1, indices_BK.shape[1], put, put(0, jnp.zeros(indices_BK.shape, g_BD.dtype)))
 
 
 def _scatter_rows(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_rows: int) -> jax.Array:
@@ -244,4 +245,4 @@ def _scatter_rows(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array
         return out_FD.at[indices_BK[:, k]].add(scale_BK[:, k, None] * rows_BD)
 
     start_FD = jnp.zeros((n_rows, rows_BD.shape[1]), rows_BD.dtype)
-    return jax.lax.fori_loop(0, indices_BK.shape[1], add, start_FD)
+    return jax.lax.fori_loop(1, indices_BK.shape[1], add, add(0, start_FD))

@@ -57,6 +57,8 @@ def run(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """tokens [B, S] -> (logits [B, S, V], {hook point: activation}).
 
+    With float32 parameters every product is float32, on devices too that would round its operands if nobody asked.
+
     A pure function: jit it, differentiate it. What a caller does not use of the result (the logits, the blocks
     after the last captured hook point) is removed by XLA, so capture alone costs no more than it must.
 
@@ -82,8 +84,21 @@ def run(
         if length > config.context_length:
             raise DataError(f"The rows have {length} tokens; the model reads {config.context_length}.")
         positions_BS = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+    with jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None):
+        return _run(config, params, tokens_BS, positions_BS, segments_BS, frozenset(capture), edits or {})
+
+
+def _run(
+    config: DecoderConfig,
+    params: Params,
+    tokens_BS: jax.Array,
+    positions_BS: jax.Array,
+    segments_BS: jax.Array | None,
+    wanted: frozenset[str],
+    edits: Mapping[str, Edit],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    length = tokens_BS.shape[1]
     captured: dict[str, jax.Array] = {}
-    wanted, edits = frozenset(capture), edits or {}
     windows = config.windows or (None,) * config.n_layer
     masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
     rotation = None if config.rope is None else rotary_angles(config.rope, positions_BS)

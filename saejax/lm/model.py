@@ -34,7 +34,8 @@ class LMConfig:
     Attributes:
         model: `demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.
         revision: commit, tag or branch of a hub id; pin it.
-        dtype: float32 or bfloat16, of parameters and activations.
+        dtype: float32 or bfloat16, of parameters and activations. float32 is float32 in every product, also where a
+            device has a faster one (TF32); bfloat16 is the fast way there.
         second, second_revision: another model with the same tokenizer, to compare with (model diffing); its hook points
             are named second.blocks.3.resid_post. Empty: none.
         backend: `jax`, the decoder of saejax; `torch`, any model of transformers, and any module of it as a hook point

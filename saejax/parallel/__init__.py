@@ -1,6 +1,8 @@
 """L2: the device mesh, the one table that says which logical axis lies on which mesh axis, which process this is."""
 
 from saejax.parallel.mesh import (
+    DATA,
+    LATENT,
     MESH_AXES,
     MODES,
     ParallelConfig,
@@ -25,6 +27,8 @@ from saejax.parallel.processes import (
 )
 
 __all__ = [
+    "DATA",
+    "LATENT",
     "MESH_AXES",
     "MODES",
     "ParallelConfig",

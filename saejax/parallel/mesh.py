@@ -1,8 +1,7 @@
-"""Mesh ("data", "latent") and shardings from logical axes.
+"""Mesh (DATA, LATENT), in messages and documents "data" and "latent", and shardings from logical axes.
 
 Parameters carry logical axis names (`d_in`, `latent`; of the language model `heads`, `d_mlp`, `vocab`); `_RULES` maps
-those to mesh axes, and nothing else in saejax names a mesh axis. With one device every sharding is trivial and the
-programs are the same.
+those to mesh axes. With one device every sharding is trivial and the programs are the same.
 """
 
 import dataclasses
@@ -18,14 +17,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
+from saejax.kernels.batch import DATA, LATENT, MESH_AXES
 from saejax.kernels.shards import split
 
 R = TypeVar("R")
 
-MESH_AXES = ("data", "latent")
 _RULES: dict[str | None, str | None] = {
     **dict.fromkeys(("d_in", "site", "d_model", "d_head", None)),
-    **dict.fromkeys(("latent", "heads", "kv_heads", "d_mlp", "vocab"), "latent"),
+    **dict.fromkeys(("latent", "heads", "kv_heads", "d_mlp", "vocab"), LATENT),
 }
 
 
@@ -103,7 +102,7 @@ def check_divides(mesh: Mesh, d_sae: int) -> None:
     Raises:
         ConfigError: d_sae is not a multiple of the devices along "latent".
     """
-    n = mesh.shape["latent"]
+    n = mesh.shape[LATENT]
     if d_sae % n:
         raise ConfigError(
             f"{d_sae} latents cannot be split over the {n} devices along latent of parallel.mesh; "
@@ -135,11 +134,11 @@ def on_each_device(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
     """
     if jax.process_count() > 1:
         raise ConfigError("parallel.mode=pmap is for the devices of one process; of several, set parallel.mode=jit.")
-    n = mesh.shape["data"]
+    n = mesh.shape[DATA]
 
     def each(state: Any, rows: Mapping[str, Any], *others: Any) -> R:
         in_axes = (None, 0, *[None] * len(others))
-        mapped = jax.pmap(function, "data", in_axes=in_axes, out_axes=None, devices=list(mesh.devices.flat))
+        mapped = jax.pmap(function, DATA, in_axes=in_axes, out_axes=None, devices=list(mesh.devices.flat))
         parts = {name: array.reshape(n, -1, *array.shape[1:]) for name, array in rows.items()}
         found: R = mapped(state, parts, *others)
         return found
@@ -157,22 +156,26 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over "data", everything else whole."""
-    return NamedSharding(mesh, PartitionSpec("data"))
+    return NamedSharding(mesh, PartitionSpec(DATA))
 
 
-def own_rows(mesh: Mesh, batch_size: int) -> tuple[int, int]:
+def own_rows(mesh: Mesh, batch_size: int, parts: int = 1) -> tuple[int, int]:
     """(first, stop) of the rows of a global batch that this process's devices hold, by `batch_sharding`.
 
-    Processes whose devices share a place along "data" have the same rows.
+    Processes whose devices share a place along "data" have the same rows. Of a batch taken in `parts` every device has
+    rows of each.
 
     Raises:
-        ConfigError: the batch is not a multiple of the devices along "data", or the rows are not one range.
+        ConfigError: the batch, or a part, is not a multiple of the devices along "data", or the rows are not one range.
     """
-    n = mesh.shape["data"]
-    if batch_size % n:
+    n = mesh.shape[DATA]
+    if batch_size % (n * parts):
+        of, or_parts = (
+            (f" in {parts} parts (train.accumulate)", ", or another train.accumulate") if parts > 1 else ("", "")
+        )
         raise ConfigError(
-            f"train.batch_size {batch_size} cannot be split over the {n} devices along data of parallel.mesh; "
-            f"set train.batch_size={-(-batch_size // n) * n}, or another mesh."
+            f"train.batch_size {batch_size}{of} cannot be split over the {n} devices along data of parallel.mesh; "
+            f"set train.batch_size={-(-batch_size // (n * parts)) * n * parts}, or another mesh{or_parts}."
         )
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     held = sorted({index[0].indices(batch_size)[:2] for index in indices.values() if index})
@@ -196,8 +199,8 @@ def sharding_of(
         free_first = sorted(range(len(shape)), key=lambda i: (mesh_axes[i] is not None, -shape[i]))
         for i in free_first:
             taken = (mesh_axes[i],) if mesh_axes[i] else ()
-            if shape[i] % math.prod(mesh.shape[axis] for axis in (*taken, "data")) == 0:
-                mesh_axes[i] = (*taken, "data")
+            if shape[i] % math.prod(mesh.shape[axis] for axis in (*taken, DATA)) == 0:
+                mesh_axes[i] = (*taken, DATA)
                 break
     return NamedSharding(mesh, PartitionSpec(*mesh_axes))
 

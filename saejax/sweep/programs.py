@@ -24,16 +24,13 @@ from saejax.train import TrainState
 from saejax.train.optim import make_optimizer, make_schedule
 from saejax.train.state import make_init
 from saejax.train.step import Step, make_step
-from saejax.workspace import in_order, make_sums
+from saejax.workspace import heldout_rows, in_order, make_sums
 
 # Members share the number of steps, so that a condition on it (resampling is due) stays a branch that is not taken.
 _STACKED = TrainState(step=None, params=0, opt_state=0, stats=0, averaged=0, recent=0)  # type: ignore[arg-type]
 
 # Platforms on which the members take turns.
 _IN_TURN = frozenset({"cpu"})
-
-# Rows of the held-out store that all members of a program look at together.
-_HELDOUT_ROWS = 4096
 
 Arrays = dict[str, jax.Array]
 
@@ -166,7 +163,7 @@ def evaluate_heldout(
 ) -> dict[str, dict[str, float]]:
     """{member: metrics on the held-out store}, of the coders for after training; the store is read once."""
     totals = {name: Reconstruction() for program in programs for name in program.names}
-    rows = max(256, _HELDOUT_ROWS // max(len(program.names) for program in programs))
+    rows = min(heldout_rows(p.coder, p.group.experiment.train, members=len(p.names)) for p in programs)
     for arrays, keep_B in in_order(reader, list(reader.hook_points), rows):
         on = place(programs, arrays)
         # All devices are given their work before the first result is waited for.

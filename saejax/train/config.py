@@ -22,10 +22,11 @@ class TrainConfig:
         tokens: activations to train on, over as many epochs of the store as that takes.
         max_rows: use at most so many stored activations (a sample limit); 0 uses all.
         batch_size: activations in a step.
-        accumulate: the batch is taken in so many parts, one after the other, to save memory. The variance in FVU and
-            FVE stays that of the whole batch, dead latents are those from before it, and statistics move once a step.
-            batchtopk selects within a part, AuxK's residual has the variance of a part, and a target L0 is reached in
-            each. A part has two activations at least: one alone has no variance.
+        accumulate: the batch is taken in so many parts, one after the other, to save memory; each must divide among the
+            devices along "data". The variance in FVU and FVE stays that of the whole batch, dead latents are those from
+            before it, and statistics move once a step. batchtopk selects within a part, AuxK's residual has the
+            variance of a part, and a target L0 is reached in each. A part has two activations at least: one alone has
+            no variance.
         optimizer: adam, adamw, adafactor, muon (orthogonalised updates for matrices, adam for the rest), lion or
             schedule_free (adamw that needs no schedule; evaluation reads its averaged weights).
         lr, b1, b2, eps: of the optimizer, where it has them (adafactor has only lr, lion no eps; of muon b1, b2 and

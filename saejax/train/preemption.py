@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from saejax.parallel import batch_sharding, own_rows, replicated
+from saejax.parallel import DATA, batch_sharding, own_rows, replicated
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -37,7 +37,7 @@ class Preemption:
         """
         if self._mesh is None or jax.process_count() == 1:
             return self.requested
-        answer, n = self._asked, self._mesh.shape["data"]
+        answer, n = self._asked, self._mesh.shape[DATA]
         first, stop = own_rows(self._mesh, n)
         mine = np.full(stop - first, self.requested)
         self._asked = self._any(jax.make_array_from_process_local_data(batch_sharding(self._mesh), mine, (n,)))
