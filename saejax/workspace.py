@@ -152,9 +152,23 @@ class Workspace:
         """
         names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
         self.refuse_other_split(split)
-        opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=self._expected(split))
+        expected = self._expected(split)
+        opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=expected)
+        if self.origin(split) is None:
+            self._refuse_other_selection(split, opened.identity, expected)
         self._check_store(split, opened.hook_points)
         return opened
+
+    def _refuse_other_selection(self, split: str, identity: dict[str, Any], expected: dict[str, Any]) -> None:
+        """Raise DataError if a captured store chose its tokens by settings that this experiment does not have.
+
+        Settings at their defaults are in no identity. Which process wrote which part is no choice of tokens.
+        """
+        if others := [key for key in identity if key not in expected and key != "parts"]:
+            raise DataError(
+                f"The store {self.experiment.store_dir(split)} was captured with {', '.join(others)}, which this "
+                "experiment leaves at its default. Give the settings of the capture, or name another store (`store`)."
+            )
 
     def _check_store(self, split: str, widths: Mapping[str, int]) -> None:
         e = self.experiment
