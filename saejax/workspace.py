@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -323,8 +322,7 @@ def heldout_rows(coder: Coder, train: TrainConfig, devices: int = 1, members: in
     As many as training looks at together, so that what fits into memory in training does here; more, up to 4,096, where
     their dense latents (of all members of a program) take no more than 64 MB.
     """
-    little = 2**26 // (4 * math.prod(coder.topology.latent_shape) * members)
-    rows = min(4096, max(train.batch_size // train.accumulate, little))
+    rows = min(4096, max(train.batch_size // train.accumulate, coder.few_tokens // members))
     return max(1, rows // devices) * devices
 
 

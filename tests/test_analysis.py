@@ -393,6 +393,15 @@ def test_max_features_shows_the_first_ones_and_changes_nothing_else(lm: Language
     assert max(shown) < len(few["vocab"]) <= len(full["vocab"]) and len(set(few["vocab"])) == len(few["vocab"])
 
 
+def test_the_scan_finds_the_same_however_many_tokens_it_encodes_at_once(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = collect(lm, KINDS["topk"])
+    monkeypatch.setattr(Coder, "few_tokens", 13)
+    parts, _ = collect(lm, KINDS["topk"])
+    assert parts == whole and whole["features"]
+
+
 def test_the_scan_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> None:
     packer = Packer(source(documents()), lm.tokenizer, ROW)
     kept = [int(b.keep.sum()) for b in packer.batches("heldout", 4)]

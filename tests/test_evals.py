@@ -468,6 +468,21 @@ def test_evaluate_looks_at_the_tokens_that_a_capture_stores(
     assert got.tokens == packed.keep.sum()
 
 
+@pytest.mark.parametrize("preset", ["topk", "standard"])
+def test_evaluate_says_the_same_however_many_tokens_it_encodes_at_once(
+    lm: LanguageModel, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latents of all tokens of a forward pass may be larger than all that training ever held."""
+    coder, params = coder_and_params(preset, lm.config.d_model)
+    packer = Packer(source(documents()), lm.tokenizer, ROW)
+    found = []
+    for few in (10**6, 7):  # 4 rows of 24 tokens in 14 blocks of 7, of which two are filled up
+        monkeypatch.setattr(Coder, "few_tokens", few)
+        found.append(evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=10**6, batch_rows=4)))
+    assert found[1].metrics == pytest.approx(found[0].metrics, rel=1e-5)
+    assert found[1].density == found[0].density and found[1].tokens == found[0].tokens
+
+
 def test_tokens_that_are_not_finite_are_left_out_and_counted(
     lm: LanguageModel, packed: PackedRows, clean: np.ndarray
 ) -> None:

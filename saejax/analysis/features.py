@@ -198,21 +198,24 @@ def _scan(
 ) -> tuple[_Scan, float]:
     """(the scan, its seconds without compilation)."""
 
-    def encode(params: Any, lm_params: Any, tokens: Any, positions: Any, segments: Any, keep: Any) -> Any:
+    def forward(lm_params: Any, tokens: Any, positions: Any, segments: Any, keep: Any) -> Any:
         _, captured = lm.apply(lm_params, tokens, positions, segments, sites.hook_points)
         flat = {name: x_RSD.reshape(-1, x_RSD.shape[-1]) for name, x_RSD in captured.items()}
-        return coder.encode(params, sites.batch(flat)["x"]).flat(), near(captured, keep, max_norm_ratio)
+        return sites.batch(flat)["x"], near(captured, keep, max_norm_ratio)
+
+    encode = jax.jit(lambda params, x: coder.encode(params, x).flat())
 
     rows: list[Any] = []
     entries: list[tuple[np.ndarray, ...]] = []
     first = 0
     blank = packer.blank(config.batch_rows)
-    arguments = (params, lm.params, blank.tokens, blank.positions, blank.segments, blank.keep)
-    run = compiled(lm, encode, *arguments)
+    run = compiled(lm, forward, lm.params, blank.tokens, blank.positions, blank.segments, blank.keep)
     with Progress("features", config.tokens) as progress:
         for packed in packer.batches("heldout", config.batch_rows):
-            latents, keep = run(params, lm.params, packed.tokens, packed.positions, packed.segments, packed.keep)
-            entries.append(_entries(np.asarray(keep), latents, first))
+            x, keep = run(lm.params, packed.tokens, packed.positions, packed.segments, packed.keep)
+            for start in range(0, len(x), coder.few_tokens):
+                latents = encode(params, x[start : start + coder.few_tokens])
+                entries.append(_entries(np.asarray(keep), latents, first, start))
             rows.append((packed.tokens, packed.positions, packed.segments, packed.documents))
             first += len(packed.tokens)
             progress.advance(int(keep.sum()))
@@ -228,12 +231,16 @@ def _scan(
     return scan, progress.seconds
 
 
-def _entries(keep_RS: np.ndarray, latents: Latents, first: int) -> tuple[np.ndarray, ...]:
-    """(latent, row, position, value) of every non-zero latent of the kept tokens; rows are counted from `first`."""
-    values = np.where(keep_RS.reshape(-1, 1), np.asarray(latents.values), 0)
+def _entries(keep_RS: np.ndarray, latents: Latents, first: int, start: int) -> tuple[np.ndarray, ...]:
+    """(latent, row, position, value) of every non-zero latent of the kept tokens; rows are counted from `first`.
+
+    `latents` are those of the tokens from number `start` of the rows on.
+    """
+    values = np.asarray(latents.values)
+    values = np.where(keep_RS.reshape(-1, 1)[start : start + len(values)], values, 0)
     at, column = np.nonzero(values)
     latent = column if latents.indices is None else np.asarray(latents.indices)[at, column]
-    row, position = np.divmod(at, keep_RS.shape[1])
+    row, position = np.divmod(start + at, keep_RS.shape[1])
     return latent.astype(np.int32), first + row, position, values[at, column]
 
 

@@ -1,6 +1,7 @@
 """A coder = topology x sparsity x losses, as pure functions of (params, batch, stats, step)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -63,6 +64,11 @@ class Coder:
         of_latents = ("tokens_since_fired", *self.sparsity.parameters())
         scalars = [name for name in self.init_stats() if name not in of_latents]
         return axes | dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
+
+    @property
+    def few_tokens(self) -> int:
+        """Tokens whose dense latents take 64 MB: so many at once are no burden beside a training."""
+        return max(1, 2**26 // (4 * math.prod(self.topology.latent_shape)))
 
     def encode(self, params: Params, x: jax.Array) -> Latents:
         """Latents of x, as at the end of training; differentiable in params and x.

@@ -1,6 +1,7 @@
 """One pass over held-out text: reconstruction, sparsity and what the language model loses."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -85,9 +86,14 @@ def evaluate(
             keep_RS = near(captured, packed["keep"], max_norm_ratio)
             rows = packed["tokens"].shape
             seen = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})
-            latents = coder.encode(params, seen["x"])
-            y_hat = coder.decode(params, latents, seen["x"])
-            parts.update(_sums(names, seen["y"], y_hat, latents.flat(), keep_RS.ravel(), b_dec))
+
+            def block(x: jax.Array, y: jax.Array, keep_B: jax.Array) -> tuple[jax.Array, Any]:
+                latents = coder.encode(params, x)
+                y_hat = coder.decode(params, latents, x)
+                return y_hat, _sums(names, y, y_hat, latents.flat(), keep_B, b_dec)
+
+            y_hat, sums = _in_blocks(block, (seen["x"], seen["y"], keep_RS.ravel()), coder.few_tokens)
+            parts.update(sums)
             bad["activations"] = (packed["keep"] & ~finite(captured)).sum()
             sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
             return {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}, keep_RS
@@ -123,6 +129,22 @@ def evaluate(
         n_tokens = int(reconstruction.sums["n"])
         density = density_histogram(reconstruction.counts, n_tokens)
         return Evaluated(metrics, density, n_tokens, progress.seconds, int(totals["non_finite"]))
+
+
+def _in_blocks(
+    function: Callable[..., tuple[jax.Array, Any]], arrays: tuple[jax.Array, ...], most: int
+) -> tuple[jax.Array, Any]:
+    """(rows, sums) = function(*arrays) with at most so many rows at once; sums are added up, rows of zeros fill up."""
+    n = len(arrays[0])
+    if n <= most:
+        return function(*arrays)
+    count = -(-n // most)
+    size = -(-n // count)
+    blocks = [
+        jnp.pad(a, ((0, count * size - n), *[(0, 0)] * (a.ndim - 1))).reshape(count, size, *a.shape[1:]) for a in arrays
+    ]
+    rows, sums = jax.lax.map(lambda block: function(*block), blocks)
+    return rows.reshape(-1, *rows.shape[2:])[:n], jax.tree.map(lambda s: s.sum(0), sums)
 
 
 def _sums(
