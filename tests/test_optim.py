@@ -67,7 +67,7 @@ def _first_update(config: TrainConfig, params: dict[str, jax.Array], grads: dict
     ],
 )
 def test_schedules_by_hand(values: dict[str, Any], points: dict[int, float]) -> None:
-    config = TrainConfig(tokens=1000, batch_size=1, lr=2.0, warmup_fraction=0.1, final_lr_fraction=0.25, **values)
+    config = TrainConfig(tokens=2000, batch_size=2, lr=2.0, warmup_fraction=0.1, final_lr_fraction=0.25, **values)
     rates = jax.vmap(make_schedule(config))(jnp.array(list(points)))
     assert np.asarray(rates) == pytest.approx(list(points.values()), rel=1e-4)
 

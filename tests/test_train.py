@@ -221,14 +221,14 @@ def test_the_prediction_is_written_once_whatever_interrupts_the_run(store: Path,
 
 def test_schedules_start_peak_and_end_where_they_say() -> None:
     config = TrainConfig(
-        tokens=1000, batch_size=1, lr=2.0, schedule="cosine", warmup_fraction=0.1, final_lr_fraction=0.25
+        tokens=2000, batch_size=2, lr=2.0, schedule="cosine", warmup_fraction=0.1, final_lr_fraction=0.25
     )
     cosine = make_schedule(config)
     assert float(cosine(0)) == 0 and float(cosine(100)) == pytest.approx(2.0)
     # Half way down the cosine: the mean of the peak and the end.
     assert float(cosine(550)) == pytest.approx((2.0 + 0.5) / 2)
     assert float(cosine(1000)) == pytest.approx(0.5)
-    constant = make_schedule(TrainConfig(tokens=1000, batch_size=1, lr=2.0, schedule="constant"))
+    constant = make_schedule(TrainConfig(tokens=2000, batch_size=2, lr=2.0, schedule="constant"))
     assert float(constant(25)) == pytest.approx(1.0) and float(constant(999)) == pytest.approx(2.0)
 
 

@@ -36,7 +36,8 @@ def product(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rounded(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
-    return jnp.matmul(a_BN.astype(dtype), W_NM.astype(dtype), preferred_element_type=jnp.float32)
+    a_BN, W_NM = a_BN.astype(dtype), W_NM.astype(dtype)
+    return jnp.matmul(a_BN, W_NM, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
 
 
 def _rounded_fwd(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
