@@ -56,8 +56,10 @@ class CoderConfig:
         dead_after_tokens: a latent that has not fired for this long is dead.
         init: transpose, kaiming, uniform or zero_decoder.
         decoder_norm: length of decoder rows at the start.
-        encoder_scale: W_enc starts at this times what `init` gives. Below 1 latents start small and grow where they are
-            needed, instead of overshooting and dying; a selection of the k largest is the same at every scale.
+        encoder_scale: W_enc starts at this times what `init` gives. A selection of the k largest is the same at every
+            scale, but latents that start small may be lost. 0 means the scale at which the first reconstruction is
+            best, which follows from k and the widths where k latents are kept and init=transpose
+            (`initialisation.reconstructing_scale`), and 1 elsewhere.
         unit_decoder_every: decoder rows go back to length 1 after every so many steps, and gradients lose their part
             along the rows; 0 leaves them free.
         b_dec_init: mean, geometric_median (of the stored targets) or zeros.
@@ -132,7 +134,8 @@ class CoderConfig:
                 raise ConfigError(f"coder.{field.name} is {value}; it must be at most {2**31 - 1}.")
             if field.name.endswith("_fraction") and value is not None and value > 1:
                 raise ConfigError(f"coder.{field.name} is {value}; it must be at most 1.")
-        for name in ("bandwidth", "tanh_scale", "target_l0", "encoder_scale"):
+        # 0 is a scale's own word; a number that float32 has as 0 is none.
+        for name in ("bandwidth", "tanh_scale", "target_l0", *(["encoder_scale"] if self.encoder_scale else [])):
             if in_float32(getattr(self, name)) == 0:
                 raise ConfigError(f"coder.{name} is {getattr(self, name)}; it must be positive in float32.")
         if not 0 < in_float32(self.lp_end) <= 1:

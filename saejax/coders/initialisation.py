@@ -5,6 +5,7 @@ latent's decoder row is all of [*out].
 """
 
 import math
+import statistics
 from collections.abc import Callable
 
 import jax
@@ -48,6 +49,20 @@ def zero_decoder(key: jax.Array, encoder: Shape, decoder: Shape, norm: float) ->
     """Encoder U(+-1 / sqrt fan_in), decoder 0: a transcoder that begins at its bias. (sparsify)"""
     bound = 1 / math.sqrt(math.prod(encoder[:-1]))
     return jax.random.uniform(key, encoder, jnp.float32, -bound, bound), jnp.zeros(decoder, jnp.float32)
+
+
+def reconstructing_scale(d_in: int, d_sae: int, k: int) -> float:
+    """a = 1 / (1 + S / D): a times the transpose encodes so that the first reconstruction has the least squared error.
+
+    Of unit rows, x of length sqrt(D) has pre-activations that are normal. The k largest of F have squares whose sum is
+    S; their reconstruction has x.x_hat = S and |x_hat|^2 = S + S^2 / D, since rows that are chosen by x lean to x.
+    (Where k are kept by absolute value, S is a little larger.)
+    """
+    normal = statistics.NormalDist()
+    share = min(k / d_sae, 0.5)  # of the positive ones, no more than there are
+    least = -normal.inv_cdf(share)
+    squares = d_sae * (share + least * normal.pdf(least))
+    return 1 / (1 + squares / d_in)
 
 
 INITS: dict[str, Callable[[jax.Array, Shape, Shape, float], Weights]] = {

@@ -6,6 +6,7 @@ from typing import Any
 from saejax.coders import losses
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
+from saejax.coders.initialisation import reconstructing_scale
 from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity import SPARSITIES, Sparsity
 from saejax.coders.topologies import TOPOLOGIES
@@ -40,7 +41,7 @@ def build(
             sites=len(reads),
             init_name=c.init,
             decoder_norm=c.decoder_norm or 0.0,
-            encoder_scale=1.0 if c.encoder_scale is None else c.encoder_scale,
+            encoder_scale=c.encoder_scale or _scale_by_rule(c, sparsity, len(reads) * reads[0], width),
             matmul_dtype=c.matmul_dtype,
         ),
         sparsity=sparsity,
@@ -78,6 +79,13 @@ def _check_sites(c: CoderConfig, topology: Any, reads: tuple[int, ...], writes: 
         )
     if c.init == "zero_decoder" and c.unit_decoder_every:
         raise ConfigError("coder.init=zero_decoder has no rows of length 1; set coder.unit_decoder_every=0.")
+
+
+def _scale_by_rule(c: CoderConfig, sparsity: Sparsity, d_in: int, width: int) -> float:
+    """Where the encoder is the transpose and k of its latents are kept, what reconstructs best; elsewhere 1."""
+    if c.init == "transpose" and "k" in sparsity.provides:
+        return reconstructing_scale(d_in, width, max(c.k, c.k_start))
+    return 1.0
 
 
 def _check_counts(c: CoderConfig, sparsity: Sparsity, width: int) -> None:
