@@ -296,7 +296,7 @@ def test_a_random_configuration_trains_the_same_whatever_interrupts(number: int)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", (1, 2))
 def test_random_configurations_train_the_same_whatever_interrupts(seed: int) -> None:
     """All presets, the odd seeds also over several devices; every card of the deck is dealt once a seed."""
     sections = ("coder", "train", "parallel")[: 2 + seed % 2]
