@@ -131,6 +131,33 @@ def test_every_init_has_the_rows_it_promises(init: str) -> None:
     np.testing.assert_allclose(jax.jit(halved.init)(jax.random.key(0))["W_enc"], p["W_enc"] / 2, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("preset", "width", "k"),
+    [("topk", 48, 6), ("topk", 384, 192), ("batchtopk", 384, 8), ("crosscoder_batchtopk", 384, 24)],
+)
+def test_the_rule_for_the_scale_is_where_the_first_reconstruction_is_best(preset: str, width: int, k: int) -> None:
+    """<x, x_hat> / |x_hat|^2 is 1 where no factor would bring the untrained x_hat closer to x."""
+    coder = _build(48, preset=preset, d_sae=width, k=k, encoder_scale=0.0, matmul_dtype="float32")
+    x = jax.random.normal(jax.random.key(1), (256, *coder.topology.in_shape))
+    x_hat = jax.jit(lambda x: coder.reconstruct(coder.init(jax.random.key(0)), x))(x)
+    assert abs(float((x * x_hat).sum() / (x_hat * x_hat).sum()) - 1) < 0.1
+
+
+def test_where_the_encoder_starts() -> None:
+    def scale(preset: str, **changes: Any) -> float:
+        return _build(preset=preset, **changes).topology.encoder_scale  # type: ignore[attr-defined, no-any-return]
+
+    # Whole, but for transcoders, whose encoder is random.
+    small = {preset for preset in RECIPES if scale(preset) != 1}
+    assert small == {"transcoder", "skip_transcoder"} and scale("transcoder") == scale("skip_transcoder") == 0.1
+    # A run that was started at a tenth has that in its config.json, and keeps it.
+    assert scale("topk", encoder_scale=0.1) == 0.1
+    assert 1 > scale("topk", encoder_scale=0.0, k=2) > scale("topk", encoder_scale=0.0, k=8)
+    assert scale("topk", encoder_scale=0.0, k=2, k_start=8) == scale("batchtopk", encoder_scale=0.0, k=8)
+    for elsewhere in ({"sparsity": "jumprelu"}, {"init": "kaiming"}):
+        assert scale("topk", encoder_scale=0.0, **elsewhere) == 1
+
+
 # --- refusals ----------------------------------------------------------------------------------------------
 
 

@@ -347,8 +347,8 @@ def test_loss_is_pure(preset: str) -> None:
 # --- parameters --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "norm", "scale"), [("topk", 1.0, 0.1), ("standard", 0.1, 1.0)])
-def test_init(preset: str, norm: float, scale: float) -> None:
+@pytest.mark.parametrize(("preset", "norm"), [("topk", 1.0), ("standard", 0.1)])
+def test_init(preset: str, norm: float) -> None:
     coder, mean_D = _coder(preset), np.arange(D)
     p = coder.init(jax.random.key(0), mean_D)
     assert {name: v.shape for name, v in p.items()} == {
@@ -359,7 +359,7 @@ def test_init(preset: str, norm: float, scale: float) -> None:
     }
     assert all(v.dtype == jnp.float32 for v in p.values())
     np.testing.assert_allclose(np.linalg.norm(p["W_dec"], axis=1), norm, rtol=1e-5)
-    np.testing.assert_array_equal(p["W_enc"], scale * p["W_dec"].T)
+    np.testing.assert_array_equal(p["W_enc"], p["W_dec"].T)
     np.testing.assert_array_equal(p["b_dec"], mean_D)
     assert not p["b_enc"].any() and not coder.init(jax.random.key(0))["b_dec"].any()
     assert not np.allclose(p["W_dec"], coder.init(jax.random.key(1))["W_dec"])
@@ -520,12 +520,14 @@ def _train(coder: Coder, p: Tree, stats: Tree, sample: Any, lr: float, steps: in
 N_FEATURES, WIDTH, MODEL, ACTIVE = 32, 64, 16, 3
 
 
+def _unit_rows(rows: np.ndarray) -> jax.Array:
+    return jnp.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), jnp.float32)
+
+
 def _planted(seed: int) -> tuple[jax.Array, Any]:
     """32 unit features in 16 dimensions, 3 of them in a sample of 256 rows, magnitudes 0.5 to 1.5."""
     rng = np.random.default_rng(seed)
-    features_ND = rng.normal(size=(N_FEATURES, MODEL))
-    features_ND /= np.linalg.norm(features_ND, axis=1, keepdims=True)
-    truth_ND = jnp.asarray(features_ND, jnp.float32)
+    truth_ND = _unit_rows(rng.normal(size=(N_FEATURES, MODEL)))
 
     def sample(key: jax.Array) -> jax.Array:
         which, size = jax.random.split(key)
@@ -553,6 +555,24 @@ def test_training_finds_a_planted_dictionary(preset: str, least: float) -> None:
     assert found(p) > least
     assert float(metrics["fve"]) > 0.8
     assert ACTIVE <= round(float(metrics["l0"]), 3) < 12
+
+
+def test_where_few_features_fire_the_start_loses_no_latents() -> None:
+    """128 features of falling frequency, 1.6 at a time, k 6: mean of the best cosine 0.84, and none of 64 latents dead.
+
+    From an encoder at a tenth it was 0.80, and 3 were dead.
+    """
+    features, model, steps, dead_after = 128, 32, 500, 10_000
+    truth_ND = _unit_rows(np.random.default_rng(0).normal(size=(features, model)))
+    chance_1N = 0.3 / np.arange(1, features + 1)[None]
+
+    def sample(key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key, chance_1N, (256, features)).astype(jnp.float32) @ truth_ND
+
+    coder = build(CoderConfig(d_sae=64, k=6, dead_after_tokens=dead_after, matmul_dtype="float32"), model, steps)
+    p, stats, _ = _train(coder, coder.init(jax.random.key(0)), coder.init_stats(), sample, lr=0.01, steps=steps)
+    assert float((p["W_dec"] @ truth_ND.T).max(1).mean()) > 0.82
+    assert not (stats["tokens_since_fired"] >= dead_after).any()
 
 
 @pytest.mark.parametrize("auxk_coefficient", [1 / 32, 0.0])

@@ -45,8 +45,9 @@ def _recipe(title: str, paper: str, **settings: Any) -> Recipe:
     return Recipe(title, paper, settings)
 
 
-# Started small, held-out FVE was higher at every rate tried (benchmarks/quality).
-_UNIT: dict[str, Any] = {"unit_decoder_every": 1, "auxk_coefficient": 1 / 32, "encoder_scale": 0.1}
+_UNIT: dict[str, Any] = {"unit_decoder_every": 1, "auxk_coefficient": 1 / 32}
+# A random encoder says nothing of what its latents write: they start small (benchmarks/quality/encoder_scale.md).
+_APART: dict[str, Any] = _UNIT | {"init": "kaiming", "encoder_scale": 0.1}
 _FREE: dict[str, Any] = {"decoder_norm": 0.1, "reconstruction": "mse"}
 # At unit mean square the thresholds that are needed are near 0.1, where a threshold that moves by lr a step gets soon.
 _THRESHOLD: dict[str, Any] = {"sparsity": "jumprelu", "normalize": "mean_square", "unit_decoder_every": 1}
@@ -125,13 +126,12 @@ RECIPES: dict[str, Recipe] = {
         prefixes=_PREFIXES,
         **_UNIT | {"auxk_coefficient": 1 / 32 / len(_PREFIXES)},
     ),
-    "transcoder": _recipe("transcoder, TopK", _TRANSCODERS, topology="transcoder", init="kaiming", **_UNIT),
+    "transcoder": _recipe("transcoder, TopK", _TRANSCODERS, topology="transcoder", **_APART),
     "skip_transcoder": _recipe(
         "transcoder with a linear skip, TopK",
         "https://arxiv.org/abs/2501.18823",
         topology="skip_transcoder",
-        init="kaiming",
-        **_UNIT,
+        **_APART,
     ),
     "crosscoder": _recipe(
         "crosscoder, relu + L1", _CROSSCODERS, topology="crosscoder", sparsity="relu", l1_coefficient=2.0, **_FREE
