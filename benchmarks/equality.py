@@ -38,17 +38,19 @@ LIMIT = 1e-5
 # Machine code of less quality, in less time: the same sums in the same order on the same devices.
 _QUICK = {"xla_backend_optimization_level": 0}
 
-# {topology/sparsity: (what CoderConfig is told, the rate)}. Losses that sum over the width have larger gradients.
+# {topology/sparsity: (what CoderConfig is told, the rate)}. Losses that sum over the width have larger gradients. From
+# a small encoder latents die within the few steps.
+SMALL = {"encoder_scale": 0.1}
 CODERS: dict[str, tuple[dict[str, Any], float]] = {
     "autoencoder/relu": ({"preset": "standard", "l1_coefficient": 0.3}, 0.02),
     "autoencoder/gated": ({"preset": "gated", "l1_coefficient": 0.3}, 0.002),
-    "autoencoder/topk": ({"preset": "topk"}, 0.2),
-    "autoencoder/abs_topk": ({"preset": "abs_topk"}, 0.2),
-    "autoencoder/batchtopk": ({"preset": "batchtopk"}, 0.2),
+    "autoencoder/topk": ({"preset": "topk", **SMALL}, 0.2),
+    "autoencoder/abs_topk": ({"preset": "abs_topk", **SMALL}, 0.2),
+    "autoencoder/batchtopk": ({"preset": "batchtopk", **SMALL}, 0.2),
     "autoencoder/jumprelu": ({"preset": "jumprelu", "bandwidth": 0.1, "target_l0": 20.0}, 0.02),
-    "autoencoder/matryoshka": ({"preset": "matryoshka"}, 0.2),
-    "crosscoder/topk": ({"preset": "crosscoder_batchtopk", "sparsity": "topk"}, 0.2),
-    "crosscoder/batchtopk": ({"preset": "crosscoder_batchtopk"}, 0.2),
+    "autoencoder/matryoshka": ({"preset": "matryoshka", **SMALL}, 0.2),
+    "crosscoder/topk": ({"preset": "crosscoder_batchtopk", "sparsity": "topk", **SMALL}, 0.2),
+    "crosscoder/batchtopk": ({"preset": "crosscoder_batchtopk", **SMALL}, 0.2),
     "clt/topk": ({"preset": "clt", "sparsity": "topk"}, 0.2),
     "clt/batchtopk": ({"preset": "clt"}, 0.2),
 }
