@@ -76,12 +76,12 @@ def _describe(store: dict[str, Any]) -> str:
 
 
 def write_down(e: Experiment, content: Provenance, tell: Callable[[str], None] | None = None) -> None:
-    """Write down what a run was made from; of a run that was there before, `tell` what it did not know."""
+    """Write down what a run was made from; `tell` what the record of an older run did not have."""
     before = _recorded(e)
     new = [key for key, value in content.items() if value and not before.get(key)]
     if new and tell:
         named = ", ".join(f"{key} {content[key]['store']}" if key in _STORES else key for key in new)
-        tell(f"{e.run_dir} did not say yet from which {named} it was made: those found now are its own from here on")
+        tell(f"{e.run_dir} did not record what it was made from ({named}): what is there now is recorded, and compared")
     if content != before:
         write_json(e.run_dir / PROVENANCE, content)
 

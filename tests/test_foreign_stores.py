@@ -134,7 +134,7 @@ def test_a_run_without_a_model_is_evaluated_with_one_later(
     run_evaluate(Workspace(named))
     assert json.loads((e.run_dir / "eval.json").read_text())["metrics"]["relative_error"] < 0.8
     assert run_train(Workspace(named)) == 0
-    assert f"{e.run_dir} did not say yet from which text it was made" in capsys.readouterr().out
+    assert f"{e.run_dir} did not record what it was made from (text)" in capsys.readouterr().out
     recorded = json.loads((e.run_dir / "provenance.json").read_text())
     assert recorded["lm"] == Workspace(named).lm.identity and recorded["text"]["source"] == "stdlib"
     for other in (replaced(named, "text", context_length=32), replaced(named, "train", lr=0.5)):

@@ -596,7 +596,7 @@ def test_a_run_of_an_earlier_version_goes_on_and_says_what_it_takes(
     before = json.loads((e.run_dir / "provenance.json").read_text())
     (e.run_dir / "provenance.json").unlink()
     assert run_train(Workspace(e)) == 0
-    assert f"{e.run_dir} did not say yet" in capsys.readouterr().out
+    assert f"{e.run_dir} did not record what it was made from" in capsys.readouterr().out
     assert json.loads((e.run_dir / "provenance.json").read_text()) == before | {
         split: before[split] | {"store": e.store_dir(split)} for split in ("train", "heldout")
     }
