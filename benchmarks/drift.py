@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.equality import devices
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh
-from saejax.train.config import TrainConfig
-from saejax.train.optim import make_optimizer, make_schedule
-from saejax.train.state import abstract_state, init_state, make_init
-from saejax.train.step import compile_step, default_hyper, make_step
+from saejax.training.config import TrainConfig
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.state import abstract_state, init_state, make_init
+from saejax.training.step import compile_step, default_hyper, make_step
 
 STEPS, B, D, K = 150, 128, 16, 4
 SCALE = 0.7

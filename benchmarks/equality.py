@@ -29,9 +29,9 @@ from jax.experimental import multihost_utils
 
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.parallel import ParallelConfig, batch_sharding, joined, make_mesh
-from saejax.train.config import TrainConfig
-from saejax.train.state import TrainState, abstract_state, make_init
-from saejax.train.step import compile_step, default_hyper, make_step
+from saejax.training.config import TrainConfig
+from saejax.training.state import TrainState, abstract_state, make_init
+from saejax.training.step import compile_step, default_hyper, make_step
 
 B, D, F, K, LAYERS, STEPS = 32, 8, 64, 3, 2, 20
 LIMIT = 1e-5

@@ -17,10 +17,10 @@ from absl import app, flags
 
 from saejax.coders import CoderConfig, Sites, build
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh
-from saejax.train.config import TrainConfig
-from saejax.train.optim import make_optimizer, make_schedule
-from saejax.train.state import abstract_state, make_init
-from saejax.train.step import compile_step, default_hyper, make_step
+from saejax.training.config import TrainConfig
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.state import abstract_state, make_init
+from saejax.training.step import compile_step, default_hyper, make_step
 
 _LAYERS = flags.DEFINE_integer("layers", 12, "Layers read and written.")
 _D_IN = flags.DEFINE_integer("d_in", 768, "Width of the activations.")

@@ -32,19 +32,19 @@ import numpy as np
 from absl import app, flags
 from absl import logging as absl_logging
 
-import saejax.stages  # noqa: F401 - imported once, for all who are forked
+import saejax.app.stages  # noqa: F401 - imported once, for all who are forked
+from saejax.app.loading import load
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, CoderConfig, Sites, build
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.metrics import read_metrics
-from saejax.loading import load
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import Batches, StoreLayout, StoreWriter
-from saejax.train.config import TrainConfig
-from saejax.train.loop import from_items, items_of
-from saejax.train.optim import make_optimizer, make_schedule
-from saejax.train.state import abstract_state, init_state, make_init
-from saejax.train.step import compile_step, default_hyper, make_step
+from saejax.training.config import TrainConfig
+from saejax.training.loop import from_items, items_of
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.state import abstract_state, init_state, make_init
+from saejax.training.step import compile_step, default_hyper, make_step
 
 _KILLS = flags.DEFINE_integer("kills", 60, "kill -9 at random moments.")
 _SIGNALS = flags.DEFINE_integer("signals", 20, "SIGTERMs at random moments, and a quarter as many SIGUSR1.")

@@ -3,10 +3,9 @@
     python -m launch.pipeline --config=configs/coders.py:jumprelu
     python -m launch.pipeline --config=configs/coders.py:jumprelu+thorough
 
-Presets: every name of saejax.coders.RECIPES (README, "The coders"), alone or with one of saejax.train.TRAINING_RECIPES
-(`+fast`, `+thorough`). Those of one kind share a store: the residual
-stream after block 3; the MLP of block 3, what it reads and what it writes; the residual stream after blocks 1 to 4; the
-MLPs of all six blocks.
+Presets: every name of saejax.coders.RECIPES (docs/coders.md), alone or with one of saejax.training.TRAINING_RECIPES
+(`+fast`, `+thorough`). Presets of one kind share a store: the residual stream after block 3; what the MLP of block 3
+reads and writes; the residual stream after blocks 1 to 4; the MLPs of all six blocks.
 """
 
 from ml_collections import config_dict
@@ -15,7 +14,7 @@ from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
-from saejax.train import apply_training_recipe
+from saejax.training import apply_training_recipe
 
 # Penalties weighed so that L0 comes out near k at this width and length of training, where the preset's own, made for
 # wide models and long runs, would leave next to nothing.

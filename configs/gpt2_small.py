@@ -7,14 +7,14 @@ report: 8x expansion, learning rate 1e-4, 512-token contexts; trained here on 50
 378 short steps. The store takes about 77 GB of disk (50 million x 768 x 2 bytes). Tested with a small random model in
 place of GPT-2; with the real weights its time and quality are not measured yet.
 Presets:
-    configs/gpt2_small.py:fast       a quarter of the training (saejax.train.TRAINING_RECIPES)
+    configs/gpt2_small.py:fast       a quarter of the training (saejax.training.TRAINING_RECIPES)
     configs/gpt2_small.py:thorough   three times the training, averaged weights
 """
 
 from ml_collections import config_dict
 
 from saejax.experiment import default_config
-from saejax.train import TRAINING_RECIPES, apply_training_recipe
+from saejax.training import TRAINING_RECIPES, apply_training_recipe
 
 PRESETS = ("", *TRAINING_RECIPES)
 

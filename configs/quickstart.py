@@ -6,7 +6,7 @@ The embedded demo language model, the residual stream after its block 3 (width 1
 Presets:
     configs/quickstart.py:tiny       a smoke test of seconds; too short to pass most gates, so they are lowered
     configs/quickstart.py:standard   relu + norm-weighted L1 instead of TopK
-    configs/quickstart.py:fast       a quarter of the training (saejax.train.TRAINING_RECIPES)
+    configs/quickstart.py:fast       a quarter of the training (saejax.training.TRAINING_RECIPES)
     configs/quickstart.py:thorough   three times the training, averaged weights
 """
 
@@ -15,7 +15,7 @@ from ml_collections import config_dict
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
-from saejax.train import TRAINING_RECIPES, apply_training_recipe
+from saejax.training import TRAINING_RECIPES, apply_training_recipe
 
 PRESETS = ("", "tiny", "standard", *TRAINING_RECIPES)
 

@@ -6,14 +6,14 @@ Writes stores/<store>/train and stores/<store>/heldout. Stopped at any moment, t
 Several processes share one with --config.capture.parts=8 and, in each, --config.parallel.processes=0/4 (slurm, jax).
 """
 
-from saejax.core import cli
+from saejax.app import cli
 
 _CONFIG = cli.define_config()
 
 
 def main() -> None:
-    from saejax.experiment import experiment
-    from saejax.stages import Workspace, run_capture
+    from saejax.app.experiment import experiment
+    from saejax.app.stages import Workspace, run_capture
 
     run_capture(Workspace(experiment(_CONFIG.value)))
 

@@ -7,15 +7,15 @@ Writes runs/<name>/eval.json. Exits with 1 when a gate fails.
 
 from absl import flags
 
-from saejax.core import cli
+from saejax.app import cli
 
 _CONFIG = cli.define_config()
 _REDO = flags.DEFINE_boolean("redo", False, "Evaluate again although eval.json is there.")
 
 
 def main() -> int:
-    from saejax.experiment import experiment
-    from saejax.stages import Workspace, run_evaluate
+    from saejax.app.experiment import experiment
+    from saejax.app.stages import Workspace, run_evaluate
 
     return run_evaluate(Workspace(experiment(_CONFIG.value)), redo=_REDO.value)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags
 
-from saejax.core import cli
+from saejax.app import cli
 from saejax.core.errors import ConfigError
 
 _CONFIG = cli.define_config()
@@ -24,8 +24,8 @@ _ALL = flags.DEFINE_bool("all", False, "Each hook point in a line of its own.")
 
 
 def main(words: list[str]) -> int:
-    from saejax.experiment import experiment
-    from saejax.hook_list import print_experiment, print_model
+    from saejax.app.experiment import experiment
+    from saejax.app.hook_list import print_experiment, print_model
 
     if _CONFIG.value is None:
         return print_model(*_named(words, _REVISION.value), _BACKEND.value, _ALL.value)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
-from saejax.core import cli
+from saejax.app import cli
 from saejax.core.errors import ConfigError
 from saejax.lm.demo import DemoConfig, make_demo
 

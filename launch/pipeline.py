@@ -6,14 +6,14 @@ Each stage continues where it was; what is done is not done again. Exits with 1 
 signal stopped the training (all saved; run it again).
 """
 
-from saejax.core import cli
+from saejax.app import cli
 
 _CONFIG = cli.define_config()
 
 
 def main() -> int:
-    from saejax.experiment import experiment
-    from saejax.stages import Workspace, run_pipeline
+    from saejax.app.experiment import experiment
+    from saejax.app.stages import Workspace, run_pipeline
 
     return run_pipeline(Workspace(experiment(_CONFIG.value)))
 

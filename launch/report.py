@@ -7,15 +7,15 @@ Writes runs/<name>/report.html, which opens without a network.
 
 from absl import flags
 
-from saejax.core import cli
+from saejax.app import cli
 
 _CONFIG = cli.define_config()
 _REDO = flags.DEFINE_boolean("redo", False, "Make the report again although it is there.")
 
 
 def main() -> None:
-    from saejax.experiment import experiment
-    from saejax.stages import Workspace, run_report
+    from saejax.app.experiment import experiment
+    from saejax.app.stages import Workspace, run_report
 
     run_report(Workspace(experiment(_CONFIG.value)), redo=_REDO.value)
 

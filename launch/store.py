@@ -16,7 +16,7 @@ position [N] beside the activations; without them token_id is -1, document the f
 
 from absl import flags
 
-from saejax.core import cli
+from saejax.app import cli
 
 _FLAGS = (
     flags.DEFINE_integer("rows", 5, "sample: rows to show.", lower_bound=1),
@@ -34,7 +34,7 @@ _FLAGS = (
 
 
 def main(words: list[str]) -> int:
-    from saejax.store_tools import run_command
+    from saejax.app.store_tools import run_command
 
     return run_command(words, {flag.name: flag.value for flag in _FLAGS if flag.present})
 

@@ -8,15 +8,15 @@ Continues where it was: SIGTERM and Ctrl-C finish the step, save and exit with c
 stayed finite.
 """
 
-from saejax.core import cli
+from saejax.app import cli
 
 _CONFIG = cli.define_config()
 
 
 def main() -> int:
-    from saejax.experiment import experiment
-    from saejax.sweep.run import run_sweep
-    from saejax.workspace import Workspace
+    from saejax.app.experiment import experiment
+    from saejax.app.sweep.run import run_sweep
+    from saejax.app.workspace import Workspace
 
     return run_sweep(Workspace(experiment(_CONFIG.value)))
 

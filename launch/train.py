@@ -6,14 +6,14 @@ Writes runs/<name>. Continues from the last good checkpoint. SIGTERM, SIGUSR1 (S
 --signal=USR1@60) and Ctrl-C finish the step, save and exit with code 75; the same command then continues.
 """
 
-from saejax.core import cli
+from saejax.app import cli
 
 _CONFIG = cli.define_config()
 
 
 def main() -> int:
-    from saejax.experiment import experiment
-    from saejax.stages import Workspace, run_train
+    from saejax.app.experiment import experiment
+    from saejax.app.stages import Workspace, run_train
 
     return run_train(Workspace(experiment(_CONFIG.value)))
 

@@ -7,12 +7,12 @@ lm = saejax.load_lm("demo")                # run, activations, hook_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from saejax.app.loading import LoadedCoder, load
     from saejax.lm import load_lm
-    from saejax.loading import LoadedCoder, load
 
 __all__ = ["LoadedCoder", "load", "load_lm"]
 
-_HOME = {"load": "saejax.loading", "LoadedCoder": "saejax.loading", "load_lm": "saejax.lm"}
+_HOME = {"load": "saejax.app.loading", "LoadedCoder": "saejax.app.loading", "load_lm": "saejax.lm"}
 
 
 def __getattr__(name: str) -> Any:

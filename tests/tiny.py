@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from saejax.experiment import Experiment, default_config, experiment
+from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.store import StoreLayout, StoreWriter
 
 ROOT = Path(__file__).resolve().parent.parent

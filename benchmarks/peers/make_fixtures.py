@@ -1,4 +1,4 @@
-"""Writes what the peers' own code computes, for tests/test_peers.py to compare saejax with.
+"""Writes what the peers' own code computes, for tests/coders/test_peers.py to compare saejax with.
 
     build/peers-venv/bin/python benchmarks/peers/make_fixtures.py [folder]
 

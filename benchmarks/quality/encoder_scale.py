@@ -31,15 +31,15 @@ from absl import app, flags
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.peers.measure import measure
+from saejax.app.loading import make_sites
+from saejax.app.workspace import initial_b_dec
 from saejax.coders import CoderConfig, build
 from saejax.coders.initialisation import reconstructing_scale
-from saejax.loading import make_sites
 from saejax.store import Statistics, StoreReader
-from saejax.train import TrainConfig
-from saejax.train.optim import make_optimizer, make_schedule
-from saejax.train.state import TrainState, make_init
-from saejax.train.step import default_hyper, make_step
-from saejax.workspace import initial_b_dec
+from saejax.training import TrainConfig
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.state import TrainState, make_init
+from saejax.training.step import default_hyper, make_step
 
 SCALES: tuple[float | str, ...] = (0.1, 0.3, "rule", 1.0)
 SEEDS = (0, 1, 2)

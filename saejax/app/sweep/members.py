@@ -1,0 +1,299 @@
+"""From a sweep's grid to its members, each a whole experiment, and to the programs that train them. No arrays here."""
+
+import ast
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from saejax.app.experiment import Experiment, from_json
+from saejax.app.sweep.config import SweepConfig
+from saejax.coders import SPARSITIES
+from saejax.core.config import differences, to_json
+from saejax.core.errors import ConfigError
+
+# Next to the members' folders in the sweep's own.
+GROUPS = "groups"
+
+# What `sparsity_scales` multiplies: the coefficients of the losses that say so (Term.is_sparsity_weight).
+SPARSITY_WEIGHTS = ("l1_coefficient", "lp_coefficient", "tanh_coefficient", "l0_coefficient", "target_l0_coefficient")
+
+# What members may differ in, besides the whole section `coder`. All else decides what everybody is given at a step.
+_OWN = ("coder", "reads", "writes", "hook_point", "coder_seed")
+_OWN_TRAIN = frozenset({
+    *("optimizer", "lr", "b1", "b2", "eps", "weight_decay", "clip_norm", "ema_decay", "accumulate"),
+    *("schedule", "warmup_fraction", "final_lr_fraction", "decay_fraction", "restart_period", "restart_multiplier"),
+    *("plateau_factor", "plateau_patience", "plateau_window", "resample_every", "resample_until_fraction"),
+})  # fmt: skip
+_LR_IN_PROGRAM = ("schedule_free",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One coder of a sweep.
+
+    Attributes:
+        name: its folder in the sweep's.
+        experiment: whole, as a single run would be given it: the sparsity weights are multiplied by the scale.
+        unscaled: the same before that.
+        sparsity_scale: the factor.
+    """
+
+    name: str
+    experiment: Experiment
+    unscaled: Experiment
+    sparsity_scale: float
+
+    @property
+    def k(self) -> float | None:
+        """Latents a token: k, or the target L0 of a coder that is drawn to one; None where a penalty decides."""
+        coder = self.experiment.coder
+        key = _sparsity_key(coder)
+        return getattr(coder, key) if key else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Members that train as one vmapped program. `experiment` is what the program is built from."""
+
+    experiment: Experiment
+    members: tuple[Member, ...]
+
+    def hyper(self) -> dict[str, list[float]]:
+        """What each member's step is told: factors of the learning rate and of the sparsity weights, the seed."""
+        return {
+            "lr": [m.experiment.train.lr / self.experiment.train.lr for m in self.members],
+            "sparsity": [m.sparsity_scale for m in self.members],
+            "seed": [m.experiment.start_seed for m in self.members],
+        }
+
+
+def members(e: Experiment) -> tuple[Member, ...]:
+    """The grid of `e.sweep`, in the order points, presets, widths, ks, reads, lrs, sparsity scales, seeds.
+
+    Raises:
+        ConfigError: an empty grid, a point that cannot be read or sets what all must share, doubled names or points, a
+            key that is set twice, an axis that does nothing to a coder.
+    """
+    found: dict[str, Member] = {}
+    same: dict[str, str] = {}
+    axes = [[(axis, value) for value in axis.values(e.sweep)] for axis in _AXES]
+    given = [values for values in axes if values]
+    if not given and not e.sweep.points:
+        raise ConfigError(
+            "The sweep is empty. Give it something to vary, such as --config.sweep.seeds=0,1,2 or "
+            "--config.sweep.lrs=1e-4,3e-4."
+        )
+    for point, settings in _points(e):
+        for chosen in itertools.product(*given):
+            member = _member(e, point, settings, chosen)
+            if member.name in found:
+                raise ConfigError(
+                    f"Two members of the sweep are called {member.name!r}. Give each point a name of its own, and each "
+                    "value of an axis once."
+                )
+            content = json.dumps(to_json(dataclasses.replace(member.experiment, name="same")), sort_keys=True)
+            if content in same:
+                raise ConfigError(
+                    f"{same[content]!r} and {member.name!r} of the sweep are the same run. Remove one of them."
+                )
+            found[member.name], same[content] = member, member.name
+    return tuple(found.values())
+
+
+def groups(members: Sequence[Member]) -> tuple[Group, ...]:
+    """The members by program, in the order in which they come."""
+    found: dict[str, list[Member]] = {}
+    for member in members:
+        found.setdefault(json.dumps(to_json(_common(member.unscaled)), sort_keys=True), []).append(member)
+    return tuple(Group(of_one[0].unscaled, tuple(of_one)) for of_one in found.values())
+
+
+def _common(e: Experiment) -> Experiment:
+    """`e` without what a program is told from outside."""
+    lr = e.train.lr if e.train.optimizer in _LR_IN_PROGRAM else 1.0
+    return dataclasses.replace(e, name="member", coder_seed=None, train=dataclasses.replace(e.train, lr=lr))
+
+
+# --- one member ----------------------------------------------------------------------------------------------
+
+
+def _member(e: Experiment, point: str, settings: Mapping[str, Any], chosen: Sequence[tuple["_Axis", Any]]) -> Member:
+    name = "-".join([*([point] if point else []), *(axis.label(value) for axis, value in chosen)])
+    if name == GROUPS:
+        raise ConfigError(f"A member of the sweep is called {name!r}, which is a folder of the sweep; rename it.")
+    settings, unnamed = dict(settings), _with(e, settings)
+    for axis, value in chosen:
+        added = axis.settings(unnamed, value)
+        if doubled := added.keys() & settings.keys():
+            raise ConfigError(
+                f"{doubled.pop()} is set by the point {point!r} and by sweep.{axis.name}; remove one of them."
+            )
+        settings |= added
+        unnamed = _with(e, settings)
+    home: dict[str, Any] = {
+        "name": name,
+        "runs_dir": str(e.run_dir),
+        "store": e.store or e.name,
+        "sweep": SweepConfig(),
+    }
+    _check_shared(e, unnamed, name)
+    unscaled = dataclasses.replace(unnamed, **home)
+    scale = next((value for axis, value in chosen if axis.name == "sparsity_scales"), 1.0)
+    return Member(name, _scaled(unscaled, scale, name), unscaled, scale)
+
+
+def _with(e: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    """`e` with {"section.key": value} set, through the configuration's boundary."""
+    config = to_json(e)
+    for key, value in settings.items():
+        *sections, leaf = key.split(".")
+        node = config
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"config.{key}: {section} is not a section.")
+        node[leaf] = value
+    return from_json(config)
+
+
+def _scaled(e: Experiment, scale: float, name: str) -> Experiment:
+    """`e` with its sparsity weights multiplied by `scale`."""
+    if scale == 1.0:
+        return e
+    resolved = e.coder.resolved()
+    weights = {key: getattr(resolved, key) * scale for key in SPARSITY_WEIGHTS if getattr(resolved, key)}
+    if not weights:
+        raise ConfigError(
+            f"sweep.sparsity_scales does nothing to {name!r}: {e.coder.preset} has no sparsity weight. "
+            "Vary sweep.ks instead."
+        )
+    return dataclasses.replace(e, coder=dataclasses.replace(e.coder, **weights))
+
+
+def _check_shared(e: Experiment, member: Experiment, name: str) -> None:
+    """Raise if the member differs from the sweep in what all its members must share."""
+    changed = differences(_shared(e), _shared(member))
+    if changed:
+        raise ConfigError(
+            f"The member {name!r} changes {'; '.join(changed)}. All members of a sweep are given the same batches "
+            "at the same steps; set it for the whole sweep, or make it a sweep of its own."
+        )
+
+
+def _shared(e: Experiment) -> dict[str, Any]:
+    kept = {key: value for key, value in to_json(e).items() if key not in _OWN}
+    return kept | {"train": {key: value for key, value in kept["train"].items() if key not in _OWN_TRAIN}}
+
+
+# --- the axes ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Axis:
+    """An axis of the grid: its key in `SweepConfig`, what a value is in a name, and the settings it stands for."""
+
+    name: str
+    label: Callable[[Any], str]
+    settings: Callable[[Experiment, Any], dict[str, Any]]
+
+    def values(self, sweep: SweepConfig) -> tuple[Any, ...]:
+        values = getattr(sweep, self.name)
+        # On the command line topk,jumprelu is one word.
+        return tuple(word.strip() for value in values for word in value.split(",")) if self.name in _WORDS else values
+
+
+_WORDS = ("presets", "reads")
+
+
+def _sets(key: str) -> Callable[[Experiment, Any], dict[str, Any]]:
+    return lambda e, value: {key: value}
+
+
+def _sparsity_key(coder: Any) -> str:
+    """The key that chooses how many latents a token has; empty where only a penalty does."""
+    resolved = coder.resolved()
+    if "k" in SPARSITIES[resolved.sparsity].provides:
+        return "k"
+    return "target_l0" if resolved.target_l0_coefficient else ""
+
+
+def _sets_k(e: Experiment, k: int) -> dict[str, Any]:
+    key = _sparsity_key(e.coder)
+    if not key:
+        raise ConfigError(
+            f"sweep.ks does nothing to {e.coder.preset}: it has neither k nor a target L0. "
+            "Vary sweep.sparsity_scales instead."
+        )
+    return {f"coder.{key}": k}
+
+
+_AXES = (
+    _Axis("presets", str, _sets("coder.preset")),
+    # d_sae, where the experiment sets it, is the stronger key.
+    _Axis("expansions", "x{}".format, lambda e, value: {"coder.expansion": value, "coder.d_sae": 0}),
+    _Axis("d_saes", "d{}".format, _sets("coder.d_sae")),
+    _Axis("ks", "k{}".format, _sets_k),
+    _Axis("reads", str, lambda e, value: {"reads": (value,)}),
+    _Axis("lrs", "lr{}".format, _sets("train.lr")),
+    # Told to the program, and in the member's own experiment a factor of its coefficients.
+    _Axis("sparsity_scales", "sparsity{}".format, lambda e, value: {}),
+    _Axis("seeds", "seed{}".format, _sets("coder_seed")),
+)
+
+
+# --- the points ----------------------------------------------------------------------------------------------
+
+
+def _points(e: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, settings) of each point; one without name and settings where there are none."""
+    if not e.sweep.points:
+        yield "", {}
+    for text in e.sweep.points:
+        name, colon, rest = (part.strip() for part in text.partition(":"))
+        if not name or not colon:
+            raise ConfigError(
+                f"sweep.points holds {text!r}; write a point as 'name: key=value,key=value', for example "
+                "'wide: coder.expansion=16,train.lr=1e-4'."
+            )
+        settings = dict(_assignment(name, part) for part in _split(rest))
+        if "coder.expansion" in settings:
+            settings.setdefault("coder.d_sae", 0)
+        try:
+            _with(e, settings)
+        except ConfigError as error:
+            raise ConfigError(f"The point {name!r} of the sweep: {error}") from None
+        yield name, settings
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts of `text` between commas, leaving those within brackets."""
+    depth, part = 0, ""
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            yield part
+            part = ""
+        else:
+            part += letter
+    if part.strip():
+        yield part
+
+
+def _assignment(point: str, text: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not key or not equals or not value:
+        raise ConfigError(f"The point {point!r} of the sweep holds {text.strip()!r}; write key=value, as coder.k=64.")
+    return key, _value(value)
+
+
+def _value(text: str) -> Any:
+    """A number, a truth value, a word, or (these, between, brackets)."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        bracketed = text[0] + text[-1] in ("()", "[]")
+        return tuple(_value(part.strip()) for part in _split(text[1:-1])) if bracketed else text

@@ -1,0 +1,383 @@
+"""What the stages of an experiment share: the model, the text, the stores, and how a coder starts and is validated."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.app.experiment import Experiment
+from saejax.app.loading import unscaled
+from saejax.app.provenance import Provenance, agreed, of_stores
+from saejax.capture import (
+    ActivationStream,
+    Named,
+    SelectingPacker,
+    expand_hook_points,
+    store_identity,
+    stream_activations,
+)
+from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError, DataError
+from saejax.evals import Reconstruction
+from saejax.evals.reconstruction import batch_sums
+from saejax.lm import load_lm
+from saejax.lm.forward import Model
+from saejax.lm.pair import ModelPair
+from saejax.parallel import DATA, batch_sharding, make_mesh, on_mesh, replicated
+from saejax.store import Batches, Statistics, StoreReader
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import Header, read_manifest
+from saejax.text import Packer, Source, open_source
+from saejax.text.sources import split_rule
+from saejax.training.center import geometric_median
+from saejax.training.config import TrainConfig
+
+# What a validation says of a coder.
+VALIDATED = ("fve", "r2", "l0", "relative_error")
+
+
+@dataclasses.dataclass
+class Workspace:
+    """What several stages need, loaded when first asked for."""
+
+    experiment: Experiment
+    _lm: Model | None = None
+    _source: Source | None = None
+
+    @property
+    def lm(self) -> Model:
+        if self._lm is None:
+            config = self.experiment.lm
+            if not config.model:
+                raise ConfigError(
+                    "lm.model is empty, and this needs the language model: name the one that was captured."
+                )
+            # Along "data" alone every device has the whole model. Then the mesh is not asked for: whoever evaluates may
+            # have fewer devices than the training had. Of joined processes each has the whole, for its own work.
+            parallel = self.experiment.parallel
+            spread = parallel.mesh and parallel.mesh[1] > 1 and jax.process_count() == 1
+            how = (config.dtype, config.backend, config.device, make_mesh(parallel) if spread else None)
+            self._lm = load_lm(config.model, config.revision, *how)
+            if config.second:
+                self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
+        return self._lm
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            text = self.experiment.text
+            # The model is asked for its tokenizer only where a chat template is needed: text alone loads in no time.
+            chat = any(part.chat for part in text.parts)
+            self._source = open_source(text, self.lm.tokenizer if chat else None)
+        return self._source
+
+    @property
+    def packer(self) -> Packer:
+        """Rows of the text; kept are the tokens that a capture stores, as far as the text says which."""
+        e = self.experiment
+        plain = Packer.of(self.source, self.lm.tokenizer, e.text)
+        return SelectingPacker(**vars(plain), selection=e.capture)
+
+    @property
+    def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(hook points read, hook points written), by their canonical names; each must be one that is captured.
+
+        Raises:
+            ConfigError: one is not captured, or it is not said what a transcoder writes.
+        """
+        e = self.experiment
+        topology = TOPOLOGIES[e.coder.resolved().topology]
+        origin = self.origin("train")
+        captured = tuple(origin.hook_points) if origin else expand_hook_points(e.capture.hook_points, self.names)
+        usual = captured if topology.stacked and topology.tied else captured[:1]
+        reads = self._canonical(e.reads or ((e.hook_point,) if e.hook_point else usual))
+        writes = self._canonical(e.writes or (reads if topology.tied else _mlp_outs(reads)))
+        for name in (*reads, *writes):
+            if name not in captured:
+                where = "the store" if origin else "capture.hook_points"
+                raise ConfigError(f"{name!r} is to be read or written, but is not in {where}: {', '.join(captured)}.")
+        if topology.tied and writes != reads:
+            raise ConfigError(f"The topology {e.coder.resolved().topology} writes what it reads: leave `writes` empty.")
+        return reads, writes
+
+    def _canonical(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return expand_hook_points(names, self.names)
+
+    def build(self) -> Coder:
+        """The coder of the experiment, for the widths of its hook points.
+
+        Raises:
+            ConfigError: settings that do not fit each other or the hook points.
+            DataError: a store made elsewhere whose hook points are not as wide as the model's.
+        """
+        e, widths, (reads, writes) = self.experiment, self.names.hook_points(), self.sites
+        if origin := self.origin("train"):
+            self._check_store("train", {name: origin.hook_points[name] for name in (*reads, *writes)})
+        return build(e.coder, [widths[n] for n in reads], e.train.steps, [widths[n] for n in writes])
+
+    @property
+    def names(self) -> Named:
+        """What knows the hook points and their widths: the model, or without one the store."""
+        return self.lm if self.experiment.lm.model else StoreHookPoints(self._header("train"))
+
+    def origin(self, split: str) -> Header | None:
+        """What the store of a split is, where a merge or an import made it; None where it is to be captured."""
+        if split == "train" and self.experiment.capture.into == "training":
+            return None  # no store is read, whatever lies there
+        manifest = read_manifest(StoreFiles(self.experiment.store_dir(split)))
+        made_elsewhere = manifest is not None and not {"merged", "imported"}.isdisjoint(manifest.header.identity)
+        return manifest.header if manifest is not None and made_elsewhere else None
+
+    def _header(self, split: str) -> Header:
+        if (header := self.origin(split)) is None:
+            raise ConfigError(
+                f"lm.model is empty, and {self.experiment.store_dir(split)} is no imported or merged store. Name the "
+                "model to capture from, or with `store` the store to train on."
+            )
+        return header
+
+    def reader(self, split: str, hook_points: Sequence[str] = ()) -> StoreReader:
+        """The store of a split, of the given hook points or of the coder's sites.
+
+        A captured one is checked to come from this model, tokenizer and text; a merged or imported one to come from
+        this model, as far as it says, and to be as wide.
+        """
+        names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
+        self.refuse_other_split(split)
+        expected = self._expected(split)
+        opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=expected)
+        if self.origin(split) is None:
+            self._refuse_other_selection(split, opened.identity, expected)
+        self._check_store(split, opened.hook_points)
+        return opened
+
+    def _refuse_other_selection(self, split: str, identity: dict[str, Any], expected: dict[str, Any]) -> None:
+        """Raise DataError if a captured store chose its tokens by settings that this experiment does not have.
+
+        Settings at their defaults are in no identity. Which process wrote which part is no choice of tokens.
+        """
+        if others := [key for key in identity if key not in expected and key != "parts"]:
+            raise DataError(
+                f"The store {self.experiment.store_dir(split)} was captured with {', '.join(others)}, which this "
+                "experiment leaves at its default. Give the settings of the capture, or name another store (`store`)."
+            )
+
+    def _check_store(self, split: str, widths: Mapping[str, int]) -> None:
+        e = self.experiment
+        other = f"the model {e.lm.model}" if e.lm.model else f"the store {e.store_dir('train')}"
+        check_widths(f"The store {e.store_dir(split)}", widths, other, self.names.hook_points())
+
+    def made_from(self) -> Provenance:
+        """What the experiment's run is made from if it is trained now, and what is known of that from before.
+
+        Raises:
+            DataError: it was made from something else before.
+        """
+        model = {"lm": self.lm.identity} if self.experiment.lm.model else {}
+        return agreed(self.experiment, of_stores(self.experiment) | model)
+
+    def refuse_other_split(self, split: str) -> None:
+        """Raise DataError if the captured store of a split was divided from the other split by another rule."""
+        path = self.experiment.store_dir(split)
+        manifest = read_manifest(StoreFiles(path))
+        text = manifest.header.identity.get("text") if manifest else None
+        if text and (rule := split_rule(text)) != split_rule(self.source.identity):
+            raise DataError(
+                f"The store {path} was split by {rule}, and text.split_by is {self.experiment.text.split_by!r}: its "
+                f"training text may be held out by the other rule. Go on with it by --config.text.split_by={rule}, or "
+                "choose another --config.store."
+            )
+
+    def _expected(self, split: str) -> dict[str, Any]:
+        e = self.experiment
+        header = self.origin(split)
+        if header is None:
+            return store_identity(self.lm, self.source, e.text, split, e.capture)
+        said = {"split": split} if "split" in header.identity else {}
+        if not e.lm.model:
+            return said
+        named = {key: value for key, value in header.identity.get("lm", {}).items() if value}
+        return said | ({"lm": {key: self.lm.identity.get(key) for key in named}} if named else {})
+
+    def training(
+        self, mesh: Mesh, hook_points: Sequence[str] = (), rows: tuple[int, int] | None = None
+    ) -> Batches | ActivationStream:
+        """The training's batches, of the given hook points or of the coder's sites: from the store or the model.
+
+        Of several processes each has `rows` [first, stop) of every batch.
+
+        Raises:
+            ConfigError: several processes, and no store to read from.
+        """
+        e, t = self.experiment, self.experiment.train
+        if e.capture.into == "store":
+            reader = self.reader("train", hook_points)
+            return Batches(reader, t.batch_size, e.seed, t.block_chunks, rows, t.max_rows, t.shares)
+        if jax.process_count() > 1 or t.shares > 1:
+            raise ConfigError(
+                "capture.into=training is the work of one process, without train.shares: capture into a store first."
+            )
+        return stream_activations(
+            e.run_dir / "stream.jsonl",
+            self.lm,
+            self.source,
+            e.text,
+            e.capture,
+            mesh,
+            hook_points=hook_points or tuple(dict.fromkeys(itertools.chain(*self.sites))),
+            batch_size=e.train.batch_size,
+            max_rows=e.train.max_rows,
+            seed=e.seed,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreHookPoints:
+    """The hook points of a store, for activations whose model is not at hand."""
+
+    header: Header
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width}."""
+        return self.header.hook_points
+
+    def hook_point(self, name: str) -> str:
+        """The name itself, or a ConfigError with the nearest."""
+        if name not in self.header.hook_points:
+            there = list(self.header.hook_points)
+            raise ConfigError(f"The store has no hook point {name!r}.{nearest(name, there)} It has {', '.join(there)}.")
+        return name
+
+
+def check_widths(what: str, widths: Mapping[str, int], other: str, there: Mapping[str, int]) -> None:
+    """Raises DataError where `what` has another width than `other` at one of its hook points."""
+    for name, width in widths.items():
+        if width != there[name]:
+            raise DataError(
+                f"{what} is {width} wide at {name}, {other} {there[name]}: they do not belong together. Name the store "
+                "(`store`) and the model (lm.model) that do."
+            )
+
+
+def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
+    """The mlp_out of each block read.
+
+    Raises:
+        ConfigError: a hook point from which that cannot be told.
+    """
+    for name in reads:
+        if name.rpartition(".")[2] not in ("mlp_in", "resid_mid"):
+            raise ConfigError(
+                f"What does the transcoder write that reads {name}? Set `writes`, or read mlp_in or resid_mid "
+                "(then it writes the mlp_out of the block)."
+            )
+    return tuple(f"{name.rpartition('.')[0]}.mlp_out" for name in reads)
+
+
+def make_prepare(
+    config: CoderConfig, coder: Coder, sites: Sites, batches: Batches | ActivationStream
+) -> Callable[[Any], Any]:
+    """(fresh parameters) -> parameters with biases where the data are, by `b_dec_init` and `firing_rate_init`."""
+
+    @functools.cache
+    def sample() -> dict[str, np.ndarray]:
+        """One shuffled batch: a fair sample, and the same on every machine."""
+        return batches.whole_batch_at(0)
+
+    b_dec = initial_b_dec(config.b_dec_init, sites, sample, batches.statistics)
+
+    def prepare(params: Any) -> Any:
+        params = params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
+        if not config.firing_rate_init:
+            return params
+        x = sites.batch({name: jnp.asarray(value) for name, value in sample().items()})["x"]
+        return bias_for_rate(coder, params, x, config.firing_rate_init)
+
+    return prepare
+
+
+def initial_b_dec(
+    how: str, sites: Sites, sample: Callable[[], dict[str, np.ndarray]], statistics: Mapping[str, Statistics]
+) -> np.ndarray:
+    """b_dec at step 0, in the scale of training: mean, geometric median or zero of each written site; [D] or [S, D]."""
+    centre = {
+        "mean": lambda name: statistics[name].mean,
+        "geometric_median": lambda name: geometric_median(sample()[name].astype(np.float64)),
+        "zeros": lambda name: np.zeros(len(statistics[name].mean)),
+    }[how]
+    rows = [centre(name) * scale for name, scale in zip(sites.writes, sites.write_scales, strict=True)]
+    return np.stack(rows) if sites.stacked else rows[0]
+
+
+def heldout_rows(coder: Coder, train: TrainConfig, devices: int = 1, members: int = 1) -> int:
+    """Activations of the held-out store that are looked at together: a multiple of the devices along "data".
+
+    As many as training looks at together, so that what fits into memory in training does here; more, up to 4,096, where
+    their dense latents (of all members of a program) take no more than 64 MB.
+    """
+    rows = min(4096, max(train.batch_size // train.accumulate, coder.few_tokens // members))
+    return max(1, rows // devices) * devices
+
+
+def make_validation(
+    coder: Coder, reader: StoreReader, sites: Sites, mesh: Mesh, train: TrainConfig
+) -> Callable[[Any, Any], dict[str, float]]:
+    """(params, stats of the running training) -> metrics on the held-out store, for raw activations.
+
+    Every process of a training reads the same rows and comes to the same metrics.
+    """
+    of_all, n_rows = make_sums(coder, sites, reader.statistics), heldout_rows(coder, train, mesh.shape[DATA])
+
+    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
+        return of_all(params, stats, *jax.lax.with_sharding_constraint((arrays, keep_B), batch_sharding(mesh)))
+
+    run = jax.jit(on_mesh(sums, mesh), out_shardings=replicated(mesh))
+
+    def validate(params: Any, stats: Any) -> dict[str, float]:
+        total = Reconstruction()
+        for arrays, keep_B in in_order(reader, sites.hook_points, n_rows):
+            total.add(run(params, stats, arrays, keep_B))
+        return {name: v for name, v in total.metrics().items() if name in VALIDATED}
+
+    return validate
+
+
+def make_sums(coder: Coder, sites: Sites, statistics: Mapping[str, Statistics]) -> Callable[..., Any]:
+    """(params, stats, {hook point: [B, D] as stored}, keep [B]) -> sums for `Reconstruction`; pure, to be compiled.
+
+    Of the coder for after training, for raw activations, over the rows to keep.
+    """
+    raw = unscaled(sites)
+    shift_R = jnp.asarray(np.concatenate([statistics[name].mean for name in sites.writes]), jnp.float32)
+
+    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
+        own, params = coder.inference(params, stats)
+        params = own.topology.fold(params, sites.read_scales, sites.write_scales)
+        batch = raw.batch(arrays)
+        latents = own.encode(params, batch["x"])
+        y_hat = own.decode(params, latents, batch["x"])
+        y_BR, y_hat_BR = (a.reshape(len(keep_B), -1) for a in (batch["y"], y_hat))
+        return batch_sums(y_BR, y_hat_BR, latents.flat(), keep_B, shift_R)
+
+    return sums
+
+
+def in_order(
+    reader: StoreReader, hook_points: Sequence[str], batch_size: int
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """All rows of a store as ({hook point: [batch_size, D]}, keep [batch_size]), the last ones padded with zeros."""
+    for start in range(0, reader.n_tokens, batch_size):
+        rows = reader.rows(start, min(start + batch_size, reader.n_tokens))
+        count = min(batch_size, reader.n_tokens - start)
+        padded = {}
+        for name in hook_points:
+            padded[name] = np.zeros((batch_size, rows[name].shape[1]), rows[name].dtype)
+            padded[name][:count] = rows[name]
+        yield padded, np.arange(batch_size) < count

@@ -1,0 +1,18 @@
+"""L4: training a coder on stored activations, exactly resumable."""
+
+from saejax.core.errors import EXIT_PREEMPTED
+from saejax.training.config import TrainConfig
+from saejax.training.loop import Outcome, Setup, train
+from saejax.training.recipes import TRAINING_RECIPES, apply_training_recipe
+from saejax.training.state import TrainState
+
+__all__ = [
+    "EXIT_PREEMPTED",
+    "TRAINING_RECIPES",
+    "Outcome",
+    "Setup",
+    "TrainConfig",
+    "TrainState",
+    "apply_training_recipe",
+    "train",
+]

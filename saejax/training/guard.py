@@ -1,0 +1,85 @@
+"""Steps that are computed and not taken: whose loss or gradient is not finite, or whose loss is a spike.
+
+ok = isfinite(loss) & isfinite(||grad||) & (loss <= spike_factor x median of the last 32 finite losses)
+
+A step that is not ok leaves every parameter, moment, statistic and average as it was, to the bit; the step's number
+goes on, and with it the order of the batches. So does the window of losses, so that a loss that stays high becomes the
+median again. The learning rate's schedule counts the steps that the optimizer took.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from saejax.training.config import TrainConfig
+
+_WINDOW = 32
+
+
+def start_losses(config: TrainConfig) -> dict[str, jax.Array]:
+    """What a judgement of spikes remembers, before the first step: infinite losses, which nothing exceeds."""
+    return {"losses": jnp.full(_WINDOW, jnp.inf, jnp.float32)} if config.spike_factor else {}
+
+
+def judge(
+    config: TrainConfig, recent: dict[str, jax.Array], loss: jax.Array, grad_norm: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(whether the step is to be taken, the memory after it). Pure."""
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if not config.spike_factor:
+        return finite, recent
+    losses = recent["losses"]
+    ok = finite & (loss <= config.spike_factor * jnp.median(losses))
+    return ok, {"losses": jnp.where(finite, jnp.roll(losses, -1).at[-1].set(loss), losses)}
+
+
+def choose(ok: jax.Array | bool, after: Any, before: Any) -> Any:
+    """The state `after` where ok, else that `before`, leaf by leaf and to the bit; the step's number is that `after`.
+
+    The number stays out of it: the members of a sweep share it, and not what is ok.
+    """
+    rest = (dataclasses.replace(state, step=None) for state in (after, before))
+    chosen = jax.tree.map(lambda new, old: jnp.where(ok, new, old), *rest)
+    return dataclasses.replace(chosen, step=after.step)
+
+
+@jax.jit
+def _sound(tree: Any) -> jax.Array:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    # Optimizers begin single numbers at infinity (the plateau's best loss); arrays must be finite.
+    checks = [(jnp.isfinite(leaf) if leaf.ndim else ~jnp.isnan(leaf)).all() for leaf in leaves]
+    return jnp.stack(checks).all() if checks else jnp.bool_(True)
+
+
+def is_sound(tree: Any) -> bool:
+    """Whether all arrays of a tree are finite, and no single number of it is NaN. Waits for the device."""
+    return bool(_sound(tree))
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """The count of the steps that were not taken: its whole memory, which every checkpoint carries.
+
+    Attributes:
+        total: since step 0.
+        in_a_row: up to the last step read.
+    """
+
+    total: int = 0
+    in_a_row: int = 0
+
+    @classmethod
+    def resumed(cls, meta: Mapping[str, Any]) -> "Skipped":
+        """From what the last checkpoint says."""
+        return cls(**meta.get("skipped", {}))
+
+    def after(self, skipped: bool) -> "Skipped":
+        """The count after a step."""
+        return Skipped(self.total + 1, self.in_a_row + 1) if skipped else Skipped(self.total, 0)
+
+    def to_meta(self) -> dict[str, Any]:
+        """What a checkpoint must say."""
+        return {"skipped": dataclasses.asdict(self)}

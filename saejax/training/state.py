@@ -1,0 +1,75 @@
+"""The training state and its birth, already sharded."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from saejax.coders import Coder
+from saejax.core.rng import stream
+from saejax.parallel import tree_shardings
+from saejax.training.averaging import start_average
+from saejax.training.config import TrainConfig
+from saejax.training.guard import start_losses
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that training carries from step to step. No keys: randomness is a function of (seed, name, step).
+
+    `averaged` are the weights that evaluation reads: {} where those are `params` themselves. `recent` are the losses
+    by which spikes are known: {} where nobody asks.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    stats: Any
+    averaged: Any
+    recent: Any = dataclasses.field(default_factory=dict)
+
+    def evaluated(self) -> Any:
+        """The parameters that evaluation reads."""
+        return self.averaged or self.params
+
+
+def make_init(
+    coder: Coder,
+    optimizer: optax.GradientTransformation,
+    config: TrainConfig,
+    prepare: Callable[[Any], Any] = lambda params: params,
+) -> Callable[[Any], TrainState]:
+    """seed -> TrainState, for the caller to compile or only shape; `prepare` moves fresh parameters to the data."""
+
+    def init(seed: Any) -> TrainState:
+        params = prepare(coder.init(stream(seed, "init")))
+        return TrainState(
+            jnp.int32(0),
+            params,
+            optimizer.init(params),
+            coder.init_stats(),
+            start_average(config, params),
+            start_losses(config),
+        )
+
+    return init
+
+
+def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
+    """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes.
+
+    With `fsdp` they are spread over "data" too (`parallel.mesh.sharding_of`).
+    """
+    shapes = jax.eval_shape(init, 0)
+    shardings = tree_shardings(mesh, shapes, coder.logical_axes(), fsdp)
+    return jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
+
+
+def init_state(init: Callable[[Any], TrainState], seed: int, abstract: TrainState) -> TrainState:
+    """The state at step 0, born with the shardings of `abstract`."""
+    return jax.jit(init, out_shardings=jax.tree.map(lambda s: s.sharding, abstract))(seed)

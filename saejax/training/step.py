@@ -1,0 +1,112 @@
+"""The train step: one pure function, whatever the coder and however it is spread over devices."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from saejax.coders import Coder, Sites
+from saejax.coders.context import total_variance
+from saejax.kernels.batch import of_all_copies
+from saejax.parallel import MODES, batch_sharding, replicated
+from saejax.training.averaging import next_average
+from saejax.training.config import TrainConfig
+from saejax.training.guard import choose, judge
+from saejax.training.optim import learning_rate_factor, steps_taken
+from saejax.training.resample import resample
+from saejax.training.state import TrainState
+
+Arrays = dict[str, jax.Array]
+Hyper = dict[str, jax.Array]
+Step = Callable[[TrainState, Arrays, Hyper], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def default_hyper(seed: int) -> Hyper:
+    """What a step is told beside state and batch: factors of the learning rate and of the sparsity weights, the seed.
+
+    They are inputs, so that a sweep can run many values of them in one program. A factor of the learning rate is the
+    same as another learning rate, but for schedule_free, whose averages depend on it.
+    """
+    return {"lr": jnp.float32(1), "sparsity": jnp.float32(1), "seed": jnp.uint32(seed)}
+
+
+def make_step(
+    coder: Coder,
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: optax.Schedule,
+    sites: Sites,
+    config: TrainConfig,
+) -> Step:
+    """(state, {hook point: [B, D] as stored}, hyper) -> (state, metrics), not yet compiled.
+
+    gradient -> part along unit decoder rows removed -> clip, optimizer -> decoder rows back to length 1 -> average
+    -> all of it undone where loss or gradient is not finite, or the loss a spike -> dead latents resampled, where due.
+    """
+
+    def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
+        batch = sites.batch(arrays)
+        grads, metrics, stats = _gradients(coder, config.accumulate, state, batch, hyper["sparsity"])
+        grads = coder.project_gradients(state.params, of_all_copies(grads))
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, value=metrics["loss"])
+        updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
+        params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
+        averaged = next_average(config, state.averaged, params, opt_state, state.step)
+        if averaged:
+            averaged = coder.constrain(averaged, state.step)
+        rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
+        grad_norm = optax.tree.norm(grads)
+        ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
+        metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
+        taken = TrainState(state.step + 1, params, opt_state, stats, averaged, state.recent)
+        after = dataclasses.replace(choose(ok, taken, state), recent=recent)
+        return resample(coder, config, after, batch, hyper["seed"], ok), metrics
+
+    return step
+
+
+def _gradients(
+    coder: Coder, parts: int, state: TrainState, batch: dict[str, jax.Array], sparsity: jax.Array
+) -> tuple[Any, dict[str, jax.Array], Any]:
+    """(gradients, metrics, statistics) of a batch in `parts`: means over the parts, statistics once for all of them."""
+    variance = None if parts == 1 else total_variance(batch["y"])
+    gradient = jax.value_and_grad(coder.loss_of_part, has_aux=True)
+
+    def one(part: dict[str, jax.Array]) -> tuple[Any, Any]:
+        """(what is averaged over the parts, what is added up)"""
+        (_, (metrics, seen)), grads = gradient(state.params, part, state.stats, state.step, sparsity, variance)
+        return (grads, metrics), seen
+
+    def add(total: tuple[Any, Any], part: dict[str, jax.Array]) -> tuple[Any, None]:
+        means, seen = one(part)
+        means = jax.tree.map(lambda a: a / parts, means)
+        return jax.tree.map(jnp.add, total, (means, seen)), None
+
+    if parts == 1:
+        (grads, metrics), seen = one(batch)
+        return grads, metrics, coder.follow(state.stats, seen)
+
+    # Rows b, b + parts, ...: each part then has rows of every device that the batch is spread over.
+    split = {name: jnp.moveaxis(a.reshape(-1, parts, *a.shape[1:]), 1, 0) for name, a in batch.items()}
+    means, seen = jax.eval_shape(one, jax.tree.map(lambda a: a[0], split))
+    # Means of counts are no counts.
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), means), jax.tree.map(jnp.zeros_like, seen)
+    ((grads, metrics), seen), _ = jax.lax.scan(add, zeros, split)
+    return grads, metrics, coder.follow(state.stats, seen)
+
+
+def compile_step(step: Step, abstract: TrainState, mesh: Mesh, mode: str = "jit") -> Step:
+    """`step` for all devices of the mesh: state sharded as it was born, rows over "data", old state donated.
+
+    `mode` is one of `parallel.MODES`.
+    """
+    shardings: Any = jax.tree.map(lambda s: s.sharding, abstract)
+    return jax.jit(
+        MODES[mode](step, mesh),
+        donate_argnums=0,
+        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+    )

@@ -1,0 +1,663 @@
+"""The stages in one process: what they leave, and what they say to bad input. Nothing is ever lost or overwritten."""
+
+import dataclasses
+import errno
+import functools
+import importlib
+import io
+import json
+import os
+import re
+import shutil
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experiment
+
+import saejax
+from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report, run_train
+from saejax.capture import capture
+from saejax.core.errors import BusyError, ConfigError, DataError
+from saejax.core.files import write_json
+from saejax.core.lease import lease
+from saejax.evals import Gate
+from saejax.lm import LanguageModel, checkpoint, load_lm
+from saejax.parallel import ParallelConfig, make_mesh
+from saejax.report import render
+from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
+from saejax.text import Packer
+
+HOOK = "blocks.1.resid_post"
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which everything has been run once."""
+    folder = tmp_path_factory.mktemp("stages")
+    work = Workspace(tiny_experiment(folder))
+    run_capture(work)
+    assert run_train(work) == 0
+    run_evaluate(work)
+    run_report(work)
+    return folder
+
+
+@pytest.fixture
+def copy(done: Path, tmp_path: Path) -> Path:
+    shutil.copytree(done, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_stored_activations_are_the_model_s_own(done: Path) -> None:
+    """Every stored row, found again by its document, position and token, equals a forward pass over the packed text."""
+    e = tiny_experiment(done)
+    work = Workspace(e)
+    reader = StoreReader.open(e.store_dir("train"))
+    assert reader.n_tokens == 3000 and not verify(e.store_dir("train"))
+    rows = reader.rows(0, reader.n_tokens, metadata=True)
+    wanted: dict[tuple[int, int, int], Any] = {}
+    seen = 0
+    for packed in Packer(work.source, work.lm.tokenizer, 64).batches("train", 8):
+        _, acts = work.lm.run(packed.tokens, packed.positions, packed.segments, capture=e.capture.hook_points)
+        for r, s in zip(*np.nonzero(packed.keep), strict=True):
+            key = (int(packed.documents[r, s]), int(packed.tokens[r, s]), int(packed.positions[r, s]))
+            wanted.setdefault(key, []).append({name: np.asarray(value[r, s]) for name, value in acts.items()})
+            seen += 1
+        if seen >= 3000:
+            break
+    for i in range(0, 3000, 37):
+        key = tuple(int(rows[name][i]) for name in ("document", "token_id", "position"))
+        assert any(
+            all(np.allclose(rows[name][i].astype(np.float32), c[name], rtol=8e-3, atol=1e-3) for name in c)
+            for c in wanted[key]
+        ), key
+    # No bos, and not in the order of the text.
+    assert not np.isin(rows["token_id"], list(work.lm.tokenizer.special_ids)).any()
+    assert (np.diff(rows["position"][:1024]) == 1).mean() < 0.2
+
+
+def test_held_out_text_was_never_captured_for_training(done: Path) -> None:
+    e = tiny_experiment(done)
+    train, heldout = (
+        set(StoreReader.open(e.store_dir(split)).rows(0, 500, metadata=True)["document"].tolist())
+        for split in ("train", "heldout")
+    )
+    assert train and heldout and not train & heldout
+
+
+def test_loading_gives_the_coder_for_raw_activations(done: Path) -> None:
+    e = tiny_experiment(done)
+    sae = saejax.load(e.run_dir)
+    x = StoreReader.open(e.store_dir("heldout"), [HOOK]).rows(0, 300)[HOOK].astype(np.float32)
+    latents = sae.encode(x)
+    assert latents.shape == (300, 256) and int((latents != 0).sum(-1).max()) <= 8
+    assert sae.decode(latents).shape == x.shape
+    # The same as the last validation of the training, which worked on scaled activations.
+    error = float(np.square(x - np.asarray(sae.decode(latents))).sum() / np.square(x).sum())
+    rows = [json.loads(line) for line in (e.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert error == pytest.approx([row["val/relative_error"] for row in rows if "val/r2" in row][-1], rel=0.2)
+    one = sae.encode(x[0])
+    assert one.shape == (256,) and np.allclose(one, latents[0], atol=1e-4)
+    assert saejax.load(e.run_dir, step=20).step == 20
+    with pytest.raises(DataError, match=r"no checkpoint of step 21; it has: .*20"):
+        saejax.load(e.run_dir, step=21)
+    with pytest.raises(DataError, match=r"last axes of activations must be \(128,\)"):
+        sae.encode(np.zeros((3, 64)))
+    with pytest.raises(DataError, match="No run at"):
+        saejax.load(done / "nowhere")
+
+
+def refuse(e: Experiment, stage: Callable[[Workspace], Any], kind: type[Exception], message: str) -> None:
+    """The stage refuses with this message, and changes no file."""
+    folder = Path(e.runs_dir).parent
+    before = snapshot(folder)
+    with pytest.raises(kind, match=message):
+        stage(Workspace(e))
+    assert snapshot(folder) == before
+
+
+def test_a_run_folder_with_another_configuration_is_refused(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "train", lr=5e-4)
+    refuse(e, run_train, DataError, r"another configuration:\n  train.lr: 0.001 -> 0.0005\nChoose another")
+    # What does not change a number may change.
+    assert run_train(Workspace(replaced(tiny_experiment(copy), "train", log_every=5))) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "name",
+            "x" * 300,
+            r"^name has 300 bytes \('xxxxxxxxxxxxxxxxxxxx'\.\.\.\); the name of a folder has at most 255",
+        ),
+        ("store", "é" * 128, r"^store has 256 bytes"),
+        ("name", "a\nb", r"^name is 'a\\nb'; a folder's name must have no line breaks"),
+        ("store", "a\0b", r"^store is 'a\\x00b'; a folder's name must have no line breaks"),
+        ("name", "a\udcff", r"^name is 'a\\udcff'; a folder's name"),
+        ("stores_dir", "", r"^stores_dir is empty; name a folder \('\.' is the current one\)"),
+    ],
+)
+def test_a_name_that_no_folder_can_have_is_refused(key: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment(**{key: value})
+    Experiment(name="x" * 255, store="日本 a")
+
+
+def test_a_run_whose_gate_was_infinite_is_read_again(copy: Path) -> None:
+    """Infinity was written as null, in config.json and in eval.json."""
+    e = tiny_experiment(copy)
+    for name in ("config.json", "eval.json"):
+        content = json.loads((e.run_dir / name).read_text())
+        content.get("config", content)["gates"]["relative_error"] = None
+        for gate in content.get("gates", []) if name == "eval.json" else []:
+            gate["bar"] = None if gate["name"] == "relative_error" else gate["bar"]
+        write_json(e.run_dir / name, content)
+    assert saejax.load(e.run_dir).finished
+    assert render(e.run_dir).is_file()
+    refuse(e, run_evaluate, DataError, r"gates\.relative_error: None -> 0\.1.*--redo to evaluate again")
+    gates = [Gate.from_json(gate) for gate in json.loads((e.run_dir / "eval.json").read_text())["gates"]]
+    assert next(gate for gate in gates if gate.name == "relative_error").passed
+
+
+@pytest.mark.parametrize("stage", [run_evaluate, run_report])
+def test_a_run_is_not_evaluated_as_if_it_were_another(copy: Path, stage: Any, other_model: Path) -> None:
+    refuse(replaced(tiny_experiment(copy), "lm", model=str(other_model)), stage, DataError, r"lm.model: 'demo' -> ")
+
+
+def test_an_evaluation_with_other_settings_is_not_overwritten_silently(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "gates", gram_rms=0.5)
+    refuse(e, run_evaluate, DataError, r"gates.gram_rms: 0.3 -> 0.5.*--redo")
+    run_evaluate(Workspace(e), redo=True)
+    assert json.loads((e.run_dir / "eval.json").read_text())["config"]["gates"]["gram_rms"] == 0.5
+
+
+def test_a_store_of_another_text_or_context_is_refused(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "text", context_length=32)
+    refuse(e, run_capture, DataError, r"made for something else:(.|\n)*context_length")
+    fresh = dataclasses.replace(e, name="other", store="tiny")
+    with pytest.raises(DataError, match=r"context_length"):
+        run_train(Workspace(fresh))
+
+
+def test_a_store_that_chose_its_tokens_otherwise_is_refused(tmp_path: Path) -> None:
+    """What the experiment leaves at its default is in no identity, so nothing of it was compared."""
+    e = tiny_experiment(tmp_path, capture={"last_tokens": 5, "tokens": 200, "heldout_tokens": 200})
+    run_capture(Workspace(e))
+    plain = replaced(e, "capture", last_tokens=0)
+    refuse(plain, run_train, DataError, "was captured with last_tokens, which this experiment leaves at its default")
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with its weights changed a little."""
+    folder = tmp_path_factory.mktemp("other-model")
+    demo = load_lm("demo")
+    source = Path(saejax.__file__).parent / "lm" / "demo"
+    config_json = json.loads((source / "config.json").read_text())
+    checkpoint.write(folder, config_json, jax.tree.map(lambda x: x * 1.001, demo.params))
+    shutil.copy(source / "tokenizer.json", folder)
+    return folder
+
+
+def test_a_store_of_another_model_is_refused(copy: Path, other_model: Path) -> None:
+    e = replaced(tiny_experiment(copy), "lm", model=str(other_model))
+    refuse(e, run_capture, DataError, r"weights_sha256")
+    with pytest.raises(DataError, match=r"weights_sha256"):
+        run_train(Workspace(dataclasses.replace(e, name="other", store="tiny")))
+
+
+def test_a_store_of_another_tokenizer_is_refused(copy: Path, other_model: Path) -> None:
+    path = other_model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(tokenizer))
+    e = replaced(tiny_experiment(copy), "lm", model=str(other_model))
+    refuse(e, run_capture, DataError, r"tokenizer_sha256")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"hook_points": ("blocks.9.resid_post",)}, ConfigError, r"no hook point 'blocks.9.*blocks.0 to blocks.5"),
+        ({"hook_points": ("blocks.1.resid_pots",)}, ConfigError, r"Did you mean 'blocks.1.resid_post'"),
+    ],
+)
+def test_a_hook_point_that_does_not_exist_is_refused(
+    tmp_path: Path, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    e = replaced(tiny_experiment(tmp_path), "capture", **changes)
+    refuse(e, run_capture, kind, message)
+
+
+def test_a_missing_model_or_text_names_what_is_missing(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path)
+    refuse(replaced(e, "lm", model="no/such/folder"), run_capture, DataError, r"No model 'no/such/folder'")
+    hub = r"'nobody/nothing' cannot be had from the hub .* It is not cached"
+    refuse(replaced(e, "lm", model="nobody/nothing"), run_capture, DataError, hub)
+    text = replaced(e, "text", source="files", paths=("absent/*.txt",))
+    refuse(text, run_capture, DataError, r"No text file at 'absent/\*.txt'")
+    long = replaced(e, "text", context_length=512)
+    refuse(long, run_capture, ConfigError, r"context_length is 512, but the model reads at most 256")
+
+
+def test_the_pipeline_refuses_before_it_captures_what_training_would_refuse(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path)
+    refuse(replaced(e, "coder", k=500), run_pipeline, ConfigError, r"coder.k is 500 but there are only 256 latents")
+    refuse(replaced(e, "parallel", mesh=(99, 1)), run_pipeline, ConfigError, r"needs 99 devices; there are 8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_stages_out_of_order_say_which_comes_first(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path)
+    with pytest.raises(DataError, match=r"no store at .*Run the command that makes it"):
+        run_train(Workspace(e))
+    with pytest.raises(DataError, match=r"Finish it|Train it first|no checkpoint"):
+        run_evaluate(Workspace(e))
+
+
+def test_a_hook_point_that_was_not_captured_is_refused(copy: Path) -> None:
+    e = dataclasses.replace(tiny_experiment(copy), name="other", store="tiny", hook_point="blocks.2.resid_post")
+    with pytest.raises(ConfigError, match=r"not in capture.hook_points: blocks.1.resid_post"):
+        run_train(Workspace(e))
+
+
+def test_a_second_hook_point_of_the_same_store_trains_too(copy: Path) -> None:
+    e = dataclasses.replace(tiny_experiment(copy), name="second", store="tiny", hook_point="blocks.0.hook_mlp_out")
+    assert run_train(Workspace(replaced(e, "train", tensorboard=True))) == 0
+    assert saejax.load(e.run_dir).hook_point == "blocks.0.mlp_out"
+    assert any((e.run_dir / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_damaged_shard_stops_training_and_is_named(copy: Path, damage: str) -> None:
+    e = dataclasses.replace(tiny_experiment(copy), name="other", store="tiny")
+    victim = next(p for p in (Path(e.store_dir("train")) / "arrays" / HOOK / "c").rglob("*") if p.is_file())
+    raw = bytearray(victim.read_bytes())
+    if damage == "missing":
+        victim.unlink()
+    else:
+        raw[len(raw) // 3] ^= 1
+        victim.write_bytes(raw if damage == "flipped" else raw[: len(raw) // 2])
+    with pytest.raises(DataError, match=rf"{HOOK}.*shard"):
+        run_train(Workspace(e))
+
+
+def poisoned(lm: LanguageModel) -> LanguageModel:
+    """A model whose activations are NaN wherever token 300 stands."""
+    return dataclasses.replace(lm, params=lm.params | {"W_E": lm.params["W_E"].at[300].set(jnp.nan)})
+
+
+def test_nan_activations_are_refused_or_dropped_and_counted_but_never_stored(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path, capture={"tokens": 2000})
+    work = Workspace(e, poisoned(load_lm("demo")))
+    mesh = make_mesh(ParallelConfig((1, 1)))
+    arguments = (work.lm, work.source, e.text)
+    how: dict[str, Any] = {"split": "train", "n_tokens": 2000, "seed": 0}
+    with pytest.raises(DataError, match=r"NaN or infinity in the activations of \d+ tokens.*capture.non_finite=drop"):
+        capture(tmp_path / "abort", *arguments, e.capture, mesh, **how)
+    dropping = dataclasses.replace(e.capture, non_finite="drop")
+    capture(tmp_path / "drop", *arguments, dropping, mesh, **how)
+    reader = StoreReader.open(tmp_path / "drop")
+    rows = reader.rows(0, reader.n_tokens, metadata=True)
+    assert reader.n_tokens == 2000 and np.isfinite(rows[HOOK].astype(np.float32)).all()
+    assert reader.counters["dropped_non_finite"] > 0 and not (rows["token_id"] == 300).any()
+
+
+def test_a_capture_on_eight_devices_stores_the_same(done: Path, tmp_path: Path) -> None:
+    e = tiny_experiment(done)
+    work = Workspace(e)
+    capture(
+        tmp_path / "eight", work.lm, work.source, e.text, e.capture, make_mesh(ParallelConfig()),
+        split="train", n_tokens=3000, seed=0,
+    )  # fmt: skip
+    one, eight = StoreReader.open(e.store_dir("train")), StoreReader.open(tmp_path / "eight")
+    a, b = one.rows(0, 3000, metadata=True), eight.rows(0, 3000, metadata=True)
+    for name in ("token_id", "document", "position"):
+        assert np.array_equal(a[name], b[name])
+    # Another split of the rows over devices is another order of float32 sums, then rounded to bf16.
+    assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 5, 20])
+def test_a_capture_may_be_continued_with_another_batch_size(
+    done: Path, tmp_path: Path, batch_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row twice, none missing, the same order: the cursor and the rows to skip count in the text, not in batches."""
+    e = tiny_experiment(done)
+    work, mesh = Workspace(e), make_mesh(ParallelConfig((1, 1)))
+    how: dict[str, Any] = {"split": "train", "n_tokens": 3000, "seed": 0}
+    # By name: `saejax.capture.capture` as an attribute is the function.
+    capture_module = importlib.import_module("saejax.capture.capture")
+    append, calls = capture_module._append, []
+
+    def stop_at_the_fourth(*arguments: Any) -> int:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return append(*arguments)
+
+    monkeypatch.setattr(capture_module, "_append", stop_at_the_fourth)
+    # 12 rows of about 63 tokens: the first shard of 1,024 ends in the second batch, some 270 tokens into it.
+    first = dataclasses.replace(e.capture, batch_rows=12)
+    with pytest.raises(KeyboardInterrupt):
+        capture(tmp_path / "store", work.lm, work.source, e.text, first, mesh, **how)
+    monkeypatch.undo()
+    other = dataclasses.replace(e.capture, batch_rows=batch_rows)
+    result = capture(tmp_path / "store", work.lm, work.source, e.text, other, mesh, **how)
+    assert result.rows == 3000 and 0 < result.tokens < 3000
+    a = StoreReader.open(e.store_dir("train")).rows(0, 3000, metadata=True)
+    b = StoreReader.open(tmp_path / "store").rows(0, 3000, metadata=True)
+    for name in ("token_id", "document", "position"):
+        assert np.array_equal(a[name], b[name])
+    assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
+
+
+def test_text_that_runs_out_gives_a_smaller_store_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(40):
+        (tmp_path / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n" * 3)
+    e = replaced(tiny_experiment(tmp_path), "text", source="files", paths=(str(tmp_path / "*.txt"),))
+    run_capture(Workspace(e))
+    assert "the text ran out before the 3,000 that were asked for" in capsys.readouterr().out
+    assert 200 < StoreReader.open(e.store_dir("train")).n_tokens < 4000
+    run_capture(Workspace(e))
+    assert "already complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5])
+def test_a_hook_point_where_all_tokens_are_alike_is_refused_before_anything_is_written(
+    tmp_path: Path, value: float
+) -> None:
+    """Its scale would be infinite, or its variance 0; both ended in NaN."""
+    e = planted_experiment(tmp_path, "flat")
+    rows = 2048
+    with StoreWriter.open(
+        tmp_path / "stores" / "flat" / "train",
+        identity={"imported": "flat"},
+        hook_points={"h": D_IN},
+        n_tokens=rows,
+        layout=StoreLayout(1024, 64),
+    ) as writer:
+        tokens = {name: np.arange(rows, dtype=np.int32) for name in ("token_id", "document", "position")}
+        writer.append({"h": np.full((rows, D_IN), value, np.float32)}, tokens, cursor={})
+        writer.finish()
+    what = "0" if value == 0 else "the same"
+    message = f"activations of h are {what} for all 2,048 tokens.*Choose another hook point"
+    refuse(dataclasses.replace(e, store="flat"), run_train, DataError, message)
+    assert not (e.run_dir / "config.json").exists()
+
+
+def _pages(folder: Path, n: int) -> dict[str, Any]:
+    """Text of n files of one name, in folders of their own."""
+    for i in range(n):
+        (folder / f"site{i}").mkdir(parents=True)
+        (folder / f"site{i}" / "page.txt").write_text(f"def f{i}(x):\n    return x + {i}\n" * 10)
+    return {"source": "files", "paths": (str(folder / "*" / "page.txt"),)}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "message"),
+    [
+        (1e-6, "=1e-06 the heldout split of the text has not one token to store. Raise it, or give"),
+        (0.99999, "=0.99999 the train split of the text has not one token to store. Lower it, or give"),
+    ],
+)
+def test_a_split_without_text_is_refused_before_anything_is_captured(
+    tmp_path: Path, fraction: float, message: str
+) -> None:
+    e = tiny_experiment(tmp_path, text=_pages(tmp_path / "text", 3) | {"heldout_fraction": fraction})
+    message = re.escape(f"text.heldout_fraction{message}")
+    refuse(e, run_capture, DataError, message)
+    assert not (tmp_path / "stores").exists()
+    streamed = replaced(e, "capture", into="training")
+    refuse(streamed, run_capture, DataError, message)
+
+
+def test_an_empty_split_says_which_store_has_to_be_captured_again(tmp_path: Path) -> None:
+    """As an earlier version left it, which captured the training split first."""
+    e = tiny_experiment(tmp_path, text=_pages(tmp_path / "text", 3) | {"heldout_fraction": 1e-6})
+    work = Workspace(e)
+    capture(
+        e.store_dir("train"),
+        work.lm,
+        work.source,
+        e.text,
+        e.capture,
+        make_mesh(e.parallel),
+        split="train",
+        n_tokens=50,
+        seed=0,
+    )
+    refuse(e, run_capture, DataError, r"Raise it \(the train store then has to be captured again\), or give")
+
+
+def test_files_of_one_name_are_not_one_group(tmp_path: Path) -> None:
+    e = tiny_experiment(tmp_path, text=_pages(tmp_path / "text", 20) | {"heldout_fraction": 0.3})
+    run_capture(Workspace(e))
+    assert all(StoreReader.open(e.store_dir(split)).n_tokens for split in ("train", "heldout"))
+
+
+def test_a_store_of_the_earlier_split_goes_on_under_it_and_is_not_mixed(tmp_path: Path) -> None:
+    """Its manifest names no rule, and so does the config.json of its run: rows were split by name then."""
+    rows = "".join(json.dumps({"text": f"def f{i}(x):\n    return {i}\n" * 5}) + "\n" for i in range(60))
+    (tmp_path / "a.jsonl").write_text(rows)
+    text = {"source": "files", "paths": (str(tmp_path / "a.jsonl"),), "heldout_fraction": 0.3}
+    new = tiny_experiment(tmp_path, text=text)
+    old = replaced(new, "text", split_by="name")
+    run_capture(Workspace(old))
+    assert "split_by" not in StoreReader.open(old.store_dir("train")).identity["text"]
+    remedy = r"was split by name.*Go on with it by --config\.text\.split_by=name"
+    for stage in (run_capture, run_train):
+        refuse(new, stage, DataError, remedy)
+    run_capture(Workspace(old))
+    assert Workspace(old).reader("train").n_tokens
+    config = to_run_json(old)
+    del config["text"]["split_by"]
+    write_json(old.run_dir / "config.json", config)
+    refuse(new, run_train, DataError, r"text\.split_by: 'name' -> 'content'\nChoose another --config\.name, restore")
+    own = dataclasses.replace(new, store="new")
+    run_capture(Workspace(own))
+    refuse(dataclasses.replace(old, store="new"), run_capture, DataError, r"was split by content.*split_by=content")
+    refuse(dataclasses.replace(old, store="new", name="x"), run_train, DataError, "was split by content")
+
+
+def test_a_second_trainer_of_the_same_run_is_refused(copy: Path) -> None:
+    e = replaced(tiny_experiment(copy), "train", keep_checkpoints=5)
+    with lease(e.run_dir), pytest.raises(BusyError, match="being written by another process"):
+        run_train(Workspace(e))
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(done: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    e = tiny_experiment(done, top={"runs_dir": str(tmp_path / "file"), "name": "x", "store": "tiny"})
+    with pytest.raises(DataError, match=r"cannot be (written|used)"):
+        run_train(Workspace(e))
+
+
+def test_what_could_not_be_read_is_not_called_unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fails while model or text are read: the message is of these, not of the store or the run."""
+    (tmp_path / "a.txt").write_text("def f(x):\n    return x\n" * 20)
+    text = {"source": "files", "paths": (str(tmp_path / "a.txt"),)}
+    e = tiny_experiment(
+        tmp_path,
+        text=text,
+        lm={"model": str(shutil.copytree(Path(saejax.__file__).parent / "lm" / "demo", tmp_path / "lm"))},
+    )
+    for name in ("a.txt", "config.json", "tokenizer.json"):
+        with monkeypatch.context() as patch:
+            patch.setattr("io.open", functools.partial(_failing_for, name, io.open))
+            patch.setattr("builtins.open", functools.partial(_failing_for, name, open))
+            with pytest.raises(DataError, match=rf"{name} cannot be read: Input/output error") as caught:
+                run_capture(Workspace(e))
+        assert "written" not in str(caught.value)
+
+
+def _failing_for(name: str, there: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
+    if str(path).endswith(name):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    return there(path, *args, **kwargs)
+
+
+def test_what_fails_within_a_training_is_not_called_unwritable(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/dev/accelerator")
+
+    monkeypatch.setattr("saejax.app.stages.train", failing)
+    e = tiny_experiment(done, top={"name": "failing", "store": "tiny"})
+    with pytest.raises(OSError, match="/dev/accelerator"):
+        run_train(Workspace(e))
+
+
+def test_a_full_disk_is_named_and_the_same_command_goes_on(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from saejax.core import metrics
+
+    e = tiny_experiment(done, top={"runs_dir": str(tmp_path), "store": "tiny"})
+    rows = []
+
+    def full(value: Any) -> str:
+        rows.append(value)
+        if len(rows) == 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return json.dumps(value)
+
+    monkeypatch.setattr(metrics, "json", types.SimpleNamespace(dumps=full))
+    with pytest.raises(DataError, match=r"No space left to write .*metrics\.jsonl.*run the same command again"):
+        run_train(Workspace(e))
+    monkeypatch.undo()
+    assert run_train(Workspace(e)) == 0
+    ours, theirs = saejax.load(e.run_dir).params, saejax.load(tiny_experiment(done).run_dir).params
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+# --- what a run was made from ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with stores and with a run that has ten steps still to go."""
+    folder = tmp_path_factory.mktemp("begun")
+    e = planted_experiment(folder, "run")
+    assert run_train(Workspace(e)) == 0
+    shutil.rmtree(e.run_dir / "checkpoints" / f"{40:09d}")
+    return folder
+
+
+def continued(begun: Path, folder: Path) -> Experiment:
+    """The run with ten steps to go, in a folder of its own."""
+    shutil.copytree(begun, folder / "copy")
+    return planted_experiment(folder / "copy", "run")
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_run_does_not_go_on_with_other_activations(begun: Path, tmp_path: Path, split: str) -> None:
+    e = continued(begun, tmp_path)
+    stores = Path(e.stores_dir)
+    shutil.copytree(stores / "planted", stores / "other")
+    shutil.rmtree(stores / "other" / split)
+    planted_store(stores / "other" / split, StoreReader.open(e.store_dir(split)).n_tokens, seed=7)
+    was, now = (rf".*stores/{name}/{split} \([\d,]+ rows, fingerprint \w{{12}}\)" for name in ("planted", "other"))
+    message = rf"made from something else:\n  {split}: {was} -> {now}\nRestore"
+    refuse(dataclasses.replace(e, store="other"), run_train, DataError, message)
+    assert run_train(Workspace(e)) == 0
+    # Nor is a run that is done said to be one on these.
+    refuse(dataclasses.replace(e, store="other"), run_train, DataError, message)
+
+
+def test_a_store_may_move_between_two_sessions_of_a_run(begun: Path, tmp_path: Path) -> None:
+    e = continued(begun, tmp_path)
+    shutil.move(Path(e.stores_dir) / "planted", tmp_path / "elsewhere" / "renamed")
+    moved = dataclasses.replace(e, stores_dir=str(tmp_path / "elsewhere"), store="renamed")
+    assert run_train(Workspace(moved)) == 0
+    recorded = json.loads((e.run_dir / "provenance.json").read_text())
+    assert recorded["train"]["store"] == moved.store_dir("train")
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert run_train(Workspace(moved)) == 0  # it is complete, and needs its stores no more
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_says_what_it_takes(
+    begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    e = continued(begun, tmp_path)
+    before = json.loads((e.run_dir / "provenance.json").read_text())
+    (e.run_dir / "provenance.json").unlink()
+    assert run_train(Workspace(e)) == 0
+    assert f"{e.run_dir} did not record what it was made from" in capsys.readouterr().out
+    assert json.loads((e.run_dir / "provenance.json").read_text()) == before | {
+        split: before[split] | {"store": e.store_dir(split)} for split in ("train", "heldout")
+    }
+    planted_store(Path(e.stores_dir) / "other" / "train", seed=7)
+    refuse(dataclasses.replace(e, store="other"), run_train, DataError, "made from something else")
+    (e.run_dir / "provenance.json").write_text("[]")
+    refuse(e, run_train, DataError, r"provenance.json is damaged; restore it or delete it")
+
+
+@pytest.fixture(scope="module")
+def own_text(tmp_path_factory: pytest.TempPathFactory, other_model: Path) -> Path:
+    """A folder with a .jsonl, a model, and a run trained on them."""
+    folder = tmp_path_factory.mktemp("own-text")
+    rows = [{"text": f"def f{i}(x):\n    return x + {i}\n" * 4} for i in range(150)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copytree(other_model, folder / "model")
+    work = Workspace(own_experiment(folder))
+    run_capture(work)
+    assert run_train(work) == 0
+    return folder
+
+
+def own_experiment(folder: Path) -> Experiment:
+    return tiny_experiment(
+        folder,
+        lm={"model": str(folder / "model")},
+        text={"source": "files", "paths": (str(folder / "rows.jsonl"),), "heldout_fraction": 0.2},
+        capture={"tokens": 1500, "heldout_tokens": 200},
+        train={"tokens": 4 * 128, "validate_every": 0},
+        eval={"tokens": 100},
+        report={"tokens": 100},
+    )
+
+
+@pytest.mark.parametrize("stage", [run_evaluate, run_report])
+@pytest.mark.parametrize("changed", ["text", "model"])
+@pytest.mark.parametrize("version", ["this", "earlier"])
+def test_a_run_is_evaluated_on_its_own_text_and_model(own_text: Path, stage: Any, changed: str, version: str) -> None:
+    """A row put in front moves every document on by one: what was trained on would become held-out text."""
+    e = own_experiment(own_text)
+    path = own_text / ("rows.jsonl" if changed == "text" else "model/model.safetensors")
+    before, record = path.read_bytes(), e.run_dir / "provenance.json"
+    recorded = record.read_bytes()
+    if version == "earlier":
+        record.unlink()
+    if changed == "text":
+        path.write_bytes(b'{"text": "one more row, in front of all the others"}\n' + before)
+    else:
+        # The last byte of the last tensor.
+        path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    try:
+        message = r"text.sha256: '\w+' -> '\w+'" if changed == "text" else r"lm.weights_sha256: '\w+' -> '\w+'"
+        refuse(e, stage, DataError, rf"made from something else:\n  {message}\nRestore")
+    finally:
+        path.write_bytes(before)
+        record.write_bytes(recorded)
+
+
+def test_with_its_own_text_and_model_a_run_is_evaluated(own_text: Path) -> None:
+    e = own_experiment(own_text)
+    recorded = (e.run_dir / "provenance.json").read_bytes()
+    run_evaluate(Workspace(e))
+    assert json.loads((e.run_dir / "eval.json").read_text())["metrics"]["l0"] > 0
+    assert (e.run_dir / "provenance.json").read_bytes() == recorded

@@ -1,0 +1,467 @@
+"""Sweeps: the grid and its programs, and that what trains together comes out as if each had trained alone."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from matplotlib import image
+from tiny import replaced, tiny_experiment
+
+import saejax
+from saejax.app.experiment import Experiment
+from saejax.app.stages import run_train
+from saejax.app.sweep.config import SweepConfig
+from saejax.app.sweep.members import SPARSITY_WEIGHTS, Member, groups, members
+from saejax.app.sweep.programs import for_all
+from saejax.app.sweep.run import as_begun, decided, run_sweep
+from saejax.app.workspace import Workspace
+from saejax.checkpoints import Checkpoints
+from saejax.coders import RECIPES, CoderConfig, Sites, build
+from saejax.coders.losses import Term
+from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import write_json
+from saejax.core.metrics import read_metrics
+from saejax.report.sweep_page import picture, table
+from saejax.store import Batches, StoreReader
+from saejax.training import EXIT_PREEMPTED, TrainConfig, TrainState
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.state import make_init
+from saejax.training.step import make_step
+
+STEPS = 30
+POINTS = (
+    "A: coder.d_sae=48",
+    "seeded: coder.d_sae=48,coder_seed=5,train.lr=3e-3",
+    "bad: coder.d_sae=48,train.lr=1e30",
+    "B: coder.d_sae=64,reads=(blocks.0.mlp_out)",
+)
+FIRST = ["A-sparsity0.5", "A-sparsity2.0", "seeded-sparsity0.5", "seeded-sparsity2.0"]
+BAD = ["bad-sparsity0.5", "bad-sparsity2.0"]
+SECOND = ["B-sparsity0.5", "B-sparsity2.0"]
+
+
+def sweep(folder: Path, **axes: Any) -> Experiment:
+    """A tiny sweep below `folder`; relu + L1, whose latents do not flip with the last bit as a TopK's do."""
+    e = tiny_experiment(
+        folder,
+        top={"name": "sweep", "store": "tiny"},
+        coder={"preset": "standard", "l1_coefficient": 0.5},
+        train={"tokens": STEPS * 128},
+    )
+    return dataclasses.replace(e, sweep=SweepConfig(**axes))
+
+
+def plan(**axes: Any) -> tuple[Member, ...]:
+    return members(sweep(Path("unused"), **axes))
+
+
+# --- the grid, without training ------------------------------------------------------------------------------
+
+
+def test_seeds_rates_and_sparsity_weights_are_one_program() -> None:
+    found = plan(seeds=(1, 2), lrs=(1e-3, 2e-3), sparsity_scales=(1.0, 4.0))
+    (group,) = groups(found)
+    assert group.members == found and len(found) == 8
+    assert found[5].name == "lr0.002-sparsity1.0-seed2"
+    assert group.hyper() == {
+        "lr": [1.0] * 4 + [2.0] * 4,
+        "sparsity": [1.0, 1.0, 4.0, 4.0] * 2,
+        "seed": [1, 2] * 4,
+    }
+    own = found[6].experiment
+    assert (own.coder_seed, own.train.lr, own.coder.l1_coefficient) == (1, 2e-3, 2.0)
+    assert (own.name, own.store, own.sweep) == (found[6].name, "tiny", SweepConfig())
+    assert own.run_dir == Path("unused/runs/sweep") / own.name
+
+
+def test_all_else_is_a_program_of_its_own() -> None:
+    found = plan(seeds=(0, 1), expansions=(2, 4), presets=("topk,batchtopk",), reads=("blocks.0.mlp_out",))
+    assert [len(group.members) for group in groups(found)] == [2, 2, 2, 2]
+    assert [m.experiment.coder.expansion for m in found] == [2, 2, 4, 4] * 2
+    # The experiment's own d_sae does not hide the expansion.
+    assert all(m.experiment.coder.d_sae == 0 and m.experiment.reads == ("blocks.0.mlp_out",) for m in found)
+    # Points may share a program, if they differ in nothing else.
+    assert len(groups(plan(points=("A: train.lr=1e-3", "B: train.lr=2e-3", "C: train.b1=0.8")))) == 2
+
+
+def test_schedule_free_has_a_program_for_each_learning_rate() -> None:
+    e = replaced(sweep(Path("unused"), lrs=(1e-3, 2e-3)), "train", optimizer="schedule_free", schedule="constant")
+    assert [group.hyper()["lr"] for group in groups(members(e))] == [[1.0], [1.0]]
+
+
+def test_ks_choose_the_target_where_there_is_no_k() -> None:
+    found = plan(presets=("topk", "jumprelu"), ks=(4, 8))
+    assert [(m.experiment.coder.k, m.experiment.coder.target_l0, m.k) for m in found] == [
+        *((4, 32.0, 4), (8, 32.0, 8)),
+        *((8, 4.0, 4.0), (8, 8.0, 8.0)),
+    ]
+
+
+def test_sparsity_scales_multiply_what_the_losses_say() -> None:
+    """The factor in a member's own settings is the one that its program's loss is told."""
+    sparse = {kind.name for kind in _kinds(Term) if kind.is_sparsity_weight}
+    named = set()
+    for preset in RECIPES:
+        one, two = (dict(weights) for weights in ({}, {}))
+        base = CoderConfig(preset=preset, d_sae=512).resolved()
+        scaled = {key: 2 * getattr(base, key) for key in SPARSITY_WEIGHTS}
+        for config, weights in ((base, one), (dataclasses.replace(base, **scaled), two)):
+            stacked = config.topology in ("crosscoder", "clt")
+            for term in build(config, (64, 64) if stacked else 64, 100).terms:
+                weights[term.name] = term.coefficient.end
+        changed = {name for name in one if two[name] != one[name]}
+        assert changed == sparse & one.keys(), preset
+        named |= changed
+    assert named == sparse
+
+
+def test_the_order_of_a_begun_sweep_is_the_recorded_one(tmp_path: Path) -> None:
+    """Of every axis: members have their places in the state by it, programs their devices and their own rate."""
+    axes: dict[str, tuple[Any, ...]] = {
+        "points": ("P: coder.bandwidth=0.5", "Q: coder.bandwidth=0.9"),
+        "presets": ("jumprelu", "batchtopk"),
+        "expansions": (2, 4),
+        "d_saes": (64, 96),
+        "ks": (4, 6),
+        "reads": ("blocks.0.mlp_out", "blocks.1.resid_post"),
+        "lrs": (1e-3, 3e-3),
+        "sparsity_scales": (0.5, 2.0),
+        "seeds": (0, 1),
+    }
+    assert axes.keys() == {field.name for field in dataclasses.fields(SweepConfig)}
+    for name, values in axes.items():
+        begun, turned = (
+            sweep(tmp_path / name, **{"presets": ("jumprelu",), name: listed}) for listed in (values, values[::-1])
+        )
+        recorded = members(begun)
+        assert as_begun(begun, recorded) == recorded
+        assert as_begun(turned, members(turned)) == members(turned) != recorded
+        write_json(begun.run_dir / "sweep_config.json", decided(recorded))
+        assert as_begun(turned, members(turned)) == recorded
+
+
+def _kinds(kind: type) -> Iterator[Any]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _kinds(below)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({}, r"sweep is empty. Give it .*--config.sweep.seeds=0,1,2"),
+        ({"seeds": (0, 0)}, r"Two members .* 'seed0'"),
+        ({"seeds": (-1,)}, r"sweep.seeds holds -1"),
+        ({"lrs": (1e-3, 0.0)}, r"sweep.lrs holds 0.0; each must be positive"),
+        ({"sparsity_scales": (float("nan"),)}, r"sweep.sparsity_scales holds nan"),
+        ({"ks": (0,)}, r"sweep.ks holds 0"),
+        ({"d_saes": (8,), "expansions": (2,)}, r"both set the width"),
+        ({"ks": (4,)}, r"sweep.ks does nothing to standard: .* Vary sweep.sparsity_scales"),
+        (
+            {"points": ("T: coder.preset=topk,coder.l1_coefficient=0.0",), "sparsity_scales": (0.5,)},
+            r"does nothing to 'T-sparsity0.5'.* Vary sweep.ks",
+        ),
+        ({"presets": ("topkk",)}, r"coder.preset is 'topkk'. Did you mean 'topk'"),
+        ({"points": ("A",)}, r"write a point as 'name: key=value"),
+        ({"points": ("A: coder.k",)}, r"point 'A' of the sweep holds 'coder.k'; write key=value"),
+        ({"points": ("A: coder.expansions=3",)}, r"point 'A' .*config.coder.expansions. Did you mean 'expansion'"),
+        ({"points": ("A: train.lr=0",)}, r"point 'A' of the sweep: train.lr is 0"),
+        ({"points": ("A: coder.k.x=3",)}, r"k is not a section"),
+        ({"points": ("A: coder.d_sae=8", "A: coder.d_sae=9")}, r"Two members of the sweep are called 'A'"),
+        ({"points": ("A: coder.d_sae=8", "B: coder.d_sae=8")}, r"'A' and 'B' of the sweep are the same run"),
+        ({"points": ("A: coder.d_sae=8",), "d_saes": (8,)}, r"coder.d_sae is set by the point 'A' and by sweep.d_saes"),
+        ({"points": ("groups: coder.d_sae=8",)}, r"'groups', which is a folder of the sweep"),
+        ({"points": ("a/b: coder.d_sae=8",)}, r"the name of one folder, without slashes"),
+        ({"points": ("A: train.tokens=9999",)}, r"'A' changes train.tokens: 3840 -> 9999.* given the same batches"),
+        ({"points": ("A: seed=9",)}, r"'A' changes seed"),
+        ({"points": ("A: name=b", "B: coder.k=3")}, r"'A' changes name"),
+        ({"points": ("A: sweep.seeds=(1,2)", "B: coder.k=3")}, r"'A' changes sweep.seeds"),
+    ],
+)
+def test_bad_grids_are_refused(axes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(**axes)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("parallel", {"mesh": (2, 1)}, r"parallel.mesh is \(2, 1\), but each program of a sweep has one device"),
+        ("parallel", {"mode": "pmap"}, r"parallel.mode is 'pmap', but each program of a sweep has one device"),
+        ("train", {"early_stop_patience": 2}, r"set train.early_stop_patience=0"),
+        ("train", {"tensorboard": True}, r"set train.tensorboard=false"),
+    ],
+)
+def test_settings_that_a_sweep_cannot_keep_are_refused(
+    section: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_sweep(Workspace(replaced(sweep(tmp_path, seeds=(0, 1)), section, **values)))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.soak
+def test_members_in_turn_and_at_once_give_the_same() -> None:
+    """What a CPU does and what an accelerator does, of members that differ in all that a program is told."""
+    config = TrainConfig(tokens=64 * 100, batch_size=64, lr=1e-2, eps=1e-3, resample_every=3)
+    coder = build(CoderConfig(preset="topk", d_sae=32, k=4, matmul_dtype="float32"), 16, 100)
+    optimizer = make_optimizer(config)
+    step = make_step(coder, optimizer, make_schedule(config), Sites(("h",), ("h",), (1.0,), (1.0,)), config)
+    hyper = {"lr": np.float32([1, 0.5]), "sparsity": np.float32([1, 2]), "seed": np.uint32([3, 4])}
+    init = jax.jit(jax.vmap(make_init(coder, optimizer, config), out_axes=TrainState(None, 0, 0, 0, 0)))
+    x = np.random.default_rng(0).normal(size=(4, 64, 16)).astype(np.float32)
+    ends = []
+    for platform in ("cpu", "gpu"):
+        state, program = init(hyper["seed"]), jax.jit(for_all(step, platform))
+        for rows in x:
+            state, metrics = program(state, {"h": rows}, hyper)
+        assert int(state.step) == 4 and metrics["lr"][0] == 2 * metrics["lr"][1]
+        ends.append(jax.device_get((state, metrics)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *ends)
+    assert np.abs(ends[0][0].params["W_dec"][0] - ends[0][0].params["W_dec"][1]).max() > 0.1
+
+
+# --- a sweep, run once ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Done:
+    """A finished sweep: two programs, one of them with two members that do not stay finite."""
+
+    folder: Path
+    experiment: Experiment
+    read: Counter
+    printed: str
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return json.loads((self.experiment.run_dir / "sweep.json").read_text())
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        return {row["member"]: row for row in self.content["members"]}
+
+    def member(self, name: str) -> Path:
+        return self.experiment.run_dir / name
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("sweep")
+    e = sweep(folder, points=POINTS, sparsity_scales=(0.5, 2.0))
+    read: Counter = Counter()
+    lines: list[str] = []
+    original = Batches.batch_at
+
+    def counted(self: Batches, step: int) -> dict[str, np.ndarray]:
+        read[step] += 1
+        return original(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "batch_at", counted)
+        for module in ("saejax.app.sweep.run", "saejax.app.stages"):
+            patch.setattr(f"{module}.say", lambda text="": lines.append(text))
+        assert run_sweep(Workspace(e)) == 0
+    return Done(folder, e, read, "\n".join(lines))
+
+
+def test_every_batch_is_read_once_for_all_programs(done: Done) -> None:
+    assert done.read == Counter(range(STEPS))
+
+
+def test_programs_are_spread_over_the_devices(done: Done) -> None:
+    programs = done.content["programs"]
+    assert [p["members"] for p in programs] == [FIRST + BAD, SECOND]
+    assert [p["device"] for p in programs] == ["cpu:0", "cpu:1"]
+    # Adam keeps two moments of each parameter.
+    assert programs[1]["parameter_bytes"] == 2 * 4 * (2 * 128 * 64 + 64 + 128)
+    assert programs[1]["state_bytes"] > 3 * programs[1]["parameter_bytes"]
+    assert "sweep: 8 coders in 2 programs on 2 of 8 devices, 30 steps of 128 activations; parameters 0.4 MB" in (
+        done.printed
+    )
+
+
+@pytest.mark.parametrize("name", ["seeded-sparsity2.0", "B-sparsity0.5"])
+def test_a_member_is_what_a_single_run_gives(done: Done, name: str, tmp_path: Path) -> None:
+    config = saejax.load(done.member(name)).config
+    alone = dataclasses.replace(config, runs_dir=str(tmp_path), name="alone")
+    assert run_train(Workspace(alone)) == 0
+    (together, meta), (single, wanted) = (
+        Checkpoints(folder / "checkpoints").restore_numpy(STEPS, names=("params", "stats", "opt_state"))
+        for folder in (done.member(name), alone.run_dir)
+    )
+    for key, value in single["params"].items():
+        assert np.abs(together["params"][key] - value).max() <= 1e-5 * np.abs(value).max(), key
+    shapes = [jax.tree.map(np.shape, items) for items in (together, single)]
+    assert shapes[0] == shapes[1]
+    np.testing.assert_array_equal(together["stats"]["tokens_since_fired"], single["stats"]["tokens_since_fired"])
+    assert {key: meta[key] for key in ("reads", "read_scales", "d_writes")} == {
+        key: wanted[key] for key in ("reads", "read_scales", "d_writes")
+    }
+    curves = [read_metrics(folder / "metrics.jsonl") for folder in (done.member(name), alone.run_dir)]
+    for key in ("train/loss", "train/lr", "val/fve"):
+        here, there = ([row[key] for row in rows if key in row] for rows in curves)
+        assert here == pytest.approx(there, rel=1e-3, abs=1e-4) and len(here) > 3, key
+
+
+def test_a_member_loads_and_is_what_the_table_says(done: Done) -> None:
+    name = "B-sparsity2.0"
+    sae, row = saejax.load(done.member(name)), done.rows[name]
+    assert (sae.step, sae.finished, sae.hook_point) == (STEPS, True, "blocks.0.mlp_out")
+    reader = StoreReader.open(done.experiment.store_dir("heldout"))
+    x = reader.rows(0, reader.n_tokens)["blocks.0.mlp_out"].astype(np.float32)
+    latents = np.asarray(sae.encode(x))
+    y = np.asarray(sae.decode(latents))
+    assert row["l0"] == pytest.approx((latents > 0).sum(1).mean(), rel=1e-4)
+    assert row["dead"] == pytest.approx((latents == 0).all(0).mean())
+    assert row["relative_error"] == pytest.approx(np.square(x - y).sum() / np.square(x).sum(), rel=1e-3)
+    assert row["fve"] == pytest.approx(1 - np.square(x - y).sum() / np.square(x - x.mean(0)).sum(), abs=1e-3)
+    wanted = {"preset": "standard", "d_sae": 64, "k": None, "lr": 1e-3, "seed": 0, "sparsity_scale": 2.0}
+    assert {key: row[key] for key in wanted} == wanted and row["status"] == "ok"
+
+
+def test_members_that_do_not_stay_finite_fail_alone(done: Done) -> None:
+    failed = {name: row["status"] for name, row in done.rows.items() if row["status"] != "ok"}
+    assert set(failed) == set(BAD)
+    for name, status in failed.items():
+        step = int(status.removeprefix("not finite at step "))
+        assert 1 <= step < 10 and f"{name} is nan at step {step}" in done.printed
+        assert done.rows[name]["fve"] is None
+        assert max(row["step"] for row in read_metrics(done.member(name) / "metrics.jsonl")) < step
+        with pytest.raises(DataError, match="it has: none"):
+            saejax.load(done.member(name))
+    assert all(done.rows[name]["fve"] is not None for name in FIRST + SECOND)
+
+
+def test_the_table_and_the_picture_show_the_members(done: Done) -> None:
+    folder = done.experiment.run_dir
+    head, _, *lines = (folder / "sweep.md").read_text().splitlines()[2:]
+    assert [cell.strip() for cell in head.strip("|").split("|")][:4] == ["member", "preset", "d_sae", "k"]
+    for line, row in zip(lines, done.content["members"], strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[0] == row["member"] and cells[-1] == row["status"]
+        assert cells[8] == ("" if row["fve"] is None else f"{row['fve']:.4f}")
+    assert table(done.content) in (folder / "sweep.md").read_text() and table(done.content) in done.printed
+    shown = image.imread(folder / "sweep.png")
+    assert shown.shape == (672, 1080, 4) and len(np.unique(shown.reshape(-1, 4), axis=0)) > 20
+    page = (folder / "sweep.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page and all(name in page for name in BAD)
+
+
+def test_a_line_joins_one_seed_s_members_in_order_of_l0() -> None:
+    def row(preset: str, d_sae: int, seed: int, l0: float | None) -> dict[str, Any]:
+        fve = None if l0 is None else l0 / 100
+        name = {"member": f"{preset}-{d_sae}-{seed}-{l0}", "preset": preset, "d_sae": d_sae, "seed": seed}
+        return name | {"l0": l0, "fve": fve, "reads": ["h"]}
+
+    rows = [row("topk", 64, 0, l0) for l0 in (40, 10, None, 20)]
+    rows += [row("topk", 64, 1, 12), row("topk", 128, 0, 11), row("standard", 64, 0, 9)]
+    axes = picture(rows, "title").axes[0]
+    drawn = [line for line in axes.get_lines() if len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in drawn] == [[10, 20, 40], [12], [11], [9]]
+    assert drawn[0].get_color() == drawn[1].get_color() != drawn[2].get_color() != drawn[3].get_color()
+    assert drawn[0].get_marker() == drawn[2].get_marker() != drawn[1].get_marker()
+    assert axes.get_xscale() == "log" and "log" in axes.get_xlabel()
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["topk, 64 latents", "topk, 128 latents", "standard, 64 latents", "seed 0", "seed 1"]
+    few = picture(rows[:3], "title").axes[0]
+    assert not axes.texts and [text.get_text() for text in few.texts] == ["topk-64-0-40", "topk-64-0-10"]
+    nobody = picture([row("topk", 64, 0, None)], "title").axes[0]
+    assert [text.get_text() for text in nobody.texts] == ["no member finished"]
+
+
+def test_a_finished_sweep_is_not_done_again(done: Done, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in done.folder.rglob("*") if path.is_file()}
+    assert run_sweep(Workspace(done.experiment)) == 0
+    assert {path: path.stat().st_mtime_ns for path in done.folder.rglob("*") if path.is_file()} == before
+    assert "already done" in capsys.readouterr().out
+
+
+def test_another_sweep_or_run_in_the_folder_is_refused(done: Done, tmp_path: Path) -> None:
+    other = replaced(done.experiment, "train", lr=2e-3)
+    with pytest.raises(DataError, match=r"another configuration:\n  A-sparsity0.5.train.lr: 0.001 -> 0.002"):
+        run_sweep(Workspace(other))
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"holds a single run. Choose another --config.name"):
+        run_sweep(Workspace(dataclasses.replace(done.experiment, runs_dir=str(tmp_path))))
+    with pytest.raises(DataError, match=r"holds a sweep. Choose another --config.name"):
+        run_train(Workspace(done.experiment))
+
+
+@contextlib.contextmanager
+def stopped_in_step(stop: int) -> Iterator[None]:
+    """Sweeps are told to stop while they read the batch of step `stop`."""
+    original = Batches.iterate
+
+    def stopped(self: Batches, start_step: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        for step, batch in enumerate(original(self, start_step), start_step + 1):
+            if step == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "iterate", stopped)
+        yield
+
+
+def test_a_begun_sweep_goes_on_however_its_axes_are_listed(done: Done, tmp_path: Path) -> None:
+    """Four members of one program, stopped, and continued with both axes the other way round."""
+    axes: dict[str, tuple[Any, ...]] = {"lrs": (1e-3, 3e-3), "seeds": (0, 1)}
+    turned = {name: values[::-1] for name, values in axes.items()}
+    short = replaced(replaced(done.experiment, "train", tokens=4 * 128, validate_every=0), "coder", d_sae=48)
+
+    def work(folder: str, **given: Any) -> Workspace:
+        return Workspace(dataclasses.replace(short, runs_dir=str(tmp_path / folder), sweep=SweepConfig(**given)))
+
+    assert run_sweep(work("whole", **axes)) == 0
+    with stopped_in_step(2):
+        assert run_sweep(work("turned", **axes)) == EXIT_PREEMPTED
+    for seeds, message in (((0,), "lr0.001-seed1: {.*} -> None"), ((2, 1, 0), "lr0.003-seed2: None -> ")):
+        with pytest.raises(DataError, match=f"(?s)another configuration:.*{message}"):
+            run_sweep(work("turned", **turned | {"seeds": seeds}))
+    assert run_sweep(work("turned", **turned)) == 0
+    whole, other = (json.loads((tmp_path / name / "sweep" / "sweep.json").read_text()) for name in ("whole", "turned"))
+    assert [program["members"] for program in other["programs"]] == [[row["member"] for row in whole["members"]]]
+    for here, there in zip(whole["members"], other["members"], strict=True):
+        assert {**here, "run": "", "tokens_per_second": 0} == {**there, "run": "", "tokens_per_second": 0}
+        one, two = saejax.load(here["run"]), saejax.load(there["run"])
+        assert (one.config.coder, one.config.start_seed) == (two.config.coder, two.config.start_seed)
+        jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+
+
+def test_a_stopped_sweep_continues_bitwise(done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGTERM in step 13; then a kill that left the newest checkpoint with one program only; then to the end."""
+    e = dataclasses.replace(done.experiment, runs_dir=str(tmp_path))
+    with stopped_in_step(13):
+        assert run_sweep(Workspace(e)) == EXIT_PREEMPTED
+    assert "stopped by a signal after step 13, saved; the same command continues" in capsys.readouterr().out
+    assert not (e.run_dir / "sweep.json").exists()
+    folders = [Checkpoints(e.run_dir / "groups" / str(i) / "checkpoints") for i in range(2)]
+    assert [folder.latest() for folder in folders] == [13, 13]
+    shutil.rmtree(folders[1].directory / "000000013")
+    assert run_sweep(Workspace(e)) == 0
+    ended = {row["member"]: row for row in json.loads((e.run_dir / "sweep.json").read_text())["members"]}
+    for name in FIRST + SECOND:
+        here, there = (
+            Checkpoints(folder / "checkpoints").restore_numpy(STEPS, names=("params", "stats", "opt_state"))[0]
+            for folder in (e.run_dir / name, done.member(name))
+        )
+        jax.tree.map(np.testing.assert_array_equal, here, there)
+        assert {**ended[name], "tokens_per_second": 0, "run": ""} == {
+            **done.rows[name],
+            "tokens_per_second": 0,
+            "run": "",
+        }
+    # What had failed before the stop is still known to have.
+    assert [ended[name]["status"] for name in BAD] == [done.rows[name]["status"] for name in BAD]

@@ -1,0 +1,250 @@
+"""Every family of `saejax/lm/families.py` against transformers in PyTorch: logits and every hook point.
+
+Each model is tiny and random, no parameter zero or one; a row is longer than its sliding window. What needs no PyTorch
+stands in test_conventions.py.
+"""
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from test_lm import VOCAB, rows_of, saved
+
+from saejax.core.errors import DataError
+from saejax.lm import HOOK_NAMES, LanguageModel, load_lm
+from saejax.lm.families import ARCHITECTURES
+
+torch = pytest.importorskip("torch", reason="parity needs PyTorch, an extra: pip install 'saejax[torch]'")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+LAYERS, POSITIONS = 3, 24
+SHAPES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 95,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+GROUPED = SHAPES | {"num_key_value_heads": 2}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+# {name: (transformers' class of configuration, its settings)}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_neox": ("GPTNeoX", SHAPES | {"rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 0.34}}),
+    "gpt_neox, sequential, no bias": (
+        "GPTNeoX",
+        SHAPES
+        | {
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "llama, llama3 rope": ("Llama", GROUPED | {"rope_parameters": LLAMA3}),
+    "llama, linear rope, biases, tied": (
+        "Llama",
+        GROUPED
+        | {
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0},
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 0.1,
+        },
+    ),
+    "qwen2": ("Qwen2", GROUPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", GROUPED | {"head_dim": 10}),
+    "mistral": ("Mistral", GROUPED | {"sliding_window": 7, "head_dim": 8}),
+    "gemma": ("Gemma", GROUPED | {"head_dim": 10, "num_key_value_heads": 1}),
+    "gemma2": (
+        "Gemma2",
+        GROUPED
+        | {
+            "head_dim": 10,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 17,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "phi": ("Phi", GROUPED | {"rope_parameters": {"rope_theta": 200.0, "partial_rotary_factor": 0.67}}),
+}
+POINTS = [f"blocks.{i}.{name}" for i in range(LAYERS) for name in (*HOOK_NAMES, "attn_pattern")]
+# One row of one document, one of packed documents (the longer ones exceed every window) and padding.
+ROWS = rows_of([[24], [9, 1, 11]], seed=3)
+ROWS = {name: value[:, :POSITIONS] for name, value in ROWS.items()}
+PIECES = ((0, 0, 24), (1, 0, 9), (1, 9, 10), (1, 10, 21))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compilation() -> Iterator[None]:
+    """Here compiling takes far longer than running."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def random_model(name: str) -> Any:
+    family, settings = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**settings)
+    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3)
+    return model
+
+
+def run_ours(lm: LanguageModel) -> dict[str, np.ndarray]:
+    run = jax.jit(lambda t, p, s: lm.run(t, p, s, capture=POINTS))
+    logits, activations = run(ROWS["tokens"], ROWS["positions"], ROWS["segments"])
+    return {name: np.asarray(value) for name, value in {**activations, "logits": logits}.items()}
+
+
+def part(model: Any, layer: Any, *names: str) -> Any:
+    """The first of the named modules that the layer has."""
+    for name in names:
+        with contextlib.suppress(AttributeError):
+            return functools.reduce(getattr, name.split("."), layer)
+    raise AssertionError(f"{type(model).__name__} has none of {names}")
+
+
+@contextlib.contextmanager
+def hooks(model: Any, seen: dict[str, np.ndarray]) -> Iterator[None]:
+    """Writes to `seen` what stands at our hook points, taken from PyTorch's own modules."""
+
+    def put(name: str, value: Any) -> None:
+        seen[name] = value.detach().numpy().copy()
+
+    def input_of(name: str, module: Any) -> Any:
+        return module.register_forward_pre_hook(lambda _, args: put(name, args[0]))
+
+    def output_of(name: str, module: Any, at: int = 0) -> Any:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            put(name, output[at] if isinstance(output, tuple) else output)
+
+        return module.register_forward_hook(hook)
+
+    with contextlib.ExitStack() as stack:
+        for i, layer in enumerate(model.base_model.layers):
+            attn = part(model, layer, "self_attn", "attention")
+            post = hasattr(layer, "post_feedforward_layernorm")
+            handles = [
+                layer.register_forward_pre_hook(
+                    lambda _, args, kwargs, i=i: put(
+                        f"blocks.{i}.resid_pre", args[0] if args else kwargs["hidden_states"]
+                    ),
+                    with_kwargs=True,
+                ),
+                output_of(f"blocks.{i}.resid_post", layer),
+                output_of(f"blocks.{i}.attn_pattern", attn, 1),
+                input_of(f"blocks.{i}.attn_z", part(model, attn, "o_proj", "dense")),
+                output_of(f"blocks.{i}.attn_out", layer.post_attention_layernorm if post else attn),
+                input_of(f"blocks.{i}.mlp_in", layer.mlp),
+                input_of(f"blocks.{i}.mlp_act", part(model, layer, "mlp.down_proj", "mlp.dense_4h_to_h", "mlp.fc2")),
+                output_of(f"blocks.{i}.mlp_out", layer.post_feedforward_layernorm if post else layer.mlp),
+            ]
+            for handle in handles:
+                stack.callback(handle.remove)
+        yield
+
+
+def run_torch(model: Any, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Logits and every hook point of one document; resid_mid by its definition, as no module ends there."""
+    seen: dict[str, np.ndarray] = {}
+    with hooks(model, seen), torch.inference_mode():
+        logits = model(torch.tensor(tokens, dtype=torch.long), use_cache=False).logits
+    for i in range(LAYERS):
+        seen[f"blocks.{i}.resid_mid"] = seen[f"blocks.{i}.resid_pre"] + seen[f"blocks.{i}.attn_out"]
+    return seen | {"logits": logits.numpy()}
+
+
+def assert_same(model: Any, ours: dict[str, np.ndarray]) -> None:
+    """Each document of `ROWS` has in its row the values that PyTorch gives it alone."""
+    for row, start, stop in PIECES:
+        theirs = run_torch(model, ROWS["tokens"][row : row + 1, start:stop])
+        assert set(theirs) == set(ours) == {*POINTS, "logits"}
+        assert start + 1 == stop or np.std(theirs["logits"]) > 0.2, "the comparison is of something"
+        for name, wanted in theirs.items():
+            at = np.s_[row : row + 1, start:stop]
+            at = np.s_[row : row + 1, :, start:stop, start:stop] if name.endswith("attn_pattern") else at
+            np.testing.assert_allclose(ours[name][at], wanted, **TOLERANCE, err_msg=f"{name}, {row}:{start}")
+
+
+def test_the_readme_s_table_is_what_is_tested_and_what_the_decoder_knows() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| [^|`]*\((`[^)]*)\) \|", text.partition("## The language models")[2], re.M)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    tested = {name.partition(",")[0] for name in MODELS} | {"gpt2"}  # GPT-2 is in test_lm_torch.py
+    assert listed - {"model_type"} == tested == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_hook_point_of_a_family_is_that_of_pytorch(name: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    lm = load_lm(str(saved(model, tmp_path)))
+    ours = run_ours(lm)
+    assert_same(model, ours)
+    assert {point: ours[point].shape[-1] for point in lm.hook_points()} == lm.hook_points()
+    assert np.isfinite(ours["logits"]).all(), "padding too"
+
+
+def test_shards_and_half_precision_are_read_as_pytorch_reads_them(tmp_path: Path) -> None:
+    model = random_model("gemma2")
+    whole = load_lm(str(saved(model, tmp_path / "whole")))
+    sharded = saved(model, tmp_path / "sharded", max_shard_size="8KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    jax.tree.map(np.testing.assert_array_equal, load_lm(str(sharded)).params, whole.params)
+    for dtype in (torch.bfloat16, torch.float16):
+        low = transformers.AutoModelForCausalLM.from_pretrained(sharded, dtype=dtype)
+        folder = saved(low, tmp_path / str(dtype), max_shard_size="8KB")
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+        assert_same(model.eval(), run_ours(load_lm(str(folder))))
+
+
+# What a hub's older config.json says in other words, and the same in PyTorch's present ones.
+OLD_WORDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "gpt_neox": ("gpt_neox", {"rotary_pct": 0.34, "rotary_emb_base": 300.0}, ("rope_parameters", "attention_bias")),
+    "llama": ("llama, llama3 rope", {"rope_theta": 500.0, "rope_scaling": LLAMA3}, ("rope_parameters", "head_dim")),
+    "phi": ("phi", {"rope_theta": 200.0, "partial_rotary_factor": 0.67}, ("rope_parameters",)),
+    "gemma": ("gemma", {"hidden_act": "gelu", "rope_theta": 10000.0}, ("rope_parameters", "tie_word_embeddings")),
+    "gemma2": ("gemma2", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types", "tie_word_embeddings")),
+    "qwen2": ("qwen2", {"rope_theta": 10000.0}, ("rope_parameters", "layer_types")),
+}
+
+
+@pytest.mark.parametrize("family", OLD_WORDS)
+def test_an_older_configuration_means_the_same(family: str, tmp_path: Path) -> None:
+    name, said, absent = OLD_WORDS[family]
+    folder = saved(random_model(name), tmp_path)
+    now = load_lm(str(folder)).config
+    config_json = json.loads((folder / "config.json").read_text())
+    for key in absent:
+        config_json.pop(key)
+    (folder / "config.json").write_text(json.dumps(config_json | said))
+    assert load_lm(str(folder)).config == now
+
+
+def test_a_tensor_that_the_configuration_does_not_speak_of_is_refused(tmp_path: Path) -> None:
+    folder = saved(random_model("llama, linear rope, biases, tied"), tmp_path)
+    config_json = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config_json | {"mlp_bias": False}))
+    with pytest.raises(DataError, match=r"'model\.layers\.0\.mlp\.down_proj\.bias' no place"):
+        load_lm(str(folder))

@@ -1,0 +1,120 @@
+"""The same training however it is spread: some of the runs of benchmarks/equality.py, whose whole table takes longer.
+
+Trained with SGD: Adam hides a gradient of the wrong scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.equality import ALONE, LAYERS, LIMIT, B, D, F, K, Place, a_coder, difference, program, same_l0, trained
+from benchmarks.parallel import least
+from saejax.parallel.collectives import collectives
+from saejax.training.config import TrainConfig
+from saejax.training.state import init_state, make_init
+
+# Not every pair: each is a program to compile. Every coder has tokens split, and latents split; every mesh two coders.
+PAIRS = (
+    ("autoencoder/relu", Place((8, 1))),
+    ("autoencoder/gated", Place((2, 4))),
+    ("autoencoder/jumprelu", Place((4, 2))),
+    ("autoencoder/topk", Place((1, 8))),
+    ("autoencoder/topk", Place((8, 1), fsdp=True)),
+    ("autoencoder/abs_topk", Place((2, 4))),
+    ("autoencoder/batchtopk", Place((4, 2))),
+    ("autoencoder/matryoshka", Place((4, 2), fsdp=True)),
+    ("autoencoder/jumprelu", Place((8, 1))),
+    ("autoencoder/topk", Place((8, 1), mode="pmap")),
+    ("autoencoder/batchtopk", Place((8, 1), mode="pmap")),
+    ("autoencoder/jumprelu", Place((8, 1), mode="pmap")),
+    ("clt/batchtopk", Place((2, 4))),
+)
+
+
+@pytest.mark.parametrize(("name", "place"), PAIRS, ids=str)
+def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:
+    got, want = trained(name, place), trained(name)
+    assert difference(got, want) < LIMIT
+    assert same_l0(got, want)
+    for one, other in zip(got.rows, want.rows, strict=True):
+        assert one == pytest.approx(other, rel=LIMIT, abs=LIMIT)
+
+
+@pytest.mark.parametrize("name", dict(PAIRS))
+def test_the_comparison_has_something_to_compare(name: str) -> None:
+    """Latents die and AuxK takes part, the loss falls, every parameter moves; otherwise equality would mean little."""
+    run = trained(name)
+    loss, dead = run.column("loss"), run.column("dead")
+    assert loss[-5:].mean() < 0.95 * loss[:5].mean() and dead[0] >= 3
+    if "auxk" in run.rows[0]:
+        assert dead.max() > 4 * LAYERS and run.column("auxk")[-1] > 0.1
+    for array, start in run.start.items():
+        assert np.abs(run.end[array] - start).max() > 1e-3, array
+
+
+def test_a_gradient_of_the_wrong_scale_is_seen() -> None:
+    """What the other tests would say if a device's gradients were summed twice."""
+    want = trained("autoencoder/topk")
+    end = {name: want.start[name] + 1.001 * (value - want.start[name]) for name, value in want.end.items()}
+    assert difference(dataclasses.replace(want, end=end), want) > 10 * LIMIT
+    fewer = [row | {"l0": row["l0"] - 1 / B} for row in want.rows]
+    assert not same_l0(dataclasses.replace(want, rows=fewer), want)
+
+
+def test_a_state_is_born_the_same_on_every_mesh() -> None:
+    abstract, coder = program("autoencoder/topk", Place((1, 8)))[0], a_coder("autoencoder/topk")[0]
+    config = TrainConfig(batch_size=B, tokens=B)
+    state = init_state(make_init(coder, optax.sgd(1.0), config), 0, abstract)
+    for name, start in trained("autoencoder/topk").start.items():
+        if name in state.params:
+            np.testing.assert_allclose(state.params[name], start, rtol=1e-6, err_msg=name)
+
+
+SENDING = tuple((name, place) for name, place in PAIRS if not place.fsdp)
+
+
+def selecting(name: str, place: Place) -> float:
+    """Bytes that choosing and using the kept latents may send beside the least."""
+    (n_data, n_latent), groups = place.mesh, LAYERS if name.startswith("clt") else 1
+    own_tokens, others = B // n_data, (n_latent - 1) / n_latent
+    sent = 0.0
+    if name.endswith("/topk") or name.endswith("/abs_topk"):
+        # Every device's k candidates of a token, values and indices; then what the chosen are, there and back.
+        candidates = 4 * own_tokens * groups * K * n_latent
+        chosen = 4 * own_tokens * groups * K
+        sent += 2 * others * candidates + 3 * 2 * others * chosen
+    if name.endswith("batchtopk") or name.endswith("matryoshka"):
+        sent += 32 * 2 * 8  # two counts in each step of a bisection
+    if name.endswith("gated"):
+        # What the gate alone reconstructs, and three more numbers of each latent.
+        sent += 2 * others * 4 * own_tokens * D + 3 * 2 * 4 * F // n_latent
+    return sent
+
+
+@pytest.mark.parametrize(("name", "place"), SENDING, ids=str)
+def test_a_step_sends_little_more_than_it_must(name: str, place: Place) -> None:
+    """Nothing as large as the pre-activations, no sort, no rows in a loop; and bytes, of all that every step sends.
+
+    Beside the gradients and the reconstruction (`least`) and the selection: how often each latent fired, scalars.
+    """
+    (n_data, n_latent), groups = place.mesh, LAYERS if name.startswith("clt") else 1
+    abstract, step = program(name, place)
+    text = step.as_text()
+    found = collectives(text)
+    assert found and " sort(" not in text
+    for c in found:
+        assert c.kind in ("all-reduce", "all-gather"), c
+        assert c.kind != "all-gather" or c.size < 4 * B // n_data * groups * F, c
+        assert c.times == 1 or c.size <= 8, c  # a loop counts: it sends no rows
+    sent = sum(c.sent for c in found if not c.branch)
+    must = least(abstract, a_coder(name)[0], B, n_data, n_latent)
+    fired = 2 * 4 * groups * F // n_latent
+    assert must <= sent <= 1.1 * (must + selecting(name, place)) + fired + 256
+
+
+def test_one_device_sends_nothing() -> None:
+    assert collectives(program("autoencoder/topk", ALONE)[1].as_text()) == []
