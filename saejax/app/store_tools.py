@@ -1,4 +1,4 @@
-"""The commands of `launch.store`: look at stores, check them, join them, and make them of others' activations."""
+"""The commands of `saejax store`: look at stores, check them, join them, and make them of others' activations."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
