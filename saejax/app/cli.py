@@ -1,5 +1,6 @@
 """What every command shares: `--config` and its overrides checked, errors as one line, help, exit codes."""
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -8,9 +9,9 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -79,16 +80,30 @@ def run(command: Command, argv: Sequence[str], help_code: int = 0) -> None:
     for name in ("jax", "orbax", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    try:
+    with guarded():
         _run(command, list(argv), help_code)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Errors, signals and a closed pipe end the process as `run` says, without a traceback."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except SaejaxError as error:
-        fail(error)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command continues where it was", file=sys.stderr)
         sys.exit(130)
     except _Stopped as stopped:
         print(f"\nstopped by {stopped}; the same command continues where it was", file=sys.stderr)
         sys.exit(EXIT_PREEMPTED)
+    except BrokenPipeError:  # its reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _run(command: Command, argv: list[str], help_code: int) -> None:
@@ -143,12 +158,6 @@ class _Stopped(BaseException):
 
 def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped(signal.Signals(number).name)
-
-
-def fail(error: SaejaxError) -> NoReturn:
-    """One line, and the error's exit code."""
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -298,24 +298,16 @@ def main() -> None:
     words = sys.argv[1:]
     # What the record of a run shall show, however saejax was found.
     sys.argv = ["saejax", *words]
-    if words[:1] == ["help"] and len(words) > 1:
-        words = [words[1], "--help"]
-    if not words or words[0] in _HELP:
-        print(overview())
-        sys.exit(0)
-    if words[0] in ("--version", "version"):
-        print(f"saejax {importlib.metadata.version('saejax')}")
-        sys.exit(0)
-    name, colon, preset = words[0].partition(":")
-    try:
-        command = _command(name)
-        if name == "quickstart" and not any(re.match("--?config(=|$)", word) for word in words):
-            words.insert(1, f"--config=quickstart{colon}{preset}")
-        elif colon:
-            raise ConfigError(f"{words[0]!r} names no experiment; give --config=<experiment>{colon}{preset}.")
-    except ConfigError as error:
-        cli.fail(error)
-    cli.run(command, [f"saejax {name}", *words[1:]])
+    with cli.guarded():
+        if words[:1] == ["help"] and len(words) > 1:
+            words = [words[1], "--help"]
+        if not words or words[0] in _HELP:
+            print(overview())
+        elif words[0] in ("--version", "version"):
+            print(f"saejax {importlib.metadata.version('saejax')}")
+        else:
+            command, arguments = _named_command(words[0], words[1:])
+            cli.run(command, arguments)
 
 
 def launch(name: str) -> None:
@@ -340,9 +332,19 @@ saejax: sparse dictionaries on language models, trained in JAX.
   saejax train --help                         what a command does and takes"""
 
 
-def _command(name: str) -> Command:
+def _named_command(word: str, rest: Sequence[str]) -> tuple[Command, list[str]]:
+    """(command, its argv) of `saejax <word> <rest>`; the word may be quickstart:preset.
+
+    Raises:
+        ConfigError: no such command, or a preset where no experiment is named.
+    """
+    name, colon, preset = word.partition(":")
     if name.startswith("-"):
         raise ConfigError(f"Name a command before {name!r}, as in: saejax pipeline --config=quickstart")
     if name not in COMMANDS:
         raise ConfigError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
-    return COMMANDS[name]
+    if name == "quickstart" and not any(re.match("--?config(=|$)", other) for other in rest):
+        rest = [f"--config=quickstart{colon}{preset}", *rest]
+    elif colon:
+        raise ConfigError(f"{word!r} names no experiment; give --config=<experiment>{colon}{preset}.")
+    return COMMANDS[name], [f"saejax {name}", *rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -98,11 +99,16 @@ def test_a_build_leaves_nothing_in_the_checkout(wheel: Path) -> None:
 
 
 def test_the_tiny_quickstart_and_three_lines_in_an_empty_folder(installed: Installed) -> None:
+    # Where the environment lies below a repository, its commit is not taken for that of saejax.
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "x", "--allow-empty"]):
+        subprocess.run(["git", *words], cwd=installed.work.parent, check=True)
     said = installed.run("saejax", "quickstart:tiny")
     assert "gates passed       6 of 6" in said
     run = installed.work / "runs" / "quickstart-tiny"
     assert sorted(path.name for path in installed.work.iterdir()) == ["runs", "stores"]
     assert (run / "report.html").is_file()
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["git"] is None and environment["command"][1:] == ["saejax", "quickstart:tiny"]
     shape, latents, kept, where = installed.run("python", "-c", THREE_LINES).strip().split("|")
     assert (shape, latents, kept) == ("(3, 128)", "(3, 1024)", "[24, 24, 24]")
     assert Path(where) == installed.site / "saejax" / "__init__.py"
