@@ -94,7 +94,7 @@ class Experiment:
 
 
 def default_config() -> config_dict.ConfigDict:
-    """Every key with its default: what a file in configs/ starts from."""
+    """Every key with its default: what an experiment file starts from."""
     return to_config_dict(Experiment())
 
 

@@ -221,7 +221,9 @@ def any_manifest(files: StoreFiles) -> Manifest:
     """
     manifest = read_manifest(files)
     if manifest is None:
-        raise DataError(f"There is no store at {files.url} (no manifest.json). Run the command that makes it first.")
+        raise DataError(
+            f"There is no store at {files.url} (no manifest.json). Make it first: saejax capture with this --config."
+        )
     return manifest
 
 

@@ -101,9 +101,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     with pytest.raises(DataError, match="No run at"):
         saejax.load(e.run_dir)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "saejax.app.fit.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0}
-        )
+        patch.setattr("saejax.app.fit.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0})
         assert run_train(Workspace(e)) == 0
     return e
 

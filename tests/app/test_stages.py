@@ -262,7 +262,7 @@ def test_the_pipeline_refuses_before_it_captures_what_training_would_refuse(tmp_
 
 def test_stages_out_of_order_say_which_comes_first(tmp_path: Path) -> None:
     e = tiny_experiment(tmp_path)
-    with pytest.raises(DataError, match=r"no store at .*Run the command that makes it"):
+    with pytest.raises(DataError, match=r"no store at .*Make it first: saejax capture"):
         run_train(Workspace(e))
     with pytest.raises(DataError, match=r"Finish it|Train it first|no checkpoint"):
         run_evaluate(Workspace(e))

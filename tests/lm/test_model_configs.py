@@ -113,7 +113,7 @@ def test_what_is_captured_is_there_and_takes_what_the_docstring_says(name: str, 
     assert e.text.context_length <= model.context_length
     gigabytes = e.capture.tokens * len(captured) * d_model * 2 / 1e9
     doc = importlib.import_module("configs.models").__doc__ or ""
-    (line,) = [line.split() for line in doc.splitlines() if line.split()[:1] == [f"configs/models.py:{name}"]]
+    (line,) = [line.split() for line in doc.splitlines() if line.split()[:1] == [f"models:{name}"]]
     assert line[1:5] == [
         *e.capture.hook_points,
         f"{d_model:,}",

@@ -63,8 +63,8 @@ from saejax.app.workspace import Workspace
 config = default_config()
 config.update_from_flattened_dict(json.loads(sys.argv.pop()))
 sys.argv.append("--config=configs/quickstart.py")
-cli.define_config()
-cli.run(lambda: run_train(Workspace(experiment(config))))
+command = cli.Command("", lambda line: run_train(Workspace(experiment(config))))
+cli.run(command, sys.argv)
 """
 
 
