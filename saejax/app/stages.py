@@ -18,7 +18,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from saejax.analysis import collect_features
-from saejax.app.experiment import Experiment, from_json, to_run_json
+from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.loading import LoadedCoder, load, make_sites, sites_to_meta
 from saejax.app.provenance import Provenance, agreed, of_stores, write_down
 from saejax.app.workspace import Workspace, check_widths, make_prepare, make_validation
@@ -52,13 +52,7 @@ from saejax.text import SPLITS
 from saejax.training import EXIT_PREEMPTED, Setup, train
 from saejax.training.blame import make_blame
 
-# Sections of the configuration that decide what a run's numbers are; the others may change between calls.
-_DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
 _DECIDES_EVAL = ("eval", "gates")
-_TIMING = (
-    *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
-    *("max_skipped_steps", "tensorboard"),
-)
 
 
 def say(text: str = "") -> None:
@@ -411,7 +405,7 @@ def _refuse_other_run(e: Experiment) -> None:
     if path.is_file():
         there = to_run_json(from_json(read_json(path)))
         before, now = deciding(there), deciding(to_run_json(e))
-        if not (before["lm"] or {}).get("model"):
+        if not before["lm"].get("model"):
             # A model decided nothing yet. Which one it is now, with its weights, is compared by provenance.json.
             before, now = before | {"lm": None}, now | {"lm": None}
         changed = differences(before, now)
@@ -420,14 +414,6 @@ def _refuse_other_run(e: Experiment) -> None:
                 f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"
                 "Choose another --config.name, restore these settings, or delete the folder."
             )
-
-
-def deciding(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that decides a run's numbers."""
-    kept = {key: config.get(key) for key in _DECIDES_RUN}
-    # Where the model runs decides nothing.
-    kept["lm"] = {k: v for k, v in (kept["lm"] or {}).items() if k != "device"}
-    return kept | {"train": {k: v for k, v in (kept["train"] or {}).items() if k not in _TIMING}}
 
 
 def _finished_run(work: Workspace) -> LoadedCoder:

@@ -63,7 +63,7 @@ class Setting:
         high = "" if self.high in (None, math.inf) else f"at most {self.high:g}"
         upper = high or ("" if self.below is None else f"below {self.below:g}")
         if self.low == 0:
-            return ", ".join(words for words in (upper or finite, "not negative") if words)
+            return f"{upper or finite}, not negative" if upper or finite else "0 or more"
         if self.low is None and self.above is None:
             return upper or finite
         lower = f"at least {self.low:g}" if self.low is not None else f"above {self.above:g}"

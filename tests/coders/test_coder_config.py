@@ -220,7 +220,7 @@ def test_where_the_encoder_starts() -> None:
         ({"lp_end": 0.0}, ["coder.lp_end", "above 0"]),
         ({"threshold_decay": 1.0}, ["coder.threshold_decay", "below 1"]),
         ({"k_anneal_fraction": 1.5}, ["coder.k_anneal_fraction", "between 0 and 1"]),
-        ({"unit_decoder_every": -1}, ["coder.unit_decoder_every is -1", "negative"]),
+        ({"unit_decoder_every": -1}, ["coder.unit_decoder_every is -1", "0 or more"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_remedy(changes: Tree, named: list[str]) -> None:

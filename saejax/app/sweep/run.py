@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from saejax.app.experiment import Experiment, from_json, to_run_json
+from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.loading import make_sites, sites_to_meta
 from saejax.app.provenance import Provenance, agreed, of_stores, write_down
-from saejax.app.stages import deciding, run_capture, say
+from saejax.app.stages import run_capture, say
 from saejax.app.sweep.loop import SweepOutcome, SweepSetup, train_together
 from saejax.app.sweep.members import GROUPS, Group, Member, groups, members
 from saejax.app.sweep.programs import Program, compiled, evaluate_heldout, make_program, member_state
