@@ -189,8 +189,6 @@ def _block(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Lat
 
 @dataclasses.dataclass(frozen=True)
 class GateSettings(Settings, section="coder"):
-    """Of the reconstruction through the gate."""
-
     gate_coefficient: float | None = weight("Weight of the reconstruction through the gate (gated).")
 
 
@@ -213,8 +211,6 @@ class GateReconstruction(Term[GateSettings]):
 
 @dataclasses.dataclass(frozen=True)
 class MultiTopKSettings(Settings, section="coder"):
-    """Of the second reconstruction."""
-
     multi_topk_coefficient: float | None = weight("Weight of a second reconstruction, from more latents.")
     multi_topk_factor: int = setting(4, "The second reconstruction has this many times k latents.", low=1)
 
@@ -250,8 +246,6 @@ class MultiTopK(Term[MultiTopKSettings]):
 
 @dataclasses.dataclass(frozen=True)
 class L1Settings(Settings, section="coder"):
-    """Of the sum of latents."""
-
     l1_coefficient: float | None = weight("Weight of sum f ||W_dec||.", sparsity=True)
 
 
@@ -272,8 +266,6 @@ class NormWeightedL1(Term[L1Settings]):
 
 @dataclasses.dataclass(frozen=True)
 class LpSettings(Settings, section="coder"):
-    """Of the sum of powers, and how the power falls."""
-
     lp_coefficient: float | None = weight("Weight of sum (f ||W_dec||)^p.", sparsity=True)
     lp_end: float = setting(0.2, "p falls from 1 to this.", above=0, high=1)
     lp_updates: int = setting(10, "The number of equal steps in which p falls.", low=1)
@@ -335,8 +327,6 @@ class AnnealedLp(Term[LpSettings]):
 
 @dataclasses.dataclass(frozen=True)
 class TanhSettings(Settings, section="coder"):
-    """Of the count that saturates."""
-
     tanh_coefficient: float | None = weight("Weight of sum tanh(tanh_scale f ||W_dec||).", sparsity=True)
     tanh_scale: float = setting(4.0, "Slope of the tanh at 0.", above=0)
 
@@ -359,8 +349,6 @@ class Tanh(Term[TanhSettings]):
 
 @dataclasses.dataclass(frozen=True)
 class L0Settings(Settings, section="coder"):
-    """Of the count."""
-
     l0_coefficient: float | None = weight("Weight of the number of latents that fire (jumprelu).", sparsity=True)
 
 
@@ -378,8 +366,6 @@ class L0(Term[L0Settings]):
 
 @dataclasses.dataclass(frozen=True)
 class TargetL0Settings(Settings, section="coder"):
-    """Of the way to a chosen count."""
-
     target_l0_coefficient: float | None = weight("Weight of (L0 / target_l0 - 1)^2 (jumprelu).", sparsity=True)
     target_l0: float = setting(32.0, "The number of latents a token that the thresholds are drawn to.", above=0)
 
@@ -403,8 +389,6 @@ class TargetL0(Term[TargetL0Settings]):
 
 @dataclasses.dataclass(frozen=True)
 class PreActivationSettings(Settings, section="coder"):
-    """Of the pull on latents that do not fire."""
-
     pre_activation_coefficient: float | None = weight("Weight of sum relu(theta - pre) ||W_dec|| (jumprelu).")
     pre_activation_dead_only: bool = setting(False, "That sum runs over dead latents alone.")
 
@@ -447,8 +431,6 @@ def _soft_l0(c: Context) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class AuxKSettings(Settings, section="coder"):
-    """Of the dead latents' reconstruction of the residual."""
-
     auxk_coefficient: float | None = weight("Weight of AuxK: what dead latents could explain of the residual.")
     auxk_k: int = setting(0, "Dead latents that AuxK may use for a token; 0 means d_in / 2.", low=0)
 
@@ -506,8 +488,6 @@ class AuxK(Term[AuxKSettings]):
 
 @dataclasses.dataclass(frozen=True)
 class GhostSettings(Settings, section="coder"):
-    """Of ghost gradients."""
-
     ghost_coefficient: float | None = weight("Weight of ghost gradients for dead latents.")
 
 
@@ -547,8 +527,6 @@ class GhostGradients(Term[GhostSettings]):
 
 @dataclasses.dataclass(frozen=True)
 class DecorrelationSettings(Settings, section="coder"):
-    """Of the decoder's shape."""
-
     decorrelation_coefficient: float | None = weight("Weight of the mean squared cosine between decoder rows.")
 
 

@@ -29,8 +29,8 @@ class Setting:
         choices: the words that it may be, as a table or list, which may grow later. An empty word is one where it is
             the default.
         base: the value where neither the user nor the preset gives one; the default is then None, "" or ().
-        decides: whether it decides a run's numbers, so that a run cannot go on with another value; or a function that
-            says so, given the JSON of its section.
+        decides: whether it decides a run's numbers, so that a run cannot go on with another value; or the name of a key
+            of its section, where it decides them exactly when that one is set.
         per_member: whether the members of a sweep may differ in it.
         sparsity_weight: whether a sweep over sparsity weights multiplies it.
         section: the dataclass of its keys, where it is a section.
@@ -43,7 +43,7 @@ class Setting:
     below: float | None = None
     choices: Iterable[str] | None = None
     base: Any = None
-    decides: bool | Callable[[Mapping[str, Any]], bool] = True
+    decides: bool | str = True
     per_member: bool = False
     sparsity_weight: bool = False
     section: type | None = None
@@ -51,24 +51,25 @@ class Setting:
     def fault(self, value: float) -> str:
         """What the number must be and is not, as "at least 1"; empty where it is in the range."""
         if not self._holds(in_float32(value)):
-            return self.range(type(value)) + (" in float32" if self._holds(value) else "")
+            return self.range(isinstance(value, float)) + (" in float32" if self._holds(value) else "")
         over = isinstance(value, int) and self.high is None and value > _LARGEST_INT
         return f"at most {_LARGEST_INT}" if over else ""
 
-    def range(self, kind: type) -> str:
-        """The bounds of a number of this type in words."""
+    def range(self, finite: bool = False) -> str:
+        """The bounds in words, with the one that floats have besides where `finite`."""
         if self.low is not None and self.high is not None and self.high < math.inf:
             return f"between {self.low:g} and {self.high:.10g}"
-        finite = "finite" if kind is float else ""
-        high = "" if self.high in (None, math.inf) else f"at most {self.high:g}"
-        upper = high or ("" if self.below is None else f"below {self.below:g}")
+        upper = "finite" if finite else ""
+        if self.high not in (None, math.inf):
+            upper = f"at most {self.high:g}"
+        elif self.below is not None:
+            upper = f"below {self.below:g}"
         if self.low == 0:
-            return f"{upper or finite}, not negative" if upper or finite else "0 or more"
-        if self.low is None and self.above is None:
-            return upper or finite
-        lower = f"at least {self.low:g}" if self.low is not None else f"above {self.above:g}"
-        lower = "positive" if lower == "above 0" and not upper else lower
-        return " and ".join(words for words in (lower, upper or finite) if words)
+            return f"{upper}, not negative" if upper else "0 or more"
+        lower = "" if self.low is None else f"at least {self.low:g}"
+        if self.above is not None:
+            lower = "positive" if not self.above and upper in ("", "finite") else f"above {self.above:g}"
+        return " and ".join(words for words in (lower, upper) if words)
 
     def _holds(self, value: float) -> bool:
         # So that NaN fails.
@@ -134,7 +135,7 @@ class Settings:
 
 def deciding(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Of a section's JSON what decides a run's numbers."""
-    return _cut(cls, values, lambda s: s.decides(values) if callable(s.decides) else s.decides, deciding)
+    return _cut(cls, values, lambda s: values.get(s.decides) if isinstance(s.decides, str) else s.decides, deciding)
 
 
 def shared(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def shared(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut(
-    cls: type, values: Mapping[str, Any], keep: Callable[[Setting], bool], within: Callable[..., Any]
+    cls: type, values: Mapping[str, Any], keep: Callable[[Setting], Any], within: Callable[..., Any]
 ) -> dict[str, Any]:
     kept = {name: known for name, known in settings_of(cls).items() if name in values and keep(known)}
     return {name: within(k.section, values[name]) if k.section else values[name] for name, k in kept.items()}

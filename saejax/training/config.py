@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
@@ -13,12 +11,6 @@ from saejax.training.early import EarlySettings
 from saejax.training.optim import OPTIMIZERS
 from saejax.training.resample import ResampleSettings
 from saejax.training.state import StateSettings
-
-
-def _stops_early(train: Mapping[str, Any]) -> bool:
-    """Validations decide a run's numbers where they may end it."""
-    return bool(train.get("early_stop_patience"))
-
 
 # How often something is done: as a count of steps it may be larger than any run.
 _every = functools.partial(setting, high=math.inf, decides=False)
@@ -48,13 +40,13 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "Steps between validations on held-out activations; 0 for none.",
         low=0,
         high=math.inf,
-        decides=_stops_early,
+        decides="early_stop_patience",
     )
     validate_epochs: float = setting(
         0.0,
         "Validations are this share of an epoch of the store apart; 0 leaves it to validate_every.",
         low=0,
-        decides=_stops_early,
+        decides="early_stop_patience",
     )
     log_every: int = _every(10, "Steps between rows of metrics.jsonl.", low=1)
     block_chunks: int = setting(64, "Inner chunks of the store that are shuffled together in memory.", low=1)
