@@ -125,7 +125,7 @@ class Coder:
         values = {term.name: term(c) for term in self.terms}
         loss = jnp.float32(0)
         for term in self.terms:
-            scale = sparsity_scale if term.is_sparsity_weight else 1.0
+            scale = sparsity_scale if term.is_sparsity_weight() else 1.0
             loss = loss + term.coefficient(step) * scale * values[term.name]
 
         seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}

@@ -27,7 +27,7 @@ from saejax.app.sweep.run import as_begun, decided, run_sweep
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, CoderConfig, Sites, build
-from saejax.coders.losses import Term
+from saejax.coders.losses import TERMS
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import read_metrics
@@ -109,7 +109,7 @@ def test_ks_choose_the_target_where_there_is_no_k() -> None:
 
 def test_sparsity_scales_multiply_what_the_losses_say() -> None:
     """The factor in a member's own settings is the one that its program's loss is told."""
-    sparse = {kind.name for kind in _kinds(Term) if kind.is_sparsity_weight}
+    sparse = {kind.name for kind in TERMS if kind.is_sparsity_weight()}
     named = set()
     for preset in RECIPES:
         one, two = (dict(weights) for weights in ({}, {}))
@@ -148,12 +148,6 @@ def test_the_order_of_a_begun_sweep_is_the_recorded_one(tmp_path: Path) -> None:
         assert as_begun(turned, members(turned)) == members(turned) != recorded
         write_json(begun.run_dir / "sweep_config.json", decided(recorded))
         assert as_begun(turned, members(turned)) == recorded
-
-
-def _kinds(kind: type) -> Iterator[Any]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from _kinds(below)
 
 
 @pytest.mark.parametrize(

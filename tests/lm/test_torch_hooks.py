@@ -394,7 +394,7 @@ def test_what_is_chosen_and_refused(folder_of: Callable[[str], Path], tmp_path: 
     gpt2 = str(folder_of("GPT2"))
     ours, theirs = (load_lm(gpt2, backend=backend).identity for backend in ("auto", "torch"))
     assert theirs == ours | {"backend": "torch"}
-    with pytest.raises(ConfigError, match=r"lm\.backend is 'tensorflow'; it must be one of auto, jax, torch"):
+    with pytest.raises(ConfigError, match=r"lm\.backend is 'tensorflow'\. There are: auto, jax, torch"):
         LMConfig(backend="tensorflow")
     with pytest.raises(ConfigError, match=r"lm\.device is 'gpu'"):
         load_lm(gpt2, backend="torch", device="gpu")
@@ -402,7 +402,7 @@ def test_what_is_chosen_and_refused(folder_of: Callable[[str], Path], tmp_path: 
         load_lm(gpt2).rows_that_fit(POINTS, S)
     assert load_lm(gpt2, backend="torch").rows_that_fit(POINTS, S) == 32
     CaptureConfig(batch_rows=0)
-    with pytest.raises(ConfigError, match=r"batch_rows is -1; it must be at least 1, or 0"):
+    with pytest.raises(ConfigError, match=r"batch_rows is -1; it must be 0 or more"):
         CaptureConfig(batch_rows=-1)
     strange = tmp_path / "strange"
     random_model("OPT").save_pretrained(strange)
