@@ -10,9 +10,9 @@ from pathlib import Path
 
 from absl import flags
 
+from benchmarks.demo_lm.make import DemoConfig, make_demo
 from saejax.app import cli
 from saejax.core.errors import ConfigError
-from saejax.lm.demo import DemoConfig, make_demo
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write the model to.", required=True)
 _STEPS = flags.DEFINE_integer("steps", DemoConfig.steps, "Training steps of 4,096 tokens.", lower_bound=1)

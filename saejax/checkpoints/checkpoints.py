@@ -29,7 +29,6 @@ class Checkpoints:
         directory: created by the first save.
         keep_last: how many of the newest checkpoints to keep, at least 1.
         keep_every: also keep every step that is a multiple of this.
-        background: False makes `save` return only when all is durable.
 
     Raises:
         ConfigError: keep_last or keep_every below 1.
@@ -41,12 +40,10 @@ class Checkpoints:
         *,
         keep_last: int = 3,
         keep_every: int | None = None,
-        background: bool = True,
     ) -> None:
         self.directory = Path(directory).absolute()
         self._steps = Steps(self.directory)
         self._saving = Saving(self._steps, Retention(keep_last, keep_every))
-        self._background = background
 
     def __enter__(self) -> Self:
         return self
@@ -85,8 +82,6 @@ class Checkpoints:
         """
         self.wait()
         self._saving.start(step, items, meta, keep)
-        if not self._background:
-            self.wait()
 
     def wait(self) -> None:
         """Return when everything saved so far is durable.

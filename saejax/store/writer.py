@@ -14,7 +14,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.lease import lease
 from saejax.store.commits import Commit, write_commit
 from saejax.store.completing import complete_if_all_done, no_row
-from saejax.store.files import StoreFiles, make_context
+from saejax.store.files import StoreFiles
 from saejax.store.flight import Flight
 from saejax.store.intake import Shard, as_bf16_rows, as_int32_rows
 from saejax.store.layout import METADATA_NAMES, StoreLayout, arrays_of, check_hook_points
@@ -60,7 +60,6 @@ class StoreWriter:
         n_tokens: int,
         layout: StoreLayout | None = None,
         seed: int = 0,
-        copy_threads: int | None = None,
         part: int = 0,
         parts: int = 1,
     ) -> Self:
@@ -73,7 +72,6 @@ class StoreWriter:
             n_tokens: rows wanted of all parts together; `full` turns True when this one has its share.
             layout: shard and chunk rows (default StoreLayout()).
             seed: of the permutation within shards.
-            copy_threads: bound on tensorstore's encoding threads.
             part, parts: which part is written, and how many there are.
 
         Raises:
@@ -89,7 +87,7 @@ class StoreWriter:
         if not 0 <= part < check_parts(parts):
             raise ConfigError(f"There is no part {part} of {parts}; parts are numbered from 0.")
         header = Header(plain_json(identity, "identity"), dict(hook_points), n_tokens, layout, int(seed), parts)
-        files = StoreFiles(path, make_context(copy_threads=copy_threads))
+        files = StoreFiles(path)
         with ExitStack() as stack:
             if files.local is not None:
                 stack.enter_context(lease(files.local, None if parts == 1 else part))

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.demo_lm.make import DemoConfig, make_demo
+from benchmarks.demo_lm.ngram import ngram_losses
+from benchmarks.demo_lm.pretrain import evaluate
 from saejax.core.errors import DataError
 from saejax.lm import LanguageModel, checkpoint, load_lm
-from saejax.lm.demo import DemoConfig, make_demo
-from saejax.lm.ngram import ngram_losses
-from saejax.lm.pretrain import evaluate
 from saejax.text import PackedRows, Packer, TextConfig, open_source
 
 FOLDER = Path(checkpoint.__file__).parent / "demo"

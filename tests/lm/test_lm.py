@@ -25,11 +25,11 @@ import tokenizers
 from tiny import products
 from tokenizers import models, pre_tokenizers
 
+from benchmarks.demo_lm.ngram import ngram_losses
+from benchmarks.demo_lm.pretrain import PretrainConfig, evaluate, pretrain
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, LMConfig, checkpoint, decoder, load_lm
 from saejax.lm.conventions import DecoderConfig, Rope
-from saejax.lm.ngram import ngram_losses
-from saejax.lm.pretrain import PretrainConfig, evaluate, pretrain
 
 VOCAB, BOS, MASK, POSITIONS = 97, 95, 96, 48
 CONFIG: dict[str, Any] = {
