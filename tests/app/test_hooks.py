@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import CONFIG, random_params, write_tokenizer
 from tiny import ROOT
+from tiny.decoders import CONFIG, random_params, write_tokenizer
 
 from saejax.app import hook_list
 from saejax.app.experiment import default_config, experiment

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import VOCAB, rows_of, saved
+from tiny.decoders import VOCAB, rows_of, saved
 
 from saejax.core.errors import DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, load_lm

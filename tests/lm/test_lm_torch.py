@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import CONFIG, POINTS, POSITIONS, VOCAB, random_params, rows_of, run_rows, saved, write_tokenizer
+from tiny.decoders import CONFIG, POINTS, POSITIONS, VOCAB, random_params, rows_of, run_rows, saved, write_tokenizer
 
 from saejax.lm import LanguageModel, checkpoint, load_lm
 

@@ -11,7 +11,7 @@ import numpy as np
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.store import StoreLayout, StoreWriter
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 D_IN = 16
 
 
