@@ -1,9 +1,7 @@
 """The embedded demo model: small, complete, and a language model (transformers' view: test_lm_torch.py)."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,14 +13,6 @@ from saejax.lm import LanguageModel, checkpoint, load_lm
 from saejax.text import PackedRows, Packer, TextConfig, open_source
 
 FOLDER = Path(checkpoint.__file__).parent / "demo"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

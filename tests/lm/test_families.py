@@ -91,14 +91,6 @@ ROWS = {name: value[:, :POSITIONS] for name, value in ROWS.items()}
 PIECES = ((0, 0, 24), (1, 0, 9), (1, 9, 10), (1, 10, 21))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def random_model(name: str) -> Any:
     family, settings = MODELS[name]
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import math
 import shutil
 import tracemalloc
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,6 @@ from saejax.lm.conventions import DecoderConfig, Rope
 
 # Not compiled, a new shape costs seconds: whatever runs so has this one.
 ROW = rows_of([[30, 18]])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_accumulation_equals_the_whole_batch(preset: str) -> None:
 
 
 # Those that follow a number of their own; the others in the soak.
-FOLLOWING = ("p_anneal", "batchtopk", "clt")
+FOLLOWING = ("p_anneal", "batchtopk")
 
 
 @pytest.mark.parametrize(
