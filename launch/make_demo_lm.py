@@ -12,9 +12,9 @@ from pathlib import Path
 
 from absl import flags
 
+from benchmarks.demo_lm.make import DemoConfig, make_demo
 from saejax.app.cli import Command, Line, run
 from saejax.core.errors import ConfigError
-from saejax.lm.demo import DemoConfig, make_demo
 
 
 def main(line: Line) -> None:

@@ -41,13 +41,12 @@ class Coder:
     unit_decoder_every: int
     dead_after_tokens: int
 
-    def init(self, key: jax.Array, b_dec: jax.Array | None = None) -> Params:
-        """Fresh parameters, a plain dict of float32 arrays; b_dec starts at the targets' centre if given."""
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters, a plain dict of float32 arrays."""
         params = nn.meta.unbox(self.topology.init(key)["params"])
         shape = self.topology.latent_shape
         own = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}
-        given = {} if b_dec is None else {"b_dec": jnp.asarray(b_dec, jnp.float32)}
-        return params | own | given
+        return params | own
 
     def init_stats(self) -> Stats:
         """tokens_since_fired, int32 of the latents' shape, and what sparsity and terms follow."""

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import CONFIG, random_params, write_tokenizer
 from tiny import ROOT
+from tiny.decoders import CONFIG, random_params, write_tokenizer
 
 from saejax.app import hook_list
 from saejax.app.experiment import default_config, experiment
@@ -272,13 +272,17 @@ def test_wrong_words_are_one_line_with_what_to_do(tmp_path: Path) -> None:
     ("code", "arguments", "message"),
     [
         (1, ("llama-3-8b",), "error: The model 'meta-llama/Meta-Llama-3-8B' cannot be had from the hub"),
-        (2, ("demo", "--config=configs/quickstart.py"), "error: Give a model (demo) or --config, not both."),
-        (
-            2,
-            ("--config=configs/quickstart.py", "--backend=jax"),
-            "error: --backend goes with a model; with --config set",
+        *(
+            pytest.param(2, words, message, marks=pytest.mark.soak)
+            for words, message in (
+                (("demo", "--config=configs/quickstart.py"), "error: Give a model (demo) or --config, not both."),
+                (
+                    ("--config=configs/quickstart.py", "--backend=jax"),
+                    "error: --backend goes with a model; with --config set",
+                ),
+                (("--config.lm.modle=demo",), "error: Unknown key config.lm.modle. Did you mean 'model'?"),
+            )
         ),
-        (2, ("--config.lm.modle=demo",), "error: Unknown key config.lm.modle. Did you mean 'model'?"),
         (2, ("--bakend=jax",), "error: Unknown flag --bakend. Did you mean 'backend'?"),
     ],
 )

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_evals import BOS, HOOK, ROW, SPECIAL, documents, source, tiny_lm
 from tiny import replaced, tiny_experiment
+from tiny.by_hand import BOS, HOOK, ROW, SPECIAL, documents, source, tiny_lm
 
 import saejax
 from saejax.app.stages import run_capture as run_stage

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,14 +192,6 @@ def test_a_config_with_a_damaged_key_is_described_or_refused_in_a_line(count: in
 
 
 # --- shrunk, from text to a store -----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def shrunk(name: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_lm import POINTS as JAX_POINTS
-from test_lm import VOCAB, in_order, rows_of, run_rows, write_tokenizer
 from tiny import replaced, tiny_experiment
+from tiny.decoders import POINTS as JAX_POINTS
+from tiny.decoders import VOCAB, in_order, rows_of, run_rows, write_tokenizer
 
 from saejax.app.experiment import deciding
 from saejax.app.stages import run_capture, run_pipeline
