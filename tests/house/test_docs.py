@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -56,7 +57,7 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the blocks run: it has a run and a store called quickstart, as after `make quickstart`, and much smaller."""
+    """Where the blocks run: with a run and a store called quickstart, as after `make quickstart`, but much smaller."""
     folder = tmp_path_factory.mktemp("docs")
     e = tiny_experiment(folder, top={"name": "quickstart"}, capture={"hook_points": ("blocks.3.resid_post",)})
     run_capture(Workspace(e))
@@ -68,14 +69,19 @@ def in_process(page: Path) -> list[Block]:
     return [block for block in blocks(page, "python") if block.info == "python"]
 
 
+def script(found: list[Block], path: Path) -> str:
+    """The blocks as one file, each in the lines that it has on the page, so that a failure says where it is."""
+    lines: list[str] = []
+    for block in found:
+        lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if in_process(page) and page.stem != "extending"], ids=name_of)
 def test_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    namespace: dict[str, Any] = {"__name__": "page"}
-    for block in in_process(page):
-        # Line numbers of the page, so that a failure says where it is.
-        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
-        exec(code, namespace)
+    runpy.run_path(script(in_process(page), folder / f"{page.stem}.py"))
 
 
 def test_few_blocks_are_left_out() -> None:
@@ -144,9 +150,7 @@ def test_worked_examples_run_in_a_changed_copy(code: str, checkout: Path, tmp_pa
 def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
-    namespace: dict[str, Any] = {"__name__": "notebook"}
-    for block in blocks(notebook, "{code-cell}"):
-        exec(compile("\n" * (block.line - 1) + block.text, str(notebook), "exec"), namespace)
+    runpy.run_path(script(blocks(notebook, "{code-cell}"), tmp_path / "cells.py"))
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -158,8 +162,8 @@ def command_lines(page: Path) -> list[str]:
     """Every `saejax ...` and `python -m launch....` of the page's shell blocks, as `command word word ...`."""
     found = []
     for block in blocks(page, "bash"):
-        for line in block.text.replace("\\\n", " ").splitlines():
-            line = line.partition(" #")[0]
+        for whole in block.text.replace("\\\n", " ").splitlines():
+            line = whole.partition(" #")[0]
             for start in COMMAND.finditer(line):
                 if start.start() == 0 or line[start.start() - 1] in ' "':
                     found.append(line[start.end() :].strip().rstrip('"&').strip())
