@@ -80,8 +80,8 @@ def last_of_document(packed: PackedRows, k: int) -> np.ndarray:
 def outliers(activations_ND: Mapping[str, np.ndarray], candidates_N: np.ndarray, ratio: float) -> np.ndarray:
     """||x_n|| > ratio median_m ||x_m|| at any hook point, the median over the candidates m; bool [N].
 
-    Most models have few such tokens, usually the first of a text. They are so long that they alone decide a mean
-    squared error. A median of zero filters nothing.
+    Such tokens are few in most models, usually the first of a text, and so far out that they decide a mean squared
+    error by themselves. A median of zero filters nothing.
     """
     found_N = np.zeros(len(candidates_N), bool)
     if not candidates_N.any():
