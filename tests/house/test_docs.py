@@ -166,7 +166,9 @@ def command_lines(page: Path) -> list[str]:
             line = whole.partition(" #")[0]
             for start in COMMAND.finditer(line):
                 if start.start() == 0 or line[start.start() - 1] in ' "':
-                    found.append(line[start.end() :].strip().rstrip('"&').strip())
+                    words = line[start.end() :].strip().rstrip("&").strip()
+                    # The quote that began before the command, as in --wrap="srun saejax ...".
+                    found.append(words.rstrip('"') if words.count('"') % 2 else words)
     return found
 
 
