@@ -40,8 +40,7 @@ from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.metrics import read_metrics
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import Batches, StoreLayout, StoreWriter
-from saejax.training.config import TrainConfig
-from saejax.training.loop import from_items, items_of
+from saejax.training import TrainConfig, TrainState
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import abstract_state, init_state, make_init
 from saejax.training.step import compile_step, default_hyper, make_step
@@ -531,14 +530,15 @@ def halves(folder: Path, preset: str, steps: int) -> tuple[int, int]:
         for i in range(first, steps):
             now, _ = compiled(now, batches[i], hyper)
             if saves is not None:
-                saves.save(i + 1, items_of(now), {})
+                saves.save(i + 1, now.to_items(), {})
         return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(now)]
 
     with Checkpoints(folder, keep_last=steps) as checkpoints:
         whole = ends(init_state(init, 3, abstract), 0, checkpoints)
         checkpoints.wait()
         again = [
-            ends(from_items(checkpoints.restore(k, items_of(abstract))[0]), k, None) == whole for k in range(1, steps)
+            ends(TrainState.from_items(checkpoints.restore(k, abstract.to_items())[0]), k, None) == whole
+            for k in range(1, steps)
         ]
     return len(again), sum(again)
 

@@ -13,7 +13,8 @@ _CONFIG = cli.define_config()
 
 def main() -> None:
     from saejax.app.experiment import experiment
-    from saejax.app.stages import Workspace, run_capture
+    from saejax.app.stages import run_capture
+    from saejax.app.workspace import Workspace
 
     run_capture(Workspace(experiment(_CONFIG.value)))
 

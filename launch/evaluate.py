@@ -15,7 +15,8 @@ _REDO = flags.DEFINE_boolean("redo", False, "Evaluate again although eval.json i
 
 def main() -> int:
     from saejax.app.experiment import experiment
-    from saejax.app.stages import Workspace, run_evaluate
+    from saejax.app.stages import run_evaluate
+    from saejax.app.workspace import Workspace
 
     return run_evaluate(Workspace(experiment(_CONFIG.value)), redo=_REDO.value)
 

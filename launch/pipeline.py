@@ -13,7 +13,8 @@ _CONFIG = cli.define_config()
 
 def main() -> int:
     from saejax.app.experiment import experiment
-    from saejax.app.stages import Workspace, run_pipeline
+    from saejax.app.stages import run_pipeline
+    from saejax.app.workspace import Workspace
 
     return run_pipeline(Workspace(experiment(_CONFIG.value)))
 

@@ -15,7 +15,8 @@ _REDO = flags.DEFINE_boolean("redo", False, "Make the report again although it i
 
 def main() -> None:
     from saejax.app.experiment import experiment
-    from saejax.app.stages import Workspace, run_report
+    from saejax.app.stages import run_report
+    from saejax.app.workspace import Workspace
 
     run_report(Workspace(experiment(_CONFIG.value)), redo=_REDO.value)
 

@@ -1,18 +1,28 @@
 """saejax: sparse dictionaries on language models, trained in JAX.
 
-sae = saejax.load("runs/quickstart")       # encode, decode, params, config
+sae = saejax.train(x, "topk", k=32)        # x: activations [N, D], a store, or batches
+sae = saejax.load("runs/quickstart")       # encode, decode, params, config; a run or a saved folder
 lm = saejax.load_lm("demo")                # run, activations, hook_points
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from saejax.app.loading import LoadedCoder, load
+    from saejax.app.given import train
+    from saejax.app.loading import load
+    from saejax.experiment import default_config
     from saejax.lm import load_lm
+    from saejax.trained import TrainedCoder
 
-__all__ = ["LoadedCoder", "load", "load_lm"]
+__all__ = ["TrainedCoder", "default_config", "load", "load_lm", "train"]
 
-_HOME = {"load": "saejax.app.loading", "LoadedCoder": "saejax.app.loading", "load_lm": "saejax.lm"}
+_HOME = {
+    "train": "saejax.app.given",
+    "load": "saejax.app.loading",
+    "TrainedCoder": "saejax.trained",
+    "load_lm": "saejax.lm",
+    "default_config": "saejax.experiment",
+}
 
 
 def __getattr__(name: str) -> Any:

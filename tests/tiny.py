@@ -10,6 +10,8 @@ import numpy as np
 
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.store import StoreLayout, StoreWriter
+from saejax.store.layout import BF16
+from saejax.training import Outcome, Setup, TrainConfig, program_of_one, put_on, train
 
 ROOT = Path(__file__).resolve().parent.parent
 D_IN = 16
@@ -85,6 +87,50 @@ def products(jaxpr: Any) -> list[tuple[str, Any]]:
             precision = equation.params["precision"]
             found.append((dtype, precision and precision[0]))
     return found
+
+
+@dataclasses.dataclass
+class Stream:
+    """A `BatchSource` of what a function gives: start step -> batches."""
+
+    iterate: Callable[[int], Any]
+    epoch_rows: int
+    dtype: Any = BF16
+    hook_points: Any = None
+    batch_size: int = 0
+    statistics: Any = None
+    whole_batch_at: Any = None
+
+    def places(self, step: int) -> dict[str, np.ndarray]:
+        return {}
+
+
+def train_alone(
+    config: TrainConfig,
+    coder: Any,
+    mesh: Any,
+    batches: Callable[[int], Any],
+    sites: Any,
+    prepare: Callable[[Any], Any],
+    epoch_rows: int,
+    seed: int,
+    validate: Callable[[Any, Any], dict[str, float]] | None,
+    writers: Any,
+    checkpoints: Any,
+    meta: dict[str, Any],
+    **how: Any,
+) -> Outcome:
+    """A session of training one coder, without stores or run folders."""
+    program = program_of_one(coder, config, sites, prepare, mesh, seed=seed, checkpoints=checkpoints, meta=meta, **how)
+    setup = Setup(
+        programs=[program],
+        batches=Stream(batches, epoch_rows),
+        put=put_on(mesh, config.batch_size),
+        validate=validate and (lambda states: {"": validate(states[0].evaluated(), states[0].stats)}),
+        writers={"": writers},
+        mesh=mesh,
+    )
+    return train(config, setup)
 
 
 def fill(

@@ -31,13 +31,13 @@ from absl import app, flags
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.peers.measure import measure
-from saejax.app.loading import make_sites
-from saejax.app.workspace import initial_b_dec
 from saejax.coders import CoderConfig, build
 from saejax.coders.initialisation import reconstructing_scale
 from saejax.store import Statistics, StoreReader
+from saejax.trained import make_sites
 from saejax.training import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.start import initial_b_dec
 from saejax.training.state import TrainState, make_init
 from saejax.training.step import default_hyper, make_step
 

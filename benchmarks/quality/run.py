@@ -28,12 +28,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.peers.measure import measure
-from saejax.app.loading import make_sites
-from saejax.app.workspace import make_prepare
 from saejax.coders import CoderConfig, build
 from saejax.store import Batches, StoreReader
+from saejax.trained import make_sites
 from saejax.training import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.start import make_prepare
 from saejax.training.state import make_init
 from saejax.training.step import default_hyper, make_step
 

@@ -1,7 +1,6 @@
 """For every latent: the passages that activate it most, its activation histogram, the logits it promotes."""
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -9,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.capture import near
-from saejax.coders import Coder, Latents, Sites
+from saejax.coders import Latents, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
 from saejax.kernels.dense import EXACT
 from saejax.lm.forward import Model, compiled
 from saejax.lm.pair import ModelPair
 from saejax.text import Packer
+from saejax.trained import TrainedCoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,30 +73,24 @@ class _Scan:
 
 
 def collect_features(
-    coder: Coder,
-    params: Any,
-    lm: Model,
-    packer: Packer,
-    sites: Sites,
-    config: ReportConfig,
-    max_norm_ratio: float = 0.0,
+    sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, max_norm_ratio: float = 0.0
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.json, tokens scanned, seconds).
 
-    `params` are for raw activations. The passages are of the held-out split; no two of a latent come from the same
-    packed row. Tokens that a capture with `max_norm_ratio` would have dropped are left out. Where a coder has groups
-    (layers), latent f of group g is feature g F + f, and its entry has "layer": g.
+    `sae` has the model's own names for its hook points (`TrainedCoder.at`). The passages are of the held-out split; no
+    two of a latent come from the same packed row. Tokens that a capture with `max_norm_ratio` would have dropped are
+    left out. Where a coder has groups (layers), latent f of group g is feature g F + f, and its entry has "layer": g.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
-    scan, seconds = _scan(coder, params, lm, packer, sites, config, max_norm_ratio)
-    width = math.prod(coder.topology.latent_shape)
+    coder, sites, width = sae.coder, sae.sites, sae.n_latents
+    scan, seconds = _scan(sae, lm, packer, config, max_norm_ratio)
     shown = min(config.max_features or width, width)
     names = _document_names(packer, scan.documents)
     # Rows go to the last site written: of two models, to the residual stream of the one that has it.
     writer = lm.owner(sites.writes[-1]) if isinstance(lm, ModelPair) else lm
-    added_FD = _into_residual(coder, params, lm, sites)
+    added_FD = _into_residual(sae, lm)
     nothing = [((), ())] * shown
     top, bottom = (nothing, nothing) if added_FD is None else promoted_logits(writer, added_FD[:shown], config.logits)
     strings = _TokenTable(lm)
@@ -132,11 +126,11 @@ def _describe(sites: Sites) -> str:
     return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
 
 
-def _into_residual(coder: Coder, params: Any, lm: Model, sites: Sites) -> np.ndarray | None:
+def _into_residual(sae: TrainedCoder, lm: Model) -> np.ndarray | None:
     """[G F, D]: what a unit of each latent adds to the residual stream; None where that is not known of some site."""
     groups = []
-    for written in coder.topology.written(params):
-        parts = [lm.into_residual(sites.writes[site], np.asarray(rows)) for site, rows in written.items()]
+    for written in sae.coder.topology.written(dict(sae.params)):
+        parts = [lm.into_residual(sae.sites.writes[site], np.asarray(rows)) for site, rows in written.items()]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
@@ -194,9 +188,11 @@ class _TokenTable:
 
 
 def _scan(
-    coder: Coder, params: Any, lm: Model, packer: Packer, sites: Sites, config: ReportConfig, max_norm_ratio: float
+    sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, max_norm_ratio: float
 ) -> tuple[_Scan, float]:
     """(the scan, its seconds without compilation)."""
+
+    coder, sites, params = sae.coder, sae.sites, dict(sae.params)
 
     def forward(lm_params: Any, tokens: Any, positions: Any, segments: Any, keep: Any) -> Any:
         _, captured = lm.apply(lm_params, tokens, positions, segments, sites.hook_points)

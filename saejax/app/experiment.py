@@ -129,3 +129,19 @@ def from_json(value: dict[str, Any]) -> Experiment:
     if isinstance(gates, dict):
         value = value | {"gates": {name: bar for name, bar in gates.items() if bar is not None}}
     return from_config_dict(Experiment, value)
+
+
+# Sections of the configuration that decide what a run's numbers are; the others may change between calls.
+_DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
+_TIMING = (
+    *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
+    *("max_skipped_steps", "tensorboard"),
+)
+
+
+def deciding(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that decides a run's numbers."""
+    kept = {key: config.get(key) for key in _DECIDES_RUN}
+    # Where the model runs decides nothing.
+    kept["lm"] = {k: v for k, v in (kept["lm"] or {}).items() if k != "device"}
+    return kept | {"train": {k: v for k, v in (kept["train"] or {}).items() if k not in _TIMING}}

@@ -45,15 +45,16 @@ def _of_store(path: str, manifest: Manifest) -> dict[str, Any]:
     return {"store": path, "rows": manifest.n_tokens, "fingerprint": manifest.fingerprint}
 
 
-def agreed(e: Experiment, found: Provenance) -> Provenance:
+def agreed(e: Experiment, found: Provenance, unrecorded: Provenance | None = None) -> Provenance:
     """What the run of an experiment was made from, with what `found` adds to it.
 
-    A run that has no record (it is new, or an earlier version made it) is taken to be made from the stores as they are.
+    A run without a record (it is new, or an earlier version made it) counts as made from `unrecorded`, by default the
+    stores as they are.
 
     Raises:
         DataError: the run was made from something else; each difference is listed.
     """
-    known = _recorded(e) or of_stores(e)
+    known = _recorded(e) or (of_stores(e) if unrecorded is None else unrecorded)
     if changed := [line for key, now in found.items() if now for line in _differences(key, known.get(key, {}), now)]:
         raise DataError(
             f"{e.run_dir} was made from something else:\n  " + "\n  ".join(changed) + "\n"

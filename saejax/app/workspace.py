@@ -1,46 +1,35 @@
-"""What the stages of an experiment share: the model, the text, the stores, and how a coder starts and is validated."""
+"""What the stages of an experiment share: the model, the text, the stores, and the coder that fits them."""
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
-from saejax.app.loading import unscaled
 from saejax.app.provenance import Provenance, agreed, of_stores
 from saejax.capture import (
-    ActivationStream,
     Named,
     SelectingPacker,
     expand_hook_points,
     store_identity,
     stream_activations,
 )
-from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, bias_for_rate, build
+from saejax.coders import TOPOLOGIES, Coder, build
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
-from saejax.evals import Reconstruction
-from saejax.evals.reconstruction import batch_sums
 from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
-from saejax.parallel import DATA, batch_sharding, make_mesh, on_mesh, replicated
-from saejax.store import Batches, Statistics, StoreReader
+from saejax.parallel import make_mesh
+from saejax.store import Batches, BatchSource, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
 from saejax.text import Packer, Source, open_source
 from saejax.text.sources import split_rule
-from saejax.training.center import geometric_median
-from saejax.training.config import TrainConfig
-
-# What a validation says of a coder.
-VALIDATED = ("fve", "r2", "l0", "relative_error")
+from saejax.trained import check_widths
 
 
 @dataclasses.dataclass
@@ -206,9 +195,7 @@ class Workspace:
         named = {key: value for key, value in header.identity.get("lm", {}).items() if value}
         return said | ({"lm": {key: self.lm.identity.get(key) for key in named}} if named else {})
 
-    def training(
-        self, mesh: Mesh, hook_points: Sequence[str] = (), rows: tuple[int, int] | None = None
-    ) -> Batches | ActivationStream:
+    def training(self, mesh: Mesh, hook_points: Sequence[str] = (), rows: tuple[int, int] | None = None) -> BatchSource:
         """The training's batches, of the given hook points or of the coder's sites: from the store or the model.
 
         Of several processes each has `rows` [first, stop) of every batch.
@@ -256,16 +243,6 @@ class StoreHookPoints:
         return name
 
 
-def check_widths(what: str, widths: Mapping[str, int], other: str, there: Mapping[str, int]) -> None:
-    """Raises DataError where `what` has another width than `other` at one of its hook points."""
-    for name, width in widths.items():
-        if width != there[name]:
-            raise DataError(
-                f"{what} is {width} wide at {name}, {other} {there[name]}: they do not belong together. Name the store "
-                "(`store`) and the model (lm.model) that do."
-            )
-
-
 def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
     """The mlp_out of each block read.
 
@@ -279,105 +256,3 @@ def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
                 "(then it writes the mlp_out of the block)."
             )
     return tuple(f"{name.rpartition('.')[0]}.mlp_out" for name in reads)
-
-
-def make_prepare(
-    config: CoderConfig, coder: Coder, sites: Sites, batches: Batches | ActivationStream
-) -> Callable[[Any], Any]:
-    """(fresh parameters) -> parameters with biases where the data are, by `b_dec_init` and `firing_rate_init`."""
-
-    @functools.cache
-    def sample() -> dict[str, np.ndarray]:
-        """One shuffled batch: a fair sample, and the same on every machine."""
-        return batches.whole_batch_at(0)
-
-    b_dec = initial_b_dec(config.b_dec_init, sites, sample, batches.statistics)
-
-    def prepare(params: Any) -> Any:
-        params = params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
-        if not config.firing_rate_init:
-            return params
-        x = sites.batch({name: jnp.asarray(value) for name, value in sample().items()})["x"]
-        return bias_for_rate(coder, params, x, config.firing_rate_init)
-
-    return prepare
-
-
-def initial_b_dec(
-    how: str, sites: Sites, sample: Callable[[], dict[str, np.ndarray]], statistics: Mapping[str, Statistics]
-) -> np.ndarray:
-    """b_dec at step 0, in the scale of training: mean, geometric median or zero of each written site; [D] or [S, D]."""
-    centre = {
-        "mean": lambda name: statistics[name].mean,
-        "geometric_median": lambda name: geometric_median(sample()[name].astype(np.float64)),
-        "zeros": lambda name: np.zeros(len(statistics[name].mean)),
-    }[how]
-    rows = [centre(name) * scale for name, scale in zip(sites.writes, sites.write_scales, strict=True)]
-    return np.stack(rows) if sites.stacked else rows[0]
-
-
-def heldout_rows(coder: Coder, train: TrainConfig, devices: int = 1, members: int = 1) -> int:
-    """Activations of the held-out store that are looked at together: a multiple of the devices along "data".
-
-    As many as training looks at together, so that what fits into memory in training does here; more, up to 4,096, where
-    their dense latents (of all members of a program) take no more than 64 MB.
-    """
-    rows = min(4096, max(train.batch_size // train.accumulate, coder.few_tokens // members))
-    return max(1, rows // devices) * devices
-
-
-def make_validation(
-    coder: Coder, reader: StoreReader, sites: Sites, mesh: Mesh, train: TrainConfig
-) -> Callable[[Any, Any], dict[str, float]]:
-    """(params, stats of the running training) -> metrics on the held-out store, for raw activations.
-
-    Every process of a training reads the same rows and comes to the same metrics.
-    """
-    of_all, n_rows = make_sums(coder, sites, reader.statistics), heldout_rows(coder, train, mesh.shape[DATA])
-
-    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
-        return of_all(params, stats, *jax.lax.with_sharding_constraint((arrays, keep_B), batch_sharding(mesh)))
-
-    run = jax.jit(on_mesh(sums, mesh), out_shardings=replicated(mesh))
-
-    def validate(params: Any, stats: Any) -> dict[str, float]:
-        total = Reconstruction()
-        for arrays, keep_B in in_order(reader, sites.hook_points, n_rows):
-            total.add(run(params, stats, arrays, keep_B))
-        return {name: v for name, v in total.metrics().items() if name in VALIDATED}
-
-    return validate
-
-
-def make_sums(coder: Coder, sites: Sites, statistics: Mapping[str, Statistics]) -> Callable[..., Any]:
-    """(params, stats, {hook point: [B, D] as stored}, keep [B]) -> sums for `Reconstruction`; pure, to be compiled.
-
-    Of the coder for after training, for raw activations, over the rows to keep.
-    """
-    raw = unscaled(sites)
-    shift_R = jnp.asarray(np.concatenate([statistics[name].mean for name in sites.writes]), jnp.float32)
-
-    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
-        own, params = coder.inference(params, stats)
-        params = own.topology.fold(params, sites.read_scales, sites.write_scales)
-        batch = raw.batch(arrays)
-        latents = own.encode(params, batch["x"])
-        y_hat = own.decode(params, latents, batch["x"])
-        y_BR, y_hat_BR = (a.reshape(len(keep_B), -1) for a in (batch["y"], y_hat))
-        return batch_sums(y_BR, y_hat_BR, latents.flat(), keep_B, shift_R)
-
-    return sums
-
-
-def in_order(
-    reader: StoreReader, hook_points: Sequence[str], batch_size: int
-) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """All rows of a store as ({hook point: [batch_size, D]}, keep [batch_size]), the last ones padded with zeros."""
-    for start in range(0, reader.n_tokens, batch_size):
-        rows = reader.rows(start, min(start + batch_size, reader.n_tokens))
-        count = min(batch_size, reader.n_tokens - start)
-        padded = {}
-        for name in hook_points:
-            padded[name] = np.zeros((batch_size, rows[name].shape[1]), rows[name].dtype)
-            padded[name][:count] = rows[name]
-        yield padded, np.arange(batch_size) < count

@@ -180,7 +180,7 @@ def _replace(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 class ActivationStream:
-    """Shuffled batches of a flow: hook point -> bfloat16 [B, d], with the methods of `store.Batches`.
+    """Shuffled batches of a flow: hook point -> bfloat16 [B, d]. A `store.BatchSource`.
 
     Args:
         flow: the rows in stream order, from a place on.
@@ -194,6 +194,8 @@ class ActivationStream:
     Attributes:
         statistics: hook point -> moments of the first block.
     """
+
+    dtype = np.dtype(BF16)
 
     def __init__(
         self,
@@ -227,6 +229,10 @@ class ActivationStream:
     def whole_batch_at(self, step: int) -> Rows:
         """As `batch_at`: a stream has the rows of all processes, being the work of one."""
         return self.batch_at(step)
+
+    def places(self, step: int) -> dict[str, np.ndarray]:
+        """Nothing: these activations lie in no store."""
+        return {}
 
     def iterate(self, start_step: int = 0) -> Generator[Rows]:
         """The batches of start_step, start_step + 1, ... without end; read-only where they are views of a block.

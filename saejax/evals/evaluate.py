@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.capture import finite, near
-from saejax.coders import Coder, Latents, Sites
+from saejax.coders import Latents
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
 from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram
 from saejax.evals.splice import splice_metrics, splice_sums
 from saejax.lm.forward import Model, compiled
 from saejax.text import PackedRows, Packer
+from saejax.trained import TrainedCoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,32 +52,27 @@ class Evaluated:
 
 
 def evaluate(
-    coder: Coder,
-    params: Any,
-    lm: Model,
-    packer: Packer,
-    sites: Sites,
-    config: EvalConfig,
-    max_norm_ratio: float = 0.0,
+    sae: TrainedCoder, lm: Model, packer: Packer, config: EvalConfig, max_norm_ratio: float = 0.0
 ) -> Evaluated:
-    """Evaluate `params` (for raw activations) on the held-out split, without sampling: the first tokens of it.
+    """Evaluate a coder on the held-out split, without sampling: the first tokens of it.
 
     The metrics are those of `Reconstruction` over all that is written (the sites' dimensions side by side, the latents
     of all groups together), of `splice`, and gram_rms: `decoder_gram_rms` of all that a latent writes, root mean square
     over the groups. For several sites also `fve/<hook point>` of each.
 
     Args:
-        sites: what the coder reads and writes, with all scales 1.
+        sae: with the model's own names for its hook points (`TrainedCoder.at`).
         max_norm_ratio: that of the capture: tokens which it would have dropped (by the median of batches of
             config.batch_rows here) are neither counted nor replaced.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens, or activations that are all not finite.
     """
+    coder, sites, weights = sae.coder, sae.sites, dict(sae.params)
     names = ("all", *sites.writes) if sites.stacked else ("all",)
     reconstructions = {name: Reconstruction() for name in names}
     totals: dict[str, float] = {}
-    b_dec = jnp.asarray(params["b_dec"], jnp.float32)
+    b_dec = jnp.asarray(weights["b_dec"], jnp.float32)
 
     def batch(params: Any, lm_params: Any, packed: dict[str, jax.Array]) -> Any:
         parts: dict[str, Any] = {}
@@ -102,11 +98,11 @@ def evaluate(
         return sums | {"non_finite": sums["unpredicted"] + bad["activations"]}, parts
 
     # Compiled before the clock starts.
-    run = compiled(lm, batch, params, lm.params, _arrays(packer.blank(config.batch_rows)))
+    run = compiled(lm, batch, weights, lm.params, _arrays(packer.blank(config.batch_rows)))
     with Progress("evaluate", config.tokens) as progress:
         for packed in packer.batches("heldout", config.batch_rows):
             kept = int(packed.keep.sum())
-            sums, parts = run(params, lm.params, _arrays(packed))
+            sums, parts = run(weights, lm.params, _arrays(packed))
             for name, value in jax.device_get(sums).items():
                 totals[name] = totals.get(name, 0.0) + float(value)
             for name, part in parts.items():
@@ -124,7 +120,7 @@ def evaluate(
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
         metrics = reconstruction.metrics() | splice_metrics(totals)
         metrics |= {f"fve/{name}": site.metrics()["fve"] for name, site in reconstructions.items()}
-        gram = [decoder_gram_rms(np.asarray(rows)) for rows in coder.topology.decoder_rows(params)]
+        gram = [decoder_gram_rms(np.asarray(rows)) for rows in coder.topology.decoder_rows(weights)]
         metrics["gram_rms"] = float(np.sqrt(np.mean(np.square(gram))))
         n_tokens = int(reconstruction.sums["n"])
         density = density_histogram(reconstruction.counts, n_tokens)

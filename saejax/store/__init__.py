@@ -1,6 +1,7 @@
 """L2: activations of a language model on disk, written once by a capture, read in shuffled order."""
 
-from saejax.store.batches import Batches
+from saejax.store.arrays import ArrayRows, IteratedBatches
+from saejax.store.batches import Batches, BatchSource, RowSource
 from saejax.store.describe import describe
 from saejax.store.importing import ImportConfig, import_files
 from saejax.store.layout import METADATA_NAMES, StoreLayout
@@ -13,9 +14,13 @@ from saejax.store.writer import StoreWriter
 
 __all__ = [
     "METADATA_NAMES",
+    "ArrayRows",
+    "BatchSource",
     "Batches",
     "EpochOrder",
     "ImportConfig",
+    "IteratedBatches",
+    "RowSource",
     "Statistics",
     "StoreLayout",
     "StoreReader",

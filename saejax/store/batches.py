@@ -10,27 +10,88 @@ batch then reads only the chunks of their streams.
 
 import functools
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 
 from saejax.core.errors import ConfigError
-from saejax.store.layout import BF16
+from saejax.store.layout import BF16, StoreLayout
 from saejax.store.order import EpochOrder, derive_key
 from saejax.store.places import places
-from saejax.store.reader import StoreReader
+from saejax.store.statistics import Statistics
 
 _BLOCKS_KEPT = 3
 
 _Block = dict[str, np.ndarray]
 
 
+class BatchSource(Protocol):
+    """Where training gets its batches: hook point -> [B, d], row-aligned.
+
+    Batch i is the same whenever it is asked for, so that a training that stopped after n batches continues with
+    `iterate(n)`. `Batches` reads rows that are stored, `IteratedBatches` takes what an iterator gives, and
+    `capture.ActivationStream` runs the language model.
+
+    Attributes:
+        hook_points: name -> width d.
+        batch_size: B of the global batch, of which each of several processes gives its own rows.
+        dtype: of the activations.
+        statistics: name -> moments, from which scales and biases start; the same in every session.
+        epoch_rows: rows of an epoch, for settings that count in epochs.
+    """
+
+    hook_points: dict[str, int]
+    batch_size: int
+    dtype: np.dtype
+    statistics: dict[str, Statistics]
+    epoch_rows: int
+
+    def iterate(self, start_step: int = 0) -> Generator[_Block]:
+        """The batches of start_step, start_step + 1, ... without end."""
+        ...
+
+    def whole_batch_at(self, step: int) -> _Block:
+        """All rows of one batch, the same in every process."""
+        ...
+
+    def places(self, step: int) -> dict[str, np.ndarray]:
+        """Where the rows of a batch lie in a store, int64 [n] each; {} where there is no such place."""
+        ...
+
+
+class RowSource(Protocol):
+    """Rows that can be read by number: a `StoreReader`, or `ArrayRows` in memory.
+
+    Attributes:
+        n_tokens: how many.
+        hook_points, statistics, dtype: as in `BatchSource`.
+        layout: whose `chunk_rows` are read together.
+        fingerprint: sha256 that is equal for equal activations.
+    """
+
+    fingerprint: str
+    n_tokens: int
+    hook_points: dict[str, int]
+    statistics: dict[str, Statistics]
+    layout: StoreLayout
+    dtype: np.dtype
+
+    def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Several row ranges of one hook point."""
+        ...
+
+    def rows(self, start: int, stop: int) -> _Block:
+        """Rows [start, stop) of every hook point."""
+        ...
+
+
 class Batches:
     """batch_at(step): hook point -> bfloat16 [B, d], the same for the same (seed, shares, step) everywhere.
 
     Args:
-        reader: an open store; all its hook points are read, row-aligned.
+        reader: an open store, or rows in memory; all hook points are read, row-aligned.
         batch_size: B, rows of the global batch.
         seed: of the order.
         block_chunks: inner chunks that are mixed in memory at a time, of all shares together; at most three blocks of
@@ -53,7 +114,7 @@ class Batches:
 
     def __init__(
         self,
-        reader: StoreReader,
+        reader: RowSource,
         batch_size: int,
         seed: int,
         block_chunks: int = 64,
@@ -70,6 +131,7 @@ class Batches:
         _check_shares(shares, batch_size, -(-n_rows // reader.layout.chunk_rows))
         self.batch_size = batch_size
         self.hook_points, self.statistics, self.epoch_rows = reader.hook_points, reader.statistics, n_rows
+        self.dtype = reader.dtype
         self._rows = stop - first
         self._whole = functools.partial(Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares)
         loader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
@@ -131,7 +193,7 @@ class _Share:
 
     def __init__(
         self,
-        reader: StoreReader,
+        reader: RowSource,
         order: EpochOrder,
         n_rows: int,
         of: tuple[int, int],
@@ -209,15 +271,16 @@ class _Share:
         place[order[wanted]] = np.arange(count)
         shuffled: _Block = {}
         for name, d in self._reader.hook_points.items():
-            # uint16, because numpy moves plain integers about twice as fast as bfloat16
-            rows, start = np.empty((count, d), np.uint16), 0
+            # numpy moves plain integers about twice as fast as bfloat16
+            moved = np.dtype(np.uint16) if self._reader.dtype == BF16 else self._reader.dtype
+            rows, start = np.empty((count, d), moved), 0
             for piece in self._reader.read_pieces(name, pieces):
                 to = place[start : start + len(piece)]
                 kept = slice(None) if count == len(order) else to >= 0
-                rows[to[kept]] = piece.view(np.uint16)[kept]
+                rows[to[kept]] = piece.view(moved)[kept]
                 start += len(piece)
             rows.flags.writeable = False  # batches may be views of it
-            shuffled[name] = rows.view(BF16)
+            shuffled[name] = rows.view(self._reader.dtype)
         return shuffled
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.store.commits import commit_key, part_states, shard_remedy
 from saejax.store.files import StoreFiles, make_context
-from saejax.store.layout import METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array
+from saejax.store.layout import BF16, METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array
 from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
 from saejax.store.order import shard_positions
 from saejax.store.parts import RowOrder
@@ -110,7 +110,11 @@ class StoreReader:
         statistics: hook point -> Statistics.
         counters: totals of what the capture counted.
         layout, seed: of the shards.
+        dtype: of the activations.
+        fingerprint: sha256 of what the store is and holds.
     """
+
+    dtype = np.dtype(BF16)
 
     def __init__(self, files: StoreFiles, manifest: Manifest, hook_points: dict[str, int]) -> None:
         header = manifest.header
@@ -122,6 +126,7 @@ class StoreReader:
         self.counters: dict[str, int] = manifest.counters or {}
         self.layout: StoreLayout = header.layout
         self.seed: int = header.seed
+        self.fingerprint: str = manifest.fingerprint
         self._rows = RowOrder.of(manifest)
         order = None if self._rows.is_plain else self._rows
         self._arrays = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.files import write_json
-from saejax.store import METADATA_NAMES, Batches, StoreReader
+from saejax.store import METADATA_NAMES, BatchSource, StoreReader
 
 NAME = "bad_batch.json"
 
@@ -17,19 +17,23 @@ _WORST = 10
 Blame = Callable[[int, Mapping[str, np.ndarray], dict[str, Any]], Path]
 
 
-def make_blame(run_dir: Path, batches: Any, open_reader: Callable[[], StoreReader]) -> Blame:
+def make_blame(run_dir: Path, batches: BatchSource, open_reader: Callable[[], StoreReader] | None) -> Blame:
     """(number of the batch, its rows, what is known of the step) -> the file written.
 
-    Activations that go from the model straight into training have no place in a store: only their norms are written.
+    Activations that do not come from a store have no place in one: only their norms are written.
+
+    Args:
+        open_reader: of the store that the batches come from; None where there is none.
     """
 
     def blame(number: int, batch: Mapping[str, np.ndarray], known: dict[str, Any]) -> Path:
         columns: dict[str, Any] = {}
         for name, rows in batch.items():
             columns[f"norm of {name}"] = np.linalg.norm(rows.astype(np.float64), axis=1)
-        if isinstance(batches, Batches):
-            found = batches.places(number)
-            columns = found | _tokens(open_reader(), found["row"]) | columns
+        found = batches.places(number)
+        if found and open_reader:
+            found = found | _tokens(open_reader(), found["row"])
+        columns = found | columns
         norm_B = np.max([values for name, values in columns.items() if name.startswith("norm of ")], axis=0)
         worst = np.argsort(-np.where(np.isfinite(norm_B), norm_B, np.inf), kind="stable")[:_WORST]
         content = known | {

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from saejax.training.config import TrainConfig
 
@@ -54,9 +55,17 @@ def _sound(tree: Any) -> jax.Array:
     return jnp.stack(checks).all() if checks else jnp.bool_(True)
 
 
+_each_sound = jax.jit(jax.vmap(_sound))
+
+
 def is_sound(tree: Any) -> bool:
     """Whether all arrays of a tree are finite, and no single number of it is NaN. Waits for the device."""
     return bool(_sound(tree))
+
+
+def are_sound(stacked: Any) -> list[bool]:
+    """`is_sound` of each of the trees that are stacked on a leading axis."""
+    return np.asarray(_each_sound(stacked)).tolist()  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""The training loop: what happens in which order, and nothing else."""
+"""The training loop, of single runs and of sweeps: what happens in which order, and nothing else."""
 
 import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,19 +14,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.checkpoints import Checkpoints
-from saejax.coders import Coder, Sites
 from saejax.core.errors import DataError
 from saejax.core.metrics import Writer
 from saejax.core.progress import Progress
-from saejax.parallel import batch_sharding
-from saejax.training.best import Best
+from saejax.store import BatchSource
+from saejax.training.blame import Blame
 from saejax.training.config import TrainConfig
-from saejax.training.early import EarlyStopping
-from saejax.training.guard import Skipped, is_sound
-from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.guard import are_sound, is_sound
+from saejax.training.memory import Memory
 from saejax.training.preemption import Preemption
-from saejax.training.state import TrainState, abstract_state, init_state, make_init
-from saejax.training.step import compile_step, default_hyper, make_step
+from saejax.training.program import Arrays, Program
+from saejax.training.state import TrainState
 
 # The run's length is predicted after this many steps, or a fifth of a shorter run.
 _PREDICT_AT = 60
@@ -38,213 +36,264 @@ class Outcome:
 
     Attributes:
         step: steps done in all.
-        finished: False when a signal stopped it; everything is saved. True also when it stopped early.
+        finished: False when a signal stopped it; everything is saved. True also when all members stopped early.
         tokens, seconds: of this session alone.
+        all_seconds: of all sessions, without compilation.
+        states: of each program.
+        memories: of each member.
+        signal: that stopped it.
     """
 
     step: int
     finished: bool
     tokens: int
     seconds: float
+    all_seconds: float
+    states: Sequence[TrainState]
+    memories: Mapping[str, Memory]
+    signal: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What the loop works with, besides its configuration.
+    """What the loop works with, besides the part of the configuration that all members share.
 
     Attributes:
-        batches: start step -> endless batches {hook point: [B, D]} as stored; batch i is a pure function of (seed, i).
-            Of several processes each gives the rows of its own devices.
-        sites: which hook points the coder reads and writes, and their scales.
-        prepare: fresh parameters -> those that training begins with; pure.
-        epoch_rows: activations in an epoch of the store.
-        validate: (params, statistics) -> metrics on held-out activations, or None.
+        programs: each takes the same step on the same batch.
+        batches: of several processes each gives the rows of its own devices.
+        put: the rows of a batch -> the arrays of each program.
+        validate: the states -> {member: metrics on held-out activations}, or None.
+        writers: {member: where its rows of metrics go}.
+        mesh: that several processes share; None for one process.
+        own: {member: its own checkpoints}, of members whose program has several: the best, every
+            `keep_every`-th, and the last.
         blame: (number of a batch, its rows, what is known of its step) -> the file that says where they came from;
-            called when training gives up because of them.
-        writers: where rows of metrics go.
-        meta: goes into every checkpoint, for those who load it.
-        fsdp: the state is spread over "data" too.
-        mode: how a step becomes a program for all devices, of `parallel.MODES`.
+            called when the last member fails because of them.
+        stage: what the progress bar is called.
+        tell: takes a line for the user.
+        shown: whether there is a progress bar; of several processes one shows it.
     """
 
-    coder: Coder
-    mesh: Mesh
-    batches: Callable[[int], Generator[dict[str, np.ndarray]]]
-    sites: Sites
-    prepare: Callable[[Any], Any]
-    epoch_rows: int
-    seed: int
-    validate: Callable[[Any, Any], dict[str, float]] | None
-    writers: Sequence[Writer]
-    checkpoints: Checkpoints
-    meta: dict[str, Any]
-    blame: Callable[[int, Mapping[str, np.ndarray], dict[str, Any]], Path] | None = None
-    fsdp: bool = False
-    mode: str = "jit"
+    programs: Sequence[Program]
+    batches: BatchSource
+    put: Callable[[Mapping[str, np.ndarray]], Sequence[Arrays]]
+    validate: Callable[[Sequence[TrainState]], Mapping[str, Mapping[str, float]]] | None = None
+    writers: Mapping[str, Sequence[Writer]] = dataclasses.field(default_factory=dict)
+    mesh: Mesh | None = None
+    own: Mapping[str, Checkpoints] = dataclasses.field(default_factory=dict)
+    blame: Blame | None = None
+    stage: str = "train"
+    tell: Callable[[str], None] = print
+    shown: bool = True
 
 
 def train(config: TrainConfig, setup: Setup) -> Outcome:
-    """Train from the last good checkpoint, or from nothing, to `config.steps` or until validation stops improving.
+    """Train from the last good checkpoint, or from nothing, to `config.steps` or until every member has stopped.
 
     Raises:
-        DataError: `max_skipped_steps` steps in a row whose loss or gradient is not finite (nothing of them is saved),
-            or a checkpoint that cannot be written.
+        DataError: the only member had `max_skipped_steps` steps in a row whose loss or gradient is not finite (nothing
+            of them is saved); or a checkpoint that cannot be written, or none of those there is good.
     """
-    optimizer, schedule = make_optimizer(config), make_schedule(config)
-    init = make_init(setup.coder, optimizer, config, setup.prepare)
-    abstract = abstract_state(setup.coder, init, setup.mesh, setup.fsdp)
-    step_fn = compile_step(
-        make_step(setup.coder, optimizer, schedule, setup.sites, config), abstract, setup.mesh, setup.mode
-    )
-
-    # Resume order: the newest good checkpoint of this run, else step 0.
-    restored = setup.checkpoints.restore_latest(items_of(abstract))
-    state = from_items(restored[1]) if restored else init_state(init, setup.seed, abstract)
-    hyper = default_hyper(setup.seed)
-    session = _Session(config, setup, int(state.step), restored[2] if restored else {})
-    if session.first < config.steps and not session.early.stopped:
+    step, states, meta = _restored(setup.programs) or (0, None, {})
+    session = _Session(config, setup, step, meta)
+    if session.going:
         # Compiled before the clock starts, so that the prediction is about steps alone.
-        sharding = batch_sharding(setup.mesh)
-        arrays = {
-            name: jax.ShapeDtypeStruct((config.batch_size, width), jnp.bfloat16, sharding=sharding)
-            for name, width in _widths(setup).items()
-        }
-        step_fn = step_fn.lower(abstract, arrays, hyper).compile()  # type: ignore[attr-defined]
-    return session.run(lambda state, arrays: step_fn(state, arrays, hyper), state)
+        programs = [program.compiled(setup.batches.dtype) for program in setup.programs]
+        session.setup = dataclasses.replace(setup, programs=programs)
+    return session.run(states or [program.start() for program in setup.programs])
 
 
-def _widths(setup: Setup) -> dict[str, int]:
-    """{hook point: its width}"""
-    topology, sites = setup.coder.topology, setup.sites
-    return dict.fromkeys(sites.writes, topology.out_shape[-1]) | dict.fromkeys(sites.reads, topology.in_shape[-1])
+def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[str, Any]] | None:
+    """(step, states, meta) of the newest step at which every program has a good checkpoint; None where there is none.
 
-
-def items_of(state: TrainState) -> dict[str, Any]:
-    """The state as the items of a checkpoint."""
-    return {
-        "params": state.params,
-        "averaged": state.averaged,
-        "opt_state": state.opt_state,
-        "stats": state.stats,
-        "step": {"step": state.step} | state.recent,
-    }
-
-
-def from_items(items: dict[str, Any]) -> TrainState:
-    """Inverse of `items_of`."""
-    recent = {name: value for name, value in items["step"].items() if name != "step"}
-    named = {name: items[name] for name in ("params", "opt_state", "stats", "averaged")}
-    return TrainState(items["step"]["step"], **named, recent=recent)
+    Raises:
+        DataError: there are checkpoints but none that is good, or none that is good in all programs.
+    """
+    folders = [program.checkpoints for program in programs if program.checkpoints]
+    if not folders:
+        return None
+    wanted = [program.abstract.to_items() for program in programs]
+    if len(folders) == 1:
+        found = folders[0].restore_latest(wanted[0])
+        return found and (found[0], [TrainState.from_items(found[1])], found[2])
+    common = set.intersection(*(set(one.steps()) for one in folders))
+    for step in sorted(common, reverse=True):
+        problems = [problem for one in folders for problem in one.verify(step)]
+        if not problems:
+            restored = [one.restore(step, items) for one, items in zip(folders, wanted, strict=True)]
+            return step, [TrainState.from_items(items) for items, _ in restored], restored[0][1]
+        warnings.warn(f"checkpoint {step} of the sweep is not usable: {problems[0]}.", stacklevel=3)
+    if common:
+        raise DataError(
+            f"None of the sweep's checkpoints in {folders[0].directory.parent.parent} is good in all groups (steps "
+            f"{sorted(common)}; see the warnings). Copy one back from elsewhere, or remove the folder to start anew."
+        )
+    return None
 
 
 class _Session:
-    """One process's part of a training run: the loop and what it remembers from step to step."""
+    """One process's part of a training: the loop and what it remembers from step to step."""
 
-    def __init__(self, config: TrainConfig, setup: Setup, first: int, meta: dict[str, Any]):
+    def __init__(self, config: TrainConfig, setup: Setup, first: int, meta: Mapping[str, Any]):
         self.config, self.setup, self.first = config, setup, first
         self.before: float = meta.get("seconds", 0.0)
         self.predicted: bool = meta.get("predicted", False)
+        self.memories = {name: Memory.resumed(config, _of_member(meta, name)) for name in self.names(setup)}
         self.started = time.perf_counter()
-        self.pending: collections.deque[tuple[int, dict[str, jax.Array], dict[str, np.ndarray]]] = collections.deque()
+        self.pending: collections.deque[tuple[int, list[dict[str, jax.Array]], Mapping[str, np.ndarray]]] = (
+            collections.deque()
+        )
         self.saved = first
         self.mark: float | None = None
         self.validation_seconds = 0.0
         self.waited = 0.0
-        self.early = EarlyStopping.resumed(config, meta)
-        self.skipped = Skipped.resumed(meta)
-        self.best = Best.resumed(config.keep_best, meta)
-        self.validate_every = config.validation_interval(setup.epoch_rows) if setup.validate else 0
+        self.validate_every = config.validation_interval(setup.batches.epoch_rows) if setup.validate else 0
 
-    def run(self, step_fn: Callable[..., Any], state: TrainState) -> Outcome:
-        config, total = self.config, self.config.steps
-        step = self.first
-        sharding = batch_sharding(self.setup.mesh)
-        if step < total and not self.early.stopped:
-            self.validate_first(state)
+    @staticmethod
+    def names(setup: Setup) -> list[str]:
+        return [name for program in setup.programs for name in program.members]
+
+    @property
+    def going(self) -> bool:
+        """Whether there is a step to take."""
+        return self.first < self.config.steps and any(memory.going for memory in self.memories.values())
+
+    def run(self, states: Sequence[TrainState]) -> Outcome:
+        config, setup, total, states = self.config, self.setup, self.config.steps, list(states)
+        step, going = self.first, self.going
+        if going:
+            self.validate_first(states)
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
-            preemption = stack.enter_context(Preemption(self.setup.mesh))
-            progress = Progress(
-                "train", total * config.batch_size, step * config.batch_size, shown=jax.process_index() == 0
-            )
-            stack.enter_context(progress)
-            batches = stack.enter_context(contextlib.closing(self.setup.batches(step)))
+            preemption = stack.enter_context(Preemption(setup.mesh))
+            size = config.batch_size
+            progress = stack.enter_context(Progress(setup.stage, total * size, step * size, shown=setup.shown))
+            batches = stack.enter_context(contextlib.closing(setup.batches.iterate(step)))
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
-            while step < total and not self.early.stopped and not preemption.agreed():
+            while going and not preemption.agreed():
                 asked = time.perf_counter()
                 batch = next(batches)
                 self.waited += time.perf_counter() - asked
-                arrays = {
-                    name: jax.make_array_from_process_local_data(sharding, rows, (config.batch_size, rows.shape[1]))
-                    for name, rows in batch.items()
-                }
-                state, metrics = step_fn(state, arrays)
+                metrics = []
+                for i, (program, arrays) in enumerate(zip(setup.programs, setup.put(batch), strict=True)):
+                    states[i], found = program.step(states[i], arrays, self.hyper(program))
+                    metrics.append(found)
                 step += 1
                 self.pending.append((step, metrics, batch))
-                shown = self.read_metrics(keep=1)
-                progress.advance(config.batch_size, **shown)
-                self.validate_if_due(step, state)
-                last = step == total or self.early.stopped
-                if last:
+                progress.advance(size, **self.read_metrics(keep=1))
+                best = self.validate_if_due(step, states)
+                going = step < total and any(memory.going for memory in self.memories.values())
+                if not going:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
-                    self.write(step, {"time/seconds": self.seconds()})
-                if step % config.checkpoint_every == 0 or last or step == self.best.step:
-                    self.save(step, state)
+                    self.write_all(step, {"time/seconds": self.seconds()})
+                if step % config.checkpoint_every == 0 or not going or (best and not setup.own):
+                    self.save(step, states)
+                self.save_own(step, states, best, last=not going)
             if step > self.saved:
-                self.save(step, state)
-            self.setup.checkpoints.wait()
-            finished = step == total or self.early.stopped
-            return Outcome(step, finished, progress.tokens, progress.seconds)
+                self.save(step, states)
+            for checkpoints in self.folders():
+                checkpoints.wait()
+            session = (progress.tokens, progress.seconds, self.seconds() if step > self.first else self.before)
+            return Outcome(step, not going, *session, states, self.memories, preemption.signal)
+
+    def hyper(self, program: Program) -> Mapping[str, Any]:
+        """What the step is told; of several members also which of them still train."""
+        if not program.stacked:
+            return program.hyper
+        going = np.array([self.memories[name].going for name in program.members])
+        return {**program.hyper, "going": jax.device_put(going, program.hyper["lr"].sharding)}
+
+    def folders(self) -> list[Checkpoints]:
+        return [program.checkpoints for program in self.setup.programs if program.checkpoints]
 
     def seconds(self) -> float:
         """Seconds of training so far, over all sessions, without compilation."""
         return self.before + time.perf_counter() - self.started
 
+    # --- metrics ----------------------------------------------------------------------------------------------
+
     def read_metrics(self, keep: int) -> dict[str, str]:
         """Read all but the newest `keep` pending steps (waiting for the oldest bounds the steps in flight)."""
         shown: dict[str, str] = {}
         while len(self.pending) > keep:
-            step, device_metrics, batch = self.pending.popleft()
-            row = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+            step, found, batch = self.pending.popleft()
             self.predict(step)
-            if self.count_skipped(step, row, batch):
-                continue
+            rows = self.rows(found)
+            rows = {name: row for name, row in rows.items() if not self.count_skipped(name, step, row, batch)}
             if step % self.config.log_every == 0 or step in (1, self.config.steps):
-                tokens = step * self.config.batch_size
-                done = (step - self.first) * self.config.batch_size
-                passed = max(1e-9, time.perf_counter() - self.started)
-                named = {f"train/{name}": value for name, value in row.items()}
-                timing = {
-                    "tokens": tokens,
-                    "time": self.seconds(),
-                    "train/tokens_per_second": done / passed,
-                    "train/data_wait": self.waited / passed,
-                }
-                self.write(step, named | timing)
-                shown = {"fve": f"{row['fve']:.3f}", "l0": f"{row['l0']:.0f}"}
+                shown = self.log(step, rows) or shown
         return shown
 
-    def count_skipped(self, step: int, row: dict[str, float], batch: dict[str, np.ndarray]) -> bool:
-        """Whether the step was not taken, which is counted and written; raises when that was once too often."""
-        skipped = bool(row["skipped"])
-        self.skipped = self.skipped.after(skipped)
-        row["skipped"] = float(self.skipped.total)
-        if not skipped:
+    def rows(self, found: Sequence[dict[str, jax.Array]]) -> dict[str, dict[str, float]]:
+        """{member: its metrics} of one step, of the members that still train."""
+        rows = {}
+        for program, metrics in zip(self.setup.programs, jax.device_get(list(found)), strict=True):
+            for i, name in enumerate(program.members):
+                if self.memories[name].going:
+                    rows[name] = {
+                        key: float(values[i] if program.stacked else values) for key, values in metrics.items()
+                    }
+        return rows
+
+    def log(self, step: int, rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+        """Write the rows; returns what the progress bar shows."""
+        passed = max(1e-9, time.perf_counter() - self.started)
+        timing = {
+            "tokens": step * self.config.batch_size,
+            "time": self.seconds(),
+            "train/tokens_per_second": (step - self.first) * self.config.batch_size / passed,
+            "train/data_wait": self.waited / passed,
+        }
+        self.write(
+            step, {name: {f"train/{key}": value for key, value in row.items()} | timing for name, row in rows.items()}
+        )
+        fves, l0s = ([row[key] for row in rows.values()] for key in ("fve", "l0"))
+        if len(self.memories) == 1 and fves:
+            return {"fve": f"{fves[0]:.3f}", "l0": f"{l0s[0]:.0f}"}
+        return {"fve": f"{min(fves):.3f}-{max(fves):.3f}" if fves else "none"}
+
+    def count_skipped(self, name: str, step: int, row: dict[str, float], batch: Mapping[str, np.ndarray]) -> bool:
+        """Whether the step was not taken, which is counted and written; once too often, and the member has failed."""
+        memory = self.memories[name]
+        skipped = memory.skipped.after(bool(row["skipped"]))
+        taken, row["skipped"] = not row["skipped"], float(skipped.total)
+        self.memories[name] = memory = dataclasses.replace(memory, skipped=skipped)
+        if taken:
             return False
-        self.write(step, {"train/skipped": row["skipped"]})
-        if self.skipped.in_a_row >= self.config.max_skipped_steps:
-            known = {"step": step, "loss": row["loss"], "grad_norm": row["grad_norm"]} | self.skipped.to_meta()
-            blame = self.setup.blame
-            where = f" {blame(step - 1, batch, known)} says where its rows came from." if blame else ""
-            raise DataError(
+        self.write(step, {name: {"train/skipped": row["skipped"]}})
+        if skipped.in_a_row >= self.config.max_skipped_steps:
+            what = (
                 f"The loss of step {step} is {row['loss']}, its gradient norm {row['grad_norm']}: it is the last of "
-                f"{self.skipped.in_a_row} in a row that could not be taken (train.max_skipped_steps). Checkpoints "
-                f"before them are good (last: step {self.saved}).{where} Lower train.lr, or look for extreme "
-                "activations in the store."
+                f"{skipped.in_a_row} in a row that could not be taken (train.max_skipped_steps)."
             )
+            self.fail(name, step, what, row, batch)
         return True
+
+    def fail(
+        self, name: str, step: int, what: str, row: Mapping[str, float], batch: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Give up a member. The others go on; a member that trains alone ends the training.
+
+        Raises:
+            DataError: it trains alone.
+        """
+        memory = self.memories[name]
+        if len(self.memories) > 1:
+            self.memories[name] = dataclasses.replace(memory, failed=step)
+            self.setup.tell(f"{self.setup.stage}: {name} has failed, the others go on. {what}")
+            return
+        known = (
+            {"step": step, "loss": row["loss"], "grad_norm": row["grad_norm"]} | memory.skipped.to_meta() if row else {}
+        )
+        where = ""
+        if self.setup.blame and batch is not None:
+            where = f" {self.setup.blame(step - 1, batch, known)} says where its rows came from."
+        raise DataError(
+            f"{what} Checkpoints before that are good (last: step {self.saved}).{where} Lower train.lr, or look for "
+            "extreme activations in the store."
+        )
 
     def predict(self, step: int) -> None:
         """Predict the run's whole length once, from the pace of its first steps and the length of a validation."""
@@ -259,39 +308,100 @@ class _Session:
             every = self.validate_every
             validations = self.config.steps // every - step // every if every else 0
             left = pace * (self.config.steps - step) + validations * self.validation_seconds
-            self.write(step, {"time/predicted_seconds": self.seconds() + left})
+            self.write_all(step, {"time/predicted_seconds": self.seconds() + left})
             self.predicted = True
 
-    def validate_first(self, state: TrainState) -> None:
+    # --- validation -------------------------------------------------------------------------------------------
+
+    def validate_first(self, states: Sequence[TrainState]) -> None:
         """The curve's first point; the second call, already compiled, tells how long a validation takes."""
         if self.setup.validate and self.validate_every and not self.predicted:
-            self.setup.validate(state.evaluated(), state.stats)
+            self.setup.validate(states)
             started = time.perf_counter()
-            metrics = self.setup.validate(state.evaluated(), state.stats)
+            metrics = self.setup.validate(states)
             self.validation_seconds = time.perf_counter() - started
-            self.write(self.first, {f"val/{name}": value for name, value in metrics.items()})
+            self.write(self.first, _named("val", metrics))
 
-    def validate_if_due(self, step: int, state: TrainState) -> None:
+    def validate_if_due(self, step: int, states: Sequence[TrainState]) -> list[str]:
+        """Validate where it is time; returns the members that are the best so far."""
         every = self.validate_every
-        if self.setup.validate and every and (step % every == 0 or step == self.config.steps):
-            metrics = self.setup.validate(state.evaluated(), state.stats)
-            self.write(step, {f"val/{name}": value for name, value in metrics.items()})
-            self.early = self.early.after(metrics)
-            self.best = self.best.after(step, metrics)
+        if not (self.setup.validate and every and (step % every == 0 or step == self.config.steps)):
+            return []
+        metrics = {name: row for name, row in self.setup.validate(states).items() if self.memories[name].going}
+        self.write(step, _named("val", metrics))
+        for name, row in metrics.items():
+            self.memories[name] = self.memories[name].validated(step, row)
+        return [name for name in metrics if self.memories[name].best.step == step]
 
-    def save(self, step: int, state: TrainState) -> None:
-        self.read_metrics(keep=0)  # what is counted up to here goes into the meta, and may say that it is enough
-        if not is_sound((state.params, state.averaged, state.opt_state, state.stats)):
-            raise DataError(
-                f"The state after step {step} is not finite, though its loss was. Nothing of it is saved; the last "
-                f"checkpoint is that of step {self.saved}. Lower train.lr."
-            )
+    # --- checkpoints ------------------------------------------------------------------------------------------
+
+    def save(self, step: int, states: Sequence[TrainState]) -> None:
+        """Save every program's state, with all that is counted up to this step."""
+        self.read_metrics(keep=0)  # it may say that it is enough
+        self.judge(step, states)
         meta = {"step": step, "seconds": self.seconds(), "predicted": self.predicted}
-        meta |= self.early.to_meta() | self.skipped.to_meta() | self.best.to_meta()
-        kept = () if self.best.step is None else (self.best.step,)
-        self.setup.checkpoints.save(step, items_of(state), meta | self.setup.meta, keep=kept)
+        # No program is a checkpoint ahead of another: the older one of this step may go only when all have it.
+        for checkpoints in self.folders():
+            checkpoints.wait()
+        for program, state in zip(self.setup.programs, states, strict=True):
+            if program.checkpoints is None:
+                continue
+            if program.stacked:
+                about: dict[str, Any] = {"members": {name: m.to_meta() for name, m in self.memories.items()}}
+            else:
+                about = self.memories[program.members[0]].to_meta()
+            best = [self.memories[name].best.step for name in program.members]
+            kept = [] if program.stacked else [found for found in best if found is not None]
+            program.checkpoints.save(step, state.to_items(), meta | about | dict(program.meta), keep=kept)
         self.saved = step
 
-    def write(self, step: int, row: dict[str, float]) -> None:
-        for writer in self.setup.writers:
-            writer.write(step, row)
+    def judge(self, step: int, states: Sequence[TrainState]) -> None:
+        """Give up the members whose state is not finite."""
+        for program, state in zip(self.setup.programs, states, strict=True):
+            arrays = (state.params, state.averaged, state.opt_state, state.stats)
+            sound = are_sound(arrays) if program.stacked else [is_sound(arrays)]
+            for name, good in zip(program.members, sound, strict=True):
+                if not good and self.memories[name].going:
+                    self.fail(name, step, f"The state after step {step} is not finite, though its loss was.", {})
+
+    def save_own(self, step: int, states: Sequence[TrainState], best: Sequence[str], last: bool) -> None:
+        """Save members that share a program in checkpoints of their own: the best, every so many steps, the last."""
+        every = self.config.keep_every
+        if not (self.setup.own and (last or best or (every and step % every == 0))):
+            return
+        for program, state in zip(self.setup.programs, states, strict=True):
+            for i, name in enumerate(program.members):
+                memory, checkpoints = self.memories[name], self.setup.own.get(name)
+                if checkpoints is None or memory.failed is not None:
+                    continue
+                at = memory.stopped or step
+                if not (last or name in best or (every and step % every == 0 and memory.going)):
+                    continue
+                alone = dataclasses.replace(program.member(state, i), step=jnp.int32(at))
+                meta = {"step": at, "seconds": self.seconds(), "predicted": self.predicted}
+                kept = [] if memory.best.step is None else [memory.best.step]
+                checkpoints.save(at, alone.to_items(), meta | memory.to_meta() | dict(program.meta), keep=kept)
+                checkpoints.close()  # members are many: none holds threads between its saves
+
+    def write(self, step: int, rows: Mapping[str, Mapping[str, float]]) -> None:
+        """Rows of members that have not failed."""
+        for name, row in rows.items():
+            if self.memories[name].failed is None:
+                for writer in self.setup.writers.get(name, ()):
+                    writer.write(step, row)
+
+    def write_all(self, step: int, row: Mapping[str, float]) -> None:
+        """The same row for every member."""
+        self.write(step, dict.fromkeys(self.memories, row))
+
+
+def _of_member(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a checkpoint says of one member. Sweeps of earlier versions said which had failed and nothing else."""
+    if "members" in meta:
+        return meta["members"].get(name, {})  # type: ignore[no-any-return]
+    failed = meta.get("failed")
+    return {"failed": failed.get(name)} if isinstance(failed, dict) else meta
+
+
+def _named(kind: str, rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {name: {f"{kind}/{key}": value for key, value in row.items()} for name, row in rows.items()}

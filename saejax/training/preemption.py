@@ -5,6 +5,7 @@ seconds' notice, but tells it earlier when asked to: `#SBATCH --signal=USR1@60`,
 """
 
 import signal
+import threading
 from types import FrameType
 
 import jax
@@ -25,6 +26,7 @@ class Preemption:
 
     def __init__(self, mesh: Mesh | None = None) -> None:
         self.requested = False
+        self.signal: int | None = None
         self._old: dict[int, object] = {}
         self._mesh, self._asked = mesh, np.zeros((), bool)
         self._any = jax.jit(jnp.any, out_shardings=mesh and replicated(mesh))
@@ -44,7 +46,7 @@ class Preemption:
         return bool(answer)
 
     def __enter__(self) -> "Preemption":
-        for number in STOPPING:
+        for number in STOPPING if threading.current_thread() is threading.main_thread() else ():
             self._old[number] = signal.signal(number, self._handle)
         return self
 
@@ -55,4 +57,4 @@ class Preemption:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
+        self.requested, self.signal = True, number

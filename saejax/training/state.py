@@ -37,6 +37,18 @@ class TrainState:
         """The parameters that evaluation reads."""
         return self.averaged or self.params
 
+    def to_items(self) -> dict[str, Any]:
+        """The state as the items of a checkpoint."""
+        named = {name: getattr(self, name) for name in ("params", "averaged", "opt_state", "stats")}
+        return named | {"step": {"step": self.step} | self.recent}
+
+    @classmethod
+    def from_items(cls, items: dict[str, Any]) -> "TrainState":
+        """Inverse of `to_items`."""
+        recent = {name: value for name, value in items["step"].items() if name != "step"}
+        named = {name: items[name] for name in ("params", "averaged", "opt_state", "stats")}
+        return cls(step=items["step"]["step"], **named, recent=recent)
+
 
 def make_init(
     coder: Coder,

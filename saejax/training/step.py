@@ -29,7 +29,8 @@ def default_hyper(seed: int) -> Hyper:
     """What a step is told beside state and batch: factors of the learning rate and of the sparsity weights, the seed.
 
     They are inputs, so that a sweep can run many values of them in one program. A factor of the learning rate is the
-    same as another learning rate, but for schedule_free, whose averages depend on it.
+    same as another learning rate, but for schedule_free, whose averages depend on it. A sweep also says which of its
+    members still train (`going`): the others stay as they are, to the bit.
     """
     return {"lr": jnp.float32(1), "sparsity": jnp.float32(1), "seed": jnp.uint32(seed)}
 
@@ -60,6 +61,7 @@ def make_step(
         rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
         grad_norm = optax.tree.norm(grads)
         ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
+        ok = ok & hyper.get("going", True)
         metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
         taken = TrainState(state.step + 1, params, opt_state, stats, averaged, state.recent)
         after = dataclasses.replace(choose(ok, taken, state), recent=recent)

@@ -19,6 +19,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, decoder
 from saejax.lm.conventions import DecoderConfig
 from saejax.text import Packer, Source, Tokenizer
+from saejax.trained import TrainedCoder
 
 BOS, ROW, LATENTS = 60, 24, 40
 HOOK = "blocks.0.resid_post"
@@ -130,7 +131,7 @@ def brute_force(lm: LanguageModel, kind: Kind) -> Search:
 def collect(lm: LanguageModel, kind: Kind, config: ReportConfig = CONFIG) -> tuple[dict[str, Any], int]:
     coder, sites, params = coder_and_params(kind)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
-    content, tokens, seconds = collect_features(coder, params, lm, packer, sites, config)
+    content, tokens, seconds = collect_features(TrainedCoder(coder, params, sites), lm, packer, config)
     assert seconds > 0
     return content, tokens
 
@@ -414,7 +415,7 @@ def test_without_text_it_says_so(lm: LanguageModel) -> None:
     for texts in ([], ["<mask> <mask>"]):
         packer = Packer(source(texts), lm.tokenizer, ROW)
         with pytest.raises(DataError, match="no held-out text"):
-            collect_features(coder, params, lm, packer, sites, CONFIG)
+            collect_features(TrainedCoder(coder, params, sites), lm, packer, CONFIG)
 
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ReportConfig)])

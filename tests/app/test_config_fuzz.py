@@ -23,17 +23,19 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from tiny import train_alone
 
-from saejax.app.loading import make_sites
-from saejax.app.workspace import VALIDATED, make_prepare, make_sums
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, TOPOLOGIES, Coder, CoderConfig, build
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.core.metrics import JsonlWriter, read_metrics
 from saejax.evals import Reconstruction
+from saejax.evals.heldout import VALIDATED, make_sums
 from saejax.parallel import ParallelConfig, check_divides, make_mesh, on_mesh, own_rows
 from saejax.store import Statistics
-from saejax.training import Outcome, Setup, TrainConfig, train
+from saejax.trained import make_sites
+from saejax.training import Outcome, TrainConfig
+from saejax.training.start import make_prepare
 from saejax.training.step import compile_step
 
 D, BATCH, STEPS = 8, 8, 6
@@ -192,7 +194,8 @@ def trained(case: Case, folder: Path, seed: int) -> Callable[[str, int | None], 
         writer = JsonlWriter(folder / name / "metrics.jsonl")
         try:
             with Checkpoints(folder / name / "checkpoints", keep_last=2) as checkpoints:
-                setup = Setup(
+                return train_alone(
+                    case.train,
                     coder=case.coder,
                     mesh=mesh,
                     batches=lambda start: batches.iterate(start, stop),
@@ -207,7 +210,6 @@ def trained(case: Case, folder: Path, seed: int) -> Callable[[str, int | None], 
                     fsdp=case.parallel.fsdp,
                     mode=case.parallel.mode,
                 )
-                return train(case.train, setup)
         finally:
             writer.close()
 

@@ -14,7 +14,8 @@ from tiny import ROOT
 
 import saejax
 from saejax.app.experiment import Experiment, default_config, experiment, from_json, to_run_json
-from saejax.app.stages import Workspace, run_capture, run_evaluate, run_report, run_train
+from saejax.app.stages import run_capture, run_evaluate, run_report, run_train
+from saejax.app.workspace import Workspace
 from saejax.coders import RECIPES
 from saejax.core.errors import ConfigError
 from saejax.lm import checkpoint, decoder

@@ -61,7 +61,7 @@ def test_without_a_model_an_imported_store_is_trained_on(
         Workspace(dataclasses.replace(e, hook_point="blocks.1.resid_pos")).build()
     for key, value in (("early_stop_patience", 3), ("keep_best", "val/fve")):
         new = replaced(dataclasses.replace(e, name="new"), "train", **{key: value})
-        with pytest.raises(ConfigError, match=rf"train.{key} needs held-out .*launch.store import .*theirs/heldout"):
+        with pytest.raises(ConfigError, match=rf"train.{key} needs held-out .*saejax store import .*theirs/heldout"):
             run_train(Workspace(new))
         assert not (new.run_dir / "config.json").exists()
 
@@ -190,7 +190,7 @@ def test_a_sweep_takes_a_store_without_its_model(tmp_path: Path) -> None:
     e = planted_experiment(tmp_path, "sweep", tokens=4 * 128)
     e = dataclasses.replace(e, sweep=SweepConfig(seeds=(0, 1)))
     shutil.move(Path(e.store_dir("heldout")), tmp_path / "heldout")
-    with pytest.raises(ConfigError, match=r"sweep .*held-out.*launch.store import .*planted/heldout"):
+    with pytest.raises(ConfigError, match=r"sweep .*held-out.*saejax store import .*planted/heldout"):
         run_sweep(Workspace(e))
     assert not e.run_dir.exists()
     shutil.move(tmp_path / "heldout", Path(e.store_dir("heldout")))

@@ -23,14 +23,15 @@ from tiny import ROOT, planted_experiment
 import saejax
 from benchmarks.reliability import PRESETS, halves
 from saejax.app.experiment import Experiment
-from saejax.app.loading import make_sites
 from saejax.app.stages import run_train
-from saejax.app.workspace import Workspace, heldout_rows, make_validation
+from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig, build
 from saejax.core import environment
 from saejax.core.errors import ConfigError, DataError
+from saejax.evals.heldout import heldout_rows, make_validation
 from saejax.parallel import ParallelConfig, make_mesh, replicated, tree_shardings
+from saejax.trained import make_sites
 from saejax.training import TrainConfig
 from saejax.training.best import Best
 from saejax.training.preemption import STOPPING, Preemption
@@ -101,7 +102,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
         saejax.load(e.run_dir)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "saejax.app.stages.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0}
+            "saejax.app.fit.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0}
         )
         assert run_train(Workspace(e)) == 0
     return e
@@ -178,7 +179,7 @@ def test_a_validation_says_the_same_however_many_rows_it_takes_at_once(
     params, stats = coder.init(jax.random.key(0)), coder.init_stats()
     found = []
     for shape, rows in (((1, 1), 4096), ((1, 1), 7), ((4, 2), 64)):
-        monkeypatch.setattr("saejax.app.workspace.heldout_rows", lambda *_, rows=rows: rows)
+        monkeypatch.setattr("saejax.evals.heldout.heldout_rows", lambda *_, rows=rows: rows)
         mesh = make_mesh(ParallelConfig(shape))
         placed = jax.device_put(params, tree_shardings(mesh, params, coder.logical_axes()))
         validate = make_validation(coder, reader, sites, mesh, work.experiment.train)

@@ -22,7 +22,8 @@ from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experim
 
 import saejax
 from saejax.app.experiment import Experiment, to_run_json
-from saejax.app.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report, run_train
+from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report, run_train
+from saejax.app.workspace import Workspace
 from saejax.capture import capture
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.files import write_json
@@ -114,7 +115,7 @@ def test_loading_gives_the_coder_for_raw_activations(done: Path) -> None:
         saejax.load(e.run_dir, step=21)
     with pytest.raises(DataError, match=r"last axes of activations must be \(128,\)"):
         sae.encode(np.zeros((3, 64)))
-    with pytest.raises(DataError, match="No run at"):
+    with pytest.raises(DataError, match="is no folder"):
         saejax.load(done / "nowhere")
 
 
@@ -467,7 +468,7 @@ def test_a_store_of_the_earlier_split_goes_on_under_it_and_is_not_mixed(tmp_path
     config = to_run_json(old)
     del config["text"]["split_by"]
     write_json(old.run_dir / "config.json", config)
-    refuse(new, run_train, DataError, r"text\.split_by: 'name' -> 'content'\nChoose another --config\.name, restore")
+    refuse(new, run_train, DataError, r"text\.split_by: 'name' -> 'content'\nChoose another run folder")
     own = dataclasses.replace(new, store="new")
     run_capture(Workspace(own))
     refuse(dataclasses.replace(old, store="new"), run_capture, DataError, r"was split by content.*split_by=content")
@@ -515,7 +516,7 @@ def test_what_fails_within_a_training_is_not_called_unwritable(done: Path, monke
     def failing(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/dev/accelerator")
 
-    monkeypatch.setattr("saejax.app.stages.train", failing)
+    monkeypatch.setattr("saejax.app.fit.run_loop", failing)
     e = tiny_experiment(done, top={"name": "failing", "store": "tiny"})
     with pytest.raises(OSError, match="/dev/accelerator"):
         run_train(Workspace(e))

@@ -14,8 +14,8 @@ from test_evals import BOS, HOOK, ROW, SPECIAL, documents, source, tiny_lm
 from tiny import replaced, tiny_experiment
 
 import saejax
-from saejax.app.stages import Workspace
 from saejax.app.stages import run_capture as run_stage
+from saejax.app.workspace import Workspace
 from saejax.capture import CaptureConfig, capture, expand_hook_points, store_identity
 from saejax.capture.selection import outliers
 from saejax.core.errors import ConfigError, DataError

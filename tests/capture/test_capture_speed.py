@@ -15,7 +15,8 @@ import pytest
 from test_evals import HOOK, ROW, documents, source, tiny_lm
 from tiny import replaced, tiny_experiment
 
-from saejax.app.stages import Workspace, run_capture
+from saejax.app.stages import run_capture
+from saejax.app.workspace import Workspace
 from saejax.capture import CaptureConfig, Captured, capture
 from saejax.capture.ahead import forward_rate, one_ahead, prefetched, tokens_read
 from saejax.lm import LanguageModel

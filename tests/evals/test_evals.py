@@ -25,6 +25,7 @@ from saejax.evals.splice import splice_metrics, splice_sums
 from saejax.lm import LanguageModel, decoder
 from saejax.lm.conventions import DecoderConfig
 from saejax.text import PackedRows, Packer, Source, Tokenizer
+from saejax.trained import TrainedCoder
 
 # ---------------------------------------------------------------------------------------------- reconstruction
 
@@ -428,7 +429,7 @@ def test_evaluate_equals_its_pieces_done_by_hand_at_once(
 ) -> None:
     coder, params = coder_and_params(preset, lm.config.d_model)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
-    got = evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=10**6, batch_rows=4))
+    got = evaluate(TrainedCoder(coder, params, SITES), lm, packer, EvalConfig(tokens=10**6, batch_rows=4))
 
     x = clean.astype(np.float64)
     f = numpy_latents(preset, params, x)
@@ -452,7 +453,7 @@ def test_evaluate_looks_at_the_tokens_that_a_capture_stores(
     plain = Packer(source(documents()), lm.tokenizer, ROW)
     packer = SelectingPacker(**vars(plain), selection=selection)
     config = EvalConfig(tokens=10**6, batch_rows=len(packed.tokens))
-    got = evaluate(coder, params, lm, packer, SITES, config, selection.max_norm_ratio)
+    got = evaluate(TrainedCoder(coder, params, SITES), lm, packer, config, selection.max_norm_ratio)
 
     flat_x = clean.reshape(-1, clean.shape[-1])
     keep = packed.keep & (packed.tokens != drop) & (packed.to_end < 6)
@@ -478,7 +479,7 @@ def test_evaluate_says_the_same_however_many_tokens_it_encodes_at_once(
     found = []
     for few in (10**6, 7):  # 4 rows of 24 tokens in 14 blocks of 7, of which two are filled up
         monkeypatch.setattr(Coder, "few_tokens", few)
-        found.append(evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=10**6, batch_rows=4)))
+        found.append(evaluate(TrainedCoder(coder, params, SITES), lm, packer, EvalConfig(tokens=10**6, batch_rows=4)))
     assert found[1].metrics == pytest.approx(found[0].metrics, rel=1e-5)
     assert found[1].density == found[0].density and found[1].tokens == found[0].tokens
 
@@ -494,7 +495,7 @@ def test_tokens_that_are_not_finite_are_left_out_and_counted(
     assert 0 < spoilt.sum() < len(spoilt) - 2
     coder, weights = coder_and_params("topk", lm.config.d_model)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
-    got = evaluate(coder, weights, broken, packer, SITES, EvalConfig(tokens=10**6, batch_rows=4))
+    got = evaluate(TrainedCoder(coder, weights, SITES), broken, packer, EvalConfig(tokens=10**6, batch_rows=4))
 
     whole = dataclasses.replace(
         packed,
@@ -516,14 +517,19 @@ def test_a_model_that_is_nowhere_finite_is_refused(lm: LanguageModel) -> None:
     params = lm.params | {"W_pos": jnp.asarray(lm.params["W_pos"]).at[0].set(np.nan)}
     packer = Packer(source(documents()), lm.tokenizer, ROW)
     with pytest.raises(DataError, match=r"Not one of \d+ held-out tokens has finite activations.*lm.dtype=float32"):
-        evaluate(coder, weights, dataclasses.replace(lm, params=params), packer, SITES, EvalConfig(batch_rows=4))
+        evaluate(
+            TrainedCoder(coder, weights, SITES),
+            dataclasses.replace(lm, params=params),
+            packer,
+            EvalConfig(batch_rows=4),
+        )
 
 
 def test_evaluate_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> None:
     coder, params = coder_and_params("topk", lm.config.d_model)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
     kept = [int(b.keep.sum()) for b in packer.batches("heldout", 4)]
-    got = evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=kept[0] + 1, batch_rows=4))
+    got = evaluate(TrainedCoder(coder, params, SITES), lm, packer, EvalConfig(tokens=kept[0] + 1, batch_rows=4))
     assert got.tokens == kept[0] + kept[1] < sum(kept)
 
 
@@ -532,7 +538,7 @@ def test_evaluate_without_text_says_so(lm: LanguageModel, texts: list[str]) -> N
     coder, params = coder_and_params("topk", lm.config.d_model)
     packer = Packer(source(texts), lm.tokenizer, ROW)
     with pytest.raises(DataError, match="no held-out text"):
-        evaluate(coder, params, lm, packer, SITES, EvalConfig(tokens=100, batch_rows=4))
+        evaluate(TrainedCoder(coder, params, SITES), lm, packer, EvalConfig(tokens=100, batch_rows=4))
 
 
 @pytest.mark.parametrize("bad", [{"tokens": 0}, {"batch_rows": 0}, {"tokens": -1}], ids=str)
@@ -646,7 +652,9 @@ def test_evaluate_of_every_topology_equals_its_pieces_done_by_hand(
     coder = coder_of(topology, sparsity, reads, writes)
     params = random_params(coder)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
-    got = evaluate(coder, params, lm, packer, sites_of(coder, reads, writes), EvalConfig(tokens=10**6, batch_rows=4))
+    got = evaluate(
+        TrainedCoder(coder, params, sites_of(coder, reads, writes)), lm, packer, EvalConfig(tokens=10**6, batch_rows=4)
+    )
 
     x, y = (captured_at(lm, packed, side) for side in (reads, writes))
     f, y_hat = numpy_coder(topology, sparsity, params, x)
@@ -693,7 +701,9 @@ def test_a_coder_that_is_the_models_own_mlp_is_perfect(topology: str) -> None:
         decoders = {"W_dec_0": np.stack([mlps[0]["W_out"], nothing], 1), "W_dec_1": mlps[1]["W_out"][:, None]}
         params = own | decoders
     packer = Packer(source(documents()), lm.tokenizer, ROW)
-    got = evaluate(coder, params, lm, packer, sites_of(coder, reads, writes), EvalConfig(tokens=10**6, batch_rows=4))
+    got = evaluate(
+        TrainedCoder(coder, params, sites_of(coder, reads, writes)), lm, packer, EvalConfig(tokens=10**6, batch_rows=4)
+    )
     assert got.metrics["ce_sae"] == pytest.approx(got.metrics["ce_clean"], abs=1e-5)
     assert abs(got.metrics["ce_zero"] - got.metrics["ce_clean"]) > 0.01
     assert got.metrics["loss_recovered"] == pytest.approx(1, abs=1e-3)

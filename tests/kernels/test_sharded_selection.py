@@ -13,8 +13,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.equality import B, D, F, K, a_coder
-from saejax.app.experiment import default_config, experiment
-from saejax.app.loading import LoadedCoder
 from saejax.coders import CoderConfig, Sites, build
 from saejax.kernels.dense import decode_dense_split
 from saejax.kernels.selection import _sum_reaches, largest_mask, largest_of_rows
@@ -22,6 +20,7 @@ from saejax.kernels.shards import WHOLE, shards_of
 from saejax.kernels.sparse import decode_groups, decode_rows, entries, kept_pre_activations, of_latents, spread, tally
 from saejax.parallel import DATA, LATENT, ParallelConfig, batch_sharding, make_mesh, on_mesh, replicated, tree_shardings
 from saejax.parallel.collectives import Collective, collectives
+from saejax.trained import TrainedCoder
 
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 
@@ -155,7 +154,7 @@ def test_a_coder_in_another_program_s_mesh_takes_arrays_as_they_are() -> None:
     coder = build(CoderConfig(d_sae=F, k=K, matmul_dtype="float32"), D, 8)
     coder, params = coder.inference(coder.init(jax.random.key(0)), coder.init_stats())
     sites = Sites(("h",), ("h",), (1.0,), (1.0,))
-    sae = LoadedCoder(jax.device_get(params), experiment(default_config()), coder, sites, 0, True)
+    sae = TrainedCoder(coder, jax.device_get(params), sites)
     x = np.random.default_rng(0).normal(size=(B, D)).astype(np.float32)
 
     def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -30,7 +30,8 @@ import saejax
 from configs.models import MODELS, get_config
 from saejax.app.experiment import experiment
 from saejax.app.hook_list import header, of_experiment
-from saejax.app.stages import Workspace, run_capture
+from saejax.app.stages import run_capture
+from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.lm import checkpoint, decoder, list_hook_points
 from saejax.lm.families import ARCHITECTURES

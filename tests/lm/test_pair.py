@@ -39,6 +39,7 @@ from saejax.lm.pair import ModelPair
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import StoreReader
 from saejax.text import PackedRows, Packer, TextConfig
+from saejax.trained import TrainedCoder
 
 SECOND = f"second.{HOOK}"
 BOTH = (HOOK, SECOND)
@@ -245,7 +246,7 @@ def evaluated(topology: str, names: tuple[str, ...], lm: LanguageModel | ModelPa
     params = random_params(coder)
     packer = Packer(source(documents()), lm.tokenizer, ROW)
     config = EvalConfig(tokens=10**6, batch_rows=4)
-    return evaluate(coder, params, lm, packer, sites_of(coder, names, names), config), params
+    return evaluate(TrainedCoder(coder, params, sites_of(coder, names, names)), lm, packer, config), params
 
 
 def test_evaluate_of_a_crosscoder_of_two_models(packed: PackedRows) -> None:
@@ -280,7 +281,9 @@ def test_promoted_logits_are_of_the_model_that_has_the_last_site() -> None:
     for names, model in (((HOOK, SECOND), pair().second), ((SECOND, HOOK), pair().first)):
         coder = coder_of("crosscoder", "topk", names, names)
         params = random_params(coder)
-        content, _, _ = collect_features(coder, params, pair(), packer, sites_of(coder, names, names), config)
+        content, _, _ = collect_features(
+            TrainedCoder(coder, params, sites_of(coder, names, names)), pair(), packer, config
+        )
         assert content["hook_point"] == ", ".join(names) and content["model"] == "tiny"
         shown = [[token for token, _ in feature["top_logits"]] for feature in content["features"]]
         strings = model.tokenizer.token_strings

@@ -13,7 +13,8 @@ from test_lm import POINTS as JAX_POINTS
 from test_lm import VOCAB, in_order, rows_of, run_rows, write_tokenizer
 from tiny import replaced, tiny_experiment
 
-from saejax.app.stages import deciding, run_capture, run_pipeline
+from saejax.app.experiment import deciding
+from saejax.app.stages import run_capture, run_pipeline
 from saejax.app.workspace import Workspace
 from saejax.capture import CaptureConfig
 from saejax.core.config import to_json

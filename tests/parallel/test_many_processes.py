@@ -19,7 +19,8 @@ import pytest
 from tiny import ROOT, planted_store
 
 from saejax.app.experiment import default_config, experiment
-from saejax.app.stages import Workspace, run_train
+from saejax.app.stages import run_train
+from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import BusyError, DataError
@@ -57,7 +58,8 @@ PROGRAM = """
 import json, sys
 from saejax.app import cli
 from saejax.app.experiment import default_config, experiment
-from saejax.app.stages import Workspace, run_train
+from saejax.app.stages import run_train
+from saejax.app.workspace import Workspace
 config = default_config()
 config.update_from_flattened_dict(json.loads(sys.argv.pop()))
 sys.argv.append("--config=configs/quickstart.py")

@@ -24,9 +24,10 @@ from tiny import ROOT, fill, replaced, tiny_experiment
 from configs.quickstart import get_config
 from saejax.app.experiment import Experiment
 from saejax.app.experiment import experiment as from_config
-from saejax.app.stages import Workspace, run_capture, run_evaluate, run_pipeline, run_report
+from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report
 from saejax.app.store_tools import run_command, token_context
 from saejax.app.sweep.run import run_sweep
+from saejax.app.workspace import Workspace
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.parallel import ParallelConfig, Process, local_mesh, refuse_many, this_process
 from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter, describe, merge, verify

@@ -23,7 +23,6 @@ from saejax.store.order import EpochOrder
 from saejax.store.places import places
 from saejax.training import TrainConfig, TrainState
 from saejax.training.guard import Skipped, is_sound, judge, start_losses
-from saejax.training.loop import from_items, items_of
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import make_init
 from saejax.training.step import default_hyper, make_step
@@ -129,7 +128,7 @@ def test_a_spike_s_memory_is_part_of_the_state() -> None:
     assert float(after.recent["losses"][-1]) == float(metrics["loss"])
     after, metrics = step(state, rows(20), default_hyper(0))
     assert metrics["skipped"] == 0 and everything(after) != before
-    again = from_items(items_of(after))
+    again = TrainState.from_items(after.to_items())
     assert jax.tree.structure(again) == jax.tree.structure(after)
     assert again.recent["losses"].tolist() == after.recent["losses"].tolist()
 

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from saejax.app.sweep.members import Group
-from saejax.app.workspace import heldout_rows, in_order, make_sums
+from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, Sites
 from saejax.evals import Reconstruction
-from saejax.store import Statistics, StoreReader
-from saejax.training import TrainState
+from saejax.evals.heldout import heldout_rows, in_order, make_sums
+from saejax.store import RowSource, Statistics
+from saejax.trained import sites_to_meta
+from saejax.training import Program, TrainState
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import make_init
 from saejax.training.step import Step, make_step
@@ -36,14 +37,11 @@ Arrays = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A group of members as one compiled function.
+class GroupProgram:
+    """A group of members as one program.
 
     Attributes:
-        abstract: shapes of the stacked state, on `device`.
-        hyper: {"lr", "sparsity", "seed": [M]}.
-        start: () -> the state at step 0.
-        step: (state, {hook point: [B, D]}, hyper) -> (state, {metric: [M]}); takes the old state's memory.
+        program: what the loop runs.
         sums: (params, stats, {hook point: [B, D]}, keep [B]) -> sums for `Reconstruction`, [M, ...] each.
     """
 
@@ -51,15 +49,8 @@ class Program:
     coder: Coder
     sites: Sites
     device: jax.Device
-    abstract: TrainState
-    hyper: dict[str, jax.Array]
-    start: Callable[[], TrainState]
-    step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+    program: Program
     sums: Callable[..., Any]
-
-    @property
-    def names(self) -> list[str]:
-        return [member.name for member in self.group.members]
 
     def put(self, arrays: Mapping[str, jax.Array]) -> Arrays:
         """Those of the arrays that the program looks at."""
@@ -67,9 +58,10 @@ class Program:
 
     def bytes(self) -> tuple[int, int]:
         """(of the parameters, of the whole state), of all members."""
+        abstract = self.program.abstract
         parameters, state = (
             sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-            for tree in (self.abstract.params, self.abstract)
+            for tree in (abstract.params, abstract)
         )
         return parameters, state
 
@@ -81,27 +73,40 @@ def make_program(
     prepare: Callable[[Any], Any],
     statistics: Mapping[str, Statistics],
     device: jax.Device,
-) -> Program:
+    checkpoints: Checkpoints,
+) -> GroupProgram:
     """The program of a group, for activations with these statistics; nothing is compiled yet."""
-    train, place = group.experiment.train, SingleDeviceSharding(device)
+    train, on = group.experiment.train, SingleDeviceSharding(device)
     optimizer, schedule = make_optimizer(train), make_schedule(train)
     kinds = {"lr": np.float32, "sparsity": np.float32, "seed": np.uint32}
-    hyper = {name: jax.device_put(np.asarray(v, kinds[name]), place) for name, v in group.hyper().items()}
+    hyper = {name: jax.device_put(np.asarray(v, kinds[name]), on) for name, v in group.hyper().items()}
     init = jax.vmap(make_init(coder, optimizer, train, prepare), out_axes=_STACKED)
     shapes = jax.eval_shape(init, hyper["seed"])
-    step = for_all(make_step(coder, optimizer, schedule, sites, train), device.platform)
-    sums = sums_for_all(make_sums(coder, sites, statistics), device.platform)
-    return Program(
-        group=group,
-        coder=coder,
-        sites=sites,
-        device=device,
-        abstract=jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes),
+    abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=on), shapes)
+    step = jax.jit(for_all(make_step(coder, optimizer, schedule, sites, train), device.platform), donate_argnums=0)
+    topology = coder.topology
+
+    def compiled(dtype: np.dtype) -> Program:
+        widths = dict.fromkeys(sites.writes, topology.out_shape[-1]) | dict.fromkeys(sites.reads, topology.in_shape[-1])
+        arrays = {
+            name: jax.ShapeDtypeStruct((train.batch_size, width), dtype, sharding=on) for name, width in widths.items()
+        }
+        told = {**hyper, "going": jax.device_put(np.ones(len(group.members), bool), on)}
+        return dataclasses.replace(program, step=step.lower(abstract, arrays, told).compile())
+
+    program = Program(
+        members=tuple(member.name for member in group.members),
+        stacked=True,
+        abstract=abstract,
         hyper=hyper,
-        start=lambda: jax.jit(init, out_shardings=place)(hyper["seed"]),
-        step=jax.jit(step, donate_argnums=0),
-        sums=jax.jit(sums),
+        start=lambda: jax.jit(init, out_shardings=on)(hyper["seed"]),
+        step=step,
+        compiled=compiled,
+        checkpoints=checkpoints,
+        meta=sites_to_meta(sites, topology),
     )
+    sums = jax.jit(sums_for_all(make_sums(coder, sites, statistics), device.platform))
+    return GroupProgram(group, coder, sites, device, program, sums)
 
 
 def for_all(step: Step, platform: str) -> Step:
@@ -133,46 +138,29 @@ def _without_step(state: TrainState) -> Any:
     return state.replace(step=None)  # type: ignore[attr-defined]
 
 
-def compiled(program: Program, batch_size: int, widths: Mapping[str, int]) -> Program:
-    """The same with its step compiled for batches of so many activations."""
-    place = SingleDeviceSharding(program.device)
-    arrays = {
-        name: jax.ShapeDtypeStruct((batch_size, widths[name]), jnp.bfloat16, sharding=place)
-        for name in program.sites.hook_points
-    }
-    lowered = program.step.lower(program.abstract, arrays, program.hyper)  # type: ignore[attr-defined]
-    return dataclasses.replace(program, step=lowered.compile())
-
-
-def place(programs: Iterable[Program], arrays: Mapping[str, np.ndarray]) -> dict[jax.Device, Arrays]:
-    """The activations on every device that has programs, each once and only those that are looked at there."""
+def place(programs: Iterable[GroupProgram], arrays: Mapping[str, np.ndarray]) -> list[Arrays]:
+    """The activations of each program. Every device gets each array once, and only those that are looked at there."""
     wanted: dict[jax.Device, dict[str, None]] = {}
     for program in programs:
         wanted.setdefault(program.device, {}).update(dict.fromkeys(program.sites.hook_points))
-    return {device: jax.device_put({name: arrays[name] for name in names}, device) for device, names in wanted.items()}
-
-
-def member_state(state: TrainState, i: int) -> TrainState:
-    """The state of member `i` alone, as a single run has it."""
-    alone: TrainState = jax.tree.map(lambda leaf: leaf[i], _without_step(state)).replace(step=state.step)
-    return alone
+    on = {device: jax.device_put({name: arrays[name] for name in names}, device) for device, names in wanted.items()}
+    return [program.put(on[program.device]) for program in programs]
 
 
 def evaluate_heldout(
-    programs: Sequence[Program], states: Sequence[TrainState], reader: StoreReader
+    programs: Sequence[GroupProgram], states: Sequence[TrainState], reader: RowSource
 ) -> dict[str, dict[str, float]]:
     """{member: metrics on the held-out store}, of the coders for after training; the store is read once."""
-    totals = {name: Reconstruction() for program in programs for name in program.names}
-    rows = min(heldout_rows(p.coder, p.group.experiment.train, members=len(p.names)) for p in programs)
+    totals = {name: Reconstruction() for program in programs for name in program.program.members}
+    rows = min(heldout_rows(p.coder, p.group.experiment.train, members=len(p.group.members)) for p in programs)
     for arrays, keep_B in in_order(reader, list(reader.hook_points), rows):
-        on = place(programs, arrays)
         # All devices are given their work before the first result is waited for.
         found = [
-            program.sums(state.evaluated(), state.stats, program.put(on[program.device]), keep_B)
-            for program, state in zip(programs, states, strict=True)
+            program.sums(state.evaluated(), state.stats, own, keep_B)
+            for program, state, own in zip(programs, states, place(programs, arrays), strict=True)
         ]
         for program, sums in zip(programs, found, strict=True):
             host = jax.device_get(sums)
-            for i, name in enumerate(program.names):
+            for i, name in enumerate(program.program.members):
                 totals[name].add({key: value[i] for key, value in host.items()})
     return {name: total.metrics() for name, total in totals.items()}

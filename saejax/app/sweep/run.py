@@ -6,32 +6,34 @@ sweep -> runs/<name>/{sweep_config.json, provenance.json, groups/<i>/checkpoints
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
 
-from saejax.app.experiment import Experiment, from_json, to_run_json
-from saejax.app.loading import make_sites, sites_to_meta
+from saejax.app.console import say
+from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
+from saejax.app.fit import run_writers
 from saejax.app.provenance import Provenance, agreed, of_stores, write_down
-from saejax.app.stages import deciding, run_capture, say
-from saejax.app.sweep.loop import SweepOutcome, SweepSetup, train_together
+from saejax.app.stages import run_capture
 from saejax.app.sweep.members import GROUPS, Group, Member, groups, members
-from saejax.app.sweep.programs import Program, compiled, evaluate_heldout, make_program, member_state
-from saejax.app.workspace import VALIDATED, Workspace, make_prepare
-from saejax.capture import ActivationStream
+from saejax.app.sweep.programs import GroupProgram, evaluate_heldout, make_program, place
+from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
 from saejax.core.config import differences
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
-from saejax.core.metrics import JsonlWriter
+from saejax.evals.heldout import VALIDATED
 from saejax.parallel import make_mesh, refuse_many
 from saejax.report.sweep_page import render_sweep, table
-from saejax.store import Batches
-from saejax.training import EXIT_PREEMPTED
-from saejax.training.loop import items_of
+from saejax.store import BatchSource
+from saejax.trained import make_sites
+from saejax.training import EXIT_PREEMPTED, Outcome, Setup, train
+from saejax.training.memory import Memory
+from saejax.training.start import make_prepare
 
 
 def run_sweep(work: Workspace) -> int:
@@ -41,7 +43,7 @@ def run_sweep(work: Workspace) -> int:
         ConfigError, DataError: what cannot be run is refused before anything is captured or written.
     """
     e = work.experiment
-    refuse_many(e.parallel, "launch.sweep")
+    refuse_many(e.parallel, "saejax sweep")
     _refuse_settings(e)
     plan = as_begun(e, members(e))
     lm = work.lm if e.lm.model else None
@@ -69,49 +71,63 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
     e = work.experiment
     hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
     batches, heldout = work.training(make_mesh(e.parallel), hook_points), work.reader("heldout", hook_points)
-    programs = _programs(works, groups(plan), batches)
     made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
-    write_json(e.run_dir / "sweep_config.json", decided(plan))
-    write_down(e, made_from, say if begun else None)
-    _say_size(e, programs)
     with contextlib.ExitStack() as stack:
-        checkpoints = [
-            # Two at least: a kill may come when one group has its newest checkpoint and another has not.
-            stack.enter_context(Checkpoints(folder, keep_last=max(2, e.train.keep_checkpoints)))
-            for folder in (e.run_dir / GROUPS / str(i) / "checkpoints" for i in range(len(programs)))
-        ]
-        writers = {m.name: stack.enter_context(contextlib.closing(_writer(m))) for m in plan}
-        setup = SweepSetup(
-            programs=[compiled(p, e.train.batch_size, batches.hook_points) for p in programs],
-            batches=batches.iterate,
+        # Two at least: a kill may come when one group has its newest checkpoint and another has not.
+        last = max(2, e.train.keep_checkpoints)
+        folders = [e.run_dir / GROUPS / str(i) / "checkpoints" for i in range(len(works))]
+        checkpoints = [stack.enter_context(Checkpoints(folder, keep_last=last)) for folder in folders]
+        programs = _programs(works, groups(plan), batches, checkpoints)
+        write_json(e.run_dir / "sweep_config.json", decided(plan))
+        write_down(e, made_from, say if begun else None)
+        _say_size(e, programs)
+        dirs = {member.name: member.experiment.run_dir for member in plan}
+        every = e.train.keep_every or None
+        own = {
+            name: stack.enter_context(Checkpoints(folder / "checkpoints", keep_last=1, keep_every=every))
+            for name, folder in dirs.items()
+        }
+        writers = {
+            member.name: [stack.enter_context(contextlib.closing(w)) for w in run_writers(member.experiment)]
+            for member in plan
+        }
+        described = environment.describe()
+        for member in plan:
+            _begin(member, described, made_from)
+        setup = Setup(
+            programs=[program.program for program in programs],
+            batches=batches,
+            put=functools.partial(place, programs),
             validate=lambda states: _validated(evaluate_heldout(programs, states, heldout)),
-            validate_every=e.train.validation_interval(batches.epoch_rows),
-            writers=dict(writers),
-            checkpoints=checkpoints,
+            writers=writers,
+            own=own,
+            stage="sweep",
             tell=say,
         )
-        outcome = train_together(e.train, setup)
+        outcome = train(e.train, setup)
     if not outcome.finished:
         say(f"sweep: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
         return None
-    return _finish(e, programs, outcome, evaluate_heldout(programs, outcome.states, heldout))
+    return _finish(e, programs, outcome, evaluate_heldout(programs, outcome.states, heldout), described)
 
 
-def _programs(works: list[Workspace], plan: tuple[Group, ...], batches: Batches | ActivationStream) -> list[Program]:
+def _programs(
+    works: list[Workspace], plan: tuple[Group, ...], batches: BatchSource, checkpoints: list[Checkpoints]
+) -> list[GroupProgram]:
     """A program for each group, on the devices in turn."""
     devices = jax.devices()
     found = []
     for i, (own, group) in enumerate(zip(works, plan, strict=True)):
         coder, config = own.build(), group.experiment.coder
         sites = make_sites(config, coder.topology, *own.sites, batches.statistics)
-        prepare = make_prepare(config, coder, sites, batches)
-        found.append(make_program(group, coder, sites, prepare, batches.statistics, devices[i % len(devices)]))
+        prepare, device = make_prepare(config, coder, sites, batches), devices[i % len(devices)]
+        found.append(make_program(group, coder, sites, prepare, batches.statistics, device, checkpoints[i]))
     return found
 
 
-def _say_size(e: Experiment, programs: list[Program]) -> None:
+def _say_size(e: Experiment, programs: list[GroupProgram]) -> None:
     """How large it will be: members, programs, devices, bytes."""
-    count = sum(len(program.names) for program in programs)
+    count = sum(len(program.group.members) for program in programs)
     devices = list(dict.fromkeys(program.device for program in programs))
     on = {device: sum(p.bytes()[1] for p in programs if p.device == device) for device in devices}
     parameters = sum(program.bytes()[0] for program in programs)
@@ -125,7 +141,7 @@ def _say_size(e: Experiment, programs: list[Program]) -> None:
         say(
             f"  {i} on {_name(program.device)}: {program.group.experiment.coder.preset}, "
             f"{' '.join(program.sites.reads)} ({topology.d_in}) -> {topology.d_sae:,} latents, "
-            f"{_megabytes(program.bytes()[1])}: {', '.join(program.names)}"
+            f"{_megabytes(program.bytes()[1])}: {', '.join(program.program.members)}"
         )
 
 
@@ -137,10 +153,6 @@ def _name(device: jax.Device) -> str:
     return f"{device.platform}:{device.id}"
 
 
-def _writer(member: Member) -> JsonlWriter:
-    return JsonlWriter(member.experiment.run_dir / "metrics.jsonl")
-
-
 def _validated(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return {name: {key: row[key] for key in VALIDATED} for name, row in metrics.items()}
 
@@ -149,29 +161,29 @@ def _validated(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 
 
 def _finish(
-    e: Experiment, programs: list[Program], outcome: SweepOutcome, metrics: dict[str, dict[str, float]]
+    e: Experiment,
+    programs: list[GroupProgram],
+    outcome: Outcome,
+    metrics: dict[str, dict[str, float]],
+    described: dict[str, Any],
 ) -> dict[str, Any]:
-    """Every member as a run of its own, the table and the picture; returns the content of sweep.json."""
-    described, made_from = environment.describe(), agreed(e, {})
-    rows = []
+    """The table and the picture; every member is a run of its own by now. Returns the content of sweep.json."""
     tokens = outcome.step * e.train.batch_size
-    rate = tokens / max(outcome.seconds, 1e-9)
-    for program, state in zip(programs, outcome.states, strict=True):
-        for i, member in enumerate(program.group.members):
-            failed = outcome.failed.get(member.name)
-            _leave(member, described, made_from)
-            if failed is None:
-                _save(member, program, member_state(state, i), outcome)
-            rows.append(_row(member, program, metrics[member.name], failed) | {"tokens_per_second": rate})
+    rate = tokens / max(outcome.all_seconds, 1e-9)
+    rows = [
+        _row(member, program, metrics[member.name], outcome.memories[member.name]) | {"tokens_per_second": rate}
+        for program in programs
+        for member in program.group.members
+    ]
     content = {
         "name": e.name,
         "steps": outcome.step,
         "tokens": tokens,
-        "seconds": outcome.seconds,
+        "seconds": outcome.all_seconds,
         "tokens_per_second": rate,
         "programs": [
             {
-                "members": p.names,
+                "members": list(p.program.members),
                 "device": _name(p.device),
                 "parameter_bytes": p.bytes()[0],
                 "state_bytes": p.bytes()[1],
@@ -188,19 +200,14 @@ def _finish(
     return content
 
 
-def _leave(member: Member, described: dict[str, Any], made_from: Provenance) -> None:
+def _begin(member: Member, described: dict[str, Any], made_from: Provenance) -> None:
+    """The files that make a member's folder a run; its checkpoints come from the loop."""
     write_json(member.experiment.run_dir / "config.json", to_run_json(member.experiment))
     write_json(member.experiment.run_dir / "environment.json", described)
     write_down(member.experiment, made_from)
 
 
-def _save(member: Member, program: Program, state: Any, outcome: SweepOutcome) -> None:
-    meta = {"step": outcome.step, "seconds": outcome.seconds, "predicted": False, "stopped_early": False}
-    with Checkpoints(member.experiment.run_dir / "checkpoints") as checkpoints:
-        checkpoints.save(outcome.step, items_of(state), meta | sites_to_meta(program.sites, program.coder.topology))
-
-
-def _row(member: Member, program: Program, metrics: dict[str, float], failed: int | None) -> dict[str, Any]:
+def _row(member: Member, program: GroupProgram, metrics: dict[str, float], memory: Memory) -> dict[str, Any]:
     own = member.experiment
     names = {"l0": "l0", "fve": "fve", "r2": "r2", "dead": "dead_fraction", "relative_error": "relative_error"}
     return {
@@ -212,8 +219,8 @@ def _row(member: Member, program: Program, metrics: dict[str, float], failed: in
         "lr": own.train.lr,
         "seed": own.start_seed,
         "sparsity_scale": member.sparsity_scale,
-        **{name: None if failed else metrics[key] for name, key in names.items()},
-        "status": "ok" if failed is None else f"not finite at step {failed}",
+        **{name: metrics[key] if memory.failed is None else None for name, key in names.items()},
+        "status": "ok" if memory.failed is None else f"not finite at step {memory.failed}",
         "run": str(own.run_dir),
     }
 
@@ -224,20 +231,14 @@ def _row(member: Member, program: Program, metrics: dict[str, float], failed: in
 def _refuse_settings(e: Experiment) -> None:
     if math.prod(e.parallel.mesh) > 1:
         raise ConfigError(
-            f"parallel.mesh is {e.parallel.mesh}, but each program of a sweep has one device. Leave it empty."
+            f"parallel.mesh is {e.parallel.mesh}, but a sweep puts whole programs on single devices. Leave it empty."
         )
     if e.parallel.mode != "jit":
-        raise ConfigError(f"parallel.mode is {e.parallel.mode!r}, but each program of a sweep has one device. Set jit.")
+        raise ConfigError(
+            f"parallel.mode is {e.parallel.mode!r}, but a sweep puts whole programs on single devices. Set jit."
+        )
     if jax.process_count() > 1:
         raise ConfigError(f"A sweep runs in one process; there are {jax.process_count()}. Start it on one machine.")
-    if e.train.early_stop_patience:
-        raise ConfigError("The members of a sweep take the same steps; set train.early_stop_patience=0.")
-    if e.train.keep_best or e.train.keep_every:
-        raise ConfigError("A sweep keeps its last checkpoints alone; leave train.keep_best and train.keep_every.")
-    if e.train.spike_factor:
-        raise ConfigError("A sweep does not count the steps that its members skip; set train.spike_factor=0.")
-    if e.train.tensorboard:
-        raise ConfigError("A sweep writes metrics.jsonl alone; set train.tensorboard=false.")
 
 
 def _refuse_no_heldout(work: Workspace) -> None:
@@ -246,7 +247,7 @@ def _refuse_no_heldout(work: Workspace) -> None:
     if not work.experiment.lm.model and work.origin("heldout") is None:
         raise ConfigError(
             f"A sweep compares its members on held-out activations, and there is no store of them at {path}. Make one: "
-            f"python -m launch.store import {path} <files>."
+            f"saejax store import {path} <files>."
         )
 
 

@@ -1,0 +1,73 @@
+"""What the stages say on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saejax.capture import Captured
+from saejax.evals import Gate
+
+
+def say(text: str = "") -> None:
+    """One line, at once."""
+    print(text, flush=True)
+
+
+def keep_quiet(text: str = "") -> None:
+    """`say`, for a process whose words another one says."""
+
+
+def captured(split: str, path: str, done: Captured, wanted: int, parts: int) -> None:
+    """How the capture of a split ended."""
+    if done.already_complete and not done.missing:
+        say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
+        return
+    if done.missing:
+        others = ", ".join(map(str, done.missing))
+        say(
+            f"capture {split}: this process's parts are done, {done.rows:,} activations in {path}; "
+            f"part{'s' * (len(done.missing) > 1)} {others} of {parts} still to come"
+        )
+        return
+    say(f"capture {split}: {done.rows:,} activations in {path}, {done.tokens / done.seconds:,.0f} tokens/s")
+    if done.overhead is not None:
+        say(
+            f"  read {done.read / done.seconds:,.0f} tokens/s, the forward pass alone {done.forward_rate:,.0f}: "
+            f"overhead {done.overhead:.1%}"
+        )
+    if done.rows < wanted:
+        say(f"  the text ran out before the {wanted:,} that were asked for")
+
+
+def gates(found: Sequence[Gate]) -> None:
+    """The gates, with advice for those that failed."""
+    say("gates:")
+    for gate in found:
+        say(f"  {_verdict(gate)}  {gate.title}")
+        if not gate.passed:
+            say(f"        {gate.advice}")
+
+
+def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path) -> None:
+    """The one table at the end of the pipeline, from eval.json and stages.json."""
+    metrics = result["metrics"]
+    # A coder that writes in the second of two models alone does not touch the loss of the first.
+    recovered = metrics.get("loss_recovered")
+    rows = [
+        ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
+        ("FVE", f"{metrics['fve']:.4f}"),
+        ("loss recovered", "not measured" if recovered is None else f"{recovered:.4f}"),
+        ("dead features", f"{metrics['dead_fraction']:.2%}"),
+        *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
+        ("gates passed", f"{sum(g['passed'] for g in result['gates'])} of {len(result['gates'])}"),
+        *((f"  {g['name']}", _verdict(Gate.from_json(g))) for g in result["gates"]),
+        ("report", str(page)),
+    ]
+    say()
+    for name, value in rows:
+        say(f"  {name:<18} {value}")
+
+
+def _verdict(gate: Gate) -> str:
+    value = "not measured" if gate.value is None else f"{gate.value:.4g}"
+    return f"{'pass' if gate.passed else 'FAIL'}  {value} {gate.comparison} {gate.bar:g}"

@@ -1,0 +1,188 @@
+"""Training one coder, whatever it is trained on: the one path of the stage `train` and of `saejax.train`."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jax.sharding import Mesh
+
+from saejax.app.console import keep_quiet, say
+from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.provenance import Provenance, write_down
+from saejax.app.records import record_stage, refuse_other_run
+from saejax.checkpoints import Checkpoints
+from saejax.coders import Coder, Sites
+from saejax.core import environment
+from saejax.core.files import write_json, writing
+from saejax.core.lease import lease
+from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
+from saejax.evals.heldout import make_validation
+from saejax.parallel import Process, check_divides, from_first, make_mesh, together
+from saejax.store import BatchSource, RowSource, StoreReader
+from saejax.trained import make_sites, sites_to_meta
+from saejax.training import Outcome, Setup, TrainState, program_of_one, put_on
+from saejax.training import train as run_loop
+from saejax.training.blame import make_blame
+from saejax.training.start import make_prepare
+
+Tell = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a coder is trained on.
+
+    Attributes:
+        batches: of several processes, the rows of this one.
+        heldout: for validation; None for none.
+        reads, writes: hook points, in the order of the coder's sites.
+        open_reader: of the store that the batches come from; None where there is none.
+    """
+
+    batches: BatchSource
+    heldout: RowSource | None
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    open_reader: Callable[[], StoreReader] | None = None
+
+
+class Materials(Protocol):
+    """Where a run's coder and data come from."""
+
+    def known(self) -> Provenance:
+        """As much of it as can be said at once; a DataError where the run was made from something else."""
+        ...
+
+    def made_from(self) -> Provenance:
+        """What the run is made from, agreed with its record."""
+        ...
+
+    def coder(self) -> Coder:
+        """The coder to train."""
+        ...
+
+    def data(self, mesh: Mesh, tell: Tell) -> Data:
+        """The data, opened."""
+        ...
+
+
+# --- the one path ----------------------------------------------------------------------------------------------
+
+
+def fit(
+    e: Experiment,
+    coder: Coder,
+    data: Data,
+    sites: Sites,
+    mesh: Mesh,
+    *,
+    checkpoints: Checkpoints | None = None,
+    writers: Sequence[Writer] = (),
+    tell: Tell = say,
+    shown: bool = True,
+) -> Outcome:
+    """Train `coder` by e.train on the devices of `mesh`. This is all that trains a single coder.
+
+    Raises:
+        DataError: as `training.train`.
+    """
+    program = program_of_one(
+        coder,
+        e.train,
+        sites,
+        make_prepare(e.coder, coder, sites, data.batches),
+        mesh,
+        seed=e.start_seed,
+        checkpoints=checkpoints,
+        meta=sites_to_meta(sites, coder.topology),
+        fsdp=e.parallel.fsdp,
+        mode=e.parallel.mode,
+    )
+    validate = None
+    if data.heldout:
+        of_state = make_validation(coder, data.heldout, sites, mesh, e.train)
+        validate = functools.partial(_validated, of_state)
+    setup = Setup(
+        programs=[program],
+        batches=data.batches,
+        put=put_on(mesh, e.train.batch_size),
+        validate=validate,
+        writers={"": writers},
+        mesh=mesh,
+        blame=make_blame(e.run_dir, data.batches, data.open_reader) if checkpoints and together().first else None,
+        tell=tell,
+        shown=shown and together().first,
+    )
+    return run_loop(e.train, setup)
+
+
+def _validated(of_state: Callable[[Any, Any], dict[str, float]], states: Sequence[TrainState]) -> dict[str, Any]:
+    """{the only member: its metrics}"""
+    return {"": of_state(states[0].evaluated(), states[0].stats)}
+
+
+def train_run(
+    e: Experiment, materials: Materials, process: Process, tell: Tell = say, shown: bool = True
+) -> Outcome | None:
+    """Train a run folder's coder, or continue it; None where it is complete already.
+
+    Raises:
+        DataError: the folder holds another run, or the run was made from other data.
+        BusyError: another process trains it.
+    """
+    tell = tell if process.first else keep_quiet
+    with contextlib.ExitStack() as held:
+        with writing(e.run_dir):
+            e.run_dir.mkdir(parents=True, exist_ok=True)
+        # Process 0 holds the run for all of them.
+        from_first(process, lambda: bool(held.enter_context(lease(e.run_dir))))
+        refuse_other_run(e)
+        from_first(process, lambda: bool(materials.known()))
+        last, every = e.train.keep_checkpoints, e.train.keep_every or None
+        checkpoints = held.enter_context(Checkpoints(e.run_dir / "checkpoints", keep_last=last, keep_every=every))
+        if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
+            tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
+            return None
+        coder, mesh = materials.coder(), make_mesh(e.parallel)
+        check_divides(mesh, coder.topology.d_sae)
+        data = materials.data(mesh, tell)
+        sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
+        # All that could be refused has been: only now the folder becomes this experiment's.
+        begun = checkpoints.latest() or 0
+        from_first(process, lambda: _describe_run(e, materials.made_from(), mesh, begun, tell))
+        groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
+        tell(
+            f"train: {e.coder.preset}, {' '.join(sites.reads)} ({coder.topology.d_in}) -> "
+            f"{groups}{coder.topology.d_sae:,} latents, {e.train.steps:,} steps"
+        )
+        writers = [held.enter_context(contextlib.closing(w)) for w in run_writers(e) if process.first]
+        outcome = fit(e, coder, data, sites, mesh, checkpoints=checkpoints, writers=writers, tell=tell, shown=shown)
+    if outcome.tokens and process.first:
+        record_stage(e, "train", outcome.tokens, outcome.seconds)
+    if outcome.finished:
+        tell(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
+    else:
+        tell(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
+    return outcome
+
+
+def _complete(checkpoints: Checkpoints, steps: int) -> bool:
+    return checkpoints.latest() == steps and not checkpoints.verify(steps)
+
+
+def _describe_run(e: Experiment, made_from: Provenance, mesh: Mesh, from_step: int, tell: Tell) -> int:
+    write_json(e.run_dir / "config.json", to_run_json(e))
+    shape = list(mesh.devices.shape)
+    session = environment.describe(from_step=from_step, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
+    environment.append_session(e.run_dir / "environment.json", session)
+    # After config.json: what stands here is said of a run that there is.
+    write_down(e, made_from, tell if from_step else None)
+    return 0
+
+
+def run_writers(e: Experiment) -> list[Writer]:
+    """Where rows of metrics go: metrics.jsonl, and TensorBoard where it is asked for."""
+    writers: list[Writer] = [JsonlWriter(e.run_dir / "metrics.jsonl")]
+    return [*writers, TensorBoardWriter(e.run_dir / "tensorboard")] if e.train.tensorboard else writers

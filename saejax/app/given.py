@@ -1,0 +1,264 @@
+"""`saejax.train`: a coder from activations that are at hand, in a notebook or a program."""
+
+import dataclasses
+import functools
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from saejax.app.console import keep_quiet, say
+from saejax.app.experiment import Experiment
+from saejax.app.experiment import from_json as experiment_of
+from saejax.app.fit import Data, Tell, fit, train_run
+from saejax.app.loading import from_items, load
+from saejax.app.provenance import Provenance, agreed
+from saejax.coders import TOPOLOGIES, Coder, CoderConfig, build
+from saejax.core.config import nearest, to_json
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
+from saejax.parallel import ParallelConfig, check_divides, make_mesh, own_rows, together
+from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import read_manifest
+from saejax.trained import Origin, TrainedCoder, make_sites, sites_to_meta
+from saejax.training import Outcome, TrainConfig
+
+
+def train(
+    x: Any,
+    preset: str = "topk",
+    *,
+    run: str | Path | None = None,
+    heldout: Any = None,
+    hook_point: str = "",
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    seed: int = 0,
+    mesh: Sequence[int] = (),
+    mode: str = "jit",
+    fsdp: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> TrainedCoder:
+    """Train a sparse dictionary on activations: saejax.train(x, "topk", k=32, d_sae=6144) -> TrainedCoder.
+
+    Args:
+        x: activations [N, d] as a numpy or JAX array or a memory map; {hook point: array}, row-aligned; the path of a
+            store, or an open StoreReader; or an iterable of arrays [n, d] or of such dicts, which then needs `tokens`.
+        preset: a name of saejax.coders.RECIPES: topk, batchtopk, jumprelu, gated, matryoshka, transcoder, clt, ...
+        run: a run folder with checkpoints. The same call continues it after a stop. None keeps nothing on disk.
+        heldout: activations to validate on, of the kinds of x but no iterable.
+        hook_point: the name of activations that come without one ("x"); of several, the one that is read.
+        reads, writes: hook points that a crosscoder, transcoder or clt reads and writes. Left out: a crosscoder reads
+            all of them; a transcoder reads the first of two and writes the second.
+        seed: of the order of the activations and of the coder's start.
+        mesh: devices along ("data", "latent"); all along "data" if empty.
+        mode: jit, or pmap.
+        fsdp: spread the state over "data" too.
+        progress: show what is done.
+        settings: keys of `coder` and `train` (docs/reference.md), as k, d_sae, lr, tokens, batch_size. Defaults that
+            differ from those of experiments: tokens is ten times the rows, batch_size 4,096 or a quarter of the rows,
+            and a latent is dead after 10 million tokens or a tenth of `tokens`.
+
+    Returns:
+        The coder as trained. Ctrl-C ends the training after the current step, and gives the coder as it is then
+        (`finished` is False); SIGTERM and SIGUSR1 save it and exit with code 75.
+
+    Raises:
+        ConfigError: a setting that there is not, or that does not fit.
+        DataError: activations of another shape or kind, empty, with NaN or infinity; a path that holds no store; a run
+            that was made with other settings or from other activations.
+    """
+    tell = say if progress else keep_quiet
+    source = _source(x, hook_point or "x")
+    e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
+    given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes))
+    if run is not None:
+        outcome = train_run(e, given, together(), tell, progress)
+        if outcome is None or outcome.finished:
+            return load(run)
+    else:
+        coder, devices = given.coder(), make_mesh(e.parallel)
+        check_divides(devices, coder.topology.d_sae)
+        data = given.data(devices, tell)
+        sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
+        outcome = fit(e, coder, data, sites, devices, tell=tell, shown=progress)
+    if not outcome.finished and outcome.signal != signal.SIGINT:
+        sys.exit(EXIT_PREEMPTED)
+    return _trained(e, given, outcome)
+
+
+def _trained(e: Experiment, given: "_Given", outcome: Outcome) -> TrainedCoder:
+    """The coder of a training that ended, from its state in memory."""
+    state = outcome.states[0]
+    items = jax.device_get({"params": state.params, "averaged": state.averaged, "stats": state.stats})
+    coder = given.coder()
+    sites = make_sites(e.coder, coder.topology, *given.sites(), given.statistics())
+    sae = from_items(e.coder, e.train.steps, items, sites_to_meta(sites, coder.topology))
+    origin = Origin(step=outcome.step, tokens=outcome.step * e.train.batch_size)
+    settings = to_json(e)
+    kept = {key: settings[key] for key in ("seed", "coder", "train")}
+    return dataclasses.replace(sae, origin=origin, settings=kept, finished=outcome.finished)
+
+
+# What activations are taken for: rows that can be read by number, or an iterable.
+_Source = RowSource | Iterable[Any]
+
+
+def _source(x: Any, name: str) -> _Source:
+    """Rows that can be read by number, where x has such; else x, an iterable.
+
+    Raises:
+        DataError: as `train`.
+    """
+    if isinstance(x, str | Path):
+        if read_manifest(StoreFiles(x)) is None:
+            raise DataError(f"{x} is no store: it has no manifest.json. Give a folder such as stores/quickstart/train.")
+        return StoreReader.open(x)
+    if isinstance(x, StoreReader | ArrayRows):
+        return x
+    if isinstance(x, Mapping):
+        if not x:
+            raise DataError("There are no activations: the dict is empty.")
+        return ArrayRows(x)
+    if hasattr(x, "__array__") or hasattr(x, "shape"):
+        return ArrayRows({name: x})
+    if isinstance(x, Iterable):
+        return x
+    raise DataError(
+        f"Activations cannot be a {type(x).__name__}. Give an array [N, d], {{hook point: array}}, the path of a "
+        "store, or an iterable of arrays."
+    )
+
+
+def _experiment(
+    source: _Source, preset: str, run: str | Path | None, seed: int, parallel: ParallelConfig, settings: dict[str, Any]
+) -> Experiment:
+    """The experiment that a call of `train` stands for.
+
+    Raises:
+        ConfigError: a setting that there is not, or that does not fit.
+    """
+    kinds = {"coder": CoderConfig, "train": TrainConfig}
+    keys = {section: {f.name for f in dataclasses.fields(kind)} for section, kind in kinds.items()}
+    chosen: dict[str, dict[str, Any]] = {"coder": {"preset": preset}, "train": {}}
+    for name, value in settings.items():
+        homes = [section for section, known in keys.items() if name in known]
+        if not homes:
+            raise ConfigError(f"There is no setting {name!r}.{nearest(name, sorted(set().union(*keys.values())))}")
+        chosen[homes[0]][name] = list(value) if isinstance(value, tuple) else value
+    rows = None if isinstance(source, Iterable) else source.n_tokens
+    if rows is None and "tokens" not in settings:
+        raise ConfigError("An iterable has no length: say how many activations to train on (tokens=...).")
+    devices = make_mesh(parallel).shape
+    along_data = next(iter(devices.values()))
+    size = 4096 if rows is None else min(4096, max(2, rows // 4))
+    train = {"batch_size": max(1, size // along_data) * along_data} | chosen["train"]
+    train.setdefault("tokens", 10 * (rows or 0))
+    train["tokens"] = int(train["tokens"])
+    coder = {"dead_after_tokens": max(1, min(10_000_000, train["tokens"] // 10))} | chosen["coder"]
+    place = Path(run) if run is not None else Path("run")
+    config = {
+        "name": place.name,
+        "runs_dir": str(place.parent),
+        "seed": seed,
+        "lm": {"model": ""},
+        "coder": coder,
+        "train": train,
+    }
+    return dataclasses.replace(experiment_of(config), parallel=parallel)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """Activations that were handed over, as what is trained on."""
+
+    e: Experiment
+    source: _Source
+    more: Any
+    hook_point: str
+    wanted_reads: tuple[str, ...]
+    wanted_writes: tuple[str, ...]
+
+    @functools.cached_property
+    def rows(self) -> RowSource | IteratedBatches:
+        """The activations, of which an iterable has been read as far as its statistics need."""
+        if isinstance(self.source, Iterable):
+            size = self.e.train.batch_size
+            return IteratedBatches(self.source, self.hook_point or "x", size, first_rows=4 * size)
+        return self.source
+
+    def statistics(self) -> Mapping[str, Any]:
+        return self.rows.statistics
+
+    def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(hook points read, hook points written)."""
+        kind, there = TOPOLOGIES[self.e.coder.resolved().topology], tuple(self.rows.hook_points)
+        name = self.e.coder.resolved().topology
+        reads = self.wanted_reads or ((self.hook_point,) if self.hook_point in there else ())
+        if kind.tied:
+            reads = reads or (there if kind.stacked else there[:1])
+            if not kind.stacked and len(there) > 1 and not (self.wanted_reads or self.hook_point):
+                raise ConfigError(
+                    f"The topology {name} reads one hook point: choose one of {', '.join(there)} (hook_point=...)."
+                )
+            writes = self.wanted_writes or reads
+        else:
+            writes = self.wanted_writes
+            if not kind.stacked and len(there) == 2:
+                reads, writes = reads or there[:1], writes or there[1:]
+            if not reads or not writes:
+                raise ConfigError(
+                    f"Say what the {name} reads and writes: reads=(...), writes=(...) of {', '.join(there)}."
+                )
+        for one in (*reads, *writes):
+            if one not in there:
+                raise ConfigError(f"There is no hook point {one!r}.{nearest(one, there)}")
+        return reads, writes
+
+    def coder(self) -> Coder:
+        widths, (reads, writes) = self.rows.hook_points, self.sites()
+        return build(self.e.coder, [widths[n] for n in reads], self.e.train.steps, [widths[n] for n in writes])
+
+    def known(self) -> Provenance:
+        return self.made_from()
+
+    def made_from(self) -> Provenance:
+        rows = self.rows
+        if isinstance(rows, StoreReader):
+            found = {"store": rows.url, "rows": rows.n_tokens, "fingerprint": rows.fingerprint}
+            model = {key: value for key, value in rows.identity.get("lm", {}).items() if value}
+            text = rows.identity.get("text", {})
+        else:
+            count = rows.epoch_rows if isinstance(rows, IteratedBatches) else rows.n_tokens
+            found = {"store": "arrays", "rows": count, "fingerprint": rows.fingerprint}
+            model, text = {}, {}
+        nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
+        return agreed(self.e, nothing | {"train": found, "lm": model, "text": text}, unrecorded=nothing)
+
+    def data(self, mesh: Mesh, tell: Tell) -> Data:
+        reads, writes = self.sites()
+        t, rows = self.e.train, self.rows
+        if isinstance(rows, IteratedBatches):
+            if jax.process_count() > 1:
+                raise ConfigError("An iterable is read by one process. Give an array or a store to several.")
+            own_rows(mesh, t.batch_size, t.accumulate)
+            batches: BatchSource = rows
+        else:
+            span = own_rows(mesh, t.batch_size, t.accumulate)
+            batches = Batches(rows, t.batch_size, self.e.seed, t.block_chunks, span, t.max_rows, t.shares)
+        heldout = None if self.more is None else _source(self.more, reads[0])
+        if isinstance(heldout, Iterable):
+            raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")
+        if heldout is not None and (missing := [n for n in (*reads, *writes) if n not in heldout.hook_points]):
+            raise DataError(
+                f"The held-out activations lack {', '.join(missing)}; they have {', '.join(heldout.hook_points)}."
+            )
+        for key in ("early_stop_patience", "keep_best") if heldout is None else ():
+            if getattr(t, key):
+                raise ConfigError(f"{key} needs held-out activations: give heldout=..., or leave {key} away.")
+        return Data(batches, heldout, reads, writes, (lambda: rows) if isinstance(rows, StoreReader) else None)

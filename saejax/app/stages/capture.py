@@ -1,0 +1,81 @@
+"""The stage before training: text -> stores/<store>/{train, heldout}."""
+
+from saejax.app import console
+from saejax.app.records import record_stage
+from saejax.app.workspace import Workspace
+from saejax.capture import Captured, capture
+from saejax.core.errors import DataError
+from saejax.parallel import local_mesh, this_process
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import read_manifest
+from saejax.text import SPLITS
+
+
+def run_capture(work: Workspace) -> None:
+    """Capture the training and the held-out activations; of several processes, this one's share of them."""
+    e = work.experiment
+    process = this_process(e.parallel)
+    mesh = local_mesh(e.parallel, process)
+    _refuse_text(work)
+    for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
+        path = e.store_dir(split)
+        if reason := _not_captured(work, split):
+            console.say(f"capture {split}: {reason}")
+            continue
+        done = capture(
+            path,
+            work.lm,
+            work.source,
+            e.text,
+            e.capture,
+            mesh,
+            split=split,
+            n_tokens=n_tokens,
+            seed=e.seed,
+            process=process,
+        )
+        if process.rank == 0 and not done.already_complete:
+            record_stage(e, f"capture {split}", done.tokens, done.seconds, **_pace(done))
+        console.captured(split, path, done, n_tokens, e.capture.parts)
+
+
+def _refuse_text(work: Workspace) -> None:
+    """Raise DataError if a split of the text has no token to store: before hours go into the other one."""
+    e = work.experiment
+    made = {split: read_manifest(StoreFiles(e.store_dir(split))) for split in SPLITS}
+    for split, way in (("train", "Lower"), ("heldout", "Raise")):
+        there = made[split]
+        if not e.lm.model or work.origin(split):
+            continue
+        work.refuse_other_split(split)
+        if (there and there.complete) or any(packed.keep.any() for packed in work.packer.batches(split, 1)):
+            continue
+        again = [f"the {other} store then has to be captured again" for other in SPLITS if made[other]]
+        raise DataError(
+            f"At text.heldout_fraction={e.text.heldout_fraction} the {split} split of the text has not one token to "
+            f"store. {way} it" + "".join(f" ({note})" for note in again) + ", or give more documents."
+        )
+
+
+def _not_captured(work: Workspace, split: str) -> str:
+    """Why there is nothing to capture for a split; empty where there is."""
+    e = work.experiment
+    if split == "train" and e.capture.into == "training":
+        return "the activations go straight into training"
+    if origin := work.origin(split):
+        made = "imported" if "imported" in origin.identity else "merged"
+        return f"{e.store_dir(split)} is {made} and taken as it is"
+    if not e.lm.model:
+        return "lm.model is empty; there is nothing to capture from"
+    return ""
+
+
+def _pace(done: Captured) -> dict[str, float]:
+    """What the last session that was long enough says of its speed, for stages.json."""
+    if done.forward_rate is None or done.overhead is None:
+        return {}
+    return {
+        "read_tokens_per_second": done.read / done.seconds,
+        "forward_tokens_per_second": done.forward_rate,
+        "overhead": done.overhead,
+    }

@@ -1,0 +1,103 @@
+"""The stage after training: held-out text -> eval.json and the gates."""
+
+from typing import Any
+
+from saejax.app import console
+from saejax.app.experiment import Experiment
+from saejax.app.loading import load
+from saejax.app.provenance import Provenance, agreed, write_down
+from saejax.app.records import record_stage, refuse_other_run
+from saejax.app.workspace import Workspace
+from saejax.coders import SPARSITIES, CoderConfig
+from saejax.core.config import differences, to_json
+from saejax.core.errors import DataError
+from saejax.core.files import read_json, write_json
+from saejax.core.metrics import read_metrics
+from saejax.evals import Gate, check_gates, evaluate
+from saejax.parallel import refuse_many
+from saejax.trained import TrainedCoder
+
+# Sections of the configuration that decide what eval.json says.
+_DECIDES_EVAL = ("eval", "gates")
+
+
+def run_evaluate(work: Workspace, redo: bool = False) -> int:
+    """Evaluate the last checkpoint on held-out text and check the gates. Returns 0 when all pass, else 1."""
+    e = work.experiment
+    refuse_many(e.parallel, "saejax evaluate")
+    path = e.run_dir / "eval.json"
+    sae = finished_run(e)
+    wanted = {"step": sae.step, "config": {key: to_json(getattr(e, key)) for key in _DECIDES_EVAL}}
+    if path.is_file() and not redo:
+        result = read_json(path)
+        if changed := differences({k: result.get(k) for k in wanted}, wanted):
+            raise DataError(
+                f"{path} was made with other settings ({'; '.join(changed[:5])}). "
+                "Pass --redo to evaluate again, or restore the settings."
+            )
+        console.say(f"evaluate: already done, {path}")
+    else:
+        result = _evaluated(work, sae.at(work.lm), wanted)
+        write_json(path, result)
+        result = read_json(path)
+    if bad := result.get("non_finite_tokens"):
+        console.say(
+            f"evaluate: {bad:,} tokens are in no metric, because the model's activations or predictions there are NaN "
+            "or infinite; lm.dtype=float32 may be enough for it"
+        )
+    gates = [Gate.from_json(gate) for gate in result["gates"]]
+    console.gates(gates)
+    return 0 if all(gate.passed for gate in gates) else 1
+
+
+def _evaluated(work: Workspace, sae: TrainedCoder, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The content of eval.json."""
+    e, made_from = work.experiment, of_text_and_model(work)
+    done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
+    gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
+    write_down(e, made_from, console.say)
+    record_stage(e, "evaluate", done.tokens, done.seconds)
+    return wanted | {
+        "model": work.lm.identity["model"],
+        "hook_point": sae.hook_point,
+        "reads": list(sae.sites.reads),
+        "writes": list(sae.sites.writes),
+        "d_in": sae.coder.topology.d_in,
+        "d_sae": sae.n_latents,
+        "k": _k(e.coder),
+        "metrics": done.metrics,
+        "gates": [gate.to_json() for gate in gates],
+        "density": done.density,
+        "non_finite_tokens": done.non_finite,
+    }
+
+
+def _k(coder: CoderConfig) -> int | None:
+    """Latents kept for a token, where the sparsity keeps a number of them."""
+    return coder.k if "k" in SPARSITIES[coder.resolved().sparsity].provides else None
+
+
+def finished_run(e: Experiment) -> TrainedCoder:
+    """The coder of an experiment's run, which has come to its end.
+
+    Raises:
+        DataError: there is no run, or another one, or it is not finished.
+    """
+    if not (e.run_dir / "config.json").is_file():
+        raise DataError(f"There is no run in {e.run_dir}. Train it first: saejax train with this --config.")
+    refuse_other_run(e)
+    sae = load(e.run_dir)
+    if not sae.finished:
+        raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: saejax train.")
+    return sae
+
+
+def of_text_and_model(work: Workspace) -> Provenance:
+    """What the run was made from, with the text and the model that it is to be looked at with.
+
+    Held-out text is what was not trained on, of the text that was captured and of no other.
+
+    Raises:
+        DataError: the run was made from another text or model.
+    """
+    return agreed(work.experiment, {"lm": work.lm.identity, "text": work.source.identity})

@@ -1,0 +1,31 @@
+"""All stages, one after the other."""
+
+from saejax.app import console
+from saejax.app.provenance import agreed, of_stores
+from saejax.app.records import read_stages, refuse_other_run
+from saejax.app.stages.capture import run_capture
+from saejax.app.stages.evaluate import run_evaluate
+from saejax.app.stages.report import run_report
+from saejax.app.stages.train import run_train
+from saejax.app.workspace import Workspace
+from saejax.core.files import read_json
+from saejax.parallel import check_divides, make_mesh, own_rows, refuse_many
+
+
+def run_pipeline(work: Workspace) -> int:
+    """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
+    e = work.experiment
+    refuse_many(e.parallel, "saejax pipeline")
+    # What training would refuse is refused before hours of capture.
+    refuse_other_run(e)
+    agreed(e, of_stores(e))
+    mesh = make_mesh(e.parallel)
+    check_divides(mesh, work.build().topology.d_sae)
+    own_rows(mesh, e.train.batch_size, e.train.accumulate)
+    run_capture(work)
+    if code := run_train(work):
+        return code
+    code = run_evaluate(work)
+    page = run_report(work)
+    console.summary(read_json(e.run_dir / "eval.json"), read_stages(e), page)
+    return code

@@ -1,0 +1,59 @@
+"""The stage that people look at: feature examples and report.html."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from saejax.analysis import collect_features
+from saejax.app import console
+from saejax.app.provenance import write_down
+from saejax.app.records import record_stage
+from saejax.app.stages.evaluate import finished_run, of_text_and_model
+from saejax.app.workspace import Workspace
+from saejax.core.config import to_json
+from saejax.core.files import read_json, write_json, writing
+from saejax.parallel import refuse_many
+from saejax.report import render
+
+
+def run_report(work: Workspace, redo: bool = False) -> Path:
+    """Collect feature examples and write report.html."""
+    e = work.experiment
+    refuse_many(e.parallel, "saejax report")
+    sae = finished_run(e)
+    features, page, record = (e.run_dir / name for name in ("features.json.gz", "report.html", "report.json"))
+    old = read_json(record) if record.is_file() and not redo else {}
+    wanted = {"step": sae.step, "report": to_json(e.report)}
+    if not features.is_file() or old.get("features") != wanted:
+        named, made_from = sae.at(work.lm), of_text_and_model(work)
+        content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
+        write_down(e, made_from, console.say)
+        _write_features(features, content)
+        record_stage(e, "features", tokens, seconds)
+        old = {}
+    shown = _hash_files(e.run_dir / name for name in ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json"))
+    if page.is_file() and old.get("shown") == shown:
+        console.say(f"report: already done, {page}")
+        return page
+    page = render(e.run_dir)
+    write_json(record, {"features": wanted, "shown": shown})
+    console.say(f"report: {page}")
+    return page
+
+
+def _write_features(path: Path, content: dict[str, Any]) -> None:
+    raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        temporary.write_bytes(gzip.compress(raw, 6, mtime=0))
+        temporary.replace(path)
+
+
+def _hash_files(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
+    return digest.hexdigest()

@@ -1,0 +1,85 @@
+"""Validation during training: reconstruction on stored held-out activations, of the coder for after training."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.coders import Coder, Sites
+from saejax.evals.reconstruction import Reconstruction, batch_sums
+from saejax.parallel import DATA, batch_sharding, on_mesh, replicated
+from saejax.store import RowSource, Statistics
+from saejax.trained import folded, unscaled
+from saejax.training.config import TrainConfig
+
+# What a validation says of a coder.
+VALIDATED = ("fve", "r2", "l0", "relative_error")
+
+
+def heldout_rows(coder: Coder, train: TrainConfig, devices: int = 1, members: int = 1) -> int:
+    """Activations of the held-out store that are looked at together: a multiple of the devices along "data".
+
+    As many as training looks at together, so that what fits into memory in training does here; more, up to 4,096, where
+    their dense latents (of all members of a program) take no more than 64 MB.
+    """
+    rows = min(4096, max(train.batch_size // train.accumulate, coder.few_tokens // members))
+    return max(1, rows // devices) * devices
+
+
+def make_validation(
+    coder: Coder, reader: RowSource, sites: Sites, mesh: Mesh, train: TrainConfig
+) -> Callable[[Any, Any], dict[str, float]]:
+    """(params, stats of the running training) -> metrics on the held-out store, for raw activations.
+
+    Every process of a training reads the same rows and comes to the same metrics.
+    """
+    of_all, n_rows = make_sums(coder, sites, reader.statistics), heldout_rows(coder, train, mesh.shape[DATA])
+
+    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
+        return of_all(params, stats, *jax.lax.with_sharding_constraint((arrays, keep_B), batch_sharding(mesh)))
+
+    run = jax.jit(on_mesh(sums, mesh), out_shardings=replicated(mesh))
+
+    def validate(params: Any, stats: Any) -> dict[str, float]:
+        total = Reconstruction()
+        for arrays, keep_B in in_order(reader, sites.hook_points, n_rows):
+            total.add(run(params, stats, arrays, keep_B))
+        return {name: v for name, v in total.metrics().items() if name in VALIDATED}
+
+    return validate
+
+
+def make_sums(coder: Coder, sites: Sites, statistics: Mapping[str, Statistics]) -> Callable[..., Any]:
+    """(params, stats, {hook point: [B, D] as stored}, keep [B]) -> sums for `Reconstruction`; pure, to be compiled.
+
+    Of the coder for after training, for raw activations, over the rows to keep.
+    """
+    raw = unscaled(sites)
+    shift_R = jnp.asarray(np.concatenate([statistics[name].mean for name in sites.writes]), jnp.float32)
+
+    def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
+        own, params = folded(coder, params, stats, sites)
+        batch = raw.batch(arrays)
+        latents = own.encode(params, batch["x"])
+        y_hat = own.decode(params, latents, batch["x"])
+        y_BR, y_hat_BR = (a.reshape(len(keep_B), -1) for a in (batch["y"], y_hat))
+        return batch_sums(y_BR, y_hat_BR, latents.flat(), keep_B, shift_R)
+
+    return sums
+
+
+def in_order(
+    reader: RowSource, hook_points: Sequence[str], batch_size: int
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """All rows of a store as ({hook point: [batch_size, D]}, keep [batch_size]), the last ones padded with zeros."""
+    for start in range(0, reader.n_tokens, batch_size):
+        rows = reader.rows(start, min(start + batch_size, reader.n_tokens))
+        count = min(batch_size, reader.n_tokens - start)
+        padded = {}
+        for name in hook_points:
+            padded[name] = np.zeros((batch_size, rows[name].shape[1]), rows[name].dtype)
+            padded[name][:count] = rows[name]
+        yield padded, np.arange(batch_size) < count

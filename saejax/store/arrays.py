@@ -1,0 +1,197 @@
+"""Activations that are at hand: arrays as rows that can be read by number, and iterators as batches."""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.store.layout import BF16, StoreLayout
+from saejax.store.statistics import Statistics, moments, sums_of, zero_sums
+
+# float64 has no place on most accelerators, and activations have none of its digits.
+_KEPT = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(BF16))
+_CHUNK_ROWS = 64
+_PIECE = 1 << 16
+
+Block = dict[str, np.ndarray]
+
+
+def checked(name: str, array: Any) -> np.ndarray:
+    """A floating-point array [N, d] as numpy, not copied where it is one already.
+
+    Raises:
+        DataError: it has another shape or kind, or no row.
+    """
+    found = np.asarray(array)
+    if found.ndim != 2 or not found.shape[1]:
+        raise DataError(f"{name} has shape {found.shape}; give activations as [N, d], one row for each token.")
+    floating = found.dtype == BF16 or np.issubdtype(found.dtype, np.floating)
+    if not floating:
+        raise DataError(f"{name} has dtype {found.dtype}; give activations in a floating-point type.")
+    if not len(found):
+        raise DataError(f"{name} has shape {found.shape}: there is not one activation to train on.")
+    return found
+
+
+class ArrayRows:
+    """Row-aligned arrays [N, d] as a `RowSource`. They may be memory maps: nothing is copied as a whole.
+
+    Attributes:
+        fingerprint: sha256 of shapes, types and moments; equal for equal activations.
+
+    Raises:
+        DataError: arrays of another shape or kind, of different lengths, or with NaN or infinity (the row is named).
+    """
+
+    layout = StoreLayout(shard_rows=_CHUNK_ROWS, chunk_rows=_CHUNK_ROWS)
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = {name: checked(name, array) for name, array in arrays.items()}
+        lengths = {name: len(array) for name, array in self._arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"The arrays must have one row for each token, in one order; they have {lengths} rows.")
+        self.n_tokens = next(iter(lengths.values()))
+        self.hook_points = {name: array.shape[1] for name, array in self._arrays.items()}
+        kinds = {array.dtype for array in self._arrays.values()}
+        self.dtype = kinds.pop() if len(kinds) == 1 and kinds <= set(_KEPT) else np.dtype(np.float32)
+        self.statistics = {name: _moments(name, array) for name, array in self._arrays.items()}
+        about = {name: [str(a.dtype), self.statistics[name].to_json()] for name, a in self._arrays.items()}
+        self.fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Several row ranges of one array."""
+        return (self._arrays[name][low:high].astype(self.dtype, copy=False) for low, high in pieces)
+
+    def rows(self, start: int, stop: int) -> Block:
+        """Rows [start, stop) of every array."""
+        return {name: array[start:stop].astype(self.dtype, copy=False) for name, array in self._arrays.items()}
+
+
+def _moments(name: str, array: np.ndarray) -> Statistics:
+    sums = zero_sums(array.shape[1])
+    for start in range(0, len(array), _PIECE):
+        part = sums_of(array[start : start + _PIECE])
+        if not np.isfinite(part.squared_norms):
+            finite = np.isfinite(np.asarray(array[start : start + _PIECE], np.float64)).all(1)
+            at = f"row {start + int(np.argmin(finite))}" if not finite.all() else f"the rows from {start} on"
+            raise DataError(f"{name} holds NaN or infinity (first: {at}). Leave such rows out.")
+        sums = sums + part
+    return moments(sums)
+
+
+class IteratedBatches:
+    """What an iterable gives, in its order, as batches of one size. A `BatchSource` that is iterated once.
+
+    An iterable that can begin again (a list, a data loader) does so when it ends. A training that continues passes over
+    what it has seen, so the iterable must give the same activations each time.
+
+    Args:
+        items: arrays [n, d], or {hook point: array}; n may vary.
+        name: the hook point of arrays without a name.
+        batch_size: B.
+        first_rows: rows at the beginning that the statistics are taken from.
+
+    Raises:
+        DataError: it gives nothing, or arrays that do not fit each other.
+    """
+
+    def __init__(self, items: Iterable[Any], name: str, batch_size: int, first_rows: int) -> None:
+        self._items, self._name, self.batch_size = items, name, batch_size
+        self._begun = False
+        self._blocks = self._endless()
+        self._seen: deque[Block] = deque()
+        count = 0
+        while count < max(first_rows, batch_size) and (block := next(self._blocks, None)) is not None:
+            self._seen.append(block)
+            count += _length(block)
+        if not count:
+            raise DataError("The iterator gave not one activation to train on.")
+        if count < batch_size:
+            raise DataError(f"The iterator ended after {count:,} activations, less than a batch of {batch_size:,}.")
+        seen = {name: np.concatenate([block[name] for block in self._seen]) for name in self._seen[0]}
+        rows = ArrayRows(seen)
+        self.hook_points, self.statistics, self.dtype = rows.hook_points, rows.statistics, rows.dtype
+        self.fingerprint, self.epoch_rows = rows.fingerprint, count
+        self._first = {name: values[:batch_size].astype(self.dtype) for name, values in seen.items()}
+
+    def iterate(self, start_step: int = 0) -> Generator[Block]:
+        """The batches from `start_step` on; those before it are read and passed over.
+
+        Raises:
+            ConfigError: asked for a second time.
+            DataError: the iterator ends.
+        """
+        if self._begun:
+            raise ConfigError("An iterator is read once. Make a new one for another training.")
+        self._begun = True
+        skip, wait, have, step = start_step * self.batch_size, deque[Block](), 0, start_step
+        while (block := self._seen.popleft() if self._seen else next(self._blocks, None)) is not None:
+            n = _length(block)
+            if skip >= n:
+                skip -= n
+                continue
+            wait.append({name: values[skip:].astype(self.dtype, copy=False) for name, values in block.items()})
+            have, skip = have + n - skip, 0
+            while have >= self.batch_size:
+                yield self._taken(wait)
+                have, step = have - self.batch_size, step + 1
+        raise DataError(
+            f"The iterator ended after {step * self.batch_size + have:,} activations, and training wants more. Lower "
+            "`tokens`, or give an iterable that can begin again."
+        )
+
+    def whole_batch_at(self, step: int) -> Block:
+        """The first batch; an iterator cannot be asked for another."""
+        if step:
+            raise ConfigError(f"step={step}: of an iterator only the first batch can be asked for.")
+        return self._first
+
+    def places(self, step: int) -> dict[str, np.ndarray]:
+        """Nothing: these activations lie in no store."""
+        return {}
+
+    def _taken(self, wait: deque[Block]) -> Block:
+        """The next batch, taken from the front of what waits."""
+        pieces, wanted = [], self.batch_size
+        while wanted:
+            block = wait.popleft()
+            if (n := _length(block)) > wanted:
+                wait.appendleft({name: values[wanted:] for name, values in block.items()})
+                block = {name: values[:wanted] for name, values in block.items()}
+            pieces.append(block)
+            wanted -= min(n, wanted)
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def _endless(self) -> Iterator[Block]:
+        widths: dict[str, int] = {}
+        for item in self._again():
+            block = {
+                str(name): checked(str(name), array)
+                for name, array in (item if isinstance(item, Mapping) else {self._name: item}).items()
+            }
+            own = {name: values.shape[1] for name, values in block.items()}
+            widths = widths or own
+            if own != widths or len({len(values) for values in block.values()}) != 1:
+                given = {name: values.shape for name, values in block.items()}
+                raise DataError(
+                    f"The iterator gave {given}; every batch must have the hook points and widths {widths}, with "
+                    "one row for each token."
+                )
+            yield block
+
+    def _again(self) -> Iterator[Any]:
+        """The items, and again from the beginning where that is possible and there is any."""
+        some = True
+        while some:
+            some, iterator = False, iter(self._items)
+            for item in iterator:
+                some = iterator is not self._items
+                yield item
+
+
+def _length(block: Block) -> int:
+    return len(next(iter(block.values())))

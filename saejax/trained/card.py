@@ -1,0 +1,52 @@
+"""README.md of a saved coder: a model card that says what it is, how good it is, and how it is loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# The figures that people ask for first, with the names they know them by.
+_FIGURES = {
+    "l0": "L0, latents that fire for a token",
+    "fve": "FVE, fraction of variance explained",
+    "loss_recovered": "loss recovered",
+    "ce_clean": "cross-entropy of the model, nats",
+    "ce_sae": "cross-entropy with the reconstruction, nats",
+    "kl": "KL divergence of the predictions, nats",
+    "dead_fraction": "dead latents, as a fraction",
+}
+
+
+def model_card(described: Mapping[str, Any]) -> str:
+    """Markdown with the front matter that model hubs read, from what saejax.json says."""
+    origin, (reads, writes) = described["origin"], (", ".join(described[side]) for side in ("reads", "writes"))
+    model = origin["model"]
+    base = [f"base_model: {model}"] if "/" in model and not model.startswith((".", "/")) else []
+    layers = f" in each of {len(described['reads'])} layers" if described["topology"] == "clt" else ""
+    what = {
+        "coder": f"{described['topology']}, {described['sparsity']['name']}",
+        "language model": " ".join(filter(None, (model, origin["revision"]))) or "not recorded",
+        "reads": reads,
+        "writes": writes,
+        "d_in": f"{described['d_in']:,}",
+        "latents": f"{described['d_sae']:,}{layers}",
+        "trained on": f"{origin['tokens']:,} activations" if origin["tokens"] else "not recorded",
+        "made by": f"saejax {origin['saejax']}",
+    }
+    known = described["figures"]
+    figures = {title: f"{known[name]:.4g}" for name, title in _FIGURES.items() if name in known}
+    return "\n".join(
+        [
+            *("---", "library_name: saejax", "tags: [sparse-autoencoder, interpretability, saejax]", *base, "---", ""),
+            *(f"# A sparse dictionary of {reads}", ""),
+            *_table("", "", what),
+            *("", "## On held-out text", ""),
+            *(_table("figure", "value", figures) if figures else ["Not evaluated."]),
+            *("", "## Use", "", "```python", "import saejax", ""),
+            'sae = saejax.load("path/to/this/folder")',
+            f"latents = sae.encode(x)  # activations [..., {described['d_in']}] -> [..., {described['d_sae']}]",
+            *("x_hat = sae.decode(latents)", "```", ""),
+        ]
+    )
+
+
+def _table(left: str, right: str, rows: Mapping[str, str]) -> list[str]:
+    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]

@@ -1,0 +1,286 @@
+"""The trained coder: what training ends with, and what evaluation, report, interventions and exports begin with."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import FrozenConfigDict
+
+from saejax.coders import Coder, Latents, Sites
+from saejax.core.errors import DataError
+from saejax.kernels.selection import top_k
+from saejax.lm.forward import Model
+from saejax.trained.files import describe, read_folder, write_folder
+from saejax.trained.sites import check_widths, unscaled
+
+Params = Mapping[str, Any]
+
+# Tokens in one block of `encode` at most; wide coders take fewer, by `Coder.few_tokens`.
+_BLOCK = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a coder comes from, as far as it is known.
+
+    Attributes:
+        model, revision: the language model, by its name or folder, and its commit.
+        tokenizer: sha256 of its tokenizer.
+        text: the identity of the text that was read.
+        tokens: activations trained on.
+        step: training steps taken.
+        source: the run, file or repository that it was read from.
+        saejax: the version that trained it.
+    """
+
+    model: str = ""
+    revision: str = ""
+    tokenizer: str = ""
+    text: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tokens: int = 0
+    step: int = 0
+    source: str = ""
+    saejax: str = dataclasses.field(default_factory=lambda: importlib.metadata.version("saejax"))
+
+
+def folded(coder: Coder, params: Params, stats: Mapping[str, Any], sites: Sites) -> tuple[Coder, dict[str, Any]]:
+    """(coder, params) of a training as they are used after it: each token alone, raw activations in and out. Pure.
+
+    Args:
+        params, stats: of the training, which multiplies activations by the scales of `sites`.
+    """
+    own, params = coder.inference(dict(params), dict(stats))
+    return own, own.topology.fold(params, sites.read_scales, sites.write_scales)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedCoder:
+    """A sparse dictionary for raw activations.
+
+    `coder` holds pure functions of (params, x), for programs of your own: `jax.grad(lambda x: sae.coder.encode(
+    sae.params, x).dense().sum())`. The methods below take numpy or JAX arrays and give back the same kind; they work
+    block by block, so that a million rows of input take the memory of one block and of the result.
+
+    Attributes:
+        coder: topology and sparsity, taking every token alone.
+        params: {W_enc [D, F], b_enc [F], W_dec [F, D], b_dec [D], ...}, float32; a pytree.
+        sites: the hook points that it reads and writes.
+        origin: where it comes from.
+        figures: {metric: value} of its evaluation on held-out text; empty without one.
+        settings: how it was trained, as JSON; {} where that is not known.
+        finished: training had come to its end.
+    """
+
+    coder: Coder
+    params: Params
+    sites: Sites
+    origin: Origin = Origin()
+    figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    finished: bool = True
+
+    def __post_init__(self) -> None:
+        if unscaled(self.sites) != self.sites:
+            raise DataError("A trained coder takes raw activations: fold the scales of its sites in first (`folded`).")
+
+    def __repr__(self) -> str:
+        t, kind = self.coder.topology, type(self.coder.sparsity).__name__
+        reads, writes = (", ".join(names) for names in (self.sites.reads, self.sites.writes))
+        at = reads if reads == writes else f"{reads} -> {writes}"
+        return f"TrainedCoder({type(t).__name__} x {kind}, {at}, d_in={t.d_in}, d_sae={t.d_sae}, step={self.step})"
+
+    @functools.cached_property
+    def config(self) -> FrozenConfigDict:
+        """`settings` with dots: sae.config.coder.k."""
+        return FrozenConfigDict(dict(self.settings))
+
+    @property
+    def step(self) -> int:
+        """Training steps taken."""
+        return self.origin.step
+
+    @property
+    def hook_point(self) -> str:
+        """The (first) hook point read."""
+        return self.sites.reads[0]
+
+    @property
+    def n_latents(self) -> int:
+        """All latents, of all layers."""
+        return math.prod(self.coder.topology.latent_shape)
+
+    def encode(self, x: Any) -> Any:
+        """Activations [..., D] -> latents [..., F], dense float32.
+
+        A crosscoder reads [..., S, D]. A cross-layer transcoder reads [..., L, D] and gives [..., L, F].
+
+        Raises:
+            DataError: the last axes are not those of the coder's input.
+        """
+        topology = self.coder.topology
+        rows, outer = _rows(x, topology.in_shape, "activations")
+        return self._in_blocks(self._encode, [rows]).reshape(*outer, *topology.latent_shape)
+
+    def encode_sparse(self, x: Any, k: int = 0) -> tuple[Any, Any]:
+        """Activations [..., D] -> (values [..., K], indices [..., K]) of the latents that are not 0, largest first.
+
+        K is `k` if given. Else it is the k of a coder that keeps k latents, or the largest number of latents that fire
+        for one of the tokens. Places that are left over have value 0. Latent f of layer g of a cross-layer
+        transcoder has index g F + f.
+
+        Raises:
+            DataError: as `encode`; or inside jit, where a K that depends on the data must be given as `k`.
+        """
+        rows, outer = _rows(x, self.coder.topology.in_shape, "activations")
+        if not k and not self.coder.sparsity.sparse and isinstance(rows, jax.core.Tracer):
+            raise DataError("Inside jit the number of latents must be known: give encode_sparse(x, k=...).")
+
+        def sparse(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            latents = self._code(params, x)
+            if latents.indices is not None and not k:
+                return latents.values, latents.indices
+            return _largest(latents, k or int(latents.active().sum(-1).max()))
+
+        values, indices = self._in_blocks(sparse, [rows])
+        return values.reshape(*outer, values.shape[-1]), indices.reshape(*outer, indices.shape[-1])
+
+    def decode(self, latents: Any, x: Any = None) -> Any:
+        """Latents [..., F] -> what is written, [..., D] (or [..., S, D]), float32.
+
+        Args:
+            x: the activations that were encoded; a skip connection needs them.
+        """
+        topology = self.coder.topology
+        rows, outer = _rows(latents, topology.latent_shape, "latents")
+        given = [rows] if x is None else [rows, _rows(x, topology.in_shape, "activations")[0]]
+        return self._in_blocks(self._decode, given).reshape(*outer, *topology.out_shape)
+
+    def at(self, lm: Model) -> "TrainedCoder":
+        """The same coder with its hook points by the model's own names for them.
+
+        Raises:
+            ConfigError: the model has no such hook point.
+            DataError: the model has another width there.
+        """
+        topology = self.coder.topology
+        reads, writes = (tuple(map(lm.hook_point, names)) for names in (self.sites.reads, self.sites.writes))
+        widths = dict.fromkeys(writes, topology.out_shape[-1]) | dict.fromkeys(reads, topology.in_shape[-1])
+        what = f"The coder of {self.origin.source or self.hook_point}"
+        check_widths(what, widths, f"the model {lm.identity['model']}", lm.hook_points())
+        return dataclasses.replace(self, sites=dataclasses.replace(self.sites, reads=reads, writes=writes))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write coder.safetensors, saejax.json and README.md, a model card; `saejax.load(folder)` reads them back.
+
+        A coder that was saved there before is replaced as a whole.
+
+        Raises:
+            DataError: the folder holds something else, or cannot be written.
+        """
+        figures = {name: float(value) for name, value in self.figures.items() if math.isfinite(value)}
+        more = {
+            "origin": dataclasses.asdict(self.origin),
+            "figures": figures,
+            "finished": self.finished,
+            "settings": dict(self.settings),
+        }
+        write_folder(folder, describe(self.coder, self.sites) | more, self.params)
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike[str]) -> Self:
+        """The coder that `save` wrote, bit for bit.
+
+        Raises:
+            DataError: no such folder; a file that is missing, damaged, or of a newer version; names it.
+        """
+
+        def more(described: Mapping[str, Any]) -> dict[str, Any]:
+            settings = dict(described["settings"])
+            FrozenConfigDict(settings)  # what cannot be read is refused here
+            figures = {str(name): float(value) for name, value in described["figures"].items()}
+            return {
+                "origin": Origin(**described["origin"]),
+                "figures": figures,
+                "settings": settings,
+                "finished": described["finished"] is True,
+            }
+
+        coder, sites, params, rest = read_folder(folder, more)
+        return cls(coder, params, sites, **rest)
+
+    # --- block by block -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _on_device(self) -> dict[str, jax.Array]:
+        with jax.ensure_compile_time_eval():  # first used within jit, they are still arrays
+            return {name: jnp.asarray(value, jnp.float32) for name, value in self.params.items()}
+
+    @functools.cached_property
+    def _encode(self) -> Callable[..., Any]:
+        return jax.jit(lambda params, x: self.coder.encode(params, x).dense())
+
+    @functools.cached_property
+    def _code(self) -> Callable[..., Latents]:
+        return jax.jit(lambda params, x: self.coder.encode(params, x).flat())
+
+    @functools.cached_property
+    def _decode(self) -> Callable[..., Any]:
+        d_sae = self.coder.topology.d_sae
+        return jax.jit(lambda params, f, x=None: self.coder.decode(params, Latents(f, None, d_sae), x))
+
+    def _in_blocks(self, function: Callable[..., Any], arrays: list[Any]) -> Any:
+        """function(params, *arrays) over blocks of rows, on the kind of array that was given.
+
+        Results of blocks may differ in their last axis: shorter ones are filled up with zeros.
+        """
+        n = len(arrays[0])
+        if any(isinstance(a, jax.core.Tracer) for a in arrays):
+            return function(self._on_device, *(a.astype(jnp.float32) for a in arrays))
+        size = min(_BLOCK, self.coder.few_tokens, 1 << max(0, n - 1).bit_length())  # few sizes, so few compilations
+        xp = np if isinstance(arrays[0], np.ndarray) else jnp
+        blocks = []
+        for start in range(0, max(n, 1), size):
+            block = function(self._on_device, *(_padded(a[start : start + size], size) for a in arrays))
+            count = min(size, n - start)
+            # To the host at once: the device holds one block.
+            blocks.append(jax.tree.map(lambda result, count=count: xp.asarray(result[:count]), block))
+        return jax.tree.map(lambda *parts: _joined(xp, parts), *blocks)
+
+
+def _largest(latents: Latents, k: int) -> tuple[jax.Array, jax.Array]:
+    """(values [B, k], indices [B, k]): the k largest latents of each token by |value|, falling."""
+    at = top_k(jnp.abs(latents.values), min(max(1, k), latents.values.shape[-1]))[1]
+    indices = at if latents.indices is None else jnp.take_along_axis(latents.indices, at, axis=-1)
+    return jnp.take_along_axis(latents.values, at, axis=-1), indices
+
+
+def _joined(xp: Any, parts: Sequence[Any]) -> Any:
+    """The blocks one after the other."""
+    width = max(part.shape[-1] for part in parts)
+    if len(parts) == 1:
+        return parts[0]
+    pad = [(0, 0)] * (parts[0].ndim - 1)
+    return xp.concatenate([xp.pad(part, [*pad, (0, width - part.shape[-1])]) for part in parts])
+
+
+def _rows(array: Any, shape: tuple[int, ...], what: str) -> tuple[Any, tuple[int, ...]]:
+    """([N, *shape], the axes before them); numpy and JAX arrays stay what they are, all else becomes numpy."""
+    if not isinstance(array, np.ndarray | jax.Array):
+        array = np.asarray(array)
+    if array.shape[-len(shape) :] != shape:
+        raise DataError(f"The last axes of {what} must be {shape}; the array is {array.shape}.")
+    return array.reshape(-1, *shape), array.shape[: -len(shape)]
+
+
+def _padded(rows: Any, size: int) -> Any:
+    """float32 [size, ...], filled up with rows of zeros."""
+    xp = np if isinstance(rows, np.ndarray) else jnp
+    rows = rows.astype(np.float32)
+    return rows if len(rows) == size else xp.pad(rows, ((0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)))

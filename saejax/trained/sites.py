@@ -1,0 +1,76 @@
+"""The scales of a coder's sites: chosen from the data, written into checkpoints, and gone once they are folded in."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from saejax.coders import CoderConfig, Sites, Topology
+from saejax.core.errors import DataError
+from saejax.store import Statistics
+
+
+def make_sites(
+    config: CoderConfig,
+    topology: Topology,
+    reads: tuple[str, ...],
+    writes: tuple[str, ...],
+    statistics: Mapping[str, Statistics],
+) -> Sites:
+    """The sites of a coder, each with the scale that `normalize` asks for.
+
+    Raises:
+        DataError: a hook point where every token has the same activation, or zeros: it has no scale and no variance.
+    """
+    for name in dict.fromkeys((*reads, *writes)):
+        s = statistics[name]
+        # The difference of two float64 means: below this it is rounding.
+        if not s.total_variance > 1e-9 * s.mean_squared_norm:
+            what = "0" if s.mean_squared_norm == 0 else "the same"
+            raise DataError(
+                f"The activations of {name} are {what} for all {s.count:,} tokens of the training store: there is "
+                "nothing to learn. Choose another hook point, or look at how the store was made."
+            )
+    scales = [tuple(raw_scale(config, statistics[name]) for name in names) for names in (reads, writes)]
+    return Sites(reads, writes, scales[0], scales[1], topology.stacked)
+
+
+def raw_scale(config: CoderConfig, statistics: Statistics) -> float:
+    """What raw activations are multiplied by in training: sqrt(D) / E||x||, 1 / sqrt(E||x||^2), or 1."""
+    norms = {
+        "mean_norm": statistics.mean_norm / np.sqrt(len(statistics.mean)),
+        "mean_square": np.sqrt(statistics.mean_squared_norm),
+        "none": 1.0,
+    }
+    return float(1 / norms[config.resolved().normalize])
+
+
+def unscaled(sites: Sites) -> Sites:
+    """The same hook points, for coders whose weights take raw activations."""
+    ones = (1.0,) * len(sites.reads)
+    return dataclasses.replace(sites, read_scales=ones, write_scales=(1.0,) * len(sites.writes))
+
+
+def sites_to_meta(sites: Sites, topology: Topology) -> dict[str, Any]:
+    """What a checkpoint must say of its sites, as JSON."""
+    n = len(sites.reads)
+    return dataclasses.asdict(sites) | {"d_reads": [topology.d_in] * n, "d_writes": [topology.out_shape[-1]] * n}
+
+
+def sites_from_meta(meta: Mapping[str, Any]) -> Sites:
+    """Inverse of `sites_to_meta`."""
+    reads, writes, read_scales, write_scales = (
+        tuple(meta[name]) for name in ("reads", "writes", "read_scales", "write_scales")
+    )
+    return Sites(reads, writes, read_scales, write_scales, bool(meta["stacked"]))
+
+
+def check_widths(what: str, widths: Mapping[str, int], other: str, there: Mapping[str, int]) -> None:
+    """Raises DataError where `what` has another width than `other` at one of its hook points."""
+    for name, width in widths.items():
+        if width != there[name]:
+            raise DataError(
+                f"{what} is {width} wide at {name}, {other} {there[name]}: they do not belong together. Choose those "
+                "that do."
+            )

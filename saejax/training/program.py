@@ -1,0 +1,119 @@
+"""A compiled train step with the members that it trains: one coder, or several stacked on a leading axis."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.checkpoints import Checkpoints
+from saejax.coders import Coder, Sites
+from saejax.parallel import batch_sharding
+from saejax.training.config import TrainConfig
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.state import TrainState, abstract_state, init_state, make_init
+from saejax.training.step import compile_step, default_hyper, make_step
+
+Arrays = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the loop runs.
+
+    Attributes:
+        members: names; one of them, or as many as the state has on its leading axis.
+        stacked: the state, the metrics and `hyper` have that axis.
+        abstract: shapes, dtypes and shardings of the state.
+        hyper: what the step is told of each member.
+        start: () -> the state at step 0.
+        step: (state, {hook point: [B, D]}, hyper) -> (state, metrics); takes the old state's memory.
+        compiled: {hook point: dtype} -> the same with its step compiled for batches of such arrays.
+        checkpoints: where the state is saved; None saves nothing.
+        meta: goes into every checkpoint, for those who load it.
+    """
+
+    members: tuple[str, ...]
+    stacked: bool
+    abstract: TrainState
+    hyper: Mapping[str, jax.Array]
+    start: Callable[[], TrainState]
+    step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+    compiled: Callable[[np.dtype], "Program"]
+    checkpoints: Checkpoints | None
+    meta: Mapping[str, Any]
+
+    def member(self, state: TrainState, i: int) -> TrainState:
+        """The state of member `i` alone, as a single run has it."""
+        if not self.stacked:
+            return state
+        rest: Any = jax.tree.map(lambda leaf: leaf[i], dataclasses.replace(state, step=None))  # type: ignore[arg-type]
+        return dataclasses.replace(rest, step=state.step)
+
+
+def program_of_one(
+    coder: Coder,
+    config: TrainConfig,
+    sites: Sites,
+    prepare: Callable[[Any], Any],
+    mesh: Mesh,
+    *,
+    seed: int,
+    checkpoints: Checkpoints | None = None,
+    meta: Mapping[str, Any] | None = None,
+    fsdp: bool = False,
+    mode: str = "jit",
+) -> Program:
+    """The program that trains one coder on all devices of a mesh.
+
+    Args:
+        prepare: fresh parameters -> those that training begins with; pure.
+        fsdp: the state is spread over "data" too.
+        mode: how a step becomes a program for all devices, of `parallel.MODES`.
+    """
+    optimizer, schedule = make_optimizer(config), make_schedule(config)
+    init = make_init(coder, optimizer, config, prepare)
+    abstract = abstract_state(coder, init, mesh, fsdp)
+    step, hyper = (
+        compile_step(make_step(coder, optimizer, schedule, sites, config), abstract, mesh, mode),
+        default_hyper(seed),
+    )
+
+    def compiled(dtype: np.dtype) -> Program:
+        topology, place = coder.topology, batch_sharding(mesh)
+        widths = dict.fromkeys(sites.writes, topology.out_shape[-1]) | dict.fromkeys(sites.reads, topology.in_shape[-1])
+        arrays = {
+            name: jax.ShapeDtypeStruct((config.batch_size, width), dtype, sharding=place)
+            for name, width in widths.items()
+        }
+        return dataclasses.replace(program, step=step.lower(abstract, arrays, hyper).compile())  # type: ignore[attr-defined]
+
+    program = Program(
+        members=("",),
+        stacked=False,
+        abstract=abstract,
+        hyper=hyper,
+        start=lambda: init_state(init, seed, abstract),
+        step=step,
+        compiled=compiled,
+        checkpoints=checkpoints,
+        meta=meta or {},
+    )
+    return program
+
+
+def put_on(mesh: Mesh, batch_size: int) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
+    """(rows of this process's devices) -> the batch on the mesh, for the one program there is."""
+    sharding = batch_sharding(mesh)
+
+    def put(rows: Mapping[str, np.ndarray]) -> list[Arrays]:
+        return [
+            {
+                name: jax.make_array_from_process_local_data(sharding, values, (batch_size, values.shape[1]))
+                for name, values in rows.items()
+            }
+        ]
+
+    return put

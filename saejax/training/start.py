@@ -1,0 +1,42 @@
+"""Where a coder's biases start, from the activations that it is going to learn."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.coders import Coder, CoderConfig, Sites, bias_for_rate
+from saejax.store import BatchSource, Statistics
+from saejax.training.center import geometric_median
+
+
+def make_prepare(config: CoderConfig, coder: Coder, sites: Sites, batches: BatchSource) -> Callable[[Any], Any]:
+    """(fresh parameters) -> parameters with biases where the data are, by `b_dec_init` and `firing_rate_init`.
+
+    What it needs of the data is read here: the function itself is traced, and reads nothing.
+    """
+    # One shuffled batch: a fair sample, and the same on every machine.
+    wanted = config.firing_rate_init or config.b_dec_init == "geometric_median"
+    sample = batches.whole_batch_at(0) if wanted else {}
+    b_dec = initial_b_dec(config.b_dec_init, sites, sample, batches.statistics)
+    x = sites.batch({name: jnp.asarray(v) for name, v in sample.items()})["x"] if config.firing_rate_init else None
+
+    def prepare(params: Any) -> Any:
+        params = params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
+        return params if x is None else bias_for_rate(coder, params, x, config.firing_rate_init)
+
+    return prepare
+
+
+def initial_b_dec(
+    how: str, sites: Sites, sample: Mapping[str, np.ndarray], statistics: Mapping[str, Statistics]
+) -> np.ndarray:
+    """b_dec at step 0, in the scale of training: mean, geometric median or zero of each written site; [D] or [S, D]."""
+    centre = {
+        "mean": lambda name: statistics[name].mean,
+        "geometric_median": lambda name: geometric_median(sample[name].astype(np.float64)),
+        "zeros": lambda name: np.zeros(len(statistics[name].mean)),
+    }[how]
+    rows = [centre(name) * scale for name, scale in zip(sites.writes, sites.write_scales, strict=True)]
+    return np.stack(rows) if sites.stacked else rows[0]
