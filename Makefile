@@ -32,12 +32,13 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 TEST_STAMP := $(VENV)/.installed-test-torch-$(TORCH)
+DOCS_STAMP := $(VENV)/.installed-docs
 # An environment's python is a link to the interpreter. Where that is gone, what was installed counts for nothing:
 # the environment is made anew.
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test soak faults reliability lint format clean which-python
+.PHONY: help install quickstart check test soak faults reliability docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -68,6 +69,9 @@ reliability: $(TEST_STAMP)  ## two tables: the same numbers on every mesh and mo
 	$(BIN)/python -m benchmarks.equality --output=benchmarks/equality.md
 	$(BIN)/python -m benchmarks.reliability --output=benchmarks/reliability.md $(ARGS)
 
+docs: $(DOCS_STAMP)  ## build the site into docs/_build/html; runs the notebooks; warnings are errors
+	$(BIN)/python -m sphinx -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html $(ARGS)
+
 lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
@@ -78,7 +82,7 @@ format: $(DEV_STAMP)  ## let ruff format the code and mend what it can
 	$(BIN)/python -m ruff format .
 
 clean:  ## remove environments, caches and builds; runs/ and stores/ stay
-	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-* build dist docs/_build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 which-python: $(DEV_STAMP)
@@ -90,6 +94,10 @@ $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(RUN_STAMP) $@
+
+$(DOCS_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[docs]'
 	@touch $(RUN_STAMP) $@
 
 $(TEST_STAMP): pyproject.toml constraints.txt | $(BIN)/python

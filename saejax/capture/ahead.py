@@ -66,8 +66,8 @@ def one_ahead(
 ) -> Iterator[tuple[PackedRows, dict[str, jax.Array], jax.Array]]:
     """Each batch with its results, the next batch dispatched before the results are waited for.
 
-    After a batch of which `last` is true nothing is dispatched until the consumer asks for more all the same: the
-    forward pass behind the end of a capture would be thrown away.
+    After a batch for which `last` is true nothing is dispatched until the consumer asks for more. The forward pass
+    after the end of a capture would be wasted.
     """
     running: tuple[PackedRows, dict[str, jax.Array], jax.Array] | None = None
     for packed in batches:

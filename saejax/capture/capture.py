@@ -123,14 +123,14 @@ class Captured:
     """What one session of a capture did.
 
     Attributes:
-        rows: activations in the store; of this process's parts alone while others are missing.
+        rows: activations in the store; while other parts are missing, those of this process's parts.
         tokens: activations stored in this session.
         seconds: of this session, without compiling and without timing the forward pass alone.
         already_complete: there was nothing to do.
         read: tokens that went through the model in this session, stored or not; no padding.
         forward_rate: tokens read a second by the forward pass alone, timed on batches of this session before its
             clock starts; None where the session is too short to tell.
-        missing: parts that are not finished; this process's own are.
+        missing: parts that other processes have not finished yet.
     """
 
     rows: int
@@ -179,9 +179,9 @@ def capture(
 ) -> Captured:
     """Fill the store at `path` with `n_tokens` activations of `split`, continuing where it was.
 
-    bos, special and padding tokens are not stored. Of several processes each does its share of the parts; the one that
-    finds all of them done makes the store complete. A process that died is made up for by running its command again, or
-    by any other number of processes.
+    bos, special and padding tokens are not stored. Each of several processes captures its share of the parts. The
+    process that finds all parts done completes the store. If a process dies, run its command again, or run any other
+    number of processes.
 
     Raises:
         ConfigError: a hook point or token id that does not exist, a context longer than the model's, a batch that does
@@ -315,7 +315,7 @@ def _append(
 ) -> int:
     """Hand the stored rows of a batch to the writer, without the first `skip`, which are committed already.
 
-    Returns what is left of `skip`: a capture may be continued with smaller batches than it was begun with.
+    Returns what is left of `skip`: a capture may continue with smaller batches than it began with.
     """
     rows, values, counters = stored(config, packed, activations, finite)
     skipped = min(skip, len(rows))

@@ -10,7 +10,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 class Named(Protocol):
-    """As much of a language model, or of a pair, as names need."""
+    """The part of a language model, or of a pair, that names need."""
 
     def hook_points(self) -> Mapping[str, int]: ...
 

@@ -14,7 +14,7 @@ from saejax.text import PackedRows, Packer
 
 
 class Selection(Protocol):
-    """As much of `CaptureConfig` as decides it."""
+    """The part of `CaptureConfig` that decides it."""
 
     @property
     def non_finite(self) -> str: ...

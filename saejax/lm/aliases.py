@@ -1,12 +1,12 @@
 """Names as in `blocks.3.mlp_out` for the modules of a foreign model, found by where its parts usually stand.
 
-A place is a module's path with `.in` or `.out`. Which of several candidates a name means is not taken from a table but
-measured: what attention and MLP add must add up, as in
+A place is a module's path with `.in` or `.out`. Several places may be candidates for a name. A forward pass decides:
+what attention and MLP add must sum to the residual stream, as in
 
     resid_pre + attn_out = resid_mid        resid_mid + mlp_out = resid_post
     resid_pre + attn_out + mlp_out = resid_post     (parallel blocks, which have no resid_mid)
 
-and a name for which nothing adds up is not offered. (The module's own path is there all the same.)
+A name without such a candidate is not offered. (The module's own path still works.)
 """
 
 import itertools
@@ -127,6 +127,6 @@ def _is_sum(parts: Sequence[np.ndarray], total: np.ndarray, tolerance: float) ->
     if any(part.shape != total.shape for part in parts):
         return False
     error = np.linalg.norm(sum(parts[1:], parts[0]) - total)
-    # By the smallest part: by the total, a wrong small part would pass beside a large residual stream.
+    # Relative to the smallest part: beside a large residual stream, a wrong small part is little of the total.
     smallest = min(float(np.linalg.norm(part)) for part in parts)
     return bool(error <= 1e-2 * smallest + tolerance * np.linalg.norm(total))

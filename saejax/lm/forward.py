@@ -61,11 +61,11 @@ class Model(Protocol):
         ...
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether the logits are of the next token and, where names are given, see what is put in at one of them."""
+        """Whether the logits predict the next token and, if names are given, an edit at one of them reaches them."""
         ...
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
-        """[F, d_model]: what rows added at a hook point add to the residual stream; None where no matrix says it."""
+        """[F, d_model]: what rows added at a hook point add to the residual stream; None if no matrix gives it."""
         ...
 
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
@@ -110,9 +110,9 @@ def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], me
 
 
 def compiled(lm: Model, function: F, *arguments: Any) -> F:
-    """`function`, which calls `lm.apply`, compiled for such arguments; as it is where the model cannot be traced.
+    """`function`, which calls `lm.apply`, compiled for such arguments; unchanged if the model cannot be traced.
 
-    Called as it is, numpy arrays in its arguments become JAX arrays first, as compiled code would have them.
+    Unchanged, it gets JAX arrays in place of numpy arrays, as compiled code does.
     """
     if lm.pure:
         return cast(F, jax.jit(function).lower(*arguments).compile())

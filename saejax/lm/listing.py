@@ -1,4 +1,4 @@
-"""What a model is and where it can be hooked, as data: by its config.json where the JAX decoder runs it."""
+"""What a model is and where it can be hooked, as data; from its config.json if the JAX decoder runs it."""
 
 import dataclasses
 import math
@@ -23,8 +23,8 @@ class HookList:
         backend: what runs it, jax or torch.
         n_head, n_kv_head, d_head, d_mlp: None where PyTorch runs the model and does not say.
         n_parameters: each counted once, also where embedding and unembedding are tied.
-        number_types: of the weights on disk, as in ("BF16",), or as PyTorch has loaded them; empty where they are not
-            here, or not all of them.
+        number_types: of the weights on disk, as in ("BF16",), or as PyTorch has loaded them; empty if some are
+            not here.
         points: in the order in which the model computes them; in PyTorch the names in blocks first.
         names: what resolves other names of the points.
     """
@@ -59,9 +59,9 @@ def list_hook_points(
 ) -> HookList:
     """All hook points of a model with their shapes, names and dimensions; the arguments are those of `load_lm`.
 
-    Where the JAX decoder runs the model, config.json alone is read (of a hub id, alone fetched), and the headers of
-    safetensors that are there: nothing is loaded, so a model larger than this machine is listed too. Where PyTorch runs
-    it, the whole model is loaded: what stands where is measured on a few tokens.
+    If the JAX decoder runs the model, only config.json is read (and fetched, for a hub id), and the headers of
+    safetensors on disk. Nothing is loaded, so a model larger than this machine is listed too. If PyTorch runs it, the
+    whole model is loaded, because shapes and names are measured on a few tokens.
 
     Raises:
         ConfigError: a `dtype` or `backend` that is not offered, or torch where it is not installed.

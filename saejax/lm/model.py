@@ -123,7 +123,7 @@ class LanguageModel:
         return decoder.run(self.config, params, tokens, positions, segments, capture, dict(edits or {}))
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """True: what is put in at any hook point goes on into the logits of the next token."""
+        """True: an edit at any hook point reaches the logits of the next token."""
         return True
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
@@ -150,7 +150,7 @@ class LanguageModel:
         return shard_params(self.config, self.params, mesh)
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
-        """Not known of a JAX model.
+        """Not known for a JAX model.
 
         Raises:
             ConfigError: always.
@@ -209,7 +209,7 @@ def load_lm(
 
 
 def runs_in_torch(folder: Path, backend: str) -> bool:
-    """By lm.backend; of `auto` whether the JAX decoder lacks the architecture that config.json names."""
+    """By lm.backend; for `auto`, whether the JAX decoder lacks the architecture that config.json names."""
     if backend != "auto":
         return backend == "torch"
     try:
@@ -231,7 +231,7 @@ def _identity(wanted: LMConfig, folder: Path, tokenizer: Tokenizer) -> dict[str,
 
 
 def config_folder(model: str, revision: str = "") -> Path:
-    """A folder with the model's config.json; of a hub id that is all that is fetched, where it is not cached.
+    """A folder with the model's config.json; for a hub id that is not cached, nothing else is fetched.
 
     Raises:
         DataError: it cannot be found; the message says what to do.

@@ -74,7 +74,7 @@ class ModelPair:
             raise ConfigError(f"{name!r}, of lm.second {self.second.identity['model']}: {error}") from None
 
     def owner(self, name: str) -> Model:
-        """The model that a hook point is of."""
+        """The model that has the hook point."""
         return self.second if name.startswith(PREFIX) else self.first
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
@@ -107,12 +107,12 @@ class ModelPair:
         return logits, captured
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether there is a loss, which is the first model's, and it sees what is put in at one of `names`."""
+        """Whether the first model, whose loss is measured, has one, and an edit at one of `names` reaches it."""
         ours = [name for name in names if not name.startswith(PREFIX)]
         return bool(ours or not names) and self.first.measures_loss(ours)
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
-        """As the model's that the hook point is of."""
+        """That of the model that has the hook point."""
         return self.owner(hook_point).into_residual(hook_point.removeprefix(PREFIX), rows_FD)
 
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
@@ -124,7 +124,7 @@ class ModelPair:
         return {"first": self.first.placed(mesh), "second": self.second.placed(mesh)}
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
-        """What both have memory for."""
+        """The rows that both have memory for."""
         return min(model.rows_that_fit(own, length) for model, own, _ in self._of_each(names))
 
     def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:

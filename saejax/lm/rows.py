@@ -18,7 +18,7 @@ from saejax.core.errors import DataError
 
 
 def check_rows(name: str, ids: Any) -> None:
-    """Refuses an array, which may be a traced one, whose type and shape are not those of rows of ids.
+    """Refuses an array (a traced one too) whose type and shape are not those of rows of ids.
 
     Raises:
         DataError: it is not [rows, tokens] of integers.
@@ -28,7 +28,7 @@ def check_rows(name: str, ids: Any) -> None:
 
 
 def check_ids(name: str, ids: np.ndarray, limit: int) -> None:
-    """Refuses what indexing would bend into its range without a word.
+    """Refuses what indexing would clamp into its range silently.
 
     Raises:
         DataError: `ids` are not rows of integers in [0, limit); names the first that is not, and its place.

@@ -31,7 +31,7 @@ _RULES: dict[str | None, str | None] = {
 def on_mesh(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
     """`function`, for jit: what it traces knows how tokens and latents lie on `mesh`, and selects and sums by shards.
 
-    Jit without it is as right, but the compiler may gather what is split. On one device nothing changes.
+    Without it the result is the same, but the compiler may gather what is split. On one device nothing changes.
     """
 
     def traced(*arguments: Any) -> R:
@@ -44,14 +44,14 @@ def on_mesh(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
 def on_each_device(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
     """`function` (state, {name: rows}, ...), for jit: every device of `mesh` runs it on its own rows, under pmap.
 
-    All but the rows is the same on every device, before and after: `function` sees to that, with the sums of
+    Everything but the rows is the same on every device, before and after. `function` ensures this with the sums of
     `kernels.batch`.
 
     Raises:
         ConfigError: several processes, whose arrays pmap would take for each one's own.
     """
     if jax.process_count() > 1:
-        raise ConfigError("parallel.mode=pmap is for the devices of one process; of several, set parallel.mode=jit.")
+        raise ConfigError("parallel.mode=pmap is for the devices of one process; for several set parallel.mode=jit.")
     n = mesh.shape[DATA]
 
     def each(state: Any, rows: Mapping[str, Any], *others: Any) -> R:
@@ -166,8 +166,8 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def own_rows(mesh: Mesh, batch_size: int, parts: int = 1) -> tuple[int, int]:
     """(first, stop) of the rows of a global batch that this process's devices hold, by `batch_sharding`.
 
-    Processes whose devices share a place along "data" have the same rows. Of a batch taken in `parts` every device has
-    rows of each.
+    Processes whose devices share a place along "data" have the same rows. If a batch is taken in `parts`, every device
+    has rows of each part.
 
     Raises:
         ConfigError: the batch, or a part, is not a multiple of the devices along "data", or the rows are not one range.

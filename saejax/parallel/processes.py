@@ -52,7 +52,7 @@ class Process:
 def this_process(config: ParallelConfig) -> Process:
     """The process that `parallel.processes` says: one alone, rank/world, or what SLURM or JAX know.
 
-    SLURM's variables are read only where asked for: a shell inside `salloc` has them too, and is no task of many.
+    SLURM's variables are read only if `slurm` is asked for, because a shell inside `salloc` has them too.
     Call it before anything that makes JAX look for devices: `jax` joins JAX's processes for a moment, if they are not.
 
     Raises:
@@ -64,7 +64,7 @@ def this_process(config: ParallelConfig) -> Process:
 
 
 def local_mesh(config: ParallelConfig, process: Process) -> Mesh:
-    """The mesh of this process's own devices: of all there are, where it is alone."""
+    """The mesh of this process's own devices; these are all devices if it is alone."""
     return make_mesh(config, jax.local_devices() if process.world > 1 else None)
 
 
@@ -72,9 +72,9 @@ def local_mesh(config: ParallelConfig, process: Process) -> Mesh:
 def joined(config: ParallelConfig) -> Iterator[Process]:
     """All processes as one: inside, jax.devices() are those of all of them. Call it before JAX looks for devices.
 
-    Process 0 meets the others at `parallel.coordinator`, or where SLURM or JAX find it, and they part at the end. One
-    that leaves through an error does not wait for the others, and ends for good when it exits; they notice at once
-    (process 0, or a collective that the network breaks off) or after `parallel.heartbeat` seconds, and end too.
+    Process 0 meets the others at `parallel.coordinator`, or where SLURM or JAX find it, and they part at the end. A
+    process that leaves through an error does not wait for the others. They notice at once (process 0, or a collective
+    that the network breaks off) or after `parallel.heartbeat` seconds, and end too.
 
     Raises:
         ConfigError: they cannot join; says what to set.
@@ -134,7 +134,7 @@ def _leave(process: Process, code: int) -> None:
 
 
 def from_first(process: Process, decide: Callable[[], int]) -> int:
-    """The number that process 0 decides, in all of them: what is on a disk may look different to each.
+    """The number that process 0 decides, in all processes: a disk may look different to each of them.
 
     Raises:
         DataError: deciding failed, with process 0's own error there.
@@ -152,7 +152,7 @@ def from_first(process: Process, decide: Callable[[], int]) -> int:
     if failed is not None:
         raise failed
     if said[0]:
-        raise DataError("Process 0 has stopped with an error; its own output says which.")
+        raise DataError("Process 0 has stopped with an error; read its output for the cause.")
     return int(said[1])
 
 
@@ -164,7 +164,7 @@ def any_of(process: Process, true_here: bool) -> bool:
 
 
 def together() -> Process:
-    """The process that this one is among those that are joined; alone, where none are."""
+    """The rank of this process among the joined ones; alone if none are joined."""
     return Process(jax.process_index(), jax.process_count())
 
 
@@ -199,8 +199,8 @@ def _jax(config: ParallelConfig) -> Process:
     try:
         jax.distributed.initialize(config.coordinator or None)
         found = Process(jax.process_index(), jax.process_count())
-        # Known now who is who, they part again: processes that stay joined all end when one of them dies, and wait for
-        # each other at the end; and a capture has nothing to say to the others. The devices are those of this one.
+        # The ranks are known now, so the processes part again. Joined processes all end when one of them dies, and wait
+        # for each other at the end; a capture needs no communication. The devices are those of this process.
         jax.distributed.shutdown()
         clear_backends()
     except Exception as error:  # ValueError, RuntimeError and those of its transport

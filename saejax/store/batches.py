@@ -4,8 +4,8 @@ Epoch e occupies rows [e N, (e+1) N) of an endless stream and batch s its rows [
 batches straddle blocks and epochs and no row is ever dropped.
 
 With several shares the store's chunks are dealt out to as many streams (chunk c to stream c mod shares), each with
-epochs of its own, and a batch is B / shares rows of each, one behind the other. Who wants some rows of every batch then
-reads the chunks of their streams alone.
+epochs of its own, and a batch is B / shares rows of each, one behind the other. A process that wants some rows of every
+batch then reads only the chunks of their streams.
 """
 
 import functools
@@ -98,8 +98,8 @@ class Batches:
             block_chunks * chunk_rows rows are held, and of those only the rows that are wanted. One thread at a time
             may ask for batches.
         max_rows: use only this many rows, the store's first ones; 0 for all.
-        rows: (first, stop): only these rows of each global batch, [stop - first, d]. Of several shares only the chunks
-            of those that the rows come from are read; of one share all are, but what is not wanted is let go.
+        rows: (first, stop): only these rows of each global batch, [stop - first, d]. With several shares it reads only
+            the chunks of the shares that the rows come from; with one share it reads all and drops other rows.
         shares: into how many streams the store is dealt out.
 
     Attributes:
@@ -266,7 +266,7 @@ class _Share:
         within = (first + np.arange(len(order))) % self._each
         wanted = (within >= self._low) & (within < self._high)
         count = int(wanted.sum())
-        # Of each row of the chunks, in their order: where it goes, or -1.
+        # Where each row of the chunks goes, in their order; -1 for rows that are not wanted.
         place = np.full(len(order), -1)
         place[order[wanted]] = np.arange(count)
         shuffled: _Block = {}
@@ -285,7 +285,7 @@ class _Share:
 
 
 def _order_of(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks: int, seed: int) -> EpochOrder:
-    """The order of one share: of the whole store, where there is one."""
+    """The order of one share; with one share, of the whole store."""
     chunks = -(-n_rows // chunk_rows)
     own = len(range(share, chunks, shares))
     # The store's last chunk may be ragged: it is the last one of its share too.

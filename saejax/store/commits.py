@@ -20,7 +20,7 @@ class Commit:
 
     Attributes:
         index: number of the shard.
-        rows: rows in it; 0 where a part's text gave not one row, which its first commit says.
+        rows: rows in it; 0 if the part's text gave no row at all. Then its first commit says so.
         last: the stream of its part ends with it.
         cursor, skip: the batch holding the next row, and how many of its rows are committed already
             (None, 0 when `last`).
@@ -118,14 +118,14 @@ def committed_prefix(files: StoreFiles, header: Header, kinds: tuple[ArrayKind, 
 
 @dataclass(frozen=True)
 class PartState:
-    """How far a part is, as its commits say: its rows, and whether it is done."""
+    """The progress of a part by its commits: its rows, and whether it is done."""
 
     rows: int
     done: bool
 
 
 def part_states(files: StoreFiles, header: Header) -> list[PartState]:
-    """How far each part is; reads the names of all commits and the last one of each part.
+    """The progress of each part; reads the names of all commits and the last one of each part.
 
     Raises:
         DataError: a commit file that is read is damaged or belongs to another store.
@@ -153,7 +153,7 @@ def shard_remedy(files: StoreFiles, shard: int) -> str:
 
 def _checked_rows(value: dict[str, Any], header: Header, index: int) -> int:
     rows, full = int(value["rows"]), header.layout.shard_rows
-    # A part without a row says so in its first commit; a store of one part has rows.
+    # Only the first commit of a part may have no rows, and only in a store of several parts.
     fewest = 0 if header.parts > 1 and index < header.parts else 1
     if value["index"] != index or not fewest <= rows <= full or (rows < full and not value["last"]):
         raise ValueError(f"index {value['index']}, rows {rows}, last {value['last']}")

@@ -15,7 +15,7 @@ _LONGEST = 100
 def describe(path: str | os.PathLike[str]) -> list[str]:
     """Lines about the store at `path`; reads only its manifest and the names of its commits.
 
-    Rows and how far it is (each part, where there are several), bytes, layout, hook points with widths and statistics
+    Rows and progress (of each part if there are several), bytes, layout, hook points with widths and statistics
     (of a complete store), counters, and every key of the identity: model, revision, text, split, hashes.
 
     Raises:

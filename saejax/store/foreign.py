@@ -1,7 +1,7 @@
 """Activations that others wrote: [N, d] in .npy, .safetensors and .parquet files, read piece by piece.
 
-No file is believed: the sizes that a header declares are compared with the file's length before anything is mapped or
-allocated, and nothing is ever unpickled.
+The sizes that a header declares are compared with the file's length before anything is mapped or allocated. Nothing is
+ever unpickled.
 """
 
 import ast
@@ -58,7 +58,8 @@ def open_foreign(path: str | os.PathLike[str], tensor: str = "") -> ForeignRows:
 
     Raises:
         ConfigError: another ending, a name for a .npy file, or pyarrow is not installed.
-        DataError: missing, damaged, other than it says, no such tensor, or several to choose from.
+        DataError: the file is missing or damaged or contradicts its header; the tensor does not exist, or several could
+            be meant.
     """
     path = Path(path)
     openers: dict[str, Callable[[Path, str], ForeignRows]] = {

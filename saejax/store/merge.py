@@ -39,7 +39,7 @@ def merge(
         out: local folder or URL of the new store.
         sources: two or more complete stores.
         seed: of the permutation within the new shards.
-        progress: (rows in all, rows done already) -> what is told of the rows written.
+        progress: (rows in all, rows done already) -> a function that is called with the number of rows written.
 
     Returns:
         Rows of the merged store.

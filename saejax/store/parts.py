@@ -10,7 +10,7 @@ from saejax.store.manifest import Manifest
 class RowOrder:
     """Row r of a store -> its row in the arrays: first all full shards by their number, then the others by theirs.
 
-    So all chunks but those of the last few shards are whole, as the order of batches wants it, and no row is empty.
+    All chunks but those of the last few shards are therefore whole, as the order of batches needs it. No row is empty.
 
     Args:
         shard_rows: rows of a full shard.
@@ -35,7 +35,7 @@ class RowOrder:
 
     @property
     def is_plain(self) -> bool:
-        """Row r is row r of the arrays, as in every store whose text did not run out in one of several parts."""
+        """Whether row r is row r of the arrays: true unless the text of one of several parts ran out."""
         return bool((self._first == self.starts[:-1]).all())
 
     def pieces(self, low: int, high: int) -> list[tuple[int, int]]:

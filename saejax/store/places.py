@@ -1,4 +1,4 @@
-"""Where in a store the rows of a batch lie: the order read backwards, for those who look for what spoiled a step."""
+"""Where in a store the rows of a batch lie: the order read backwards, to find the rows that spoiled a step."""
 
 import numpy as np
 

@@ -85,7 +85,7 @@ class ArrayReader:
                 rows = future.result()
             except Exception as error:
                 raise self._damage(low, high, error) from error
-            del future  # it holds the rows, whose memory is better used again for the next ones
+            del future  # it holds the rows; free their memory for the next ones
             yield rows
             del rows
 
@@ -223,7 +223,7 @@ def any_manifest(files: StoreFiles) -> Manifest:
 
 
 def complete_manifest(files: StoreFiles) -> Manifest:
-    """As `any_manifest`, but an unfinished store is a DataError too, which says how far it is."""
+    """As `any_manifest`, but an unfinished store is a DataError too; it gives the progress."""
     manifest = any_manifest(files)
     if not manifest.complete:
         raise DataError(_how_far(files, manifest.header))
@@ -231,7 +231,7 @@ def complete_manifest(files: StoreFiles) -> Manifest:
 
 
 def committed_rows(files: StoreFiles, header: Header) -> int:
-    """Rows of an unfinished store that its commit files vouch for (of one part, their content is not read)."""
+    """Rows of an unfinished store by its commit files; a store of one part needs only their names."""
     if header.parts > 1:
         return sum(state.rows for state in part_states(files, header))
     done = 0

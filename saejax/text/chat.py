@@ -34,7 +34,7 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ChatTemplate":
-        """Read chat_template.jinja, or `chat_template` of tokenizer_config.json (of several, the one named default).
+        """Read chat_template.jinja, or `chat_template` of tokenizer_config.json (the one named default, of several).
 
         Raises:
             DataError: there is none, or the file is not readable.
@@ -64,7 +64,7 @@ class ChatTemplate:
         return hashlib.sha256(json.dumps([self.template, self.tokens], sort_keys=True).encode()).hexdigest()
 
     def render(self, messages: list[dict[str, str]]) -> str:
-        """The conversation as text; where its last message is not the assistant's, up to where that would begin.
+        """The conversation as text; if its last message is not the assistant's, up to where the answer would begin.
 
         A bos token at the front is taken away: `text.prepend_bos` puts it there, once in every row.
 

@@ -50,8 +50,8 @@ class Source:
     def part(self, index: int, parts: int) -> "Source":
         """The documents i of this source with sha256(i) mod parts = index; the identity stays that of the whole.
 
-        The parts are disjoint and their union is the source. A hash, because the index of a document may say of which
-        kind it is: in a mixture, or in a file that alternates.
+        The parts are disjoint and their union is the source. The index is hashed, because it may say which kind of
+        document it is: in a mixture, or in a file that alternates.
 
         Raises:
             ConfigError: not 0 <= index < parts.

@@ -19,8 +19,8 @@ from saejax.text.tokenizer import Tokenizer
 
 # A piece shorter than this is not begun at the end of a row: its activations would have almost no context.
 _MIN_PIECE = 8
-# Characters tokenised at a time. The tokenizer runs documents in parallel, so it needs several; whoever reads a few
-# rows alone waits for the first of them.
+# Characters tokenised at a time. The tokenizer runs documents in parallel, so it needs several; a caller that reads
+# only a few rows waits for the first of them.
 _TOKENIZE_CHARS = 250_000
 _PER_TOKEN = ("tokens", "positions", "segments", "documents", "to_end")
 

@@ -178,7 +178,7 @@ def _group(whole: TextConfig, name: str, text: str) -> str:
 
 
 def _split_identity(whole: TextConfig) -> dict[str, Any]:
-    """Nothing where the split is by name, as it was before there was a choice: those stores stay valid."""
+    """Empty for a split by name, the only one of earlier versions, so that their stores stay valid."""
     return {} if whole.split_by == "name" else {"split_by": whole.split_by}
 
 

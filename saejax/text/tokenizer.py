@@ -1,4 +1,4 @@
-"""A Hugging Face `tokenizer.json` with what capture has to know about it: its special ids and its hash."""
+"""A Hugging Face `tokenizer.json` with what capture must know about it: its special ids and its hash."""
 
 import dataclasses
 import functools
@@ -115,8 +115,9 @@ class Tokenizer:
 def _bos(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, bool]:
     """(id of the bos token or None, whether a file says which it is or that there is none).
 
-    A bos_token of null in tokenizer_config.json is none. Else the first that says it: config.json, the tokenizer's own
-    files, the text model's part of config.json, generation_config.json, what tokenizer.json puts in front of a text.
+    A bos_token of null in tokenizer_config.json means that there is none. Otherwise the first of these that names one
+    decides: config.json, the tokenizer's own files, the text model's part of config.json, generation_config.json, what
+    tokenizer.json puts in front of a text.
     """
     names = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
     config, own, special, generation = (_json_object(folder / name) for name in names)

@@ -3,7 +3,7 @@
 Hook points are places: a module's path as in `model.named_modules()` with `.in` (its first tensor argument) or `.out`
 (its first tensor result; without a suffix, `.out`), as in `encoder.layer.2.output.out`. Where the layers are recognised
 there are the names of the JAX decoder too, as in `blocks.2.mlp_out` (`saejax.lm.aliases`). Widths, names, whether
-the model is causal and how documents are kept apart are measured at load, on a few tokens; nothing is from a table.
+the model is causal and how documents are kept apart are measured at load, on a few tokens; no table says them.
 
 torch is imported by this folder alone, in its functions: everything else works without it.
 

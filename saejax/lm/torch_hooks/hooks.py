@@ -11,7 +11,7 @@ from saejax.lm.rows import Chunk
 
 
 class _Stop(Exception):
-    """All that was wanted has been seen."""
+    """Ends a forward pass once everything wanted was seen."""
 
 
 def run_chunk(
@@ -36,7 +36,7 @@ def run_chunk(
     with contextlib.suppress(_Stop), watching(module, visits):
         result = _first_tensor(module(**inputs_of(module, chunk)))
         if missing - {""}:
-            raise DataError(f"The model did not come past {', '.join(sorted(missing - {''}))} in this forward pass.")
+            raise DataError(f"The forward pass did not reach {', '.join(sorted(missing - {''}))}.")
         seen[""] = result.reshape(*chunk.tokens.shape, -1)
     return seen
 
@@ -89,7 +89,7 @@ def _takes(module: Any) -> frozenset[str]:
 
 
 def inputs_of(module: Any, chunk: Chunk) -> dict[str, Any]:
-    """What `module.forward` takes of a chunk; how well it listens is for `choose_way` to find out."""
+    """What `module.forward` takes of a chunk; `choose_way` finds out whether it uses it."""
     import torch
 
     weight = next(module.parameters())

@@ -27,7 +27,7 @@ def load_torch(
 ) -> TorchModel:
     """The model of a Hugging Face folder; its class by config.json's `architectures`. No pickle, no code of the folder.
 
-    Of a model of encoder and decoder the encoder.
+    For a model of encoder and decoder it loads the encoder.
 
     Raises:
         ConfigError: no torch, or a device that is not there.
@@ -99,8 +99,8 @@ def _refuse_sizes(value: Any, tensors: int, folder: str, key: str = "") -> None:
 def _refuse_larger(torch: Any, kind: Any, config: Any, numbers: int) -> None:
     """Refuses a model with far more numbers than its files hold, before memory is taken for it.
 
-    Twice as many may be: what the files leave out is tied to what they have. Quantised weights are packed, several to
-    a number.
+    Twice as many are allowed, because weights that the files leave out are tied to weights that they have. Quantised
+    weights are packed, several to a number.
     """
     with torch.device("meta"):
         wanted = sum(parameter.numel() for parameter in kind.from_config(config, trust_remote_code=False).parameters())
@@ -130,7 +130,7 @@ def _from_pretrained(kind: Any, folder: Path, config: Any, dtype: Any) -> Any:
         if "scaled_dot_product_attention" not in str(error):
             raise
         module, info = kind.from_pretrained(folder, **wanted, attn_implementation="eager", output_loading_info=True)
-    # A pooler is above all that is studied, and checkpoints of masked models have none.
+    # A pooler comes after everything that is studied, and checkpoints of masked models have none.
     if missing := [name for name in info["missing_keys"] if "pooler" not in name]:
         raise ValueError(f"the weights {', '.join(sorted(missing)[:3])} are missing")
     return module

@@ -108,8 +108,8 @@ class TorchModel:
     ) -> tuple[Any, dict[str, Any]]:
         """(logits [R, S, V], {hook point: [R, S, d]}) of packed rows, as JAX arrays; `params` is not used.
 
-        What the model gives where it has no logits is its last hidden state. An edit gets and gives [R, S, d], once for
-        each chunk of rows, and must change each document alone; what a module reads or gives is replaced by its values.
+        A model without logits gives its last hidden state. An edit maps [R, S, d] to [R, S, d], once for each chunk of
+        rows, and must change each document alone. Its values replace what a module reads or gives.
 
         Raises:
             ConfigError: an edit that changes the shape, or two at one place.
@@ -135,7 +135,7 @@ class TorchModel:
         return self._run(*_full([ids]), [place], {})[place].float().cpu().numpy()
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether the logits are of the next token and what is put in at these hook points goes on into them.
+        """Whether the logits predict the next token and an edit at these hook points reaches them.
 
         At resid_mid it would reach the norm that reads it, but not the residual stream.
         """
@@ -179,7 +179,7 @@ class TorchModel:
         return jnp.asarray(scale_D.float().cpu().numpy()), W_U_DV
 
     def placed(self, mesh: Mesh) -> Any:
-        """`params`, which are none: PyTorch holds the model."""
+        """`params`, an empty tree: PyTorch holds the model."""
         return self.params
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:

@@ -1,4 +1,4 @@
-"""Any PyTorch module as a `TorchModel`: what is not known of it is measured on a few tokens."""
+"""Any PyTorch module as a `TorchModel`: what its config does not say is measured on a few tokens."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ from saejax.lm.torch_hooks.hooks import inputs_of, run_chunk, watching
 from saejax.lm.torch_hooks.model import TorchConfig, TorchModel
 from saejax.text import Tokenizer
 
-# Of a token's values by their norm: what rounding may change between two ways of batching, at most and at least.
+# Rounding between two ways of batching may change a token's values by this much, relative to their norm: at most and
+# at least.
 _SAME = {"float32": 1e-3, "bfloat16": 3e-2}
 _LEAST = {"float32": 2e-6, "bfloat16": 8e-3}
 _ROUNDING = {"float32": 1e-5, "bfloat16": 8e-3}
@@ -49,7 +50,7 @@ def from_module(
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     windows = [getattr(own, name, None) for name in _WINDOWS]
     window = min([w for w in windows if isinstance(w, int) and w > 0], default=length)
-    # Longer than the window, where it is not too long: a window of another name is seen then, too.
+    # Longer than the window if that is not too long, so that a window of another name shows too.
     longest = min(window + _SHORT + 1, length, _LONG)
     with torch.inference_mode():
         drawn = np.random.default_rng(0).choice(usable, (2, max(longest, min(_SHORT, length)))).astype(np.int64)
@@ -80,7 +81,7 @@ def from_module(
 
 
 def text_config(module: Any) -> Any:
-    """The module's `config`; of a model that reads more than text the part about the text. None where it has none."""
+    """The module's `config`; for a model that reads more than text, the part about the text. None if it has none."""
     own: Any = getattr(module, "config", None)
     try:
         return own.get_text_config()
