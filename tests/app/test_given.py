@@ -1,0 +1,243 @@
+"""`saejax.train`: arrays, stores and iterators train as the stages do, stop, continue, and are refused in one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import ROOT, planted_experiment, planted_store
+
+import saejax
+from saejax.app.stages import run_train
+from saejax.app.workspace import Workspace
+from saejax.coders import CoderConfig
+from saejax.core.errors import ConfigError, DataError, SaejaxError
+from saejax.core.metrics import read_metrics
+from saejax.store import ArrayRows, StoreReader
+from saejax.training import TrainConfig
+
+WIDTH = 8
+HOW: dict[str, Any] = {
+    "k": 3,
+    "d_sae": 32,
+    "tokens": 20 * 64,
+    "batch_size": 64,
+    "lr": 3e-3,
+    "mesh": (1, 1),
+    "checkpoint_every": 8,
+    "progress": False,
+}
+
+
+def activations(rows: int = 600, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    directions = np.random.default_rng(9).normal(size=(16, WIDTH))
+    return (((rng.random((rows, 16)) < 0.1) * rng.exponential(1, (rows, 16))) @ directions + 0.3).astype(np.float32)
+
+
+def same(one: saejax.TrainedCoder, other: saejax.TrainedCoder) -> bool:
+    return all(one.params[name].tobytes() == other.params[name].tobytes() for name in one.params)
+
+
+@pytest.fixture(scope="module")
+def trained() -> saejax.TrainedCoder:
+    return saejax.train(activations(), "topk", **HOW)
+
+
+def test_a_matrix_becomes_a_coder_that_reconstructs_it(trained: saejax.TrainedCoder) -> None:
+    x = activations()
+    error = np.square(x - trained.decode(trained.encode(x))).sum()
+    assert error < np.square(x - x.mean(0)).sum()
+    assert (trained.encode(x) != 0).sum(1).max() == 3
+    assert trained.finished and trained.step == 20 and trained.origin.tokens == 20 * 64
+    assert (trained.hook_point, trained.config.coder.k, trained.config.train.lr) == ("x", 3, 3e-3)
+
+
+def test_a_run_folder_gives_the_same_coder_and_a_dict_a_map_and_jax_too(
+    trained: saejax.TrainedCoder, tmp_path: Path
+) -> None:
+    import jax.numpy as jnp
+
+    run = saejax.train(activations(), "topk", run=tmp_path / "mine", heldout=activations(200, 1), **HOW)
+    assert same(run, trained) and same(saejax.load(tmp_path / "mine"), trained)
+    assert run.origin.source == str(tmp_path / "mine")
+    assert any("val/fve" in row for row in read_metrics(tmp_path / "mine" / "metrics.jsonl"))
+    np.save(tmp_path / "x.npy", activations())
+    for given in (
+        jnp.asarray(activations()),
+        {"x": np.load(tmp_path / "x.npy", mmap_mode="r")},
+        ArrayRows({"x": activations()}),
+    ):
+        assert same(
+            saejax.train(given, "topk", **HOW | {"tokens": 3 * 64}),
+            saejax.train(activations(), "topk", **HOW | {"tokens": 3 * 64}),
+        )
+
+
+def test_a_store_trains_as_the_stage_does(tmp_path: Path) -> None:
+    """The stage and the library are one path: the same parameters to the bit, from the same store."""
+    e = planted_experiment(tmp_path, "stage", tokens=10 * 128)
+    assert run_train(Workspace(e)) == 0
+    keys = {"d_sae", "dead_after_tokens", "matmul_dtype"}
+    coder = {key: getattr(e.coder, key) for key in keys}
+    train = {key: getattr(e.train, key) for key in ("tokens", "batch_size", "lr", "log_every", "validate_every")}
+    store = tmp_path / "stores" / "planted" / "train"
+    sae = saejax.train(store, "standard", mesh=(1, 1), progress=False, **coder, **train)
+    assert same(sae, saejax.load(e.run_dir)) and sae.sites.reads == ("h",)
+    assert same(saejax.train(StoreReader.open(store), "standard", mesh=(1, 1), progress=False, **coder, **train), sae)
+
+
+class _Stopping:
+    """Gives batches, and a signal before the n-th."""
+
+    def __init__(self, x: np.ndarray, n: int, number: int) -> None:
+        self.x, self.n, self.number = x, n, number
+
+    def __iter__(self) -> Any:
+        for i in range(10**6):
+            if i == self.n:
+                os.kill(os.getpid(), self.number)
+            yield self.x[(np.arange(64) + 64 * i) % len(self.x)]
+
+
+def test_a_stopped_run_continues_to_the_same_bits(tmp_path: Path) -> None:
+    """An iterable that begins again and passes over what was seen; Ctrl-C gives the coder as it is by then."""
+    x = activations()
+    whole = saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "whole", **HOW)
+    half = saejax.train(_Stopping(x, 11, signal.SIGINT), "topk", run=tmp_path / "half", **HOW)
+    assert not half.finished and 8 <= half.step < 20
+    with pytest.raises(SystemExit) as stopped:
+        saejax.train(_Stopping(x, 15, signal.SIGTERM), "topk", run=tmp_path / "half", **HOW)
+    assert stopped.value.code == 75
+    again = saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "half", **HOW)
+    assert again.finished and same(again, whole)
+    assert same(saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "half", **HOW), whole)  # complete already
+
+
+def test_a_thread_may_train(trained: saejax.TrainedCoder) -> None:
+    """Only the main thread can take signals; a server or a notebook may train in another."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert same(pool.submit(saejax.train, activations(), "topk", **HOW).result(), trained)
+
+
+def test_several_hook_points(tmp_path: Path) -> None:
+    x, how = activations(), HOW | {"tokens": 2 * 64}
+    y = x @ np.random.default_rng(3).normal(size=(WIDTH, 6)).astype(np.float32)
+    pair = saejax.train({"in": x, "out": y}, "transcoder", **how)
+    assert (pair.sites.reads, pair.sites.writes) == (("in",), ("out",)) and pair.decode(pair.encode(x)).shape == y.shape
+    both = saejax.train({"a": x, "b": x * 2}, "crosscoder_batchtopk", **how)
+    assert both.sites.reads == ("a", "b") and both.encode(np.stack([x, x], 1)).shape == (600, 32)
+    one = saejax.train({"a": x, "b": y}, "topk", hook_point="b", **how)
+    assert one.sites.reads == ("b",) and one.coder.topology.d_in == 6
+    layers = {"a": x, "b": x, "c": x, "d": x}
+    clt = saejax.train(layers, "clt", reads=("a", "b"), writes=("c", "d"), **how)
+    assert (clt.sites.reads, clt.sites.writes) == (("a", "b"), ("c", "d"))
+
+
+def test_defaults_fit_what_is_at_hand() -> None:
+    sae = saejax.train(activations(80), "standard", progress=False, mesh=(1, 1))
+    assert (sae.config.train.batch_size, sae.config.train.tokens, sae.config.coder.dead_after_tokens) == (20, 800, 80)
+    assert sae.step == 40
+
+
+def test_no_setting_has_two_homes() -> None:
+    import dataclasses
+
+    coder, train = ({f.name for f in dataclasses.fields(kind)} for kind in (CoderConfig, TrainConfig))
+    assert not coder & train
+    assert not (coder | train) & {
+        "x",
+        "run",
+        "heldout",
+        "hook_point",
+        "reads",
+        "writes",
+        "seed",
+        "mesh",
+        "mode",
+        "fsdp",
+    }
+
+
+X = activations(100)
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a vector": (X[0], {}, r"x has shape \(8,\)"),
+    "integers": (X.astype(int), {}, "dtype int64"),
+    "empty": (X[:0], {}, "not one activation"),
+    "NaN": (np.where(np.arange(100)[:, None] == 7, np.nan, X), {}, "row 7"),
+    "all alike": (np.ones((50, 4), np.float32), {}, "are the same for all 50 tokens"),
+    "no preset": (X, {"preset": "tpok"}, "Did you mean 'topk'"),
+    "no such key": (X, {"kk": 1}, "There is no setting 'kk'. Did you mean 'k'"),
+    "wrong type": (X, {"k": "many"}, "it must be int"),
+    "k above the width": (X, {"k": 99}, "only 32 latents"),
+    "no store": ("nowhere", {}, "nowhere is no store"),
+    "nothing": (None, {}, "cannot be a NoneType"),
+    "an empty dict": ({}, {}, "the dict is empty"),
+    "which of two": ({"a": X, "b": X}, {}, "choose hook_point= of a, b"),
+    "no such hook point": ({"a": X, "b": X}, {"reads": ("aa",)}, "Did you mean 'a'"),
+    "what a clt writes": ({"a": X, "b": X}, {"preset": "clt"}, "Say what the clt reads and writes"),
+    "held-out of another width": (X, {"heldout": X[:, :3]}, "heldout is 3 wide at x, x 8"),
+    "held-out iterator": (X, {"heldout": iter([X])}, "read again and again"),
+    "nothing held out": (X, {"keep_best": "val/fve"}, "keep_best needs held-out activations"),
+    "an iterator without a length": (iter([X]), {"tokens": None}, "tokens=..."),
+    "parts that do not divide": (X, {"batch_size": 66, "accumulate": 4, "tokens": 66}, "not a multiple of accumulate"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_trained_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    x, changes, message = BAD[case]
+    how = {key: value for key, value in (HOW | {"run": tmp_path / "run"} | changes).items() if value is not None}
+    with pytest.raises(SaejaxError, match=message) as caught:
+        saejax.train(x, **{"preset": "topk"} | how)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "run").glob("config.json")), "a refused call leaves no run"
+
+
+def test_a_run_belongs_to_its_settings_and_activations(tmp_path: Path) -> None:
+    how = HOW | {"run": tmp_path / "run", "tokens": 2 * 64}
+    saejax.train(activations(), "topk", **how)
+    with pytest.raises(DataError, match="coder.k: 3 -> 4"):
+        saejax.train(activations(), "topk", **how | {"k": 4})
+    with pytest.raises(DataError, match="was made from something else"):
+        saejax.train(activations(seed=1), "topk", **how)
+    planted_store(tmp_path / "stores" / "run" / "train")  # a store that happens to be called like the run
+    assert saejax.train(activations(), "topk", **how).finished
+    with pytest.raises(ConfigError, match="train.k_start|coder.k_start"):
+        saejax.train(activations(), "topk", **how | {"k_start": 1})
+
+
+@pytest.mark.soak
+def test_a_killed_process_continues_to_the_same_bits(tmp_path: Path) -> None:
+    """kill -9 in a loop of real processes that call `saejax.train`; the end is that of one that nobody killed."""
+    code = textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(ROOT / "tests")!r})
+        sys.path.insert(0, {str(ROOT / "tests" / "app")!r})
+        import saejax
+        from test_given import HOW, activations
+        print("begin", flush=True)
+        saejax.train(activations(), "topk", run=sys.argv[1], **HOW | {{"tokens": 600 * 64, "checkpoint_every": 5}})
+    """)
+    whole = saejax.train(activations(), "topk", **HOW | {"tokens": 600 * 64, "checkpoint_every": 5})
+    folder, kills = tmp_path / "killed", 0
+    for delay in (0.5, 1.0, 1.5, 2.0, 0.7, 600):
+        child = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None and child.stdout.readline() == "begin\n"
+        try:
+            assert child.wait(timeout=delay + 4) == 0
+            break
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            kills += 1
+        finally:
+            child.stdout.close()
+    assert kills and same(saejax.load(folder), whole)

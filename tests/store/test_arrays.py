@@ -1,0 +1,129 @@
+"""Arrays and iterators as batches: every row once an epoch, the same batches whoever asks, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.store import ArrayRows, Batches, IteratedBatches
+from saejax.store.layout import BF16
+
+
+def numbered(n: int, dtype: Any = np.float32) -> np.ndarray:
+    """[n, 3], whose first column is the row's number."""
+    rows = np.random.default_rng(0).normal(size=(n, 3))
+    rows[:, 0] = np.arange(n)
+    return rows.astype(dtype)
+
+
+@pytest.mark.parametrize("n", [37, 300, 1000])
+def test_an_epoch_has_every_row_once_and_begins_anywhere(n: int) -> None:
+    x = numbered(n)
+    batches = Batches(ArrayRows({"x": x}), 10, seed=3, block_chunks=2)
+    steps = [next(batches.iterate(i))["x"] for i in range(n)]  # ten epochs
+    for epoch in range(10):
+        rows = np.concatenate(steps)[epoch * n : (epoch + 1) * n]
+        np.testing.assert_array_equal(rows[np.argsort(rows[:, 0])], x)
+    endless = batches.iterate(2)
+    for i in range(2, 7):
+        np.testing.assert_array_equal(next(endless)["x"], steps[i])
+    assert (np.concatenate(steps)[:n, 0] != np.arange(n)).any()
+
+
+def test_several_arrays_stay_aligned_and_memory_maps_are_read_in_pieces(tmp_path: Path) -> None:
+    x, y = numbered(500), numbered(500) * 2
+    np.save(tmp_path / "y.npy", y)
+    rows = ArrayRows({"x": x, "y": np.load(tmp_path / "y.npy", mmap_mode="r")})
+    batch = next(Batches(rows, 64, seed=1).iterate(4))
+    np.testing.assert_array_equal(batch["x"] * 2, batch["y"])
+    assert rows.hook_points == {"x": 3, "y": 3} and rows.n_tokens == 500
+    np.testing.assert_allclose(rows.statistics["y"].mean, y.astype(np.float64).mean(0), rtol=1e-12)
+    assert rows.statistics["x"].mean_norm == pytest.approx(np.linalg.norm(x, axis=1).mean())
+
+
+@pytest.mark.parametrize(("given", "kept"), [(np.float32, np.float32), (np.float16, np.float16), (BF16, BF16)])
+def test_types_that_devices_have_are_kept(given: Any, kept: Any) -> None:
+    rows = ArrayRows({"x": numbered(100, given)})
+    assert rows.dtype == kept == next(Batches(rows, 8, seed=0).iterate())["x"].dtype
+
+
+def test_float64_and_mixtures_become_float32() -> None:
+    assert ArrayRows({"x": numbered(9, np.float64)}).dtype == np.float32
+    mixed = ArrayRows({"x": numbered(9, np.float16), "y": numbered(9)})
+    assert {a.dtype for a in mixed.rows(0, 5).values()} == {np.dtype(np.float32)}
+
+
+def test_a_fingerprint_is_of_the_content() -> None:
+    one, same = ArrayRows({"x": numbered(50)}), ArrayRows({"x": numbered(50).copy()})
+    other = numbered(50)
+    other[7, 1] += 1e-3
+    assert one.fingerprint == same.fingerprint != ArrayRows({"x": other}).fingerprint
+    assert one.fingerprint != ArrayRows({"y": numbered(50)}).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros(3)}, r"x has shape \(3,\); give activations as \[N, d\]"),
+        ({"x": np.zeros((2, 3, 4))}, r"x has shape \(2, 3, 4\)"),
+        ({"x": np.zeros((0, 4))}, "not one activation"),
+        ({"x": np.zeros((4, 0))}, r"x has shape \(4, 0\)"),
+        ({"x": np.zeros((4, 2), int)}, "dtype int64; give activations in a floating-point type"),
+        ({"x": np.zeros((4, 2), complex)}, "dtype complex128"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros((5, 2))}, "one row for each token"),
+        ({"x": np.where(np.arange(9)[:, None] == 6, np.inf, np.ones((9, 2)))}, r"NaN or infinity \(first: row 6\)"),
+    ],
+)
+def test_arrays_that_cannot_be_trained_on_are_refused(arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ArrayRows(arrays)
+
+
+# --- iterators --------------------------------------------------------------------------------------------------
+
+
+def pieces(x: np.ndarray, *sizes: int) -> list[np.ndarray]:
+    return np.split(x, np.cumsum(sizes))
+
+
+def test_pieces_of_any_size_become_batches_in_their_order() -> None:
+    x = numbered(100)
+    for start in (0, 1, 4):
+        batches = IteratedBatches(iter(pieces(x, 3, 40, 1, 0, 26)), "x", 10, first_rows=30).iterate(start)
+        for i in range(start, 10):
+            np.testing.assert_array_equal(next(batches)["x"], x[10 * i : 10 * (i + 1)])
+        with pytest.raises(DataError, match="ended after 100 activations"):
+            next(batches)
+
+
+def test_a_list_begins_again_and_an_iterator_is_read_once() -> None:
+    x = numbered(30)
+    again = IteratedBatches(pieces(x, 7, 12), "x", 20, first_rows=40)
+    stream = again.iterate(3)
+    np.testing.assert_array_equal(next(stream)["x"], x[np.arange(60, 80) % 30])
+    with pytest.raises(ConfigError, match="read once"):
+        next(again.iterate())
+    np.testing.assert_array_equal(again.whole_batch_at(0)["x"], x[:20])
+    assert again.places(0) == {}
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "gave not one activation"),
+        ([np.zeros((5, 2))], None),
+        (iter([np.ones((5, 2))]), "less than a batch of 8"),
+        (iter([np.ones((9, 2)), np.ones((9, 3))]), r"every batch must have the hook points and widths \{'x': 2\}"),
+        (iter([{"a": np.ones((9, 2))}, {"b": np.ones((9, 2))}]), "every batch must have"),
+        (iter([{"a": np.ones((9, 2)), "b": np.ones((8, 2))}]), "one row for each token"),
+        (iter([np.ones(9)]), r"\[N, d\]"),
+    ],
+)
+def test_iterators_that_do_not_fit_are_refused(items: Any, message: str | None) -> None:
+    if message is None:  # a short list begins again
+        assert next(IteratedBatches(items, "x", 8, 8).iterate())["x"].shape == (8, 2)
+        return
+    with pytest.raises(DataError, match=message):
+        IteratedBatches(items, "x", 8, first_rows=16)
