@@ -73,7 +73,7 @@ class ParallelConfig(Settings, section="parallel"):
     """Which devices, and how many processes."""
 
     mesh: tuple[int, ...] = setting(
-        (), 'Devices along ("data", "latent"), as in 4,2; empty means all devices along "data".', low=1
+        (), 'Devices along ("data", "latent"), as in 4,2; empty means all devices along "data".'
     )
     processes: str = setting(
         "",
@@ -107,7 +107,7 @@ class ParallelConfig(Settings, section="parallel"):
                 "parallel.mode=pmap has all parameters on every device: leave parallel.fsdp, and give parallel.mesh as "
                 "8,1; or set parallel.mode=jit."
             )
-        if len(self.mesh) not in (0, 2):
+        if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
             raise ConfigError(f"parallel.mesh is {self.mesh}; it must be two positive numbers, as in 4,2.")
         explicit = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.processes, re.ASCII)
         if self.processes not in ("", "slurm", "jax") and not (explicit and int(explicit[1]) < int(explicit[2])):

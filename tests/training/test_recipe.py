@@ -196,7 +196,7 @@ def test_the_geometric_median_is_where_the_unit_pulls_cancel() -> None:
         ({"weight_decay": 0.1}, "adam has none; use adamw"),
         ({"optimizer": "schedule_free"}, "set train.schedule=constant"),
         ({"optimizer": "schedule_free", "schedule": "constant", "ema_decay": 0.9}, "set train.ema_decay=0"),
-        ({"optimizer": "adafactor", "resample_every": 10}, "use adam, adamw, lion or muon"),
+        ({"optimizer": "adafactor", "resample_every": 10}, "use adam, adamw, muon or lion"),
         ({"batch_size": 10, "accumulate": 3}, "not a multiple of accumulate 3"),
         ({"batch_size": 10, "accumulate": 10}, "parts of one activation"),
         ({"batch_size": 1}, "a part needs two"),
