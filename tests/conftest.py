@@ -65,18 +65,24 @@ import jax  # noqa: E402 - only now
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-# CPU seconds of the slow files. A process that takes the last of them alone leaves the other without work; `make check`
-# leaves them out. A file that is not named here counts as quick: --durations shows what has grown.
-_SECONDS = {}
+# Files of more than a dozen CPU seconds, the longest first, as measured. A process that takes one of them last and alone
+# leaves the others without work, and `make check` leaves them out. A file that is not named here counts as quick:
+# --durations shows what has grown.
+_SLOW = (
+    *("pipeline", "stages", "conformance", "many_processes", "torch_hooks", "coders", "planted", "recipe", "equality"),
+    *("peers", "sweep", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "sharded_selection"),
+    *("losses", "optim", "store_tools", "model_configs", "coder_config", "configs", "hooks", "guard", "families", "lm"),
+    *("analysis", "config_fuzz"),
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files are marked so, and come first."""
-    seconds = {item: _SECONDS.get(item.path.stem.removeprefix("test_"), 0) for item in items}
-    items.sort(key=lambda item: -seconds[item])
+    places = {f"test_{name}": place for place, name in enumerate(_SLOW)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     for item in items:
-        if seconds[item]:
+        if item.path.stem in places:
             item.add_marker("slow")
 
 

@@ -232,7 +232,13 @@ def saved(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", MODELS)
+# One in whole documents and one in conversations; the others in the soak.
+QUICK = ("phi-2", "qwen2.5-3b-instruct")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in MODELS]
+)
 def test_the_experiment_captures_with_a_shrunk_model(name: str, tmp_path: Path) -> None:
     c = get_config(name)
     rows = [{"text": f"def f{i}(): return {i}", "query": f"what is {i}?", "response": f"it is {i}."} for i in range(80)]
