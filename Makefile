@@ -24,6 +24,7 @@ VENV := .venv-$(notdir $(PYTHON))
 INTERPRETERS := $(PYTHON)
 endif
 BIN := $(VENV)/bin
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # One stamp for each thing that can be installed; it is as old as the last installation. A larger installation
@@ -37,7 +38,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test soak faults reliability docs lint format clean which-python
+.PHONY: help install quickstart check test soak faults reliability docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -51,11 +52,15 @@ install: $(RUN_STAMP)  ## make the environment and install saejax into it
 quickstart: $(RUN_STAMP)  ## the whole way in one command: text, activations, training, evaluation, report
 	$(BIN)/python -m launch.pipeline --config=configs/quickstart.py $(ARGS)
 
-test: $(TEST_STAMP)  ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+check: lint $(TEST_STAMP)  ## lint, and the tests but for the slow files: two minutes
+	$(BIN)/python -m pytest $(SHARED) -m "not soak and not slow" $(ARGS)
 
-soak: $(TEST_STAMP)  ## run the long tests only (minutes each)
+test: $(TEST_STAMP)  ## run the tests
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+
+soak: $(TEST_STAMP)  ## run the long tests, then all others once more, compiled as users compile them
 	$(BIN)/python -m pytest -m soak $(ARGS)
+	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3" $(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 faults: $(TEST_STAMP)  ## try every fault a capture survives and write benchmarks/faults.md (minutes)
 	$(BIN)/python -m benchmarks.faults $(ARGS)

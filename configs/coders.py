@@ -1,7 +1,7 @@
 """Every coder on the embedded demo model: one preset for each recipe, each trained in about a minute on 2 CPU cores.
 
-    python -m launch.pipeline --config=configs/coders.py:jumprelu
-    python -m launch.pipeline --config=configs/coders.py:jumprelu+thorough
+    saejax pipeline --config=coders:jumprelu
+    saejax pipeline --config=coders:jumprelu+thorough
 
 Presets: every name of saejax.coders.RECIPES (docs/coders.md), alone or with one of saejax.training.TRAINING_RECIPES
 (`+fast`, `+thorough`). Presets of one kind share a store: the residual stream after block 3; what the MLP of block 3
@@ -30,6 +30,7 @@ _ONE_MLP = ("blocks.3.mlp_in", "blocks.3.mlp_out")
 _LAYERS = tuple(f"blocks.{i}.resid_post" for i in (1, 2, 3, 4))
 _MLPS_IN = tuple(f"blocks.{i}.mlp_in" for i in range(6))
 _MLPS_OUT = tuple(f"blocks.{i}.mlp_out" for i in range(6))
+PRESETS = tuple(RECIPES)
 
 
 def get_config(name: str = "topk") -> config_dict.ConfigDict:

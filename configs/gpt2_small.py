@@ -1,14 +1,14 @@
 """GPT-2 small, residual stream entering block 6, 768 -> 6,144 latents, TopK.
 
-    python -m launch.pipeline --config=configs/gpt2_small.py
+    saejax pipeline --config=gpt2_small
 
 Needs the network (or a cached copy) for openai-community/gpt2 and for the text. It is Config C of the RTX 6000
 report: 8x expansion, learning rate 1e-4, 512-token contexts; trained here on 50 million activations instead of
 378 short steps. The store takes about 77 GB of disk (50 million x 768 x 2 bytes). Tested with a small random model in
 place of GPT-2; with the real weights its time and quality are not measured yet.
 Presets:
-    configs/gpt2_small.py:fast       a quarter of the training (saejax.training.TRAINING_RECIPES)
-    configs/gpt2_small.py:thorough   three times the training, averaged weights
+    gpt2_small:fast       a quarter of the training (saejax.training.TRAINING_RECIPES)
+    gpt2_small:thorough   three times the training, averaged weights
 """
 
 from ml_collections import config_dict

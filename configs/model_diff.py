@@ -1,6 +1,6 @@
 """What two models have in common and what each has alone: a crosscoder over GPT-2 small and DistilGPT-2.
 
-    python -m launch.pipeline --config=configs/model_diff.py
+    saejax pipeline --config=model_diff
 
 The residual stream in the middle of both (block 6 of 12, block 3 of 6), BatchTopK over the sum of both encoders. Any
 two models with one tokenizer will do: --config.lm.model, --config.lm.second. A latent whose decoder row is long at one

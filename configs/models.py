@@ -1,16 +1,16 @@
 """One experiment for each of seven published models: a TopK SAE of 8 x the width of the residual stream in its middle.
 
-    python -m launch.pipeline --config=configs/models.py:pythia-1.4b
-    python -m launch.hooks pythia-1.4b             what the model is, and its hook points; fetches config.json alone
+    saejax pipeline --config=models:pythia-1.4b
+    saejax hooks pythia-1.4b                 what the model is, and its hook points; fetches config.json alone
 
-                                               hook points                width  store of training activations
-    configs/models.py:gpt2                     blocks.6.resid_pre           768   76.80 GB
-    configs/models.py:gpt2-medium              blocks.12.resid_pre        1,024   81.92 GB
-    configs/models.py:pythia-1.4b              blocks.12.resid_pre        2,048   81.92 GB
-    configs/models.py:gemma-2b                 blocks.9.resid_pre         2,048   81.92 GB
-    configs/models.py:llama-3-8b               blocks.16.resid_pre        4,096   81.92 GB
-    configs/models.py:phi-2                    blocks.16.resid_pre        2,560   81.92 GB
-    configs/models.py:qwen2.5-3b-instruct      blocks.{10..24}.resid_post 2,048  245.76 GB, fifteen layers
+                                    hook points                width  store of training activations
+    models:gpt2                     blocks.6.resid_pre           768   76.80 GB
+    models:gpt2-medium              blocks.12.resid_pre        1,024   81.92 GB
+    models:pythia-1.4b              blocks.12.resid_pre        2,048   81.92 GB
+    models:gemma-2b                 blocks.9.resid_pre         2,048   81.92 GB
+    models:llama-3-8b               blocks.16.resid_pre        4,096   81.92 GB
+    models:phi-2                    blocks.16.resid_pre        2,560   81.92 GB
+    models:qwen2.5-3b-instruct      blocks.{10..24}.resid_post 2,048  245.76 GB, fifteen layers
 
 A store takes capture.tokens x hook points x width x 2 bytes; --config.capture.tokens=2000000 makes a smaller one.
 Six of them read FineWeb. The last one reads mathematics as conversations (MetaMathQA, by the model's own chat template)

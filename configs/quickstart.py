@@ -1,13 +1,13 @@
 """From text to an evaluated SAE with nothing but this package, in a few minutes on 2 CPU cores.
 
-    python -m launch.pipeline --config=configs/quickstart.py
+    saejax pipeline --config=quickstart
 
 The embedded demo language model, the residual stream after its block 3 (width 128), a TopK SAE.
 Presets:
-    configs/quickstart.py:tiny       a smoke test of seconds; too short to pass most gates, so they are lowered
-    configs/quickstart.py:standard   relu + norm-weighted L1 instead of TopK
-    configs/quickstart.py:fast       a quarter of the training (saejax.training.TRAINING_RECIPES)
-    configs/quickstart.py:thorough   three times the training, averaged weights
+    quickstart:tiny       a smoke test of seconds; too short to pass most gates, so they are lowered
+    quickstart:standard   relu + norm-weighted L1 instead of TopK
+    quickstart:fast       a quarter of the training (saejax.training.TRAINING_RECIPES)
+    quickstart:thorough   three times the training, averaged weights
 """
 
 from ml_collections import config_dict

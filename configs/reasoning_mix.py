@@ -1,6 +1,6 @@
 """A mixture of four reasoning data sets, read by GPT-2 small: the residual stream entering block 6, TopK.
 
-    python -m launch.pipeline --config=configs/reasoning_mix.py
+    saejax pipeline --config=reasoning_mix
 
 Worked mathematics in plain English (GSM8K, and the variations of it and of MATH in MetaMathQA), competition problems
 with their solutions (NuminaMath-CoT), and the rationales of 1,060 tasks (CoT-Collection). Weights count documents.

@@ -1,6 +1,6 @@
 """Expansions 4, 6 and 8 side by side, each with its own k and learning rate, on the quickstart's store.
 
-    python -m launch.sweep --config=configs/sweep_expansion.py
+    saejax sweep --config=sweep_expansion
 
 Configs A, B and C of the RTX 6000 report: 4x, k 64, lr 3e-4; 6x, k 48, lr 2e-4; 8x, k 32, lr 1e-4. There on GPT-2
 small, here on the demo model's residual stream (width 128), in a few minutes on 2 CPU cores.
@@ -8,11 +8,11 @@ small, here on the demo model's residual stream (width 128), in a few minutes on
 
 from ml_collections import config_dict
 
-from configs import quickstart
+from saejax.experiment import shipped
 
 
 def get_config() -> config_dict.ConfigDict:
-    c = quickstart.get_config()
+    c = shipped("quickstart")
     c.name = "sweep-expansion"
     c.train.tokens = 2_048_000
     c.sweep.points = (

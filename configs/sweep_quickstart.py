@@ -1,16 +1,16 @@
 """Three sparsities times two seeds on the quickstart's store, trained together: an L0-FVE curve in a few minutes.
 
-    python -m launch.sweep --config=configs/sweep_quickstart.py
+    saejax sweep --config=sweep_quickstart
 
 TopK at k 12, 24 and 48. Presets:
-    configs/sweep_quickstart.py:standard   relu + L1 at three weights: all six coders are one program
+    sweep_quickstart:standard   relu + L1 at three weights: all six coders are one program
 """
 
 from ml_collections import config_dict
 
-from configs import quickstart
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
+from saejax.experiment import shipped
 
 PRESETS = ("", "standard")
 
@@ -18,7 +18,7 @@ PRESETS = ("", "standard")
 def get_config(preset: str = "") -> config_dict.ConfigDict:
     if preset not in PRESETS:
         raise ConfigError(f"configs/sweep_quickstart.py has no preset {preset!r}.{nearest(preset, PRESETS[1:])}")
-    c = quickstart.get_config(preset)
+    c = shipped("quickstart", preset)
     c.name = f"sweep-quickstart-{preset}" if preset else "sweep-quickstart"
     c.train.tokens = 1_024_000
     c.sweep.seeds = (0, 1)

@@ -2,24 +2,10 @@
 
     python -m launch.evaluate --config=configs/quickstart.py [--redo]
 
-Writes runs/<name>/eval.json. Exits with 1 when a gate fails.
+The same as `saejax evaluate`; --help says all.
 """
 
-from absl import flags
-
-from saejax.app import cli
-
-_CONFIG = cli.define_config()
-_REDO = flags.DEFINE_boolean("redo", False, "Evaluate again although eval.json is there.")
-
-
-def main() -> int:
-    from saejax.app.experiment import experiment
-    from saejax.app.stages import run_evaluate
-    from saejax.app.workspace import Workspace
-
-    return run_evaluate(Workspace(experiment(_CONFIG.value)), redo=_REDO.value)
-
+from saejax.app.commands import launch
 
 if __name__ == "__main__":
-    cli.run(main)
+    launch("evaluate")

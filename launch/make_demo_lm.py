@@ -6,24 +6,28 @@ Takes about an hour on 2 cores. The shipped model is in saejax/lm/demo/; trainin
 version gives another corpus and so another model.
 """
 
+import sys
+from functools import partial
 from pathlib import Path
 
 from absl import flags
 
-from saejax.app import cli
+from benchmarks.demo_lm.make import DemoConfig, make_demo
+from saejax.app.cli import Command, Line, run
 from saejax.core.errors import ConfigError
-from saejax.lm.demo import DemoConfig, make_demo
-
-_OUT = flags.DEFINE_string("out", None, "Folder to write the model to.", required=True)
-_STEPS = flags.DEFINE_integer("steps", DemoConfig.steps, "Training steps of 4,096 tokens.", lower_bound=1)
 
 
-def main(words: list[str]) -> None:
-    if words:
-        raise ConfigError(f"Unexpected argument {words[0]!r}; the folder is --out=<folder>.")
-    figures = make_demo(Path(_OUT.value), DemoConfig(steps=_STEPS.value), lambda line: print(line, flush=True))
-    print(figures)
+def main(line: Line) -> None:
+    if line.words:
+        raise ConfigError(f"Unexpected argument {line.words[0]!r}; the folder is --out=<folder>.")
+    config = DemoConfig(steps=line.flags["steps"])
+    print(make_demo(Path(line.flags["out"]), config, lambda text: print(text, flush=True)))
 
+
+_FLAGS = (
+    partial(flags.DEFINE_string, "out", None, "Folder to write the model to.", required=True),
+    partial(flags.DEFINE_integer, "steps", DemoConfig.steps, "Training steps of 4,096 tokens.", lower_bound=1),
+)
 
 if __name__ == "__main__":
-    cli.run_words(main)
+    run(Command(__doc__, main, "words", _FLAGS), sys.argv, help_code=1)

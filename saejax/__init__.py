@@ -27,6 +27,10 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used, so that `import saejax` stays quick."""
+    if name == "__version__":
+        import importlib.metadata
+
+        return importlib.metadata.version("saejax")
     if name not in _HOME:
         raise AttributeError(f"module 'saejax' has no attribute {name!r}")
     import importlib

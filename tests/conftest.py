@@ -29,8 +29,8 @@ _other_xla_flags = [
     if not flag.startswith("--xla_force_host_platform_device_count")
 ]
 # Most of the suite's time was XLA optimizing programs that then run for milliseconds. In the tests' own processes it
-# does not: a train step compiles with a third of the work. Processes that tests start (launch scripts, benchmarks)
-# compile as users do. For the tests too: XLA_FLAGS="--xla_backend_optimization_level=3" make test
+# does not: a train step compiles with a third of the work. The launch scripts and benchmarks that they start compile as
+# users do. The tests do too with XLA_FLAGS="--xla_backend_optimization_level=3", as `make soak` runs them once.
 if not any(flag.startswith("--xla_backend_optimization_level") for flag in _other_xla_flags):
     _other_xla_flags.append("--xla_backend_optimization_level=0")
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # a later one does not know it, and stops at it
@@ -65,13 +65,19 @@ import jax  # noqa: E402 - only now
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-# Files of a minute and more. A process that takes the last of them alone leaves the other without work.
-_LONG = ("pipeline", "many_processes", "planted", "conformance", "stages", "recovery", "stream", "sweep", "configs")
+# CPU seconds of the slow files. A process that takes the last of them alone leaves the other without work; `make check`
+# leaves them out. A file that is not named here counts as quick: --durations shows what has grown.
+_SECONDS = {}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first."""
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in _LONG)
+    """Slow files are marked so, and come first."""
+    seconds = {item: _SECONDS.get(item.path.stem.removeprefix("test_"), 0) for item in items}
+    items.sort(key=lambda item: -seconds[item])
+    for item in items:
+        if seconds[item]:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

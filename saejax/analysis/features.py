@@ -1,6 +1,7 @@
 """For every latent: the passages that activate it most, its activation histogram, the logits it promotes."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -9,8 +10,9 @@ import numpy as np
 
 from saejax.capture import near
 from saejax.coders import Latents, Sites
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import DataError
 from saejax.core.progress import Progress
+from saejax.core.settings import Settings, setting
 from saejax.kernels.dense import EXACT
 from saejax.lm.forward import Model, compiled
 from saejax.lm.pair import ModelPair
@@ -19,35 +21,17 @@ from saejax.trained import TrainedCoder
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportConfig:
-    """What the feature browser shows.
+class ReportConfig(Settings, section="report"):
+    """What the feature browser shows."""
 
-    Attributes:
-        tokens: held-out activations that are searched for examples.
-        examples: passages for each latent.
-        before, after: tokens shown on each side of a passage's peak.
-        logits: promoted and suppressed tokens shown for each latent.
-        histogram_bins: of each latent's activation histogram.
-        max_features: at most so many latents, the first ones; 0 for all.
-        batch_rows: packed rows in a forward pass.
-    """
-
-    tokens: int = 262_144
-    examples: int = 10
-    before: int = 16
-    after: int = 7
-    logits: int = 10
-    histogram_bins: int = 20
-    max_features: int = 0
-    batch_rows: int = 32
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "examples", "logits", "histogram_bins", "batch_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"report.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("before", "after", "max_features"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"report.{name} is {getattr(self, name)}; it must not be negative.")
+    tokens: int = setting(262_144, "Held-out activations that are searched for examples.", low=1, high=math.inf)
+    examples: int = setting(10, "Passages for each latent.", low=1)
+    before: int = setting(16, "Tokens shown before a passage's peak.", low=0)
+    after: int = setting(7, "Tokens shown after a passage's peak.", low=0)
+    logits: int = setting(10, "Promoted and suppressed tokens shown for each latent.", low=1)
+    histogram_bins: int = setting(20, "Bins of each latent's activation histogram.", low=1)
+    max_features: int = setting(0, "At most so many latents, the first ones; 0 for all.", low=0)
+    batch_rows: int = setting(32, "Packed rows in a forward pass.", low=1)
 
 
 @dataclasses.dataclass(frozen=True)

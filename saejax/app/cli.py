@@ -1,95 +1,155 @@
-"""What every launch script shares: `--config` overrides checked, errors as one line, exit codes."""
+"""What every command shares: `--config` and its overrides checked, errors as one line, help, exit codes."""
 
-import importlib.util
+import contextlib
+import dataclasses
 import itertools
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_dict, config_flags
 
+from saejax.app import experiments
 from saejax.core.config import nearest
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 
 _FLAG = "config"
 _DEFAULT = "configs/quickstart.py"
+_CONFIG_HELP = (
+    "Experiment file, or the name of a shipped experiment, with an optional :preset (quickstart if not given); "
+    "--config.a.b=value overrides."
+)
 
 
-def define_config() -> Any:
-    """The `--config=configs/<experiment>.py[:preset]` flag; call it at import time of a launch script.
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What a command line said.
 
-    Without the flag, `run` puts the default on the command line: ml_collections would read a default, and the
-    overrides of it, here already, where nothing turns a mistake into a message.
-    """
-    text = f"Experiment file, with an optional :preset ({_DEFAULT} if not given); --config.a.b=value overrides."
-    holder = config_flags.DEFINE_config_file(_FLAG, None, text, lock_config=True)
-    # --help shows the flags of the script alone, and this one is defined here.
-    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[_FLAG])
-    return holder
-
-
-def run(main: Callable[[], int | None]) -> None:
-    """Parse flags, call `main`, exit with its return value.
-
-    A `SaejaxError` is printed without a traceback and exits with its own code (2 for configuration).
-    Outside training Ctrl-C exits with 130; SIGTERM and SIGUSR1 with 75, as they do in it.
+    Attributes:
+        config: the experiment's settings with the overrides; None where the command takes none or none was given.
+        words: what is no flag.
+        flags: the command's own flags, by name, given or default.
+        given: the names of those that stand on the line.
     """
 
-    def without_words(words: list[str]) -> int | None:
-        if words:
-            raise ConfigError(f"Unexpected argument {words[0]!r}; overrides are --config.a.b=value.")
-        return main()
-
-    if _FLAG not in _arguments(sys.argv):
-        sys.argv.insert(1, f"--{_FLAG}={_DEFAULT}")
-    _run(without_words, _parse)
+    config: Any
+    words: Sequence[str]
+    flags: Mapping[str, Any]
+    given: frozenset[str]
 
 
-def run_words(main: Callable[[list[str]], int | None]) -> None:
-    """As `run`, for a script without --config: `main` gets the words of the command line that are no flags."""
-    _run(main, _parse_words)
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command of `saejax`.
+
+    Attributes:
+        text: what --help prints: the summary in one line, examples, the rest.
+        main: does the work and returns the exit code (None is 0).
+        takes: "config" (--config; quickstart without it), "words", or "either": words where no --config is given.
+        flags: each makes one flag of the command's own.
+    """
+
+    text: str
+    main: Callable[[Line], int | None]
+    takes: Literal["config", "words", "either"] = "config"
+    flags: tuple[Callable[[], Any], ...] = ()
+
+    @property
+    def summary(self) -> str:
+        return self.text.partition("\n")[0]
 
 
-def run_words_or_config(main: Callable[[list[str]], int | None]) -> None:
-    """As `run_words`, for a script that takes --config too; the default is for overrides without a --config alone."""
-    given = _arguments(sys.argv)
-    if not any(name.partition(".")[0] == _FLAG for name in given):
-        return run_words(main)
-    if _FLAG not in given:
-        sys.argv.insert(1, f"--{_FLAG}={_DEFAULT}")
-    return _run(main, _parse)
+def run(command: Command, argv: Sequence[str], help_code: int = 0) -> None:
+    """Parse argv[1:], call the command and exit with what it returns.
 
-
-def _run(main: Callable[[list[str]], int | None], parse: Callable[[list[str]], list[str]]) -> None:
-    def guarded(argv: list[str]) -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, _stop)
-        try:
-            code = main(argv[1:])
-        except SaejaxError as error:
-            _fail(error)
-        except KeyboardInterrupt:
-            print("\ninterrupted; the same command continues where it was", file=sys.stderr)
-            sys.exit(130)
-        except _Stopped as stopped:
-            print(f"\nstopped by {stopped}; the same command continues where it was", file=sys.stderr)
-            sys.exit(EXIT_PREEMPTED)
-        sys.exit(code or 0)
-
+    A `SaejaxError` is printed without a traceback and exits with its own code (2 for configuration), --help with
+    `help_code`. Outside training Ctrl-C exits with 130; SIGTERM and SIGUSR1 with 75, as they do in it.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _stop)
     # jax announces missing TPU libraries, Orbax each of its steps; neither is news to the user.
     absl_logging.set_verbosity(absl_logging.ERROR)
     for name in ("jax", "orbax", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    app.run(guarded, flags_parser=parse)
+    with guarded():
+        _run(command, list(argv), help_code)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Errors, signals and a closed pipe end the process as `run` says, without a traceback."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except SaejaxError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command continues where it was", file=sys.stderr)
+        sys.exit(130)
+    except _Stopped as stopped:
+        print(f"\nstopped by {stopped}; the same command continues where it was", file=sys.stderr)
+        sys.exit(EXIT_PREEMPTED)
+    except BrokenPipeError:  # its reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _run(command: Command, argv: list[str], help_code: int) -> None:
+    own = [make() for make in command.flags]
+    given = _arguments(argv)
+    wants_help = bool(_HELP & given.keys())
+    takes_config = command.takes == "config"
+    takes_config |= command.takes == "either" and any(name.partition(".")[0] == _FLAG for name in given)
+    if takes_config and not wants_help:
+        argv = _with_config_file(argv)
+    config = None
+    if command.takes != "words":
+        config = config_flags.DEFINE_config_file(_FLAG, None, _CONFIG_HELP, lock_config=True, sys_argv=argv)
+    if wants_help:
+        print(_help(command.text, own if config is None else [config, *own]))
+        sys.exit(help_code)
+
+    def main(argv: list[str]) -> int:
+        words = argv[1:]
+        if words and command.takes == "config":
+            raise ConfigError(
+                f"Unexpected argument {words[0]!r}; the experiment is --config=<name or file>, overrides are "
+                "--config.a.b=value."
+            )
+        values = {flag.name: flag.value for flag in own}
+        present = frozenset(flag.name for flag in own if flag.present)
+        return command.main(Line(None if config is None else config.value, words, values, present)) or 0
+
+    def parse(argv: list[str]) -> list[str]:
+        return _parse(argv) if takes_config else _parse_words(argv, [flag.name for flag in own])
+
+    app.run(main, argv=argv, flags_parser=parse)
+
+
+_HELP = {"help", "helpshort", "h"}
+
+
+def _help(text: str, own: Sequence[Any]) -> str:
+    lines = [text.rstrip()]
+    for holder in own:
+        flag = flags.FLAGS[holder.name]
+        name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+        default = "" if flag.default in (None, "", False) else f" (default: {flag.default})"
+        lines.append(f"{name}: {flag.help}{default}")
+    lines[1:] = [textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="      ") for line in lines[1:]]
+    return "\n".join(lines if len(lines) == 1 else [lines[0], "", "flags:", *lines[1:]])
 
 
 class _Stopped(BaseException):
@@ -100,54 +160,43 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped(signal.Signals(number).name)
 
 
-def _fail(error: SaejaxError) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-
-
 def _parse(argv: list[str]) -> list[str]:
-    arguments = _arguments(argv)
     try:
-        rest = flags.FLAGS(argv)
+        return list(flags.FLAGS(argv))
     except Exception as error:  # absl, ml_collections and the config file each raise their own kinds
-        try:
-            _explain(arguments, error)
-        except SaejaxError as explained:
-            _fail(explained)
-        raise
-    # A missing file is no error to ml_collections until its content is asked for.
-    path = arguments[_FLAG].partition(":")[0]
-    if not Path(path).is_file():
-        _fail(_no_config_file(path))
-    return rest
+        raise _explained(_arguments(argv), error) from error
 
 
-def _parse_words(argv: list[str]) -> list[str]:
+def _parse_words(argv: list[str], own: Sequence[str]) -> list[str]:
     try:
         return list(flags.FLAGS(argv))
     except flags.UnrecognizedFlagError as error:
-        own = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])]
-        _fail(ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, own)}"))
+        hint = nearest(error.flagname, own) if own else " There are none."
+        raise ConfigError(f"Unknown flag --{error.flagname}.{hint}") from error
     except flags.Error as error:
-        _fail(ConfigError(str(error)))
+        raise ConfigError(str(error)) from error
 
 
-def _explain(arguments: dict[str, str], error: Exception) -> None:
-    """Raise the ConfigError that says what is wrong with the command line."""
+def _explained(arguments: dict[str, str], error: Exception) -> Exception:
+    """The ConfigError that says what is wrong with the command line.
+
+    Raises:
+        Exception: what the experiment's own file raises.
+    """
     if isinstance(error, SaejaxError):
-        raise error
+        return error
     if isinstance(error, flags.UnrecognizedFlagError) and not error.flagname.startswith(f"{_FLAG}."):
         known = [name for name in flags.FLAGS if len(name) > 1]
-        raise ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, known)}")
+        return ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, known)}")
     path, _, preset = arguments[_FLAG].partition(":")
-    config = _load_config_file(path, preset)
+    config = experiments.settings(experiments.load(path), preset)
     for key, value in arguments.items():
         if key.startswith(f"{_FLAG}.") and "[" not in key:
             _check_override(config, key, value)
-    raise ConfigError(str(error))
+    return ConfigError(str(error))
 
 
-def _arguments(argv: list[str]) -> dict[str, str]:
+def _arguments(argv: Sequence[str]) -> dict[str, str]:
     """{flag: value} of `--flag=value` and `--flag value`, with one dash or two; "" for a flag without value."""
     found: dict[str, str] = {}
     waiting = None
@@ -161,21 +210,24 @@ def _arguments(argv: list[str]) -> dict[str, str]:
     return found
 
 
-def _load_config_file(path: str, preset: str) -> config_dict.ConfigDict:
-    if not Path(path).is_file():
-        raise _no_config_file(path)
-    spec = importlib.util.spec_from_file_location("_saejax_config", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file; give one such as {_DEFAULT}.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(preset) if preset else module.get_config()
+def _with_config_file(argv: Sequence[str]) -> list[str]:
+    """argv with the path of the experiment's file for what --config names; with the default's where it is not given.
 
-
-def _no_config_file(path: str) -> ConfigError:
-    there = sorted(str(p) for p in Path("configs").glob("*.py") if not p.name.startswith("_"))
-    hint = nearest(path, there) if there else " Run this in the folder that holds configs/, or give --config=<file>."
-    return ConfigError(f"No config file {path!r}.{hint}")
+    The default is put on the line, because ml_collections would read a flag's default, and the overrides of it, when
+    the flag is made, where nothing turns a mistake into a message.
+    """
+    out = list(argv)
+    found = False
+    for i, word in enumerate(itertools.takewhile(lambda word: word != "--", argv)):
+        match = re.fullmatch(rf"(--?{_FLAG})(=.*)?", word, re.DOTALL)
+        if i and match and match[2]:
+            out[i] = f"{match[1]}={experiments.find(match[2][1:])}"
+        elif i and match:
+            if i + 1 == len(argv):
+                raise ConfigError(f"--{_FLAG} has no value; name an experiment, as in --{_FLAG}=quickstart.")
+            out[i + 1] = experiments.find(argv[i + 1])
+        found |= bool(i and match)
+    return out if found else [*out[:1], f"--{_FLAG}={experiments.find(_DEFAULT)}", *out[1:]]
 
 
 def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> None:

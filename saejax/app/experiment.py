@@ -1,6 +1,7 @@
 """One experiment, whole: every stage's configuration, and where its stores and its run lie."""
 
 import dataclasses
+import functools
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 from ml_collections import config_dict
 
 from saejax.analysis import ReportConfig
-from saejax.app.sweep.config import MAX_SEED, SweepConfig
+from saejax.app.sweep.config import SweepConfig
 from saejax.capture import CaptureConfig
 from saejax.coders import CoderConfig
+from saejax.core import settings
 from saejax.core.config import from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError
+from saejax.core.settings import Settings, section, setting
 from saejax.evals import EvalConfig, GateConfig
 from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
@@ -23,45 +26,56 @@ from saejax.training import TrainConfig
 _LONGEST_NAME = 255
 
 
+# What things are called and where they lie decides no numbers.
+_place = functools.partial(setting, decides=False)
+_own = functools.partial(setting, per_member=True)
+
+
 @dataclasses.dataclass(frozen=True)
-class Experiment:
-    """The whole way of one experiment, from text to report.
+class Experiment(Settings):
+    """The whole way of one experiment, from text to report."""
 
-    Attributes:
-        name: the run's folder below `runs_dir`.
-        store: the store's folder below `stores_dir`; empty means the run's name. Several runs may share one. A run that
-            was begun on a store goes on with these activations alone, wherever they lie.
-        runs_dir, stores_dir: where those are; stores_dir may be a URL that tensorstore knows, as gs://bucket/stores.
-        seed: of everything random.
-        coder_seed: of the coder's start and of resampling, where it is to be another one; the activations then still
-            come in the order of `seed`.
-        hook_point: what a coder of one site reads; empty means the first of capture.hook_points.
-        reads, writes: the hook points of a coder of several sites, or of a transcoder, in order, each one captured.
-            Empty reads: hook_point, or all that is captured for a crosscoder. Empty writes: what is read, for coders
-            that reconstruct their input; else the mlp_out of each block read.
-    """
-
-    name: str = "run"
-    store: str = ""
-    runs_dir: str = "runs"
-    stores_dir: str = "stores"
-    seed: int = 0
-    coder_seed: int | None = None
-    hook_point: str = ""
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    lm: LMConfig = dataclasses.field(default_factory=LMConfig)
-    text: TextConfig = dataclasses.field(default_factory=TextConfig)
-    capture: CaptureConfig = dataclasses.field(default_factory=CaptureConfig)
-    coder: CoderConfig = dataclasses.field(default_factory=CoderConfig)
-    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
-    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
-    gates: GateConfig = dataclasses.field(default_factory=GateConfig)
-    report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
-    sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
+    name: str = _place("run", "The run's folder below `runs_dir`.")
+    store: str = _place(
+        "",
+        "The store's folder below `stores_dir`; empty means the run's name. Several runs may share one. A run that was "
+        "begun on a store goes on with these activations alone, wherever they lie.",
+    )
+    runs_dir: str = _place("runs", "The folder of all runs.")
+    stores_dir: str = _place(
+        "stores", "The folder of all stores, or a URL that tensorstore knows, as gs://bucket/stores."
+    )
+    seed: int = setting(0, "Seed of everything random.", low=0)
+    coder_seed: int | None = _own(
+        None,
+        "Seed of the coder's start and of resampling, where it is to be another one; the activations then still come "
+        "in the order of `seed`.",
+        low=0,
+    )
+    hook_point: str = _own("", "What a coder of one site reads; empty means the first of capture.hook_points.")
+    reads: tuple[str, ...] = _own(
+        (),
+        "The hook points that a coder of several sites or a transcoder reads, in order, each one captured. Empty: "
+        "hook_point, or all that is captured for a crosscoder.",
+    )
+    writes: tuple[str, ...] = _own(
+        (),
+        "The hook points that such a coder writes. Empty: what is read, for coders that reconstruct their input; else "
+        "the mlp_out of each block read.",
+    )
+    lm: LMConfig = section(LMConfig, "The language model.")
+    text: TextConfig = section(TextConfig, "The text, and how it is packed.")
+    capture: CaptureConfig = section(CaptureConfig, "Which activations are stored.")
+    coder: CoderConfig = section(CoderConfig, "The sparse dictionary.", per_member=True)
+    train: TrainConfig = section(TrainConfig, "Its training.")
+    parallel: ParallelConfig = section(ParallelConfig, "Devices and processes.", decides=False)
+    eval: EvalConfig = section(EvalConfig, "Evaluation on held-out text.", decides=False)
+    gates: GateConfig = section(GateConfig, "What a run must reach.", decides=False)
+    report: ReportConfig = section(ReportConfig, "The feature browser.", decides=False)
+    sweep: SweepConfig = section(SweepConfig, "Many coders at once.", decides=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key in ("name", "store"):
             value = getattr(self, key)
             if Path(value).name != value or value in (".", "..") or (key == "name" and not value):
@@ -76,8 +90,6 @@ class Experiment:
                 )
         if not self.stores_dir:
             raise ConfigError("stores_dir is empty; name a folder ('.' is the current one).")
-        if not 0 <= self.start_seed <= MAX_SEED:
-            raise ConfigError(f"The seed is {self.start_seed}; it must be between 0 and {MAX_SEED}.")
 
     @property
     def start_seed(self) -> int:
@@ -94,7 +106,7 @@ class Experiment:
 
 
 def default_config() -> config_dict.ConfigDict:
-    """Every key with its default: what a file in configs/ starts from."""
+    """Every key with its default: what an experiment file starts from."""
     return to_config_dict(Experiment())
 
 
@@ -115,6 +127,11 @@ def to_run_json(e: Experiment) -> dict[str, Any]:
     return to_json(dataclasses.replace(e, coder=e.coder.resolved()))
 
 
+def deciding(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that decides a run's numbers."""
+    return settings.deciding(Experiment, config)
+
+
 def from_json(value: dict[str, Any]) -> Experiment:
     """The experiment of a run's config.json; keys that it does not have yet take their defaults.
 
@@ -129,19 +146,3 @@ def from_json(value: dict[str, Any]) -> Experiment:
     if isinstance(gates, dict):
         value = value | {"gates": {name: bar for name, bar in gates.items() if bar is not None}}
     return from_config_dict(Experiment, value)
-
-
-# Sections of the configuration that decide what a run's numbers are; the others may change between calls.
-_DECIDES_RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
-_TIMING = (
-    *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
-    *("max_skipped_steps", "tensorboard"),
-)
-
-
-def deciding(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that decides a run's numbers."""
-    kept = {key: config.get(key) for key in _DECIDES_RUN}
-    # Where the model runs decides nothing.
-    kept["lm"] = {k: v for k, v in (kept["lm"] or {}).items() if k != "device"}
-    return kept | {"train": {k: v for k, v in (kept["train"] or {}).items() if k not in _TIMING}}

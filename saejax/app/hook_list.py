@@ -1,4 +1,4 @@
-"""The table of `launch.hooks`: what a model is, and every place in it where it can be watched, edited and captured."""
+"""The table of `saejax hooks`: what a model is, and every place in it where it can be watched, edited and captured."""
 
 import dataclasses
 import itertools

@@ -30,7 +30,7 @@ def refuse_other_run(e: Experiment) -> None:
     path = e.run_dir / "config.json"
     if path.is_file():
         before, now = (deciding(to_run_json(one)) for one in (from_json(read_json(path)), e))
-        if not (before["lm"] or {}).get("model"):
+        if not before["lm"].get("model"):
             # A model decided nothing yet. Which one it is now, with its weights, is compared by provenance.json.
             before, now = before | {"lm": None}, now | {"lm": None}
         if changed := differences(before, now):

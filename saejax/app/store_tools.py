@@ -1,4 +1,4 @@
-"""The commands of `launch.store`: look at stores, check them, join them, and make them of others' activations."""
+"""The commands of `saejax store`: look at stores, check them, join them, and make them of others' activations."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +172,7 @@ def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Token
 
 def _demo_folder() -> Path:
     # Named here and not asked of saejax.lm: looking at rows loads no jax.
-    return Path(__file__).parent / "lm" / "demo"
+    return Path(__file__).parents[1] / "lm" / "demo"
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -22,73 +22,80 @@ from saejax.capture.hook_points import expand_hook_points
 from saejax.capture.selection import stored, wanted
 from saejax.core.errors import ConfigError
 from saejax.core.progress import Progress
+from saejax.core.settings import Settings, setting
 from saejax.lm.forward import Forward, Model
 from saejax.parallel import DATA, Process
 from saejax.store import StoreLayout, StoreWriter
 from saejax.text import PackedRows, Packer, Source, TextConfig
 
-POLICIES = ("abort", "drop")
-DESTINATIONS = ("store", "training")
 _ALONE = Process()
 
 
 @dataclasses.dataclass(frozen=True)
-class CaptureConfig:
-    """What to capture.
+class CaptureConfig(Settings, section="capture"):
+    """What to capture."""
 
-    Attributes:
-        hook_points: names as in `blocks.6.resid_pre`, ranges as in `blocks.{0..5}.resid_post` and `blocks.*.mlp_out`;
-            all are captured in the same forward pass.
-        tokens: activations for training; the store is smaller if the text runs out.
-        heldout_tokens: activations of held-out text, for validation during training.
-        batch_rows: packed rows in a forward pass; 0: as many as the GPU has memory for (lm.backend torch; 32 on a CPU).
-        shard_rows, chunk_rows: of the store; rows are shuffled within a shard and read by chunks.
-        non_finite: `abort`, or `drop` the rows that hold NaN or infinity (they are counted).
-        last_tokens: only the last so many ordinary tokens of each document are stored; 0 for all of them.
-        drop_ids: tokens with these ids are never stored. (bos, other special tokens and padding never are.)
-        max_norm_ratio: tokens whose activation is, at any hook point, longer than so many times the median length
-            are dropped and counted; 0 for none. The median is over the tokens to be stored of one batch: the
-            `batch_rows` rows of a forward pass, the same ones however often the capture is stopped and on however
-            many devices. So batch_rows decides what is stored here, and must divide among the devices.
-        into: `store`, or `training`: the training activations go from the model straight into the training and never to
-            disk; an epoch is `tokens` of them. (The held-out ones are stored all the same: they are few.)
-        buffer_rows: into training: activations that are shuffled with each other; two such blocks are in memory.
-        parts: the text is divided into so many parts, by a hash of each document's index, and at most so many processes
-            can share the capture (parallel.processes). Each part fills its own shards with its own text: what is
-            stored depends on the number of parts, and not on how many processes wrote them.
-    """
-
-    hook_points: tuple[str, ...] = ("blocks.3.resid_post",)
-    tokens: int = 10_000_000
-    heldout_tokens: int = 65_536
-    batch_rows: int = 32
-    shard_rows: int = 32_768
-    chunk_rows: int = 256
-    non_finite: str = "abort"
-    last_tokens: int = 0
-    drop_ids: tuple[int, ...] = ()
-    max_norm_ratio: float = 0.0
-    into: str = "store"
-    buffer_rows: int = 131_072
-    parts: int = 1
+    hook_points: tuple[str, ...] = setting(
+        ("blocks.3.resid_post",),
+        "Names as in `blocks.6.resid_pre`, ranges as in `blocks.{0..5}.resid_post` and `blocks.*.mlp_out`; all are "
+        "captured in the same forward pass.",
+    )
+    tokens: int = setting(
+        10_000_000, "Activations for training; the store is smaller if the text runs out.", low=1, high=math.inf
+    )
+    heldout_tokens: int = setting(
+        65_536, "Activations of held-out text, for validation during training.", low=1, high=math.inf
+    )
+    batch_rows: int = setting(
+        32,
+        "Packed rows in a forward pass; 0: as many as the GPU has memory for (lm.backend torch; 32 on a CPU).",
+        low=0,
+    )
+    shard_rows: int = setting(32_768, "Rows of a shard of the store, within which they are shuffled.", low=1)
+    chunk_rows: int = setting(256, "Rows of a chunk of the store, which is read as a whole.", low=1)
+    non_finite: str = setting(
+        "abort", "abort, or drop the rows that hold NaN or infinity (they are counted).", choices=("abort", "drop")
+    )
+    last_tokens: int = setting(
+        0, "Only the last so many ordinary tokens of each document are stored; 0 for all of them.", low=0
+    )
+    drop_ids: tuple[int, ...] = setting(
+        (),
+        "Tokens with these ids are never stored. (bos, other special tokens and padding never are.)",
+        low=0,
+    )
+    max_norm_ratio: float = setting(
+        0.0,
+        "Tokens whose activation is, at any hook point, longer than so many times the median length are dropped and "
+        "counted; 0 for none. The median is over the tokens to be stored of one batch: the `batch_rows` rows of a "
+        "forward pass, the same ones however often the capture is stopped and on however many devices. So batch_rows "
+        "decides what is stored here, and must divide among the devices.",
+        low=0,
+    )
+    into: str = setting(
+        "store",
+        "store, or training: the training activations go from the model straight into the training and never to disk; "
+        "an epoch is `tokens` of them. (The held-out ones are stored all the same: they are few.)",
+        choices=("store", "training"),
+    )
+    buffer_rows: int = setting(
+        131_072,
+        "Into training: activations that are shuffled with each other; two such blocks are in memory.",
+        low=1,
+    )
+    parts: int = setting(
+        1,
+        "The text is divided into so many parts, by a hash of each document's index, and at most so many processes can "
+        "share the capture (parallel.processes). Each part fills its own shards with its own text: what is stored "
+        "depends on the number of parts, and not on how many processes wrote them.",
+        low=1,
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.hook_points:
             raise ConfigError("capture.hook_points is empty; name at least one, as in blocks.6.resid_pre.")
-        if self.non_finite not in POLICIES:
-            raise ConfigError(f"capture.non_finite is {self.non_finite!r}; it must be abort or drop.")
-        if self.batch_rows < 0:
-            raise ConfigError(f"capture.batch_rows is {self.batch_rows}; it must be at least 1, or 0 (by memory).")
-        if self.into not in DESTINATIONS:
-            raise ConfigError(f"capture.into is {self.into!r}; it must be store or training.")
-        for name in ("tokens", "heldout_tokens", "shard_rows", "chunk_rows", "buffer_rows", "parts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"capture.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.last_tokens < 0:
-            raise ConfigError(f"capture.last_tokens is {self.last_tokens}; it must be 0 (all) or more.")
-        if negative := [i for i in self.drop_ids if i < 0]:
-            raise ConfigError(f"capture.drop_ids holds {negative[0]}; ids of tokens are 0 or more.")
-        if self.max_norm_ratio != 0 and not 1 < self.max_norm_ratio < math.inf:
+        if 0 < self.max_norm_ratio <= 1:
             raise ConfigError(
                 f"capture.max_norm_ratio is {self.max_norm_ratio}; it must be 0 (no filter) or a number above 1, as 10."
             )

@@ -77,35 +77,35 @@ def last_of_document(packed: PackedRows, k: int) -> np.ndarray:
     return (packed.to_end >= 0) & (packed.to_end < k)
 
 
-def outliers(activations_ND: Mapping[str, np.ndarray], candidates_N: np.ndarray, ratio: float) -> np.ndarray:
-    """||x_n|| > ratio median_m ||x_m|| at any hook point, the median over the candidates m; bool [N].
-
-    Such tokens are few in most models, usually the first of a text, and so far out that they decide a mean squared
-    error by themselves. A median of zero filters nothing.
-    """
-    found_N = np.zeros(len(candidates_N), bool)
-    if not candidates_N.any():
-        return found_N
-    for x_ND in activations_ND.values():
-        norms_N = np.sqrt(np.square(x_ND[candidates_N].astype(np.float32)).sum(-1, dtype=np.float64))
-        usual = float(np.median(norms_N))
-        if usual > 0:
-            found_N[candidates_N] |= norms_N > ratio * usual
-    return found_N
-
-
 def near(activations: Mapping[str, jax.Array], keep_RS: jax.Array, ratio: float) -> jax.Array:
     """The tokens to keep that are `finite` and not `outliers` among those; pure.
 
     Activations are {hook point: [R, S, d]}; a ratio of 0 leaves outliers in.
     """
     candidates_RS = keep_RS & finite(activations)
-    found_RS = candidates_RS
-    for x_RSD in activations.values() if ratio else ():
-        norms_RS = jnp.linalg.norm(x_RSD.astype(jnp.float32), axis=-1)
-        usual = jnp.nanmedian(jnp.where(candidates_RS, norms_RS, jnp.nan))
-        found_RS &= (norms_RS <= ratio * usual) | ~(usual > 0)
-    return found_RS
+    return candidates_RS & ~outliers(activations, candidates_RS, ratio) if ratio else candidates_RS
+
+
+def outliers(activations: Mapping[str, Any], candidates: Any, ratio: float) -> Any:
+    """||x_n|| > ratio median_m ||x_m|| at any hook point, the median over the candidates m; bool, false for the others.
+
+    Such tokens are few in most models, usually the first of a text, and so far out that they decide a mean squared
+    error by themselves. A median of zero filters nothing.
+
+    Args:
+        activations: hook point -> [..., d].
+        candidates: bool [...], NumPy's (norms are then float64) or JAX's (float32; pure).
+    """
+    xp: Any = np if isinstance(candidates, np.ndarray) else jnp
+    found = xp.zeros_like(candidates)
+    if xp is np and not candidates.any():
+        return found  # NumPy warns of a median of nothing
+    for x in activations.values():
+        squares = xp.square(xp.where(candidates[..., None], x.astype(np.float32), 0))
+        norms = xp.sqrt(squares.sum(-1, dtype=np.float64 if xp is np else np.float32))
+        usual = xp.nanmedian(xp.where(candidates, norms, np.nan))
+        found = found | (candidates & (usual > 0) & (norms > ratio * usual))
+    return found
 
 
 def finite(activations: Mapping[str, jax.Array]) -> jax.Array:

@@ -1,13 +1,13 @@
 """L3: sparse dictionaries as products of topology, sparsity and losses."""
 
 from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.build import build
 from saejax.coders.calibration import bias_for_rate
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
 from saejax.coders.cross_layer import CrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.latents import Latents
-from saejax.coders.presets import build
 from saejax.coders.recipes import RECIPES
 from saejax.coders.sites import Sites
 from saejax.coders.sparsity import SPARSITIES

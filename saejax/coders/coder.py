@@ -41,13 +41,12 @@ class Coder:
     unit_decoder_every: int
     dead_after_tokens: int
 
-    def init(self, key: jax.Array, b_dec: jax.Array | None = None) -> Params:
-        """Fresh parameters, a plain dict of float32 arrays; b_dec starts at the targets' centre if given."""
+    def init(self, key: jax.Array) -> Params:
+        """Fresh parameters, a plain dict of float32 arrays."""
         params = nn.meta.unbox(self.topology.init(key)["params"])
         shape = self.topology.latent_shape
         own = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}
-        given = {} if b_dec is None else {"b_dec": jnp.asarray(b_dec, jnp.float32)}
-        return params | own | given
+        return params | own
 
     def init_stats(self) -> Stats:
         """tokens_since_fired, int32 of the latents' shape, and what sparsity and terms follow."""
@@ -125,7 +124,7 @@ class Coder:
         values = {term.name: term(c) for term in self.terms}
         loss = jnp.float32(0)
         for term in self.terms:
-            scale = sparsity_scale if term.is_sparsity_weight else 1.0
+            scale = sparsity_scale if term.is_sparsity_weight() else 1.0
             loss = loss + term.coefficient(step) * scale * values[term.name]
 
         seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}

@@ -1,17 +1,20 @@
 """Loss terms: each a small frozen object, `term(context) -> scalar`; a coder adds up weight x term.
 
 Sums run over the model width (and sites), means over tokens, so that a coefficient means the same for every batch size.
+A new term is a class here, the dataclass of its settings and a line in `TERMS`, which makes them keys of `coder`.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from saejax.coders.context import Context, squared_error, total_variance
 from saejax.coders.latents import Latents
-from saejax.coders.ramp import Ramp
+from saejax.coders.ramp import At, Ramp
+from saejax.core.errors import ConfigError
+from saejax.core.settings import Settings, setting, settings_of
 from saejax.kernels.batch import per_token
 from saejax.kernels.dense import EXACT
 from saejax.kernels.norms import unit_rows
@@ -20,21 +23,45 @@ from saejax.kernels.shards import shards_of
 from saejax.kernels.sparse import entries
 
 ONE = Ramp.constant(1.0)
+S = TypeVar("S", bound=Settings)
+
+
+def weight(doc: str, sparsity: bool = False) -> Any:
+    """The key of a term's coefficient: None is the preset's, 0 leaves the term out.
+
+    A weight of `sparsity` rises from 0 during the warm-up, and a sweep over sparsity weights multiplies it.
+    """
+    return setting(None, doc, low=0, base=0.0, sparsity_weight=sparsity)
 
 
 @dataclasses.dataclass(frozen=True)
-class Term:
+class Term(Generic[S]):
     """A summand of the loss, under its `name` in the metrics: coefficient(step) x term(context).
 
     Attributes:
         needs: what the sparsity must provide for this term to make sense.
-        is_sparsity_weight: a sweep over sparsity weights multiplies this coefficient.
+        settings: S, for those who have the class alone. Its first key is the term's `weight`.
     """
 
     coefficient: Ramp = ONE
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
-    is_sparsity_weight: ClassVar[bool] = False
+    settings: ClassVar[type[Settings]] = Settings
+
+    @classmethod
+    def key(cls) -> str:
+        """The key of its weight."""
+        return next(iter(settings_of(cls.settings)))
+
+    @classmethod
+    def is_sparsity_weight(cls) -> bool:
+        """Whether a sweep over sparsity weights multiplies the coefficient."""
+        return any(known.sparsity_weight for known in settings_of(cls.settings).values())
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: S, at: At) -> Self:
+        """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
+        return cls(coefficient)
 
     def __call__(self, c: Context) -> jax.Array:
         raise NotImplementedError
@@ -81,6 +108,44 @@ class Fvu(Term):
         return squared_error(c.y, y_hat) / c.variance
 
 
+RECONSTRUCTIONS: dict[str, type[Mse | Fvu]] = {"fvu": Fvu, "mse": Mse}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReconstructionSettings(Settings, section="coder"):
+    """What the error is measured of, and how."""
+
+    reconstruction: str = setting(
+        "", "fvu (variance unexplained) or mse (sum over the width).", choices=RECONSTRUCTIONS, base="fvu"
+    )
+    prefixes: tuple[float, ...] = setting(
+        (),
+        "Matryoshka: the loss is the mean over the first n latents, for each n here (a count, or a share of the "
+        "latents where at most 1); rising, and ending with all latents. Empty: only all latents.",
+        low=0,
+    )
+
+    def term(self, at: At) -> "Mse | Fvu | Matryoshka":
+        """The reconstruction's summand of the loss."""
+        error = RECONSTRUCTIONS[self.reconstruction]()
+        return Matryoshka(error=error, prefixes=self.counts(at.width)) if self.prefixes else error
+
+    def counts(self, width: int) -> tuple[int, ...]:
+        """The prefixes as numbers of latents.
+
+        Raises:
+            ConfigError: they do not rise, or do not end with all latents.
+        """
+        counts = tuple(round(p * width) if p <= 1 else int(p) for p in self.prefixes)
+        rising = all(a < b for a, b in zip((0, *counts), counts, strict=False))
+        if not rising or counts[-1] != width:
+            raise ConfigError(
+                f"coder.prefixes {self.prefixes} are {counts} of {width} latents; they must rise and end with {width} "
+                "(or 1.0), so that each contains the one before."
+            )
+        return counts
+
+
 @dataclasses.dataclass(frozen=True)
 class Matryoshka(Term):
     """mean over prefixes m of error(y, y_hat from the first m latents alone).
@@ -123,7 +188,12 @@ def _block(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Lat
 
 
 @dataclasses.dataclass(frozen=True)
-class GateReconstruction(Term):
+class GateSettings(Settings, section="coder"):
+    gate_coefficient: float | None = weight("Weight of the reconstruction through the gate (gated).")
+
+
+@dataclasses.dataclass(frozen=True)
+class GateReconstruction(Term[GateSettings]):
     """mean_b sum_d (y - decode(relu(gate)))^2, decoder and biases frozen: what teaches a gate to reconstruct.
 
     (Rajamanoharan et al. 2024, arXiv:2404.16014, L_aux)
@@ -131,6 +201,7 @@ class GateReconstruction(Term):
 
     name: ClassVar[str] = "gate_reconstruction"
     needs: ClassVar[frozenset[str]] = frozenset({"gate"})
+    settings: ClassVar[type[Settings]] = GateSettings
 
     def __call__(self, c: Context) -> jax.Array:
         frozen = jax.lax.stop_gradient(c.params)
@@ -139,12 +210,28 @@ class GateReconstruction(Term):
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiTopK(Term):
+class MultiTopKSettings(Settings, section="coder"):
+    multi_topk_coefficient: float | None = weight("Weight of a second reconstruction, from more latents.")
+    multi_topk_factor: int = setting(4, "The second reconstruction has this many times k latents.", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiTopK(Term[MultiTopKSettings]):
     """FVU of a second reconstruction, from the `factor` x k largest latents. (Gao et al. 2024, appendix A.4)"""
 
     factor: int = 4
     name: ClassVar[str] = "multi_topk"
     needs: ClassVar[frozenset[str]] = frozenset({"k"})
+    settings: ClassVar[type[Settings]] = MultiTopKSettings
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: MultiTopKSettings, at: At) -> Self:
+        if (wide := at.kept * settings.multi_topk_factor) > at.width:
+            raise ConfigError(
+                f"coder.multi_topk_factor x k is {wide} but there are only {at.width} latents; lower one of them or "
+                "raise d_sae."
+            )
+        return cls(coefficient, settings.multi_topk_factor)
 
     def __call__(self, c: Context) -> jax.Array:
         k: Ramp = c.sparsity.k  # type: ignore[attr-defined]  # build() has seen that it provides k
@@ -158,7 +245,12 @@ class MultiTopK(Term):
 
 
 @dataclasses.dataclass(frozen=True)
-class NormWeightedL1(Term):
+class L1Settings(Settings, section="coder"):
+    l1_coefficient: float | None = weight("Weight of sum f ||W_dec||.", sparsity=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormWeightedL1(Term[L1Settings]):
     """mean_b sum_f f ||W_dec,f||
 
     Weighted by the decoder norm, so that shrinking latents and growing decoder rows does not pay.
@@ -166,14 +258,22 @@ class NormWeightedL1(Term):
     """
 
     name: ClassVar[str] = "l1"
-    is_sparsity_weight: ClassVar[bool] = True
+    settings: ClassVar[type[Settings]] = L1Settings
 
     def __call__(self, c: Context) -> jax.Array:
         return per_token(_weighted(c))
 
 
 @dataclasses.dataclass(frozen=True)
-class AnnealedLp(Term):
+class LpSettings(Settings, section="coder"):
+    lp_coefficient: float | None = weight("Weight of sum (f ||W_dec||)^p.", sparsity=True)
+    lp_end: float = setting(0.2, "p falls from 1 to this.", above=0, high=1)
+    lp_updates: int = setting(10, "The number of equal steps in which p falls.", low=1)
+    lp_after_fraction: float = setting(0.2, "The share of training after which p falls.", low=0, high=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnealedLp(Term[LpSettings]):
     """s mean_b sum_f (f ||W_dec,f||)^p, p falling from 1 in `updates` equal steps while s keeps the term as large.
 
     At each update s is multiplied by the batch's sum at the old p over that at the new one, so that the falling
@@ -184,7 +284,12 @@ class AnnealedLp(Term):
     p: Ramp = ONE
     updates: int = 10
     name: ClassVar[str] = "lp"
-    is_sparsity_weight: ClassVar[bool] = True
+    settings: ClassVar[type[Settings]] = LpSettings
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: LpSettings, at: At) -> Self:
+        after = round(settings.lp_after_fraction * at.steps)
+        return cls(coefficient, Ramp(1.0, settings.lp_end, max(1, at.steps - after), after), settings.lp_updates)
 
     def __call__(self, c: Context) -> jax.Array:
         return c.stats["lp_scale"] * per_token(self._powers(c, self._power(c.step)))
@@ -221,44 +326,75 @@ class AnnealedLp(Term):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tanh(Term):
+class TanhSettings(Settings, section="coder"):
+    tanh_coefficient: float | None = weight("Weight of sum tanh(tanh_scale f ||W_dec||).", sparsity=True)
+    tanh_scale: float = setting(4.0, "Slope of the tanh at 0.", above=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tanh(Term[TanhSettings]):
     """mean_b sum_f tanh(scale f ||W_dec,f||): a count that saturates. (Anthropic, January 2025)"""
 
     scale: float = 4.0
     name: ClassVar[str] = "tanh"
-    is_sparsity_weight: ClassVar[bool] = True
+    settings: ClassVar[type[Settings]] = TanhSettings
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: TanhSettings, at: At) -> Self:
+        return cls(coefficient, settings.tanh_scale)
 
     def __call__(self, c: Context) -> jax.Array:
         return per_token(jnp.tanh(self.scale * _weighted(c)))
 
 
 @dataclasses.dataclass(frozen=True)
-class L0(Term):
+class L0Settings(Settings, section="coder"):
+    l0_coefficient: float | None = weight("Weight of the number of latents that fire (jumprelu).", sparsity=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class L0(Term[L0Settings]):
     """mean_b sum_f 1[pre > theta], with the straight-through gradient of `JumpRelu.soft_l0`. (arXiv:2407.14435)"""
 
     name: ClassVar[str] = "l0_loss"
     needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
-    is_sparsity_weight: ClassVar[bool] = True
+    settings: ClassVar[type[Settings]] = L0Settings
 
     def __call__(self, c: Context) -> jax.Array:
         return _soft_l0(c)
 
 
 @dataclasses.dataclass(frozen=True)
-class TargetL0(Term):
+class TargetL0Settings(Settings, section="coder"):
+    target_l0_coefficient: float | None = weight("Weight of (L0 / target_l0 - 1)^2 (jumprelu).", sparsity=True)
+    target_l0: float = setting(32.0, "The number of latents a token that the thresholds are drawn to.", above=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetL0(Term[TargetL0Settings]):
     """(L0 / target - 1)^2, so that the sparsity is chosen instead of searched for. (arXiv:2407.14435, appendix)"""
 
     target: float = 32.0
     name: ClassVar[str] = "target_l0"
     needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
-    is_sparsity_weight: ClassVar[bool] = True
+    settings: ClassVar[type[Settings]] = TargetL0Settings
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: TargetL0Settings, at: At) -> Self:
+        return cls(coefficient, settings.target_l0)
 
     def __call__(self, c: Context) -> jax.Array:
         return jnp.square(_soft_l0(c) / self.target - 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class PreActivation(Term):
+class PreActivationSettings(Settings, section="coder"):
+    pre_activation_coefficient: float | None = weight("Weight of sum relu(theta - pre) ||W_dec|| (jumprelu).")
+    pre_activation_dead_only: bool = setting(False, "That sum runs over dead latents alone.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreActivation(Term[PreActivationSettings]):
     """mean_b sum_f relu(theta - pre) ||W_dec,f||: draws latents that do not fire towards firing.
 
     The gradient reaches the encoder, the thresholds and the decoder rows. `dead_only`: the sum runs over dead latents
@@ -268,6 +404,11 @@ class PreActivation(Term):
     dead_only: bool = False
     name: ClassVar[str] = "pre_activation"
     needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
+    settings: ClassVar[type[Settings]] = PreActivationSettings
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: PreActivationSettings, at: At) -> Self:
+        return cls(coefficient, settings.pre_activation_dead_only)
 
     def __call__(self, c: Context) -> jax.Array:
         norms = c.topology.decoder_norms(c.params)[None]
@@ -289,7 +430,13 @@ def _soft_l0(c: Context) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class AuxK(Term):
+class AuxKSettings(Settings, section="coder"):
+    auxk_coefficient: float | None = weight("Weight of AuxK: what dead latents could explain of the residual.")
+    auxk_k: int = setting(0, "Dead latents that AuxK may use for a token; 0 means d_in / 2.", low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxK(Term[AuxKSettings]):
     """sum (e - e_hat)^2 / sum (e - mean e)^2: what dead latents could explain of the residual e = y - y_hat.
 
     e_hat = decode, without bias, of relu of the k largest pre-activations among dead latents (of each group). e is a
@@ -300,6 +447,13 @@ class AuxK(Term):
 
     k: int = 512
     name: ClassVar[str] = "auxk"
+    settings: ClassVar[type[Settings]] = AuxKSettings
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: AuxKSettings, at: At) -> Self:
+        if settings.auxk_k > at.width:
+            raise ConfigError(f"coder.auxk_k is {settings.auxk_k} but there are only {at.width} latents; lower it.")
+        return cls(coefficient, settings.auxk_k or min(max(1, at.d_in // 2), at.width))
 
     def __call__(self, c: Context) -> jax.Array:
         e = jax.lax.stop_gradient(c.y - c.y_hat)
@@ -333,7 +487,12 @@ class AuxK(Term):
 
 
 @dataclasses.dataclass(frozen=True)
-class GhostGradients(Term):
+class GhostSettings(Settings, section="coder"):
+    ghost_coefficient: float | None = weight("Weight of ghost gradients for dead latents.")
+
+
+@dataclasses.dataclass(frozen=True)
+class GhostGradients(Term[GhostSettings]):
     """a mean_b sum_d (e - s g)^2 for the residual e = y - y_hat, with g = exp(pre) W_dec of the dead latents alone.
 
     s makes each token's g half as long as its e, a makes the term as large as the reconstruction error; e, s and a
@@ -343,6 +502,7 @@ class GhostGradients(Term):
 
     name: ClassVar[str] = "ghost"
     needs: ClassVar[frozenset[str]] = frozenset({"dense"})
+    settings: ClassVar[type[Settings]] = GhostSettings
 
     def __call__(self, c: Context) -> jax.Array:
         constant, axes = jax.lax.stop_gradient, tuple(range(1, c.y.ndim))
@@ -366,13 +526,19 @@ class GhostGradients(Term):
 
 
 @dataclasses.dataclass(frozen=True)
-class Decorrelation(Term):
+class DecorrelationSettings(Settings, section="coder"):
+    decorrelation_coefficient: float | None = weight("Weight of the mean squared cosine between decoder rows.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Decorrelation(Term[DecorrelationSettings]):
     """mean over i != j of (d_i . d_j)^2, d the decoder rows at length 1: the Gram matrix's off-diagonal.
 
     Through the smaller product: sum_ij (d_i . d_j)^2 = ||d^T d||_F^2. Groups are averaged.
     """
 
     name: ClassVar[str] = "decorrelation"
+    settings: ClassVar[type[Settings]] = DecorrelationSettings
 
     def __call__(self, c: Context) -> jax.Array:
         groups = c.topology.decoder_rows(c.params)
@@ -385,3 +551,19 @@ class Decorrelation(Term):
         # A row of zeros has no cosine with itself either.
         diagonal = jnp.square(jnp.square(d_FR).sum(1)).sum()
         return (jnp.square(small).sum() - diagonal) / max(1, n * (n - 1))
+
+
+# The loss adds them up in this order, after the reconstruction. Their settings are keys of `coder`.
+TERMS: list[type[Term[Any]]] = [
+    NormWeightedL1,
+    AnnealedLp,
+    Tanh,
+    L0,
+    TargetL0,
+    PreActivation,
+    GateReconstruction,
+    MultiTopK,
+    AuxK,
+    GhostGradients,
+    Decorrelation,
+]

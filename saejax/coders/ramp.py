@@ -38,3 +38,22 @@ class Ramp:
         if not self.over:
             return jnp.float32(self.end)
         return jnp.float32(self.start) + jnp.float32(self.end - self.start) * done
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """What a part of a coder is built for, besides its own settings.
+
+    Attributes:
+        d_in: width of a site that is read.
+        width: number of latents (of a group).
+        steps: of the training.
+        warmup: steps over which sparsity weights rise from 0.
+        kept: the most latents that are kept for a token; 0 where the sparsity keeps no number of them.
+    """
+
+    d_in: int
+    width: int
+    steps: int
+    warmup: int = 0
+    kept: int = 0

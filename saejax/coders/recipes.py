@@ -1,35 +1,10 @@
 """The names people use, as products of topology, sparsity and losses: the only place that knows a family's name.
 
-A recipe is a row of settings; `BASE` is what holds where a row is silent. The settings are keys of `CoderConfig`.
+A recipe is a row of settings, keys of `CoderConfig`. Where a row is silent, the key's own `base` holds.
 """
 
 import dataclasses
 from typing import Any
-
-BASE: dict[str, Any] = {
-    "topology": "autoencoder",
-    "sparsity": "topk",
-    "reconstruction": "fvu",
-    "threshold_init": 0.001,
-    "bandwidth": 0.01,
-    "l1_coefficient": 0.0,
-    "lp_coefficient": 0.0,
-    "tanh_coefficient": 0.0,
-    "l0_coefficient": 0.0,
-    "target_l0_coefficient": 0.0,
-    "pre_activation_coefficient": 0.0,
-    "gate_coefficient": 0.0,
-    "multi_topk_coefficient": 0.0,
-    "auxk_coefficient": 0.0,
-    "ghost_coefficient": 0.0,
-    "sparsity_warmup_fraction": 0.05,
-    "decorrelation_coefficient": 0.0,
-    "init": "transpose",
-    "decoder_norm": 1.0,
-    "encoder_scale": 1.0,
-    "unit_decoder_every": 0,
-    "normalize": "mean_norm",
-}
 
 
 @dataclasses.dataclass(frozen=True)

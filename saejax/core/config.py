@@ -54,11 +54,11 @@ def from_config_dict(cls: type[T], config: Mapping[str, Any], where: str = "conf
         ConfigError: a key that `cls` does not have (with the nearest that it has), a value of another type, or a number
             that is not finite: NaN is no setting, and config.json has no word for either.
     """
-    hints = typing.get_type_hints(cls)
+    hints, keys = typing.get_type_hints(cls), [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     values = {}
     for key in config:
-        if key not in hints:
-            raise ConfigError(f"Unknown key {where}.{key}.{nearest(key, hints)}")
+        if key not in keys:
+            raise ConfigError(f"Unknown key {where}.{key}.{nearest(key, keys)}")
         values[key] = _checked(hints[key], config[key], f"{where}.{key}")
     return cls(**values)
 

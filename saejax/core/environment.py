@@ -77,13 +77,17 @@ def _version(name: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Commit of the source tree saejax runs from, with `+` when it has uncommitted changes; None outside git."""
+    """Commit of the source tree saejax runs from, with `+` when it has uncommitted changes; None outside git.
+
+    None too for an installed saejax in an environment below somebody's repository: that commit is not ours.
+    """
     here = os.path.dirname(os.path.abspath(__file__))
     try:
+        ours = _git(here, "ls-files", "--error-unmatch", os.path.basename(__file__)).returncode == 0
         commit, status = (_git(here, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno")))
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return commit.stdout.strip() + ("+" if status.stdout.strip() else "") if commit.returncode == 0 else None
+    return commit.stdout.strip() + ("+" if status.stdout.strip() else "") if ours and commit.returncode == 0 else None
 
 
 def _git(folder: str, *words: str) -> "subprocess.CompletedProcess[str]":

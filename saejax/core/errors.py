@@ -1,6 +1,6 @@
 """Errors a user can act on: each names the thing, the value and the remedy.
 
-The launch scripts print the message alone (no traceback) and exit with `exit_code`.
+The commands print the message alone (no traceback) and exit with `exit_code`.
 """
 
 # sysexits' EX_TEMPFAIL: told to stop, nothing lost, run the same command again.

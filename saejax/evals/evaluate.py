@@ -1,6 +1,7 @@
 """One pass over held-out text: reconstruction, sparsity and what the language model loses."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from saejax.capture import finite, near
 from saejax.coders import Latents
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import DataError
 from saejax.core.progress import Progress
+from saejax.core.settings import Settings, setting
 from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram
 from saejax.evals.splice import splice_metrics, splice_sums
 from saejax.lm.forward import Model, compiled
@@ -20,20 +22,16 @@ from saejax.trained import TrainedCoder
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
-    """Evaluation on held-out text.
+class EvalConfig(Settings, section="eval"):
+    """Evaluation on held-out text."""
 
-    Attributes:
-        tokens: held-out activations to evaluate on: whole batches until there are so many, or the text runs out.
-        batch_rows: packed rows in a forward pass (each runs the language model three times).
-    """
-
-    tokens: int = 262_144
-    batch_rows: int = 16
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or self.batch_rows < 1:
-            raise ConfigError("eval.tokens and eval.batch_rows must be at least 1.")
+    tokens: int = setting(
+        262_144,
+        "Held-out activations to evaluate on: whole batches until there are so many, or the text runs out.",
+        low=1,
+        high=math.inf,
+    )
+    batch_rows: int = setting(16, "Packed rows in a forward pass (each runs the language model three times).", low=1)
 
 
 @dataclasses.dataclass(frozen=True)

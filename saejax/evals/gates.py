@@ -11,36 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from saejax.core.errors import ConfigError
+from saejax.core.settings import Settings, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class GateConfig:
-    """The bars.
+class GateConfig(Settings, section="gates"):
+    """The bars."""
 
-    Attributes:
-        loss_rise: largest rise of the mean loss from one fifth of training (after warm-up) to the next, relative.
-        relative_error: sum ||x - x_hat||^2 / sum ||x||^2 on held-out text stays below.
-        zero_fraction: share of latents that are zero stays above.
-        gram_rms: decoder Gram off-diagonal RMS stays below.
-        r2, r2_step: validation R2 at the first validation from this step on (or the last one) stays above.
-        runtime: relative deviation of the training time from the prediction after the first steps stays below.
-    """
-
-    loss_rise: float = 0.01
-    relative_error: float = 0.10
-    zero_fraction: float = 0.85
-    gram_rms: float = 0.3
-    r2: float = 0.7
-    r2_step: int = 1000
-    runtime: float = 0.2
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if not 0 <= getattr(self, field.name) < math.inf:
-                raise ConfigError(
-                    f"gates.{field.name} is {getattr(self, field.name)}; it must be finite, not negative."
-                )
+    loss_rise: float = setting(
+        0.01,
+        "Largest rise of the mean loss from one fifth of training (after warm-up) to the next, relative.",
+        low=0,
+    )
+    relative_error: float = setting(0.10, "sum ||x - x_hat||^2 / sum ||x||^2 on held-out text stays below.", low=0)
+    zero_fraction: float = setting(0.85, "The share of latents that are zero stays above.", low=0)
+    gram_rms: float = setting(0.3, "The decoder Gram matrix's off-diagonal RMS stays below.", low=0)
+    r2: float = setting(0.7, "Validation R2 at r2_step stays above.", low=0)
+    r2_step: int = setting(
+        1000, "R2 is that of the first validation from this step on, or the last one.", low=0, high=math.inf
+    )
+    runtime: float = setting(
+        0.2, "Relative deviation of the training time from the prediction after the first steps stays below.", low=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)

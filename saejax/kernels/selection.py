@@ -10,20 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.shards import WHOLE, Shards, shards_of, shards_of_batch
-
-
-def kth_largest_reference(values: jax.Array, k: jax.Array | int) -> jax.Array:
-    """The k-th largest of all entries, by sorting them. k is at least 1."""
-    return jnp.sort(values.ravel())[-jnp.asarray(k)]
-
-
-def kth_largest(values: jax.Array, k: jax.Array | int) -> jax.Array:
-    """The k-th largest of all entries of a non-negative float32 array of any shape; k >= 1 may be traced.
-
-    0 where k exceeds the number of entries.
-    """
-    return jax.lax.bitcast_convert_type(_kth_largest(_bits(values), jnp.int32(k), WHOLE), jnp.float32)
+from saejax.kernels.shards import Shards, shards_of, shards_of_batch
 
 
 def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:

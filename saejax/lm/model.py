@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
 from saejax.core.hub import check_hub, unreachable
+from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import Forward, compiled_forward
@@ -22,41 +23,40 @@ from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS, DecoderPoin
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.text import Tokenizer
 
-BACKENDS = ("auto", "jax", "torch")
 _REMEDY = "It is not cached. Check the name and the network, or give a local folder in lm.model."
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
-class LMConfig:
-    """Which language model.
+class LMConfig(Settings, section="lm"):
+    """Which language model."""
 
-    Attributes:
-        model: `demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.
-        revision: commit, tag or branch of a hub id; pin it.
-        dtype: float32 or bfloat16, of parameters and activations. float32 is float32 in every product, also where a
-            device has a faster one (TF32); bfloat16 is the fast way there.
-        second, second_revision: another model with the same tokenizer, to compare with (model diffing); its hook points
-            are named second.blocks.3.resid_post. Empty: none.
-        backend: `jax`, the decoder of saejax; `torch`, any model of transformers, and any module of it as a hook point
-            (encoder.layer.2.output.out; an extra: pip install 'saejax[torch]'); or `auto`: jax where its decoder knows
-            the architecture.
-        device: where torch runs the model, as in cpu, cuda or cuda:1. Empty: the GPU where PyTorch sees one.
-    """
-
-    model: str = "demo"
-    revision: str = ""
-    dtype: str = "float32"
-    second: str = ""
-    second_revision: str = ""
-    backend: str = "auto"
-    device: str = ""
-
-    def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ConfigError(f"lm.backend is {self.backend!r}; it must be one of {', '.join(BACKENDS)}.")
-        if self.dtype not in _DTYPES:
-            raise ConfigError(f"lm.dtype is {self.dtype!r}; it must be one of {', '.join(_DTYPES)}.")
+    model: str = setting("demo", "`demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.")
+    revision: str = setting("", "Commit, tag or branch of a hub id; pin it.")
+    dtype: str = setting(
+        "float32",
+        "Dtype of parameters and activations. float32 is float32 in every product, also where a device has a faster "
+        "one (TF32); bfloat16 is the fast way there.",
+        choices=_DTYPES,
+    )
+    second: str = setting(
+        "",
+        "Another model with the same tokenizer, to compare with (model diffing); its hook points are named "
+        "second.blocks.3.resid_post. Empty: none.",
+    )
+    second_revision: str = setting("", "Commit, tag or branch of the second model.")
+    backend: str = setting(
+        "auto",
+        "jax, the decoder of saejax; torch, any model of transformers, and any module of it as a hook point "
+        "(encoder.layer.2.output.out; an extra: pip install 'saejax[torch]'); or auto: jax where its decoder knows the "
+        "architecture.",
+        choices=("auto", "jax", "torch"),
+    )
+    device: str = setting(
+        "",
+        "Where torch runs the model, as in cpu, cuda or cuda:1. Empty: the GPU where PyTorch sees one.",
+        decides=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
+from saejax.core.settings import Settings, setting
 from saejax.kernels.batch import DATA, LATENT, MESH_AXES
 from saejax.kernels.shards import split
 
@@ -26,88 +26,6 @@ _RULES: dict[str | None, str | None] = {
     **dict.fromkeys(("d_in", "site", "d_model", "d_head", None)),
     **dict.fromkeys(("latent", "heads", "kv_heads", "d_mlp", "vocab"), LATENT),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class ParallelConfig:
-    """Which devices, and how many processes.
-
-    Attributes:
-        mesh: devices along ("data", "latent"); empty means all devices along "data".
-        processes: which of several processes this one is, in a capture by capture.parts or in a training: `2/8` for
-            number 2 (from 0) of 8; `slurm` for what SLURM_PROCID and SLURM_NTASKS say; `jax` for what jax.distributed
-            finds. Empty: alone.
-        fsdp: parameters, their moments and averages are spread over "data" too, so that no device holds what another
-            has; XLA gathers them where they are needed. The numbers stay the same.
-        coordinator: host:port of process 0, where the processes of a training meet; needed with `2/8`, found by
-            `slurm` and `jax`.
-        heartbeat: seconds without a word from one of a training's processes after which the others end.
-        mode: how training uses the devices: `jit`, one program over the mesh; `pmap`, a program that every device runs
-            on its own rows of a batch, with all of the parameters. The numbers are the same.
-    """
-
-    mesh: tuple[int, ...] = ()
-    processes: str = ""
-    fsdp: bool = False
-    coordinator: str = ""
-    heartbeat: int = 100
-    mode: str = "jit"
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"parallel.mode is {self.mode!r}.{nearest(self.mode, MODES)} It is jit or pmap.")
-        if self.mode == "pmap" and (self.fsdp or self.mesh[1:] not in ((), (1,))):
-            raise ConfigError(
-                "parallel.mode=pmap has all parameters on every device: leave parallel.fsdp, and give parallel.mesh as "
-                "8,1; or set parallel.mode=jit."
-            )
-        if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
-            raise ConfigError(f"parallel.mesh is {self.mesh}; it must be two positive numbers, as in 4,2.")
-        explicit = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.processes, re.ASCII)
-        if self.processes not in ("", "slurm", "jax") and not (explicit and int(explicit[1]) < int(explicit[2])):
-            raise ConfigError(
-                f"parallel.processes is {self.processes!r}; it must be rank/processes, ranks from 0, as 0/8 to 7/8, "
-                "or slurm, or jax, or empty for one process."
-            )
-        if self.coordinator and not re.fullmatch(r"\S+:\d{1,5}", self.coordinator, re.ASCII):
-            raise ConfigError(f"parallel.coordinator is {self.coordinator!r}; it must be host:port.")
-        if self.heartbeat < 1:
-            raise ConfigError(f"parallel.heartbeat is {self.heartbeat}; it must be at least 1 second.")
-
-
-def make_mesh(config: ParallelConfig, devices: Any = None) -> Mesh:
-    """The mesh that `config` asks for, over `devices` (default: all).
-
-    Raises:
-        ConfigError: it needs more devices than there are.
-    """
-    devices = jax.devices() if devices is None else devices
-    shape = config.mesh or (len(devices), 1)
-    if math.prod(shape) > len(devices):
-        wanted = ",".join(map(str, shape))
-        raise ConfigError(
-            f"parallel.mesh={wanted} needs {math.prod(shape)} devices; there are {len(devices)}: lower it."
-        )
-    chosen = np.array(devices[: math.prod(shape)]).reshape(shape)
-    if len({device.process_index for device in chosen.flat}) < len({device.process_index for device in devices}):
-        raise ConfigError(
-            f"parallel.mesh={','.join(map(str, shape))} has no device of some processes: set it to all {len(devices)}."
-        )
-    return Mesh(chosen, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
-
-
-def check_divides(mesh: Mesh, d_sae: int) -> None:
-    """Refuse a mesh over which the latents cannot be split evenly.
-
-    Raises:
-        ConfigError: d_sae is not a multiple of the devices along "latent".
-    """
-    n = mesh.shape[LATENT]
-    if d_sae % n:
-        raise ConfigError(
-            f"{d_sae} latents cannot be split over the {n} devices along latent of parallel.mesh; "
-            f"set coder.d_sae={-(-d_sae // n) * n}, or another mesh."
-        )
 
 
 def on_mesh(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
@@ -148,6 +66,92 @@ def on_each_device(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
 
 # How a step becomes a program for all devices.
 MODES: dict[str, Callable[[Callable[..., Any], Mesh], Callable[..., Any]]] = {"jit": on_mesh, "pmap": on_each_device}
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig(Settings, section="parallel"):
+    """Which devices, and how many processes."""
+
+    mesh: tuple[int, ...] = setting(
+        (), 'Devices along ("data", "latent"), as in 4,2; empty means all devices along "data".', low=1
+    )
+    processes: str = setting(
+        "",
+        "Which of several processes this one is, in a capture by capture.parts or in a training: 2/8 for number 2 "
+        "(from 0) of 8; slurm for what SLURM_PROCID and SLURM_NTASKS say; jax for what jax.distributed finds. Empty: "
+        "alone.",
+    )
+    fsdp: bool = setting(
+        False,
+        'Parameters, their moments and averages are spread over "data" too, so that no device holds what another has; '
+        "XLA gathers them where they are needed. The numbers stay the same.",
+    )
+    coordinator: str = setting(
+        "",
+        "host:port of process 0, where the processes of a training meet; needed with 2/8, found by slurm and jax.",
+    )
+    heartbeat: int = setting(
+        100, "Seconds without a word from one of a training's processes after which the others end.", low=1
+    )
+    mode: str = setting(
+        "jit",
+        "How training uses the devices: jit, one program over the mesh; pmap, a program that every device runs on its "
+        "own rows of a batch, with all of the parameters. The numbers are the same.",
+        choices=MODES,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode == "pmap" and (self.fsdp or self.mesh[1:] not in ((), (1,))):
+            raise ConfigError(
+                "parallel.mode=pmap has all parameters on every device: leave parallel.fsdp, and give parallel.mesh as "
+                "8,1; or set parallel.mode=jit."
+            )
+        if len(self.mesh) not in (0, 2):
+            raise ConfigError(f"parallel.mesh is {self.mesh}; it must be two positive numbers, as in 4,2.")
+        explicit = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.processes, re.ASCII)
+        if self.processes not in ("", "slurm", "jax") and not (explicit and int(explicit[1]) < int(explicit[2])):
+            raise ConfigError(
+                f"parallel.processes is {self.processes!r}; it must be rank/processes, ranks from 0, as 0/8 to 7/8, "
+                "or slurm, or jax, or empty for one process."
+            )
+        if self.coordinator and not re.fullmatch(r"\S+:\d{1,5}", self.coordinator, re.ASCII):
+            raise ConfigError(f"parallel.coordinator is {self.coordinator!r}; it must be host:port.")
+
+
+def make_mesh(config: ParallelConfig, devices: Any = None) -> Mesh:
+    """The mesh that `config` asks for, over `devices` (default: all).
+
+    Raises:
+        ConfigError: it needs more devices than there are.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = config.mesh or (len(devices), 1)
+    if math.prod(shape) > len(devices):
+        wanted = ",".join(map(str, shape))
+        raise ConfigError(
+            f"parallel.mesh={wanted} needs {math.prod(shape)} devices; there are {len(devices)}: lower it."
+        )
+    chosen = np.array(devices[: math.prod(shape)]).reshape(shape)
+    if len({device.process_index for device in chosen.flat}) < len({device.process_index for device in devices}):
+        raise ConfigError(
+            f"parallel.mesh={','.join(map(str, shape))} has no device of some processes: set it to all {len(devices)}."
+        )
+    return Mesh(chosen, MESH_AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def check_divides(mesh: Mesh, d_sae: int) -> None:
+    """Refuse a mesh over which the latents cannot be split evenly.
+
+    Raises:
+        ConfigError: d_sae is not a multiple of the devices along "latent".
+    """
+    n = mesh.shape[LATENT]
+    if d_sae % n:
+        raise ConfigError(
+            f"{d_sae} latents cannot be split over the {n} devices along latent of parallel.mesh; "
+            f"set coder.d_sae={-(-d_sae // n) * n}, or another mesh."
+        )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -176,8 +176,8 @@ def refuse_many(config: ParallelConfig, command: str) -> None:
     """
     if config.processes:
         raise ConfigError(
-            f"parallel.processes is {config.processes!r}, and {command} is the work of one process. Run launch.capture "
-            "or launch.train in each process with it, and when all are done "
+            f"parallel.processes is {config.processes!r}, and {command} is the work of one process. Run saejax capture "
+            "or saejax train in each process with it, and when all are done "
             f"{command} in one, without parallel.processes."
         )
 
@@ -188,7 +188,7 @@ def _slurm(config: ParallelConfig) -> Process:
         said = ", ".join(f"{name}={value!r}" for name, value in zip(_SLURM, found, strict=True))
         raise ConfigError(
             f"parallel.processes is 'slurm', but SLURM's variables do not say which task this is ({said}). Start it by "
-            "srun, as in srun --ntasks=8 python -m launch.capture ..., or set parallel.processes to rank/processes."
+            "srun, as in srun --ntasks=8 saejax capture ..., or set parallel.processes to rank/processes."
         )
     return Process(int(found[0]), int(found[1]))
 

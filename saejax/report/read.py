@@ -16,8 +16,8 @@ from typing import Any
 from saejax.core.errors import DataError
 from saejax.core.metrics import read_metrics
 
-TRAIN = "python -m launch.train --config=..."
-EVALUATE = "python -m launch.evaluate --config=..."
+TRAIN = "saejax train --config=..."
+EVALUATE = "saejax evaluate --config=..."
 
 
 @dataclass(frozen=True)

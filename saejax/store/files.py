@@ -20,17 +20,8 @@ from saejax.core.errors import ConfigError, DataError
 _PROCESS_CONTEXT = ts.Context({})
 
 JSON_LIMIT_BYTES = 1 << 30
+_CACHE_BYTES = 100_000_000  # of an open store: keeps the indexes of its shards
 _LOCK_SUFFIX = ".__lock"
-
-
-def make_context(cache_bytes: int = 100_000_000, copy_threads: int | None = None, io_threads: int | None = None) -> Any:
-    """A tensorstore context: `cache_bytes` keeps shard indexes, the limits bound threads (None: all)."""
-    spec: dict[str, Any] = {"cache_pool": {"total_bytes_limit": cache_bytes}}
-    if copy_threads is not None:
-        spec["data_copy_concurrency"] = {"limit": copy_threads}
-    if io_threads is not None:
-        spec["file_io_concurrency"] = {"limit": io_threads}
-    return ts.Context(spec, _PROCESS_CONTEXT)
 
 
 def canonical_json(value: dict[str, Any]) -> bytes:
@@ -73,11 +64,11 @@ class StoreFiles:
         local: the folder, or None for a URL.
     """
 
-    def __init__(self, path: str | os.PathLike[str], context: Any = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         text = os.fspath(path)
         if not text:
             raise ConfigError("The path of a store is empty; name a folder ('.' is the current one).")
-        self.context = make_context() if context is None else context
+        self.context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}}, _PROCESS_CONTEXT)
         self.local = None if "://" in text else Path(os.path.abspath(text))
         self.url = text.rstrip("/") if self.local is None else str(self.local)
         spec: Any = self.url + "/" if self.local is None else {"driver": "file", "path": f"{self.local}/"}

@@ -15,7 +15,7 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.store.commits import commit_key, part_states, shard_remedy
-from saejax.store.files import StoreFiles, make_context
+from saejax.store.files import StoreFiles
 from saejax.store.layout import BF16, METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array
 from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
 from saejax.store.order import shard_positions
@@ -141,9 +141,6 @@ class StoreReader:
         hook_points: Sequence[str] | None = None,
         *,
         expect: dict[str, Any] | None = None,
-        cache_bytes: int = 100_000_000,
-        copy_threads: int | None = None,
-        io_threads: int | None = None,
     ) -> Self:
         """Open a complete store.
 
@@ -151,14 +148,12 @@ class StoreReader:
             path: local folder or URL.
             hook_points: those wanted (None: all).
             expect: identity keys that must have these values (nested dicts are compared by leaf).
-            cache_bytes: tensorstore's cache, which keeps shard indexes.
-            copy_threads, io_threads: bounds on tensorstore's threads (None: its defaults).
 
         Raises:
             DataError: no store, incomplete, damaged metadata, a hook point that is not there, or an
                 identity that differs (each difference is listed).
         """
-        files = StoreFiles(path, make_context(cache_bytes, copy_threads, io_threads))
+        files = StoreFiles(path)
         manifest = complete_manifest(files)
         _check_identity(files, manifest.header, expect or {})
         there = manifest.header.hook_points
@@ -221,7 +216,9 @@ def any_manifest(files: StoreFiles) -> Manifest:
     """
     manifest = read_manifest(files)
     if manifest is None:
-        raise DataError(f"There is no store at {files.url} (no manifest.json). Run the command that makes it first.")
+        raise DataError(
+            f"There is no store at {files.url} (no manifest.json). Make it first: saejax capture with this --config."
+        )
     return manifest
 
 

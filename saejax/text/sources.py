@@ -56,19 +56,7 @@ def open_source(config: TextConfig, tokenizer: Tokenizer | None = None) -> Sourc
 
 def _open_stdlib(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path
-        for path in root.rglob("*.py")
-        # is_file: a distribution may leave a dangling link.
-        if not _STDLIB_LEFT_OUT & set(path.relative_to(root).parts) and path.is_file() and path.stat().st_size > 200
-    ]
-    # Hashed order: a capture that stops early has still seen the whole library evenly.
-    names = sorted((p.relative_to(root).as_posix() for p in files), key=hash_fraction)
-    if not names:
-        raise DataError(f"No .py file of the standard library below {root}; use text.source='files' instead.")
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(name.encode() + b"\0" + (root / name).read_bytes())
+    names, digest = _stdlib_below(root)
 
     def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
         for index in range(start, len(names)):
@@ -76,7 +64,26 @@ def _open_stdlib(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | N
             text = (root / name).read_text(encoding="utf-8", errors="replace")
             yield index, name, name.split("/")[0].removesuffix(".py"), text
 
-    return Source({"source": "stdlib", "sha256": digest.hexdigest()}, rows, whole.heldout_fraction)
+    return Source({"source": "stdlib", "sha256": digest}, rows, whole.heldout_fraction)
+
+
+@functools.cache  # it does not change while a process runs
+def _stdlib_below(root: Path) -> tuple[list[str], str]:
+    """(names of its files, relative to `root`, the sha256 of names and contents)."""
+    files: list[Path] = []
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in _STDLIB_LEFT_OUT]  # installed packages are many
+        files += (Path(folder, name) for name in names if name.endswith(".py") and name not in _STDLIB_LEFT_OUT)
+    # is_file: a distribution may leave a dangling link.
+    sized = (path for path in files if path.is_file() and path.stat().st_size > 200)
+    # Hashed order: a capture that stops early has still seen the whole library evenly.
+    chosen = sorted((path.relative_to(root).as_posix() for path in sized), key=hash_fraction)
+    if not chosen:
+        raise DataError(f"No .py file of the standard library below {root}; use text.source='files' instead.")
+    digest = hashlib.sha256()
+    for name in chosen:
+        digest.update(name.encode() + b"\0" + (root / name).read_bytes())
+    return chosen, digest.hexdigest()
 
 
 def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:

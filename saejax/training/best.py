@@ -6,12 +6,27 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from saejax.core.settings import Settings, setting
+
 # Which metrics can be best, and what a better value is.
 BETTER: dict[str, Callable[[float, float], bool]] = {
     "val/fve": operator.gt,
     "val/r2": operator.gt,
     "val/relative_error": operator.lt,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class BestSettings(Settings, section="train"):
+    """Which checkpoint is the best."""
+
+    keep_best: str = setting(
+        "",
+        "A validation that is the best so far by this metric is saved, and that checkpoint stays too "
+        '(`saejax.load(run, step="best")`); empty keeps none for being best.',
+        choices=BETTER,
+        decides=False,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from saejax.training.config import TrainConfig
+from saejax.core.settings import Settings, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlySettings(Settings, section="train"):
+    """When training stops before its end."""
+
+    early_stop_patience: int = setting(
+        0, "Stop when so many validations in a row did not raise val/fve; 0 never stops early.", low=0
+    )
+    early_stop_min_delta: float = setting(0.0, "A validation raises val/fve when it does so by more than this.", low=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +35,7 @@ class EarlyStopping:
     waited: int = 0
 
     @classmethod
-    def resumed(cls, config: TrainConfig, meta: Mapping[str, Any]) -> "EarlyStopping":
+    def resumed(cls, config: EarlySettings, meta: Mapping[str, Any]) -> "EarlyStopping":
         """From the settings, and what the last checkpoint says."""
         memory = dict(meta.get("early_stopping", {}))
         # Checkpoints of before may hold a NaN.

@@ -1,5 +1,7 @@
 """Learning rate schedules and optimizers, all Optax. A new one is a row of a table."""
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -9,55 +11,12 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from saejax.training.config import TrainConfig
+from saejax.core.errors import ConfigError
+from saejax.core.settings import setting
+from saejax.training.length import LengthSettings
 
 
-def make_schedule(config: TrainConfig) -> optax.Schedule:
-    """Step -> learning rate: linear warm-up from 0, then what `config.schedule` says."""
-    warmup = config.warmup_steps
-    after = _AFTER_WARMUP[config.schedule](config, max(1, config.steps - warmup))
-    return optax.join_schedules([optax.linear_schedule(0.0, config.lr, max(1, warmup)), after], [warmup])
-
-
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformationExtraArgs:
-    """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor.
-
-    `update` takes `value`, the loss, which only the plateau looks at.
-    """
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    chain = [clip, _OPTIMIZERS[config.optimizer](config, make_schedule(config))]
-    if config.schedule == "plateau":
-        chain.append(
-            contrib.reduce_on_plateau(
-                factor=config.plateau_factor,
-                patience=config.plateau_patience,
-                accumulation_size=config.plateau_window,
-            )
-        )
-    return optax.with_extra_args_support(optax.chain(*chain))
-
-
-def steps_taken(opt_state: optax.OptState, steps: Any) -> Any:
-    """How far the optimizer is on its schedule: what it did not take of `steps` did not move it.
-
-    `steps` themselves for schedule_free without a warm-up, which has no schedule.
-    """
-    counts = optax.tree.get_all_with_path(
-        opt_state, "count", filtering=lambda path, _: _in(path, "ScaleByScheduleState")
-    )
-    return counts[0][1] if counts else steps
-
-
-def learning_rate_factor(opt_state: optax.OptState) -> object:
-    """What the plateau has multiplied the schedule's learning rate by; 1 without one."""
-    return optax.tree.get(opt_state, "scale", 1.0, filtering=lambda path, _: _in(path, "ReduceLROnPlateauState"))
-
-
-def _in(path: tuple[object, ...], name: str) -> bool:
-    return any(getattr(entry, "tuple_name", "") == name for entry in path)
-
-
-def _restarts(config: TrainConfig, steps: int) -> optax.Schedule:
+def _restarts(config: "OptimSettings", steps: int) -> optax.Schedule:
     """Cosine cycles from lr to lr x final_lr_fraction, each `restart_multiplier` times as long as the one before.
 
     (Loshchilov and Hutter 2017, arXiv:1608.03983)
@@ -77,7 +36,7 @@ def _restarts(config: TrainConfig, steps: int) -> optax.Schedule:
     return schedule
 
 
-def _decay(config: TrainConfig, steps: int) -> optax.Schedule:
+def _decay(config: "OptimSettings", steps: int) -> optax.Schedule:
     """lr, then in a straight line to lr x final_lr_fraction over the last decay_fraction of all steps."""
     last = min(steps, max(1, round(config.decay_fraction * config.steps)))
     fall = optax.linear_schedule(config.lr, config.lr * config.final_lr_fraction, last)
@@ -98,7 +57,7 @@ def _matrices(params: dict[str, Any]) -> dict[str, contrib.MuonDimensionNumbers 
     }
 
 
-_AFTER_WARMUP: dict[str, Callable[[TrainConfig, int], optax.Schedule]] = {
+SCHEDULES: dict[str, Callable[["OptimSettings", int], optax.Schedule]] = {
     "cosine": lambda c, steps: optax.cosine_decay_schedule(c.lr, steps, alpha=c.final_lr_fraction),
     "constant": lambda c, steps: optax.constant_schedule(c.lr),
     "linear": lambda c, steps: optax.linear_schedule(c.lr, c.lr * c.final_lr_fraction, steps),
@@ -107,20 +66,159 @@ _AFTER_WARMUP: dict[str, Callable[[TrainConfig, int], optax.Schedule]] = {
     "decay": _decay,
 }
 
-_OPTIMIZERS: dict[str, Callable[[TrainConfig, optax.Schedule], optax.GradientTransformation]] = {
-    "adam": lambda c, lr: optax.adam(lr, b1=c.b1, b2=c.b2, eps=c.eps),
-    "adamw": lambda c, lr: optax.adamw(lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, mask=_weights),
-    "adafactor": lambda c, lr: optax.adafactor(lr, multiply_by_parameter_scale=False),
-    "muon": lambda c, lr: contrib.muon(
-        lr,
-        weight_decay=c.weight_decay,
-        adam_b1=c.b1,
-        adam_b2=c.b2,
-        eps=c.eps,
-        muon_weight_dimension_numbers=_matrices,
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """A row of `OPTIMIZERS`.
+
+    Attributes:
+        make: (settings, schedule) -> the transformation.
+        decays: it has a weight decay, of weight matrices alone.
+        moments_per_latent: resampling can forget a latent's moments.
+        averages: it replaces the schedule by an average of the weights, which evaluation reads; its state holds lr.
+    """
+
+    make: Callable[["OptimSettings", optax.Schedule], optax.GradientTransformation]
+    decays: bool = False
+    moments_per_latent: bool = True
+    averages: bool = False
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adam": Optimizer(lambda c, lr: optax.adam(lr, b1=c.b1, b2=c.b2, eps=c.eps)),
+    "adamw": Optimizer(
+        lambda c, lr: optax.adamw(lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, mask=_weights),
+        decays=True,
     ),
-    "lion": lambda c, lr: optax.lion(lr, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=_weights),
-    "schedule_free": lambda c, lr: contrib.schedule_free_adamw(
-        c.lr, warmup_steps=c.warmup_steps or None, b1=c.b1, b2=c.b2, eps=c.eps
+    "adafactor": Optimizer(
+        lambda c, lr: optax.adafactor(lr, multiply_by_parameter_scale=False), moments_per_latent=False
+    ),
+    "muon": Optimizer(
+        lambda c, lr: contrib.muon(
+            lr,
+            weight_decay=c.weight_decay,
+            adam_b1=c.b1,
+            adam_b2=c.b2,
+            eps=c.eps,
+            muon_weight_dimension_numbers=_matrices,
+        ),
+        decays=True,
+    ),
+    "lion": Optimizer(
+        lambda c, lr: optax.lion(lr, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=_weights), decays=True
+    ),
+    "schedule_free": Optimizer(
+        lambda c, lr: contrib.schedule_free_adamw(
+            c.lr, warmup_steps=c.warmup_steps or None, b1=c.b1, b2=c.b2, eps=c.eps
+        ),
+        moments_per_latent=False,
+        averages=True,
     ),
 }
+
+_own = functools.partial(setting, per_member=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimSettings(LengthSettings):
+    """The optimizer and its learning rate."""
+
+    optimizer: str = _own(
+        "adam",
+        "muon has orthogonalised updates for matrices and adam for the rest; schedule_free is an adamw that needs no "
+        "schedule: evaluation reads its averaged weights.",
+        choices=OPTIMIZERS,
+    )
+    lr: float = _own(3e-4, "Learning rate.", above=0)
+    b1: float = _own(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
+    b2: float = _own(0.999, "Decay of the second moment (not of adafactor; of muon that of its adam).", low=0, below=1)
+    eps: float = _own(1e-8, "Added to the divisor (not of adafactor and lion; of muon that of its adam).", above=0)
+    weight_decay: float = _own(
+        0.0, "Of adamw, lion and muon; of weight matrices alone, not of biases and thresholds.", low=0
+    )
+    schedule: str = _own(
+        "decay",
+        "After a linear warm-up: decay (constant, then linear to lr x final_lr_fraction over the last decay_fraction); "
+        "constant; cosine or linear, down to lr x final_lr_fraction; cosine_restarts (cycles of growing length); "
+        "plateau (down when the training loss stalls).",
+        choices=SCHEDULES,
+    )
+    warmup_fraction: float = _own(
+        0.05, "The share of the steps over which the learning rate rises from 0.", low=0, high=1
+    )
+    final_lr_fraction: float = _own(0.1, "Where schedules end, as a share of lr.", low=0, high=1)
+    decay_fraction: float = _own(0.2, "The share of the steps that `decay` takes.", low=0, high=1)
+    restart_period: float = _own(
+        0.25, "First cycle of cosine_restarts, as a share of the steps after the warm-up.", above=0, high=1
+    )
+    restart_multiplier: float = _own(2.0, "Each next cycle is so many times longer (T_mult).", low=1)
+    plateau_factor: float = _own(0.5, "The plateau multiplies the rate by this.", above=0, below=1)
+    plateau_patience: int = _own(5, "So many windows without a lower loss are a plateau.", low=1)
+    plateau_window: int = _own(50, "Steps of a window, over which the loss is averaged.", low=1)
+    clip_norm: float = _own(1.0, "Gradients are scaled down to this global norm; 0 leaves them.", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = OPTIMIZERS[self.optimizer]
+        if self.weight_decay and not kind.decays:
+            raise ConfigError(
+                f"train.weight_decay is set, but {self.optimizer} has none; "
+                f"use {', '.join(name for name, one in OPTIMIZERS.items() if one.decays)}, or set 0."
+            )
+        if kind.averages and self.schedule != "constant":
+            raise ConfigError(
+                f"train.optimizer={self.optimizer} replaces the schedule {self.schedule!r} by averaging; "
+                "set train.schedule=constant."
+            )
+        if kind.averages and not self.b1:
+            raise ConfigError(f"train.optimizer={self.optimizer} divides by train.b1, which is 0; set 0.9.")
+
+    @property
+    def warmup_steps(self) -> int:
+        return round(self.warmup_fraction * self.steps)
+
+
+def make_schedule(config: OptimSettings) -> optax.Schedule:
+    """Step -> learning rate: linear warm-up from 0, then what `config.schedule` says."""
+    warmup = config.warmup_steps
+    after = SCHEDULES[config.schedule](config, max(1, config.steps - warmup))
+    return optax.join_schedules([optax.linear_schedule(0.0, config.lr, max(1, warmup)), after], [warmup])
+
+
+def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraArgs:
+    """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor.
+
+    `update` takes `value`, the loss, which only the plateau looks at.
+    """
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    chain = [clip, OPTIMIZERS[config.optimizer].make(config, make_schedule(config))]
+    if config.schedule == "plateau":
+        chain.append(
+            contrib.reduce_on_plateau(
+                factor=config.plateau_factor,
+                patience=config.plateau_patience,
+                accumulation_size=config.plateau_window,
+            )
+        )
+    return optax.with_extra_args_support(optax.chain(*chain))
+
+
+def steps_taken(opt_state: optax.OptState, steps: Any) -> Any:
+    """How far the optimizer is on its schedule: what it did not take of `steps` did not move it.
+
+    `steps` themselves for schedule_free without a warm-up, which has no schedule.
+    """
+    found = states_of(opt_state, optax.ScaleByScheduleState)
+    return found[0].count if found else steps
+
+
+def learning_rate_factor(opt_state: optax.OptState) -> Any:
+    """What the plateau has multiplied the schedule's learning rate by; 1 without one."""
+    found = states_of(opt_state, contrib.ReduceLROnPlateauState)
+    return found[0].scale if found else 1.0
+
+
+def states_of(opt_state: optax.OptState, kind: Any) -> list[Any]:
+    """The states of one kind within an optimizer's, wherever they stand in it."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
+    return [leaf for leaf in leaves if isinstance(leaf, kind)]

@@ -13,9 +13,13 @@ from jax.sharding import Mesh
 from saejax.coders import Coder
 from saejax.core.rng import stream
 from saejax.parallel import tree_shardings
-from saejax.training.averaging import start_average
-from saejax.training.config import TrainConfig
-from saejax.training.guard import start_losses
+from saejax.training.averaging import AveragingSettings, start_average
+from saejax.training.guard import GuardSettings, start_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class StateSettings(GuardSettings, AveragingSettings):
+    """What a state remembers besides parameters and moments."""
 
 
 @flax.struct.dataclass
@@ -53,7 +57,7 @@ class TrainState:
 def make_init(
     coder: Coder,
     optimizer: optax.GradientTransformation,
-    config: TrainConfig,
+    config: StateSettings,
     prepare: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[Any], TrainState]:
     """seed -> TrainState, for the caller to compile or only shape; `prepare` moves fresh parameters to the data."""

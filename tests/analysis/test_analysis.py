@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from test_evals import SIDES, coder_of, numpy_coder, sites_of
+from tiny.by_hand import SIDES, coder_of, numpy_coder, sites_of
 from tokenizers import models, pre_tokenizers
 
 from saejax.analysis import ReportConfig, collect_features

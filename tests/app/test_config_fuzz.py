@@ -27,8 +27,9 @@ from tiny import train_alone
 
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, TOPOLOGIES, Coder, CoderConfig, build
-from saejax.core.errors import ConfigError, SaejaxError
+from saejax.core.errors import SaejaxError
 from saejax.core.metrics import JsonlWriter, read_metrics
+from saejax.core.settings import settings_of
 from saejax.evals import Reconstruction
 from saejax.evals.heldout import VALIDATED, make_sums
 from saejax.parallel import ParallelConfig, check_divides, make_mesh, on_mesh, own_rows
@@ -90,11 +91,7 @@ def bounds(section: str, key: str) -> tuple[Any, ...]:
         (hint,) = (arm for arm in typing.get_args(hint) if arm is not types.NoneType)
     values = SIZES.get(key, LADDER.get(hint, ()))
     if hint is str:
-        try:
-            kind(**{key: "?"})
-        except ConfigError as error:
-            (names,) = re.findall(r"There are: ([\w/, ]+)", str(error))
-            values = tuple(names.split(", "))
+        values = tuple(settings_of(kind)[key].choices or ())
     assert values, f"{section}.{key} is of a kind that is not fuzzed"
     return tuple(value for value in values if not refused(functools.partial(kind, **BASE[section] | {key: value})))
 
@@ -291,7 +288,7 @@ def test_every_key_has_values_at_its_bounds() -> None:
     assert taken == [0.0, 1e-300, 1e-6, 0.25, 1 - 1e-6]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 def test_a_random_configuration_trains_the_same_whatever_interrupts(number: int) -> None:
     """A part of the test below, always the same."""
     check(next(itertools.islice(deal(0, ("coder", "train"), 35), number, None)), seed=number)

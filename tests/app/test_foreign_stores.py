@@ -11,12 +11,13 @@ import pytest
 from tiny import planted_experiment, planted_store, replaced, tiny_experiment
 
 import saejax
-from saejax.app.experiment import Experiment
+from saejax.app.experiment import Experiment, from_json
 from saejax.app.stages import run_capture, run_evaluate, run_train
 from saejax.app.sweep.config import SweepConfig
 from saejax.app.sweep.run import run_sweep
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import read_json
 from saejax.store import ImportConfig, StoreLayout, StoreReader, import_files, merge
 
 HOOK = "blocks.1.resid_post"
@@ -201,6 +202,6 @@ def test_a_sweep_takes_a_store_without_its_model(tmp_path: Path) -> None:
     other = dataclasses.replace(e, store="other")
     with pytest.raises(DataError, match=r"made from something else:\n  train: .*planted/train .*other/train"):
         run_sweep(Workspace(other))
-    member = dataclasses.replace(saejax.load(e.run_dir / "seed1").config, store="other")
+    member = dataclasses.replace(from_json(read_json(e.run_dir / "seed1" / "config.json")), store="other")
     with pytest.raises(DataError, match=r"made from something else:\n  train: .*planted/train .*other/train"):
         run_train(Workspace(member))

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import CONFIG, random_params, write_tokenizer
 from tiny import ROOT
+from tiny.decoders import CONFIG, random_params, write_tokenizer
 
 from saejax.app import hook_list
 from saejax.app.experiment import default_config, experiment
@@ -261,7 +261,7 @@ def test_wrong_words_are_one_line_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(kind, match=message) as caught:
             print_model(words)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"lm\.backend is 'tf'; it must be one of auto, jax, torch"):
+    with pytest.raises(ConfigError, match=r"lm\.backend is 'tf'\. There are: auto, jax, torch"):
         print_model(["demo"], backend="tf")
     strange = folder_of(tmp_path / "strange", GEMMA2 | {"model_type": "strange"})
     with pytest.raises(DataError, match="does not know model_type 'strange'; it knows " + ", ".join(ARCHITECTURES)):
@@ -272,13 +272,17 @@ def test_wrong_words_are_one_line_with_what_to_do(tmp_path: Path) -> None:
     ("code", "arguments", "message"),
     [
         (1, ("llama-3-8b",), "error: The model 'meta-llama/Meta-Llama-3-8B' cannot be had from the hub"),
-        (2, ("demo", "--config=configs/quickstart.py"), "error: Give a model (demo) or --config, not both."),
-        (
-            2,
-            ("--config=configs/quickstart.py", "--backend=jax"),
-            "error: --backend goes with a model; with --config set",
+        *(
+            pytest.param(2, words, message, marks=pytest.mark.soak)
+            for words, message in (
+                (("demo", "--config=configs/quickstart.py"), "error: Give a model (demo) or --config, not both."),
+                (
+                    ("--config=configs/quickstart.py", "--backend=jax"),
+                    "error: --backend goes with a model; with --config set",
+                ),
+                (("--config.lm.modle=demo",), "error: Unknown key config.lm.modle. Did you mean 'model'?"),
+            )
         ),
-        (2, ("--config.lm.modle=demo",), "error: Unknown key config.lm.modle. Did you mean 'model'?"),
         (2, ("--bakend=jax",), "error: Unknown flag --bakend. Did you mean 'backend'?"),
     ],
 )

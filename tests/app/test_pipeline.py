@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +25,14 @@ from saejax.training import EXIT_PREEMPTED
 RUN, STORE = "runs/quickstart-tiny", "stores/quickstart-tiny"
 # Smaller still than the preset, and with a checkpoint often enough to be killed between two of them.
 OVERRIDES = (
-    "--config.capture.tokens=12000",
-    "--config.capture.heldout_tokens=1500",
+    "--config.capture.tokens=8000",
+    "--config.capture.heldout_tokens=1024",
     "--config.capture.shard_rows=2048",
     "--config.train.checkpoint_every=20",
-    "--config.eval.tokens=2000",
-    "--config.report.tokens=2000",
+    "--config.eval.tokens=800",
+    "--config.eval.batch_rows=4",
+    "--config.report.tokens=800",
+    "--config.report.batch_rows=4",
 )
 
 
@@ -148,12 +150,17 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "moments",
+    [("the first shard is committed", "a checkpoint is being written"), pytest.param(MOMENTS, marks=pytest.mark.soak)],
+    ids=["two", "all"],
+)
 def test_kill_9_at_any_stage_and_the_same_command_finishes_with_the_same_result(
-    undisturbed: tuple[Path, str], tmp_path: Path
+    undisturbed: tuple[Path, str], tmp_path: Path, moments: Iterable[str]
 ) -> None:
-    for moment, reached in MOMENTS.items():
+    for moment in moments:
         process = start(tmp_path)
-        while not reached(tmp_path):
+        while not MOMENTS[moment](tmp_path):
             assert process.poll() is None, f"it ended before: {moment}\n{process.communicate()[0]}"
             time.sleep(0.002)
         process.kill()
@@ -216,7 +223,7 @@ def test_a_signal_during_capture_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int, said: str
 ) -> None:
     process = start(tmp_path, "capture", "--config.capture.tokens=2000000")
-    while not (tmp_path / STORE / "train/commits/000001.json").is_file():
+    while not (tmp_path / STORE / "train/commits/000000.json").is_file():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.005)
     process.send_signal(number)

@@ -101,9 +101,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     with pytest.raises(DataError, match="No run at"):
         saejax.load(e.run_dir)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "saejax.app.fit.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0}
-        )
+        patch.setattr("saejax.app.fit.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0})
         assert run_train(Workspace(e)) == 0
     return e
 
@@ -232,7 +230,9 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("preset", CUT)
+@pytest.mark.parametrize(
+    "preset", [name if name in ("topk", "batchtopk") else pytest.param(name, marks=pytest.mark.soak) for name in CUT]
+)
 def test_a_run_cut_at_any_step_ends_the_same(preset: str, in_memory: Path) -> None:
     """Every step of 6 was saved in the background; continued from each, with moments, averages and resampling."""
     assert halves(in_memory, preset, 6) == (5, 5)
@@ -243,9 +243,8 @@ def test_every_sparsity_is_cut_in_two() -> None:
         assert {CoderConfig(preset=name).resolved().sparsity for name in presets} == set(SPARSITIES)
 
 
-@pytest.mark.parametrize(
-    ("part", "row"), [("kills", "kill -9"), pytest.param("signals", "SIGTERM", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("part", "row"), [("kills", "kill -9"), ("signals", "SIGTERM")])
 def test_one_kill_and_one_signal_leave_no_trace(part: str, row: str) -> None:
     """A short form of `make reliability`: its command ends with 1 when one of the faults is not survived."""
     words = (f"--{part}=1", "--steps=60", f"--only={part}")

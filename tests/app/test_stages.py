@@ -194,7 +194,7 @@ def test_a_store_of_another_text_or_context_is_refused(copy: Path) -> None:
 
 def test_a_store_that_chose_its_tokens_otherwise_is_refused(tmp_path: Path) -> None:
     """What the experiment leaves at its default is in no identity, so nothing of it was compared."""
-    e = tiny_experiment(tmp_path, capture={"last_tokens": 5, "tokens": 200, "heldout_tokens": 200})
+    e = tiny_experiment(tmp_path, capture={"last_tokens": 1000, "tokens": 200, "heldout_tokens": 200})
     run_capture(Workspace(e))
     plain = replaced(e, "capture", last_tokens=0)
     refuse(plain, run_train, DataError, "was captured with last_tokens, which this experiment leaves at its default")
@@ -262,7 +262,7 @@ def test_the_pipeline_refuses_before_it_captures_what_training_would_refuse(tmp_
 
 def test_stages_out_of_order_say_which_comes_first(tmp_path: Path) -> None:
     e = tiny_experiment(tmp_path)
-    with pytest.raises(DataError, match=r"no store at .*Run the command that makes it"):
+    with pytest.raises(DataError, match=r"no store at .*Make it first: saejax capture"):
         run_train(Workspace(e))
     with pytest.raises(DataError, match=r"Finish it|Train it first|no checkpoint"):
         run_evaluate(Workspace(e))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_evals import BOS, HOOK, ROW, SPECIAL, documents, source, tiny_lm
 from tiny import replaced, tiny_experiment
+from tiny.by_hand import BOS, HOOK, ROW, SPECIAL, documents, source, tiny_lm
 
 import saejax
 from saejax.app.stages import run_capture as run_stage
@@ -192,7 +192,7 @@ def test_what_decides_the_rows_decides_the_store(everything: Path, lm: LanguageM
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"last_tokens": -1}, r"capture.last_tokens is -1; it must be 0"),
+        ({"last_tokens": -1}, r"capture.last_tokens is -1; it must be 0 or more"),
         ({"drop_ids": (3, -2)}, r"capture.drop_ids holds -2"),
         ({"max_norm_ratio": 1.0}, r"capture.max_norm_ratio is 1.0; it must be 0 .* above 1"),
         ({"max_norm_ratio": float("nan")}, r"capture.max_norm_ratio is nan"),

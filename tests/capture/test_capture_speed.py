@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_evals import HOOK, ROW, documents, source, tiny_lm
 from tiny import replaced, tiny_experiment
+from tiny.by_hand import HOOK, ROW, documents, source, tiny_lm
 
 from saejax.app.stages import run_capture
 from saejax.app.workspace import Workspace

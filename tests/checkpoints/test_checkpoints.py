@@ -176,7 +176,7 @@ def test_meta_comes_back_as_json_does(tmp_path: Path) -> None:
         "none": None,
         "deep": {"a": [{}]},
     }
-    with Checkpoints(tmp_path, background=False) as checkpoints:
+    with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, small(1), meta)
         assert checkpoints.restore(1, small(1))[1] == meta
         with pytest.raises(DataError, match="meta dict is not JSON"):
@@ -209,18 +209,19 @@ def test_keeps_the_last_n_and_every_mth(tmp_path: Path) -> None:
 
 def test_what_was_just_saved_outlives_newer_damage(tmp_path: Path) -> None:
     """Step 9 is damaged, the run goes on from 3: saving 5 must not count 9 as the one to keep."""
-    checkpoints = Checkpoints(tmp_path, keep_last=1, background=False)
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
     for step in (3, 9, 5):
         if step == 5:
             (tmp_path / "000000009" / "params" / "_METADATA").unlink()
-        Checkpoints(tmp_path, keep_last=1 if step != 9 else 2, background=False).save(step, small(step), {})
+        with Checkpoints(tmp_path, keep_last=1 if step != 9 else 2) as one:
+            one.save(step, small(step), {})
     assert checkpoints.steps() == [5, 9]
     with pytest.warns(UserWarning, match="falling back to step 5"):
         assert (checkpoints.restore_latest(small(0)) or [None])[0] == 5
 
 
 def test_a_good_step_is_not_saved_again_and_a_damaged_one_is(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, background=False)
+    checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, small(1), {"turn": 1})
     checkpoints.save(1, small(2), {"turn": 2})
     assert checkpoints.restore(1, small(0))[1] == {"turn": 1}

@@ -20,10 +20,10 @@ import saejax
 from saejax.coders import RECIPES, SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Latents, build
 from saejax.coders.initialisation import INITS
 from saejax.coders.ramp import Ramp
-from saejax.coders.recipes import BASE
 from saejax.coders.sparsity import abs_topk
 from saejax.coders.sparsity.base import Sparsity
 from saejax.core.errors import ConfigError
+from saejax.core.settings import settings_of
 
 D, F, S = 6, 64, 3
 FAMILIES = frozenset(RECIPES) | frozenset(SPARSITIES) | frozenset(TOPOLOGIES)
@@ -48,10 +48,15 @@ def _names(coder: Coder) -> list[str]:
 def test_every_preset_resolves_and_builds(preset: str) -> None:
     recipe, resolved = RECIPES[preset], CoderConfig(preset).resolved()
     assert recipe.title and recipe.paper.startswith("https://")
-    keys = {field.name for field in dataclasses.fields(CoderConfig)}
-    assert recipe.settings.keys() <= BASE.keys() | {"prefixes"} <= keys
-    for key, value in (BASE | recipe.settings).items():
-        assert getattr(resolved, key) == value
+    known = settings_of(CoderConfig)
+    left_to_presets = {f.name for f in dataclasses.fields(CoderConfig) if f.default in (None, "", ())}
+    assert (
+        recipe.settings.keys()
+        <= left_to_presets
+        == {key for key in known if known[key].base is not None} | {"prefixes"}
+    )
+    for key in left_to_presets:
+        assert getattr(resolved, key) == recipe.settings.get(key, known[key].base if key != "prefixes" else ())
     assert None not in dataclasses.astuple(resolved)
     assert resolved.resolved() == resolved  # what a run writes down means the same whatever recipes become
     coder = _build(preset=preset)
@@ -111,7 +116,7 @@ def test_schedules_are_shares_of_the_training() -> None:
     assert (lp.p, lp.updates) == (Ramp(1.0, 0.5, 30, 10), 5)  # type: ignore[attr-defined]
     assert lp.coefficient == Ramp(0.0, RECIPES["p_anneal"].settings["lp_coefficient"], 4)
     # A sweep over sparsity weights moves penalties, and neither reconstruction nor the care for dead latents.
-    scaled = {t.name for p in RECIPES for t in _build(preset=p).terms if t.is_sparsity_weight}
+    scaled = {t.name for p in RECIPES for t in _build(preset=p).terms if t.is_sparsity_weight()}
     assert scaled == {"l1", "lp", "tanh", "l0_loss", "target_l0"}
 
 
@@ -207,15 +212,15 @@ def test_where_the_encoder_starts() -> None:
         # Numbers.
         ({"bandwidth": 0.0}, ["coder.bandwidth is 0", "positive"]),
         # What float32 has no number for, and what is no int32.
-        ({"bandwidth": 1e-50}, ["coder.bandwidth is 1e-50", "positive in float32"]),
-        ({"l1_coefficient": 1e50}, ["coder.l1_coefficient is 1e+50", "finite in float32"]),
+        ({"bandwidth": 1e-50}, ["coder.bandwidth is 1e-50", "positive and finite in float32"]),
+        ({"l1_coefficient": 1e50}, ["coder.l1_coefficient is 1e+50", "finite, not negative in float32"]),
         ({"threshold_decay": 1 - 1e-9}, ["coder.threshold_decay is 0.999999999", "below 1"]),
         ({"unit_decoder_every": 2**40}, ["coder.unit_decoder_every is 1099511627776", "at most 2147483647"]),
         ({"target_l0": 0.0}, ["coder.target_l0 is 0", "positive"]),
         ({"lp_end": 0.0}, ["coder.lp_end", "above 0"]),
         ({"threshold_decay": 1.0}, ["coder.threshold_decay", "below 1"]),
-        ({"k_anneal_fraction": 1.5}, ["coder.k_anneal_fraction", "at most 1"]),
-        ({"unit_decoder_every": -1}, ["coder.unit_decoder_every is -1", "negative"]),
+        ({"k_anneal_fraction": 1.5}, ["coder.k_anneal_fraction", "between 0 and 1"]),
+        ({"unit_decoder_every": -1}, ["coder.unit_decoder_every is -1", "0 or more"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_remedy(changes: Tree, named: list[str]) -> None:

@@ -555,8 +555,12 @@ COMMAND_LINES: list[tuple[list[str], int, list[str]]] = [
     ([SMALL, "stray"], 2, ["Unexpected argument 'stray'"]),
     (["--config=nowhere.py"], 2, ["No config file 'nowhere.py'"]),
     (["--config=nowhere.py", "--config.train.lr=1"], 2, ["No config file 'nowhere.py'"]),
-    ([], 2, ["No config file 'configs/quickstart.py'", "folder that holds configs/"]),
-    (["--config.train.lr=1"], 2, ["No config file 'configs/quickstart.py'"]),
+    (["--config=quikstart"], 2, ["No config file 'quikstart'", "mean 'quickstart'"]),
+    (["--config.train.batchsize=1"], 2, ["Unknown key config.train.batchsize", "mean 'batch_size'"]),
+    (["--config="], 2, ["No config file ''"]),
+    (["--config"], 2, ["--config has no value"]),
+    (["--config=model_diff:tiny"], 2, ["model_diff has no presets; leave :tiny away"]),
+    (["--config=empty.py"], 2, ["empty.py has no get_config()"]),
     (["--config.train.lr=1", SMALL], 2, ["before a value for --config"]),
     (["--help"], 1, ["python -m launch.train --config=configs/quickstart.py", "--config: Experiment file"]),
 ]
@@ -567,6 +571,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[
     """(the folder they ran in, (exit code, stdout, stderr) of every command line), a few at a time."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "small.py").write_text(textwrap.dedent(SMALL_CONFIG))
+    (folder / "empty.py").write_text("")
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     results: list[tuple[int, str, str]] = []
     for start in range(0, len(COMMAND_LINES), 4):
@@ -602,10 +607,10 @@ def test_a_wrong_command_line_is_explained_in_one_line(
 
 
 def test_wrong_command_lines_leave_nothing_on_disk(answers: tuple[Path, list[tuple[int, str, str]]]) -> None:
-    assert sorted(p.name for p in answers[0].rglob("*")) == ["small.py"]
+    assert sorted(p.name for p in answers[0].rglob("*")) == ["empty.py", "small.py"]
 
 
-def test_the_default_configuration_is_used_in_the_checkout() -> None:
+def test_the_default_configuration_is_the_quickstart() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "launch.train", "--config.train.learning_rate=1"],
         cwd=ROOT,

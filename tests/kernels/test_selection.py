@@ -1,21 +1,20 @@
-"""The k-th largest by counting, against sorting: ties, zeros, tiny and huge numbers, any shape, any sharding."""
+"""The k largest of all by counting, against sorting: ties, zeros, tiny and huge numbers, any shape, any sharding."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from saejax.kernels.selection import kth_largest, kth_largest_reference, largest_mask
+from saejax.kernels.selection import largest_mask
 from saejax.parallel import DATA, LATENT, ParallelConfig, make_mesh
 
-KTH, MASK = jax.jit(kth_largest), jax.jit(largest_mask)
+MASK = jax.jit(largest_mask)
 # Below the smallest normal number, at it, and next to the largest; a zero with a sign.
 EDGES = np.array([0, -0.0, 1e-45, 3e-45, 1e-40, 1.1754944e-38, 1e-3, 1, 1.0000001, 3e38, 3.4028235e38], np.float32)
 # A program each: flat, a batch of latents, with groups, one number.
@@ -42,18 +41,7 @@ def _wanted(values: np.ndarray, k: int) -> np.ndarray:
     return (mask & (flat > 0)).reshape(values.shape)
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 100, 511, 512])
-@pytest.mark.parametrize("which", _arrays())
-def test_it_equals_sorting(which: str, k: int) -> None:
-    values = _arrays()[which]
-    # XLA on a CPU takes numbers below the smallest normal one for 0 when it sorts; NumPy does not, nor do we.
-    want = np.abs(np.sort(values.ravel())[-k])
-    assert np.asarray(KTH(values, k)).tobytes() == want.tobytes()
-    if which != "edges":
-        assert float(kth_largest_reference(jnp.asarray(values), k)) == want
-
-
-@pytest.mark.parametrize("k", [1, 5, 100, 512, 600])
+@pytest.mark.parametrize("k", [1, 2, 7, 100, 511, 512, 600])
 @pytest.mark.parametrize("which", _arrays())
 def test_the_mask_holds_exactly_k_positive_and_first_ties_win(which: str, k: int) -> None:
     values = _arrays()[which]
@@ -72,12 +60,6 @@ def test_any_numbers_any_shape_any_k(data: Any) -> None:
     values = np.array(data.draw(st.lists(number, min_size=size, max_size=size)), np.float32).reshape(shape)
     k = data.draw(st.integers(1, size + 2))
     np.testing.assert_array_equal(np.asarray(MASK(values, k)), _wanted(values, k))
-    want = np.abs(np.sort(values.ravel())[-k]) if k <= size else np.float32(0)
-    assert np.asarray(KTH(values, k)).tobytes() == want.tobytes()
-
-
-def test_past_the_number_of_entries_the_kth_is_zero() -> None:
-    assert float(KTH(_arrays()["equal"], 513)) == 0
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (2, 4), (1, 8)])
@@ -87,4 +69,3 @@ def test_any_sharding_gives_the_same_bits(shape: tuple[int, int]) -> None:
         placed = jax.device_put(values, sharding)
         for k in (1, 37, 300):
             np.testing.assert_array_equal(MASK(placed, k), MASK(values, k), err_msg=name)
-            assert np.asarray(KTH(placed, k)).tobytes() == np.asarray(KTH(values, k)).tobytes()

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,6 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH), np.int32)
 SEGMENTS = np.array([[0] * LENGTH, [0] * 7 + [1] * 4 + [-1]], np.int32)
 POSITIONS = np.array([range(LENGTH), [*range(7), *range(4), 0]], np.int32)
 ROWS = (TOKENS, POSITIONS, SEGMENTS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def random_lm(config: DecoderConfig) -> LanguageModel:

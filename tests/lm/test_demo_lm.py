@@ -1,28 +1,18 @@
 """The embedded demo model: small, complete, and a language model (transformers' view: test_lm_torch.py)."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
+from benchmarks.demo_lm.make import DemoConfig, make_demo
+from benchmarks.demo_lm.ngram import ngram_losses
+from benchmarks.demo_lm.pretrain import evaluate
 from saejax.core.errors import DataError
 from saejax.lm import LanguageModel, checkpoint, load_lm
-from saejax.lm.demo import DemoConfig, make_demo
-from saejax.lm.ngram import ngram_losses
-from saejax.lm.pretrain import evaluate
 from saejax.text import PackedRows, Packer, TextConfig, open_source
 
 FOLDER = Path(checkpoint.__file__).parent / "demo"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import VOCAB, rows_of, saved
+from tiny.decoders import VOCAB, rows_of, saved
 
 from saejax.core.errors import DataError
 from saejax.lm import HOOK_NAMES, LanguageModel, load_lm
@@ -89,14 +89,6 @@ POINTS = [f"blocks.{i}.{name}" for i in range(LAYERS) for name in (*HOOK_NAMES, 
 ROWS = rows_of([[24], [9, 1, 11]], seed=3)
 ROWS = {name: value[:, :POSITIONS] for name, value in ROWS.items()}
 PIECES = ((0, 0, 24), (1, 0, 9), (1, 9, 10), (1, 10, 21))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def random_model(name: str) -> Any:

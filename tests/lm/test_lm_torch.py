@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_lm import CONFIG, POINTS, POSITIONS, VOCAB, random_params, rows_of, run_rows, saved, write_tokenizer
+from tiny.decoders import CONFIG, POINTS, POSITIONS, VOCAB, random_params, rows_of, run_rows, saved, write_tokenizer
 
 from saejax.lm import LanguageModel, checkpoint, load_lm
 
@@ -38,14 +38,6 @@ def random_torch_model(**changes: Any) -> Any:
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
     return model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

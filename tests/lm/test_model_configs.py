@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,7 @@ def test_what_is_captured_is_there_and_takes_what_the_docstring_says(name: str, 
     assert e.text.context_length <= model.context_length
     gigabytes = e.capture.tokens * len(captured) * d_model * 2 / 1e9
     doc = importlib.import_module("configs.models").__doc__ or ""
-    (line,) = [line.split() for line in doc.splitlines() if line.split()[:1] == [f"configs/models.py:{name}"]]
+    (line,) = [line.split() for line in doc.splitlines() if line.split()[:1] == [f"models:{name}"]]
     assert line[1:5] == [
         *e.capture.hook_points,
         f"{d_model:,}",
@@ -193,14 +192,6 @@ def test_a_config_with_a_damaged_key_is_described_or_refused_in_a_line(count: in
 
 
 # --- shrunk, from text to a store -----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Here compiling takes far longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def shrunk(name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_evals import (
+from tiny.by_hand import (
     HOOK,
     ROW,
     arrays,

@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_lm import POINTS as JAX_POINTS
-from test_lm import VOCAB, in_order, rows_of, run_rows, write_tokenizer
 from tiny import replaced, tiny_experiment
+from tiny.decoders import POINTS as JAX_POINTS
+from tiny.decoders import VOCAB, in_order, rows_of, run_rows, write_tokenizer
 
 from saejax.app.experiment import deciding
 from saejax.app.stages import run_capture, run_pipeline
@@ -394,7 +394,7 @@ def test_what_is_chosen_and_refused(folder_of: Callable[[str], Path], tmp_path: 
     gpt2 = str(folder_of("GPT2"))
     ours, theirs = (load_lm(gpt2, backend=backend).identity for backend in ("auto", "torch"))
     assert theirs == ours | {"backend": "torch"}
-    with pytest.raises(ConfigError, match=r"lm\.backend is 'tensorflow'; it must be one of auto, jax, torch"):
+    with pytest.raises(ConfigError, match=r"lm\.backend is 'tensorflow'\. There are: auto, jax, torch"):
         LMConfig(backend="tensorflow")
     with pytest.raises(ConfigError, match=r"lm\.device is 'gpu'"):
         load_lm(gpt2, backend="torch", device="gpu")
@@ -402,7 +402,7 @@ def test_what_is_chosen_and_refused(folder_of: Callable[[str], Path], tmp_path: 
         load_lm(gpt2).rows_that_fit(POINTS, S)
     assert load_lm(gpt2, backend="torch").rows_that_fit(POINTS, S) == 32
     CaptureConfig(batch_rows=0)
-    with pytest.raises(ConfigError, match=r"batch_rows is -1; it must be at least 1, or 0"):
+    with pytest.raises(ConfigError, match=r"batch_rows is -1; it must be 0 or more"):
         CaptureConfig(batch_rows=-1)
     strange = tmp_path / "strange"
     random_model("OPT").save_pretrained(strange)

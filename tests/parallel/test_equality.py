@@ -11,9 +11,9 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.collectives import collectives
 from benchmarks.equality import ALONE, LAYERS, LIMIT, B, D, F, K, Place, a_coder, difference, program, same_l0, trained
 from benchmarks.parallel import least
-from saejax.parallel.collectives import collectives
 from saejax.training.config import TrainConfig
 from saejax.training.state import init_state, make_init
 

@@ -63,19 +63,20 @@ from saejax.app.workspace import Workspace
 config = default_config()
 config.update_from_flattened_dict(json.loads(sys.argv.pop()))
 sys.argv.append("--config=configs/quickstart.py")
-cli.define_config()
-cli.run(lambda: run_train(Workspace(experiment(config))))
+command = cli.Command("", lambda line: run_train(Workspace(experiment(config))))
+cli.run(command, sys.argv)
 """
 
 
 def start(
     runs: Path, folder: Path, devices: int, environment: Mapping[str, str] = {}, **settings: object
 ) -> subprocess.Popen[str]:
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(ROOT)}
+    # Compiled as in this very process: the programs run for milliseconds.
+    flags = {"XLA_FLAGS": re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(flat(runs, folder, **settings))],
         cwd=ROOT,
-        env={**os.environ, **flags, **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **flags, **environment},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

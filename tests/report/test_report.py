@@ -220,7 +220,7 @@ def test_missing_pieces_are_left_out(run: Path) -> None:
     summary = summary_of(run)
     assert summary["gates"] is summary["density"] is summary["stages"] is summary["environment"] is None
     assert (summary["has_features"], summary["has_validation"], summary["curves"]) == (False, False, {})
-    assert summary["commands"]["evaluate"] == "python -m launch.evaluate --config=..."
+    assert summary["commands"]["evaluate"] == "saejax evaluate --config=..."
 
 
 def test_a_repeated_step_counts_once_and_a_torn_last_line_is_ignored(run: Path) -> None:

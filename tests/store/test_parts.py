@@ -438,7 +438,7 @@ def test_more_processes_than_parts_are_refused(tmp_path: Path, alone: tuple[Expe
 def test_the_other_stages_are_the_work_of_one_process(tmp_path: Path) -> None:
     work = Workspace(replaced(tiny_experiment(tmp_path), "parallel", processes="slurm"))
     for stage in (run_evaluate, run_report, run_pipeline, run_sweep):
-        with pytest.raises(ConfigError, match=r"'slurm', and launch\.\w+ is the work of one process\. Run launch\.cap"):
+        with pytest.raises(ConfigError, match=r"'slurm', and \S+ ?\w* is the work of one process\. Run saejax capture"):
             stage(work)
     assert not any(tmp_path.iterdir())
     refuse_many(ParallelConfig(), "launch.report")

@@ -191,7 +191,13 @@ def _result(preset: str, steps: int = 400, **changes: Any) -> tuple[float, float
     return before, *_found(coder, p, truths(p), latents, codes)
 
 
-@pytest.mark.parametrize("preset", TABLE)
+# Each sparsity and each topology once; the others in the soak.
+QUICK = ("standard", "gated", "topk", "abs_topk", "batchtopk", "jumprelu", "skip_transcoder", "crosscoder", "clt")
+
+
+@pytest.mark.parametrize(
+    "preset", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in TABLE]
+)
 def test_a_planted_dictionary_is_found(preset: str) -> None:
     """Decoder rows are the directions written, and the latents fire as the features do: the encoder reads them."""
     before, after, correlation = _result(preset, **TABLE[preset])

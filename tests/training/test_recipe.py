@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_train import CODERS, CONFIG, assert_same, final, run
-from tiny import D_IN, planted_store
+from tiny import D_IN
+from tiny.trainings import CODERS, CONFIG, assert_same, final, run
 
 from saejax.coders import RECIPES, TOPOLOGIES, Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
@@ -21,19 +21,12 @@ from saejax.core.metrics import read_metrics
 from saejax.store import Batches, StoreReader
 from saejax.training import TrainConfig
 from saejax.training.center import geometric_median
-from saejax.training.config import OPTIMIZERS
+from saejax.training.optim import OPTIMIZERS
 from saejax.training.state import make_init
 from saejax.training.step import default_hyper, make_step
 
 SITES = Sites(("h",), ("h",), (0.7,), (0.7,))
 SHORT = dataclasses.replace(CONFIG, tokens=16 * 128, checkpoint_every=50, validate_every=4)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipe") / "store"
-    planted_store(path)
-    return path
 
 
 # --- optimizers --------------------------------------------------------------------------------------------
@@ -100,7 +93,7 @@ def test_accumulation_equals_the_whole_batch(preset: str) -> None:
 
 
 # Those that follow a number of their own; the others in the soak.
-FOLLOWING = ("p_anneal", "batchtopk", "clt")
+FOLLOWING = ("p_anneal", "batchtopk")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_train import CODERS as PRESETS
-from test_train import CONFIG, assert_same, final, run
-from tiny import D_IN, planted_store
+from tiny import D_IN
+from tiny.trainings import CODERS as PRESETS
+from tiny.trainings import CONFIG, assert_same, final, run
 
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.coders.config import LONG_AGO
@@ -268,13 +268,6 @@ def test_the_draw_depends_on_seed_and_step_alone() -> None:
 
 
 # --- in training -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("resample") / "store"
-    planted_store(path)
-    return path
 
 
 def _trained(store: Path, resample_every: int) -> TrainState:

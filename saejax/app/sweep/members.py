@@ -9,24 +9,17 @@ from typing import Any
 
 from saejax.app.experiment import Experiment, from_json
 from saejax.app.sweep.config import SweepConfig
-from saejax.coders import SPARSITIES
+from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.config import differences, to_json
 from saejax.core.errors import ConfigError
+from saejax.core.settings import settings_of, shared
+from saejax.training.optim import OPTIMIZERS
 
 # Next to the members' folders in the sweep's own.
 GROUPS = "groups"
 
-# What `sparsity_scales` multiplies: the coefficients of the losses that say so (Term.is_sparsity_weight).
-SPARSITY_WEIGHTS = ("l1_coefficient", "lp_coefficient", "tanh_coefficient", "l0_coefficient", "target_l0_coefficient")
-
-# What members may differ in, besides the whole section `coder`. All else decides what everybody is given at a step.
-_OWN = ("coder", "reads", "writes", "hook_point", "coder_seed")
-_OWN_TRAIN = frozenset({
-    *("optimizer", "lr", "b1", "b2", "eps", "weight_decay", "clip_norm", "ema_decay", "accumulate"),
-    *("schedule", "warmup_fraction", "final_lr_fraction", "decay_fraction", "restart_period", "restart_multiplier"),
-    *("plateau_factor", "plateau_patience", "plateau_window", "resample_every", "resample_until_fraction"),
-})  # fmt: skip
-_LR_IN_PROGRAM = ("schedule_free",)
+# What `sparsity_scales` multiplies.
+SPARSITY_WEIGHTS = tuple(key for key, known in settings_of(CoderConfig).items() if known.sparsity_weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +105,7 @@ def groups(members: Sequence[Member]) -> tuple[Group, ...]:
 
 def _common(e: Experiment) -> Experiment:
     """`e` without what a program is told from outside."""
-    lr = e.train.lr if e.train.optimizer in _LR_IN_PROGRAM else 1.0
+    lr = e.train.lr if OPTIMIZERS[e.train.optimizer].averages else 1.0
     return dataclasses.replace(e, name="member", coder_seed=None, train=dataclasses.replace(e.train, lr=lr))
 
 
@@ -174,17 +167,12 @@ def _scaled(e: Experiment, scale: float, name: str) -> Experiment:
 
 def _check_shared(e: Experiment, member: Experiment, name: str) -> None:
     """Raise if the member differs from the sweep in what all its members must share."""
-    changed = differences(_shared(e), _shared(member))
+    changed = differences(shared(Experiment, to_json(e)), shared(Experiment, to_json(member)))
     if changed:
         raise ConfigError(
             f"The member {name!r} changes {'; '.join(changed)}. All members of a sweep are given the same batches "
             "at the same steps; set it for the whole sweep, or make it a sweep of its own."
         )
-
-
-def _shared(e: Experiment) -> dict[str, Any]:
-    kept = {key: value for key, value in to_json(e).items() if key not in _OWN}
-    return kept | {"train": {key: value for key, value in kept["train"].items() if key not in _OWN_TRAIN}}
 
 
 # --- the axes ------------------------------------------------------------------------------------------------

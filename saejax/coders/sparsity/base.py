@@ -1,37 +1,48 @@
 """What every sparsity is: from pre-activations to latents."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax
 
 from saejax.coders.latents import Latents
+from saejax.coders.ramp import At
+from saejax.core.settings import Settings
 
 Params = dict[str, Any]
 Keep = Callable[[jax.Array], jax.Array]
+S = TypeVar("S", bound=Settings)
 
 
-class Sparsity:
+class Sparsity(Generic[S]):
     """(pre [..., F], keep, params, step) -> Latents; the leading axes are tokens (and groups).
 
     `keep(indices [..., K]) -> pre at the indices [..., K]` gives a sparse activation its values with a gradient
     that never builds [..., F]; a dense activation ignores it and differentiates through `pre`.
 
-    A sparsity is one file: a frozen dataclass with this contract, and a line in `SPARSITIES`.
+    A sparsity is one file: a frozen dataclass with this contract and the dataclass of its settings, S; and a line in
+    `SPARSITIES`, which makes its settings keys of `coder`.
 
     Attributes:
+        settings: S, for those who have the class alone.
         sparse: latents are (values, indices).
         provides: what loss terms may ask for: `threshold` (a learned one, with its soft count), `gate`, `k`,
             `dense` (pre-activations with a gradient).
     """
 
+    settings: ClassVar[type[Settings]] = Settings
     sparse: ClassVar[bool] = False
     provides: ClassVar[frozenset[str]] = frozenset({"dense"})
 
     @classmethod
-    def build(cls, settings: Any, steps: int) -> Self:
-        """From a resolved `CoderConfig`, for a training of `steps` steps."""
+    def build(cls, settings: S, at: At) -> Self:
+        """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
         return cls()
+
+    @property
+    def kept(self) -> int:
+        """The most latents that are kept for a token; 0 where no number of them is."""
+        return 0
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         raise NotImplementedError

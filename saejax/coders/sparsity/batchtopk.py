@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
-from saejax.coders.ramp import Ramp
+from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
 from saejax.coders.sparsity.jumprelu import JumpRelu
+from saejax.coders.sparsity.topk import KSettings
+from saejax.core.settings import Settings, setting
 from saejax.kernels.batch import least_of_batch, n_tokens
 from saejax.kernels.selection import largest_mask
 
@@ -17,7 +19,16 @@ UNSET = -1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchTopK(Sparsity):
+class BatchTopKSettings(KSettings):
+    """k, and how the threshold follows."""
+
+    threshold_decay: float = setting(
+        0.99, "Decay of the moving average that is batchtopk's threshold after training.", low=0, below=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTopK(Sparsity[BatchTopKSettings]):
     """Keeps the k B G largest pre-activations of a batch (B tokens, G groups), exactly; positive ones only.
 
     A threshold follows the smallest kept value, theta <- decay theta + (1 - decay) min, starting at the first
@@ -27,11 +38,16 @@ class BatchTopK(Sparsity):
 
     k: Ramp
     decay: float
+    settings: ClassVar[type[Settings]] = BatchTopKSettings
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "k"})
 
     @classmethod
-    def build(cls, settings: Any, steps: int) -> Self:
-        return cls(settings.k_ramp(steps), settings.threshold_decay)
+    def build(cls, settings: BatchTopKSettings, at: At) -> Self:
+        return cls(settings.ramp(at), settings.threshold_decay)
+
+    @property
+    def kept(self) -> int:
+        return round(self.k.largest)
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         positive = jax.nn.relu(pre)

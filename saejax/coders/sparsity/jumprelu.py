@@ -8,17 +8,30 @@ Straight-through estimators, rect(u) = 1 for |u| < 1/2:
 """
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
+from saejax.coders.ramp import At
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.core.settings import Settings, given, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class JumpRelu(Sparsity):
+class JumpReluSettings(Settings, section="coder"):
+    """The thresholds' start and gradients."""
+
+    threshold_init: float | None = setting(None, "Where jumprelu's thresholds start.", low=0, base=0.001)
+    bandwidth: float | None = setting(
+        None, "Width of the window around a threshold in which it has a gradient.", above=0, base=0.01
+    )
+    l0_through_input: bool = setting(False, "The gradient of jumprelu's L0 also reaches the pre-activations.")
+
+
+@dataclasses.dataclass(frozen=True)
+class JumpRelu(Sparsity[JumpReluSettings]):
     """Attributes:
     threshold: where theta starts; a negative parameter acts as 0 and can come back.
     bandwidth: eps, the width of the window in which the threshold has a gradient, in units of pre.
@@ -28,11 +41,12 @@ class JumpRelu(Sparsity):
     threshold: float = 0.0
     bandwidth: float = 1.0
     through_input: bool = False
+    settings: ClassVar[type[Settings]] = JumpReluSettings
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "threshold"})
 
     @classmethod
-    def build(cls, settings: Any, steps: int) -> Self:
-        return cls(settings.threshold_init, settings.bandwidth, settings.l0_through_input)
+    def build(cls, settings: JumpReluSettings, at: At) -> Self:
+        return cls(given(settings.threshold_init), given(settings.bandwidth), settings.l0_through_input)
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         theta, move = self._theta(pre, params)

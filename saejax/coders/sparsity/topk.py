@@ -7,25 +7,61 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
-from saejax.coders.ramp import Ramp
+from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.core.errors import ConfigError
+from saejax.core.settings import Settings, setting
 from saejax.kernels.selection import largest_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Sparsity):
+class KSettings(Settings, section="coder"):
+    """Of sparsities that keep a number of latents."""
+
+    k: int = setting(32, "Latents kept for a token; for a clt, for a token and layer.", low=1)
+    k_start: int = setting(0, "k falls from this number at the start of training; 0 keeps k constant.", low=0)
+    k_anneal_fraction: float = setting(0.1, "The share of training over which k falls from k_start.", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.k_start < self.k:
+            raise ConfigError(f"coder.k_start is {self.k_start}, below coder.k = {self.k}; k falls from k_start to k.")
+
+    def ramp(self, at: At) -> Ramp:
+        """k over the training.
+
+        Raises:
+            ConfigError: more than there are latents.
+        """
+        name = "k_start" if self.k_start > self.k else "k"
+        if (largest := getattr(self, name)) > at.width:
+            raise ConfigError(
+                f"coder.{name} is {largest} but there are only {at.width} latents; lower it or raise d_sae."
+            )
+        if not self.k_start:
+            return Ramp.constant(self.k)
+        return Ramp(self.k_start, self.k, max(1, round(self.k_anneal_fraction * at.steps)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(Sparsity[KSettings]):
     """Keeps the k largest pre-activations of each token (and group); ties go to the lower index.
 
     While k falls during training, `Ramp.largest` candidates are found and the first k(step) of them used.
     """
 
     k: Ramp
+    settings: ClassVar[type[Settings]] = KSettings
     sparse: ClassVar[bool] = True
     provides: ClassVar[frozenset[str]] = frozenset({"k"})
 
     @classmethod
-    def build(cls, settings: Any, steps: int) -> Self:
-        return cls(settings.k_ramp(steps))
+    def build(cls, settings: KSettings, at: At) -> Self:
+        return cls(settings.ramp(at))
+
+    @property
+    def kept(self) -> int:
+        return round(self.k.largest)
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         indices = self.candidates(pre)
@@ -33,7 +69,7 @@ class TopK(Sparsity):
 
     def candidates(self, score: jax.Array) -> jax.Array:
         """Indices of the largest scores, falling; [..., K]."""
-        return largest_of_rows(jax.lax.stop_gradient(score), min(round(self.k.largest), score.shape[-1]))
+        return largest_of_rows(jax.lax.stop_gradient(score), min(self.kept, score.shape[-1]))
 
     def first(self, values: jax.Array, step: jax.Array | int) -> jax.Array:
         """The values of the first k(step) candidates, 0 for the rest; all of them where k is constant."""

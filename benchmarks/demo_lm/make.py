@@ -13,11 +13,11 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from benchmarks.demo_lm.ngram import ngram_losses
+from benchmarks.demo_lm.pretrain import PretrainConfig, evaluate, pretrain
 from saejax.core.files import writing
 from saejax.lm import checkpoint, decoder
 from saejax.lm.families import ARCHITECTURES
-from saejax.lm.ngram import ngram_losses
-from saejax.lm.pretrain import PretrainConfig, evaluate, pretrain
 from saejax.text import Packer, Source, TextConfig, Tokenizer, open_source
 
 END_OF_TEXT = "<|endoftext|>"

@@ -13,7 +13,7 @@ from saejax.store import StoreLayout, StoreWriter
 from saejax.store.layout import BF16
 from saejax.training import Outcome, Setup, TrainConfig, program_of_one, put_on, train
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 D_IN = 16
 
 

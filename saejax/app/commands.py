@@ -1,0 +1,350 @@
+"""The commands of `saejax`: what each is called, says of itself, takes and does. `main` runs the one that is named.
+
+`saejax x`, `python -m saejax x` and, from a checkout, `python -m launch.x` are the same. Nothing heavy is imported
+before a command runs.
+"""
+
+import dataclasses
+import importlib.metadata
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from saejax.app import cli, experiments
+from saejax.app.cli import Command, Line
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError
+
+
+def _workspace(line: Line) -> Any:
+    from saejax.app.experiment import experiment
+    from saejax.app.workspace import Workspace
+
+    return Workspace(experiment(line.config))
+
+
+def _pipeline(line: Line) -> int:
+    from saejax.app.stages import run_pipeline
+
+    return run_pipeline(_workspace(line))
+
+
+def _capture(line: Line) -> None:
+    from saejax.app.stages import run_capture
+
+    run_capture(_workspace(line))
+
+
+def _train(line: Line) -> int:
+    from saejax.app.stages import run_train
+
+    return run_train(_workspace(line))
+
+
+def _evaluate(line: Line) -> int:
+    from saejax.app.stages import run_evaluate
+
+    return run_evaluate(_workspace(line), redo=line.flags["redo"])
+
+
+def _report(line: Line) -> None:
+    from saejax.app.stages import run_report
+
+    run_report(_workspace(line), redo=line.flags["redo"])
+
+
+def _sweep(line: Line) -> int:
+    from saejax.app.sweep.run import run_sweep
+
+    return run_sweep(_workspace(line))
+
+
+def _store(line: Line) -> int:
+    from saejax.app.store_tools import run_command
+
+    return run_command(line.words, {name: line.flags[name] for name in line.given})
+
+
+def _hooks(line: Line) -> int:
+    from saejax.app.experiment import experiment
+    from saejax.app.hook_list import print_experiment, print_model
+
+    if line.config is None:
+        words, revision = _named(line.words, line.flags["revision"])
+        return print_model(words, revision, line.flags["backend"], line.flags["all"])
+    for flag in ("revision", "backend"):
+        if flag in line.given:
+            raise ConfigError(f"--{flag} goes with a model; with --config set --config.lm.{flag}.")
+    if line.words:
+        raise ConfigError(f"Give a model ({line.words[0]}) or --config, not both.")
+    return print_experiment(experiment(line.config), line.flags["all"])
+
+
+def _named(words: Sequence[str], revision: str) -> tuple[list[str], str]:
+    """(words, revision) with the hub id and commit for a preset of the experiment `models`."""
+    models = experiments.module("models").MODELS
+    if len(words) != 1 or words[0] not in models or Path(words[0]).is_dir():
+        return list(words), revision
+    return [models[words[0]].model], revision or models[words[0]].revision
+
+
+def _experiments(line: Line) -> None:
+    if line.words:
+        raise ConfigError(f"Unexpected argument {line.words[0]!r}; `saejax experiments` lists all.")
+    print(experiments.listing())
+    print("\nsaejax pipeline --config=quickstart:tiny runs one (sweep_*: saejax sweep);")
+    print("saejax new mine --from=quickstart writes one to edit.")
+
+
+def _new(line: Line) -> None:
+    from saejax.app.new_experiment import next_command, write_new
+
+    if len(line.words) != 1:
+        raise ConfigError(f"Give one name, got {len(line.words)}, as in: saejax new mine --from=quickstart")
+    path = write_new(line.words[0], line.flags["from"], line.flags["force"])
+    print(f"wrote {path}; next: {next_command(path)}")
+
+
+def _redo(what: str) -> Any:
+    return partial(flags.DEFINE_boolean, "redo", False, what)
+
+
+_PIPELINE = """\
+Each stage continues where it was; what is done is not done again. Exits with 1 when a gate fails, with 75 when a
+signal stopped the training (all saved; run it again).
+"""
+
+COMMANDS: dict[str, Command] = {
+    "quickstart": Command(
+        f"""\
+Pipeline with the experiment quickstart: from text to an evaluated SAE of the demo model, in minutes.
+
+    saejax quickstart                              a few minutes on 2 CPU cores
+    saejax quickstart:tiny                         a smoke test of seconds
+    saejax quickstart --config.coder.k=32 --config.name=mine
+
+{_PIPELINE}""",
+        _pipeline,
+    ),
+    "pipeline": Command(
+        f"""\
+The whole experiment: capture, train, evaluate, report; then one table of what came out.
+
+    saejax pipeline --config=quickstart[:preset] [--config.train.lr=3e-4]
+    saejax pipeline --config=mine.py
+
+{_PIPELINE}""",
+        _pipeline,
+    ),
+    "capture": Command(
+        """\
+Run text through the language model and store the activations of the experiment's hook points.
+
+    saejax capture --config=quickstart [--config.capture.tokens=2000000]
+
+Writes stores/<store>/train and stores/<store>/heldout. Stopped at any moment, the same command continues.
+Several processes share one with --config.capture.parts=8 and, in each, --config.parallel.processes=0/4 (slurm, jax).
+""",
+        _capture,
+    ),
+    "train": Command(
+        """\
+Train the experiment's sparse coder on its stored activations.
+
+    saejax train --config=quickstart [--config.train.lr=3e-4]
+
+Writes runs/<name>. Continues from the last good checkpoint. SIGTERM, SIGUSR1 (SLURM's
+--signal=USR1@60) and Ctrl-C finish the step, save and exit with code 75; the same command then continues.
+""",
+        _train,
+    ),
+    "evaluate": Command(
+        """\
+Evaluate a finished run on held-out text and check its gates.
+
+    saejax evaluate --config=quickstart [--redo]
+
+Writes runs/<name>/eval.json. Exits with 1 when a gate fails.
+""",
+        _evaluate,
+        flags=(_redo("Evaluate again although eval.json is there."),),
+    ),
+    "report": Command(
+        """\
+Write a run's report: curves, gates, densities and a browser of its features, in one HTML file.
+
+    saejax report --config=quickstart [--redo]
+
+Writes runs/<name>/report.html, which opens without a network.
+""",
+        _report,
+        flags=(_redo("Make the report again although it is there."),),
+    ),
+    "sweep": Command(
+        """\
+Train many coders together, on one reading of the store, and compare them.
+
+    saejax sweep --config=sweep_quickstart [--config.sweep.seeds=0,1,2]
+
+Captures what is missing, then writes runs/<name>/<member> for each coder, and sweep.md, sweep.png, sweep.html. What
+differs only in seed, learning rate and sparsity weight is one program; programs are spread over all devices.
+Continues where it was: SIGTERM and Ctrl-C finish the step, save and exit with code 75. Exits with 1 when no member
+stayed finite.
+""",
+        _sweep,
+    ),
+    "store": Command(
+        """\
+Look at activation stores, check them, join them, and make them of activations that others computed.
+
+    saejax store info STORE...              rows, hook points, model, text, statistics, or how far it is
+    saejax store verify STORE...            every checksum; exits with 1 and names all that is damaged
+    saejax store merge OUT STORE STORE...   several stores of one model into one   [--seed]
+    saejax store sample STORE...            random rows with their tokens
+                                            [--rows --seed --hook_point --tokenizer]
+    saejax store import OUT FILE... --hook_point=blocks.6.resid_pre
+                                            .npy, .safetensors and .parquet files of [N, d] as a store
+                                            [--d --tensor --non_finite --model --revision
+                                             --shard_rows --chunk_rows --seed]
+
+merge and import continue where they were when they are stopped. Imported files may hold integers token_id, document and
+position [N] beside the activations; without them token_id is -1, document the file's number, position its row there.
+""",
+        _store,
+        takes="words",
+        flags=(
+            partial(flags.DEFINE_integer, "rows", 5, "sample: rows to show.", lower_bound=1),
+            partial(
+                flags.DEFINE_integer, "seed", 0, "merge, import: of the permutation in shards; sample: of the choice."
+            ),
+            partial(
+                flags.DEFINE_string, "hook_point", "", "sample: this one; import: the name that the activations get."
+            ),
+            partial(flags.DEFINE_string, "tokenizer", "", "sample: folder with tokenizer.json."),
+            partial(flags.DEFINE_integer, "d", 0, "import: width that the files must have; 0 for any.", lower_bound=0),
+            partial(flags.DEFINE_string, "tensor", "", "import: tensor or column of each file."),
+            partial(flags.DEFINE_string, "non_finite", "abort", "import: abort, or drop rows with NaN or infinity."),
+            partial(flags.DEFINE_string, "model", "", "import: the model they come from, for the record."),
+            partial(flags.DEFINE_string, "revision", "", "import: its revision."),
+            partial(flags.DEFINE_integer, "shard_rows", 32768, "import: rows of a shard.", lower_bound=1),
+            partial(flags.DEFINE_integer, "chunk_rows", 256, "import: rows of a chunk.", lower_bound=1),
+        ),
+    ),
+    "hooks": Command(
+        """\
+List a language model's hook points: names, shapes, TransformerLens's names, and what can be stored.
+
+    saejax hooks                            the embedded demo model
+    saejax hooks gpt2                       a preset of the experiment models, a hub id, or a folder
+    saejax hooks /path/to/folder [--backend=torch]
+    saejax hooks --config=gpt2_small        the model of an experiment, and what it captures
+
+The same point of several blocks is one line, in the form that capture.hook_points takes; --all lists each.
+Of models that the JAX decoder knows, config.json alone is read (or fetched): no weights. Others are loaded by PyTorch,
+because what stands where is measured.
+""",
+        _hooks,
+        takes="either",
+        flags=(
+            partial(flags.DEFINE_string, "revision", "", "Commit, tag or branch of a hub id."),
+            partial(
+                flags.DEFINE_string,
+                "backend",
+                "auto",
+                "jax, torch, or auto: jax where its decoder knows the architecture.",
+            ),
+            partial(flags.DEFINE_bool, "all", False, "Each hook point in a line of its own."),
+        ),
+    ),
+    "experiments": Command(
+        """\
+List the shipped experiments, with their presets.
+
+    saejax experiments
+""",
+        _experiments,
+        takes="words",
+    ),
+    "new": Command(
+        """\
+Write a shipped experiment into the current folder as a file to edit.
+
+    saejax new mine --from=quickstart[:preset]
+
+Writes mine.py: one line for every setting that differs from its default. The experiment is the same but for its name,
+so it reads the same store where the shipped one names one.
+""",
+        _new,
+        takes="words",
+        flags=(
+            partial(
+                flags.DEFINE_string, "from", "quickstart", "A shipped experiment or a file, with an optional :preset."
+            ),
+            partial(flags.DEFINE_boolean, "force", False, "Overwrite a file that is there."),
+        ),
+    ),
+}
+
+_HELP = ("help", "--help", "-help", "-h")
+
+
+def main() -> None:
+    """`saejax <command> ...`: run it and exit with its code; 2 for a command that does not exist."""
+    words = sys.argv[1:]
+    # What the record of a run shall show, however saejax was found.
+    sys.argv = ["saejax", *words]
+    with cli.guarded():
+        if words[:1] == ["help"] and len(words) > 1:
+            words = [words[1], "--help"]
+        if not words or words[0] in _HELP:
+            print(overview())
+        elif words[0] in ("--version", "version"):
+            print(f"saejax {importlib.metadata.version('saejax')}")
+        else:
+            command, arguments = _named_command(words[0], words[1:])
+            cli.run(command, arguments)
+
+
+def launch(name: str) -> None:
+    """`python -m launch.<name> ...` of a checkout: the same command, which calls itself by that name."""
+    text = re.sub(rf"\bsaejax {name}\b", f"python -m launch.{name}", COMMANDS[name].text)
+    for shipped in experiments.names():
+        text = re.sub(rf"--config={shipped}\b(?!\.py)", f"--config=configs/{shipped}.py", text)
+    cli.run(dataclasses.replace(COMMANDS[name], text=text), sys.argv, help_code=1)
+
+
+def overview() -> str:
+    """What `saejax` alone prints: every command in a line, and examples."""
+    commands = "\n".join(f"  {name:<13}{command.summary}" for name, command in COMMANDS.items())
+    return f"""\
+saejax: sparse dictionaries on language models, trained in JAX.
+
+{commands}
+
+  saejax quickstart                           from text to an evaluated SAE, in a few minutes
+  saejax new mine --from=quickstart           writes mine.py, an experiment to edit
+  saejax pipeline --config=mine.py --config.coder.k=32
+  saejax train --help                         what a command does and takes"""
+
+
+def _named_command(word: str, rest: Sequence[str]) -> tuple[Command, list[str]]:
+    """(command, its argv) of `saejax <word> <rest>`; the word may be quickstart:preset.
+
+    Raises:
+        ConfigError: no such command, or a preset where no experiment is named.
+    """
+    name, colon, preset = word.partition(":")
+    if name.startswith("-"):
+        raise ConfigError(f"Name a command before {name!r}, as in: saejax pipeline --config=quickstart")
+    if name not in COMMANDS:
+        raise ConfigError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
+    if name == "quickstart" and not any(re.match("--?config(=|$)", other) for other in rest):
+        rest = [f"--config=quickstart{colon}{preset}", *rest]
+    elif colon:
+        raise ConfigError(f"{word!r} names no experiment; give --config=<experiment>{colon}{preset}.")
+    return COMMANDS[name], [f"saejax {name}", *rest]

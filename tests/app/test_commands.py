@@ -1,0 +1,247 @@
+"""`saejax <command>`: the table and its help, what is refused, experiments by name, `saejax new`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import ROOT
+
+from saejax import __version__
+from saejax.app import commands, experiments
+from saejax.app.commands import COMMANDS
+from saejax.app.experiment import Experiment, experiment
+from saejax.app.new_experiment import next_command, write_new
+from saejax.core.errors import ConfigError
+
+SOURCES = [
+    f"{name}:{preset}" if preset else name
+    for name in experiments.names()
+    for preset in ("", *experiments.presets(name))
+]
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with nothing in it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def saejax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of `saejax <words>`, in this process: for what ends before flags are parsed."""
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/saejax", *words])
+    try:
+        commands.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def in_a_process(folder: Path, *arguments: str, module: str = "saejax") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_saejax_alone_lists_every_command(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert saejax(monkeypatch, *words) == 0
+    said = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        (line,) = [line for line in said.splitlines() if line.split()[:1] == [name]]
+        assert line.endswith(f" {command.summary}") and len(line) <= 120
+    assert "saejax quickstart " in said and "saejax new mine --from=quickstart " in said
+
+
+def test_every_command_says_what_it_does_and_how_it_is_called() -> None:
+    for name, command in COMMANDS.items():
+        first, blank, example, *_ = command.text.splitlines()
+        assert first.endswith(".") and not blank and example.startswith(f"    saejax {name}"), name
+        assert max(map(len, command.text.splitlines())) <= 120, name
+
+
+def test_every_launch_script_is_a_command() -> None:
+    scripts = {path.stem for path in ROOT.glob("launch/*.py")} - {"__init__", "make_demo_lm"}
+    assert scripts == set(COMMANDS) - {"quickstart", "experiments", "new"}
+    for name in scripts:
+        text = (ROOT / "launch" / f"{name}.py").read_text()
+        assert text.startswith(f'"""{COMMANDS[name].summary}\n') and f'launch("{name}")' in text
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert saejax(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"saejax {__version__}\n" and __version__[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "There is no command 'trian'. Did you mean 'train'?"),
+        (["quikstart:tiny"], "There is no command 'quikstart'. Did you mean 'quickstart'?"),
+        (["--config=quickstart"], "Name a command before '--config=quickstart', as in: saejax pipeline"),
+        (["train:tiny"], "'train:tiny' names no experiment; give --config=<experiment>:tiny."),
+        (["quickstart:tiny", "--config=coders"], "'quickstart:tiny' names no experiment; give --config"),
+        (["help", "nothing"], "There is no command 'nothing'."),
+    ],
+)
+def test_a_wrong_command_is_one_line_with_the_nearest(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert saejax(monkeypatch, *words) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: {message}") and said.err.count("\n") == 1 and said.out == ""
+
+
+def test_a_command_shows_its_own_help(tmp_path: Path) -> None:
+    shown = in_a_process(tmp_path, "evaluate", "--config=nowhere.py", "--help")
+    assert shown.returncode == 0 and shown.stderr == ""
+    assert shown.stdout.startswith(COMMANDS["evaluate"].text) and "saejax evaluate --config=quickstart" in shown.stdout
+    flags = shown.stdout.partition("\nflags:\n")[2]
+    assert flags.startswith("  --config: Experiment file, or the name") and "  --[no]redo: Evaluate again" in flags
+    assert "hook_point" not in flags, "a flag of another command"
+    launched = in_a_process(tmp_path, "--help", module="launch.evaluate")
+    assert launched.returncode == 1, "as absl's own help"
+    assert "    python -m launch.evaluate --config=configs/quickstart.py [--redo]\n" in launched.stdout
+    assert launched.stdout.partition("\nflags:\n")[2] == flags
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("quickstart:tyny",), 2, "error: configs/quickstart.py has no preset 'tyny'. Did you mean 'tiny'?\n"),
+        (("train", "--config.trian.lr=1"), 2, "error: Unknown key config.trian. Did you mean 'train'?\n"),
+        (("new", "mine", "--fro=x"), 2, "error: Unknown flag --fro. Did you mean 'from'?\n"),
+        (("experiments", "--all"), 2, "error: Unknown flag --all. There are none.\n"),
+        (("report", "--config=coders:jumprelu"), 1, "error: There is no run in runs/coders-jumprelu."),
+    ],
+)
+def test_what_a_newcomer_gets_wrong_in_an_empty_folder(
+    words: tuple[str, ...], code: int, message: str, tmp_path: Path
+) -> None:
+    done = in_a_process(tmp_path, *words)
+    assert done.returncode == code
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1 and done.stdout == ""
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    for words in ([], ["store", "--help"]):
+        command = [sys.executable, "-m", "saejax", *words]
+        done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (1, b"")
+    os.close(write)
+
+
+# --- experiments by name --------------------------------------------------------------------------
+
+
+def test_the_shipped_experiments_are_found_by_name_in_an_empty_folder(empty: Path) -> None:
+    there = str(ROOT / "configs" / "quickstart.py")
+    for text in ("quickstart", "quickstart.py", "configs/quickstart.py"):
+        assert experiments.find(text) == there and experiments.find(f"{text}:tiny") == f"{there}:tiny"
+    assert experiments.find("coders:jumprelu+fast").endswith("coders.py:jumprelu+fast")
+    for wrong in ("quikstart", "elsewhere/quikstart.py", "configs/quikstart.py:tiny"):
+        with pytest.raises(ConfigError, match=r"No config file '.*quikstart.*Did you mean 'quickstart'\?"):
+            experiments.find(wrong)
+    with pytest.raises(ConfigError, match="There are: coders, gpt2_small"):
+        experiments.find("zzz")
+
+
+def test_a_file_at_the_path_wins(empty: Path) -> None:
+    (empty / "configs").mkdir()
+    for name in ("quickstart.py", "configs/quickstart.py", "mine.py"):
+        (empty / name).touch()
+        assert experiments.find(f"{name}:x") == f"{name}:x"
+    assert experiments.find("mine") == "mine.py"
+    assert experiments.find("quickstart") == str(ROOT / "configs" / "quickstart.py"), "a name is the shipped one's"
+
+
+def test_a_shipped_experiment_as_settings() -> None:
+    assert experiment(experiments.shipped("quickstart", "tiny")).name == "quickstart-tiny"
+    with pytest.raises(ConfigError, match=r"no shipped experiment 'quikstart'\. Did you mean 'quickstart'"):
+        experiments.shipped("quikstart")
+    with pytest.raises(ConfigError, match="model_diff has no presets; leave :tiny away"):
+        experiments.shipped("model_diff", "tiny")
+
+
+def test_the_list_shows_every_experiment_and_preset() -> None:
+    said = experiments.listing()
+    for name in experiments.names():
+        assert f"\n{name} " in f"\n{said}" and all(preset in said for preset in experiments.presets(name))
+    assert "From text to an evaluated SAE with nothing but this package" in said
+
+
+# --- saejax new -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_new_file_is_the_same_experiment_under_its_own_name(source: str, empty: Path) -> None:
+    path = write_new("mine", source)
+    name, _, preset = source.partition(":")
+    original = experiments.shipped(name, preset)
+    original.name = "mine"
+    assert experiment(experiments.settings(experiments.load(path))) == experiment(original)
+    lines = path.read_text().splitlines()
+    assert lines[0] == f'"""mine, made from {source}.' and f"    {next_command(path)} [--config.train.lr=3e-4]" in lines
+    assert next_command(path) == f"saejax {'sweep' if name.startswith('sweep') else 'pipeline'} --config=mine.py"
+    settings = [line.split(" = ")[0].strip() for line in lines if line.startswith("    c.")]
+    assert len(set(settings)) == len(settings), "one line for each setting"
+    sections = [key.split(".")[1] for key in settings if key.count(".") == 2]
+    fields = list(Experiment.__dataclass_fields__)
+    assert sections == sorted(sections, key=fields.index), "grouped, in the order of the reference"
+
+
+def test_the_new_file_is_readable(empty: Path) -> None:
+    text = write_new("mine", "quickstart:tiny").read_text()
+    assert '    c.name = "mine"\n    c.store = "quickstart-tiny"\n\n    c.capture.tokens = 32_768\n' in text
+    # Of an edited file another one can be made.
+    path = empty / "mine.py"
+    path.write_text(text.replace("c.coder.k = 24", "c.coder.k = 7"))
+    assert "c.coder.k = 7\n" in write_new("second", "mine.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine", r"mine\.py is there already; .*--force"),
+        ("", "The name is ''; it must be up to 100 letters"),
+        ("a/b", "The name is 'a/b'"),
+        ("mine.py", r"The name is 'mine\.py'.*such as mine"),
+        ("-x", "The name is '-x'"),
+        ("x" * 101, "up to 100 letters"),
+        ("numpy", r"numpy\.py would hide the Python module 'numpy'"),
+        ("coders", "'coders' is the name of a shipped experiment"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(name: str, message: str, empty: Path) -> None:
+    (empty / "mine.py").write_text("kept")
+    with pytest.raises(ConfigError, match=message) as caught:
+        write_new(name, "quickstart")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in empty.iterdir()] == ["mine.py"] and (empty / "mine.py").read_text() == "kept"
+
+
+def test_new_overwrites_where_it_is_told_to_and_says_what_is_next(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("old")
+    done = in_a_process(tmp_path, "new", "mine", "--from=sweep_expansion", "--force")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "wrote mine.py; next: saejax sweep --config=mine.py\n"
+    wrong = in_a_process(tmp_path, "new", "--from=quickstart")
+    assert wrong.returncode == 2 and wrong.stderr == (
+        "error: Give one name, got 0, as in: saejax new mine --from=quickstart\n"
+    )
