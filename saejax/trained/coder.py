@@ -98,7 +98,7 @@ class TrainedCoder:
 
     @functools.cached_property
     def config(self) -> FrozenConfigDict:
-        """`settings` with dots: sae.config.coder.k."""
+        """`settings` with dots, as in sae.config.coder.k."""
         return FrozenConfigDict(dict(self.settings))
 
     @property
