@@ -107,7 +107,7 @@ def fit(
     setup = Setup(
         programs=[program],
         batches=data.batches,
-        put=put_on(mesh, e.train.batch_size),
+        put=put_on(mesh, e.train.batch_size, sites.hook_points),
         validate=validate,
         writers={"": writers},
         mesh=mesh,

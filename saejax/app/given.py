@@ -24,7 +24,7 @@ from saejax.parallel import ParallelConfig, check_divides, make_mesh, own_rows, 
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
-from saejax.trained import Origin, TrainedCoder, make_sites, sites_to_meta
+from saejax.trained import Origin, TrainedCoder, check_widths, make_sites, sites_to_meta
 from saejax.training import Outcome, TrainConfig
 
 
@@ -204,7 +204,7 @@ class _Given:
             reads = reads or (there if kind.stacked else there[:1])
             if not kind.stacked and len(there) > 1 and not (self.wanted_reads or self.hook_point):
                 raise ConfigError(
-                    f"The topology {name} reads one hook point: choose one of {', '.join(there)} (hook_point=...)."
+                    f"The topology {name} reads one hook point: choose hook_point= of {', '.join(there)}."
                 )
             writes = self.wanted_writes or reads
         else:
@@ -242,6 +242,7 @@ class _Given:
 
     def data(self, mesh: Mesh, tell: Tell) -> Data:
         reads, writes = self.sites()
+        names = tuple(dict.fromkeys((*reads, *writes)))
         t, rows = self.e.train, self.rows
         if isinstance(rows, IteratedBatches):
             if jax.process_count() > 1:
@@ -250,14 +251,15 @@ class _Given:
             batches: BatchSource = rows
         else:
             span = own_rows(mesh, t.batch_size, t.accumulate)
-            batches = Batches(rows, t.batch_size, self.e.seed, t.block_chunks, span, t.max_rows, t.shares)
+            batches = Batches(rows.only(names), t.batch_size, self.e.seed, t.block_chunks, span, t.max_rows, t.shares)
         heldout = None if self.more is None else _source(self.more, reads[0])
         if isinstance(heldout, Iterable):
             raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")
-        if heldout is not None and (missing := [n for n in (*reads, *writes) if n not in heldout.hook_points]):
-            raise DataError(
-                f"The held-out activations lack {', '.join(missing)}; they have {', '.join(heldout.hook_points)}."
-            )
+        if heldout is not None:
+            if missing := [name for name in names if name not in heldout.hook_points]:
+                there = ", ".join(heldout.hook_points)
+                raise DataError(f"The held-out activations lack {', '.join(missing)}; they have {there}.")
+            check_widths("heldout", {name: heldout.hook_points[name] for name in names}, "x", rows.hook_points)
         for key in ("early_stop_patience", "keep_best") if heldout is None else ():
             if getattr(t, key):
                 raise ConfigError(f"{key} needs held-out activations: give heldout=..., or leave {key} away.")

@@ -1,5 +1,6 @@
 """Activations that are at hand: arrays as rows that can be read by number, and iterators as batches."""
 
+import copy
 import hashlib
 import json
 from collections import deque
@@ -24,7 +25,7 @@ def checked(name: str, array: Any) -> np.ndarray:
     """A floating-point array [N, d] as numpy, not copied where it is one already.
 
     Raises:
-        DataError: it has another shape or kind, or no row.
+        DataError: it has another shape or kind.
     """
     found = np.asarray(array)
     if found.ndim != 2 or not found.shape[1]:
@@ -32,8 +33,6 @@ def checked(name: str, array: Any) -> np.ndarray:
     floating = found.dtype == BF16 or np.issubdtype(found.dtype, np.floating)
     if not floating:
         raise DataError(f"{name} has dtype {found.dtype}; give activations in a floating-point type.")
-    if not len(found):
-        raise DataError(f"{name} has shape {found.shape}: there is not one activation to train on.")
     return found
 
 
@@ -44,7 +43,7 @@ class ArrayRows:
         fingerprint: sha256 of shapes, types and moments; equal for equal activations.
 
     Raises:
-        DataError: arrays of another shape or kind, of different lengths, or with NaN or infinity (the row is named).
+        DataError: arrays of another shape or kind, of different lengths, without a row, or with NaN or infinity.
     """
 
     layout = StoreLayout(shard_rows=_CHUNK_ROWS, chunk_rows=_CHUNK_ROWS)
@@ -55,12 +54,21 @@ class ArrayRows:
         if len(set(lengths.values())) != 1:
             raise DataError(f"The arrays must have one row for each token, in one order; they have {lengths} rows.")
         self.n_tokens = next(iter(lengths.values()))
+        if not self.n_tokens:
+            raise DataError(f"There is not one activation to train on: {', '.join(lengths)} has no rows.")
         self.hook_points = {name: array.shape[1] for name, array in self._arrays.items()}
         kinds = {array.dtype for array in self._arrays.values()}
         self.dtype = kinds.pop() if len(kinds) == 1 and kinds <= set(_KEPT) else np.dtype(np.float32)
         self.statistics = {name: _moments(name, array) for name, array in self._arrays.items()}
         about = {name: [str(a.dtype), self.statistics[name].to_json()] for name, a in self._arrays.items()}
         self.fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    def only(self, names: Sequence[str]) -> "ArrayRows":
+        """The same rows of these hook points alone."""
+        own = copy.copy(self)
+        own._arrays = {name: self._arrays[name] for name in names}
+        own.hook_points = {name: self.hook_points[name] for name in names}
+        return own
 
     def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
         """Several row ranges of one array."""
@@ -181,7 +189,8 @@ class IteratedBatches:
                     f"The iterator gave {given}; every batch must have the hook points and widths {widths}, with "
                     "one row for each token."
                 )
-            yield block
+            if _length(block):
+                yield block
 
     def _again(self) -> Iterator[Any]:
         """The items, and again from the beginning where that is possible and there is any."""

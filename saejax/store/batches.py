@@ -78,6 +78,10 @@ class RowSource(Protocol):
     layout: StoreLayout
     dtype: np.dtype
 
+    def only(self, names: Sequence[str]) -> "RowSource":
+        """The same rows of these hook points alone."""
+        ...
+
     def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
         """Several row ranges of one hook point."""
         ...

@@ -4,6 +4,7 @@ Damage of any kind (missing, truncated or flipped chunk, shard or metadata) is a
 store, array, shard and remedy; never zeros.
 """
 
+import copy
 import itertools
 import os
 from collections import deque
@@ -165,6 +166,12 @@ class StoreReader:
                 f"it has: {', '.join(there)}. Choose among them or capture a store with the others."
             )
         return cls(files, manifest, {name: there[name] for name in wanted})
+
+    def only(self, names: Sequence[str]) -> "StoreReader":
+        """The same rows of these hook points alone."""
+        own = copy.copy(self)
+        own.hook_points = {name: self.hook_points[name] for name in names}
+        return own
 
     def rows(self, start: int, stop: int, *, metadata: bool = False) -> dict[str, np.ndarray]:
         """Rows [start, stop) in stored order (permuted within each shard).

@@ -1,7 +1,7 @@
 """A compiled train step with the members that it trains: one coder, or several stacked on a leading axis."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -104,15 +104,15 @@ def program_of_one(
     return program
 
 
-def put_on(mesh: Mesh, batch_size: int) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
-    """(rows of this process's devices) -> the batch on the mesh, for the one program there is."""
+def put_on(mesh: Mesh, batch_size: int, names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
+    """(rows of this process's devices) -> the batch of these hook points on the mesh, for the one program there is."""
     sharding = batch_sharding(mesh)
 
     def put(rows: Mapping[str, np.ndarray]) -> list[Arrays]:
         return [
             {
-                name: jax.make_array_from_process_local_data(sharding, values, (batch_size, values.shape[1]))
-                for name, values in rows.items()
+                name: jax.make_array_from_process_local_data(sharding, rows[name], (batch_size, rows[name].shape[1]))
+                for name in names
             }
         ]
 

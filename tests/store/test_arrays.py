@@ -68,7 +68,7 @@ def test_a_fingerprint_is_of_the_content() -> None:
     [
         ({"x": np.zeros(3)}, r"x has shape \(3,\); give activations as \[N, d\]"),
         ({"x": np.zeros((2, 3, 4))}, r"x has shape \(2, 3, 4\)"),
-        ({"x": np.zeros((0, 4))}, "not one activation"),
+        ({"x": np.zeros((0, 4))}, "not one activation to train on: x has no rows"),
         ({"x": np.zeros((4, 0))}, r"x has shape \(4, 0\)"),
         ({"x": np.zeros((4, 2), int)}, "dtype int64; give activations in a floating-point type"),
         ({"x": np.zeros((4, 2), complex)}, "dtype complex128"),

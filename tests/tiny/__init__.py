@@ -125,7 +125,7 @@ def train_alone(
     setup = Setup(
         programs=[program],
         batches=Stream(batches, epoch_rows),
-        put=put_on(mesh, config.batch_size),
+        put=put_on(mesh, config.batch_size, sites.hook_points),
         validate=validate and (lambda states: {"": validate(states[0].evaluated(), states[0].stats)}),
         writers={"": writers},
         mesh=mesh,
