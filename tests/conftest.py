@@ -65,14 +65,14 @@ import jax  # noqa: E402 - only now
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-# Files of more than a dozen CPU seconds, the longest first, as measured. A process that takes one of them last and alone
-# leaves the others without work, and `make check` leaves them out. A file that is not named here counts as quick:
-# --durations shows what has grown.
+# Files of more than a dozen CPU seconds, the longest first, as measured. A process that takes one of them last leaves
+# the others without work, and `make check` leaves them out. A file that is not named here counts as quick: --durations
+# shows what has grown.
 _SLOW = (
     *("pipeline", "stages", "conformance", "many_processes", "torch_hooks", "coders", "planted", "recipe", "equality"),
     *("peers", "sweep", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "sharded_selection"),
     *("losses", "optim", "store_tools", "model_configs", "coder_config", "configs", "hooks", "guard", "families", "lm"),
-    *("analysis", "config_fuzz"),
+    *("analysis", "config_fuzz", "parts", "store_faults"),
 )
 
 
