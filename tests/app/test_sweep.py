@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 from matplotlib import image
-from tiny import replaced, tiny_experiment
+from tiny import planted_experiment, replaced, tiny_experiment
 
 import saejax
 from saejax.app.experiment import Experiment, from_json
@@ -460,3 +460,41 @@ def test_a_stopped_sweep_continues_bitwise(done: Done, tmp_path: Path, capsys: p
         }
     # What had failed before the stop is still known to have.
     assert [ended[name]["status"] for name in BAD] == [done.rows[name]["status"] for name in BAD]
+
+
+def test_what_a_single_run_may_a_sweep_may_too(tmp_path: Path) -> None:
+    """Early stopping, the best and every n-th checkpoint, TensorBoard, spikes: each member as if it trained alone."""
+    settings: dict[str, Any] = {
+        "tokens": 24 * 128,
+        "validate_every": 3,
+        "checkpoint_every": 6,
+        "early_stop_patience": 1,
+        "early_stop_min_delta": 0.02,
+        "keep_best": "val/fve",
+        "keep_every": 6,
+        "spike_factor": 50.0,
+        "tensorboard": True,
+    }
+    e = planted_experiment(tmp_path, "sweep", **settings)
+    e = dataclasses.replace(e, sweep=SweepConfig(lrs=(1e-2, 1e-7)))
+    assert run_sweep(Workspace(e)) == 0
+    rows = {row["member"]: row for row in json.loads((e.run_dir / "sweep.json").read_text())["members"]}
+    for name, lr in (("lr0.01", 1e-2), ("lr1e-07", 1e-7)):
+        member = e.run_dir / name
+        alone = planted_experiment(tmp_path, f"alone-{name}", **settings | {"lr": lr})
+        assert run_train(Workspace(alone)) == 0
+        sae, single = saejax.load(member), saejax.load(alone.run_dir)
+        assert sae.finished and sae.step == single.step == rows[name]["steps"]
+        for key, value in single.params.items():
+            np.testing.assert_allclose(sae.params[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+        assert saejax.load(member, step="best").step == saejax.load(alone.run_dir, step="best").step
+        assert list((member / "tensorboard").iterdir())
+        kept = set(Checkpoints(alone.run_dir / "checkpoints").steps())
+        assert set(Checkpoints(member / "checkpoints").steps()) <= kept
+        values = [
+            [row["val/fve"] for row in read_metrics(f / "metrics.jsonl") if "val/fve" in row]
+            for f in (member, alone.run_dir)
+        ]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
+    # One stopped at once, for it learns nothing, and took no more steps; the other went on.
+    assert rows["lr1e-07"]["steps"] == 6 < rows["lr0.01"]["steps"]

@@ -35,7 +35,15 @@ PAIRS = (
 )
 
 
-@pytest.mark.parametrize(("name", "place"), PAIRS, ids=str)
+# Under pmap one coder here, and test_pmap.py; the others in the soak.
+LONG = [(name, place) for name, place in PAIRS if place.mode == "pmap" and name != "autoencoder/topk"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [pytest.param(*pair, marks=pytest.mark.soak) if pair in LONG else pair for pair in PAIRS],
+    ids=str,
+)
 def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:
     got, want = trained(name, place), trained(name)
     assert difference(got, want) < LIMIT

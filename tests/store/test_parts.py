@@ -377,7 +377,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Workspa
     return e, work
 
 
-@pytest.mark.parametrize("order", [["1/2", "0/2"], ["2/4", "0/4", "3/4", "1/4"], ["0/3", "1/4", "1/2", "0/1"]])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(["1/2", "0/2"], marks=pytest.mark.soak),
+        pytest.param(["2/4", "0/4", "3/4", "1/4"], marks=pytest.mark.soak),
+        ["0/3", "1/4", "1/2", "0/1"],
+    ],
+)
 def test_any_number_of_processes_leaves_the_same_bytes(
     tmp_path: Path, alone: tuple[Experiment, Workspace], order: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

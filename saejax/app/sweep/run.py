@@ -32,7 +32,6 @@ from saejax.report.sweep_page import render_sweep, table
 from saejax.store import BatchSource
 from saejax.trained import make_sites
 from saejax.training import EXIT_PREEMPTED, Outcome, Setup, train
-from saejax.training.memory import Memory
 from saejax.training.start import make_prepare
 
 
@@ -171,7 +170,7 @@ def _finish(
     tokens = outcome.step * e.train.batch_size
     rate = tokens / max(outcome.all_seconds, 1e-9)
     rows = [
-        _row(member, program, metrics[member.name], outcome.memories[member.name]) | {"tokens_per_second": rate}
+        _row(member, program, metrics[member.name], outcome) | {"tokens_per_second": rate}
         for program in programs
         for member in program.group.members
     ]
@@ -207,8 +206,8 @@ def _begin(member: Member, described: dict[str, Any], made_from: Provenance) -> 
     write_down(member.experiment, made_from)
 
 
-def _row(member: Member, program: GroupProgram, metrics: dict[str, float], memory: Memory) -> dict[str, Any]:
-    own = member.experiment
+def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outcome: Outcome) -> dict[str, Any]:
+    own, memory = member.experiment, outcome.memories[member.name]
     names = {"l0": "l0", "fve": "fve", "r2": "r2", "dead": "dead_fraction", "relative_error": "relative_error"}
     return {
         "member": member.name,
@@ -220,6 +219,7 @@ def _row(member: Member, program: GroupProgram, metrics: dict[str, float], memor
         "seed": own.start_seed,
         "sparsity_scale": member.sparsity_scale,
         **{name: metrics[key] if memory.failed is None else None for name, key in names.items()},
+        "steps": memory.failed or memory.stopped or outcome.step,
         "status": "ok" if memory.failed is None else f"not finite at step {memory.failed}",
         "run": str(own.run_dir),
     }
