@@ -469,7 +469,7 @@ def test_what_a_single_run_may_a_sweep_may_too(tmp_path: Path) -> None:
         "validate_every": 3,
         "checkpoint_every": 6,
         "early_stop_patience": 1,
-        "early_stop_min_delta": 0.02,
+        "early_stop_min_delta": 1e-3,
         "keep_best": "val/fve",
         "keep_every": 6,
         "spike_factor": 50.0,
