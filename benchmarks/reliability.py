@@ -236,7 +236,7 @@ def state(run: Path) -> dict[str, np.ndarray]:
 
 
 def fingerprint(run: Path) -> str:
-    """Of the newest checkpoint's arrays and of the losses of all steps."""
+    """sha256 of the newest checkpoint's arrays and of the losses of all steps."""
     arrays = {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in state(run).items()}
     losses = {r["step"]: r["train/loss"] for r in read_metrics(run / "metrics.jsonl") if "train/loss" in r}
     return hashlib.sha256(json.dumps([arrays, losses], sort_keys=True).encode()).hexdigest()
@@ -423,8 +423,8 @@ class Faults:
     def meshes(self) -> None:
         """150 steps of a TopK coder, moved over meshes by signals.
 
-        Another mesh adds in another order, so that last bits differ. Of a ReLU's many pre-activations one then sooner
-        or later lies on the other side of 0, and that latent goes its own way; the k-th largest is rarely that close.
+        Another mesh adds in another order, so last bits differ. Sooner or later one of a ReLU's many pre-activations
+        lies on the other side of 0, and the trainings diverge; the k-th largest is rarely that close to the next.
         """
         extra = (f"--config.train.tokens={150 * BATCH}",)
         alone, moved = self.place("alone"), self.place("moved")

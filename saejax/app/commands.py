@@ -245,8 +245,8 @@ List a language model's hook points: names, shapes, TransformerLens's names, and
     saejax hooks --config=gpt2_small        the model of an experiment, and what it captures
 
 The same point of several blocks is one line, in the form that capture.hook_points takes; --all lists each.
-Of models that the JAX decoder knows, config.json alone is read (or fetched): no weights. Others are loaded by PyTorch,
-because what stands where is measured.
+For a model that the JAX decoder knows, only config.json is read (or fetched), and no weights. PyTorch loads any other
+model, because its hook points and widths are measured on a few tokens.
 """,
         _hooks,
         takes="either",

@@ -49,7 +49,7 @@ class Workspace:
                     "lm.model is empty, and this needs the language model: name the one that was captured."
                 )
             # Along "data" alone every device has the whole model. Then the mesh is not asked for: whoever evaluates may
-            # have fewer devices than the training had. Of joined processes each has the whole, for its own work.
+            # have fewer devices than the training had. Each joined process has the whole model for its own work.
             parallel = self.experiment.parallel
             spread = parallel.mesh and parallel.mesh[1] > 1 and jax.process_count() == 1
             how = (config.dtype, config.backend, config.device, make_mesh(parallel) if spread else None)

@@ -135,12 +135,12 @@ class Settings:
 
 
 def deciding(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a section's JSON what decides a run's numbers."""
+    """The part of a section's JSON that decides a run's numbers."""
     return _cut(cls, values, lambda s: values.get(s.decides) if isinstance(s.decides, str) else s.decides, deciding)
 
 
 def shared(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a section's JSON what all members of a sweep have in common."""
+    """The part of a section's JSON that all members of a sweep have in common."""
     return _cut(cls, values, lambda s: not s.per_member, shared)
 
 

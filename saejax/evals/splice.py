@@ -10,8 +10,8 @@ spliced in at the hook point, and p_zero with zeros there:
 A coder of several sites has all that it writes replaced at once, by reconstructions of the clean run's activations.
 Only tokens that a capture stores are replaced; bos, special and padding tokens keep their activation in all
 three runs. (SAEBench, core evaluation.) A token after which the clean run predicts NaN counts in none of the means.
-Of two models the loss is the first's, so of a coder that writes in the second alone there is only ce_clean. Of a model
-that does not predict the next token (an encoder) there is nothing.
+For two models the loss is the first's, so a coder that writes only in the second has only ce_clean. A model that does
+not predict the next token (an encoder) has none of these.
 """
 
 from collections.abc import Callable, Mapping

@@ -169,8 +169,8 @@ def _is_causal(module: Any, tokens_BT: np.ndarray, usable: Sequence[int]) -> boo
 def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, ways: Sequence[str]) -> str:
     """The first of `ways` that gives each document, packed with others, what it gives it alone.
 
-    Four documents of up to `_SHORT` tokens, and one of nearly T behind a short one. Of each the last `_SHORT` tokens
-    are compared, which are beyond any window of attention that is that much shorter than T.
+    There are four documents of up to `_SHORT` tokens, and one of nearly T behind a short one. The last `_SHORT` tokens
+    of each are compared; they are beyond any window of attention that is that much shorter than T.
 
     Raises:
         DataError: none does, as in a model whose batch is not independent rows.
