@@ -3,8 +3,8 @@
     pre   = x' W_enc + b_enc          x' [B, *in] the encoder's input, all sites at once
     y_hat = f W_dec + b_dec           y_hat [B, *out]
 
-Flax declares the parameters, with their logical axes, and computes nothing: losses compute with parameters that are not
-the module's own (frozen, folded, or of some latents alone), so the mathematics takes them as an argument. Names
+Flax declares the parameters, with their logical axes, and computes nothing: losses compute with parameters that are
+not the module's own (frozen, folded, or of some latents alone), so the mathematics takes them as an argument. Names
 and layouts are those of SAELens: W_enc [*in, F], b_enc [F], W_dec [F, *out], b_dec [*out].
 """
 

@@ -33,6 +33,10 @@ class Sites:
         """Every hook point once."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
+    def widths(self, d_in: int, d_out: int) -> dict[str, int]:
+        """{hook point: its width}, for sites of width d_in read and d_out written."""
+        return dict.fromkeys(self.writes, d_out) | dict.fromkeys(self.reads, d_in)
+
     def batch(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """{hook point: [B, D] as stored} -> {x, y}, float32; y is x where a coder writes what it reads."""
         x = self._side(arrays, self.reads, self.read_scales)

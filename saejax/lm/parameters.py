@@ -1,7 +1,7 @@
 """The parameters that a `DecoderConfig` implies: names, shapes, logical axes, initial distribution.
 
-The one description that initialisation, reading of checkpoints and sharding share. It is no Flax module: the arrays come
-from files, tensor by tensor and already sharded, before any module could run.
+The one description that initialisation, reading of checkpoints and sharding share. It is no Flax module: the arrays
+come from files, tensor by tensor and already sharded, before any module could run.
 """
 
 import dataclasses

@@ -171,10 +171,13 @@ class TrainedCoder:
         """
         topology = self.coder.topology
         reads, writes = (tuple(map(lm.hook_point, names)) for names in (self.sites.reads, self.sites.writes))
-        widths = dict.fromkeys(writes, topology.out_shape[-1]) | dict.fromkeys(reads, topology.in_shape[-1])
-        what = f"The coder of {self.origin.source or self.hook_point}"
-        check_widths(what, widths, f"the model {lm.identity['model']}", lm.hook_points())
-        return dataclasses.replace(self, sites=dataclasses.replace(self.sites, reads=reads, writes=writes))
+        sites = dataclasses.replace(self.sites, reads=reads, writes=writes)
+        widths, what = (
+            sites.widths(topology.in_shape[-1], topology.out_shape[-1]),
+            self.origin.source or self.hook_point,
+        )
+        check_widths(f"The coder of {what}", widths, f"the model {lm.identity['model']}", lm.hook_points())
+        return dataclasses.replace(self, sites=sites)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write coder.safetensors, saejax.json and README.md, a model card; `saejax.load(folder)` reads them back.

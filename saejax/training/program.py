@@ -82,10 +82,9 @@ def program_of_one(
     )
 
     def compiled(dtype: np.dtype) -> Program:
-        topology, place = coder.topology, batch_sharding(mesh)
-        widths = dict.fromkeys(sites.writes, topology.out_shape[-1]) | dict.fromkeys(sites.reads, topology.in_shape[-1])
+        widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
         arrays = {
-            name: jax.ShapeDtypeStruct((config.batch_size, width), dtype, sharding=place)
+            name: jax.ShapeDtypeStruct((config.batch_size, width), dtype, sharding=batch_sharding(mesh))
             for name, width in widths.items()
         }
         return dataclasses.replace(program, step=step.lower(abstract, arrays, hyper).compile())  # type: ignore[attr-defined]

@@ -87,7 +87,7 @@ def make_program(
     topology = coder.topology
 
     def compiled(dtype: np.dtype) -> Program:
-        widths = dict.fromkeys(sites.writes, topology.out_shape[-1]) | dict.fromkeys(sites.reads, topology.in_shape[-1])
+        widths = sites.widths(topology.in_shape[-1], topology.out_shape[-1])
         arrays = {
             name: jax.ShapeDtypeStruct((train.batch_size, width), dtype, sharding=on) for name, width in widths.items()
         }
