@@ -188,9 +188,10 @@ class _Session:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
                     self.write_all(step, {"time/seconds": self.seconds()})
+                # Members first: where a program's last checkpoint is, theirs are.
+                self.save_own(step, states, best, last=not going)
                 if step % config.checkpoint_every == 0 or not going or (best and not setup.own):
                     self.save(step, states)
-                self.save_own(step, states, best, last=not going)
             if step > self.saved:
                 self.save(step, states)
             for checkpoints in self.folders():
@@ -369,6 +370,8 @@ class _Session:
         every = self.config.keep_every
         if not (self.setup.own and (last or best or (every and step % every == 0))):
             return
+        self.read_metrics(keep=0)
+        self.judge(step, states)
         for program, state in zip(self.setup.programs, states, strict=True):
             for i, name in enumerate(program.members):
                 memory, checkpoints = self.memories[name], self.setup.own.get(name)

@@ -498,3 +498,26 @@ def test_what_a_single_run_may_a_sweep_may_too(tmp_path: Path) -> None:
         assert values[0] == pytest.approx(values[1], abs=1e-4)
     # One stopped at once, for it learns nothing, and took no more steps; the other went on.
     assert rows["lr1e-07"]["steps"] == 6 < rows["lr0.01"]["steps"]
+
+
+def test_a_sweep_that_dies_at_its_last_save_leaves_every_member(tmp_path: Path) -> None:
+    """The members' checkpoints come before the program's last one, which says that there is nothing left to do."""
+    e = planted_experiment(tmp_path, "sweep", tokens=8 * 128, checkpoint_every=4, validate_every=0)
+    e = dataclasses.replace(e, sweep=SweepConfig(seeds=(0, 1)))
+    original = Checkpoints.save
+
+    def dying(self: Checkpoints, step: int, *rest: Any, **more: Any) -> None:
+        if step == 8 and "groups" in str(self.directory):
+            raise KeyboardInterrupt
+        original(self, step, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(Workspace(e))
+    first = [saejax.load(e.run_dir / name).params for name in ("seed0", "seed1")]
+    assert run_sweep(Workspace(e)) == 0
+    for name, before in zip(("seed0", "seed1"), first, strict=True):
+        sae = saejax.load(e.run_dir / name)
+        assert sae.finished and sae.step == 8
+        jax.tree.map(np.testing.assert_array_equal, dict(sae.params), dict(before))
