@@ -20,14 +20,13 @@ def model_card(described: Mapping[str, Any]) -> str:
     origin, (reads, writes) = described["origin"], (", ".join(described[side]) for side in ("reads", "writes"))
     model = origin["model"]
     base = [f"base_model: {model}"] if "/" in model and not model.startswith((".", "/")) else []
-    layers = f" in each of {len(described['reads'])} layers" if described["topology"] == "clt" else ""
     what = {
         "coder": f"{described['topology']}, {described['sparsity']['name']}",
         "language model": " ".join(filter(None, (model, origin["revision"]))) or "not recorded",
         "reads": reads,
         "writes": writes,
         "d_in": f"{described['d_in']:,}",
-        "latents": f"{described['d_sae']:,}{layers}",
+        "latents": " x ".join(f"{n:,}" for n in described["latent_shape"]),
         "trained on": f"{origin['tokens']:,} activations" if origin["tokens"] else "not recorded",
         "made by": f"saejax {origin['saejax']}",
     }

@@ -104,6 +104,7 @@ def describe(coder: Coder, sites: Sites) -> dict[str, Any]:
         "d_in": topology.d_in,
         "d_sae": topology.d_sae,
         "d_out": topology.out_shape[-1],
+        "latent_shape": list(topology.latent_shape),
         "reads": list(sites.reads),
         "writes": list(sites.writes),
     }

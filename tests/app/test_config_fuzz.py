@@ -252,7 +252,7 @@ def check(case: Case, seed: int) -> None:
     shm = Path("/dev/shm")
     where = tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None)
     with where as made, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saejax.training.loop.compile_step", Once())
+        patch.setattr("saejax.training.program.compile_step", Once())
         folder = Path(made)
         session = trained(case, folder, seed)
         whole = session("whole", None)

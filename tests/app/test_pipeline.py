@@ -247,10 +247,10 @@ def test_the_readme_s_python_runs(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "quickstart").symlink_to(undisturbed[0] / RUN)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "notebook.py").write_text(code)
+    (tmp_path / "notebook.py").write_text("import saejax\n" + code)
     names = runpy.run_path(str(tmp_path / "notebook.py"))
     sae, latents = names["sae"], names["latents"]
-    assert isinstance(sae, saejax.LoadedCoder)
+    assert isinstance(sae, saejax.TrainedCoder)
     assert set(sae.params) == {"W_enc", "b_enc", "W_dec", "b_dec"} and sae.config.coder.preset == "topk"
     x, x_hat = np.asarray(names["x"]), np.asarray(names["x_hat"])
     assert np.asarray(latents).shape == (len(x), 1024) and x_hat.shape == x.shape

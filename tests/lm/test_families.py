@@ -178,9 +178,9 @@ def assert_same(model: Any, ours: dict[str, np.ndarray]) -> None:
             np.testing.assert_allclose(ours[name][at], wanted, **TOLERANCE, err_msg=f"{name}, {row}:{start}")
 
 
-def test_the_readme_s_table_is_what_is_tested_and_what_the_decoder_knows() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    rows = re.findall(r"^\| [^|`]*\((`[^)]*)\) \|", text.partition("## The language models")[2], re.M)
+def test_the_table_of_the_docs_is_what_is_tested_and_what_the_decoder_knows() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text()
+    rows = re.findall(r"^\| [^|`]*\((`[^)]*)\) \|", text, re.M)
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     tested = {name.partition(",")[0] for name in MODELS} | {"gpt2"}  # GPT-2 is in test_lm_torch.py
     assert listed - {"model_type"} == tested == set(ARCHITECTURES)
