@@ -10,7 +10,9 @@ import numpy as np
 
 from saejax.core.errors import DataError
 
-_SIZES = ("n_layer", "d_model", "n_head", "kv_heads", "d_head", "d_mlp", "vocab_size", "context_length")
+# Published models have little more than a hundred. A file that claims a million costs minutes to list.
+MOST_LAYERS = 4096
+_SIZES = ("d_model", "n_head", "kv_heads", "d_head", "d_mlp", "vocab_size", "context_length")
 _FLAGS = (
     "tied_embeddings",
     "qkv_bias",
@@ -153,6 +155,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for field in _SIZES:
             check_size(field, getattr(self, field))
+        check_size("n_layer", self.n_layer, MOST_LAYERS)
         for field in _FLAGS:
             if type(getattr(self, field)) is not bool:
                 raise DataError(f"config.json: {field} is {getattr(self, field)!r}; it must be true or false.")

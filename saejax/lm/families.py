@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.lm.conventions import DecoderConfig, Llama3Scaling, Rope, check_positive, check_size
+from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Llama3Scaling, Rope, check_positive, check_size
 
 ConfigJson = dict[str, Any]
 Shape = tuple[int, ...]
@@ -151,7 +151,7 @@ def _rope(c: ConfigJson, d_head: int, part: float = 1.0, theta: Any = None) -> R
 
 def _windows(c: ConfigJson, window: Any, default: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer, by `layer_types`, or where that is absent, by `default` (layer -> does it slide?)."""
-    layers = check_size("num_hidden_layers", c["num_hidden_layers"])
+    layers = check_size("num_hidden_layers", c["num_hidden_layers"], MOST_LAYERS)
     types = c.get("layer_types")
     if types is None:
         types = ["sliding_attention" if default(i) else "full_attention" for i in range(layers)]

@@ -309,3 +309,14 @@ def test_a_launch_script_takes_them(tmp_path: Path) -> None:
     )
     shown = launch("capture", "--config=configs/models.py:phi-2", "--help")
     assert "--config.a.b=value overrides" in " ".join((shown.stdout + shown.stderr).split())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2.5-3b-instruct"])
+def test_a_model_of_a_million_layers_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    config = dict(PUBLISHED[kind]["config"])
+    config |= {key: 2**20 for key in ("n_layer", "num_hidden_layers") if key in config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    started = time.thread_time()
+    with pytest.raises(SaejaxError, match=r"(n_layer|num_hidden_layers) is 1048576; .* up to 2\^12"):
+        list_hook_points(str(tmp_path), backend="jax")
+    assert time.thread_time() - started < 1
