@@ -52,7 +52,7 @@ install: $(RUN_STAMP)  ## make the environment and install saejax into it
 quickstart: $(RUN_STAMP)  ## the whole way in one command: text, activations, training, evaluation, report
 	$(BIN)/python -m launch.pipeline --config=configs/quickstart.py $(ARGS)
 
-check: lint $(TEST_STAMP)  ## lint, and the tests but for the slow files: two minutes
+check: lint $(TEST_STAMP)  ## lint, and the tests but for the slow files: two to three minutes
 	$(BIN)/python -m pytest $(SHARED) -m "not soak and not slow" $(ARGS)
 
 test: $(TEST_STAMP)  ## run the tests
