@@ -17,7 +17,7 @@ from saejax.app.experiment import from_json as experiment_of
 from saejax.app.fit import Data, Tell, fit, train_run
 from saejax.app.loading import from_items, load
 from saejax.app.provenance import Provenance, agreed
-from saejax.coders import TOPOLOGIES, Coder, CoderConfig, build
+from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, build
 from saejax.core.config import nearest, to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.parallel import ParallelConfig, check_divides, make_mesh, own_rows, together
@@ -79,25 +79,27 @@ def train(
     given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes))
     if run is not None:
         outcome = train_run(e, given, together(), tell, progress)
-        if outcome is None or outcome.finished:
-            return load(run)
-    else:
-        coder, devices = given.coder(), make_mesh(e.parallel)
-        check_divides(devices, coder.topology.d_sae)
-        data = given.data(devices, tell)
-        sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
-        outcome = fit(e, coder, data, sites, devices, tell=tell, shown=progress)
-    if not outcome.finished and outcome.signal != signal.SIGINT:
+        _leave_if_told(outcome)
+        return load(run)
+    coder, devices = given.coder(), make_mesh(e.parallel)
+    check_divides(devices, coder.topology.d_sae)
+    data = given.data(devices, tell)
+    sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
+    outcome = fit(e, coder, data, sites, devices, tell=tell, shown=progress)
+    _leave_if_told(outcome)
+    return _trained(e, coder, sites, outcome)
+
+
+def _leave_if_told(outcome: Outcome | None) -> None:
+    """Exit where a scheduler's signal ended the training; Ctrl-C is the user's, who wants what there is."""
+    if outcome and not outcome.finished and outcome.signal != signal.SIGINT:
         sys.exit(EXIT_PREEMPTED)
-    return _trained(e, given, outcome)
 
 
-def _trained(e: Experiment, given: "_Given", outcome: Outcome) -> TrainedCoder:
+def _trained(e: Experiment, coder: Coder, sites: Sites, outcome: Outcome) -> TrainedCoder:
     """The coder of a training that ended, from its state in memory."""
     state = outcome.states[0]
     items = jax.device_get({"params": state.params, "averaged": state.averaged, "stats": state.stats})
-    coder = given.coder()
-    sites = make_sites(e.coder, coder.topology, *given.sites(), given.statistics())
     sae = from_items(e.coder, e.train.steps, items, sites_to_meta(sites, coder.topology))
     origin = Origin(step=outcome.step, tokens=outcome.step * e.train.batch_size)
     settings = to_json(e)
@@ -191,9 +193,6 @@ class _Given:
             size = self.e.train.batch_size
             return IteratedBatches(self.source, self.hook_point or "x", size, first_rows=4 * size)
         return self.source
-
-    def statistics(self) -> Mapping[str, Any]:
-        return self.rows.statistics
 
     def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(hook points read, hook points written)."""

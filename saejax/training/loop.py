@@ -143,6 +143,7 @@ class _Session:
         self.pending: collections.deque[tuple[int, list[dict[str, jax.Array]], Mapping[str, np.ndarray]]] = (
             collections.deque()
         )
+        self.told: dict[tuple[str, ...], tuple[list[bool] | None, Mapping[str, Any]]] = {}
         self.saved = first
         self.mark: float | None = None
         self.validation_seconds = 0.0
@@ -203,8 +204,12 @@ class _Session:
         """What the step is told; of several members also which of them still train."""
         if not program.stacked:
             return program.hyper
-        going = np.array([self.memories[name].going for name in program.members])
-        return {**program.hyper, "going": jax.device_put(going, program.hyper["lr"].sharding)}
+        going = [self.memories[name].going for name in program.members]
+        before, told = self.told.get(program.members, (None, program.hyper))
+        if going != before:  # else nothing goes to the device
+            told = {**program.hyper, "going": jax.device_put(np.array(going), program.hyper["lr"].sharding)}
+            self.told[program.members] = (going, told)
+        return told
 
     def folders(self) -> list[Checkpoints]:
         return [program.checkpoints for program in self.setup.programs if program.checkpoints]
