@@ -57,7 +57,7 @@ class CaptureConfig(Settings, section="capture"):
         "abort", "abort, or drop the rows that hold NaN or infinity (they are counted).", choices=("abort", "drop")
     )
     last_tokens: int = setting(
-        0, "Only the last so many ordinary tokens of each document are stored; 0 for all of them.", low=0
+        0, "How many ordinary tokens are stored of each document, its last ones; 0 stores all.", low=0
     )
     drop_ids: tuple[int, ...] = setting(
         (),

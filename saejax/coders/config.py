@@ -31,7 +31,7 @@ class CoderKeys(Settings, section="coder"):
         None, "The share of training over which sparsity weights rise from 0.", low=0, high=1, base=0.05
     )
     dead_after_tokens: int = setting(
-        10_000_000, "A latent that has not fired for so many tokens is dead.", low=1, high=LONG_AGO
+        10_000_000, "A latent is dead after this many tokens without firing.", low=1, high=LONG_AGO
     )
     init: str = setting("", "How encoder and decoder start.", choices=INITS, base="transpose")
     decoder_norm: float | None = setting(None, "Length of decoder rows at the start.", low=0, base=1.0)
@@ -45,7 +45,7 @@ class CoderKeys(Settings, section="coder"):
     )
     unit_decoder_every: int | None = setting(
         None,
-        "Decoder rows go back to length 1 after every so many steps, and gradients lose their part along the rows; 0 "
+        "Every n-th step sets decoder rows back to length 1, and gradients lose their part along the rows; 0 "
         "leaves them free.",
         low=0,
         base=0,

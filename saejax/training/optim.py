@@ -151,7 +151,7 @@ class OptimSettings(LengthSettings):
     restart_period: float = _own(
         0.25, "First cycle of cosine_restarts, as a share of the steps after the warm-up.", above=0, high=1
     )
-    restart_multiplier: float = _own(2.0, "Each next cycle is so many times longer (T_mult).", low=1)
+    restart_multiplier: float = _own(2.0, "How many times longer each cycle is than the one before it (T_mult).", low=1)
     plateau_factor: float = _own(0.5, "The plateau multiplies the rate by this.", above=0, below=1)
     plateau_patience: int = _own(5, "So many windows without a lower loss are a plateau.", low=1)
     plateau_window: int = _own(50, "Steps of a window, over which the loss is averaged.", low=1)
