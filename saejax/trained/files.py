@@ -96,6 +96,7 @@ def read_folder(
 def describe(coder: Coder, sites: Sites) -> dict[str, Any]:
     """What a coder after training is, as JSON."""
     topology, sparsity = coder.topology, coder.sparsity
+    # That every sparsity is a dataclass is its contract, which mypy does not see.
     numbers = {f.name: getattr(sparsity, f.name) for f in dataclasses.fields(sparsity)}  # type: ignore[arg-type]
     return {
         "topology": _name_of(type(topology), TOPOLOGIES),

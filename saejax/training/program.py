@@ -49,6 +49,7 @@ class Program:
         """The state of member `i` alone, as a single run has it."""
         if not self.stacked:
             return state
+        # The members share the step, so it has no leading axis to take one from.
         rest: Any = jax.tree.map(lambda leaf: leaf[i], dataclasses.replace(state, step=None))  # type: ignore[arg-type]
         return dataclasses.replace(rest, step=state.step)
 
