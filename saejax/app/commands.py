@@ -75,6 +75,19 @@ def _store(line: Line) -> int:
     return run_command(line.words, {name: line.flags[name] for name in line.given})
 
 
+def _convert(line: Line) -> None:
+    from saejax.app.convert import run_convert
+
+    flag = line.flags
+    run_convert(line.words, flag["to"], flag["hook_points"], flag["step"])
+
+
+def _formats(line: Line) -> None:
+    from saejax.app.convert import print_formats
+
+    print_formats(line.words)
+
+
 def _hooks(line: Line) -> int:
     from saejax.app.experiment import experiment
     from saejax.app.hook_list import print_experiment, print_model
@@ -216,6 +229,40 @@ Continues where it was: SIGTERM and Ctrl-C finish the step, save and exit with c
 stayed finite.
 """,
         _sweep,
+    ),
+    "convert": Command(
+        """\
+Write dictionaries in another project's format, or read another project's into saejax's.
+
+    saejax convert runs/quickstart out --to=saelens
+    saejax convert gemma-scope/layer_20/width_16k/average_l0_71 out --to=saejax
+    saejax convert runs/layer0 runs/layer1 out --to=circuit-tracer      a set of several layers
+
+A source is a run, a saved folder, a foreign dictionary, or a folder of several. What is written is read back and
+compared with its source. What a format cannot say is refused: `saejax formats` has the table.
+""",
+        _convert,
+        takes="words",
+        flags=(
+            partial(flags.DEFINE_string, "to", "", "The format: saejax, or one that `saejax formats` names."),
+            partial(
+                flags.DEFINE_list,
+                "hook_points",
+                [],
+                "What the dictionary reads, or reads,writes, where its files do not say: blocks.6.resid_pre.",
+            ),
+            partial(flags.DEFINE_string, "step", "", "Of a run: which checkpoint, or best; empty for the newest."),
+        ),
+    ),
+    "formats": Command(
+        """\
+List the formats of dictionaries: which coders each can say, what is read and what is written.
+
+    saejax formats                 the table
+    saejax formats saelens         one format, with the reason where a coder is not written
+""",
+        _formats,
+        takes="words",
     ),
     "store": Command(
         """\

@@ -1,13 +1,15 @@
-"""`saejax.load`: a trained coder from a run folder or a saved folder. One CPU is enough, whatever trained it."""
+"""`saejax.load`: a trained coder from a run, a saved folder or another project's files. One CPU is enough."""
 
 import dataclasses
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from saejax import interop
 from saejax.app.experiment import from_json
 from saejax.app.provenance import PROVENANCE
 from saejax.checkpoints import Checkpoints
@@ -18,25 +20,31 @@ from saejax.core.files import read_json
 from saejax.trained import Origin, TrainedCoder, folded, is_saved, sites_from_meta, unscaled
 
 
-def load(path: str | os.PathLike[str], step: int | str | None = None) -> TrainedCoder:
-    """The coder in a folder that `TrainedCoder.save` wrote, or of a run.
+def load(path: str | os.PathLike[str], step: int | str | None = None, hook_points: Sequence[str] = ()) -> TrainedCoder:
+    """The coder of a run, in a folder that `TrainedCoder.save` wrote, or of another project (`saejax formats`).
 
     Args:
-        path: the folder.
+        path: the folder or file.
         step: of a run: which checkpoint (default: the newest), or "best" for what train.keep_best kept.
+        hook_points: (what it reads,) or (reads, writes), for files of other projects that do not say.
 
     Raises:
-        DataError: no coder there, no such checkpoint, or a damaged file (it is named).
+        DataError: no coder there, several, no such checkpoint, or a damaged file (it is named).
     """
     path = Path(path)
-    if is_saved(path):
-        if step is not None:
-            raise DataError(f"{path} is a saved coder and holds one step; step={step!r} is for run folders.")
-        return TrainedCoder.from_folder(path)
-    if not (path / "config.json").is_file():
-        what = "is no folder" if not path.is_dir() else "is neither a run (config.json) nor a saved coder (saejax.json)"
-        raise DataError(f"{path} {what}. Give a folder such as runs/quickstart.")
-    return _from_run(path, step)
+    if is_run(path):
+        return _from_run(path, step)
+    sae = interop.read(path, hook_points)
+    if step is not None:
+        raise DataError(f"{path} is a saved coder and holds one step; step={step!r} is for run folders.")
+    return sae
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is a run of saejax: it has a config.json, and no other project's files."""
+    path = Path(path)
+    others = (format.here(path) for format in interop.FORMATS.values())
+    return (path / "config.json").is_file() and not is_saved(path) and not any(others)
 
 
 def _from_run(run: Path, step: int | str | None) -> TrainedCoder:

@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,30 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+@contextlib.contextmanager
+def replacing(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """A new folder beside `folder` to fill, which takes its place as a whole when the block ends without an error.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    folder = Path(folder)
+    beside, old = (folder.with_name(f".{folder.name}.{state}") for state in ("saving", "old"))
+    with writing(folder):
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+    try:
+        with writing(folder):
+            yield beside
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                folder.replace(old)
+            beside.replace(folder)
+    finally:
+        for left in (beside, old):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def unwritable(path: str | os.PathLike, error: OSError) -> DataError:

@@ -1,17 +1,25 @@
 """L4: the trained coder, which knows no experiment, no run folder and no Orbax; how it is saved and read back."""
 
 from saejax.trained.coder import Origin, TrainedCoder, folded
-from saejax.trained.files import is_saved
+from saejax.trained.files import coder_of, is_saved, sites_of
+from saejax.trained.formats import FORMATS, Format, Kind, format_named, register
 from saejax.trained.sites import check_widths, make_sites, sites_from_meta, sites_to_meta, unscaled
 
 __all__ = [
+    "FORMATS",
+    "Format",
+    "Kind",
     "Origin",
     "TrainedCoder",
     "check_widths",
+    "coder_of",
     "folded",
+    "format_named",
     "is_saved",
     "make_sites",
+    "register",
     "sites_from_meta",
+    "sites_of",
     "sites_to_meta",
     "unscaled",
 ]

@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -14,10 +15,11 @@ import numpy as np
 from ml_collections import FrozenConfigDict
 
 from saejax.coders import Coder, Latents, Sites
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.selection import top_k
 from saejax.lm.forward import Model
 from saejax.trained.files import describe, read_folder, write_folder
+from saejax.trained.formats import format_named
 from saejax.trained.sites import check_widths, unscaled
 
 Params = Mapping[str, Any]
@@ -37,7 +39,8 @@ class Origin:
         tokens: activations trained on.
         step: training steps taken.
         source: the run, file or repository that it was read from.
-        saejax: the version that trained it.
+        saejax: the version that trained it; empty where another project did.
+        notes: what is to be known of files that another project wrote, one sentence each.
     """
 
     model: str = ""
@@ -48,6 +51,10 @@ class Origin:
     step: int = 0
     source: str = ""
     saejax: str = dataclasses.field(default_factory=lambda: importlib.metadata.version("saejax"))
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", tuple(self.notes))  # a list in JSON
 
 
 def folded(coder: Coder, params: Params, stats: Mapping[str, Any], sites: Sites) -> tuple[Coder, dict[str, Any]]:
@@ -179,22 +186,36 @@ class TrainedCoder:
         check_widths(f"The coder of {what}", widths, f"the model {lm.identity['model']}", lm.hook_points())
         return dataclasses.replace(self, sites=sites)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write coder.safetensors, saejax.json and README.md, a model card; `saejax.load(folder)` reads them back.
-
-        A coder that was saved there before is replaced as a whole.
-
-        Raises:
-            DataError: the folder holds something else, or cannot be written.
-        """
-        figures = {name: float(value) for name, value in self.figures.items() if math.isfinite(value)}
-        more = {
+    def describe(self) -> dict[str, Any]:
+        """What it is, as JSON: topology, sparsity, sizes, hook points, origin, figures and settings."""
+        return describe(self.coder, self.sites) | {
             "origin": dataclasses.asdict(self.origin),
-            "figures": figures,
+            "figures": {name: float(value) for name, value in self.figures.items() if math.isfinite(value)},
             "finished": self.finished,
             "settings": dict(self.settings),
         }
-        write_folder(folder, describe(self.coder, self.sites) | more, self.params)
+
+    def save(self, folder: str | os.PathLike[str], format: str = "saejax") -> list[str]:
+        """Write the coder into a folder; `saejax.load(folder)` reads it back.
+
+        Args:
+            format: saejax (coder.safetensors, saejax.json and a model card; a coder that was saved there before is
+                replaced as a whole), or that of another project: `saejax formats` lists them.
+
+        Returns:
+            What the format does not say without changing a number, one sentence each; mostly nothing.
+
+        Raises:
+            ConfigError: a format that is not known, or that cannot say this coder; says why.
+            DataError: the folder holds something else, or cannot be written.
+        """
+        if format == "saejax":
+            write_folder(folder, self.describe(), self.params)
+            return []
+        to = format_named(format)
+        if why := to.refuses(self):
+            raise ConfigError(f"This coder cannot be written for {to.title}: {why}. `saejax formats` lists the others.")
+        return to.write(self, Path(folder))
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str]) -> Self:

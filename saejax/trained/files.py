@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, Sites
 from saejax.coders.ramp import Ramp
 from saejax.core.config import nearest
 from saejax.core.errors import DataError
-from saejax.core.files import finite, read_bounded, read_json, write_json, writing
+from saejax.core.files import finite, read_bounded, read_json, replacing, write_json
 from saejax.trained.card import model_card
 
 WEIGHTS, DESCRIPTION, CARD = "coder.safetensors", "saejax.json", "README.md"
@@ -49,21 +48,12 @@ def write_folder(folder: str | os.PathLike[str], described: Mapping[str, Any], p
     if folder.exists() and not (folder.is_dir() and (is_saved(folder) or not any(folder.iterdir()))):
         raise DataError(f"{folder} holds something other than a saved coder. Choose another folder.")
     described = json.loads(json.dumps(finite(dict(described))))
-    beside, old = (folder.with_name(f".{folder.name}.{state}") for state in ("saving", "old"))
-    with writing(folder):
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        arrays = {name: np.ascontiguousarray(value, np.float32) for name, value in params.items()}
-        raw = safetensors.numpy.save(arrays, metadata={"format": "saejax"})
+    arrays = {name: np.ascontiguousarray(value, np.float32) for name, value in params.items()}
+    raw = safetensors.numpy.save(arrays, metadata={"format": "saejax"})
+    with replacing(folder) as beside:
         (beside / WEIGHTS).write_bytes(raw)
         (beside / CARD).write_text(model_card(described), encoding="utf-8")
-    write_json(beside / DESCRIPTION, {"format": FORMAT, **described, "sha256": hashlib.sha256(raw).hexdigest()})
-    with writing(folder):
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.replace(old)
-        beside.replace(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        write_json(beside / DESCRIPTION, {"format": FORMAT, **described, "sha256": hashlib.sha256(raw).hexdigest()})
 
 
 def read_folder(
@@ -84,7 +74,7 @@ def read_folder(
         what = "was written by a newer version of saejax: update it" if newer else f"has the unknown format {found!r}"
         raise DataError(f"{path} {what}. This version reads {FORMAT['name']} {FORMAT['version']}.")
     try:
-        coder, sites, more = _coder(described), _sites(described), also(described)
+        coder, sites, more = coder_of(described), sites_of(described), also(described)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}). {remedy}") from None
     return coder, sites, _params(Path(folder) / WEIGHTS, coder, described.get("sha256")), more
@@ -115,7 +105,7 @@ def _name_of(kind: type, table: Mapping[str, type]) -> str:
     return next(name for name, known in table.items() if known is kind)
 
 
-def _coder(described: Mapping[str, Any]) -> Coder:
+def coder_of(described: Mapping[str, Any]) -> Coder:
     """The inference coder of a description.
 
     Raises:
@@ -148,7 +138,7 @@ def _coder(described: Mapping[str, Any]) -> Coder:
     )
 
 
-def _sites(described: Mapping[str, Any]) -> Sites:
+def sites_of(described: Mapping[str, Any]) -> Sites:
     reads, writes = (tuple(described[name]) for name in ("reads", "writes"))
     stacked = TOPOLOGIES[described["topology"]].stacked
     if not all(isinstance(name, str) for name in (*reads, *writes)) or len(reads) != len(writes):

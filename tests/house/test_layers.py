@@ -28,7 +28,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"coders", "lm", "checkpoints"}),
     frozenset({"trained"}),
     frozenset({"training", "capture"}),
-    frozenset({"evals", "analysis", "report"}),
+    frozenset({"evals", "analysis", "report", "interop"}),
     frozenset({"app"}),
     frozenset({"plan"}),
 )

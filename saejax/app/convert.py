@@ -1,0 +1,125 @@
+"""`saejax convert` and `saejax formats`: dictionaries from one project's files into another's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from saejax.app.loading import is_run, load
+from saejax.core.errors import ConfigError, DataError
+from saejax.interop import FORMATS, format_table, found
+from saejax.trained import Format, TrainedCoder, format_named
+
+# Tokens on which a written coder is compared with its source, and the latents that each is made to fire.
+_TOKENS, _FIRING = 64, 8
+_EQUAL = 1e-5
+
+
+def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step: str) -> None:
+    """Convert one source or several into a folder, and read each back: it must do what its source does.
+
+    Raises:
+        ConfigError: too few words, an unknown format, or a coder that it cannot say; nothing is written then.
+        DataError: a source that cannot be read, or a destination that holds something else.
+    """
+    if len(words) < 2:
+        raise ConfigError("Give a source and a destination, as in: saejax convert runs/quickstart out --to=saelens")
+    if not to:
+        raise ConfigError(f"Say into which format: --to=saejax, {', '.join(f'--to={name}' for name in FORMATS)}.")
+    *sources, destination = map(Path, words)
+    places = [place for source in sources for place in _places(source)]
+    at = (int(step) if step.isdigit() else step) or None
+    coders = [load(place, at, hook_points) for place in places]
+    if to != "saejax":
+        _refuse(places, coders, format_named(to))
+    as_set = to != "saejax" and format_named(to).sets
+    for place, sae in zip(places, coders, strict=True):
+        folder = destination if as_set or len(coders) == 1 else destination / _own_name(place, places)
+        notes = [*sae.origin.notes, *sae.save(folder, format=to)]
+        print(f"{place} -> {folder} ({to}): {sae!r}")
+        for note in notes:
+            print(f"  {note}")
+        print(f"  {_compared(sae, folder, to, hook_points)}")
+
+
+def print_formats(words: Sequence[str]) -> None:
+    """The table of all formats, or all that is to be said of the one that is named."""
+    if words:
+        for name in words:
+            format = format_named(name)
+            print(f"{format.title} (--to={format.name}): {format.files}\n")
+            for kind, (read, why) in dict(format_table())[format].items():
+                print(f"  {', '.join(kind):42} {'read' if read else '':6} {why or 'write'}")
+        return
+    for format, cells in format_table():
+        print(f"{format.name}: {format.title}; {format.files}")
+        rows: dict[str, list[str]] = {}
+        for (topology, sparsity), (read, why) in cells.items():
+            what = "+".join(word for word, holds in (("read", read), ("write", not why)) if holds)
+            if what:
+                rows.setdefault(topology, []).append(f"{sparsity} {what}")
+        for topology, cell in rows.items():
+            print(f"  {topology:24} {', '.join(cell)}")
+        print()
+    print(
+        "saejax itself: all, coder.safetensors and saejax.json. batchtopk and matryoshka are a jumprelu or topk after"
+    )
+    print("training. `saejax formats NAME` says why something is not written.")
+
+
+def _places(source: Path) -> list[Path]:
+    """The coders at a source: itself, or all within a folder of several."""
+    if is_run(source):
+        return [source]
+    return found(source) or [source]  # for the message of `load`
+
+
+def _refuse(places: Sequence[Path], coders: Sequence[TrainedCoder], to: Format) -> None:
+    for place, sae in zip(places, coders, strict=True):
+        if why := to.refuses(sae):
+            can = [name for name, format in FORMATS.items() if not format.refuses(sae)]
+            raise ConfigError(
+                f"{place} cannot be written for {to.title}: {why}. It can for: {', '.join(['saejax', *can])}."
+            )
+
+
+def _own_name(place: Path, places: Sequence[Path]) -> str:
+    """A folder's name for one of several: the last parts of its path that tell it from the others."""
+    for depth in range(1, len(place.parts) + 1):
+        name = "-".join(place.parts[-depth:])
+        if sum("-".join(other.parts[-depth:]) == name for other in places) == 1:
+            return name.removesuffix(".safetensors").removesuffix(".npz").removesuffix(".pt").replace("/", "")
+    raise DataError(f"{place} is given twice.")
+
+
+def _compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str]) -> str:
+    """One sentence about what was read back. Raises DataError where it does something else than its source."""
+    place = folder
+    if to != "saejax":
+        format = format_named(to)
+        if not format.reads:
+            return "Not read back: saejax does not read this format."
+        place = format.place_of(sae, folder)
+    back = load(place, hook_points=hook_points)
+    x = _tokens(sae)
+    latents, again = sae.encode(x), back.encode(x)
+    pairs = [(latents, again), (sae.decode(latents, x), back.decode(again, x))]
+    worst = [float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-30)) for a, b in pairs]
+    if max(worst) > _EQUAL:
+        raise DataError(
+            f"{place} was read back and differs from its source: latents by {worst[0]:.1e}, reconstructions by "
+            f"{worst[1]:.1e} of the largest entry. Please report it; do not use the files."
+        )
+    return f"Read back: latents differ by {worst[0]:.0e}, reconstructions by {worst[1]:.0e} of the largest, at most."
+
+
+def _tokens(sae: TrainedCoder) -> np.ndarray:
+    """Activations [64, ...] for which some latents fire: sums of encoder directions, each beyond its threshold."""
+    rng = np.random.default_rng(0)
+    encoders = np.moveaxis(np.asarray(sae.params["W_enc"]), -1, 0)  # [F, *in], or [F, L, D] of a cross-layer transcoder
+    flat = encoders.reshape(len(encoders), -1)
+    size = np.abs(np.asarray(sae.params["b_enc"])).max() + np.abs(np.asarray(sae.params.get("threshold", 0))).max() + 1
+    own = flat / np.maximum(np.square(flat).sum(-1, keepdims=True), 1e-12) * size
+    chosen = rng.integers(len(flat), size=(_TOKENS, _FIRING))
+    x = (rng.uniform(0, 2, (_TOKENS, _FIRING, 1)) * own[chosen]).sum(1)
+    return x.reshape(_TOKENS, *sae.coder.topology.in_shape).astype(np.float32)

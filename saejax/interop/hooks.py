@@ -1,0 +1,61 @@
+"""Names of hook points: TransformerLens's and the module paths of transformers, both ways.
+
+Ours are in `saejax.lm.points`. A name that is not known stays as it is: a PyTorch model has any module as a hook
+point.
+"""
+
+import re
+
+from saejax.lm.points import TRANSFORMER_LENS
+
+# Beside those that the language models take themselves. SAELens and circuit-tracer read transcoders here.
+_THEIRS = TRANSFORMER_LENS | {"mlp.hook_in": "mlp_in", "mlp.hook_out": "mlp_out"}
+_OURS = {ours: theirs for theirs, ours in TRANSFORMER_LENS.items()} | {"mlp_in": "mlp.hook_in"}
+UNKNOWN = "unknown"
+
+# What stands at the input (False) or output (True) of a layer's modules, in the families of transformers.
+_MODULES = {
+    ("", True): "resid_post",
+    ("", False): "resid_pre",
+    ("mlp", True): "mlp_out",
+    ("mlp", False): "mlp_in",
+    ("pre_feedforward_layernorm", True): "mlp_in",
+    ("post_feedforward_layernorm", True): "mlp_out",
+    ("self_attn.o_proj", False): "attn_z",
+    ("attn.c_proj", False): "attn_z",
+    ("attention.dense", False): "attn_z",
+}
+_MODULES |= {(name, True): "attn_out" for name in ("self_attn", "attn", "attention")}
+_LAYER = re.compile(r"(?:[\w]+\.)*?(?:layers|h|blocks)\.(\d+)(?:\.(.+?))??(?:\.(input|output|in|out))?")
+
+
+def from_transformer_lens(name: str) -> str:
+    """blocks.6.hook_resid_pre -> blocks.6.resid_pre; a name of neither kind stays as it is."""
+    match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+    return f"blocks.{match[1]}.{_THEIRS.get(match[2], match[2])}" if match else name
+
+
+def to_transformer_lens(name: str) -> str:
+    """blocks.6.resid_pre -> blocks.6.hook_resid_pre; mlp_in is mlp.hook_in, as circuit-tracer calls it."""
+    match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+    return f"blocks.{match[1]}.{_OURS.get(match[2], match[2])}" if match else name
+
+
+def from_module(path: str, output: bool = True) -> str:
+    """model.layers.6.mlp -> blocks.6.mlp_out; with .input (or output=False) blocks.6.mlp_in.
+
+    A path that no rule knows becomes the name it has for a PyTorch model: path.out or path.in.
+    """
+    match = _LAYER.fullmatch(path)
+    if match and match[3]:
+        output = match[3] in ("output", "out")
+    if match and (ours := _MODULES.get((match[2] or "", output))):
+        return f"blocks.{match[1]}.{ours}"
+    stem = re.sub(r"\.(input|output|in|out)$", "", path)
+    return f"{stem}.{'out' if output else 'in'}"
+
+
+def layer_of(name: str) -> int | None:
+    """6 of blocks.6.resid_pre; None where the name does not say."""
+    match = re.search(r"(?:^|\.)(?:blocks|layers|h)\.(\d+)(?:\.|$)", name)
+    return int(match[1]) if match else None

@@ -1,0 +1,191 @@
+"""SAELens: cfg.json and sae_weights.safetensors. (decoderesearch/SAELens 6.54.12: saes/, loading/)
+
+An autoencoder's encoder sees x - b_dec where cfg.apply_b_dec_to_input says so, else x; a transcoder's sees x. Its
+names and layouts are ours, but for the gate's bias b_gate and W_skip [D_out, D_in].
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import DataError
+from saejax.core.files import replacing
+from saejax.interop.hooks import from_module, from_transformer_lens, to_transformer_lens
+from saejax.interop.making import UNCENTRED, Found, kind_of, made, weighted
+from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
+from saejax.trained import Format, TrainedCoder
+
+_CFG, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
+# The version whose way of saying things this is: older readers would take the file for one of theirs.
+_VERSION = "6.54.12"
+_AUTOENCODERS = {"standard": "relu", "gated": "gated", "topk": "topk", "abstopk": "abs_topk", "jumprelu": "jumprelu"}
+_TRANSCODERS = {
+    "transcoder": ("transcoder", "relu"),
+    "skip_transcoder": ("skip_transcoder", "relu"),
+    "jumprelu_transcoder": ("transcoder", "jumprelu"),
+    "jumprelu_skip_transcoder": ("skip_transcoder", "jumprelu"),
+}
+_OURS = {"b_gate": "b_enc"}
+_FOLDED_BEFORE = ("expected_average_only_in", "covariance_whitening")
+
+
+class SAELens(Format):
+    """One folder a coder."""
+
+    name = "saelens"
+    title = "SAELens"
+    files = f"{_CFG}, {_WEIGHTS}"
+    reads = frozenset(
+        [
+            *((topology, sparsity) for topology in ("autoencoder", UNCENTRED) for sparsity in _AUTOENCODERS.values()),
+            *(("layernorm_autoencoder", sparsity) for sparsity in _AUTOENCODERS.values()),
+            *_TRANSCODERS.values(),
+        ]
+    )
+
+    def here(self, path: Path) -> list[Path]:
+        return [path] if (path / _CFG).is_file() and (path / _WEIGHTS).is_file() else []
+
+    def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
+        config = _modern(read_config(path / _CFG), path / _CFG)
+        architecture = config.get("architecture")
+        found = _found(config, architecture, path)
+        arrays = read_safetensors(path / _WEIGHTS)
+        if (scale := arrays.pop("scaling_factor", None)) is not None and not np.allclose(scale, 1):
+            raise DataError(f"{path / _WEIGHTS} has a scaling_factor of finetuning; fold it into W_dec with SAELens.")
+        arrays = {_OURS.get(name, name): value for name, value in arrays.items()}
+        if "W_skip" in arrays:
+            arrays["W_skip"] = arrays["W_skip"].T
+        if found.sparsity in ("topk", "abs_topk") and config.get("rescale_acts_by_decoder_norm"):
+            arrays = weighted(arrays, np.linalg.norm(arrays["W_dec"].astype(np.float64), axis=-1))
+        return made(found, arrays, hook_points)
+
+    def refuses(self, sae: TrainedCoder) -> str:
+        topology, sparsity = kind_of(sae)
+        if topology in ("autoencoder", UNCENTRED, "layernorm_autoencoder"):
+            known = sparsity in _AUTOENCODERS.values()
+        elif topology in ("transcoder", "skip_transcoder"):
+            known = (topology, sparsity) in _TRANSCODERS.values()
+        else:
+            return f"SAELens has no {topology}"
+        return "" if known else f"SAELens has no {topology} with {sparsity}"
+
+    def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
+        if folder.exists() and not (self.here(folder) or (folder.is_dir() and not any(folder.iterdir()))):
+            raise DataError(f"{folder} holds something other than a SAELens dictionary. Choose another folder.")
+        arrays = {name: np.asarray(value) for name, value in sae.params.items()}
+        if "b_mag" in arrays:
+            arrays["b_gate"] = arrays.pop("b_enc")
+        if "W_skip" in arrays:
+            arrays["W_skip"] = arrays["W_skip"].T
+        with replacing(folder) as beside:
+            write_safetensors(beside / _WEIGHTS, arrays)
+            (beside / _CFG).write_text(json.dumps(_config(sae), indent=2) + "\n", encoding="utf-8")
+        return []
+
+
+def _config(sae: TrainedCoder) -> dict[str, Any]:
+    """cfg.json of version 6: what the class takes, and metadata about the language model."""
+    (topology, sparsity), t = kind_of(sae), sae.coder.topology
+    reads, writes = (to_transformer_lens(names[0]) for names in (sae.sites.reads, sae.sites.writes))
+    config: dict[str, Any] = {
+        "d_in": t.d_in,
+        "d_sae": t.d_sae,
+        "dtype": "float32",
+        "device": "cpu",
+        "apply_b_dec_to_input": topology in ("autoencoder", "layernorm_autoencoder"),
+        "normalize_activations": "layer_norm" if topology == "layernorm_autoencoder" else "none",
+        "reshape_activations": "hook_z" if reads.endswith("hook_z") else "none",
+        "metadata": {
+            "sae_lens_version": _VERSION,
+            "sae_lens_training_version": None,
+            "model_name": sae.origin.model,
+            "hook_name": reads,
+            "hook_head_index": None,
+            "trained_with": f"saejax {sae.origin.saejax}".strip(),
+        },
+    }
+    if topology in ("transcoder", "skip_transcoder"):
+        names = {kind: name for name, kind in _TRANSCODERS.items()}
+        config |= {"architecture": names[topology, sparsity], "d_out": t.out_shape[-1]}
+        config["metadata"] |= {"hook_name_out": writes, "hook_head_index_out": None}
+        config["reshape_activations"] = "none"
+        return config
+    config["architecture"] = {ours: name for name, ours in _AUTOENCODERS.items()}[sparsity]
+    if sparsity in ("topk", "abs_topk"):
+        config |= {"k": sae.coder.sparsity.kept, "rescale_acts_by_decoder_norm": False}
+    return config
+
+
+def _found(config: Mapping[str, Any], architecture: Any, path: Path) -> Found:
+    """What cfg.json says, in saejax's words. Raises DataError for what saejax has not."""
+    cfg, meta = path / _CFG, config.get("metadata") or {}
+    if not isinstance(architecture, str) or architecture not in _AUTOENCODERS | _TRANSCODERS:
+        known = ", ".join([*_AUTOENCODERS, *_TRANSCODERS])
+        raise DataError(
+            f"{cfg}: saejax has no coder that does what {architecture!r} of SAELens does; it reads {known}."
+        )
+    normalize, centre = config.get("normalize_activations") or "none", config.get("apply_b_dec_to_input", True)
+    notes = []
+    if normalize in _FOLDED_BEFORE:
+        notes.append(
+            f"SAELens trained it with normalize_activations={normalize}, and the file does not say whether that is "
+            "folded in: it is read as SAELens reads it from a disk, without."
+        )
+    elif normalize not in ("none", "layer_norm"):
+        raise DataError(f"{cfg}: normalize_activations={normalize!r}: saejax has no coder that scales tokens so.")
+    if meta.get("hook_head_index") is not None:
+        raise DataError(f"{cfg}: hook_head_index={meta['hook_head_index']!r}: saejax has no hook point of one head.")
+    if stored_types(path / _WEIGHTS) & {"BF16", "F16"} or config.get("dtype") in ("bfloat16", "float16"):
+        notes.append(
+            "The weights are of 16 bits. SAELens also multiplies in 16 bits where cfg.dtype says so, saejax in 32."
+        )
+    reads, writes = (_hook(meta, name) for name in ("hook_name", "hook_name_out"))
+    if architecture in _TRANSCODERS:
+        topology, sparsity = _TRANSCODERS[architecture]
+        if normalize == "layer_norm":
+            raise DataError(f"{cfg}: saejax has no transcoder with normalize_activations='layer_norm'.")
+    else:
+        sparsity, writes = _AUTOENCODERS[architecture], reads
+        topology = "autoencoder" if centre else "transcoder"
+        if normalize == "layer_norm":
+            topology = "layernorm_autoencoder"
+    k = whole_number(config, "k", cfg) if sparsity in ("topk", "abs_topk") else None
+    model = meta.get("model_name")
+    return Found(
+        path, topology, sparsity, reads, writes, k, model if isinstance(model, str) else "", notes=tuple(notes)
+    )
+
+
+def _hook(meta: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The hook point in saejax's name; () where it is not said."""
+    module, name = meta.get(f"hf_{key}"), meta.get(key)
+    if isinstance(module, str) and module and (ours := from_module(module)).startswith("blocks."):
+        return (ours,)
+    return (from_transformer_lens(name),) if isinstance(name, str) and name else ()
+
+
+def _modern(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """cfg.json as version 6 writes it: older ones say everything on one level, some by other names."""
+    meta = config.get("metadata")
+    version = config.get("sae_lens_version") or (meta.get("sae_lens_version") if isinstance(meta, dict) else None)
+    if isinstance(version, str) and version.split(".")[0].isdigit() and int(version.split(".")[0]) >= 6:
+        return config
+    renamed = {
+        "hook_point": "hook_name",
+        "hook_point_head_index": "hook_head_index",
+        "activation_fn_str": "activation_fn",
+    }
+    old = {renamed.get(key, key): value for key, value in config.items()}
+    old = {"architecture": "standard", "apply_b_dec_to_input": True, "activation_fn": "relu"} | old
+    more = old.get("activation_fn_kwargs") or {}
+    if old["activation_fn"] == "topk" and isinstance(more, dict) and "k" in more:
+        old |= {"architecture": "topk", "k": more["k"]}
+    elif old["activation_fn"] != "relu":
+        raise DataError(f"{path}: activation_fn is {old['activation_fn']!r}; saejax reads relu and topk of such files.")
+    if isinstance(old.get("normalize_activations"), bool):
+        old["normalize_activations"] = "expected_average_only_in" if old["normalize_activations"] else "none"
+    return old | {"metadata": {key: old[key] for key in ("model_name", "hook_name", "hook_head_index") if key in old}}

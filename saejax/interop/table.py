@@ -1,0 +1,46 @@
+"""The table format x coder: what is read, what is written, or why not."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from saejax.coders import SPARSITIES, TOPOLOGIES
+from saejax.interop.making import kind_of
+from saejax.trained import FORMATS, Format, Kind, TrainedCoder, coder_of, sites_of
+
+
+def format_table() -> Iterator[tuple[Format, dict[Kind, tuple[bool, str]]]]:
+    """For each format {(topology, sparsity): (it is read, why it is not written)}; "" is written."""
+    for format in FORMATS.values():
+        yield format, {kind_of(sae): (kind_of(sae) in format.reads, format.refuses(sae)) for sae in examples()}
+
+
+@functools.cache
+def examples() -> tuple[TrainedCoder, ...]:
+    """One small coder of each topology and sparsity that there is after training, and of x itself."""
+    after = [name for name in SPARSITIES if name != "batchtopk"]  # which becomes a jumprelu
+    made = [_example(topology, sparsity, False) for topology in TOPOLOGIES for sparsity in after]
+    return (*made, *(_example("transcoder", sparsity, True) for sparsity in after))
+
+
+def _example(topology: str, sparsity: str, same: bool) -> TrainedCoder:
+    stacked = TOPOLOGIES[topology].stacked
+    names = ["blocks.0.mlp_in", "blocks.1.mlp_in"][: 1 + stacked]
+    tied = TOPOLOGIES[topology].tied or same
+    kind = SPARSITIES[sparsity]
+    numbers: dict[str, Any] = {"k": 2} if "k" in kind.provides else {}
+    if sparsity == "jumprelu":
+        numbers = {"threshold": 0.0, "bandwidth": 1.0, "through_input": False}
+    described = {
+        "topology": topology,
+        "sparsity": {"name": sparsity, **numbers},
+        **{"d_in": 4, "d_sae": 6, "d_out": 4},
+        "reads": names,
+        "writes": names if tied else [name.replace("mlp_in", "mlp_out") for name in names],
+    }
+    coder = coder_of(described)
+    params = {name: np.asarray(value) for name, value in coder.init(jax.random.key(0)).items()}
+    return TrainedCoder(coder, params, sites_of(described))

@@ -1,0 +1,154 @@
+"""Arrays and small texts of files that strangers wrote: bounded before memory is taken, nothing is executed."""
+
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from saejax.core.errors import DataError
+from saejax.core.files import read_bounded, read_json
+
+LARGEST_CONFIG = 4 << 20
+_MOST_TENSORS = 4096
+_BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises DataError for anything else."""
+    value = read_json(path, LARGEST_CONFIG)
+    if not isinstance(value, dict):
+        raise DataError(f"{path} is not a configuration: it holds no JSON object.")
+    return value
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping of plain values. Raises DataError for anything else."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(read_bounded(path, LARGEST_CONFIG).decode())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not readable YAML ({type(error).__name__}).") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path} is not a configuration: it holds no YAML mapping.")
+    return value
+
+
+def whole_number(config: Mapping[str, Any], key: str, path: Path, low: int = 1) -> int:
+    """config[key], a whole number of at least `low`. Raises DataError."""
+    value = config.get(key)
+    if type(value) is not int or value < low:
+        raise DataError(f"{path}: {key} is {value!r}; it must be a whole number of at least {low}.")
+    return value
+
+
+def check_size(path: Path, n_bytes: int) -> None:
+    """Raises DataError where so many bytes would not fit into this machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if n_bytes > memory:
+        raise DataError(
+            f"{path} says that it holds {n_bytes / 1e9:,.0f} GB of numbers; this machine has {memory / 1e9:,.0f} GB. "
+            "The file is damaged, or needs a larger machine."
+        )
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """All tensors as float32 (float64 and 16-bit ones too), with names as in the file.
+
+    Raises:
+        DataError: not a safetensors file, too large for this machine, or a tensor that does not hold real numbers.
+    """
+    _check_regular(path)
+    try:
+        with safetensors.safe_open(path, framework="numpy") as handle:
+            names = list(handle.keys())
+            if len(names) > _MOST_TENSORS:
+                raise DataError(f"{path} holds {len(names):,} tensors; a dictionary has at most {_MOST_TENSORS:,}.")
+            check_size(path, sum(4 * _count(handle.get_slice(name).get_shape()) for name in names))
+            return {name: _floats(path, name, handle.get_tensor(name)) for name in names}
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{path} is not a readable safetensors file ({error}).") from None
+
+
+def stored_types(path: Path) -> set[str]:
+    """Types of the tensors in a safetensors file, as in {"F32", "BF16"}. Raises DataError."""
+    _check_regular(path)
+    try:
+        with safetensors.safe_open(path, framework="numpy") as handle:
+            return {handle.get_slice(name).get_dtype() for name in list(handle.keys())}
+    except (safetensors.SafetensorError, OSError) as error:
+        raise DataError(f"{path} is not a readable safetensors file ({error}).") from None
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """float32 tensors; the caller has the folder made and turns OSError into a message."""
+    raw = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
+    path.write_bytes(safetensors.numpy.save(raw, metadata={"format": "pt"}))
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file as float32; nothing pickled is read.
+
+    Raises:
+        DataError: not such a file, too large for this machine, objects, or no real numbers.
+    """
+    _check_regular(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if len(members) > _MOST_TENSORS:
+                raise DataError(f"{path} holds {len(members):,} arrays; a dictionary has at most {_MOST_TENSORS:,}.")
+            check_size(path, sum(member.file_size for member in members))
+            for member in members:
+                _check_member(path, archive, member)
+        with np.load(path, allow_pickle=False) as data:
+            return {name: _floats(path, name, data[name]) for name in data.files}
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"{path} is not a readable .npz file ({error}).") from None
+
+
+def _check_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Raises DataError for an array that is shorter than its header says, and for what unpacks to nearly nothing."""
+    if member.file_size > _BOMB_BYTES and member.file_size > _BOMB_RATIO * max(1, member.compress_size):
+        raise DataError(
+            f"{path}: {member.filename} unpacks from {member.compress_size:,} to {member.file_size:,} bytes. Weights "
+            "never do; the file is not read."
+        )
+    with archive.open(member) as handle:
+        version = np.lib.format.read_magic(handle)
+        reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, dtype = reader[version](handle)
+    if _count(shape) * dtype.itemsize > member.file_size:
+        raise DataError(f"{path}: {member.filename} says {shape}, but is shorter. It is damaged.")
+
+
+def _check_regular(path: Path) -> None:
+    """Raises DataError for what is no file: a pipe would be waited on for ever."""
+    if not path.is_file():
+        raise DataError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")
+
+
+def _count(shape: Any) -> int:
+    count = 1
+    for n in shape:
+        count *= int(n)
+    return count
+
+
+def _floats(path: Path, name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.name not in _FLOATS and array.dtype.kind not in "iub":
+        raise DataError(f"{path}: {name} is of type {array.dtype}; a dictionary holds real numbers.")
+    return array.astype(np.float32)
+
+
+def only_name(path: Path, name: Any) -> str:
+    """A file's name that a configuration gives. Raises DataError for one that leads out of its folder."""
+    if not isinstance(name, str) or not name or Path(name).name != name or name in (".", ".."):
+        raise DataError(f"{path} names the file {name!r}; a plain file name in the same folder is expected.")
+    return name

@@ -1,0 +1,88 @@
+"""What a file format of trained coders is, and the table of those that are known.
+
+A `TrainedCoder` saves itself through this table, so its module imports this one, and here it is called Any.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError
+
+Kind = tuple[str, str]
+
+
+class Format:
+    """One way in which dictionaries lie on a disk. A new one is one file with such a class and a `register`.
+
+    Reading and writing keep every latent and every reconstruction: equal to 1e-5 of the largest entry in float32.
+    What a format cannot say is refused by name and never dropped.
+
+    Attributes:
+        name: as in `saejax convert --to=name`.
+        title: the project, as people call it.
+        reads: (topology, sparsity) of the coders that `read` can give.
+        files: what the files are called, for people.
+        sets: a folder holds several coders, one a layer, and `write` adds to it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reads: ClassVar[frozenset[Kind]] = frozenset()
+    files: ClassVar[str] = ""
+    sets: ClassVar[bool] = False
+
+    def here(self, path: Path) -> list[Path]:
+        """The coders of this format that `path` is: itself, the members of a set (places that `read` takes), or none.
+
+        A look at names and at the first bytes of small files; it does not search folders within.
+        """
+        raise NotImplementedError
+
+    def read(self, path: Path, hook_points: Sequence[str] = ()) -> Any:
+        """The `TrainedCoder` at one of the places that `here` gave.
+
+        Args:
+            hook_points: (what it reads, ...) or (reads, then writes), where the file does not say.
+
+        Raises:
+            DataError: damaged, or something that no coder of saejax is; names the file, the thing and the remedy.
+        """
+        raise NotImplementedError
+
+    def refuses(self, sae: Any) -> str:
+        """Why this coder cannot be said in this format; empty where it can."""
+        return f"saejax reads {self.title}'s files and does not write them"
+
+    def place_of(self, sae: Any, folder: Path) -> Path:
+        """Where `read` finds the coder that was written into this folder."""
+        return folder
+
+    def write(self, sae: Any, folder: Path) -> list[str]:
+        """Write a coder that `refuses` has nothing against; in a set it is added to those that are there.
+
+        Returns:
+            What the files do not say without changing a number, one sentence each; mostly nothing.
+
+        Raises:
+            DataError: the folder holds something else, or cannot be written.
+        """
+        raise NotImplementedError
+
+
+FORMATS: dict[str, Format] = {}
+
+
+def register(format: Format) -> None:
+    """Make a format known to `saejax.load`, `sae.save(format=)`, `saejax convert` and `saejax formats`."""
+    FORMATS[format.name] = format
+
+
+def format_named(name: str) -> Format:
+    """Raises ConfigError for a format that is not known."""
+    if name not in FORMATS:
+        raise ConfigError(
+            f"There is no format {name!r}; there are saejax, {', '.join(FORMATS)}.{nearest(name, FORMATS)}"
+        )
+    return FORMATS[name]
