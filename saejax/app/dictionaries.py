@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from saejax.core.errors import ConfigError, DataError
-from saejax.trained import is_saved
+from saejax.app.loading import is_run
+from saejax.core.errors import ConfigError
+from saejax.interop import found
 
-# Folders below one that is given: a sweep's members lie one down, published collections (layer, width, L0) three.
-_DEPTH = 4
+# Of runs below a folder that is given: a sweep's members lie one or two down.
+_DEPTH = 3
 _LONGEST = 120
 
 
@@ -20,7 +21,6 @@ def dictionaries(words: Sequence[str]) -> dict[str, str]:
 
     Raises:
         ConfigError: nothing was given.
-        DataError: a folder that holds none.
     """
     given = [part.strip() for word in words for part in ([word] if Path(word).exists() else word.split(","))]
     sources = list(dict.fromkeys(source for word in given if word for source in _of(word)))
@@ -31,24 +31,21 @@ def dictionaries(words: Sequence[str]) -> dict[str, str]:
 
 def _of(word: str) -> list[str]:
     path = Path(word)
-    if not path.is_dir() or _is_dictionary(path):
-        return [word]  # one, or what `load` has an error for
-    if not (below := [str(found) for found in _below(path, _DEPTH)]):
-        raise DataError(f"{word} holds no dictionary: no run (config.json, checkpoints) and no saved coder.")
-    return below
+    if is_run(path):
+        return [word]
+    runs = list(_runs(path, _DEPTH))
+    others = [place for place in found(path) if not any(run in place.parents for run in runs)]
+    return [str(place) for place in (*runs, *others)] or [word]  # a hub id, or what `load` has an error for
 
 
-def _is_dictionary(folder: Path) -> bool:
-    return is_saved(folder) or (folder / "config.json").is_file()
-
-
-def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """The dictionaries below a folder, in alphabetical order, none within another."""
-    for path in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        if _is_dictionary(path):
+def _runs(folder: Path, depth: int) -> Iterator[Path]:
+    """The runs below a folder, in alphabetical order, none within another."""
+    inside = sorted(folder.iterdir()) if depth and folder.is_dir() else []
+    for path in inside:
+        if (path / "checkpoints").is_dir() and is_run(path):
             yield path
-        elif depth > 1:
-            yield from _below(path, depth - 1)
+        elif not path.name.startswith(".") and not path.is_symlink():
+            yield from _runs(path, depth - 1)
 
 
 def _names(sources: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from saejax.analysis import collect_features
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
+from saejax.app.experiment import Experiment
 from saejax.app.loading import load
 from saejax.app.stages.evaluate import measure
 from saejax.app.stages.report import write_page
@@ -22,6 +23,7 @@ from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import finite, read_json, write_json
 from saejax.evals import OF_TRAINING, Gate, check_gates
+from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
 from saejax.trained import TrainedCoder
@@ -54,10 +56,12 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
             rows.append({"name": name, "error": str(error)})
     if len(rows) == 1:
         console.gates([Gate.from_json(gate) for gate in rows[0]["gates"]])
-    skipped = ", ".join(OF_TRAINING)
-        console.say(f"gates not judged, because they look at a training: {skipped}")
     tokens = max((row["density"]["n_tokens"] for row in rows if "error" not in row), default=0)
-    lead = f"All on the same {tokens:,} tokens of held-out text. Not judged, because they look at a training: {skipped}."
+    lead = (
+        f"Evaluated on the same {tokens:,} tokens of held-out text. Gates that look at a training are not judged: "
+        f"{', '.join(OF_TRAINING)}."
+    )
+    console.say(lead)
     console.say(render_dictionaries(folder, f"Dictionaries on {work.lm.identity['model']}", lead, rows))
     console.say(f"evaluate: {folder / 'table.html'}")
     return 0 if all("error" not in row and all(gate["passed"] for gate in row["gates"]) for row in rows) else 1
@@ -76,7 +80,7 @@ def _evaluated(
 ) -> dict[str, Any]:
     """The content of a dictionary's eval.json, which is made where it is not there, and its report page."""
     e, path = work.experiment, folder / "eval.json"
-    sae = load(source).at(work.lm)
+    sae = _loaded(e, source).at(work.lm)
     of = {"sha256": _fingerprint(sae), "on": on}
     before = read_json(path) if path.is_file() and not redo else None
     if before is None:
@@ -90,7 +94,7 @@ def _evaluated(
             )
         console.say(f"{folder.name}: already evaluated, {path}")
         content = before
-    content["gates"] = [gate.to_json() for gate in check_gates(e.gates, content["metrics"])]
+    content = content | {"gates": [gate.to_json() for gate in check_gates(e.gates, content["metrics"])]}
     if content != before:
         write_json(path, content)
     console.non_finite(content["non_finite_tokens"])
@@ -101,10 +105,21 @@ def _evaluated(
     return read_json(path)
 
 
+def _loaded(e: Experiment, source: str) -> TrainedCoder:
+    """A dictionary; where its files do not say at which hook points it is, the experiment's settings do."""
+    sae = load(source, hook_points=(*(e.reads or filter(None, [e.hook_point])), *e.writes))
+    if UNKNOWN in sae.sites.hook_points:
+        raise DataError(
+            f"{source} does not say at which hook point it is. Say it: --config.hook_point=blocks.6.resid_pre; of a "
+            "transcoder --config.reads and --config.writes."
+        )
+    return sae
+
+
 def _content(work: Workspace, sae: TrainedCoder, source: str) -> dict[str, Any]:
     """Figures, what the dictionary is and where it is from."""
     measured, done = measure(work, sae)
-    described = describe(sae.coder, sae.sites)
+    described = sae.describe()
     return measured | {
         "source": source,
         "step": sae.step,
@@ -112,9 +127,7 @@ def _content(work: Workspace, sae: TrainedCoder, source: str) -> dict[str, Any]:
         "k": described["sparsity"].get("k"),
         "notes": _notes(work, sae) + ([f"{done.non_finite:,} tokens not finite"] if done.non_finite else []),
         "skipped_gates": list(OF_TRAINING),
-        "dictionary": described
-        | {"tokens": sae.origin.tokens, "origin": sae.origin.source, "model": sae.origin.model}
-        | {"settings": dict(sae.settings)},
+        "dictionary": {key: value for key, value in described.items() if key != "figures"},
     }
 
 
@@ -134,7 +147,7 @@ def _notes(work: Workspace, sae: TrainedCoder) -> list[str]:
         notes.append("trained on another text")
     elif isinstance(share, float) and share < work.experiment.text.heldout_fraction:
         notes.append("trained on a part of this text")
-    return notes
+    return [*notes, *origin.notes]
 
 
 def _fingerprint(sae: TrainedCoder) -> str:
