@@ -1,6 +1,6 @@
 """L5: how good a trained coder is, on held-out text, and whether it may be used: metrics and gates."""
 
-from saejax.evals.evaluate import EvalConfig, Evaluated, evaluate
+from saejax.evals.evaluate import EvalConfig, Evaluated, evaluate, evaluate_together
 from saejax.evals.gates import OF_TRAINING, Gate, GateConfig, check_gates
 from saejax.evals.reconstruction import Reconstruction, decoder_gram_rms
 
@@ -14,4 +14,5 @@ __all__ = [
     "check_gates",
     "decoder_gram_rms",
     "evaluate",
+    "evaluate_together",
 ]

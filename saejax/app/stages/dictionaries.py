@@ -3,6 +3,7 @@
 runs/<name>/evaluated/<dictionary>/{eval.json, features.json.gz, report.html}, and beside them table.{md,png,html}
 """
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -13,21 +14,38 @@ import numpy as np
 from saejax.analysis import collect_features
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
-from saejax.app.experiment import Experiment
 from saejax.app.loading import load
-from saejax.app.stages.evaluate import measure
+from saejax.app.stages.evaluate import figures
 from saejax.app.stages.report import write_page
 from saejax.app.workspace import Workspace
 from saejax.capture import store_identity
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import finite, read_json, write_json
-from saejax.evals import OF_TRAINING, Gate, check_gates
+from saejax.evals import OF_TRAINING, Gate, check_gates, evaluate_together
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
 from saejax.trained import TrainedCoder
 from saejax.trained.files import describe
+
+# Dictionaries of one hook point are evaluated so many together, if their weights take no more bytes: most forward
+# passes are shared by then, and what a signal stops is not much.
+_TOGETHER, _BYTES = 8, 2 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A dictionary with the model's names for its hook points, its folder, and what decides its figures."""
+
+    folder: Path
+    source: str
+    sae: TrainedCoder
+    decided: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        return sum(4 * np.size(value) for value in self.sae.params.values())
 
 
 def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, report: bool = False) -> int:
@@ -42,29 +60,51 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
     Raises:
         SaejaxError: of one dictionary alone: what is wrong with it.
     """
-    e = work.experiment
-    refuse_many(e.parallel, "saejax evaluate --sae")
-    named, folder, on = dictionaries(words), e.run_dir / "evaluated", _evaluated_on(work)
-    rows: list[dict[str, Any]] = []
+    refuse_many(work.experiment.parallel, "saejax evaluate --sae")
+    named, folder, on = dictionaries(words), work.experiment.run_dir / "evaluated", _evaluated_on(work)
+    rows: dict[str, dict[str, Any]] = {}
+    waiting: list[_Opened] = []
+
+    def evaluate_waiting() -> None:
+        for one, content in zip(waiting, _evaluated(work, waiting), strict=True):
+            rows[one.folder.name] = _finished(work, one, content, redo, report)
+        waiting.clear()
+
     for name, source in named.items():
         try:
-            rows.append({"name": name} | _evaluated(work, folder / name, source, on, redo, report))
+            one = _opened(work, folder / name, source, on)
+            before = None if redo else _before(one)
         except SaejaxError as error:
             if len(named) == 1:
                 raise
             console.say(f"{name}: error: {error}")
-            rows.append({"name": name, "error": str(error)})
+            rows[name] = {"error": str(error)}
+            continue
+        if before is not None:
+            rows[name] = _finished(work, one, before, redo, report)
+            continue
+        if waiting and not _fits(waiting, one):
+            evaluate_waiting()
+        waiting.append(one)
+    if waiting:
+        evaluate_waiting()
+    return _shown(work, folder, [{"name": name} | rows[name] for name in named])
+
+
+def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]]) -> int:
+    """Say and write the table; 0, or 1 where a dictionary was not evaluated or fails a gate."""
+    evaluated = [row for row in rows if "error" not in row]
     if len(rows) == 1:
         console.gates([Gate.from_json(gate) for gate in rows[0]["gates"]])
-    tokens = max((row["density"]["n_tokens"] for row in rows if "error" not in row), default=0)
     lead = (
-        f"Evaluated on the same {tokens:,} tokens of held-out text. Gates that look at a training are not judged: "
-        f"{', '.join(OF_TRAINING)}."
+        f"Evaluated on the same {max((row['density']['n_tokens'] for row in evaluated), default=0):,} tokens of "
+        f"held-out text. Gates that look at a training are not judged: {', '.join(OF_TRAINING)}."
     )
     console.say(lead)
     console.say(render_dictionaries(folder, f"Dictionaries on {work.lm.identity['model']}", lead, rows))
     console.say(f"evaluate: {folder / 'table.html'}")
-    return 0 if all("error" not in row and all(gate["passed"] for gate in row["gates"]) for row in rows) else 1
+    passed = all(gate["passed"] for row in evaluated for gate in row["gates"])
+    return 0 if passed and len(evaluated) == len(rows) else 1
 
 
 def _evaluated_on(work: Workspace) -> dict[str, Any]:
@@ -75,60 +115,86 @@ def _evaluated_on(work: Workspace) -> dict[str, Any]:
     return json.loads(json.dumps(finite(identity | {"dtype": e.lm.dtype, "eval": to_json(e.eval)})))
 
 
-def _evaluated(
-    work: Workspace, folder: Path, source: str, on: dict[str, Any], redo: bool, report: bool
-) -> dict[str, Any]:
-    """The content of a dictionary's eval.json, which is made where it is not there, and its report page."""
-    e, path = work.experiment, folder / "eval.json"
-    sae = _loaded(e, source).at(work.lm)
-    of = {"sha256": _fingerprint(sae), "on": on}
-    before = read_json(path) if path.is_file() and not redo else None
-    if before is None:
-        console.say(f"{folder.name}: {sae}")
-        content = _content(work, sae, source) | of
-    else:
-        if changed := differences({key: before.get(key) for key in of}, of):
-            raise DataError(
-                f"{path} holds the figures of another dictionary ({before.get('source')}), text, model or settings "
-                f"({'; '.join(changed[:5])}). Pass --redo to replace them, or choose another --config.name."
-            )
-        console.say(f"{folder.name}: already evaluated, {path}")
-        content = before
-    content = content | {"gates": [gate.to_json() for gate in check_gates(e.gates, content["metrics"])]}
-    if content != before:
-        write_json(path, content)
-    console.non_finite(content["non_finite_tokens"])
-    if report:
-        ratio = e.capture.max_norm_ratio
-        wanted = of | {"report": to_json(e.report)}
-        write_page(folder, wanted, lambda: collect_features(sae, work.lm, work.packer, e.report, ratio)[0], redo)
-    return read_json(path)
+def _opened(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:
+    """A dictionary; where its files do not say at which hook points it is, the experiment's settings do.
 
-
-def _loaded(e: Experiment, source: str) -> TrainedCoder:
-    """A dictionary; where its files do not say at which hook points it is, the experiment's settings do."""
+    Raises:
+        SaejaxError: it cannot be read, or the model has not these hook points, so wide.
+    """
+    e = work.experiment
     sae = load(source, hook_points=(*(e.reads or filter(None, [e.hook_point])), *e.writes))
     if UNKNOWN in sae.sites.hook_points:
         raise DataError(
             f"{source} does not say at which hook point it is. Say it: --config.hook_point=blocks.6.resid_pre; of a "
             "transcoder --config.reads and --config.writes."
         )
-    return sae
+    sae = sae.at(work.lm)
+    return _Opened(folder, source, sae, {"sha256": _fingerprint(sae), "on": on})
 
 
-def _content(work: Workspace, sae: TrainedCoder, source: str) -> dict[str, Any]:
-    """Figures, what the dictionary is and where it is from."""
-    measured, done = measure(work, sae)
-    described = sae.describe()
-    return measured | {
-        "source": source,
-        "step": sae.step,
-        "coder": f"{described['topology']} x {described['sparsity']['name']}",
-        "k": described["sparsity"].get("k"),
-        "notes": _notes(work, sae) + ([f"{done.non_finite:,} tokens not finite"] if done.non_finite else []),
-        "skipped_gates": list(OF_TRAINING),
-        "dictionary": {key: value for key, value in described.items() if key != "figures"},
-    }
+def _before(one: _Opened) -> dict[str, Any] | None:
+    """The content of eval.json, if the dictionary was evaluated already.
+
+    Raises:
+        DataError: it holds other figures.
+    """
+    path = one.folder / "eval.json"
+    if not path.is_file():
+        return None
+    before = read_json(path)
+    if changed := differences({key: before.get(key) for key in one.decided}, one.decided):
+        raise DataError(
+            f"{path} holds the figures of another dictionary ({before.get('source')}), text, model or settings "
+            f"({'; '.join(changed[:5])}). Pass --redo to replace them, or choose another --config.name."
+        )
+    console.say(f"{one.folder.name}: already evaluated, {path}")
+    return before
+
+
+def _fits(waiting: list[_Opened], one: _Opened) -> bool:
+    """Whether one is to be evaluated together with those that wait."""
+    together = [*waiting, one]
+    same = one.sae.sites == waiting[0].sae.sites
+    return same and len(together) <= _TOGETHER and sum(other.bytes for other in together) <= _BYTES
+
+
+def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]:
+    """Of each dictionary: figures, what it is and where it is from."""
+    e, contents = work.experiment, []
+    for one in together:
+        console.say(f"{one.folder.name}: {one.sae}")
+    saes = [one.sae for one in together]
+    all_done = evaluate_together(saes, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
+    for one, done in zip(together, all_done, strict=True):
+        described = {key: value for key, value in one.sae.describe().items() if key != "figures"}
+        kind = described["sparsity"]
+        content = {
+            "source": one.source,
+            "step": one.sae.step,
+            "coder": f"{described['topology']} x {kind['name']}",
+            "k": kind.get("k"),
+            "notes": _notes(work, one.sae) + ([f"{done.non_finite:,} tokens not finite"] if done.non_finite else []),
+            "skipped_gates": list(OF_TRAINING),
+            "dictionary": described,
+        }
+        contents.append(figures(work, one.sae, done) | content | one.decided)
+    return contents
+
+
+def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool, report: bool) -> dict[str, Any]:
+    """The content of eval.json with the gates as they are set now, written; and the report page."""
+    e, path = work.experiment, one.folder / "eval.json"
+    judged = content | {"gates": [gate.to_json() for gate in check_gates(e.gates, content["metrics"])]}
+    if judged != content:
+        write_json(path, judged)
+    console.non_finite(judged["non_finite_tokens"])
+    if report:
+        ratio = e.capture.max_norm_ratio
+        wanted = one.decided | {"report": to_json(e.report)}
+        write_page(
+            one.folder, wanted, lambda: collect_features(one.sae, work.lm, work.packer, e.report, ratio)[0], redo
+        )
+    return read_json(path)
 
 
 def _notes(work: Workspace, sae: TrainedCoder) -> list[str]:

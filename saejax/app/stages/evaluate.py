@@ -49,17 +49,16 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
 def _evaluated(work: Workspace, sae: TrainedCoder, wanted: dict[str, Any]) -> dict[str, Any]:
     """The content of eval.json."""
     e, made_from = work.experiment, of_text_and_model(work)
-    measured, done = measure(work, sae)
+    done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
     write_down(e, made_from, console.say)
     record_stage(e, "evaluate", done.tokens, done.seconds)
-    return wanted | measured | {"k": _k(e.coder), "gates": [gate.to_json() for gate in gates]}
+    return wanted | figures(work, sae, done) | {"k": _k(e.coder), "gates": [gate.to_json() for gate in gates]}
 
 
-def measure(work: Workspace, sae: TrainedCoder) -> tuple[dict[str, Any], Evaluated]:
-    """(what eval.json says of a coder wherever it is from, the evaluation) on held-out text."""
-    done = evaluate(sae, work.lm, work.packer, work.experiment.eval, work.experiment.capture.max_norm_ratio)
-    content = {
+def figures(work: Workspace, sae: TrainedCoder, done: Evaluated) -> dict[str, Any]:
+    """What eval.json says of a coder wherever it is from."""
+    return {
         "model": work.lm.identity["model"],
         "hook_point": sae.hook_point,
         "reads": list(sae.sites.reads),
@@ -70,7 +69,6 @@ def measure(work: Workspace, sae: TrainedCoder) -> tuple[dict[str, Any], Evaluat
         "density": done.density,
         "non_finite_tokens": done.non_finite,
     }
-    return content, done
 
 
 def _k(coder: CoderConfig) -> int | None:
