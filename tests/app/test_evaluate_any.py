@@ -107,14 +107,18 @@ def test_a_folder_of_several_with_a_bad_one_among_them(
     sae, folder = saejax.load(runs / "runs" / "tiny"), tmp_path / "several"
     shutil.copytree(runs / "runs" / "tiny", folder / "run")
     sae.save(folder / "deep" / "saved")
+    sae.save(folder / "theirs", format="saelens")
     sae.save(folder / "bad")
     (folder / "bad" / "coder.safetensors").write_bytes(b"broken")
-    assert list(dictionaries([str(folder)])) == ["run", "bad", "saved"]
+    assert list(dictionaries([str(folder)])) == ["run", "bad", "saved", "theirs"]
     e = other(tmp_path)
     assert run_dictionaries(Workspace(e), [str(folder)]) == 1
     table = (e.run_dir / "evaluated" / "table.md").read_text()
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
-    assert "not evaluated" in rows["bad"] and "0." in rows["run"] and "0." in rows["saved"]
+    assert "not evaluated" in rows["bad"] and list(rows)[1:] == ["run", "bad", "saved", "theirs"]
+    own, theirs = (evaluated(e, name) for name in ("run", "theirs"))
+    assert theirs["metrics"] == pytest.approx(own["metrics"], rel=2e-3, abs=1e-4)
+    assert theirs["notes"][0] == "training text unknown" and f"{own['metrics']['fve']:.4f}" in rows["saved"]
     assert "bad: " in table and "is not the file that was saved" in table
     assert "is not the file that was saved" in (e.run_dir / "evaluated" / "table.html").read_text()
     assert not (e.run_dir / "evaluated" / "bad").exists()
@@ -162,6 +166,23 @@ def test_what_a_reader_must_know_is_noted(runs: Path, tmp_path: Path) -> None:
     assert evaluated(e, "same")["notes"] == ["trained on a part of this text"]
     assert evaluated(e, "other")["notes"] == ["made for gpt2", "another tokenizer", "trained on another text"]
     assert evaluated(e, "none")["notes"] == ["training unfinished, at step 0", "training text unknown"]
+
+
+def test_a_dictionary_that_does_not_say_where_it_is_takes_the_hook_point_of_the_config(
+    runs: Path, tmp_path: Path
+) -> None:
+    saejax.load(runs / "saved").save(tmp_path / "nowhere", format="saelens")
+    path = tmp_path / "nowhere" / "cfg.json"
+    config = json.loads(path.read_text())
+    config["metadata"] = {key: value for key, value in config["metadata"].items() if "hook" not in key}
+    path.write_text(json.dumps(config))
+    e, words = other(tmp_path), [str(tmp_path / "nowhere")]
+    with pytest.raises(DataError, match=r"does not say at which hook point it is. Say it: --config\.hook_point="):
+        run_dictionaries(Workspace(e), words)
+    e = other(tmp_path, top={"hook_point": "blocks.1.resid_post"})
+    assert run_dictionaries(Workspace(e), words) == 0
+    own = json.loads((runs / "runs" / "tiny" / "eval.json").read_text())["metrics"]
+    assert evaluated(e, "nowhere")["metrics"]["fve"] == pytest.approx(own["fve"], abs=1e-4)
 
 
 def test_different_hook_points_stand_in_one_table_which_says_so(runs: Path, tmp_path: Path) -> None:
