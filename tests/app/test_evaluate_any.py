@@ -123,6 +123,9 @@ def test_a_folder_of_several_with_a_bad_one_among_them(
     assert "is not the file that was saved" in (e.run_dir / "evaluated" / "table.html").read_text()
     assert not (e.run_dir / "evaluated" / "bad").exists()
     capsys.readouterr()
+    shutil.copytree(folder / "bad", folder / "bad2")
+    assert run_dictionaries(Workspace(e), [str(folder / "bad"), str(folder / "bad2")]) == 1
+    assert "Not one of them could be evaluated" in (e.run_dir / "evaluated" / "table.md").read_text()
     # Alone, its error is the command's.
     with pytest.raises(DataError, match="is not the file that was saved"):
         run_dictionaries(Workspace(e), [str(folder / "bad")])

@@ -96,10 +96,13 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]]) -> int:
     evaluated = [row for row in rows if "error" not in row]
     if len(rows) == 1:
         console.gates([Gate.from_json(gate) for gate in rows[0]["gates"]])
+    tokens = max((row["density"]["n_tokens"] for row in evaluated), default=0)
     lead = (
-        f"Evaluated on the same {max((row['density']['n_tokens'] for row in evaluated), default=0):,} tokens of "
-        f"held-out text. Gates that look at a training are not judged: {', '.join(OF_TRAINING)}."
+        f"Evaluated on {tokens:,} tokens of held-out text, the same for all. Gates that look at a training are not "
+        f"judged: {', '.join(OF_TRAINING)}."
     )
+    if not evaluated:
+        lead = "Not one of them could be evaluated."
     console.say(lead)
     console.say(render_dictionaries(folder, f"Dictionaries on {work.lm.identity['model']}", lead, rows))
     console.say(f"evaluate: {folder / 'table.html'}")
