@@ -116,15 +116,18 @@ def read(case: dict[str, Any]) -> tuple[str, bool]:
     if case["refuse"]:
         return f"{start}read, though it was to be refused: {case['refuse']} | |", False
     with np.load(FIXTURES / case["expected"]) as held:
-        x, latents, reconstructions = (held[name] for name in ("x", "latents", "reconstructions"))
+        x, reconstructions = held["x"], held["reconstructions"]
+        latents = held["latents_weighted" if "latents_weighted" in held else "latents"]
     if len(coders) > 1:  # a set: one of each layer
         mine = np.stack([sae.encode(x[:, i]) for i, sae in enumerate(coders)], 1)
         back = np.stack([sae.decode(mine[:, i], x[:, i]) for i, sae in enumerate(coders)], 1)
     else:
         mine = coders[0].encode(x)
         back = coders[0].decode(mine, x)
-    if mine.shape != latents.shape and mine.size == latents.size:
+    if mine.size == latents.size:
         mine = mine.reshape(latents.shape)
+    elif mine.ndim < latents.ndim:  # llamascopium repeats a crosscoder's latents for each hook point
+        mine = np.broadcast_to(mine[:, None], latents.shape)
     apart = _apart(mine, latents), _apart(back, reconstructions)
     return f"{start}{apart[0]:.0e} | {apart[1]:.0e} |", max(apart) <= LIMIT
 
@@ -165,7 +168,7 @@ def main() -> None:
         check = [asked.peers, "-W", "ignore", str(PEERS / "check_interop.py"), root, *more]
         checked = subprocess.run(check, stdout=subprocess.PIPE, text=True, check=False)
     good = checked.returncode == 0
-    ours = checked.stdout[checked.stdout.find("| coder |") :] if "| coder |" in checked.stdout else "(the check failed)"
+    ours = checked.stdout if "| coder |" in checked.stdout else "(the check failed)"
     print(ours, flush=True)
     theirs = ["| peer | dictionary | latents | reconstructions |", "|---|---|---|---|"]
     for case in json.loads((FIXTURES / "index.json").read_text()):
@@ -174,7 +177,7 @@ def main() -> None:
         good &= as_it_should
         print(line + ("" if as_it_should else "   <- not as it should be"), flush=True)
     text = _HEAD.format(
-        command=" ".join(["python -m benchmarks.interop", *(a for a in sys.argv[1:] if "output" not in a)]),
+        command=" ".join(["python -m benchmarks.interop", *["--llamascopium=<checkout>"] * bool(asked.llamascopium)]),
         machine=f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, "
         f"jax {jax.__version__}, {time.time() - started:,.0f} s",
         size=f"width {D}, {F} latents (a layer), k {K}, {N} tokens",
@@ -195,7 +198,7 @@ _HEAD = """# Dictionaries there and back
 Each coder ({size}; decoder rows of different lengths) is written in every format that can say it and loaded by
 SAE.load_from_disk, SparseCoder.load_from_disk, load_dictionary, circuit-tracer's load_transcoders, SAELens' converters
 of Gemma Scope, and llamascopium. Latents / reconstructions: max |theirs - ours| / max |ours|. Sets of one-layer coders:
-two layers, both counted. Versions: benchmarks/peers/requirements.txt.
+two layers, both counted.
 
 {ours}
 
@@ -205,7 +208,8 @@ matryoshka what it was trained with.
 ## Theirs, read by us
 
 The dictionaries of tests/fixtures/interop: files and numbers by the peers' own code (benchmarks/peers). Of latents and
-of reconstructions: max |ours - theirs| / max |theirs|.
+of reconstructions: max |ours - theirs| / max |theirs|. llama_scope/today_topk selects by latents times the lengths of
+their decoder rows; those are the latents here, and are compared.
 
 {theirs}
 """
