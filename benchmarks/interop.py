@@ -53,7 +53,10 @@ def a_coder(example: TrainedCoder, seed: int, layer: int = 0) -> TrainedCoder:
         described["reads"], described["writes"] = list(example.sites.reads), list(example.sites.writes)
     coder, rng = coder_of(described), np.random.default_rng(seed)
     params: dict[str, np.ndarray] = {}
-    for name, leaf in jax.eval_shape(coder.init, jax.random.key(0)).items():
+    for name, leaf in coder.init(jax.random.key(0)).items():
+        if not leaf.ndim:  # a layer norm's eps
+            params[name] = np.asarray(leaf)
+            continue
         value = rng.normal(size=leaf.shape)
         if name.startswith("W_dec"):
             lengths = np.exp(0.5 * rng.normal(size=(F, *[1] * (value.ndim - 1))))
@@ -191,13 +194,14 @@ def main() -> None:
 
 _HEAD = """# Dictionaries there and back
 
-`{command}`: {machine}. float32.
+`{command}`:
+{machine}. float32.
 
 ## Ours, read by their own loaders
 
-Each coder ({size}; decoder rows of different lengths) is written in every format that can say it and loaded by
-SAE.load_from_disk, SparseCoder.load_from_disk, load_dictionary, circuit-tracer's load_transcoders, SAELens' converters
-of Gemma Scope, and llamascopium. Latents / reconstructions: max |theirs - ours| / max |ours|. Sets of one-layer coders:
+Each coder ({size}; decoder rows of different
+lengths) is written in every format that can say it and loaded by SAE.load_from_disk, SparseCoder.load_from_disk,
+load_dictionary, circuit-tracer's load_transcoders, SAELens' converters of Gemma Scope, and llamascopium. Latents / reconstructions: max |theirs - ours| / max |ours|. Sets of one-layer coders:
 two layers, both counted.
 
 {ours}

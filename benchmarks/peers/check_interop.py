@@ -154,7 +154,7 @@ def main() -> None:
     peers = ("sae-lens", "dictionary-learning", "eai-sparsify", "circuit-tracer", "torch")
     versions = [f"{peer} {stand_ins.version(peer)}" for peer in peers]
     versions += [f"llamascopium {llama.VERSION}"] if asked.llamascopium else []
-    print(f"Versions: {', '.join(versions)}.\n")
+    print(f"{', '.join(versions)}.\n")
     print("| coder | " + " | ".join(formats) + " |\n|---|" + "---|" * len(formats))
     for coder in coders:
         cells = [found.get((coder, format)) for format in formats]
