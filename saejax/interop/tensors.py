@@ -64,7 +64,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: not a safetensors file, too large for this machine, or a tensor that does not hold real numbers.
     """
-    _check_regular(path)
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             names = list(handle.keys())
@@ -78,7 +78,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 def stored_types(path: Path) -> set[str]:
     """Types of the tensors in a safetensors file, as in {"F32", "BF16"}. Raises DataError."""
-    _check_regular(path)
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             return {handle.get_slice(name).get_dtype() for name in list(handle.keys())}
@@ -98,7 +98,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: not such a file, too large for this machine, objects, or no real numbers.
     """
-    _check_regular(path)
+    check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -128,7 +128,7 @@ def _check_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
         raise DataError(f"{path}: {member.filename} says {shape}, but is shorter. It is damaged.")
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """Raises DataError for what is no file: a pipe would be waited on for ever."""
     if not path.is_file():
         raise DataError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")
