@@ -2,8 +2,8 @@
 
     build/peers-venv/bin/python benchmarks/peers/make_interop_fixtures.py [--only=saelens,gemma_scope]
 
-tests/fixtures/interop/<format>/<case>/ holds the files as the peer writes them, and beside them expected.npz: x [N, d_in]
-(crosscoders and CLTs: [N, layers, d_in]), latents and reconstructions as the peer's inference path gives them.
+tests/fixtures/interop/<format>/<case>/ holds the files as the peer writes them, and beside them expected.npz: x
+[N, d_in] (crosscoders and CLTs: [N, layers, d_in]), latents and reconstructions as the peer's inference path gives them.
 index.json has a row a case: where it is, whose code wrote it, the hook points as the peer states them, topology,
 sparsity at inference, and why saejax refuses it, if it does. Weights are in no special position (common.weights).
 """
@@ -20,6 +20,9 @@ import torch
 FORMATS = {
     "saelens": "saelens",
     "dictionary_learning": "dictionary_learning_",
+    "gemma_scope": "gemma_scope",
+    "circuit_tracer": "circuit_tracer_",
+    "sparsify": "sparsify_",
 }
 ROOT = Path(__file__).parents[2] / "tests" / "fixtures" / "interop"
 
