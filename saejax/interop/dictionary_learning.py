@@ -26,7 +26,7 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.making import UNCENTRED, Arrays, Found, centred, kind_of, made, weighted
-from saejax.interop.tensors import read_config, whole_number
+from saejax.interop.tensors import mentions, read_config, whole_number
 from saejax.interop.torch_file import read_torch, write_torch
 from saejax.trained import Format, TrainedCoder
 
@@ -67,7 +67,8 @@ class DictionaryLearning(Format):
     )
 
     def here(self, path: Path) -> list[Path]:
-        return [path] if (path / _WEIGHTS).is_file() and (path / _CONFIG).is_file() else []
+        both = (path / _WEIGHTS).exists() and (path / _CONFIG).is_file()
+        return [path] if both or mentions(path / _CONFIG, '"dict_class"') else []
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         config = read_config(path / _CONFIG)

@@ -13,7 +13,7 @@ import safetensors.numpy
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
 
-LARGEST_CONFIG = 4 << 20
+LARGEST_CONFIG, _BEGINNING = 4 << 20, 1 << 16
 _MOST_TENSORS = 4096
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -38,6 +38,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a configuration: it holds no YAML mapping.")
     return value
+
+
+def mentions(path: Path, text: str) -> bool:
+    """Whether a small text file has this at its beginning: what a folder is for whose weights are missing."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as handle:
+            return text.encode() in handle.read(_BEGINNING)
+    except OSError:
+        return False
 
 
 def whole_number(config: Mapping[str, Any], key: str, path: Path, low: int = 1) -> int:
