@@ -72,12 +72,15 @@ def read_torch(path: Path) -> dict[str, Any]:
 
 
 def names_in(path: Path, *names: str) -> bool:
-    """Whether the file's pickle has all these names in it; False for what is no such file. Reads the pickle alone."""
+    """Whether the file has all these names, in its pickle or, where that is damaged or old, at its beginning."""
     try:
-        pickled, _ = _opened(path)
+        text, _ = _opened(path)
     except DataError:
-        return False
-    return all(name.encode() in pickled for name in names)
+        if not path.is_file():
+            return False
+        with path.open("rb") as handle:
+            text = handle.read(_LARGEST_PICKLE)
+    return all(name.encode() in text for name in names)
 
 
 def _opened(path: Path) -> tuple[bytes, str]:
