@@ -115,7 +115,7 @@ class Dictionary(nn.Module):
 
     @nn.nowrap
     def decode(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
-        """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection and to layer normalisation alone."""
+        """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection and layer normalisation."""
         return self.decode_without_bias(params, latents, x) + params["b_dec"][None]
 
     @nn.nowrap

@@ -181,8 +181,7 @@ class _Machine:
             stack[-n:] = [tuple(self._top(n))]
         elif name in ("TUPLE", "LIST", "DICT"):
             items = self._marked()
-            made = {"TUPLE": tuple, "LIST": list, "DICT": _pairs}[name](items)
-            self.stack.append(made)
+            self.stack.append(_CONTAINERS[name](items))
         elif name in ("APPEND", "APPENDS"):
             items = self._marked() if name == "APPENDS" else [stack.pop()]
             self._under(list).extend(items)
@@ -275,9 +274,7 @@ class _Machine:
             raise DataError(f"{self.path}: its tensors are {_MOST_SHARED} times as large as the file. It is damaged.")
         check_size(self.path, self.taken)
         if storage.key not in self.storages:
-            self.storages[storage.key] = np.frombuffer(
-                self.archive.read(f"{self.prefix}data/{storage.key}"), np.uint8
-            )
+            self.storages[storage.key] = np.frombuffer(self.archive.read(f"{self.prefix}data/{storage.key}"), np.uint8)
         flat = self.storages[storage.key][: storage.count * size].view(storage.dtype)[offset:]
         array = np.lib.stride_tricks.as_strided(flat, shape, [step * size for step in strides], writeable=False)
         return array.astype(np.float32, copy=False) if storage.dtype.kind not in "iub" else array
@@ -285,7 +282,10 @@ class _Machine:
 
 # Operations whose argument is the value, and those that make something.
 _VALUES = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8".split()
+    [
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    ]
 )
 _FRESH: dict[str, Any] = {
     "EMPTY_DICT": dict,
@@ -299,6 +299,9 @@ _FRESH: dict[str, Any] = {
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
+
+
+_CONTAINERS: dict[str, Any] = {"TUPLE": tuple, "LIST": list, "DICT": _pairs}
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
