@@ -3,9 +3,10 @@
 from saejax.coders.autoencoder import Autoencoder
 from saejax.coders.cross_layer import CrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
+from saejax.coders.layernorm import LayerNormAutoencoder
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 
-Topology = Autoencoder | Transcoder | SkipTranscoder | Crosscoder | CrossLayerTranscoder
+Topology = Autoencoder | Transcoder | SkipTranscoder | Crosscoder | CrossLayerTranscoder | LayerNormAutoencoder
 
 TOPOLOGIES: dict[str, type[Topology]] = {
     "autoencoder": Autoencoder,
@@ -13,4 +14,5 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "skip_transcoder": SkipTranscoder,
     "crosscoder": Crosscoder,
     "clt": CrossLayerTranscoder,
+    "layernorm_autoencoder": LayerNormAutoencoder,
 }

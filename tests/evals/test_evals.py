@@ -478,7 +478,16 @@ def test_eval_config_refuses(bad: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     ("topology", "sparsity"),
-    [("transcoder", "topk"), ("skip_transcoder", "relu"), ("crosscoder", "topk"), ("clt", "topk"), ("clt", "relu")],
+    [
+        *[
+            ("transcoder", "topk"),
+            ("skip_transcoder", "relu"),
+            ("crosscoder", "topk"),
+            ("clt", "topk"),
+            ("clt", "relu"),
+        ],
+        ("layernorm_autoencoder", "topk"),
+    ],
 )
 def test_evaluate_of_every_topology_equals_its_pieces_done_by_hand(
     lm: LanguageModel, packed: PackedRows, topology: str, sparsity: str
