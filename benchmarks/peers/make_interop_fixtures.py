@@ -1,9 +1,10 @@
 """Small dictionaries in the peers' formats, written by the peers' own code, and what the peers compute from them.
 
     build/peers-venv/bin/python benchmarks/peers/make_interop_fixtures.py [--only=saelens,gemma_scope]
+        [--openai=<checkout of openai/sparse_autoencoder>] [--llamascopium=<checkout of OpenMOSS/Language-Model-SAEs>]
 
-tests/fixtures/interop/<format>/<case>/ holds the files as the peer writes them, and beside them expected.npz: x [N, d_in]
-(crosscoders and CLTs: [N, layers, d_in]), latents and reconstructions as the peer's inference path gives them.
+tests/fixtures/interop/<format>/<case>/ holds the files as the peer writes them, and beside them expected.npz: x
+[N, d_in] (crosscoders and CLTs: [N, layers, d_in]), latents and reconstructions as the peer's inference path has them.
 index.json has a row a case: where it is, whose code wrote it, the hook points as the peer states them, topology,
 sparsity at inference, and why saejax refuses it, if it does. Weights are in no special position (common.weights).
 """
@@ -20,6 +21,12 @@ import torch
 FORMATS = {
     "saelens": "saelens",
     "dictionary_learning": "dictionary_learning_",
+    "gemma_scope": "gemma_scope",
+    "circuit_tracer": "circuit_tracer_",
+    "sparsify": "sparsify_",
+    "openai": "openai_",
+    "llama_scope": "llama_scope",
+    "qwen_scope": "qwen_scope",
 }
 ROOT = Path(__file__).parents[2] / "tests" / "fixtures" / "interop"
 
@@ -29,7 +36,10 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(FORMATS), help="formats (default: all)")
-    only = parser.parse_args().only.split(",")
+    parser.add_argument("--openai", type=Path, help="a checkout; needed for openai")
+    parser.add_argument("--llamascopium", type=Path, help="a checkout; needed for llama_scope")
+    asked = parser.parse_args()
+    only = asked.only.split(",")
     warnings.filterwarnings("ignore")
     ROOT.mkdir(parents=True, exist_ok=True)
     index = ROOT / "index.json"
@@ -38,7 +48,10 @@ def main() -> None:
     for format in only:
         torch.manual_seed(0)
         before = len(fixtures.rows)
-        importlib.import_module(f"interop_cases.{FORMATS[format]}").write(fixtures)
+        module = importlib.import_module(f"interop_cases.{FORMATS[format]}")
+        if hasattr(module, "checkout"):
+            module.checkout = getattr(asked, {"llama_scope": "llamascopium"}.get(format, format))
+        module.write(fixtures)
         size = sum(path.stat().st_size for path in (ROOT / format).rglob("*") if path.is_file())
         print(f"{format}: {len(fixtures.rows) - before} cases, {size / 1000:.0f} kB", flush=True)
     fixtures.rows.sort(key=lambda row: list(FORMATS).index(row["format"]))

@@ -37,7 +37,7 @@ def _example(topology: str, sparsity: str, same: bool) -> TrainedCoder:
     described = {
         "topology": topology,
         "sparsity": {"name": sparsity, **numbers},
-        **{"d_in": 4, "d_sae": 6, "d_out": 4},
+        **{"d_in": 4, "d_sae": 6, "d_out": 4 if tied else 5},
         "reads": names,
         "writes": names if tied else [name.replace("mlp_in", "mlp_out") for name in names],
     }

@@ -55,6 +55,12 @@ def test_what_is_written_is_read_and_does_the_same(name: str, kind: Kind, tmp_pa
     assert (again.coder, again.sites) == (back.coder, back.sites)
 
 
+@pytest.mark.parametrize("kind", CODERS, ids=str)
+def test_saejax_s_own_folders_say_every_coder(kind: Kind, tmp_path: Path) -> None:
+    CODERS[kind].save(tmp_path / "out")
+    same(CODERS[kind], saejax.load(tmp_path / "out"), bits=True)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_format_cannot_say_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     refused = [sae for sae in CODERS.values() if FORMATS[name].refuses(sae)]

@@ -11,7 +11,7 @@ from dictionary_learning.trainers.matryoshka_batch_top_k import MatryoshkaBatchT
 from dictionary_learning.utils import load_dictionary
 from stand_ins import version
 
-from .common import D_IN, D_SAE, K, Fixtures, few_positive, fill, inputs, weights
+from .common import D_IN, D_SAE, Fixtures, K, few_positive, fill, inputs, weights
 
 PEER = f"dictionary-learning=={version('dictionary-learning')}"
 LAYER, LM = 3, "EleutherAI/pythia-70m-deduped"

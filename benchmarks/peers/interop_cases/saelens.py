@@ -8,7 +8,7 @@ import sae_lens
 import torch
 from stand_ins import version
 
-from .common import D_IN, D_OUT, D_SAE, K, Fixtures, few_positive, fill, inputs, weights
+from .common import D_IN, D_OUT, D_SAE, Fixtures, K, few_positive, fill, inputs, weights
 
 PEER = f"sae-lens=={version('sae-lens')}"
 HOOK, HOOK_IN, HOOK_OUT = "blocks.3.hook_resid_post", "blocks.3.ln2.hook_normalized", "blocks.3.hook_mlp_out"
@@ -204,7 +204,7 @@ def _unsayable(to: Fixtures) -> None:
         "temporal": ("TemporalSAE", {"n_heads": 2, "bottleneck_factor": 2, "kval_topk": K, "sae_diff_type": "topk"}),
         "matching_pursuit": ("MatchingPursuitSAE", {"residual_threshold": 0.1, "max_iterations": 6}),
     }
-    for seed, (case, (name, settings)) in enumerate(cases.items(), start=70):
+    for case, (name, settings) in cases.items():
         sae, folder = getattr(sae_lens, name)(_config(f"{name}Config", **settings)), to.folder("saelens", case)
         sae.save_model(folder)
         refuse = f"architecture {case}: saejax has none such"
