@@ -13,7 +13,7 @@ import safetensors.numpy
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
 
-LARGEST_CONFIG = 4 << 20
+LARGEST_CONFIG, _BEGINNING = 4 << 20, 1 << 16
 _MOST_TENSORS = 4096
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -40,6 +40,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return value
 
 
+def mentions(path: Path, text: str) -> bool:
+    """Whether a small text file has this at its beginning: what a folder is for whose weights are missing."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as handle:
+            return text.encode() in handle.read(_BEGINNING)
+    except OSError:
+        return False
+
+
 def whole_number(config: Mapping[str, Any], key: str, path: Path, low: int = 1) -> int:
     """config[key], a whole number of at least `low`. Raises DataError."""
     value = config.get(key)
@@ -64,7 +75,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: not a safetensors file, too large for this machine, or a tensor that does not hold real numbers.
     """
-    _check_regular(path)
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             names = list(handle.keys())
@@ -78,7 +89,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 def stored_types(path: Path) -> set[str]:
     """Types of the tensors in a safetensors file, as in {"F32", "BF16"}. Raises DataError."""
-    _check_regular(path)
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             return {handle.get_slice(name).get_dtype() for name in list(handle.keys())}
@@ -98,7 +109,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: not such a file, too large for this machine, objects, or no real numbers.
     """
-    _check_regular(path)
+    check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -128,7 +139,7 @@ def _check_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
         raise DataError(f"{path}: {member.filename} says {shape}, but is shorter. It is damaged.")
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """Raises DataError for what is no file: a pipe would be waited on for ever."""
     if not path.is_file():
         raise DataError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")
