@@ -128,9 +128,15 @@ class GemmaScope2(Format):
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         config = read_config(path / _CONFIG) if (path / _CONFIG).exists() else {}
         if config.get("architecture", "jump_relu") != "jump_relu":
-            raise DataError(f"{path / _CONFIG}: architecture is {config['architecture']!r}; Gemma Scope 2 has jump_relu.")
+            raise DataError(
+                f"{path / _CONFIG}: architecture is {config['architecture']!r}; Gemma Scope 2 has jump_relu."
+            )
         if not (path / _layer(0)).is_file():
-            arrays, notes, layers = _renamed(path / _WEIGHTS, read_safetensors(path / _WEIGHTS)), _bits(path / _WEIGHTS), 1
+            arrays, notes, layers = (
+                _renamed(path / _WEIGHTS, read_safetensors(path / _WEIGHTS)),
+                _bits(path / _WEIGHTS),
+                1,
+            )
             topology = "skip_transcoder" if "W_skip" in arrays else "transcoder"
         else:
             arrays, notes, layers, topology = _stacked(path)
@@ -290,7 +296,9 @@ def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
             if shapes[0] != shapes[1]:
                 raise DataError(f"{file} has {shapes[0]} for {name}, the first layer {shapes[1]}.")
         if arrays["W_dec"].ndim != 3 or arrays["W_dec"].shape[1] != len(files):
-            raise DataError(f"{file} has {arrays['W_dec'].shape} for w_dec, [latents, {len(files)} files, width] is expected.")
+            raise DataError(
+                f"{file} has {arrays['W_dec'].shape} for w_dec, [latents, {len(files)} files, width] is expected."
+            )
     stacked = {name: [arrays[name] for arrays in layers] for name in layers[0]}
     decoders = stacked.pop("W_dec")
     out = {name: np.stack(parts) for name, parts in stacked.items()}
@@ -311,7 +319,9 @@ def _split(path: Path, arrays: Arrays, topology: str, same: bool) -> tuple[Array
         above = {name: value[:, layer:] for layer, (name, value) in enumerate(decoders.items())}
         return arrays | above, topology, ()
     if not same or topology != "clt":
-        raise DataError(f"{path}: its latents write to layers below their own; saejax's {topology} does not. It is damaged.")
+        raise DataError(
+            f"{path}: its latents write to layers below their own; saejax's {topology} does not. It is damaged."
+        )
     L, D, F = arrays["W_enc"].shape
     W_enc = np.zeros((L, D, L, F), np.float32)
     W_enc[np.arange(L), :, np.arange(L)] = arrays["W_enc"]

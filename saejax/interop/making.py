@@ -119,6 +119,12 @@ def kind_of(sae: TrainedCoder) -> Kind:
     return topology, described["sparsity"]["name"]
 
 
+def check_free(folder: Path, mine: bool, what: str) -> None:
+    """Raises DataError for a folder with something in it that is not `mine`: a `what`, which may be written over."""
+    if folder.exists() and not (mine or (folder.is_dir() and not any(folder.iterdir()))):
+        raise DataError(f"{folder} holds something other than a {what}. Choose another folder.")
+
+
 def centred(arrays: Mapping[str, np.ndarray], sign: int) -> Arrays:
     """b_enc + sign * b_dec W_enc, so that an encoder of x - b_dec (sign 1) or of x (sign -1) does the same.
 

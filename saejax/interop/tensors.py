@@ -14,6 +14,8 @@ from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
 
 LARGEST_CONFIG, _BEGINNING = 4 << 20, 1 << 16
+# PyYAML takes a second for 100 KB; the longest configuration there is has a line for each of 100 layers.
+_LARGEST_YAML = 32 << 10
 _MOST_TENSORS = 4096
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -28,11 +30,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping of plain values. Raises DataError for anything else."""
+    """A YAML mapping of plain values, without aliases, of which a short file can make 10^9. Raises DataError."""
     import yaml
 
     try:
-        value = yaml.safe_load(read_bounded(path, LARGEST_CONFIG).decode())
+        text = read_bounded(path, _LARGEST_YAML).decode()
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
+            raise DataError(f"{path} has YAML aliases; a configuration needs none. Write out what they stand for.")
+        value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is not readable YAML ({type(error).__name__}).") from None
     if not isinstance(value, dict):

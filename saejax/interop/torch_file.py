@@ -272,9 +272,7 @@ class _Machine:
             raise DataError(f"{self.path}: its tensors are {_MOST_SHARED} times as large as the file. It is damaged.")
         check_size(self.path, self.taken)
         if storage.key not in self.storages:
-            self.storages[storage.key] = np.frombuffer(
-                self.archive.read(f"{self.prefix}data/{storage.key}"), np.uint8
-            )
+            self.storages[storage.key] = np.frombuffer(self.archive.read(f"{self.prefix}data/{storage.key}"), np.uint8)
         flat = self.storages[storage.key][: storage.count * size].view(storage.dtype)[offset:]
         array = np.lib.stride_tricks.as_strided(flat, shape, [step * size for step in strides], writeable=False)
         return array.astype(np.float32, copy=False) if storage.dtype.kind not in "iub" else array

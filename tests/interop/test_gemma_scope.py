@@ -21,7 +21,11 @@ from saejax.interop.tensors import read_safetensors, write_safetensors
 from saejax.trained import TrainedCoder
 from tests.interop import fixtures
 
-CASES = [case for case in fixtures.cases("gemma_scope") if "affine" not in case["case"] or "skip_clt" in TOPOLOGIES or "clt" not in case["case"]]
+CASES = [
+    case
+    for case in fixtures.cases("gemma_scope")
+    if "affine" not in case["case"] or "skip_clt" in TOPOLOGIES or "clt" not in case["case"]
+]
 BY_NAME = {case["case"]: case for case in CASES}
 
 
@@ -93,7 +97,9 @@ def test_version_2_goes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 def test_a_causal_crosscoder_is_a_cross_layer_transcoder_that_writes_what_it_reads(tmp_path: Path) -> None:
-    folder = fixtures.copied(BY_NAME["v2_crosscoder"], tmp_path / "crosscoder" / "layer_7_13_17_22_width_262k_l0_medium")
+    folder = fixtures.copied(
+        BY_NAME["v2_crosscoder"], tmp_path / "crosscoder" / "layer_7_13_17_22_width_262k_l0_medium"
+    )
     layers = [read_safetensors(folder / f"params_layer_{i}.safetensors") for i in range(4)]
     for i, arrays in enumerate(layers):
         arrays["w_dec"][:, :i] = 0
