@@ -318,7 +318,7 @@ def _crosscoder(
     notes: tuple[str, ...],
     hook_points: Sequence[str],
 ) -> TrainedCoder:
-    """Each hook point has its own gate, pre times its own decoder's length: one latent only where the gate is pre > 0."""
+    """Each hook point gates pre times its own decoder's length: the latents are one only where the gate is pre > 0."""
     if sparsity != "relu" or not (np.linalg.norm(arrays["W_dec"], axis=-1) > 0).all():
         raise DataError(
             f"{file}: in this crosscoder a latent may be on at one hook point and off at another, since each gates it "

@@ -1,4 +1,4 @@
-"""sparsify: a folder for each hook point, with cfg.json and sae.safetensors. (EleutherAI/sparsify 1.3.3: sparse_coder.py)
+"""sparsify: a folder for each hook point, with cfg.json and sae.safetensors. (EleutherAI/sparsify 1.3.3)
 
     f = topk(relu(x' encoder.weight^T + encoder.bias)),   y_hat = f W_dec + b_dec (+ x W_skip^T)
 
@@ -8,11 +8,11 @@ means d_in * expansion_factor. Transcoders from before February 2025 were traine
 so does saejax. `signed`, of 2024, keeps the k largest by absolute value.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,15 +39,15 @@ class Sparsify(Format):
     files = f"<hook point>/{_CFG}, {_WEIGHTS}"
     sets = True
     reads = frozenset(
-        [*((topology, "topk") for topology in ("autoencoder", "transcoder", "skip_transcoder"))]
-        + [("autoencoder", "abs_topk"), ("transcoder", "abs_topk")]
+        {(topology, "topk") for topology in ("autoencoder", "transcoder", "skip_transcoder")}
+        | {("autoencoder", "abs_topk"), ("transcoder", "abs_topk")}
     )
 
     def here(self, path: Path) -> list[Path]:
         if _is_one(path):
             return [path]
         try:
-            inside = [] if not path.is_dir() else [entry for entry, _ in zip(path.iterdir(), range(_MOST_HOOKS))]
+            inside = [] if not path.is_dir() else list(itertools.islice(path.iterdir(), _MOST_HOOKS))
         except OSError:
             return []
         return sorted((entry for entry in inside if not entry.is_symlink() and _is_one(entry)), key=_natural)
