@@ -93,7 +93,8 @@ def _described(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequ
     if found.k is not None:
         numbers |= {"k": found.k}
     sizes = {"d_in": int(W_enc.shape[-2]), "d_sae": int(W_enc.shape[-1]), "d_out": int(W_dec.shape[-1])}
-    if found.topology in _TIED and sizes["d_in"] != sizes["d_out"]:
+    one = found.topology in _TIED or (reads == writes and UNKNOWN not in reads)
+    if one and sizes["d_in"] != sizes["d_out"]:
         raise DataError(
             f"{found.path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: it reads and writes other widths at "
             "one hook point. The file is damaged."
