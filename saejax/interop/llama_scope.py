@@ -43,6 +43,7 @@ _PLACES = [
 _LINEAR = {"encoder.weight": "W_E", "encoder.bias": "b_E", "decoder.weight": "W_D", "decoder.bias": "b_D"}
 _LOG = ("log_jumprelu_threshold", "activation_function.log_jumprelu_threshold")
 _NORM = "dataset_average_activation_norm"
+_LARGEST = 1e30
 _ACTIVATIONS = ("relu", "jumprelu", "topk")
 _HOOKS = {"sae": "hook_point", "clt": "hook_points"}
 _BATCHED = "selects over a batch or over layers, and its files hold no threshold"
@@ -72,7 +73,7 @@ class LlamaScope(Format):
             raise DataError(f"{file}: saejax has no coder that does what sae_type {kind!r} of Llamascopium does.")
         if config.get("use_glu_encoder"):
             raise DataError(f"{file}: use_glu_encoder: saejax has no coder with a second encoder.")
-        threshold = config.get("jump_relu_threshold", 0.0)
+        threshold = config.get("jump_relu_threshold", 0.0 if file.name == _OLD else None)
         if sparsity == "topk" and file.name == _OLD and threshold:
             sparsity = "jumprelu"  # as its loader has it: a threshold was fitted to the topk
         if sparsity not in _ACTIVATIONS:
@@ -99,7 +100,7 @@ class LlamaScope(Format):
             notes += ("It keeps the k largest by pre ||W_dec||, so latents here are times ||W_dec||, which is 1.",)
         ours = [tuple(map(from_transformer_lens, names)) for names in (reads, writes)]
         found = Found(path, topology, sparsity, *ours, k, _model(path), notes=notes)
-        return made(found, {name: value.astype(np.float32) for name, value in arrays.items()}, hook_points)
+        return made(found, _single(arrays), hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
         topology, sparsity = kind_of(sae)
@@ -206,16 +207,21 @@ def _scales(
         norms = [[by_side.get("in")], [by_side.get("out", by_side.get("in"))]]
     else:
         norms = [[there.get(name) for name in names] for names in (reads, writes)]
-    width = config.get("d_model")
-    values = [*norms[0], *norms[1], width]
-    if any(v is None or isinstance(v, str | bool | list | dict) or np.size(v) != 1 for v in values) or not all(
-        math.isfinite(float(v)) and float(v) > 0 for v in values
-    ):
+    width, *values = (_positive(value) for value in (config.get("d_model"), *norms[0], *norms[1]))
+    if not all((width, *values)):
         raise DataError(
             f"{file}: norm_activation dataset-wise needs d_model and a mean norm above 0 of {reads} and {writes}."
         )
-    s_in, s_out = (math.sqrt(float(width)) / np.array([float(v) for v in side]) for side in norms)
-    return s_in, s_out
+    scales = math.sqrt(width) / np.array(values)
+    return scales[: len(norms[0])], scales[len(norms[0]) :]
+
+
+def _positive(value: Any) -> float:
+    """A number above 0 of JSON or of a tensor; 0.0 for anything else."""
+    if not isinstance(value, int | float | np.ndarray) or isinstance(value, bool) or np.size(value) != 1:
+        return 0.0
+    number = float(value.item()) if isinstance(value, np.ndarray) else float(min(value, _LARGEST))
+    return number if 0 < number < _LARGEST else 0.0
 
 
 def _model(path: Path) -> str:
@@ -277,7 +283,7 @@ def _threshold(
     if "log_threshold" in arrays:
         with np.errstate(over="ignore"):
             theta = np.exp(arrays.pop("log_threshold"))
-    elif type(one) not in (int, float) or not 0 <= one < math.inf or arrays["b_enc"].ndim > 1:
+    elif type(one) not in (int, float) or not 0 <= one < _LARGEST or arrays["b_enc"].ndim > 1:
         raise DataError(f"{file}: jump_relu_threshold is {one!r}, and there is no log_jumprelu_threshold.")
     else:
         theta = np.full(arrays["b_enc"].shape, one * (s_in[0] if norms is None else s_out[0]))
@@ -333,7 +339,13 @@ def _crosscoder(
     sites = tuple(map(from_transformer_lens, names))
     notes += ("Llamascopium repeats these latents for each hook point.",)
     found = Found(file.parent, "crosscoder", "relu", sites, sites, model=_model(file), notes=notes)
-    return made(found, {name: value.astype(np.float32) for name, value in ours.items()}, hook_points)
+    return made(found, _single(ours), hook_points)
+
+
+def _single(arrays: Arrays) -> Arrays:
+    """float32; what does not fit into it becomes infinite, which `made` refuses."""
+    with np.errstate(over="ignore"):
+        return {name: value.astype(np.float32) for name, value in arrays.items()}
 
 
 def _logarithm(theta: np.ndarray) -> np.ndarray:
