@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import stand_ins  # noqa: F401 - before the peers
+import stand_ins  # before the peers
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -151,6 +151,10 @@ def main() -> None:
         if case.parent.name in formats:
             found[case.name, case.parent.name] = apart = differences(case, case.parent.name)
             good &= max(apart) <= LIMIT
+    peers = ("sae-lens", "dictionary-learning", "eai-sparsify", "circuit-tracer", "torch")
+    versions = [f"{peer} {stand_ins.version(peer)}" for peer in peers]
+    versions += [f"llamascopium {llama.VERSION}"] if asked.llamascopium else []
+    print(f"{', '.join(versions)}.\n")
     print("| coder | " + " | ".join(formats) + " |\n|---|" + "---|" * len(formats))
     for coder in coders:
         cells = [found.get((coder, format)) for format in formats]

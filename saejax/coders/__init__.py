@@ -8,6 +8,7 @@ from saejax.coders.config import CoderConfig
 from saejax.coders.cross_layer import CrossLayerTranscoder, SkipCrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.latents import Latents
+from saejax.coders.layernorm import LayerNormAutoencoder
 from saejax.coders.recipes import RECIPES
 from saejax.coders.sites import Sites
 from saejax.coders.sparsity import SPARSITIES
@@ -24,6 +25,7 @@ __all__ = [
     "CrossLayerTranscoder",
     "Crosscoder",
     "Latents",
+    "LayerNormAutoencoder",
     "Sites",
     "SkipCrossLayerTranscoder",
     "SkipTranscoder",

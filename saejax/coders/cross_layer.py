@@ -121,10 +121,10 @@ class CrossLayerTranscoder(nn.Module):
     @nn.nowrap
     def decode(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """y_hat, float32 [B, L, D]."""
-        return self.decode_without_bias(params, latents) + params["b_dec"][None]
+        return self.decode_without_bias(params, latents, x_BLD) + params["b_dec"][None]
 
     @nn.nowrap
-    def decode_without_bias(self, params: Params, latents: Latents) -> jax.Array:
+    def decode_without_bias(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
         # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
         rows = self.decoder_rows(params)

@@ -9,6 +9,7 @@ from saejax.interop.dictionary_learning import DictionaryLearning
 from saejax.interop.finding import found, read
 from saejax.interop.gemma_scope import GemmaScope, GemmaScope2
 from saejax.interop.llama_scope import LlamaScope
+from saejax.interop.openai import OpenAI
 from saejax.interop.qwen_scope import QwenScope
 from saejax.interop.saelens import SAELens
 from saejax.interop.sparsify import Sparsify
@@ -24,6 +25,7 @@ for _format in (
     CircuitTracer(),
     LlamaScope(),
     QwenScope(),
+    OpenAI(),
 ):
     register(_format)
 

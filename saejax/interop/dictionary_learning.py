@@ -53,7 +53,6 @@ _WRITTEN = {
     "jumprelu": ("JumpReluAutoEncoder", "JumpReluTrainer"),
 }
 _SITE = re.compile(r"(resid_pre|resid_mid|resid_post|attn_out|mlp_out|mlp_in)_layer_(\d+)")
-_UNIT = {"rtol": 1e-5, "atol": 1e-8}  # what its loader takes for decoder rows of length 1
 
 
 class DictionaryLearning(Format):
@@ -152,7 +151,8 @@ def _matrix(path: Path, name: str, value: np.ndarray) -> np.ndarray:
 
 
 def _unit(arrays: Mapping[str, np.ndarray]) -> bool:
-    return bool(np.allclose(np.linalg.norm(arrays["W_dec"], axis=1), 1, **_UNIT))
+    """What its loader takes for decoder rows of length 1."""
+    return bool(np.allclose(np.linalg.norm(arrays["W_dec"], axis=1), 1, rtol=1e-5, atol=1e-8))
 
 
 def _with_numbers(

@@ -37,8 +37,8 @@ _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
 _OURS = {"w_enc": "W_enc", "w_dec": "W_dec", "affine_skip_connection": "W_skip"}
 _SITES = {"res": "resid_post", "mlp": "mlp_out", "att": "attn_z"}
 _NORMALIZED = (
-    "It reads ln2.hook_normalized, which is taken before the norm's own gain: saejax's language models have no such hook "
-    "point. Multiply what stands at mlp_in by 1 / (1 + the norm's weight)."
+    "It reads ln2.hook_normalized, which is taken before the norm's own gain: saejax's language models have no such "
+    "hook point. It is what stands at mlp_in, divided by 1 + the norm's weight."
 )
 # What version 2 trained on, by the names of its folders.
 _FOLDERS = {
@@ -100,8 +100,8 @@ class GemmaScope(Format):
             root = np.sqrt(np.float32(arrays["W_enc"].shape[0]))
             arrays |= {"W_enc": arrays["W_enc"] * root, "W_dec": arrays["W_dec"] / root}
         with replacing(folder) as beside:
-            np.savez(beside / _NPZ, **arrays)
-        if reads == sae.sites.reads and model == sae.origin.model:
+            np.savez(beside / _NPZ, **arrays)  # type: ignore[arg-type]  # its stubs say bool
+        if reads == sae.sites.reads and model.endswith(sae.origin.model.removeprefix("google/") or "?"):
             return []
         return [
             f"The file does not say {sae.origin.model or 'the model'} and {sae.hook_point}: name its folder as the hub "
@@ -285,7 +285,7 @@ def _model(path: Path, config: Mapping[str, Any]) -> str:
 
 def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
     """({name: [L, ...]}, notes, L, topology) of the files of all layers."""
-    files = []
+    files: list[Path] = []
     while (path / _layer(len(files))).is_file():
         files.append(path / _layer(len(files)))
     check_size(path, 2 * sum(file.stat().st_size for file in files))
@@ -325,7 +325,7 @@ def _split(path: Path, arrays: Arrays, topology: str, same: bool) -> tuple[Array
     L, D, F = arrays["W_enc"].shape
     W_enc = np.zeros((L, D, L, F), np.float32)
     W_enc[np.arange(L), :, np.arange(L)] = arrays["W_enc"]
-    together = {name: arrays[name].reshape(-1) for name in ("b_enc", "threshold")}
+    together: Arrays = {name: arrays[name].reshape(-1) for name in ("b_enc", "threshold")}
     together |= {"W_enc": W_enc.reshape(L, D, L * F), "W_dec": np.concatenate(list(decoders.values()))}
     note = f"Its {L} layers of {F:,} latents are one group of {L * F:,}: latent f of layer l is {F} l + f."
     return together | {"b_dec": arrays["b_dec"]}, "crosscoder", (note,)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.interop.hooks import UNKNOWN
 from saejax.trained import Kind, Origin, TrainedCoder, coder_of, sites_of
@@ -50,6 +51,8 @@ def made(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequence[s
     Raises:
         DataError: a parameter that is missing or left over, of another shape, NaN or infinite; names it.
     """
+    if found.topology == "layernorm_autoencoder":  # no file says it: it is a constant of the projects' code
+        arrays = {"ln_eps": np.full(1, EPS, np.float32)} | dict(arrays)
     described = _described(found, arrays, hook_points)
     if found.k is not None and not 1 <= found.k <= described["d_sae"]:
         raise DataError(
@@ -96,8 +99,8 @@ def _described(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequ
     one = found.topology in _TIED or (reads == writes and UNKNOWN not in reads)
     if one and sizes["d_in"] != sizes["d_out"]:
         raise DataError(
-            f"{found.path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: it reads and writes other widths at "
-            "one hook point. The file is damaged."
+            f"{found.path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: other widths at one hook point. "
+            "The file is damaged."
         )
     return {
         "topology": found.topology,

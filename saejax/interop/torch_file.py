@@ -72,12 +72,15 @@ def read_torch(path: Path) -> dict[str, Any]:
 
 
 def names_in(path: Path, *names: str) -> bool:
-    """Whether the file's pickle has all these names in it; False for what is no such file. Reads the pickle alone."""
+    """Whether the file has all these names, in its pickle or, where that is damaged or old, at its beginning."""
     try:
-        pickled, _ = _opened(path)
+        text, _ = _opened(path)
     except DataError:
-        return False
-    return all(name.encode() in pickled for name in names)
+        if not path.is_file():
+            return False
+        with path.open("rb") as handle:
+            text = handle.read(_LARGEST_PICKLE)
+    return all(name.encode() in text for name in names)
 
 
 def _opened(path: Path) -> tuple[bytes, str]:
@@ -178,8 +181,7 @@ class _Machine:
             stack[-n:] = [tuple(self._top(n))]
         elif name in ("TUPLE", "LIST", "DICT"):
             items = self._marked()
-            made = {"TUPLE": tuple, "LIST": list, "DICT": _pairs}[name](items)
-            self.stack.append(made)
+            self.stack.append(_CONTAINERS[name](items))
         elif name in ("APPEND", "APPENDS"):
             items = self._marked() if name == "APPENDS" else [stack.pop()]
             self._under(list).extend(items)
@@ -280,7 +282,10 @@ class _Machine:
 
 # Operations whose argument is the value, and those that make something.
 _VALUES = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8".split()
+    [
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    ]
 )
 _FRESH: dict[str, Any] = {
     "EMPTY_DICT": dict,
@@ -294,6 +299,9 @@ _FRESH: dict[str, Any] = {
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
+
+
+_CONTAINERS: dict[str, Any] = {"TUPLE": tuple, "LIST": list, "DICT": _pairs}
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

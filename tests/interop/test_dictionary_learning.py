@@ -34,7 +34,7 @@ def test_pickles_that_call_and_files_before_zip_are_refused(case: dict[str, Any]
 
 @pytest.mark.parametrize("case", fixtures.read(CASES), ids=fixtures.name)
 def test_from_there_to_here_and_back(case: dict[str, Any], tmp_path: Path) -> None:
-    """Bit for bit where it has one way to say it; a BatchTopKSAE becomes a JumpReluAutoEncoder, whose encoder sees x."""
+    """Bit for bit, but for a BatchTopKSAE: it becomes a JumpReluAutoEncoder, whose encoder sees x."""
     sae = fixtures.load(case)
     sae.save(tmp_path / "back", format="dictionary_learning")
     again = saejax.load(tmp_path / "back")

@@ -207,4 +207,7 @@ def as_used(peer: types.SimpleNamespace, folder: Path, x: torch.Tensor, stacked:
         out = model.decode(latents, batch_first=True)
         factors = [scales[hook].reshape(-1, 1).expand(len(x), 1) for hook in hooks_out]
         out = out / (torch.stack(factors, 1) if stacked else factors[0])
-    return {"x": x, "latents": latents, "reconstructions": out}
+    arrays = {"x": x, "latents": latents, "reconstructions": out}
+    if model.cfg.act_fn == "topk" and model.cfg.sparsity_include_decoder_norm and not stacked:
+        arrays["latents_weighted"] = latents * model.decoder_norm()  # what it selects by
+    return arrays
