@@ -5,7 +5,7 @@ from saejax.coders.build import build
 from saejax.coders.calibration import bias_for_rate
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
-from saejax.coders.cross_layer import CrossLayerTranscoder
+from saejax.coders.cross_layer import CrossLayerTranscoder, SkipCrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.latents import Latents
 from saejax.coders.layernorm import LayerNormAutoencoder
@@ -27,6 +27,7 @@ __all__ = [
     "Latents",
     "LayerNormAutoencoder",
     "Sites",
+    "SkipCrossLayerTranscoder",
     "SkipTranscoder",
     "Topology",
     "Transcoder",

@@ -96,7 +96,8 @@ def _described(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequ
     if found.k is not None:
         numbers |= {"k": found.k}
     sizes = {"d_in": int(W_enc.shape[-2]), "d_sae": int(W_enc.shape[-1]), "d_out": int(W_dec.shape[-1])}
-    if found.topology in _TIED and sizes["d_in"] != sizes["d_out"]:
+    one = found.topology in _TIED or (reads == writes and UNKNOWN not in reads)
+    if one and sizes["d_in"] != sizes["d_out"]:
         raise DataError(
             f"{found.path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: other widths at one hook point. "
             "The file is damaged."
@@ -120,6 +121,12 @@ def kind_of(sae: TrainedCoder) -> Kind:
     if topology == "transcoder" and sae.sites.reads == sae.sites.writes:
         topology = UNCENTRED
     return topology, described["sparsity"]["name"]
+
+
+def check_free(folder: Path, mine: bool, what: str) -> None:
+    """Raises DataError for a folder with something in it that is not `mine`: a `what`, which may be written over."""
+    if folder.exists() and not (mine or (folder.is_dir() and not any(folder.iterdir()))):
+        raise DataError(f"{folder} holds something other than a {what}. Choose another folder.")
 
 
 def centred(arrays: Mapping[str, np.ndarray], sign: int) -> Arrays:

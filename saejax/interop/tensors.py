@@ -14,6 +14,8 @@ from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
 
 LARGEST_CONFIG, _BEGINNING = 4 << 20, 1 << 16
+# The longest configuration there is has a line for each of some hundred layers.
+_LARGEST_YAML, _MOST_BRACKETS, _MOST_TOKENS = 16 << 10, 100, 3000
 _MOST_TENSORS = 4096
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -28,11 +30,20 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping of plain values. Raises DataError for anything else."""
+    """A YAML mapping of plain values, without aliases, of which a short file can make 10^9. Raises DataError."""
     import yaml
 
     try:
-        value = yaml.safe_load(read_bounded(path, LARGEST_CONFIG).decode())
+        text = read_bounded(path, _LARGEST_YAML).decode()
+        # Before it is parsed: the parser is slow, slower by the square in brackets, and nests without an end.
+        if max(text.count("["), text.count("{")) > _MOST_BRACKETS:
+            raise DataError(f"{path} is no configuration: it has more than {_MOST_BRACKETS} brackets.")
+        for n, token in enumerate(yaml.scan(text, Loader=yaml.SafeLoader)):
+            if isinstance(token, yaml.AliasToken):
+                raise DataError(f"{path} has YAML aliases; a configuration needs none. Write out what they stand for.")
+            if n > _MOST_TOKENS:
+                raise DataError(f"{path} is no configuration: it has more than {_MOST_TOKENS:,} words and signs.")
+        value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is not readable YAML ({type(error).__name__}).") from None
     if not isinstance(value, dict):
