@@ -31,7 +31,7 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     at = (int(step) if step.isdigit() else step) or None
     coders = [load(place, at, hook_points) for place in places]
     if to != "saejax":
-        _refuse(places, coders, format_named(to))
+        refuse(places, coders, format_named(to))
     as_set = to != "saejax" and format_named(to).sets
     for place, sae in zip(places, coders, strict=True):
         folder = destination if as_set or len(coders) == 1 else destination / _own_name(place, places)
@@ -39,7 +39,7 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
         print(f"{place} -> {folder} ({to}): {sae!r}")
         for note in notes:
             print(f"  {note}")
-        print(f"  {_compared(sae, folder, to, hook_points)}")
+        print(f"  {compared(sae, folder, to, hook_points)}")
 
 
 def print_formats(words: Sequence[str]) -> None:
@@ -74,7 +74,8 @@ def _places(source: Path) -> list[Path]:
     return found(source) or [source]  # for the message of `load`
 
 
-def _refuse(places: Sequence[Path], coders: Sequence[TrainedCoder], to: Format) -> None:
+def refuse(places: Sequence[Path], coders: Sequence[TrainedCoder], to: Format) -> None:
+    """Raises ConfigError, with the formats that can, for the first coder that a format cannot say."""
     for place, sae in zip(places, coders, strict=True):
         if why := to.refuses(sae):
             can = [name for name, format in FORMATS.items() if not format.refuses(sae)]
@@ -92,7 +93,7 @@ def _own_name(place: Path, places: Sequence[Path]) -> str:
     raise DataError(f"{place} is given twice.")
 
 
-def _compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str]) -> str:
+def compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str]) -> str:
     """One sentence about what was read back. Raises DataError where it does something else than its source."""
     place = folder
     if to != "saejax":

@@ -38,6 +38,7 @@ class SAELens(Format):
     name = "saelens"
     title = "SAELens"
     files = f"{_CFG}, {_WEIGHTS}"
+    needs = (_CFG, _WEIGHTS)
     reads = frozenset(
         [
             *((topology, sparsity) for topology in ("autoencoder", UNCENTRED) for sparsity in _AUTOENCODERS.values()),
@@ -72,6 +73,12 @@ class SAELens(Format):
         else:
             return f"SAELens has no {topology}"
         return "" if known else f"SAELens has no {topology} with {sparsity}"
+
+    def usage(self, repo: str, folder: str) -> str:
+        if folder:
+            return f'from sae_lens import SAE\n\nsae = SAE.from_pretrained("{repo}", "{folder}")'
+        download = "from huggingface_hub import snapshot_download\nfrom sae_lens import SAE"
+        return f'{download}\n\nsae = SAE.load_from_disk(snapshot_download("{repo}"))'
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         if folder.exists() and not (self.here(folder) or (folder.is_dir() and not any(folder.iterdir()))):

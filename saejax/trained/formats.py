@@ -3,7 +3,8 @@
 A `TrainedCoder` saves itself through this table, so its module imports this one, and here it is called Any.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,8 @@ class Format:
         reads: (topology, sparsity) of the coders that `read` can give.
         files: what the files are called, for people.
         sets: a folder holds several coders, one a layer, and `write` adds to it.
+        needs: patterns of file names. A folder on the hub is of this format where each matches a file; these files are
+            downloaded. Empty where names do not tell.
     """
 
     name: ClassVar[str]
@@ -32,6 +35,7 @@ class Format:
     reads: ClassVar[frozenset[Kind]] = frozenset()
     files: ClassVar[str] = ""
     sets: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def here(self, path: Path) -> list[Path]:
         """The coders of this format that `path` is: itself, the members of a set (places that `read` takes), or none.
@@ -39,6 +43,14 @@ class Format:
         A look at names and at the first bytes of small files; it does not search folders within.
         """
         raise NotImplementedError
+
+    def among(self, names: Collection[str]) -> dict[str, list[str]]:
+        """{place: its files} of the dictionaries in one folder, from nothing but the names of the folder's files.
+
+        The place is "" for the folder as a whole, or one of the files.
+        """
+        matched = [[name for name in names if fnmatchcase(name, pattern)] for pattern in self.needs]
+        return {"": sorted({name for some in matched for name in some})} if matched and all(matched) else {}
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> Any:
         """The `TrainedCoder` at one of the places that `here` gave.
@@ -58,6 +70,10 @@ class Format:
     def place_of(self, sae: Any, folder: Path) -> Path:
         """Where `read` finds the coder that was written into this folder."""
         return folder
+
+    def usage(self, repo: str, folder: str) -> str:
+        """Python that loads `folder` (or "") of a hub repository in the project's own library; mostly not known."""
+        return ""
 
     def write(self, sae: Any, folder: Path) -> list[str]:
         """Write a coder that `refuses` has nothing against; in a set it is added to those that are there.
