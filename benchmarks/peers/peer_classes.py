@@ -1,17 +1,8 @@
-"""The peers' own classes, under the names that this folder's scripts use. As a script: prints the versions.
-
-dictionary_learning's package imports nnsight, to read language models; its trainers never touch it. An empty module
-stands in for it, so that the environment needs neither nnsight nor what nnsight needs.
-"""
+"""The peers' own classes, under the names that this folder's scripts use. As a script: prints the versions."""
 
 import importlib.metadata
-import sys
-import types
 
-_nnsight = types.ModuleType("nnsight")
-_nnsight.LanguageModel = object
-sys.modules.setdefault("nnsight", _nnsight)
-
+import stand_ins  # noqa: F401 - before the peers
 from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
 from dictionary_learning.trainers.gdm import GatedSAETrainer
 from dictionary_learning.trainers.jumprelu import JumpReluTrainer

@@ -1,5 +1,6 @@
 """`saejax convert` and `saejax formats`: dictionaries from one project's files into another's."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,20 +27,23 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
         raise ConfigError("Give a source and a destination, as in: saejax convert runs/quickstart out --to=saelens")
     if not to:
         raise ConfigError(f"Say into which format: --to=saejax, {', '.join(f'--to={name}' for name in FORMATS)}.")
-    *sources, destination = map(Path, words)
-    places = [place for source in sources for place in _places(source)]
+    *sources, target = words
+    destination, places = Path(target), [place for source in sources for place in _places(source)]
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise ConfigError(f"{twice[0]} is given twice.")
     at = (int(step) if step.isdigit() else step) or None
-    coders = [load(place, at, hook_points) for place in places]
+    # One in memory at a time: a set of layers is larger than a machine.
     if to != "saejax":
-        refuse(places, coders, format_named(to))
-    as_set = to != "saejax" and format_named(to).sets
-    for place, sae in zip(places, coders, strict=True):
-        folder = destination if as_set or len(coders) == 1 else destination / _own_name(place, places)
+        form = format_named(to)
+        for place in places:
+            refuse(place, load(place, at, hook_points), form)
+    together = len(places) == 1 or (to != "saejax" and form.sets)
+    for place in places:
+        sae, folder = load(place, at, hook_points), destination if together else destination / _own_name(place, places)
         notes = [*sae.origin.notes, *sae.save(folder, format=to)]
         print(f"{place} -> {folder} ({to}): {sae!r}")
-        for note in notes:
+        for note in [*notes, compared(sae, folder, to, hook_points)]:
             print(f"  {note}")
-        print(f"  {compared(sae, folder, to, hook_points)}")
 
 
 def print_formats(words: Sequence[str]) -> None:
@@ -67,30 +71,25 @@ def print_formats(words: Sequence[str]) -> None:
     print("training. `saejax formats NAME` says why something is not written.")
 
 
-def _places(source: Path) -> list[Path]:
-    """The coders at a source: itself, or all within a folder of several."""
-    if is_run(source):
-        return [source]
-    return found(source) or [source]  # for the message of `load`
+def _places(source: str) -> list[str]:
+    """The coders at a source: itself (a run, a hub id), or all within a folder of several."""
+    return [source] if is_run(source) else [str(place) for place in found(source)] or [source]
 
 
-def refuse(places: Sequence[Path], coders: Sequence[TrainedCoder], to: Format) -> None:
-    """Raises ConfigError, with the formats that can, for the first coder that a format cannot say."""
-    for place, sae in zip(places, coders, strict=True):
-        if why := to.refuses(sae):
-            can = [name for name, format in FORMATS.items() if not format.refuses(sae)]
-            raise ConfigError(
-                f"{place} cannot be written for {to.title}: {why}. It can for: {', '.join(['saejax', *can])}."
-            )
+def refuse(place: str, sae: TrainedCoder, to: Format) -> None:
+    """Raises ConfigError for a coder that the format cannot say, with those that can."""
+    if why := to.refuses(sae):
+        others = ", ".join(["saejax", *(name for name, form in FORMATS.items() if not form.refuses(sae))])
+        raise ConfigError(f"{place} cannot be written for {to.title}: {why}. It can be for: {others}.")
 
 
-def _own_name(place: Path, places: Sequence[Path]) -> str:
+def _own_name(place: str, places: Sequence[str]) -> str:
     """A folder's name for one of several: the last parts of its path that tell it from the others."""
-    for depth in range(1, len(place.parts) + 1):
-        name = "-".join(place.parts[-depth:])
-        if sum("-".join(other.parts[-depth:]) == name for other in places) == 1:
-            return name.removesuffix(".safetensors").removesuffix(".npz").removesuffix(".pt").replace("/", "")
-    raise DataError(f"{place} is given twice.")
+    parts = {other: [part for part in re.split(r"[/@:]", other) if part] for other in places}
+    depth = 1
+    while sum(own[-depth:] == parts[place][-depth:] for own in parts.values()) > 1:
+        depth += 1
+    return re.sub(r"\.(safetensors|npz|pt)$", "", "-".join(parts[place][-depth:]))
 
 
 def compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str]) -> str:

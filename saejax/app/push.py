@@ -36,7 +36,7 @@ def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision
     place = _destination(words[1], folder, revision)
     sae = public(load(words[0], (int(step) if step.isdigit() else step) or None))
     if to != "saejax":
-        refuse([Path(words[0])], [sae], format_named(to))
+        refuse(words[0], sae, format_named(to))
     api, user = _signed_in(place)
     there = _there(api, place)
     with tempfile.TemporaryDirectory(prefix="saejax-push-") as beside:

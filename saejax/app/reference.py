@@ -1,23 +1,26 @@
-"""The reference of all keys and the table of coders, as Markdown made from the settings themselves.
+"""The reference of all keys and the tables of coders and formats, as Markdown made from the code itself.
 
     python -m saejax.app.reference
 
-writes docs/reference.md, and the table between its marks in docs/coders.md, below the current folder.
+writes docs/reference.md, and the tables between their marks in docs/coders.md and docs/formats.md, below the current
+folder.
 """
 
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
 from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig, build
 from saejax.core.settings import Setting
+from saejax.interop import format_table
+from saejax.trained import Kind
 
 COMMAND = "python -m saejax.app.reference"
-START, END = "<!-- coders table -->", "<!-- end -->"
+END = "<!-- end -->"
 
 _INTRODUCTION = f"""# All keys
 
@@ -47,14 +50,49 @@ def coders_table() -> str:
     return _table(("preset", "what it is", "topology", "sparsity", "loss", "after"), rows)
 
 
-def with_table(page: str) -> str:
-    """The page with the table of coders between its marks.
+def formats_table() -> str:
+    """A row for each format of dictionaries: its files, what is read, what is written."""
+    rows = [("saejax", "`saejax`", "coder.safetensors, saejax.json", "all", "all")]
+    for form, cells in format_table():
+        read, written = ([kind for kind, cell in cells.items() if holds(cell)] for holds in (_is_read, _is_written))
+        rows.append((form.title, f"`{form.name}`", form.files, _kinds(read), _kinds(written)))
+    return _table(("project", "format", "files", "in", "out"), rows)
+
+
+def _is_read(cell: tuple[bool, str]) -> bool:
+    return cell[0]
+
+
+def _is_written(cell: tuple[bool, str]) -> bool:
+    return not cell[1]
+
+
+def _kinds(kinds: Iterable[Kind]) -> str:
+    """topology: sparsities; topologies that share their sparsities together."""
+    of: dict[str, list[str]] = {}
+    for topology, sparsity in kinds:
+        of.setdefault(topology, []).append(sparsity)
+    alike: dict[str, list[str]] = {}
+    for topology, sparsities in of.items():
+        alike.setdefault(", ".join(sparsities), []).append(topology)
+    return "; ".join(f"{', '.join(topologies)}: {sparsities}" for sparsities, topologies in alike.items()) or "no"
+
+
+# The pages with a table between marks.
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "docs/coders.md": ("<!-- coders table -->", coders_table),
+    "docs/formats.md": ("<!-- formats table -->", formats_table),
+}
+
+
+def with_table(page: str, start: str, table: str) -> str:
+    """The page with the table between its marks.
 
     Raises:
         ValueError: it has no marks.
     """
-    before, after = page.index(START) + len(START), page.index(END, page.index(START))
-    return f"{page[:before]}\n{coders_table()}\n{page[after:]}"
+    before, after = page.index(start) + len(start), page.index(END, page.index(start))
+    return f"{page[:before]}\n{table}\n{page[after:]}"
 
 
 def _section(cls: type, prefix: str, of_member: bool, decides: bool) -> Iterator[str]:
@@ -112,10 +150,12 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Write both pages."""
-    coders = Path("docs/coders.md")
-    page = coders.read_text(encoding="utf-8") if coders.is_file() else f"# Coders\n\n{START}\n{END}\n"
-    coders.write_text(with_table(page), encoding="utf-8")
+    """Write all pages."""
+    for name, (start, table) in TABLES.items():
+        path = Path(name)
+        page = path.read_text(encoding="utf-8") if path.is_file() else f"{start}\n{END}\n"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(with_table(page, start, table()), encoding="utf-8")
     Path("docs/reference.md").write_text(reference() + "\n", encoding="utf-8")
 
 

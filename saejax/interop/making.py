@@ -51,6 +51,10 @@ def made(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequence[s
         DataError: a parameter that is missing or left over, of another shape, NaN or infinite; names it.
     """
     described = _described(found, arrays, hook_points)
+    if found.k is not None and not 1 <= found.k <= described["d_sae"]:
+        raise DataError(
+            f"{found.path} keeps k = {found.k} of {described['d_sae']} latents: its configuration is damaged."
+        )
     try:
         coder, sites = coder_of(described), sites_of(described)
     except (LookupError, TypeError, ValueError, OverflowError) as error:

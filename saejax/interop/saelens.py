@@ -178,7 +178,9 @@ def _hook(meta: Mapping[str, Any], key: str) -> tuple[str, ...]:
 def _modern(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """cfg.json as version 6 writes it: older ones say everything on one level, some by other names."""
     meta = config.get("metadata")
-    version = config.get("sae_lens_version") or (meta.get("sae_lens_version") if isinstance(meta, dict) else None)
+    if meta is not None and not isinstance(meta, dict):
+        raise DataError(f"{path}: metadata is {meta!r}, not an object. The file is damaged.")
+    version = config.get("sae_lens_version") or (meta or {}).get("sae_lens_version")
     if isinstance(version, str) and version.split(".")[0].isdigit() and int(version.split(".")[0]) >= 6:
         return config
     renamed = {

@@ -37,10 +37,11 @@ def _example(topology: str, sparsity: str, same: bool) -> TrainedCoder:
     described = {
         "topology": topology,
         "sparsity": {"name": sparsity, **numbers},
-        **{"d_in": 4, "d_sae": 6, "d_out": 4},
+        **{"d_in": 4, "d_sae": 6, "d_out": 4 if tied else 5},
         "reads": names,
         "writes": names if tied else [name.replace("mlp_in", "mlp_out") for name in names],
     }
-    coder = coder_of(described)
-    params = {name: np.asarray(value) for name, value in coder.init(jax.random.key(0)).items()}
+    coder, rng = coder_of(described), np.random.default_rng(0)
+    shapes = jax.eval_shape(coder.init, jax.random.key(0))
+    params = {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
     return TrainedCoder(coder, params, sites_of(described))

@@ -130,7 +130,8 @@ def coder_of(described: Mapping[str, Any]) -> Coder:
     if not all(isinstance(value, bool | int | float) and value >= 0 for value in given.values()):
         raise ValueError(f"the numbers of {names[1]} are {given}")
     return Coder(
-        topology=TOPOLOGIES[names[0]](**sizes, matmul_dtype="float32"),
+        # The init is never run; uniform is one that every pair of shapes has.
+        topology=TOPOLOGIES[names[0]](**sizes, init_name="uniform", matmul_dtype="float32"),
         sparsity=kind(**numbers),
         terms=(),
         unit_decoder_every=0,

@@ -1,9 +1,11 @@
-"""docs/reference.md and the table of docs/coders.md are what the code's fields say."""
+"""docs/reference.md and the tables of docs/coders.md and docs/formats.md are what the code says."""
 
+import pytest
 from tiny import ROOT
 
-from saejax.app.reference import COMMAND, reference, with_table
+from saejax.app.reference import COMMAND, TABLES, reference, with_table
 from saejax.coders import RECIPES
+from saejax.interop import FORMATS
 
 
 def test_the_reference_is_fresh() -> None:
@@ -11,10 +13,13 @@ def test_the_reference_is_fresh() -> None:
     assert there == reference() + "\n", f"docs/reference.md is stale: {COMMAND}"
 
 
-def test_the_table_of_coders_is_fresh() -> None:
-    page = (ROOT / "docs" / "coders.md").read_text(encoding="utf-8")
-    assert page == with_table(page), f"The table in docs/coders.md is stale: {COMMAND}"
-    assert all(f"| `{name}` |" in page for name in RECIPES)
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_are_fresh(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    start, table = TABLES[name]
+    assert page == with_table(page, start, table()), f"The table in {name} is stale: {COMMAND}"
+    named = RECIPES if name == "docs/coders.md" else FORMATS
+    assert all(f"`{word}` |" in page for word in named)
 
 
 def test_the_reference_says_what_decides_and_what_may_differ() -> None:

@@ -244,7 +244,7 @@ def test_the_card_says_what_it_is(tmp_path: Path) -> None:
 def test_paths_that_hold_no_coder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         saejax.load(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"is neither a run .* nor a saved coder"):
+    with pytest.raises(DataError, match=r"is neither a run .* a saved coder"):
         saejax.load(tmp_path)
     made().save(tmp_path / "sae")
     with pytest.raises(DataError, match="holds one step"):

@@ -1,0 +1,94 @@
+"""`saejax convert` and `saejax formats`, as a user runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import saejax
+from saejax.app.commands import COMMANDS
+from saejax.app.convert import print_formats, run_convert
+from saejax.core.errors import ConfigError, DataError
+from saejax.interop import FORMATS
+from saejax.interop.making import kind_of
+from saejax.interop.table import examples
+
+CODERS = {kind_of(sae): sae for sae in examples()}
+
+
+def convert(*words: str | Path, to: str = "saelens", step: str = "") -> None:
+    run_convert([str(word) for word in words], to, [], step)
+
+
+def test_one_goes_into_the_folder_several_into_folders_of_their_own(tmp_path: Path) -> None:
+    sae = CODERS["autoencoder", "topk"]
+    for name in ("one/x", "two/x", "two/y"):
+        sae.save(tmp_path / "own" / name)
+    convert(tmp_path / "own" / "one", tmp_path / "a")
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["cfg.json", "sae_weights.safetensors"]
+    convert(tmp_path / "own", tmp_path / "b")
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["one-x", "two-x", "y"]
+    convert(tmp_path / "a", tmp_path / "c", to="saejax")
+    back = saejax.load(tmp_path / "c")
+    assert all(np.array_equal(back.params[name], sae.params[name]) for name in sae.params)
+    assert back.sites == sae.sites
+
+
+def test_a_run_is_converted_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.random.default_rng(0).normal(size=(512, 8)).astype(np.float32)
+    saejax.train(x, "batchtopk", k=2, d_sae=16, batch_size=64, tokens=512, run=tmp_path / "run", checkpoint_every=4)
+    convert(tmp_path / "run", tmp_path / "out", step="4")
+    written = json.loads((tmp_path / "out" / "cfg.json").read_text())
+    assert (written["architecture"], written["d_sae"]) == ("jumprelu", 16)
+    there, here = saejax.load(tmp_path / "out"), saejax.load(tmp_path / "run", step=4)
+    np.testing.assert_array_equal(there.encode(x), here.encode(x))
+    assert "Read back: latents differ by 0e+00" in capsys.readouterr().out
+
+
+def test_nothing_is_written_where_one_cannot_be_said(tmp_path: Path) -> None:
+    CODERS["autoencoder", "relu"].save(tmp_path / "own" / "a")
+    CODERS["crosscoder", "relu"].save(tmp_path / "own" / "b")
+    with pytest.raises(ConfigError, match=r"b cannot be written for SAELens.*It can be for: saejax"):
+        convert(tmp_path / "own", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "to", "message"),
+    [
+        (["a"], "saelens", "source and a destination"),
+        (["a", "b"], "", "Say into which format"),
+        (["a", "b"], "saelense", "Did you mean|saelens"),
+        (["a", "a", "b"], "saelens", "given twice"),
+        (["nowhere", "b"], "saelens", "nowhere does not exist"),
+    ],
+)
+def test_wrong_lines_are_answered(words: list[str], to: str, message: str, tmp_path: Path) -> None:
+    CODERS["autoencoder", "relu"].save(tmp_path / "a")
+    with pytest.raises((ConfigError, DataError), match=message):
+        run_convert([str(tmp_path / word) for word in words], to, [], "")
+
+
+def test_formats_prints_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_formats([])
+    table = capsys.readouterr().out
+    assert all(f"{form.name}: {form.title}" in table for form in FORMATS.values())
+    print_formats(["saelens"])
+    one = capsys.readouterr().out
+    assert "SAELens has no crosscoder" in one
+    with pytest.raises(ConfigError, match="no format 'nonsense'"):
+        print_formats(["nonsense"])
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    CODERS["skip_transcoder", "jumprelu"].save(tmp_path / "own")
+    line = [sys.executable, "-m", "saejax", "convert", "own", "out", "--to=saelens"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "own -> out (saelens)" in done.stdout
+    assert {"convert", "formats"} <= COMMANDS.keys()
+    wrong = subprocess.run(line[:-1], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: Say into which format")
