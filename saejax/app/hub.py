@@ -53,7 +53,7 @@ class HubPlace:
 
 
 def hub_place(path: str | os.PathLike[str]) -> HubPlace | None:
-    """owner/name[@revision][/sub/folder], with or without hf://, as a place on the hub; None for a path of this machine.
+    """owner/name[@revision][/sub/folder], with or without hf://, as a place on the hub; None for a local path.
 
     What is there on this machine is never an id. Without hf:// neither is what begins with / . or ~, nor what begins
     with the name of a folder that is there: runs/typo is a run that is missing.
@@ -76,8 +76,8 @@ def hub_place(path: str | os.PathLike[str]) -> HubPlace | None:
 def fetched(asked: HubPlace) -> tuple[Path, str]:
     """(the dictionary's place on this machine, hf://owner/name@<commit>/place) of one dictionary on the hub.
 
-    A commit that is in the cache costs no question, unless it has many files, of which some may be missing. Of a branch or tag the newest commit is taken; where the hub cannot
-    be asked, the one in the cache, with a warning.
+    A commit that is in the cache costs no question, unless it has many files, of which some may be missing. Of a branch
+    or tag the newest commit is taken; where the hub cannot be asked, the one in the cache, with a warning.
 
     Raises:
         DataError: no such repository, revision or place; no dictionary there, or several (they are named); files that
@@ -131,6 +131,9 @@ def dictionaries(names: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         folder, _, file = name.rpartition("/")
         folders.setdefault(folder, []).append(file)
+        if folder:  # some keep their weights in a folder of their own
+            above, _, own = folder.rpartition("/")
+            folders.setdefault(above, []).append(f"{own}/{file}")
     places: dict[str, list[str]] = {}
     for folder, files in sorted(folders.items()):
         kinds = [{"": [DESCRIPTION, WEIGHTS]}] if {DESCRIPTION, WEIGHTS} <= set(files) else []
@@ -203,8 +206,8 @@ def _cached(asked: HubPlace) -> tuple[tuple[Path, str] | None, bool]:
         return None, False
     where = asked.sub.rpartition("/")[0] if asked.sub.endswith(_FILES) else asked.sub
     here = folder / where
-    names = sorted(path.name for path in here.iterdir() if path.is_file()) if here.is_dir() else []
-    files = dictionaries(["/".join(filter(None, (where, name))) for name in names]).get(asked.sub)
+    there = sorted(path for pattern in ("*", "*/*") for path in here.glob(pattern) if path.is_file())
+    files = dictionaries([path.relative_to(folder).as_posix() for path in there]).get(asked.sub)
     if not files:
         return None, False
     # A description and the weights are found together or not at all; of one file a layer, some may be missing.

@@ -25,7 +25,7 @@ _KEPT = {".gitattributes", "LICENSE"}
 
 
 def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision: str, step: str) -> None:
-    """Check all that can be checked, write the files beside, read them back, push them in one commit, print the address.
+    """Check all that can be checked, write the files, read them back, push them in one commit, print the address.
 
     Raises:
         ConfigError: not a source and an owner/name, a format that cannot say this coder, or no token.

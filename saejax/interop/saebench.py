@@ -9,7 +9,7 @@ so that reconstructions are the coder's, and which latents fire too: the selecti
 trained, and only what it has selected is scaled. This file is one of the few that import torch, inside its functions.
 """
 
-from types import SimpleNamespace
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def as_module(sae: TrainedCoder, model_name: str = "", dtype: str = "float32", d
     return _module(torch, sae, _config(sae, name, dtype, device)).to(dtype=getattr(torch, dtype), device=device)
 
 
-def _module(torch: Any, sae: TrainedCoder, config: SimpleNamespace) -> Any:
+def _module(torch: Any, sae: TrainedCoder, config: "_Config") -> Any:
     params = {key: np.asarray(value, np.float32) for key, value in sae.params.items()}
     norms_F = np.linalg.norm(params["W_dec"].astype(np.float64), axis=1)
     unit_FD = params["W_dec"] / np.maximum(norms_F, np.finfo(np.float32).tiny)[:, None]
@@ -145,38 +145,53 @@ def _select(torch: Any, sae: TrainedCoder) -> Any:
     return kept
 
 
-class _Config(SimpleNamespace):
+@dataclasses.dataclass
+class _Config:
+    """What SAEBench reads of a cfg, and what it wants to be there. It adds fields, and takes `asdict`."""
+
+    model_name: str
+    d_in: int
+    d_sae: int
+    hook_layer: int
+    hook_name: str
+    architecture: str
+    apply_b_dec_to_input: bool
+    activation_fn_str: str
+    activation_fn_kwargs: dict[str, Any]
+    training_tokens: int
+    dtype: str
+    device: str
+    context_size: int = 128
+    hook_head_index: int | None = None
+    finetuning_scaling_factor: bool = False
+    prepend_bos: bool = True
+    normalize_activations: str = "none"
+    model_from_pretrained_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    dataset_path: str = ""
+    dataset_trust_remote_code: bool = False
+    seqpos_slice: tuple[int | None, ...] = (None,)
+    sae_lens_training_version: str | None = None
+    neuronpedia_id: str | None = None
+
     def to_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "metadata"}
+        return dataclasses.asdict(self)
 
 
-def _config(sae: TrainedCoder, model_name: str, dtype: str, device: str) -> SimpleNamespace:
-    """The cfg: what SAEBench reads, and the fields that it wants to be there."""
+def _config(sae: TrainedCoder, model_name: str, dtype: str, device: str) -> _Config:
     topology, sparsity = kind_of(sae)
     layer = layer_of(sae.hook_point)
-    kwargs = {"k": sae.coder.sparsity.kept} if sparsity == "topk" else {}
+    assert layer is not None  # `refuses` looked
     return _Config(
-        model_name=model_name,
-        d_in=sae.coder.topology.d_in,
-        d_sae=sae.coder.topology.d_sae,
-        hook_layer=layer,
-        hook_name=to_transformer_lens(sae.hook_point),
-        hook_head_index=None,
-        context_size=128,
+        model_name,
+        sae.coder.topology.d_in,
+        sae.coder.topology.d_sae,
+        layer,
+        to_transformer_lens(sae.hook_point),
         architecture=_ARCHITECTURES[sparsity],
         apply_b_dec_to_input=topology == "autoencoder",
         activation_fn_str="topk" if sparsity == "topk" else "relu",
-        activation_fn_kwargs=kwargs,
-        finetuning_scaling_factor=False,
-        prepend_bos=True,
-        normalize_activations="none",
+        activation_fn_kwargs={"k": sae.coder.sparsity.kept} if sparsity == "topk" else {},
+        training_tokens=sae.origin.tokens,
         dtype=dtype,
         device=device,
-        model_from_pretrained_kwargs={},
-        dataset_path="",
-        dataset_trust_remote_code=False,
-        seqpos_slice=(None,),
-        training_tokens=sae.origin.tokens,
-        sae_lens_training_version=None,
-        neuronpedia_id=None,
     )

@@ -38,7 +38,7 @@ class SAELens(Format):
     name = "saelens"
     title = "SAELens"
     files = f"{_CFG}, {_WEIGHTS}"
-    needs = (_CFG, _WEIGHTS)
+    needs = ((_CFG, _WEIGHTS),)
     reads = frozenset(
         [
             *((topology, sparsity) for topology in ("autoencoder", UNCENTRED) for sparsity in _AUTOENCODERS.values()),

@@ -26,8 +26,8 @@ class Format:
         reads: (topology, sparsity) of the coders that `read` can give.
         files: what the files are called, for people.
         sets: a folder holds several coders, one a layer, and `write` adds to it.
-        needs: patterns of file names. A folder on the hub is of this format where each matches a file; these files are
-            downloaded. Empty where names do not tell.
+        needs: which files a dictionary on the hub is made of, as alternatives: patterns of names in its folder, of which
+            each must match a file. Empty where names do not tell; `saejax.load` of a hub id then does not find it.
     """
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class Format:
     reads: ClassVar[frozenset[Kind]] = frozenset()
     files: ClassVar[str] = ""
     sets: ClassVar[bool] = False
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     def here(self, path: Path) -> list[Path]:
         """The coders of this format that `path` is: itself, the members of a set (places that `read` takes), or none.
@@ -45,12 +45,18 @@ class Format:
         raise NotImplementedError
 
     def among(self, names: Collection[str]) -> dict[str, list[str]]:
-        """{place: its files} of the dictionaries in one folder, from nothing but the names of the folder's files.
+        """{place: its files} of the dictionaries in one folder, by nothing but the names of its files.
 
-        The place is "" for the folder as a whole, or one of the files.
+        The place is "" for the folder as a whole, or one of the files. Names of files in folders within have a slash.
         """
-        matched = [[name for name in names if fnmatchcase(name, pattern)] for pattern in self.needs]
-        return {"": sorted({name for some in matched for name in some})} if matched and all(matched) else {}
+        for patterns in self.needs:
+            matched = [
+                {name for name in names if fnmatchcase(name, pattern) and name.count("/") == pattern.count("/")}
+                for pattern in patterns
+            ]
+            if all(matched):
+                return {"": sorted(set().union(*matched))}
+        return {}
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> Any:
         """The `TrainedCoder` at one of the places that `here` gave.

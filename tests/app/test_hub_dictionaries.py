@@ -106,7 +106,7 @@ def test_what_is_on_this_machine_is_never_an_id(tmp_path: Path, hub: Hub) -> Non
     example().save("o/n")
     assert hub_place("o/n") is None
     assert saejax.load("o/n").origin.source == "/home/ann/runs/mine"
-    with pytest.raises(DataError, match="o/m does not exist.*hf://owner/name"):
+    with pytest.raises(DataError, match=r"o/m does not exist.*hf://owner/name"):
         saejax.load("o/m")  # o is a folder here
     assert hub.asked == []
     assert saejax.load("hf://o/n").origin.source.startswith("hf://o/n@")
@@ -115,7 +115,10 @@ def test_what_is_on_this_machine_is_never_an_id(tmp_path: Path, hub: Hub) -> Non
 # --- loading -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", ["saejax", *(name for name, format in FORMATS.items() if format.needs)])
+WRITTEN = [name for name, format in FORMATS.items() if any(not format.refuses(sae) for sae in examples())]
+
+
+@pytest.mark.parametrize("format", ["saejax", *WRITTEN])
 def test_a_dictionary_is_loaded_by_id_with_its_commit(format: str, tmp_path: Path, hub: Hub) -> None:
     kinds = FORMATS[format].reads if format != "saejax" else {("autoencoder", "topk")}
     sae = next(sae for kind in sorted(kinds) for sae in examples() if saved_as(sae, kind, format))
@@ -243,12 +246,10 @@ def test_a_hostile_repository_is_refused_soon(
     assert not [path for path in tmp_path.rglob("*") if path.name in PAIR and path.parent != tmp_path / "a"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_names_of_what_a_format_writes_are_found_again(name: str, tmp_path: Path) -> None:
     format = FORMATS[name]
-    sae = next((sae for sae in examples() if not format.refuses(sae)), None)
-    if sae is None or not format.reads:
-        pytest.skip("written or read by others alone")
+    sae = next(sae for sae in examples() if not format.refuses(sae))
     sae.save(tmp_path / "a", format=name)
     files = [path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*.*")]
     place = format.place_of(sae, tmp_path / "a").relative_to(tmp_path / "a").as_posix().removeprefix(".")
@@ -307,7 +308,7 @@ def test_a_push_replaces_its_own_files_and_no_others(tmp_path: Path, hub: Hub, s
     before = dict(hub.heads["ann/n"])
     with pytest.raises(DataError, match=r"hf://ann/n holds coder.safetensors, saejax.json, which .* --folder"):
         push(tmp_path / "a", to="saelens")
-    with pytest.raises(DataError, match="hf://ann/n/other holds x.safetensors"):
+    with pytest.raises(DataError, match=r"hf://ann/n/other holds x.safetensors"):
         push(tmp_path / "a", folder="other")
     with pytest.raises(ConfigError, match="ann/n is there already and public"):
         run_push([str(tmp_path / "a"), "ann/n"], "saejax", private=True, folder="", revision="", step="")
@@ -348,7 +349,7 @@ def test_without_a_token_or_a_network_nothing_is_pushed(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example().save(tmp_path / "a")
-    with pytest.raises(ConfigError, match="no token for the hub.*HF_TOKEN"):
+    with pytest.raises(ConfigError, match=r"no token for the hub.*HF_TOKEN"):
         push(tmp_path / "a")
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "wrong")
     with pytest.raises(DataError, match="Is the token right"):

@@ -1,7 +1,7 @@
 """The module that SAEBench evaluates: the coder's reconstructions, unit rows, and what SAEBench asks a dictionary for.
 
-What it asks is copied from SAEBench 0.6.0 (custom_saes/base_sae.py, sae_bench_utils/general_utils.py, evals/core/main.py);
-benchmarks/peers/run_sae_probes.py hands the module to SAEBench's own functions.
+What it asks is copied from SAEBench 0.6.0 (custom_saes/base_sae.py, sae_bench_utils/general_utils.py,
+evals/core/main.py). benchmarks/peers/run_sae_probes.py hands the module to SAEBench's own functions.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ from saejax.interop.table import examples
 from saejax.trained import Origin, TrainedCoder
 
 torch: Any = pytest.importorskip("torch")
-KINDS = [(topology, sparsity) for topology in ("autoencoder", UNCENTRED) for sparsity in ("relu", "topk", "jumprelu", "gated")]
+SPARSITIES = ("relu", "topk", "jumprelu", "gated")
+KINDS = [(topology, sparsity) for topology in ("autoencoder", UNCENTRED) for sparsity in SPARSITIES]
 
 
 def example(topology: str, sparsity: str) -> TrainedCoder:
@@ -54,7 +55,7 @@ def test_reconstructions_and_firing_latents_are_the_coders(pair: tuple[TrainedCo
 
 
 def test_what_saebench_reads_of_a_dictionary_is_there(pair: tuple[TrainedCoder, Any]) -> None:
-    sae, module = pair
+    _, module = pair
     # general_utils.check_decoder_norms
     assert torch.allclose(torch.norm(module.W_dec, dim=1), torch.ones(6), atol=1e-5) and module.check_decoder_norms()
     # base_sae.test_sae
@@ -71,6 +72,7 @@ def test_what_saebench_reads_of_a_dictionary_is_there(pair: tuple[TrainedCoder, 
     cfg.metadata = object()  # which the standardisation adds
     assert "metadata" not in cfg.to_dict() and cfg.to_dict()["d_sae"] == 6
     del cfg.metadata
+    assert dataclasses.asdict(cfg) == cfg.to_dict()  # sparse_probing_sae_probes.main
 
 
 def test_it_moves_and_changes_its_type_as_a_torch_module(pair: tuple[TrainedCoder, Any]) -> None:
