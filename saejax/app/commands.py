@@ -47,15 +47,20 @@ def _train(line: Line) -> int:
 
 
 def _evaluate(line: Line) -> int:
-    from saejax.app.stages import run_evaluate
+    from saejax.app.stages import run_dictionaries, run_evaluate
 
-    return run_evaluate(_workspace(line), redo=line.flags["redo"])
+    work, redo = _workspace(line), line.flags["redo"]
+    return run_dictionaries(work, line.flags["sae"], redo) if "sae" in line.given else run_evaluate(work, redo)
 
 
-def _report(line: Line) -> None:
-    from saejax.app.stages import run_report
+def _report(line: Line) -> int:
+    from saejax.app.stages import run_dictionaries, run_report
 
-    run_report(_workspace(line), redo=line.flags["redo"])
+    work, redo = _workspace(line), line.flags["redo"]
+    if "sae" in line.given:
+        return run_dictionaries(work, line.flags["sae"], redo, report=True)
+    run_report(work, redo)
+    return 0
 
 
 def _sweep(line: Line) -> int:
@@ -134,6 +139,15 @@ def _redo(what: str) -> Any:
     return partial(flags.DEFINE_boolean, "redo", False, what)
 
 
+_SAE = partial(
+    flags.DEFINE_multi_string,
+    "sae",
+    None,
+    "A dictionary instead of the config's own run: a run, a folder, a file or a hub id; several with commas, or all "
+    "below a folder.",
+)
+
+
 _PIPELINE = """\
 Each stage continues where it was; what is done is not done again. Exits with 1 when a gate fails, with 75 when a
 signal stopped the training (all saved; run it again).
@@ -185,25 +199,30 @@ Writes runs/<name>. Continues from the last good checkpoint. SIGTERM, SIGUSR1 (S
     ),
     "evaluate": Command(
         """\
-Evaluate a finished run on held-out text and check its gates.
+Evaluate a finished run, or any dictionaries, on held-out text and check the gates.
 
     saejax evaluate --config=quickstart [--redo]
+    saejax evaluate --config=quickstart --sae=runs/mine,their/folder,owner/name
 
-Writes runs/<name>/eval.json. Exits with 1 when a gate fails.
+Writes runs/<name>/eval.json. With --sae the model, the text and the settings of the evaluation are the config's, and no
+store or training is needed: writes runs/<name>/evaluated/<dictionary>/eval.json, and table.md, table.png and table.html
+of all that were named. Exits with 1 when a gate fails or a dictionary cannot be evaluated.
 """,
         _evaluate,
-        flags=(_redo("Evaluate again although eval.json is there."),),
+        flags=(_redo("Evaluate again although eval.json is there."), _SAE),
     ),
     "report": Command(
         """\
 Write a run's report: curves, gates, densities and a browser of its features, in one HTML file.
 
     saejax report --config=quickstart [--redo]
+    saejax report --config=quickstart --sae=their/folder
 
-Writes runs/<name>/report.html, which opens without a network.
+Writes runs/<name>/report.html, which opens without a network. With --sae it evaluates as `saejax evaluate --sae` does,
+and writes runs/<name>/evaluated/<dictionary>/report.html.
 """,
         _report,
-        flags=(_redo("Make the report again although it is there."),),
+        flags=(_redo("Make the report again although it is there."), _SAE),
     ),
     "sweep": Command(
         """\

@@ -39,6 +39,15 @@ def captured(split: str, path: str, done: Captured, wanted: int, parts: int) -> 
         say(f"  the text ran out before the {wanted:,} that were asked for")
 
 
+def non_finite(tokens: int | None) -> None:
+    """How many tokens an evaluation left out, where there are any."""
+    if tokens:
+        say(
+            f"evaluate: {tokens:,} tokens are in no metric, because the model's activations or predictions there are "
+            "NaN or infinite; lm.dtype=float32 may be enough for it"
+        )
+
+
 def gates(found: Sequence[Gate]) -> None:
     """The gates, with advice for those that failed."""
     say("gates:")

@@ -5,9 +5,10 @@ from saejax.coders.build import build
 from saejax.coders.calibration import bias_for_rate
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
-from saejax.coders.cross_layer import CrossLayerTranscoder
+from saejax.coders.cross_layer import CrossLayerTranscoder, SkipCrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.latents import Latents
+from saejax.coders.layernorm import LayerNormAutoencoder
 from saejax.coders.recipes import RECIPES
 from saejax.coders.sites import Sites
 from saejax.coders.sparsity import SPARSITIES
@@ -24,7 +25,9 @@ __all__ = [
     "CrossLayerTranscoder",
     "Crosscoder",
     "Latents",
+    "LayerNormAutoencoder",
     "Sites",
+    "SkipCrossLayerTranscoder",
     "SkipTranscoder",
     "Topology",
     "Transcoder",

@@ -78,7 +78,7 @@ class Coder:
         return self.sparsity(pre, lambda at: entries(pre, at), params, LONG_AGO)
 
     def decode(self, params: Params, latents: Latents, x: jax.Array | None = None) -> jax.Array:
-        """Reconstruction of latents; a skip connection needs x as well."""
+        """Reconstruction of latents; a skip connection and layer normalisation need x as well."""
         return self.topology.decode(params, latents, x)
 
     def reconstruct(self, params: Params, x: jax.Array) -> jax.Array:

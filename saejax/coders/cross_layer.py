@@ -1,11 +1,11 @@
-"""Topology: cross-layer transcoder.  x [B, L, D] -> latents [B, L, F] -> y_hat [B, L, D].
+"""Topology: cross-layer transcoder, with and without a linear skip.  x [B, L, D] -> f [B, L, F] -> y_hat [B, L, D].
 
     pre_l   = x_l W_enc,l + b_enc,l
-    y_hat_m = sum_{l <= m} f_l W_dec,l->m + b_dec,m
+    y_hat_m = sum_{l <= m} f_l W_dec,l->m + b_dec,m  (+ x_m W_skip,m)
 
 x_l is what layer l's MLP reads, y_m what layer m's MLP writes. W_dec_l [F, L - l, D] holds latent group l's rows for
 layers l, l + 1, ..., source-major as in circuit-tracer; nothing is stored for the layers below.
-(Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025)
+(Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025; the skip: Gemma Scope 2)
 """
 
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents
+from saejax.core.errors import DataError
 from saejax.kernels.dense import decode_dense, decode_dense_split, product
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
@@ -120,10 +121,10 @@ class CrossLayerTranscoder(nn.Module):
     @nn.nowrap
     def decode(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """y_hat, float32 [B, L, D]."""
-        return self.decode_without_bias(params, latents) + params["b_dec"][None]
+        return self.decode_without_bias(params, latents, x_BLD) + params["b_dec"][None]
 
     @nn.nowrap
-    def decode_without_bias(self, params: Params, latents: Latents) -> jax.Array:
+    def decode_without_bias(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
         # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
         rows = self.decoder_rows(params)
@@ -178,3 +179,29 @@ class CrossLayerTranscoder(nn.Module):
             {layer + i: params[name][:, i] for i in range(self.sites - layer)}
             for layer, name in enumerate(self.decoders)
         ]
+
+
+class SkipCrossLayerTranscoder(CrossLayerTranscoder):
+    """A cross-layer transcoder with W_skip [L, D_in, D_out], which starts at 0: layer m's goes to y_m alone."""
+
+    def setup(self) -> None:
+        super().setup()
+        W_skip = nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in", None))
+        self.param("W_skip", W_skip, (*self.in_shape, self.out_shape[1]))
+
+    @nn.nowrap
+    def decode(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
+        """y_hat_m with x_m W_skip,m, float32 [B, L, D].
+
+        Raises:
+            DataError: without x.
+        """
+        if x_BLD is None:
+            raise DataError("A coder with a skip connection decodes with its input: give x.")
+        skips = [product(x_BLD[:, i], params["W_skip"][i], self.matmul_dtype) for i in range(self.sites)]
+        return super().decode(params, latents, x_BLD) + jnp.stack(skips, axis=1)
+
+    @nn.nowrap
+    def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
+        reads, writes = (jnp.asarray(scales, jnp.float32)[:, None, None] for scales in (read_scales, write_scales))
+        return super().fold(params, read_scales, write_scales) | {"W_skip": params["W_skip"] * (reads / writes)}

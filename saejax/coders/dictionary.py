@@ -115,12 +115,12 @@ class Dictionary(nn.Module):
 
     @nn.nowrap
     def decode(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
-        """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection alone."""
-        return self.decode_without_bias(params, latents) + params["b_dec"][None]
+        """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection and layer normalisation."""
+        return self.decode_without_bias(params, latents, x) + params["b_dec"][None]
 
     @nn.nowrap
-    def decode_without_bias(self, params: Params, latents: Latents) -> jax.Array:
-        """f W_dec, float32 [B, *out]."""
+    def decode_without_bias(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
+        """f W_dec, float32 [B, *out]: what latents of x add to y_hat."""
         (rows_FR,) = self.decoder_rows(params)
         if latents.indices is None:
             out_BR = product(latents.values, rows_FR, self.matmul_dtype)

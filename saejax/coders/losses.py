@@ -162,7 +162,7 @@ class Matryoshka(Term):
     def __call__(self, c: Context) -> jax.Array:
         total, start, errors = c.topology.decode(c.params, _none(c.latents), c.x), 0, jnp.float32(0)
         for stop in self.prefixes:
-            total = total + c.topology.decode_without_bias(*_block(c, start, stop))
+            total = total + c.topology.decode_without_bias(*_block(c, start, stop), c.x)
             errors, start = errors + self.error.of(c, total), stop
         return errors / len(self.prefixes)
 
@@ -468,7 +468,7 @@ class AuxK(Term[AuxKSettings]):
             is_dead = rank < c.dead.sum(-1, keepdims=True)
             own = c.topology.restrict(params, find(c.dead))
             values = jnp.where(is_dead[None], jax.nn.relu(c.topology.pre_activations(own, c.x)), 0)
-            return c.topology.decode_without_bias(own, Latents(values, None, self.k))
+            return c.topology.decode_without_bias(own, Latents(values, None, self.k), c.x)
 
         def many() -> jax.Array:
             """More than k are dead: each token has its own k."""
@@ -477,7 +477,7 @@ class AuxK(Term[AuxKSettings]):
             kept = c.topology.kept(params, c.x, jax.lax.stop_gradient(c.pre), indices)
             # A group with fewer than k dead latents fills up with live ones: those count for nothing.
             values = jnp.where(entries(dead_pre, indices) != -jnp.inf, jax.nn.relu(kept), 0)
-            return c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae))
+            return c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae), c.x)
 
         n_dead = c.dead.sum(-1).max()
         # Most of a run has none or few: then AuxK costs next to nothing. The sums over a batch are outside: in a branch
@@ -514,7 +514,7 @@ class GhostGradients(Term[GhostSettings]):
             dead_pre = jnp.where(c.dead[None], c.pre, -jnp.inf)
             largest = constant(dead_pre.max(tuple(range(1, c.pre.ndim)), keepdims=True))
             values = jnp.exp(dead_pre - largest)
-            return c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae))
+            return c.topology.decode_without_bias(c.params, Latents(values, None, c.latents.d_sae), c.x)
 
         g = jax.lax.cond(c.dead.any(), ghost, lambda: jnp.zeros_like(e))
         lengths = [jnp.sqrt(jnp.square(a).sum(axes, keepdims=True)) for a in (e, g)]

@@ -1,11 +1,20 @@
 """The topologies by name."""
 
 from saejax.coders.autoencoder import Autoencoder
-from saejax.coders.cross_layer import CrossLayerTranscoder
+from saejax.coders.cross_layer import CrossLayerTranscoder, SkipCrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
+from saejax.coders.layernorm import LayerNormAutoencoder
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 
-Topology = Autoencoder | Transcoder | SkipTranscoder | Crosscoder | CrossLayerTranscoder
+Topology = (
+    Autoencoder
+    | Transcoder
+    | SkipTranscoder
+    | Crosscoder
+    | CrossLayerTranscoder
+    | LayerNormAutoencoder
+    | SkipCrossLayerTranscoder
+)
 
 TOPOLOGIES: dict[str, type[Topology]] = {
     "autoencoder": Autoencoder,
@@ -13,4 +22,6 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "skip_transcoder": SkipTranscoder,
     "crosscoder": Crosscoder,
     "clt": CrossLayerTranscoder,
+    "layernorm_autoencoder": LayerNormAutoencoder,
+    "skip_clt": SkipCrossLayerTranscoder,
 }

@@ -41,7 +41,7 @@ class SkipTranscoder(Dictionary):
         if x is None:
             raise DataError("A coder with a skip connection decodes with its input: give x.")
         skip_BD = product(x, params["W_skip"], self.matmul_dtype)
-        return self.decode_without_bias(params, latents) + params["b_dec"][None] + skip_BD
+        return self.decode_without_bias(params, latents, x) + params["b_dec"][None] + skip_BD
 
     @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:

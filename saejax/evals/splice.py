@@ -23,63 +23,81 @@ import jax.numpy as jnp
 from saejax.coders import Sites
 from saejax.lm.forward import Edit, Model
 
-# {hook point: clean activations [R, S, D]} -> the reconstructions, and which tokens are replaced by them [R, S]
-Reconstruct = Callable[[dict[str, jax.Array]], tuple[dict[str, jax.Array], jax.Array]]
+# What the model does by itself on a batch: {"captured": {hook point: [R, S, D]}, "keep": which tokens are replaced
+# [R, S], "predicted": which predicted tokens count [R, S - 1], "log_p" [R, S - 1, V]}.
+Clean = dict[str, Any]
 
 
-def splice_sums(
+def unspliced(
     lm: Model,
     lm_params: Any,
     sites: Sites,
-    reconstruct: Reconstruct,
+    keep: Callable[[dict[str, jax.Array]], jax.Array],
     packed: dict[str, jax.Array],
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """(sums over predicted tokens, clean activations {hook point: [R, S, D]}) of a batch of packed rows. Pure.
+) -> tuple[dict[str, jax.Array], Clean]:
+    """(sums over predicted tokens, what `spliced` needs) of a batch, for every coder of these sites. Pure.
 
-    `reconstruct` gets the clean activations and gives ({hook point written: [R, S, D]}, which tokens to replace
-    [R, S]); all of them are put in at once. Where the loss does not see them (`Model.measures_loss`), the sums are
-    `predicted` and `ce_clean` alone; where there is no loss, `predicted`. `unpredicted` counts tokens that are left
-    out because the clean run predicts NaN after them.
+    `keep` says of the clean activations which tokens are replaced [R, S]. Where the loss does not see what the sites
+    write (`Model.measures_loss`), the sums are `predicted` and `ce_clean` alone; where there is no loss, `predicted`.
+    `unpredicted` counts tokens that are left out because the clean run predicts NaN after them.
     """
     rows = (packed["tokens"], packed["positions"], packed["segments"])
-
     logits_RSV, captured = lm.apply(lm_params, *rows, sites.hook_points)
-    reconstructed, keep_RS = reconstruct(captured)
-
-    def run(values: Mapping[str, jax.Array]) -> jax.Array:
-        def instead(value_RSD: jax.Array) -> Edit:
-            return lambda x: jnp.where(keep_RS[:, :, None], value_RSD.astype(x.dtype), x)
-
-        edits = {name: instead(value_RSD) for name, value_RSD in values.items()}
-        logits_RSV, _ = lm.apply(lm_params, *rows, sites.hook_points, edits)
-        return jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
-
     segments = packed["segments"]
     predicted_RS = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
-    next_RS1 = packed["tokens"][:, 1:, None]
-
-    def total(value_RS: jax.Array) -> jax.Array:
-        return jnp.where(predicted_RS, value_RS, 0).sum()
-
-    def cross_entropy(log_p_RSV: jax.Array) -> jax.Array:
-        return total(-jnp.take_along_axis(log_p_RSV, next_RS1, axis=2)[:, :, 0])
-
+    clean: Clean = {"captured": captured, "keep": keep(captured)}
     if not lm.measures_loss(()):
-        return {"predicted": predicted_RS.sum(), "unpredicted": jnp.int32(0)}, captured
-    clean_RSV = jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
-    nan_RS = predicted_RS & jnp.isnan(clean_RSV).any(-1)
-    predicted_RS &= ~nan_RS
-    sums = {"predicted": predicted_RS.sum(), "unpredicted": nan_RS.sum(), "ce_clean": cross_entropy(clean_RSV)}
+        return {"predicted": predicted_RS.sum(), "unpredicted": jnp.int32(0)}, clean
+    clean["log_p"] = jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
+    nan_RS = predicted_RS & jnp.isnan(clean["log_p"]).any(-1)
+    clean["predicted"] = predicted_RS & ~nan_RS
+    sums = {"predicted": clean["predicted"].sum(), "unpredicted": nan_RS.sum()}
+    sums["ce_clean"] = _cross_entropy(clean["log_p"], clean, packed)
+    if lm.measures_loss(sites.writes):
+        zeros = {name: jnp.zeros_like(captured[name]) for name in sites.writes}
+        sums["ce_zero"] = _cross_entropy(_run(lm, lm_params, sites, zeros, clean, packed), clean, packed)
+    return sums, clean
+
+
+def spliced(
+    lm: Model,
+    lm_params: Any,
+    sites: Sites,
+    reconstructed: Mapping[str, jax.Array],
+    clean: Clean,
+    packed: dict[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Sums over predicted tokens with {hook point written: [R, S, D]} all put in at once; {} without a loss. Pure."""
     if not lm.measures_loss(tuple(reconstructed)):
-        return sums, captured
-    spliced_RSV = run(reconstructed)
-    zero_RSV = run({name: jnp.zeros_like(value) for name, value in reconstructed.items()})
-    sums |= {
-        "ce_sae": cross_entropy(spliced_RSV),
-        "ce_zero": cross_entropy(zero_RSV),
-        "kl": total((jnp.exp(clean_RSV) * (clean_RSV - spliced_RSV)).sum(-1)),
+        return {}
+    log_p_RSV, log_q_RSV = clean["log_p"], _run(lm, lm_params, sites, reconstructed, clean, packed)
+    return {
+        "ce_sae": _cross_entropy(log_q_RSV, clean, packed),
+        "kl": _total((jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV)).sum(-1), clean),
     }
-    return sums, captured
+
+
+def _run(
+    lm: Model, lm_params: Any, sites: Sites, values: Mapping[str, jax.Array], clean: Clean, packed: dict[str, jax.Array]
+) -> jax.Array:
+    """log p [R, S - 1, V] with the values in place of what is kept."""
+
+    def instead(value_RSD: jax.Array) -> Edit:
+        return lambda x: jnp.where(clean["keep"][:, :, None], value_RSD.astype(x.dtype), x)
+
+    rows = (packed["tokens"], packed["positions"], packed["segments"])
+    edits = {name: instead(value_RSD) for name, value_RSD in values.items()}
+    logits_RSV, _ = lm.apply(lm_params, *rows, sites.hook_points, edits)
+    return jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
+
+
+def _total(value_RS: jax.Array, clean: Clean) -> jax.Array:
+    return jnp.where(clean["predicted"], value_RS, 0).sum()
+
+
+def _cross_entropy(log_p_RSV: jax.Array, clean: Clean, packed: dict[str, jax.Array]) -> jax.Array:
+    next_RS1 = packed["tokens"][:, 1:, None]
+    return _total(-jnp.take_along_axis(log_p_RSV, next_RS1, axis=2)[:, :, 0], clean)
 
 
 def splice_metrics(sums: dict[str, float]) -> dict[str, float]:

@@ -26,6 +26,9 @@ _MODULES = {
     ("attention.dense", False): "attn_z",
 }
 _MODULES |= {(name, True): "attn_out" for name in ("self_attn", "attn", "attention")}
+# And back, where a module's output, or its input and output, are these.
+_OUTPUTS = {"resid_post": "", "mlp_out": ".mlp", "attn_out": ".self_attn"}
+_THROUGH = {("resid_pre", "resid_post"): "", ("mlp_in", "mlp_out"): ".mlp"}
 _LAYER = re.compile(r"(?:[\w]+\.)*?(?:layers|h|blocks)\.(\d+)(?:\.(.+?))??(?:\.(input|output|in|out))?")
 
 
@@ -53,6 +56,21 @@ def from_module(path: str, output: bool = True) -> str:
         return f"blocks.{match[1]}.{ours}"
     stem = re.sub(r"\.(input|output|in|out)$", "", path)
     return f"{stem}.{'out' if output else 'in'}"
+
+
+def to_module(reads: str, writes: str, layers: str = "layers") -> str | None:
+    """layers.6.mlp of (blocks.6.mlp_in, blocks.6.mlp_out): the module that writes one, and reads the other.
+
+    Where both are one hook point, it is the module's output. None where no module is known. The path is relative to
+    the base model; GPT-2 calls its layers h.
+    """
+    pair = [re.fullmatch(r"blocks\.(\d+)\.(\w+)", name) for name in (reads, writes)]
+    if pair[0] and pair[1] and pair[0][1] == pair[1][1]:
+        name = (pair[0][2], pair[1][2])
+        module = _OUTPUTS.get(name[1]) if reads == writes else _THROUGH.get(name)
+        return None if module is None else f"{layers}.{pair[0][1]}{module}"
+    stem = writes.removesuffix(".out")
+    return stem if stem != writes and reads in (writes, f"{stem}.in") else None
 
 
 def layer_of(name: str) -> int | None:

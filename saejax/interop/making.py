@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.interop.hooks import UNKNOWN
 from saejax.trained import Kind, Origin, TrainedCoder, coder_of, sites_of
@@ -50,6 +51,8 @@ def made(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequence[s
     Raises:
         DataError: a parameter that is missing or left over, of another shape, NaN or infinite; names it.
     """
+    if found.topology == "layernorm_autoencoder":  # no file says it: it is a constant of the projects' code
+        arrays = {"ln_eps": np.full(1, EPS, np.float32)} | dict(arrays)
     described = _described(found, arrays, hook_points)
     if found.k is not None and not 1 <= found.k <= described["d_sae"]:
         raise DataError(
@@ -93,6 +96,12 @@ def _described(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequ
     if found.k is not None:
         numbers |= {"k": found.k}
     sizes = {"d_in": int(W_enc.shape[-2]), "d_sae": int(W_enc.shape[-1]), "d_out": int(W_dec.shape[-1])}
+    one = found.topology in _TIED or (reads == writes and UNKNOWN not in reads)
+    if one and sizes["d_in"] != sizes["d_out"]:
+        raise DataError(
+            f"{found.path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: other widths at one hook point. "
+            "The file is damaged."
+        )
     return {
         "topology": found.topology,
         "sparsity": numbers,
@@ -112,6 +121,12 @@ def kind_of(sae: TrainedCoder) -> Kind:
     if topology == "transcoder" and sae.sites.reads == sae.sites.writes:
         topology = UNCENTRED
     return topology, described["sparsity"]["name"]
+
+
+def check_free(folder: Path, mine: bool, what: str) -> None:
+    """Raises DataError for a folder with something in it that is not `mine`: a `what`, which may be written over."""
+    if folder.exists() and not (mine or (folder.is_dir() and not any(folder.iterdir()))):
+        raise DataError(f"{folder} holds something other than a {what}. Choose another folder.")
 
 
 def centred(arrays: Mapping[str, np.ndarray], sign: int) -> Arrays:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import from_module, from_transformer_lens, to_transformer_lens
-from saejax.interop.making import UNCENTRED, Found, kind_of, made, weighted
+from saejax.interop.making import UNCENTRED, Found, centred, kind_of, made, weighted
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
 from saejax.trained import Format, TrainedCoder
 
@@ -62,6 +63,8 @@ class SAELens(Format):
             arrays["W_skip"] = arrays["W_skip"].T
         if found.sparsity in ("topk", "abs_topk") and config.get("rescale_acts_by_decoder_norm"):
             arrays = weighted(arrays, np.linalg.norm(arrays["W_dec"].astype(np.float64), axis=-1))
+        if found.topology == "layernorm_autoencoder" and not config.get("apply_b_dec_to_input", True):
+            arrays = centred(arrays, 1)
         return made(found, arrays, hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
@@ -72,6 +75,8 @@ class SAELens(Format):
             known = (topology, sparsity) in _TRANSCODERS.values()
         else:
             return f"SAELens has no {topology}"
+        if "ln_eps" in sae.params and not np.allclose(sae.params["ln_eps"], EPS, rtol=1e-6, atol=0):
+            return f"its layer_norm has eps {EPS}, this coder {float(sae.params['ln_eps'][0]):.3g}; train unscaled"
         return "" if known else f"SAELens has no {topology} with {sparsity}"
 
     def usage(self, repo: str, folder: str) -> str:
@@ -84,6 +89,7 @@ class SAELens(Format):
         if folder.exists() and not (self.here(folder) or (folder.is_dir() and not any(folder.iterdir()))):
             raise DataError(f"{folder} holds something other than a SAELens dictionary. Choose another folder.")
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
+        arrays.pop("ln_eps", None)
         if "b_mag" in arrays:
             arrays["b_gate"] = arrays.pop("b_enc")
         if "W_skip" in arrays:

@@ -11,6 +11,8 @@ from saejax.coders import SPARSITIES, TOPOLOGIES
 from saejax.interop.making import kind_of
 from saejax.trained import FORMATS, Format, Kind, TrainedCoder, coder_of, sites_of
 
+_WIDTH = 4
+
 
 def format_table() -> Iterator[tuple[Format, dict[Kind, tuple[bool, str]]]]:
     """For each format {(topology, sparsity): (it is read, why it is not written)}; "" is written."""
@@ -19,14 +21,18 @@ def format_table() -> Iterator[tuple[Format, dict[Kind, tuple[bool, str]]]]:
 
 
 @functools.cache
-def examples() -> tuple[TrainedCoder, ...]:
-    """One small coder of each topology and sparsity that there is after training, and of x itself."""
+def examples(d_out: int = _WIDTH) -> tuple[TrainedCoder, ...]:
+    """One small coder of each topology and sparsity that there is after training, and of x itself.
+
+    Args:
+        d_out: width of what is written, where it may differ from what is read.
+    """
     after = [name for name in SPARSITIES if name != "batchtopk"]  # which becomes a jumprelu
-    made = [_example(topology, sparsity, False) for topology in TOPOLOGIES for sparsity in after]
-    return (*made, *(_example("transcoder", sparsity, True) for sparsity in after))
+    made = [_example(topology, sparsity, False, d_out) for topology in TOPOLOGIES for sparsity in after]
+    return (*made, *(_example("transcoder", sparsity, True, d_out) for sparsity in after))
 
 
-def _example(topology: str, sparsity: str, same: bool) -> TrainedCoder:
+def _example(topology: str, sparsity: str, same: bool, d_out: int) -> TrainedCoder:
     stacked = TOPOLOGIES[topology].stacked
     names = ["blocks.0.mlp_in", "blocks.1.mlp_in"][: 1 + stacked]
     tied = TOPOLOGIES[topology].tied or same
@@ -37,7 +43,7 @@ def _example(topology: str, sparsity: str, same: bool) -> TrainedCoder:
     described = {
         "topology": topology,
         "sparsity": {"name": sparsity, **numbers},
-        **{"d_in": 4, "d_sae": 6, "d_out": 4 if tied else 5},
+        **{"d_in": _WIDTH, "d_sae": 6, "d_out": _WIDTH if tied else d_out},
         "reads": names,
         "writes": names if tied else [name.replace("mlp_in", "mlp_out") for name in names],
     }

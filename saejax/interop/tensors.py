@@ -13,7 +13,9 @@ import safetensors.numpy
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json
 
-LARGEST_CONFIG = 4 << 20
+LARGEST_CONFIG, _BEGINNING = 4 << 20, 1 << 16
+# The longest configuration there is has a line for each of some hundred layers.
+_LARGEST_YAML, _MOST_BRACKETS, _MOST_TOKENS = 16 << 10, 100, 3000
 _MOST_TENSORS = 4096
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -28,16 +30,36 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping of plain values. Raises DataError for anything else."""
+    """A YAML mapping of plain values, without aliases, of which a short file can make 10^9. Raises DataError."""
     import yaml
 
     try:
-        value = yaml.safe_load(read_bounded(path, LARGEST_CONFIG).decode())
+        text = read_bounded(path, _LARGEST_YAML).decode()
+        # Before it is parsed: the parser is slow, slower by the square in brackets, and nests without an end.
+        if max(text.count("["), text.count("{")) > _MOST_BRACKETS:
+            raise DataError(f"{path} is no configuration: it has more than {_MOST_BRACKETS} brackets.")
+        for n, token in enumerate(yaml.scan(text, Loader=yaml.SafeLoader)):
+            if isinstance(token, yaml.AliasToken):
+                raise DataError(f"{path} has YAML aliases; a configuration needs none. Write out what they stand for.")
+            if n > _MOST_TOKENS:
+                raise DataError(f"{path} is no configuration: it has more than {_MOST_TOKENS:,} words and signs.")
+        value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is not readable YAML ({type(error).__name__}).") from None
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a configuration: it holds no YAML mapping.")
     return value
+
+
+def mentions(path: Path, text: str) -> bool:
+    """Whether a small text file has this at its beginning: what a folder is for whose weights are missing."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as handle:
+            return text.encode() in handle.read(_BEGINNING)
+    except OSError:
+        return False
 
 
 def whole_number(config: Mapping[str, Any], key: str, path: Path, low: int = 1) -> int:
@@ -64,7 +86,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: not a safetensors file, too large for this machine, or a tensor that does not hold real numbers.
     """
-    _check_regular(path)
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             names = list(handle.keys())
@@ -78,7 +100,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 def stored_types(path: Path) -> set[str]:
     """Types of the tensors in a safetensors file, as in {"F32", "BF16"}. Raises DataError."""
-    _check_regular(path)
+    check_regular(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             return {handle.get_slice(name).get_dtype() for name in list(handle.keys())}
@@ -98,7 +120,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: not such a file, too large for this machine, objects, or no real numbers.
     """
-    _check_regular(path)
+    check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -128,7 +150,7 @@ def _check_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
         raise DataError(f"{path}: {member.filename} says {shape}, but is shorter. It is damaged.")
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """Raises DataError for what is no file: a pipe would be waited on for ever."""
     if not path.is_file():
         raise DataError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")

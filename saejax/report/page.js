@@ -24,7 +24,7 @@ function pageHeader(summary) {
   const trained = run.tokens ? `${compact(run.tokens)} tokens` + (run.step ? `, ${integer(run.step)} steps` : "") : run.step ? `${integer(run.step)} steps` : null;
   const rows = [["model", run.model], ["hook point", run.hook_point], ["coder", coderLine(run)], ["trained on", trained]].filter(([, value]) => value);
   return el("header", {class: "masthead"},
-    el("p", {class: "eyebrow"}, "saejax run"),
+    el("p", {class: "eyebrow"}, run.trained ? "saejax run" : "saejax: a dictionary, evaluated"),
     el("div", {class: "title-row"}, el("h1", {}, run.name), verdict(run)),
     el("dl", {class: "facts"}, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     tiles(summary.tiles));
@@ -53,14 +53,15 @@ function tiles(list) {
   }));
 }
 
-function gatesSection({gates, commands}) {
+function gatesSection({gates, skipped_gates: skipped, commands}) {
   const lead = "Bars that a coder must clear before its features are worth reading.";
   if (!gates || gates.length === 0) return section("gates", "Gates", null, missing("No gate has been measured yet; run", commands.evaluate));
   const rows = gates.map((gate) => el("tr", {class: gate.passed ? "pass" : "fail"},
     el("th", {scope: "row"}, gate.title ?? gate.name),
     el("td", {class: "num"}, withUnit(gate.value, gate.unit)), el("td", {class: "num"}, `${gate.comparison} ${withUnit(gate.bar, gate.unit)}`),
     el("td", {}, el("span", {class: "badge"}, gate.passed ? "\u2713 pass" : "\u2717 fail")), el("td", {class: "advice"}, gate.advice ?? "")));
-  return section("gates", "Gates", lead, el("div", {class: "gates"}, table(["gate", "value", "bar", "result", "what to change if it fails"], rows, [1, 2])));
+  return section("gates", "Gates", lead, el("div", {class: "gates"}, table(["gate", "value", "bar", "result", "what to change if it fails"], rows, [1, 2])),
+    skipped ? el("p", {class: "note"}, `Not judged, because they look at a training: ${skipped.join(", ")}.`) : null);
 }
 
 function withUnit(value, unit) {
@@ -89,6 +90,7 @@ function quantities(curves) {
 }
 
 function curvesSection(summary) {
+  if (!summary.run.trained) return null;
   const groups = quantities(summary.curves);
   if (groups.length === 0) return section("training", "Training", null, missing("Nothing has been logged yet; run", summary.commands.train));
   const series = groups.flatMap(([, list]) => list);
@@ -131,7 +133,8 @@ function featuresSection(summary) {
   return section("features", "Features", null, host);
 }
 
-function stagesSection({stages, commands}) {
+function stagesSection({run, stages, commands}) {
+  if (!run.trained) return null;
   if (!stages || Object.keys(stages).length === 0) return section("stages", "Stages", null, missing("The rates of the stages are collected by", commands.evaluate));
   const rows = Object.entries(stages).map(([name, stage]) => el("tr", {}, el("th", {scope: "row"}, name),
     el("td", {class: "num"}, compact(stage.tokens)), el("td", {class: "num"}, duration(stage.seconds)),
@@ -165,8 +168,9 @@ function provenanceSection(summary) {
   const step = summary.eval_step === null || summary.eval_step === undefined ? "" : ` at step ${integer(summary.eval_step)}`;
   return section("provenance", "How it was made", null,
     metrics ? fold(`Every number of the evaluation${step}`, keyTable(summary.eval_metrics)) : null,
-    fold("Configuration", keyTable(summary.config)),
-    summary.environment ? fold("Environment", keyTable(summary.environment)) : missing("The environment is written by", summary.commands.train),
+    fold(summary.run.trained ? "Configuration" : "What it is, and on what it was evaluated", keyTable(summary.config)),
+    summary.environment ? fold("Environment", keyTable(summary.environment)) :
+      summary.run.trained ? missing("The environment is written by", summary.commands.train) : null,
     fold("Files this page was made from", filesTable(summary.files)));
 }
 
@@ -176,7 +180,7 @@ function navigation(sections) {
 
 function drawPage() {
   const summary = JSON.parse(document.getElementById("summary-data").textContent);
-  const sections = [gatesSection, curvesSection, densitySection, featuresSection, stagesSection, provenanceSection].map((make) => make(summary));
+  const sections = [gatesSection, curvesSection, densitySection, featuresSection, stagesSection, provenanceSection].map((make) => make(summary)).filter(Boolean);
   document.getElementById("page").replaceChildren(pageHeader(summary), navigation(sections), el("main", {}, sections));
   installTip(document.getElementById("page"), document.getElementById("tip"));
 }

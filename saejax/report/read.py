@@ -1,7 +1,8 @@
 """Reading a run's folder for its report: what is there, checked, and nothing else.
 
-Only `config.json` must exist. Every other file is optional and comes back as None (or an empty list); a file
-that exists and cannot be understood is a `DataError` that names it, never a page with a hole.
+Of a run only `config.json` must exist, of a dictionary without its training only an `eval.json` that describes it.
+Every other file is optional and comes back as None (or an empty list); a file that exists and cannot be understood is
+a `DataError` that names it, never a page with a hole.
 """
 
 import gzip
@@ -18,6 +19,7 @@ from saejax.core.metrics import read_metrics
 
 TRAIN = "saejax train --config=..."
 EVALUATE = "saejax evaluate --config=..."
+EVALUATE_ANY = "saejax report --config=... --sae=..."
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class RunFiles:
 
     Attributes:
       name: the folder's name.
-      config: config.json.
+      config: config.json; of a dictionary without its training what eval.json says of it.
+      trained: it is a run, with its training.
       environment: environment.json, or None.
       metrics: one dict a step, ascending; keys "step" and whatever was logged at that step.
       evaluation: eval.json, or None.
@@ -37,6 +40,7 @@ class RunFiles:
 
     name: str
     config: dict[str, Any]
+    trained: bool
     environment: dict[str, Any] | None
     metrics: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
@@ -49,14 +53,11 @@ def read_run(run_dir: Path) -> RunFiles:
     """Reads every file of `run_dir` that the report shows.
 
     Raises:
-      DataError: no such folder, no config.json in it, or a damaged file.
+      DataError: no such folder, nothing in it that says what was evaluated, or a damaged file.
     """
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
-    if not (run_dir / "config.json").is_file():
-        raise DataError(f"{run_dir} has no config.json, so it is no run; make one with `{TRAIN}`")
     raw = {name: path.read_bytes() for name in _FILES if (path := run_dir / name).is_file()}
-    config = _json_object(run_dir / "config.json", raw["config.json"], TRAIN)
     environment = evaluation = features = stages = None
     if "environment.json" in raw:
         environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
@@ -66,9 +67,15 @@ def read_run(run_dir: Path) -> RunFiles:
         features = _features(run_dir / "features.json.gz", raw["features.json.gz"])
     if "stages.json" in raw:
         stages = _stages(run_dir / "stages.json", raw["stages.json"])
+    described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
+    if trained := "config.json" in raw:
+        described = _json_object(run_dir / "config.json", raw["config.json"], TRAIN)
+    elif not described:
+        raise DataError(f"{run_dir} has no config.json, so it is no run; make one with `{TRAIN}`")
     return RunFiles(
         name=run_dir.resolve().name,
-        config=config,
+        config=described,
+        trained=trained,
         environment=environment,
         metrics=_metrics(run_dir / "metrics.jsonl") if "metrics.jsonl" in raw else [],
         evaluation=evaluation,

@@ -9,7 +9,7 @@ import shlex
 from typing import Any
 
 from saejax.core.files import finite
-from saejax.report.read import EVALUATE, TRAIN, RunFiles
+from saejax.report.read import EVALUATE, EVALUATE_ANY, TRAIN, RunFiles
 
 CURVE_POINTS = 1500
 _NOT_CURVES = ("step", "tokens", "time")
@@ -23,6 +23,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "run": _header(run),
         "tiles": _tiles(run),
         "gates": evaluation.get("gates"),
+        "skipped_gates": evaluation.get("skipped_gates"),
         "eval_step": evaluation.get("step"),
         "eval_metrics": evaluation.get("metrics"),
         "density": evaluation.get("density"),
@@ -33,7 +34,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "config": run.config,
         "environment": _environment(run.environment),
         "files": [{"name": name, "bytes": size, "sha256": digest} for name, size, digest in run.sources],
-        "commands": {"train": TRAIN, "evaluate": EVALUATE},
+        "commands": {"train": TRAIN, "evaluate": EVALUATE if run.trained else EVALUATE_ANY},
     }
     return finite(summary)
 
@@ -41,10 +42,11 @@ def summarise(run: RunFiles) -> dict[str, Any]:
 def _header(run: RunFiles) -> dict[str, Any]:
     evaluation, features = run.evaluation or {}, run.features or {}
     hook_points = _find(run.config, "hook_point", "hook_points", "hook", "hooks", "sites")
-    preset = _text(_find(run.config, "preset")) or ""
+    preset = _text(evaluation.get("coder") or _find(run.config, "preset")) or ""
     gates = evaluation.get("gates") or []
     return {
         "name": run.name,
+        "trained": run.trained,
         "model": evaluation.get("model") or features.get("model") or _model(run.config),
         "hook_point": evaluation.get("hook_point") or features.get("hook_point") or _text(hook_points),
         "preset": preset,

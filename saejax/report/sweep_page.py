@@ -3,8 +3,6 @@
 Made from the content of sweep.json alone: {"name", "tokens", "tokens_per_second", "members": [row, ...]}.
 """
 
-import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,22 +10,15 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from saejax.core.files import writing
+from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, cells, log_axis, markdown, page
 
-Row = dict[str, Any]
-
-# Size of the picture, inches x dots an inch.
-_INCHES, _DPI = (9.0, 5.6), 120
-_MARKERS = "osD^vP*Xph<>"
-# Okabe and Ito's colours, which are told apart also by those who see fewer.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
+_INCHES = (9.0, 5.6)
 # So many points carry their member's name, where there is one seed: those of several seeds lie too close.
 _NAMED = 12
 
-_COLUMNS: tuple[tuple[str, str, str], ...] = (
-    # heading, key, format
+_COLUMNS: Columns = (
     ("member", "member", ""),
     ("preset", "preset", ""),
     ("d_sae", "d_sae", ",d"),
@@ -42,32 +33,25 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("tokens/s", "tokens_per_second", ",.0f"),
     ("status", "status", ""),
 )
+_WORDS = (0, 1, len(_COLUMNS) - 1)
 
 
 def render_sweep(folder: Path, content: dict[str, Any]) -> None:
     """Writes sweep.md, sweep.png and sweep.html, which needs no other file, into `folder`."""
     figure = picture(content["members"], f"{content['name']}: {content['tokens']:,} activations each")
+    lines = cells(_COLUMNS, content["members"])
+    each, rate = (f"{content[key]:,.0f}" for key in ("tokens", "tokens_per_second"))
+    lead = f"{len(lines) - 1} coders, {each} activations each, {rate} a second."
     with writing(folder):
-        figure.savefig(folder / "sweep.png", dpi=_DPI)
-        (folder / "sweep.md").write_text(f"# Sweep {content['name']}\n\n{table(content)}\n", encoding="utf-8")
-        (folder / "sweep.html").write_text(_page(content, (folder / "sweep.png").read_bytes()), encoding="utf-8")
+        figure.savefig(folder / "sweep.png", dpi=DPI)
+        (folder / "sweep.md").write_text(f"# Sweep {content['name']}\n\n{markdown(lines)}\n", encoding="utf-8")
+        shown = page(f"Sweep {content['name']}", lead, lines, (folder / "sweep.png").read_bytes(), _WORDS)
+        (folder / "sweep.html").write_text(shown, encoding="utf-8")
 
 
 def table(content: dict[str, Any]) -> str:
     """The members as a Markdown table whose columns also line up as text."""
-    rows = _cells(content)
-    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(_COLUMNS))]
-    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows]
-    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def _cells(content: dict[str, Any]) -> list[list[str]]:
-    """Headings, then a row for each member."""
-    rows = [[heading for heading, _, _ in _COLUMNS]]
-    for member in content["members"]:
-        rows.append(["" if member[key] is None else format(member[key], form) for _, key, form in _COLUMNS])
-    return rows
+    return markdown(cells(_COLUMNS, content["members"]))
 
 
 def picture(rows: Sequence[Row], title: str) -> Figure:
@@ -87,10 +71,10 @@ def picture(rows: Sequence[Row], title: str) -> Figure:
         axes.text(0.5, 0.5, "no member finished", ha="center", transform=axes.transAxes)
         return figure
     seeds = sorted({row["seed"] for row in good})
-    of_seed = {seed: _MARKERS[i % len(_MARKERS)] for i, seed in enumerate(seeds)}
+    of_seed = {seed: MARKERS[i % len(MARKERS)] for i, seed in enumerate(seeds)}
     families = _families(good)
     for i, (label, family) in enumerate(families.items()):
-        colour, style = _COLOURS[i % len(_COLOURS)], "-" if i < len(_COLOURS) else "--"
+        colour, style = COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--"
         axes.plot([], [], color=colour, linestyle=style, label=label)
         for seed in seeds:
             points = sorted((row["l0"], row["fve"]) for row in family if row["seed"] == seed)
@@ -100,7 +84,7 @@ def picture(rows: Sequence[Row], title: str) -> Figure:
         axes.annotate(
             row["member"], (row["l0"], row["fve"]), (6, -10), textcoords="offset points", fontsize=8, color="0.35"
         )
-    _log_axis(axes, [row["l0"] for row in good])
+    log_axis(axes, [row["l0"] for row in good])
     markers = [Line2D([], [], color="0.3", linestyle="", marker=of_seed[seed], label=f"seed {seed}") for seed in seeds]
     lines = axes.get_legend_handles_labels()[0]
     axes.legend(
@@ -120,39 +104,3 @@ def _families(rows: Sequence[Row]) -> dict[str, list[Row]]:
         where = f"\n{' '.join(row['reads'])}" if several else ""
         found.setdefault(f"{row['preset']}, {row['d_sae']:,} latents{where}", []).append(row)
     return found
-
-
-def _log_axis(axes: Any, l0: Sequence[float]) -> None:
-    """A log axis with plain numbers, wide enough that points of one L0 do not fill it with noise."""
-    low, high = min(l0) / 1.15, max(l0) * 1.15
-    if high / low < 3:
-        middle = (low * high) ** 0.5
-        low, high = middle / 3**0.5, middle * 3**0.5
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    within = (1, 2, 3, 4, 5, 6, 8) if high / low < 10 else (1, 2, 5)
-    ticks = [m * 10.0**n for n in range(-2, 6) for m in within]
-    axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-
-
-def _page(content: dict[str, Any], png: bytes) -> str:
-    head, *rows = _cells(content)
-    cells = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{html.escape(content["name"])}</title>
-<style>
-body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
-img {{ max-width: 100% }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }}
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2), th:last-child, td:last-child {{ text-align: left }}
-</style>
-<h1>Sweep {html.escape(content["name"])}</h1>
-<p>{len(rows)} coders, {content["tokens"]:,} activations each, {content["tokens_per_second"]:,.0f} a second.</p>
-<img alt="FVE over L0" src="data:image/png;base64,{base64.b64encode(png).decode()}">
-<div style="overflow-x: auto"><table><tr>{"".join(f"<th>{html.escape(cell)}</th>" for cell in head)}</tr>
-{cells}</table></div>
-</html>
-"""

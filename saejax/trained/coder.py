@@ -162,7 +162,7 @@ class TrainedCoder:
         """Latents [..., F] -> what is written, [..., D] (or [..., S, D]), float32.
 
         Args:
-            x: the activations that were encoded; a skip connection needs them.
+            x: the activations that were encoded; a skip connection and layer normalisation need them.
         """
         topology = self.coder.topology
         rows, outer = _rows(latents, topology.latent_shape, "latents")

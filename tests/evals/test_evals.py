@@ -38,9 +38,19 @@ from saejax.capture import CaptureConfig, SelectingPacker
 from saejax.capture.selection import outliers
 from saejax.coders import Coder, CoderConfig, Latents, Sites, build
 from saejax.core.errors import ConfigError, DataError
-from saejax.evals import EvalConfig, Gate, GateConfig, Reconstruction, check_gates, decoder_gram_rms, evaluate
+from saejax.evals import (
+    EvalConfig,
+    Gate,
+    GateConfig,
+    Reconstruction,
+    check_gates,
+    decoder_gram_rms,
+    evaluate,
+    evaluate_together,
+    splice,
+)
 from saejax.evals.reconstruction import batch_sums, density_histogram
-from saejax.evals.splice import splice_metrics, splice_sums
+from saejax.evals.splice import splice_metrics
 from saejax.lm import LanguageModel
 from saejax.text import PackedRows, Packer
 from saejax.trained import TrainedCoder
@@ -239,15 +249,16 @@ def packed(lm: LanguageModel) -> PackedRows:
     return pack_all(lm)
 
 
-def kept(packed: PackedRows, reconstruct: Any) -> Any:
-    """What `splice_sums` wants: `reconstruct`, for the tokens that are kept."""
-    return lambda seen: (reconstruct(seen), jnp.asarray(packed.keep))
+def splice_sums(lm: LanguageModel, packed: PackedRows, sites: Sites, reconstruct: Any) -> tuple[Any, Any]:
+    """(sums, clean activations) of both halves of the splice; `reconstruct` is given these."""
+    rows = arrays(packed)
+    sums, clean = splice.unspliced(lm, lm.params, sites, lambda seen: rows["keep"], rows)
+    captured = clean["captured"]
+    return sums | splice.spliced(lm, lm.params, sites, reconstruct(captured), clean, rows), captured
 
 
 def spliced(lm: LanguageModel, packed: PackedRows, reconstruct: Any) -> dict[str, float]:
-    sums, _ = splice_sums(
-        lm, lm.params, SITES, kept(packed, lambda seen: {HOOK: reconstruct(seen[HOOK])}), arrays(packed)
-    )
+    sums, _ = splice_sums(lm, packed, SITES, lambda seen: {HOOK: reconstruct(seen[HOOK])})
     return splice_metrics({name: float(value) for name, value in sums.items()})
 
 
@@ -266,7 +277,7 @@ def test_the_splice_equals_three_separate_runs(lm: LanguageModel, packed: Packed
 
 
 def test_what_is_counted(lm: LanguageModel, packed: PackedRows) -> None:
-    sums, captured = splice_sums(lm, lm.params, SITES, kept(packed, lambda seen: seen), arrays(packed))
+    sums, captured = splice_sums(lm, packed, SITES, lambda seen: seen)
     pieces = {(r, s) for r, row in enumerate(packed.segments) for s in row if s >= 0}
     tokens = int((packed.segments >= 0).sum())
     assert int(sums["predicted"]) == tokens - len(pieces) < packed.tokens.size - len(packed.tokens)
@@ -339,6 +350,24 @@ def test_evaluate_equals_its_pieces_done_by_hand_at_once(
     assert got.tokens == packed.keep.sum() == got.density["n_tokens"] and got.seconds > 0
     counts = (flat.f[flat.keep] != 0).sum(0)
     assert got.density == density_histogram(counts, got.tokens) and got.density["dead"] >= 5
+
+
+def test_coders_evaluated_together_have_the_metrics_that_each_has_alone(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit; and the model runs once by itself and once with zeros, not once for each of them."""
+    packer, config = Packer(source(documents()), lm.tokenizer, ROW), EvalConfig(tokens=10**6, batch_rows=4)
+    saes = [TrainedCoder(*coder_and_params(preset, lm.config.d_model), SITES) for preset in ("topk", "standard")]
+    alone = [evaluate(sae, lm, packer, config) for sae in saes]
+    traced, apply = [], LanguageModel.apply
+    monkeypatch.setattr(LanguageModel, "apply", lambda *a, **how: traced.append(a) or apply(*a, **how))
+    together = evaluate_together(saes, lm, packer, config)
+    assert len(traced) == len(saes) + 2
+    assert [(done.metrics, done.density) for done in together] == [(done.metrics, done.density) for done in alone]
+    assert alone[0].metrics["fve"] != alone[1].metrics["fve"]
+    elsewhere = dataclasses.replace(saes[0], sites=Sites(("h",), ("h",), (1.0,), (1.0,)))
+    with pytest.raises(ValueError, match="too many values"):
+        evaluate_together([saes[0], elsewhere], lm, packer, config)
 
 
 def test_evaluate_looks_at_the_tokens_that_a_capture_stores(
@@ -449,7 +478,16 @@ def test_eval_config_refuses(bad: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     ("topology", "sparsity"),
-    [("transcoder", "topk"), ("skip_transcoder", "relu"), ("crosscoder", "topk"), ("clt", "topk"), ("clt", "relu")],
+    [
+        *[
+            ("transcoder", "topk"),
+            ("skip_transcoder", "relu"),
+            ("crosscoder", "topk"),
+            ("clt", "topk"),
+            ("clt", "relu"),
+        ],
+        ("layernorm_autoencoder", "topk"),
+    ],
 )
 def test_evaluate_of_every_topology_equals_its_pieces_done_by_hand(
     lm: LanguageModel, packed: PackedRows, topology: str, sparsity: str
@@ -479,9 +517,7 @@ def test_what_is_written_as_it_was_loses_nothing(lm: LanguageModel, packed: Pack
     """y_hat = y: also where a transcoder reads something else, and at several sites at once."""
     reads, writes = SIDES[topology]
     sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), len(reads) > 1)
-    sums, captured = splice_sums(
-        lm, lm.params, sites, kept(packed, lambda seen: {n: seen[n] for n in writes}), arrays(packed)
-    )
+    sums, captured = splice_sums(lm, packed, sites, lambda seen: {n: seen[n] for n in writes})
     got = splice_metrics({name: float(value) for name, value in sums.items()})
     assert set(captured) == {*reads, *writes}
     assert got["ce_sae"] == pytest.approx(got["ce_clean"], abs=1e-6) and got["kl"] == pytest.approx(0, abs=1e-6)

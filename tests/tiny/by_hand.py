@@ -145,6 +145,7 @@ RESIDUALS = (HOOK, "blocks.1.resid_mid")
 SIDES = {
     "transcoder": (MLPS_IN[:1], MLPS_OUT[:1]),
     "skip_transcoder": (MLPS_IN[:1], MLPS_OUT[:1]),
+    "layernorm_autoencoder": (RESIDUALS[:1], RESIDUALS[:1]),
     "crosscoder": (RESIDUALS, RESIDUALS),
     "clt": (MLPS_IN, MLPS_OUT),
 }
@@ -197,6 +198,10 @@ def numpy_coder(
     if topology == "crosscoder":
         f_NF = code(sum(x[:, i] @ p["W_enc"][i] for i in range(n_sites)) + p["b_enc"])
         return f_NF, np.stack([f_NF @ p["W_dec"][:, i] + p["b_dec"][i] for i in range(n_sites)], axis=1)
+    if topology == "layernorm_autoencoder":
+        mean, std = x[:, 0].mean(1, keepdims=True), x[:, 0].std(1, ddof=1, keepdims=True)
+        f_NF = code(((x[:, 0] - mean) / (std + p["ln_eps"]) - p["b_dec"]) @ p["W_enc"] + p["b_enc"])
+        return f_NF, (std * (f_NF @ p["W_dec"] + p["b_dec"]) + mean)[:, None]
     centred = x[:, 0] - p["b_dec"] if topology == "autoencoder" else x[:, 0]
     f_NF = code(centred @ p["W_enc"] + p["b_enc"])
     skip = x[:, 0] @ p["W_skip"] if topology == "skip_transcoder" else 0

@@ -227,6 +227,6 @@ def _crosscoder(to: Fixtures) -> None:
         hooks_in=hooks,
         model="google/gemma-3-1b-pt",
         arrays={"x": x, "latents": latents, "reconstructions": out + torch.stack([w["b_dec"] for w in layers])},
-        note=f"no peer reads these: expected is the published formula; latents [{N}, 4 layers, 40], those of a layer see it "
-        "alone and write to all",
+        note=f"no peer reads these: expected is the published formula; latents [{N}, 4 layers, 40], a layer's see "
+        "it alone and write to all of them",
     )

@@ -98,7 +98,7 @@ def _through_saelens(to: Fixtures) -> None:
         )
 
 
-def _modules() -> types.SimpleNamespace:
+def modules() -> types.SimpleNamespace:
     """llamascopium's dictionaries, without the rest of its package."""
     if checkout is None:
         raise SystemExit("name a checkout of github.com/OpenMOSS/Language-Model-SAEs by --llamascopium")
@@ -111,7 +111,7 @@ def _modules() -> types.SimpleNamespace:
 
 
 def _today(to: Fixtures) -> None:
-    peer = _modules()
+    peer = modules()
     sae, clt, cross = peer.sae.SAEConfig, peer.clt.CLTConfig, peer.crosscoder.CrosscoderConfig
     one, to_mlp = {"hook_point_in": HOOK, "hook_point_out": HOOK}, {"hook_point_in": HOOK, "hook_point_out": HOOK_OUT}
     layers_in, layers_out = ([f"blocks.{i}.{hook}" for i in range(3)] for hook in ("hook_resid_mid", "hook_mlp_out"))
@@ -161,7 +161,7 @@ def _today(to: Fixtures) -> None:
             hooks_in=model.cfg.hooks_in,
             hooks_out=model.cfg.hooks_out,
             model=None,
-            arrays=_expected(peer, folder, x, stacked),
+            arrays=as_used(peer, folder, x, stacked),
             refuse=refuse,
             note="latents are those of inputs scaled by sqrt(d) / norm",
         )
@@ -191,7 +191,7 @@ def _fill(model: torch.nn.Module, topology: str, seed: int, n_layers: int) -> No
         fill(model, {"activation_function.log_jumprelu_threshold": threshold})
 
 
-def _expected(peer: types.SimpleNamespace, folder: Path, x: torch.Tensor, stacked: bool) -> dict[str, torch.Tensor]:
+def as_used(peer: types.SimpleNamespace, folder: Path, x: torch.Tensor, stacked: bool) -> dict[str, torch.Tensor]:
     """Loaded again, inputs normalised, reconstructions scaled back: as its trainer and its analyses call it."""
     model = peer.base.SparseDictionary.from_pretrained(str(folder)).eval()
     by_hook = {hook: x[:, i] if stacked else x for i, hook in enumerate(model.cfg.hooks_in)}
@@ -207,4 +207,7 @@ def _expected(peer: types.SimpleNamespace, folder: Path, x: torch.Tensor, stacke
         out = model.decode(latents, batch_first=True)
         factors = [scales[hook].reshape(-1, 1).expand(len(x), 1) for hook in hooks_out]
         out = out / (torch.stack(factors, 1) if stacked else factors[0])
-    return {"x": x, "latents": latents, "reconstructions": out}
+    arrays = {"x": x, "latents": latents, "reconstructions": out}
+    if model.cfg.act_fn == "topk" and model.cfg.sparsity_include_decoder_norm and not stacked:
+        arrays["latents_weighted"] = latents * model.decoder_norm()  # what it selects by
+    return arrays

@@ -62,6 +62,5 @@ def write(to: Fixtures) -> None:
             hooks_in=[],
             model=None,
             arrays=arrays,
-            refuse="normalises each token: the scale depends on the token" if coder.normalize else None,
             note=note,
         )

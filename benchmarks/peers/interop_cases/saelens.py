@@ -68,7 +68,7 @@ PLAIN = {
         {"normalize_activations": "layer_norm"},
         "autoencoder",
         "relu",
-        "normalize_activations layer_norm: the scale depends on the token",
+        None,
     ),
     "constant_norm_rescale": (
         "StandardSAE",
@@ -84,8 +84,14 @@ PLAIN = {
         {"normalize_activations": "expected_average_only_in"},
         "autoencoder",
         "relu",
-        "normalize_activations expected_average_only_in: the factor is not in the file; SAELens itself applies none",
+        None,
     ),
+}
+
+NOTES = {
+    "bf16": "bfloat16 weights; SAELens computed in float32",
+    "layer_norm": "each token normalised, its reconstruction scaled back",
+    "expected_average_not_folded": "the factor is not in the file; SAELens reads it from a disk without one",
 }
 
 
@@ -98,7 +104,7 @@ def write(to: Fixtures) -> None:
         if "topk" in sparsity:
             few_positive(sae.process_sae_in(x) @ sae.W_enc + sae.b_enc)
         hooks = {"hooks_in": [HOOK_IN], "hooks_out": [HOOK_OUT]} if d_out else {"hooks_in": [HOOK]}
-        note = "bfloat16 weights; SAELens computed in float32" if case == "bf16" else None
+        note = NOTES.get(case)
         arrays = _expected(folder, x)
         to.add(folder, PEER, topology=topology, sparsity=sparsity, arrays=arrays, refuse=refuse, note=note, **hooks)
     _trained(to)

@@ -13,7 +13,7 @@ from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import read_metrics
-from saejax.evals import Gate, check_gates, evaluate
+from saejax.evals import Evaluated, Gate, check_gates, evaluate
 from saejax.parallel import refuse_many
 from saejax.trained import TrainedCoder
 
@@ -40,11 +40,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
         result = _evaluated(work, sae.at(work.lm), wanted)
         write_json(path, result)
         result = read_json(path)
-    if bad := result.get("non_finite_tokens"):
-        console.say(
-            f"evaluate: {bad:,} tokens are in no metric, because the model's activations or predictions there are NaN "
-            "or infinite; lm.dtype=float32 may be enough for it"
-        )
+    console.non_finite(result.get("non_finite_tokens"))
     gates = [Gate.from_json(gate) for gate in result["gates"]]
     console.gates(gates)
     return 0 if all(gate.passed for gate in gates) else 1
@@ -57,16 +53,19 @@ def _evaluated(work: Workspace, sae: TrainedCoder, wanted: dict[str, Any]) -> di
     gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
     write_down(e, made_from, console.say)
     record_stage(e, "evaluate", done.tokens, done.seconds)
-    return wanted | {
+    return wanted | figures(work, sae, done) | {"k": _k(e.coder), "gates": [gate.to_json() for gate in gates]}
+
+
+def figures(work: Workspace, sae: TrainedCoder, done: Evaluated) -> dict[str, Any]:
+    """What eval.json says of a coder wherever it is from."""
+    return {
         "model": work.lm.identity["model"],
         "hook_point": sae.hook_point,
         "reads": list(sae.sites.reads),
         "writes": list(sae.sites.writes),
         "d_in": sae.coder.topology.d_in,
         "d_sae": sae.n_latents,
-        "k": _k(e.coder),
         "metrics": done.metrics,
-        "gates": [gate.to_json() for gate in gates],
         "density": done.density,
         "non_finite_tokens": done.non_finite,
     }

@@ -3,7 +3,7 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,32 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     e = work.experiment
     refuse_many(e.parallel, "saejax report")
     sae = finished_run(e)
-    features, page, record = (e.run_dir / name for name in ("features.json.gz", "report.html", "report.json"))
-    old = read_json(record) if record.is_file() and not redo else {}
-    wanted = {"step": sae.step, "report": to_json(e.report)}
-    if not features.is_file() or old.get("features") != wanted:
+
+    def collect() -> dict[str, Any]:
         named, made_from = sae.at(work.lm), of_text_and_model(work)
         content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
         write_down(e, made_from, console.say)
-        _write_features(features, content)
         record_stage(e, "features", tokens, seconds)
+        return content
+
+    return write_page(e.run_dir, {"step": sae.step, "report": to_json(e.report)}, collect, redo)
+
+
+def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[str, Any]], redo: bool) -> Path:
+    """features.json.gz of what `collect` gives, and report.html, in the folder of an evaluation.
+
+    What is there is made again where it was made from something other than `wanted`, or shows other files.
+    """
+    features, page, record = (folder / name for name in ("features.json.gz", "report.html", "report.json"))
+    old = read_json(record) if record.is_file() and not redo else {}
+    if not features.is_file() or old.get("features") != wanted:
+        _write_features(features, collect())
         old = {}
-    shown = _hash_files(e.run_dir / name for name in ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json"))
+    shown = _hash_files(folder / name for name in ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json"))
     if page.is_file() and old.get("shown") == shown:
         console.say(f"report: already done, {page}")
         return page
-    page = render(e.run_dir)
+    page = render(folder)
     write_json(record, {"features": wanted, "shown": shown})
     console.say(f"report: {page}")
     return page

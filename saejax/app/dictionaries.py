@@ -1,0 +1,65 @@
+"""Which dictionaries the words of --sae mean, and what each is called."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from saejax.app.loading import is_run
+from saejax.core.errors import ConfigError
+from saejax.interop import found
+
+# Of runs below a folder that is given: a sweep's members lie one or two down.
+_DEPTH = 3
+_LONGEST = 120
+
+
+def dictionaries(words: Sequence[str]) -> dict[str, str]:
+    """{name: path or hub id} of what was given: each word one of them, or several with commas between.
+
+    A folder that is no dictionary stands for all that are below it. The name is the last part of the path, with as
+    many parts before it as tell it from the others.
+
+    Raises:
+        ConfigError: nothing was given.
+    """
+    given = [part.strip() for word in words for part in ([word] if Path(word).exists() else word.split(","))]
+    sources = list(dict.fromkeys(source for word in given if word for source in _of(word)))
+    if not sources:
+        raise ConfigError("--sae is empty; give a run, a folder, a file or a hub id, as in --sae=runs/quickstart.")
+    return dict(zip(_names(sources), sources, strict=True))
+
+
+def _of(word: str) -> list[str]:
+    path = Path(word)
+    if is_run(path):
+        return [word]
+    runs = list(_runs(path, _DEPTH))
+    others = [place for place in found(path) if not any(run in place.parents for run in runs)]
+    return [str(place) for place in (*runs, *others)] or [word]  # a hub id, or what `load` has an error for
+
+
+def _runs(folder: Path, depth: int) -> Iterator[Path]:
+    """The runs below a folder, in alphabetical order, none within another."""
+    inside = sorted(folder.iterdir()) if depth and folder.is_dir() else []
+    for path in inside:
+        if (path / "checkpoints").is_dir() and is_run(path):
+            yield path
+        elif not path.name.startswith(".") and not path.is_symlink():
+            yield from _runs(path, depth - 1)
+
+
+def _names(sources: Sequence[str]) -> list[str]:
+    """A folder's name for each, all different."""
+    parts = [Path(s).resolve().parts[1:] if Path(s).exists() else Path(s).parts for s in sources]
+    # A file is called like all others of its kind, its folder is not.
+    taken = [2 if Path(s).is_file() else 1 for s in sources]
+
+    def names() -> list[str]:
+        joined = ("-".join(own[-n:]) for own, n in zip(parts, taken, strict=True))
+        return [re.sub(r"[^\w.-]+", "-", name).strip("-.")[-_LONGEST:] or "dictionary" for name in joined]
+
+    for _ in range(max(map(len, parts))):
+        now = names()
+        taken = [n + (now.count(name) > 1) for n, name in zip(taken, now, strict=True)]
+    now = names()
+    return [name if now.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(now)]

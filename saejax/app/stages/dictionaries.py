@@ -1,0 +1,229 @@
+"""Dictionaries from anywhere, on the experiment's model and held-out text: eval.json of each, and all in one table.
+
+runs/<name>/evaluated/<dictionary>/{eval.json, features.json.gz, report.html}, and beside them table.{md,png,html}
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.analysis import collect_features
+from saejax.app import console
+from saejax.app.dictionaries import dictionaries
+from saejax.app.loading import load
+from saejax.app.stages.evaluate import figures
+from saejax.app.stages.report import write_page
+from saejax.app.workspace import Workspace
+from saejax.capture import store_identity
+from saejax.core.config import differences, to_json
+from saejax.core.errors import DataError, SaejaxError
+from saejax.core.files import finite, read_json, write_json
+from saejax.evals import OF_TRAINING, Gate, check_gates, evaluate_together
+from saejax.interop.hooks import UNKNOWN
+from saejax.parallel import refuse_many
+from saejax.report.dictionaries_page import render_dictionaries
+from saejax.trained import TrainedCoder
+from saejax.trained.files import describe
+
+# Dictionaries of one hook point are evaluated so many together, if their weights take no more bytes: most forward
+# passes are shared by then, and what a signal stops is not much.
+_TOGETHER, _BYTES = 8, 2 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A dictionary with the model's names for its hook points, its folder, and what decides its figures."""
+
+    folder: Path
+    source: str
+    sae: TrainedCoder
+    decided: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        return sum(4 * np.size(value) for value in self.sae.params.values())
+
+
+def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, report: bool = False) -> int:
+    """Evaluate the dictionaries that `words` mean, and put them into one table and picture; with their report pages.
+
+    Of the experiment count the language model, the text and which tokens of it, and the settings of evaluation, gates
+    and report. Gates that look at a training are skipped. What is evaluated already is only judged again.
+
+    Returns:
+        0, or 1 when a gate fails or one of several dictionaries cannot be evaluated; the table says why.
+
+    Raises:
+        SaejaxError: of one dictionary alone: what is wrong with it.
+    """
+    refuse_many(work.experiment.parallel, "saejax evaluate --sae")
+    named, folder, on = dictionaries(words), work.experiment.run_dir / "evaluated", _evaluated_on(work)
+    rows: dict[str, dict[str, Any]] = {}
+    waiting: list[_Opened] = []
+
+    def evaluate_waiting() -> None:
+        for one, content in zip(waiting, _evaluated(work, waiting), strict=True):
+            rows[one.folder.name] = _finished(work, one, content, redo, report)
+        waiting.clear()
+
+    for name, source in named.items():
+        try:
+            one = _opened(work, folder / name, source, on)
+            before = None if redo else _before(one)
+        except SaejaxError as error:
+            if len(named) == 1:
+                raise
+            console.say(f"{name}: error: {error}")
+            rows[name] = {"error": str(error)}
+            continue
+        if before is not None:
+            rows[name] = _finished(work, one, before, redo, report)
+            continue
+        if waiting and not _fits(waiting, one):
+            evaluate_waiting()
+        waiting.append(one)
+    if waiting:
+        evaluate_waiting()
+    return _shown(work, folder, [{"name": name} | rows[name] for name in named])
+
+
+def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]]) -> int:
+    """Say and write the table; 0, or 1 where a dictionary was not evaluated or fails a gate."""
+    evaluated = [row for row in rows if "error" not in row]
+    if len(rows) == 1:
+        console.gates([Gate.from_json(gate) for gate in rows[0]["gates"]])
+    tokens = max((row["density"]["n_tokens"] for row in evaluated), default=0)
+    lead = (
+        f"Evaluated on {tokens:,} tokens of held-out text, the same for all. Gates that look at a training are not "
+        f"judged: {', '.join(OF_TRAINING)}."
+    )
+    if not evaluated:
+        lead = "Not one of them could be evaluated."
+    console.say(lead)
+    console.say(render_dictionaries(folder, f"Dictionaries on {work.lm.identity['model']}", lead, rows))
+    console.say(f"evaluate: {folder / 'table.html'}")
+    passed = all(gate["passed"] for row in evaluated for gate in row["gates"])
+    return 0 if passed and len(evaluated) == len(rows) else 1
+
+
+def _evaluated_on(work: Workspace) -> dict[str, Any]:
+    """What decides the figures besides the dictionary, as JSON."""
+    e = work.experiment
+    identity = store_identity(work.lm, work.source, e.text, "heldout", e.capture)
+    identity.pop("parts", None)  # which process captures what; nothing is captured here
+    return json.loads(json.dumps(finite(identity | {"dtype": e.lm.dtype, "eval": to_json(e.eval)})))
+
+
+def _opened(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:
+    """A dictionary; where its files do not say at which hook points it is, the experiment's settings do.
+
+    Raises:
+        SaejaxError: it cannot be read, or the model has not these hook points, so wide.
+    """
+    e = work.experiment
+    sae = load(source, hook_points=(*(e.reads or filter(None, [e.hook_point])), *e.writes))
+    if UNKNOWN in sae.sites.hook_points:
+        raise DataError(
+            f"{source} does not say at which hook point it is. Say it: --config.hook_point=blocks.6.resid_pre; of a "
+            "transcoder --config.reads and --config.writes."
+        )
+    sae = sae.at(work.lm)
+    return _Opened(folder, source, sae, {"sha256": _fingerprint(sae), "on": on})
+
+
+def _before(one: _Opened) -> dict[str, Any] | None:
+    """The content of eval.json, if the dictionary was evaluated already.
+
+    Raises:
+        DataError: it holds other figures.
+    """
+    path = one.folder / "eval.json"
+    if not path.is_file():
+        return None
+    before = read_json(path)
+    if changed := differences({key: before.get(key) for key in one.decided}, one.decided):
+        raise DataError(
+            f"{path} holds the figures of another dictionary ({before.get('source')}), text, model or settings "
+            f"({'; '.join(changed[:5])}). Pass --redo to replace them, or choose another --config.name."
+        )
+    console.say(f"{one.folder.name}: already evaluated, {path}")
+    return before
+
+
+def _fits(waiting: list[_Opened], one: _Opened) -> bool:
+    """Whether one is to be evaluated together with those that wait."""
+    together = [*waiting, one]
+    same = one.sae.sites == waiting[0].sae.sites
+    return same and len(together) <= _TOGETHER and sum(other.bytes for other in together) <= _BYTES
+
+
+def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]:
+    """Of each dictionary: figures, what it is and where it is from."""
+    e, contents = work.experiment, []
+    for one in together:
+        console.say(f"{one.folder.name}: {one.sae}")
+    saes = [one.sae for one in together]
+    all_done = evaluate_together(saes, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
+    for one, done in zip(together, all_done, strict=True):
+        described = {key: value for key, value in one.sae.describe().items() if key != "figures"}
+        kind = described["sparsity"]
+        content = {
+            "source": one.source,
+            "step": one.sae.step,
+            "coder": f"{described['topology']} x {kind['name']}",
+            "k": kind.get("k"),
+            "notes": _notes(work, one.sae) + ([f"{done.non_finite:,} tokens not finite"] if done.non_finite else []),
+            "skipped_gates": list(OF_TRAINING),
+            "dictionary": described,
+        }
+        contents.append(figures(work, one.sae, done) | content | one.decided)
+    return contents
+
+
+def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool, report: bool) -> dict[str, Any]:
+    """The content of eval.json with the gates as they are set now, written; and the report page."""
+    e, path = work.experiment, one.folder / "eval.json"
+    judged = content | {"gates": [gate.to_json() for gate in check_gates(e.gates, content["metrics"])]}
+    if judged != content:
+        write_json(path, judged)
+    console.non_finite(judged["non_finite_tokens"])
+    if report:
+        ratio = e.capture.max_norm_ratio
+        wanted = one.decided | {"report": to_json(e.report)}
+        write_page(
+            one.folder, wanted, lambda: collect_features(one.sae, work.lm, work.packer, e.report, ratio)[0], redo
+        )
+    return read_json(path)
+
+
+def _notes(work: Workspace, sae: TrainedCoder) -> list[str]:
+    """What a reader of its figures must know: another model or text than here, a training that goes on."""
+    origin, lm, text = sae.origin, work.lm.identity, work.source.identity
+    notes = [] if sae.finished else [f"training unfinished, at step {sae.step:,}"]
+    if origin.model and origin.model != lm["model"]:
+        notes.append(f"made for {origin.model}")
+    if origin.tokenizer and origin.tokenizer != lm.get("tokenizer_sha256"):
+        notes.append("another tokenizer")
+    known = sae.settings.get("text", {})
+    share = known.get("heldout_fraction") if isinstance(known, dict) else None
+    if not origin.text:
+        notes.append("training text unknown")
+    elif differences(dict(origin.text), text):
+        notes.append("trained on another text")
+    elif isinstance(share, float) and share < work.experiment.text.heldout_fraction:
+        notes.append("trained on a part of this text")
+    return [*notes, *origin.notes]
+
+
+def _fingerprint(sae: TrainedCoder) -> str:
+    """sha256 of what the dictionary computes and where: its description and every parameter."""
+    digest = hashlib.sha256(json.dumps(describe(sae.coder, sae.sites), sort_keys=True).encode())
+    for name in sorted(sae.params):
+        value = np.ascontiguousarray(sae.params[name], np.float32)
+        digest.update(f"{name}{value.shape}".encode())
+        digest.update(value.data)
+    return digest.hexdigest()

@@ -1,0 +1,331 @@
+"""Gemma Scope 1 (params.npz) and 2 (params.safetensors), in the folders of the hub's repositories google/gemma-scope-*.
+
+    f = relu(pre) 1[pre > threshold],   pre = x W_enc + b_enc,   x_hat = f W_dec + b_dec (+ x W_skip)
+
+The encoder sees x itself, not x - b_dec. Version 1 says nothing of models and places: they are in the folders' names
+(gemma-scope-2b-pt-res/layer_20/width_16k/average_l0_71). Version 2 has a config.json and dictionaries of several layers
+in params_layer_0.safetensors, ...: layer l's latents see layer l and write to all of them, in a cross-layer transcoder
+and in a weakly causal crosscoder (Gemma Scope 2, section 2.6) to their own layer and those above.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.coders import TOPOLOGIES
+from saejax.core.errors import DataError
+from saejax.core.files import replacing
+from saejax.interop.hooks import UNKNOWN, from_module
+from saejax.interop.making import UNCENTRED, Arrays, Found, centred, kind_of, made
+from saejax.interop.tensors import (
+    check_size,
+    mentions,
+    read_config,
+    read_npz,
+    read_safetensors,
+    stored_types,
+    write_safetensors,
+)
+from saejax.trained import Format, Kind, TrainedCoder
+
+_NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
+_OURS = {"w_enc": "W_enc", "w_dec": "W_dec", "affine_skip_connection": "W_skip"}
+_SITES = {"res": "resid_post", "mlp": "mlp_out", "att": "attn_z"}
+_NORMALIZED = (
+    "It reads ln2.hook_normalized, which is taken before the norm's own gain: saejax's language models have no such "
+    "hook point. It is what stands at mlp_in, divided by 1 + the norm's weight."
+)
+# What version 2 trained on, by the names of its folders.
+_FOLDERS = {
+    "resid_post": ("output", ""),
+    "attn_out": ("self_attn.o_proj.input", ""),
+    "mlp_out": ("post_feedforward_layernorm.output", ""),
+    "transcoder": ("pre_feedforward_layernorm.output", "post_feedforward_layernorm.output"),
+    "crosscoder": ("output", ""),
+    "clt": ("pre_feedforward_layernorm.output", "post_feedforward_layernorm.output"),
+}
+_MODULES = {
+    "resid_pre": "input",
+    "resid_post": "output",
+    "attn_z": "self_attn.o_proj.input",
+    "attn_out": "self_attn.output",
+    "mlp_in": "pre_feedforward_layernorm.output",
+    "mlp_out": "post_feedforward_layernorm.output",
+}
+
+
+class GemmaScope(Format):
+    """Version 1: one folder a coder."""
+
+    name = "gemma_scope"
+    title = "Gemma Scope 1"
+    files = _NPZ
+    reads = frozenset({(UNCENTRED, "jumprelu"), ("transcoder", "jumprelu")})
+
+    def here(self, path: Path) -> list[Path]:
+        return [path] if (path / _NPZ).is_file() else []
+
+    def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
+        arrays = _renamed(path / _NPZ, read_npz(path / _NPZ))
+        if (scale := arrays.pop("scaling_factor", None)) is not None and not np.allclose(scale, 1):
+            raise DataError(f"{path / _NPZ} has a scaling_factor other than 1; multiply W_dec by it.")
+        model, reads, writes = _places(path)
+        if not reads:
+            reads, writes = tuple(hook_points[:1]), tuple(hook_points[1:2] or hook_points[:1])
+        notes: tuple[str, ...] = (_NORMALIZED,) if reads and reads[0].endswith("ln2.hook_normalized") else ()
+        if reads == ("hook_embed",) and arrays["W_enc"].ndim == 2:
+            root = np.sqrt(np.float32(arrays["W_enc"].shape[0]))
+            arrays |= {"W_enc": arrays["W_enc"] / root, "W_dec": arrays["W_dec"] * root}
+            notes = ("It was trained on embeddings / sqrt(d_in); the weights are scaled for what the model adds up.",)
+        return made(Found(path, "transcoder", "jumprelu", reads, writes, model=model, notes=notes), arrays, hook_points)
+
+    def refuses(self, sae: TrainedCoder) -> str:
+        kind = kind_of(sae)
+        if kind in _written(("autoencoder", UNCENTRED)):
+            return ""
+        if kind in _written(("transcoder",)):
+            return "its files do not say that a coder writes elsewhere than it reads (gemma_scope_2 does)"
+        return f"Gemma Scope has no {kind[0]} with {kind[1]}"
+
+    def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
+        _check_free(folder, bool(self.here(folder)), self.title)
+        arrays = _arrays(sae)
+        model, reads, _ = _places(folder)
+        if reads == ("hook_embed",):
+            root = np.sqrt(np.float32(arrays["W_enc"].shape[0]))
+            arrays |= {"W_enc": arrays["W_enc"] * root, "W_dec": arrays["W_dec"] / root}
+        with replacing(folder) as beside:
+            np.savez(beside / _NPZ, **arrays)  # type: ignore[arg-type]  # its stubs say bool
+        if reads == sae.sites.reads and model.endswith(sae.origin.model.removeprefix("google/") or "?"):
+            return []
+        return [
+            f"The file does not say {sae.origin.model or 'the model'} and {sae.hook_point}: name its folder as the hub "
+            "does (gemma-scope-2b-pt-res/layer_20/width_16k/average_l0_71), or give hook_points when you load it."
+        ]
+
+
+class GemmaScope2(Format):
+    """Version 2: one folder a coder."""
+
+    name = "gemma_scope_2"
+    title = "Gemma Scope 2"
+    files = f"{_CONFIG}, {_WEIGHTS} or params_layer_0.safetensors, ..."
+    reads = frozenset(
+        (topology, "jumprelu")
+        for topology in (UNCENTRED, "transcoder", "skip_transcoder", "crosscoder", "clt", "skip_clt")
+        if topology == UNCENTRED or topology in TOPOLOGIES
+    )
+
+    def here(self, path: Path) -> list[Path]:
+        there = (path / _WEIGHTS).exists() or (path / _layer(0)).is_file()
+        return [path] if there or mentions(path / _CONFIG, '"hf_hook_point_in"') else []
+
+    def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
+        config = read_config(path / _CONFIG) if (path / _CONFIG).exists() else {}
+        if config.get("architecture", "jump_relu") != "jump_relu":
+            raise DataError(
+                f"{path / _CONFIG}: architecture is {config['architecture']!r}; Gemma Scope 2 has jump_relu."
+            )
+        if not (path / _layer(0)).is_file():
+            arrays, notes, layers = (
+                _renamed(path / _WEIGHTS, read_safetensors(path / _WEIGHTS)),
+                _bits(path / _WEIGHTS),
+                1,
+            )
+            topology = "skip_transcoder" if "W_skip" in arrays else "transcoder"
+        else:
+            arrays, notes, layers, topology = _stacked(path)
+        sides = [_hooks(path, config, side, layers) for side in ("in", "out")]
+        reads = sides[0] or tuple(hook_points[:layers])
+        writes = sides[1] or (reads if sides[0] else tuple(hook_points[layers:]) or reads)
+        if layers > 1:
+            arrays, topology, remarks = _split(path, arrays, topology, reads == writes)
+            notes += remarks
+        return made(Found(path, topology, "jumprelu", reads, writes, model=_model(path, config), notes=notes), arrays)
+
+    def refuses(self, sae: TrainedCoder) -> str:
+        kind = kind_of(sae)
+        if kind in _written(("autoencoder", UNCENTRED, "transcoder", "skip_transcoder")):
+            return ""
+        if kind[0] in ("crosscoder", "clt", "skip_clt"):
+            return "saejax reads its dictionaries of several layers and does not write them (circuit_tracer has CLTs)"
+        return f"Gemma Scope has no {kind[0]} with {kind[1]}"
+
+    def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
+        _check_free(folder, bool(self.here(folder)), self.title)
+        arrays, t = _arrays(sae), sae.coder.topology
+        config = {
+            "architecture": "jump_relu",
+            "model_name": sae.origin.model,
+            "hf_hook_point_in": _module(sae.sites.reads[0]),
+            "hf_hook_point_out": _module(sae.sites.writes[0]),
+            "width": t.d_sae,
+            "l0": round(sae.figures["l0"]) if "l0" in sae.figures else None,
+            "affine_connection": "W_skip" in arrays,
+            "type": "sae" if sae.sites.reads == sae.sites.writes else "transcoder",
+        }
+        theirs = {ours: name for name, ours in _OURS.items()}
+        with replacing(folder) as beside:
+            write_safetensors(beside / _WEIGHTS, {theirs.get(name, name): value for name, value in arrays.items()})
+            (beside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        return []
+
+
+# --- what both versions share --------------------------------------------------------------------------------------
+
+
+def _written(topologies: Sequence[str]) -> set[Kind]:
+    return {(topology, sparsity) for topology in topologies for sparsity in ("relu", "jumprelu")}
+
+
+def _check_free(folder: Path, mine: bool, title: str) -> None:
+    if folder.exists() and not (mine or (folder.is_dir() and not any(folder.iterdir()))):
+        raise DataError(f"{folder} holds something other than a dictionary of {title}. Choose another folder.")
+
+
+def _arrays(sae: TrainedCoder) -> Arrays:
+    """Parameters for an encoder of x itself, with a threshold; relu has 0."""
+    arrays: Arrays = {name: np.asarray(value, np.float32) for name, value in sae.params.items()}
+    if kind_of(sae)[0] == "autoencoder":
+        arrays = centred(arrays, -1)
+    return {"threshold": np.zeros_like(arrays["b_enc"])} | arrays
+
+
+def _renamed(path: Path, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    renamed = {_OURS.get(name, name): value for name, value in arrays.items()}
+    if missing := {"W_enc", "W_dec", "b_enc", "b_dec", "threshold"} - renamed.keys():
+        raise DataError(f"{path} has no {', '.join(sorted(missing))}: it is no dictionary of Gemma Scope.")
+    return renamed
+
+
+# --- version 1: names of folders -------------------------------------------------------------------------------------
+
+
+def _places(path: Path) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """(model, (what is read,), (what is written,)) from the folders' names; empty where they do not say."""
+    parts = Path(os.path.abspath(path)).parts
+    repo = next((m for p in reversed(parts) if (m := re.search(r"gemma-scope-(\d+b)-(pt|it)-(\w+)$", p))), None)
+    layer = next((m[1] for p in reversed(parts) if (m := re.fullmatch(r"layer_(\d+)", p))), None)
+    if repo is None:
+        return "", (), ()
+    model = f"google/gemma-2-{repo[1]}" + ("-it" if repo[2] == "it" else "")
+    if repo[3] == "res" and "embedding" in parts:
+        return model, ("hook_embed",), ("hook_embed",)
+    if layer is not None and repo[3] in _SITES:
+        return model, (site := (f"blocks.{layer}.{_SITES[repo[3]]}",)), site
+    if layer is not None and repo[3] == "transcoders":
+        return model, (f"blocks.{layer}.ln2.hook_normalized",), (f"blocks.{layer}.mlp_out",)
+    return model, (), ()
+
+
+# --- version 2: config.json, several layers --------------------------------------------------------------------------
+
+
+def _layer(index: int) -> str:
+    return f"params_layer_{index}.safetensors"
+
+
+def _bits(path: Path) -> tuple[str, ...]:
+    return ("The weights are of 16 bits.",) if stored_types(path) & {"BF16", "F16"} else ()
+
+
+def _module(hook_point: str) -> str | None:
+    """blocks.6.mlp_out -> model.layers.6.post_feedforward_layernorm.output; other names stay."""
+    match = re.fullmatch(r"blocks\.(\d+)\.(\w+)", hook_point)
+    if match and match[2] in _MODULES:
+        return f"model.layers.{match[1]}.{_MODULES[match[2]]}"
+    return None if hook_point == UNKNOWN else hook_point
+
+
+def _hooks(path: Path, config: Mapping[str, Any], side: str, layers: int) -> tuple[str, ...]:
+    """The hook points of a side in saejax's names, one a layer; () where neither config.json nor the folder says."""
+    name = config.get(f"hf_hook_point_{side}")
+    if not isinstance(name, str) or not name:
+        name = _by_folder(path, side)
+    match = re.fullmatch(r"(.*)\{([\w,]+)\}(.*)", name)
+    each = [name]
+    if match:
+        numbers = range(layers) if match[2] == "all" else match[2].split(",")
+        each = [f"{match[1]}{number}{match[3]}" for number in numbers]
+    if name and len(each) != layers:
+        raise DataError(f"{path} has weights of {layers} layers, and says that it stands at {name}.")
+    return tuple(_point(one) for one in each) if name else ()
+
+
+def _point(name: str) -> str:
+    return name if name.startswith("blocks.") else from_module(name)
+
+
+def _by_folder(path: Path, side: str) -> str:
+    """As config.json says it, from resid_post_all/layer_13_width_16k_l0_big; empty where the names do not say."""
+    folder = Path(os.path.abspath(path))
+    match = re.match(r"layer_(\d+(?:_\d+)*)_", folder.name)
+    kind = folder.parent.name.removesuffix("_all")
+    if kind not in _FOLDERS or (match is None and kind != "clt"):
+        return ""
+    module = _FOLDERS[kind][side == "out"]
+    layers = "{all}" if match is None else match[1] if "_" not in match[1] else f"{{{match[1].replace('_', ',')}}}"
+    return f"model.layers.{layers}.{module}" if module else ""
+
+
+def _model(path: Path, config: Mapping[str, Any]) -> str:
+    """google/gemma-3-1b-pt, from config.json or the repository's name, which has it as gemma-v3 or gemma-scope-2."""
+    name = config.get("model_name")
+    if not isinstance(name, str) or not name:
+        found = [m for p in reversed(path.absolute().parts) if (m := re.search(r"gemma-scope-2-(\w+-(?:pt|it))$", p))]
+        name = f"gemma-3-{found[0][1]}" if found else ""
+    name = name.replace("gemma-v3", "gemma-3")
+    return f"google/{name}" if name.startswith("gemma-") else name
+
+
+def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
+    """({name: [L, ...]}, notes, L, topology) of the files of all layers."""
+    files: list[Path] = []
+    while (path / _layer(len(files))).is_file():
+        files.append(path / _layer(len(files)))
+    check_size(path, 2 * sum(file.stat().st_size for file in files))
+    layers = [_renamed(file, read_safetensors(file)) for file in files]
+    for file, arrays in zip(files, layers, strict=True):
+        for name in arrays.keys() | layers[0].keys():
+            shapes = [a[name].shape if name in a else "nothing" for a in (arrays, layers[0])]
+            if shapes[0] != shapes[1]:
+                raise DataError(f"{file} has {shapes[0]} for {name}, the first layer {shapes[1]}.")
+        if arrays["W_dec"].ndim != 3 or arrays["W_dec"].shape[1] != len(files):
+            raise DataError(
+                f"{file} has {arrays['W_dec'].shape} for w_dec, [latents, {len(files)} files, width] is expected."
+            )
+    stacked = {name: [arrays[name] for arrays in layers] for name in layers[0]}
+    decoders = stacked.pop("W_dec")
+    out = {name: np.stack(parts) for name, parts in stacked.items()}
+    topology = "skip_clt" if "W_skip" in out else "clt"
+    return out | {f"W_dec_{i}": part for i, part in enumerate(decoders)}, _bits(files[0]), len(files), topology
+
+
+def _split(path: Path, arrays: Arrays, topology: str, same: bool) -> tuple[Arrays, str, tuple[str, ...]]:
+    """(parameters, topology, notes) of a dictionary of several layers whose decoders W_dec_i write to all layers.
+
+    Where no layer writes below itself, that is a cross-layer transcoder (for a crosscoder, one that writes what it
+    reads). Where one does, a crosscoder says it: all latents in one group, and W_enc 0 but for the latent's own layer.
+    """
+    decoders = {name: value for name, value in arrays.items() if name.startswith("W_dec_")}
+    if all(not value[:, :layer].any() for layer, value in enumerate(decoders.values())):
+        if topology not in TOPOLOGIES:
+            raise DataError(f"{path} has an affine skip; this version of saejax has no {topology}.")
+        above = {name: value[:, layer:] for layer, (name, value) in enumerate(decoders.items())}
+        return arrays | above, topology, ()
+    if not same or topology != "clt":
+        raise DataError(
+            f"{path}: its latents write to layers below their own; saejax's {topology} does not. It is damaged."
+        )
+    L, D, F = arrays["W_enc"].shape
+    W_enc = np.zeros((L, D, L, F), np.float32)
+    W_enc[np.arange(L), :, np.arange(L)] = arrays["W_enc"]
+    together: Arrays = {name: arrays[name].reshape(-1) for name in ("b_enc", "threshold")}
+    together |= {"W_enc": W_enc.reshape(L, D, L * F), "W_dec": np.concatenate(list(decoders.values()))}
+    note = f"Its {L} layers of {F:,} latents are one group of {L * F:,}: latent f of layer l is {F} l + f."
+    return together | {"b_dec": arrays["b_dec"]}, "crosscoder", (note,)

@@ -1,0 +1,61 @@
+"""Qwen-Scope: layer<n>.sae.pt for each layer, in a repository whose name says the rest.
+
+By the converter of SAELens 6.54.12 (loading/pretrained_sae_loaders.py); Qwen publishes files and no code.
+
+    f = topk(relu(x W_enc^T + b_enc)),   x_hat = f W_dec^T + b_dec
+
+W_enc is [F, D] and W_dec [D, F]. Read and written is what a layer writes, blocks.<n>.resid_post. k is in no file: it is
+the number at the end of SAE-Res-Qwen3-1.7B-Base-W32K-L0_50.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from saejax.core.errors import DataError
+from saejax.interop.making import UNCENTRED, Found, made
+from saejax.interop.torch_file import read_torch
+from saejax.trained import Format, TrainedCoder
+
+_FILE = re.compile(r"layer(0|[1-9]\d{0,3})\.sae\.pt")
+# Also as the hub's cache names it: models--Qwen--SAE-Res-...
+_REPOSITORY = re.compile(r"SAE-Res-(Qwen[\w.-]+?)-W(\d{1,5})K-L0_(\d{1,5})")
+
+
+class QwenScope(Format):
+    """Several coders a folder, one file a layer."""
+
+    name = "qwen_scope"
+    title = "Qwen-Scope"
+    files = "SAE-Res-<model>-W<width>K-L0_<k>/layer<n>.sae.pt"
+    sets = True
+    reads = frozenset({(UNCENTRED, "topk")})
+
+    def here(self, path: Path) -> list[Path]:
+        if _FILE.fullmatch(path.name):
+            return [path] if path.is_file() else []
+        try:
+            inside = [
+                (int(match[1]), file) for file in path.glob("layer*.sae.pt") if (match := _FILE.fullmatch(file.name))
+            ]
+        except OSError:
+            return []
+        return [file for _, file in sorted(inside) if file.is_file()]
+
+    def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
+        names = [match for part in path.absolute().parent.parts if (match := _REPOSITORY.search(part))]
+        layer = _FILE.fullmatch(path.name)
+        if not names or layer is None:
+            raise DataError(
+                f"{path}: Qwen-Scope's k and model are in the repository's name alone. Put the file into a folder "
+                "that is called like it, as in SAE-Res-Qwen3-1.7B-Base-W32K-L0_50/layer7.sae.pt."
+            )
+        arrays = read_torch(path)
+        if odd := [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]:
+            raise DataError(f"{path} holds {', '.join(map(str, odd[:5]))} beside tensors: it is no file of Qwen-Scope.")
+        arrays |= {name: arrays[name].T for name in ("W_enc", "W_dec") if name in arrays}
+        hook, (model, _, k) = (f"blocks.{layer[1]}.resid_post",), names[-1].groups()
+        found = Found(path, "transcoder", "topk", hook, hook, int(k), f"Qwen/{model}")
+        return made(found, arrays, hook_points)

@@ -1,0 +1,123 @@
+"""Dictionaries from anywhere, evaluated on one text: one table, one picture, and a page that holds both.
+
+Made from rows: {"name", "source", "coder", "reads", "writes", "d_sae", "metrics", "gates", "notes"}, and of those that
+could not be evaluated {"name", "source", "error"}.
+"""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from saejax.core.files import writing
+from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, cells, log_axis, markdown, page
+
+_COLUMNS: Columns = (
+    ("dictionary", "name", ""),
+    ("L0", "l0", ".1f"),
+    ("FVE", "fve", ".4f"),
+    ("loss recovered", "loss_recovered", ".4f"),
+    ("CE", "ce_sae", ".4f"),
+    ("KL", "kl", ".4f"),
+    ("dead", "dead_fraction", ".2%"),
+    ("d_sae", "d_sae", ",d"),
+    ("coder", "coder", ""),
+    ("hook point", "at", ""),
+    ("gates", "gates", ""),
+    ("notes", "notes", ""),
+)
+_WORDS = (0, 8, 9, 10, 11)
+# (metric, what its axis says): the panels of the picture.
+_PANELS = (
+    ("fve", "FVE: fraction of variance explained"),
+    ("loss_recovered", "loss recovered"),
+    ("dead_fraction", "dead: latents that never fired"),
+)
+_INCHES = (13.5, 5.6)
+# So many points carry their names.
+_NAMED = 24
+
+
+def render_dictionaries(folder: Path, title: str, lead: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Writes table.md, table.png and table.html, which needs no other file, into `folder`; returns the table."""
+    rows = [_flat(row) for row in rows]
+    lines = cells(_COLUMNS, rows)
+    if len({row["at"] for row in rows if "at" in row}) > 1:
+        lead += " They are at different hook points, where the same FVE or loss recovered does not mean the same."
+    below = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
+    figure = _picture(rows, title)
+    text = "\n".join([markdown(lines), *(f"\n{line}" for line in below)])
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / "table.png", dpi=DPI)
+        (folder / "table.md").write_text(f"# {title}\n\n{lead}\n\n{text}\n", encoding="utf-8")
+        shown = page(title, lead, lines, (folder / "table.png").read_bytes(), _WORDS, below)
+        (folder / "table.html").write_text(shown, encoding="utf-8")
+    return text
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row as the columns name its parts."""
+    if "error" in row:
+        return {"name": row["name"], "notes": "not evaluated, see below", "error": row["error"]}
+    reads, writes = (", ".join(row[key]) for key in ("reads", "writes"))
+    gates = row["gates"]
+    failed = ", ".join(gate["name"] for gate in gates if not gate["passed"])
+    return {
+        **{key: value for key, value in row["metrics"].items() if value is not None},
+        **{key: row[key] for key in ("name", "d_sae", "coder")},
+        "at": reads if reads == writes else f"{reads} -> {writes}",
+        "gates": f"fails {failed}" if failed else f"{len(gates)} of {len(gates)}",
+        "notes": "; ".join(row["notes"]),
+    }
+
+
+def _picture(rows: Sequence[Row], title: str) -> Figure:
+    """FVE, loss recovered and dead latents over L0: a point for each dictionary, a colour for each kind and place."""
+    good = [row for row in rows if row.get("l0")]
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, parse_math=False)
+    panels = figure.subplots(1, len(_PANELS))
+    families = list(dict.fromkeys((row["coder"], row["at"]) for row in good))
+    for axes, (metric, label) in zip(panels, _PANELS, strict=True):
+        axes.set(xlabel="L0: latents a token (log scale)", ylabel=label)
+        axes.grid(True, color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+        for (coder, at), colour, marker in zip(families, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
+            own = [row for row in good if (row["coder"], row["at"]) == (coder, at) and metric in row]
+            points = [(row["l0"], row[metric]) for row in own]
+            axes.plot(*zip(*points, strict=True) if points else ((), ()), marker, color=colour, markersize=8,
+                      markeredgecolor="white", label=f"{coder}, {at}")  # fmt: skip
+        if not any(metric in row for row in good):
+            axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+        if good:
+            log_axis(axes, [row["l0"] for row in good])
+        axes.margins(y=0.12)  # for names below the lowest point
+    if families:
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+    if len(good) <= _NAMED:
+        figure.draw_without_rendering()  # where a name has room is known once the panels have their places
+        for axes, (metric, _) in zip(panels, _PANELS, strict=True):
+            _name(axes, [row for row in good if metric in row], metric)
+    return figure
+
+
+def _name(axes: Any, rows: Sequence[Row], metric: str) -> None:
+    """Writes the names beside the points, towards the middle, and moves those down that would lie on another."""
+    taken: list[Any] = []
+    for row in sorted(rows, key=lambda row: -row[metric]):
+        at = (row["l0"], row[metric])
+        left = axes.transAxes.inverted().transform(axes.transData.transform(at))[0] < 0.5
+        aside, down = 8 if left else -8, 0.0
+        text = axes.annotate(row["name"], at, (aside, 0), textcoords="offset points", fontsize=8, color="0.35",
+                             va="center", ha="left" if left else "right", in_layout=False)  # fmt: skip
+        box = text.get_window_extent()
+        while any(box.translated(0, -down).overlaps(other) for other in taken):
+            down += box.height / 4
+        text.set_position((aside, -down * 72 / axes.figure.dpi))
+        taken.append(box.translated(0, -down))
