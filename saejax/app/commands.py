@@ -105,6 +105,13 @@ def _export(line: Line) -> None:
     run_export(line.words, line.flags)
 
 
+def _push(line: Line) -> None:
+    from saejax.app.push import run_push
+
+    flag = line.flags
+    run_push(line.words, flag["format"], flag["private"], flag["folder"], flag["revision"], flag["step"])
+
+
 def _hooks(line: Line) -> int:
     from saejax.app.experiment import experiment
     from saejax.app.hook_list import print_experiment, print_model
@@ -349,6 +356,27 @@ The destination is new, or an earlier export for the same tool, which is replace
             partial(flags.DEFINE_string, "release", "", "neuronpedia: the release; empty for the set's name."),
             partial(flags.DEFINE_integer, "splits", 5, "delphi: files for each hook point.", lower_bound=1),
             partial(flags.DEFINE_string, "step", "", "Which checkpoint, or best; empty for the newest."),
+        ),
+    ),
+    "push": Command(
+        """\
+Put a dictionary into a repository of the Hugging Face hub, with a model card.
+
+    saejax push runs/quickstart owner/name
+    saejax push runs/quickstart owner/name --format=saelens --folder=blocks.3.hook_resid_pre --private
+
+The source is what saejax.load takes. The repository is made where it is missing. Files of the same names are replaced
+in one commit; folders of this machine are not told. saejax.load("owner/name@commit/folder") reads it back. The token is
+HF_TOKEN, or that of `hf auth login`.
+""",
+        _push,
+        takes="words",
+        flags=(
+            partial(flags.DEFINE_string, "format", "saejax", "saejax, or one that `saejax formats` names."),
+            partial(flags.DEFINE_boolean, "private", False, "Where the repository is made, only you can read it."),
+            partial(flags.DEFINE_string, "folder", "", "Folder in the repository; empty for its root."),
+            partial(flags.DEFINE_string, "revision", "", "Branch, made where it is missing; empty for main."),
+            partial(flags.DEFINE_string, "step", "", "Of a run: which checkpoint, or best; empty for the newest."),
         ),
     ),
     "store": Command(

@@ -36,13 +36,13 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     if to != "saejax":
         form = format_named(to)
         for place in places:
-            _refuse(place, load(place, at, hook_points), form)
+            refuse(place, load(place, at, hook_points), form)
     together = len(places) == 1 or (to != "saejax" and form.sets)
     for place in places:
         sae, folder = load(place, at, hook_points), destination if together else destination / _own_name(place, places)
         notes = [*sae.origin.notes, *sae.save(folder, format=to)]
         print(f"{place} -> {folder} ({to}): {sae!r}")
-        for note in [*notes, _compared(sae, folder, to, hook_points)]:
+        for note in [*notes, compared(sae, folder, to, hook_points)]:
             print(f"  {note}")
 
 
@@ -76,7 +76,8 @@ def _places(source: str) -> list[str]:
     return [source] if is_run(source) else [str(place) for place in found(source)] or [source]
 
 
-def _refuse(place: str, sae: TrainedCoder, to: Format) -> None:
+def refuse(place: str, sae: TrainedCoder, to: Format) -> None:
+    """Raises ConfigError for a coder that the format cannot say, with those that can."""
     if why := to.refuses(sae):
         others = ", ".join(["saejax", *(name for name, form in FORMATS.items() if not form.refuses(sae))])
         raise ConfigError(f"{place} cannot be written for {to.title}: {why}. It can be for: {others}.")
@@ -91,7 +92,7 @@ def _own_name(place: str, places: Sequence[str]) -> str:
     return re.sub(r"\.(safetensors|npz|pt)$", "", "-".join(parts[place][-depth:]))
 
 
-def _compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str]) -> str:
+def compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str]) -> str:
     """One sentence about what was read back. Raises DataError where it does something else than its source."""
     place = folder
     if to != "saejax":

@@ -1,4 +1,4 @@
-"""`saejax.load`: a trained coder from a run, a saved folder or another project's files. One CPU is enough."""
+"""`saejax.load`: a trained coder from a run, a saved folder, another project's files or the hub. One CPU is enough."""
 
 import dataclasses
 import os
@@ -11,6 +11,7 @@ import numpy as np
 
 from saejax import interop
 from saejax.app.experiment import from_json
+from saejax.app.hub import fetched, hub_place
 from saejax.app.provenance import PROVENANCE
 from saejax.checkpoints import Checkpoints
 from saejax.coders import CoderConfig, build
@@ -24,19 +25,25 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
     """The coder of a run, in a folder that `TrainedCoder.save` wrote, or of another project (`saejax formats`).
 
     Args:
-        path: the folder or file.
+        path: the folder or file; or hf://owner/name[@revision][/sub/folder] of the hub. hf:// may be left out where
+            nothing is at the path and no folder `owner` is here. origin.source then names the commit.
         step: of a run: which checkpoint (default: the newest), or "best" for what train.keep_best kept.
         hook_points: (what it reads,) or (reads, writes), for files of other projects that do not say.
 
     Raises:
         DataError: no coder there, several, no such checkpoint, or a damaged file (it is named).
     """
+    source = ""
+    if asked := hub_place(path):
+        path, source = fetched(asked)
     path = Path(path)
-    if is_run(path):
+    if not source and is_run(path):
         return _from_run(path, step)
     sae = interop.read(path, hook_points)
+    if source:
+        sae = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, source=source))
     if step is not None:
-        raise DataError(f"{path} is a saved coder and holds one step; step={step!r} is for run folders.")
+        raise DataError(f"{source or path} is a saved coder and holds one step; step={step!r} is for run folders.")
     return sae
 
 

@@ -2,20 +2,19 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from saejax.core.errors import DataError
 
 ANSWER_SECONDS = 10.0  # of silence on one connection
+COMMIT_SECONDS = 120.0  # of silence after an upload, which the hub works on before it answers
 DEADLINE_SECONDS = 25.0  # for the whole question, names and proxies included
+
+T = TypeVar("T")
 
 
 def check_hub(kind: str, repo: str, revision: str, remedy: str) -> None:
     """Returns once the hub has answered that it has `revision` of `repo`; at once where HF_HUB_OFFLINE is set.
-
-    The hub's own client waits without end for a server that takes the connection and says nothing (seen with
-    huggingface_hub 2.4.0). So it is asked here first, and the questions that follow have a timeout: each is tried
-    six times by the client, which then gives up.
 
     Args:
         kind: model or dataset.
@@ -26,21 +25,40 @@ def check_hub(kind: str, repo: str, revision: str, remedy: str) -> None:
         DataError: no such repository or revision, no right to it, or no answer within DEADLINE_SECONDS; names it.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.utils import get_session
 
     if constants.HF_HUB_OFFLINE:
         return  # the library refuses every question by itself, and at once
+    ask(
+        kind,
+        repo,
+        lambda: HfApi().repo_info(repo, repo_type=kind, revision=revision or None, timeout=ANSWER_SECONDS),
+        remedy,
+    )
+
+
+def ask(kind: str, repo: str, question: Callable[[], T], remedy: str) -> T:
+    """What the hub's client gives for a question about a repository.
+
+    The client waits without end for a server that takes the connection and says nothing (seen with huggingface_hub
+    2.4.0). So every question from here on has a timeout: each is tried six times by the client, which then gives up.
+
+    Raises:
+        DataError: as `unreachable`, also without an answer within DEADLINE_SECONDS.
+    """
+    be_patient()
+    try:
+        return _within(DEADLINE_SECONDS, question)
+    except Exception as error:  # the library raises many kinds; all mean that the repository cannot be had
+        raise unreachable(kind, repo, error, remedy) from None
+
+
+def be_patient() -> None:
+    """Give every later request of the hub's client a limit of silence, which it has not by itself."""
+    from huggingface_hub.utils import get_session
+
     hooks = get_session().event_hooks["request"]
     if _with_patience not in hooks:
         hooks.append(_with_patience)
-
-    def ask() -> Any:
-        return HfApi().repo_info(repo, repo_type=kind, revision=revision or None, timeout=ANSWER_SECONDS)
-
-    try:
-        _within(DEADLINE_SECONDS, ask)
-    except Exception as error:  # the library raises many kinds; all mean that the repository cannot be had
-        raise unreachable(kind, repo, error, remedy) from None
 
 
 def unreachable(kind: str, repo: str, error: Exception, remedy: str) -> DataError:
@@ -54,13 +72,13 @@ def _with_patience(request: Any) -> None:
     waits = request.extensions.get("timeout") or {}
     for what in ("connect", "read", "write", "pool"):
         if waits.get(what) is None:
-            waits[what] = ANSWER_SECONDS
+            waits[what] = COMMIT_SECONDS if what == "read" and request.method == "POST" else ANSWER_SECONDS
     request.extensions["timeout"] = waits
 
 
-def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+def _within(seconds: float, ask: Callable[[], T]) -> T:
     """The answer of `ask`, or TimeoutError; a question that never ends is left behind and does not outlive us."""
-    answers: list[Any] = []
+    answers: list[T] = []
     failures: list[Exception] = []
 
     def run() -> None:

@@ -30,7 +30,7 @@ def read(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> Train
         if places:
             raise _several(path, places)
     if not path.exists():
-        raise DataError(f"{path} does not exist. Give a run, a folder with a dictionary, or a hub id.")
+        raise DataError(f"{path} does not exist. Give a run, a folder with a dictionary, or hf://owner/name.")
     if inside := found(path):
         raise _several(path, inside)
     known = ", ".join(format.title for format in FORMATS.values())

@@ -39,6 +39,7 @@ class SAELens(Format):
     name = "saelens"
     title = "SAELens"
     files = f"{_CFG}, {_WEIGHTS}"
+    needs = ((_CFG, _WEIGHTS),)
     reads = frozenset(
         [
             *((topology, sparsity) for topology in ("autoencoder", UNCENTRED) for sparsity in _AUTOENCODERS.values()),
@@ -77,6 +78,12 @@ class SAELens(Format):
         if "ln_eps" in sae.params and not np.allclose(sae.params["ln_eps"], EPS, rtol=1e-6, atol=0):
             return f"its layer_norm has eps {EPS}, this coder {float(sae.params['ln_eps'][0]):.3g}; train unscaled"
         return "" if known else f"SAELens has no {topology} with {sparsity}"
+
+    def usage(self, repo: str, folder: str) -> str:
+        if folder:
+            return f'from sae_lens import SAE\n\nsae = SAE.from_pretrained("{repo}", "{folder}")'
+        download = "from huggingface_hub import snapshot_download\nfrom sae_lens import SAE"
+        return f'{download}\n\nsae = SAE.load_from_disk(snapshot_download("{repo}"))'
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         if folder.exists() and not (self.here(folder) or (folder.is_dir() and not any(folder.iterdir()))):

@@ -1,5 +1,6 @@
 """README.md of a saved coder: a model card that says what it is, how good it is, and how it is loaded."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +16,18 @@ _FIGURES = {
 }
 
 
-def model_card(described: Mapping[str, Any]) -> str:
-    """Markdown with the front matter that model hubs read, from what saejax.json says."""
+def model_card(
+    described: Mapping[str, Any], place: str = "path/to/this/folder", library: str = "saejax", usage: str = ""
+) -> str:
+    """Markdown with the front matter that model hubs read, from what saejax.json says.
+
+    Args:
+        place: what `saejax.load` takes.
+        library, usage: of files in another project's format: its name, and how they are loaded there.
+    """
     origin, (reads, writes) = described["origin"], (", ".join(described[side]) for side in ("reads", "writes"))
     model = origin["model"]
-    base = [f"base_model: {model}"] if "/" in model and not model.startswith((".", "/")) else []
+    base = [f"base_model: {model}"] if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model) else []
     what = {
         "coder": f"{described['topology']}, {described['sparsity']['name']}",
         "language model": " ".join(filter(None, (model, origin["revision"]))) or "not recorded",
@@ -34,13 +42,20 @@ def model_card(described: Mapping[str, Any]) -> str:
     figures = {title: f"{known[name]:.4g}" for name, title in _FIGURES.items() if name in known}
     return "\n".join(
         [
-            *("---", "library_name: saejax", "tags: [sparse-autoencoder, interpretability, saejax]", *base, "---", ""),
+            *(
+                "---",
+                f"library_name: {library}",
+                "tags: [sparse-autoencoder, interpretability, saejax]",
+                *base,
+                "---",
+                "",
+            ),
             *(f"# A sparse dictionary of {reads}", ""),
             *_table("", "", what),
             *("", "## On held-out text", ""),
             *(_table("figure", "value", figures) if figures else ["Not evaluated."]),
-            *("", "## Use", "", "```python", "import saejax", ""),
-            'sae = saejax.load("path/to/this/folder")',
+            *("", "## Use", "", *(["```python", usage, "```", ""] if usage else [])),
+            *("```python", "import saejax", "", f'sae = saejax.load("{place}")'),
             f"latents = sae.encode(x)  # activations [..., {described['d_in']}] -> [..., {described['d_sae']}]",
             *("x_hat = sae.decode(latents)", "```", ""),
         ]

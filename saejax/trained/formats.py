@@ -3,7 +3,8 @@
 A `TrainedCoder` saves itself through this table, so its module imports this one, and here it is called Any.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,8 @@ class Format:
         reads: (topology, sparsity) of the coders that `read` can give.
         files: what the files are called, for people.
         sets: a folder holds several coders, one a layer, and `write` adds to it.
+        needs: which files a dictionary on the hub is made of, as alternatives: patterns of names in its folder, of which
+            each must match a file. Empty where names do not tell; `saejax.load` of a hub id then does not find it.
     """
 
     name: ClassVar[str]
@@ -32,6 +35,7 @@ class Format:
     reads: ClassVar[frozenset[Kind]] = frozenset()
     files: ClassVar[str] = ""
     sets: ClassVar[bool] = False
+    needs: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     def here(self, path: Path) -> list[Path]:
         """The coders of this format that `path` is: itself, the members of a set (places that `read` takes), or none.
@@ -39,6 +43,20 @@ class Format:
         A look at names and at the first bytes of small files; it does not search folders within.
         """
         raise NotImplementedError
+
+    def among(self, names: Collection[str]) -> dict[str, list[str]]:
+        """{place: its files} of the dictionaries in one folder, by nothing but the names of its files.
+
+        The place is "" for the folder as a whole, or one of the files. Names of files in folders within have a slash.
+        """
+        for patterns in self.needs:
+            matched = [
+                {name for name in names if fnmatchcase(name, pattern) and name.count("/") == pattern.count("/")}
+                for pattern in patterns
+            ]
+            if all(matched):
+                return {"": sorted(set().union(*matched))}
+        return {}
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> Any:
         """The `TrainedCoder` at one of the places that `here` gave.
@@ -58,6 +76,10 @@ class Format:
     def place_of(self, sae: Any, folder: Path) -> Path:
         """Where `read` finds the coder that was written into this folder."""
         return folder
+
+    def usage(self, repo: str, folder: str) -> str:
+        """Python that loads `folder` (or "") of a hub repository in the project's own library; mostly not known."""
+        return ""
 
     def write(self, sae: Any, folder: Path) -> list[str]:
         """Write a coder that `refuses` has nothing against; in a set it is added to those that are there.

@@ -39,6 +39,8 @@ TOP = frozenset({"", "__main__", "experiment"})
 
 ABOVE = frozenset({"configs", "launch", "tests"})
 TORCH = frozenset({"torch", "torchvision", "torchax"})
+# Where torch may be imported, inside functions: models of transformers, and the module that SAEBench evaluates.
+IN_TORCH = ("saejax.lm.torch_hooks", "saejax.interop.saebench")
 PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
 UNSAFE_YAML = frozenset({"load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all"})
 SKIPPED = frozenset({"build", "dist", "runs", "stores", "node_modules", "__pycache__"})
@@ -92,7 +94,7 @@ def import_fault(module: str, target: str) -> str | None:
     top = target.partition(".")[0]
     if top in ABOVE:
         return f"imports {target}: saejax never imports {top}, which stands above it"
-    if top in TORCH and not module.startswith("saejax.lm.torch_hooks"):
+    if top in TORCH and not module.startswith(IN_TORCH):
         return f"imports {target}: torch is an extra and lives in saejax/lm/torch_hooks alone"
     mine, theirs = room_of(module), room_of(target)
     if top != "saejax" or mine == theirs or mine in TOP or mine not in LEVEL_OF:
