@@ -81,7 +81,7 @@ class WarmStart:
     def placed(self, like: Params) -> "WarmStart":
         """The same with parameters on the devices where `like` has them: none holds all of a coder that is split."""
         params = {
-            name: jax.make_array_from_callback(value.shape, like[name].sharding, lambda at, value=value: value[at])
+            name: jax.make_array_from_callback(value.shape, like[name].sharding, value.__getitem__)
             for name, value in self.params.items()
         }
         return self.replace(params=params)  # type: ignore[attr-defined,no-any-return]
