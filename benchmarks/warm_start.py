@@ -4,9 +4,10 @@
 
 The demo model knows the standard library. A copy of it is trained further on the sources of the installed package jax,
 with saejax's own decoder, and is written as a checkpoint that `load_lm` reads. For each seed a TopK with 512 latents
-is trained on the demo model's activations for the standard library. Then, on the copy's activations for jax's
-sources, one is trained from scratch, and others start from the first with a sixteenth, an eighth and a quarter of those
-tokens. Each has a whole schedule of its own. FVE is measured on held-out activations of the copy.
+is trained on the demo model's activations for the standard library. Then, on the copy's activations, one is trained
+from scratch, and others start from the first with a sixteenth to a half of those tokens. Each has a
+whole schedule of its own. FVE is measured on held-out activations of the copy. This is done with the copy's new text,
+and with the old one.
 With --folder the same command continues after a stop.
 """
 
@@ -15,6 +16,7 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,11 @@ from saejax.text import Packer, TextConfig, open_source
 
 HOOK = "blocks.3.resid_post"
 STORED, HELDOUT, BATCH = 131_072, 16_384, 1024
-SHARES = (16, 8, 4)
+SHARES = (16, 8, 4, 2)
 FINE_TUNING = PretrainConfig(steps=120, batch=8, lr=5e-4, weight_decay=0.0)
+# {training: [(tokens, FVE on held-out activations)]}
+Curves = dict[str, list[tuple[int, float]]]
+
 HOW: dict[str, Any] = {"d_sae": 512, "k": 16, "lr": 3e-3, "batch_size": BATCH, "dead_after_tokens": 100_000}
 
 
@@ -110,74 +115,80 @@ def trained(store: Path, run: Path, tokens: int, seed: int, init_from: str | Pat
     return [(row["step"] * BATCH, row["val/fve"]) for row in rows if "val/fve" in row]
 
 
-def compare(folder: Path, tokens: int, seeds: int) -> dict[str, Any]:
-    """All of it; what the page says."""
-    started = time.perf_counter()
+def compare(folder: Path, tokens: int, seeds: int) -> Iterator[dict[str, Any]]:
+    """What the page says, after each text."""
     write_text(folder / "jax.jsonl")
     new: dict[str, Any] = {"source": "files", "paths": (str(folder / "jax.jsonl"),), "split_by": "content"}
     losses = fine_tune(folder / "copy", TextConfig(**new, context_length=256))
     print(f"held-out loss on jax's sources {losses[0]:.3f} -> {losses[1]:.3f}", flush=True)
-    old, copy = capture(folder, "demo", "demo"), capture(folder, "copy", str(folder / "copy"), **new)
-    found = []
-    for seed in range(seeds):
-        runs = folder / "runs" / str(seed)
-        source = runs / "source"
-        curves = {
-            "source": trained(old, source, tokens, seed),
-            "scratch": trained(copy, runs / "scratch", tokens, seed),
-        }
-        for share in SHARES:
-            curves[f"1/{share}"] = trained(copy, runs / f"warm-{share}", tokens // share, seed, source)
-        found.append(curves)
-        print(seed, {name: round(curve[-1][1], 4) for name, curve in curves.items()}, flush=True)
-    return {"tokens": tokens, "losses": losses, "curves": found, "seconds": time.perf_counter() - started}
+    first = capture(folder, "demo", "demo")
+    found: dict[str, list[Curves]] = {}
+    for text, (name, told) in {"jax's sources": ("copy", new), "the standard library": ("copy-stdlib", {})}.items():
+        store = capture(folder, name, str(folder / "copy"), **told)
+        found[text] = []
+        for seed in range(seeds):
+            runs = folder / "runs" / str(seed)
+            trained(first, runs / "source", tokens, seed)
+            curves = {"scratch": trained(store, runs / name / "scratch", tokens, seed)}
+            for share in SHARES:
+                run = runs / name / f"warm-{share}"
+                curves[f"1/{share}"] = trained(store, run, tokens // share, seed, runs / "source")
+            found[text].append(curves)
+            print(text, seed, {name: round(curve[-1][1], 4) for name, curve in curves.items()}, flush=True)
+        yield {"tokens": tokens, "losses": losses, "curves": found}
 
 
-def needed(curves: dict[str, list[tuple[int, float]]]) -> str:
+def needed(curves: Curves) -> str:
     """The least share of the tokens whose warm training ends at the FVE of the one from scratch, or above."""
     enough = [f"1/{share}" for share in SHARES if curves[f"1/{share}"][-1][1] >= curves["scratch"][-1][1]]
     return enough[0] if enough else f"more than 1/{SHARES[-1]}"
 
 
-def page(found: dict[str, Any]) -> str:
-    before, after = found["losses"]
+def table(found: list[Curves]) -> str:
     titles = ["seed", "from scratch", "source as it is", *(f"warm, 1/{share}" for share in SHARES), "tokens needed"]
     rows = []
-    for seed, curves in enumerate(found["curves"]):
+    for seed, curves in enumerate(found):
         ends = [curves["scratch"][-1], curves[f"1/{SHARES[0]}"][0], *(curves[f"1/{share}"][-1] for share in SHARES)]
         rows.append([str(seed), *(f"{fve:.4f}" for _, fve in ends), needed(curves)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in [titles, ["---"] * len(titles), *rows])
-    tokens, fine = found["tokens"], FINE_TUNING
+    return "\n".join(f"| {' | '.join(row)} |" for row in [titles, ["---"] * len(titles), *rows])
+
+
+def page(found: dict[str, Any]) -> str:
+    before, after = found["losses"]
+    tokens, fine, curves = found["tokens"], FINE_TUNING, found["curves"]
+    tables = "\n\n".join(f"## On {text}\n\n{table(of_text)}" for text, of_text in curves.items())
+    seeds = len(next(iter(curves.values())))
     return f"""# A dictionary for a fine-tuned model: from scratch, or from the original's
 
-`python -m benchmarks.warm_start --tokens={tokens} --seeds={len(rows)}`, {found["seconds"]:.0f} s on a virtual machine
-with 2 CPU cores, 24 GB, no accelerator, beside other work; {time.strftime("%Y-%m-%d")}.
+`python -m benchmarks.warm_start --tokens={tokens} --seeds={seeds}` on a virtual machine with 2 CPU cores, 24 GB, no
+accelerator; {time.strftime("%Y-%m-%d")}.
 
 The demo language model was trained further for {fine.steps} steps of {fine.batch} x 256 tokens of the sources of the
 package jax {jax.__version__}. Its held-out loss on them fell from {before:.3f} to {after:.3f} nats a token.
 Dictionaries: TopK, {HOW["d_sae"]:,} latents, k {HOW["k"]}, {HOOK} (width 128), lr {HOW["lr"]}, batches of {BATCH:,}.
 The source was trained on {tokens:,} activations of the demo model for the standard library.
 
-FVE on {HELDOUT:,} held-out activations of the fine-tuned model for jax's sources, which no training saw. "From
-scratch" has {tokens:,} activations ({STORED:,} different ones). A warm start has the given share of them, with a whole
-schedule of its own. "Tokens needed": the least share with which it ends at the FVE of the one from scratch.
+FVE on {HELDOUT:,} held-out activations of the fine-tuned model, which no training saw. "From scratch" has {tokens:,}
+activations of it ({STORED:,} different ones). A warm start has the given share of them, with a whole schedule of its
+own. "Tokens needed": the least share with which it ends at the FVE of the one from scratch, or above.
 
-{table}
+{tables}
 
 ![FVE against tokens](warm_start.png)
 """
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(found: dict[str, list[Curves]], path: Path) -> None:
     """FVE against tokens, a line a training."""
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.add_subplot(xlabel="activations of the fine-tuned model", ylabel="FVE, held out")
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
     labels = {"scratch": "from scratch"} | {f"1/{share}": f"warm, 1/{share} of the tokens" for share in SHARES}
-    for colour, (name, label) in enumerate(labels.items()):
-        for i, curves in enumerate(found["curves"]):
-            axes.plot(*zip(*curves[name], strict=True), color=f"C{colour}", label=None if i else label, linewidth=1)
-    axes.set_ylim(min(curves["1/4"][0][1] for curves in found["curves"]) - 0.1, None)
-    axes.legend(frameon=False)
+    for at, (text, of_text) in enumerate(found.items()):
+        axes = figure.add_subplot(1, len(found), at + 1, xlabel="activations", ylabel="FVE, held out", title=text)
+        for colour, (name, label) in enumerate(labels.items()):
+            for i, curves in enumerate(of_text):
+                axes.plot(*zip(*curves[name], strict=True), color=f"C{colour}", label=None if i else label, linewidth=1)
+        axes.set_ylim(min(curves["1/4"][0][1] for curves in of_text) - 0.1, None)
+        axes.legend(frameon=False)
     FigureCanvasAgg(figure).print_png(path)
 
 
@@ -191,10 +202,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = told.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        found = compare(folder, told.tokens, told.seeds)
-    told.output.write_text(page(found))
-    draw(found, told.output.with_suffix(".png"))
-    print(page(found))
+        for found in compare(folder, told.tokens, told.seeds):
+            told.output.write_text(page(found))
+            draw(found["curves"], told.output.with_suffix(".png"))
+            print(page(found), flush=True)
 
 
 if __name__ == "__main__":
