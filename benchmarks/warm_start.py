@@ -1,13 +1,13 @@
 """A dictionary of one language model as the start of one for its fine-tuned copy: how many tokens does that save?
 
-    python -m benchmarks.warm_start [--folder=FOLDER --tokens=524288 --seeds=3 --output=benchmarks/warm_start.md]
+    python -m benchmarks.warm_start [--folder=FOLDER --tokens=524288 --seeds=3 --texts=new --output=FILE]
 
 The demo model knows the standard library. A copy of it is trained further on the sources of the installed package jax,
 with saejax's own decoder, and is written as a checkpoint that `load_lm` reads. For each seed a TopK with 512 latents
 is trained on the demo model's activations for the standard library. Then, on the copy's activations, one is trained
 from scratch, and others start from the first with a sixteenth to a half of those tokens. Each has a
-whole schedule of its own. FVE is measured on held-out activations of the copy. This is done with the copy's new text,
-and with the old one.
+whole schedule of its own. FVE is measured on held-out activations of the copy. --texts=new,old does the same
+with the old text, the standard library, too.
 With --folder the same command continues after a stop.
 """
 
@@ -115,7 +115,7 @@ def trained(store: Path, run: Path, tokens: int, seed: int, init_from: str | Pat
     return [(row["step"] * BATCH, row["val/fve"]) for row in rows if "val/fve" in row]
 
 
-def compare(folder: Path, tokens: int, seeds: int) -> Iterator[dict[str, Any]]:
+def compare(folder: Path, tokens: int, seeds: int, texts: list[str]) -> Iterator[dict[str, Any]]:
     """What the page says, after each text."""
     write_text(folder / "jax.jsonl")
     new: dict[str, Any] = {"source": "files", "paths": (str(folder / "jax.jsonl"),), "split_by": "content"}
@@ -123,7 +123,8 @@ def compare(folder: Path, tokens: int, seeds: int) -> Iterator[dict[str, Any]]:
     print(f"held-out loss on jax's sources {losses[0]:.3f} -> {losses[1]:.3f}", flush=True)
     first = capture(folder, "demo", "demo")
     found: dict[str, list[Curves]] = {}
-    for text, (name, told) in {"jax's sources": ("copy", new), "the standard library": ("copy-stdlib", {})}.items():
+    known = {"new": ("jax's sources", "copy", new), "old": ("the standard library", "copy-stdlib", {})}
+    for text, name, told in (known[word] for word in texts):
         store = capture(folder, name, str(folder / "copy"), **told)
         found[text] = []
         for seed in range(seeds):
@@ -135,7 +136,7 @@ def compare(folder: Path, tokens: int, seeds: int) -> Iterator[dict[str, Any]]:
                 curves[f"1/{share}"] = trained(store, run, tokens // share, seed, runs / "source")
             found[text].append(curves)
             print(text, seed, {name: round(curve[-1][1], 4) for name, curve in curves.items()}, flush=True)
-        yield {"tokens": tokens, "losses": losses, "curves": found}
+        yield {"words": texts, "tokens": tokens, "losses": losses, "curves": found}
 
 
 def needed(curves: Curves) -> str:
@@ -160,8 +161,8 @@ def page(found: dict[str, Any]) -> str:
     seeds = len(next(iter(curves.values())))
     return f"""# A dictionary for a fine-tuned model: from scratch, or from the original's
 
-`python -m benchmarks.warm_start --tokens={tokens} --seeds={seeds}` on a virtual machine with 2 CPU cores, 24 GB, no
-accelerator; {time.strftime("%Y-%m-%d")}.
+`python -m benchmarks.warm_start --tokens={tokens} --seeds={seeds} --texts={",".join(found["words"])}` on a virtual
+machine with 2 CPU cores, 24 GB, no accelerator; {time.strftime("%Y-%m-%d")}.
 
 The demo language model was trained further for {fine.steps} steps of {fine.batch} x 256 tokens of the sources of the
 package jax {jax.__version__}. Its held-out loss on them fell from {before:.3f} to {after:.3f} nats a token.
@@ -180,7 +181,7 @@ own. "Tokens needed": the least share with which it ends at the FVE of the one f
 
 def draw(found: dict[str, list[Curves]], path: Path) -> None:
     """FVE against tokens, a line a training."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(5 * len(found), 3.6), layout="constrained")
     labels = {"scratch": "from scratch"} | {f"1/{share}": f"warm, 1/{share} of the tokens" for share in SHARES}
     for at, (text, of_text) in enumerate(found.items()):
         axes = figure.add_subplot(1, len(found), at + 1, xlabel="activations", ylabel="FVE, held out", title=text)
@@ -197,12 +198,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where models, stores and runs go; a temporary one if left out")
     parser.add_argument("--tokens", type=int, default=524_288)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--texts", default="new")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/warm_start.md"))
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = told.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for found in compare(folder, told.tokens, told.seeds):
+        for found in compare(folder, told.tokens, told.seeds, told.texts.split(",")):
             told.output.write_text(page(found))
             draw(found["curves"], told.output.with_suffix(".png"))
             print(page(found), flush=True)
