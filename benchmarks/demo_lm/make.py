@@ -62,7 +62,7 @@ def make_demo(folder: Path, config: DemoConfig, say: Callable[[str], None] = pri
     source = open_source(text)
     tokenizer = _make_tokenizer(folder, source, config.vocab_size)
     packer = Packer(source, tokenizer, config.context_length)
-    train, heldout = _all_rows(packer, "train"), _all_rows(packer, "heldout")
+    train, heldout = all_rows(packer, "train"), all_rows(packer, "heldout")
     say(f"{train['tokens'].size:,} training and {heldout['tokens'].size:,} held-out tokens")
     baselines = ngram_losses(train, heldout, config.vocab_size)
     say(f"held-out nats/token: unigram {baselines[0]:.3f}, bigram {baselines[1]:.3f}, trigram {baselines[2]:.3f}")
@@ -166,7 +166,8 @@ def _make_tokenizer(folder: Path, source: Source, vocab_size: int) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
-def _all_rows(packer: Packer, split: str) -> dict[str, np.ndarray]:
+def all_rows(packer: Packer, split: str) -> dict[str, np.ndarray]:
+    """{tokens, positions, segments}: int32 [N, S], all rows of a split."""
     batches = list(packer.batches(split, 64, pad_last=False))
     return {k: np.concatenate([getattr(b, k) for b in batches]) for k in ("tokens", "positions", "segments")}
 

@@ -48,10 +48,12 @@ def pretrain(
     config: PretrainConfig,
     rows: dict[str, np.ndarray],
     on_step: Callable[[int, float, Any], None],
+    params: Any = None,
 ) -> Any:
     """Parameters after `config.steps` steps on `rows` ({tokens, positions, segments}: int32 [N, S]).
 
-    `on_step(step, mean loss in nats since the last call, params)` is called every 50 steps.
+    They begin at `params`, or fresh. `on_step(step, mean loss in nats since the last call, params)` is called every 50
+    steps.
     """
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, config.lr, max(1, int(config.warmup_fraction * config.steps)), config.steps, config.lr * 0.05
@@ -64,7 +66,8 @@ def pretrain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(schedule, b2=0.98, weight_decay=config.weight_decay, mask=decayed),
     )
-    params = jax.jit(lambda key: decoder.init_params(model, key))(jax.random.key(config.seed))
+    if params is None:
+        params = jax.jit(lambda key: decoder.init_params(model, key))(jax.random.key(config.seed))
     opt_state = optimizer.init(params)
 
     @jax.jit

@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.init_from import Beginning, begin
 from saejax.app.provenance import Provenance, write_down
 from saejax.app.records import record_stage, refuse_other_run
 from saejax.checkpoints import Checkpoints
-from saejax.coders import Coder, Sites
+from saejax.coders import Coder
 from saejax.core import environment
 from saejax.core.files import write_json, writing
 from saejax.core.lease import lease
@@ -21,11 +22,10 @@ from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
 from saejax.evals.heldout import make_validation
 from saejax.parallel import Process, check_divides, from_first, make_mesh, together
 from saejax.store import BatchSource, RowSource, StoreReader
-from saejax.trained import make_sites, sites_to_meta
+from saejax.trained import TrainedCoder, make_sites, sites_to_meta
 from saejax.training import Outcome, Setup, TrainState, program_of_one, put_on
 from saejax.training import train as run_loop
 from saejax.training.blame import make_blame
-from saejax.training.start import make_prepare
 
 Tell = Callable[[str], None]
 
@@ -67,6 +67,10 @@ class Materials(Protocol):
         """The data, opened."""
         ...
 
+    def source_coder(self) -> TrainedCoder:
+        """What train.init_from names, where it names something."""
+        ...
+
 
 # --- the one path ----------------------------------------------------------------------------------------------
 
@@ -75,7 +79,7 @@ def fit(
     e: Experiment,
     coder: Coder,
     data: Data,
-    sites: Sites,
+    beginning: Beginning,
     mesh: Mesh,
     *,
     checkpoints: Checkpoints | None = None,
@@ -88,12 +92,14 @@ def fit(
     Raises:
         DataError: as `training.train`.
     """
+    sites = beginning.sites
     program = program_of_one(
         coder,
         e.train,
         sites,
-        make_prepare(e.coder, coder, sites, data.batches),
+        beginning.prepare,
         mesh,
+        warm=beginning.warm,
         seed=e.start_seed,
         checkpoints=checkpoints,
         meta=sites_to_meta(sites, coder.topology),
@@ -149,16 +155,17 @@ def train_run(
         check_divides(mesh, coder.topology.d_sae)
         data = materials.data(mesh, tell)
         sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
+        beginning = begin(e, coder, sites, data.batches, materials.source_coder, [checkpoints], tell)
         # All that could be refused has been: only now the folder becomes this experiment's.
         begun = checkpoints.latest() or 0
-        from_first(process, lambda: _describe_run(e, materials.made_from(), mesh, begun, tell))
+        from_first(process, lambda: _describe_run(e, beginning.recorded(e, materials.made_from()), mesh, begun, tell))
         groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
         tell(
             f"train: {e.coder.preset}, {' '.join(sites.reads)} ({coder.topology.d_in}) -> "
             f"{groups}{coder.topology.d_sae:,} latents, {e.train.steps:,} steps"
         )
         writers = [held.enter_context(contextlib.closing(w)) for w in run_writers(e) if process.first]
-        outcome = fit(e, coder, data, sites, mesh, checkpoints=checkpoints, writers=writers, tell=tell, shown=shown)
+        outcome = fit(e, coder, data, beginning, mesh, checkpoints=checkpoints, writers=writers, tell=tell, shown=shown)
     if outcome.tokens and process.first:
         record_stage(e, "train", outcome.tokens, outcome.seconds)
     if outcome.finished:

@@ -15,6 +15,7 @@ from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
 from saejax.app.experiment import from_json as experiment_of
 from saejax.app.fit import Data, Tell, fit, train_run
+from saejax.app.init_from import begin, sha256
 from saejax.app.loading import from_items, load
 from saejax.app.provenance import Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, build
@@ -41,6 +42,7 @@ def train(
     mesh: Sequence[int] = (),
     mode: str = "jit",
     fsdp: bool = False,
+    init_from: str | Path | TrainedCoder = "",
     progress: bool = True,
     **settings: Any,
 ) -> TrainedCoder:
@@ -59,6 +61,7 @@ def train(
         mesh: devices along ("data", "latent"); all along "data" if empty.
         mode: jit, or pmap.
         fsdp: spread the state over "data" too.
+        init_from: a coder to start from, or what `saejax.load` reads: a run, a saved coder, another project's.
         progress: show what is done.
         settings: keys of `coder` and `train` (docs/reference.md), as k, d_sae, lr, tokens, batch_size. Defaults that
             differ from those of experiments: tokens is ten times the rows, batch_size 4,096 or a quarter of the rows,
@@ -69,14 +72,16 @@ def train(
         (`finished` is False); SIGTERM and SIGUSR1 save it and exit with code 75.
 
     Raises:
-        ConfigError: a setting that there is not, or that does not fit.
+        ConfigError: a setting that there is not, or that does not fit; a coder that cannot start from `init_from`.
         DataError: activations of another shape or kind, empty, with NaN or infinity; a path that holds no store; a run
             that was made with other settings or from other activations.
     """
     tell = say if progress else keep_quiet
     source = _source(x, hook_point or "x")
+    named = f"sha256:{sha256(init_from)}" if isinstance(init_from, TrainedCoder) else str(init_from)
+    settings = {"init_from": named} | settings
     e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
-    given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes))
+    given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)
     if run is not None:
         outcome = train_run(e, given, together(), tell, progress)
         _leave_if_told(outcome)
@@ -85,9 +90,10 @@ def train(
     check_divides(devices, coder.topology.d_sae)
     data = given.data(devices, tell)
     sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
-    outcome = fit(e, coder, data, sites, devices, tell=tell, shown=progress)
+    beginning = begin(e, coder, sites, data.batches, given.source_coder, (), tell)
+    outcome = fit(e, coder, data, beginning, devices, tell=tell, shown=progress)
     _leave_if_told(outcome)
-    return _trained(e, coder, sites, outcome)
+    return _trained(e, coder, beginning.sites, outcome)
 
 
 def _leave_if_told(outcome: Outcome | None) -> None:
@@ -185,6 +191,7 @@ class _Given:
     hook_point: str
     wanted_reads: tuple[str, ...]
     wanted_writes: tuple[str, ...]
+    init_from: str | Path | TrainedCoder
 
     @functools.cached_property
     def rows(self) -> RowSource | IteratedBatches:
@@ -238,6 +245,9 @@ class _Given:
             model, text = {}, {}
         nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
         return agreed(self.e, nothing | {"train": found, "lm": model, "text": text}, unrecorded=nothing)
+
+    def source_coder(self) -> TrainedCoder:
+        return self.init_from if isinstance(self.init_from, TrainedCoder) else load(self.init_from)
 
     def data(self, mesh: Mesh, tell: Tell) -> Data:
         reads, writes = self.sites()

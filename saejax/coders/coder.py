@@ -1,6 +1,7 @@
 """A coder = topology x sparsity x losses, as pure functions of (params, batch, stats, step)."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -63,6 +64,31 @@ class Coder:
         of_latents = ("tokens_since_fired", *self.sparsity.parameters())
         scalars = [name for name in self.init_stats() if name not in of_latents]
         return axes | dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
+
+    def along_latents(self, name: str, of_latent: jax.Array) -> jax.Array:
+        """`of_latent` ([F] or [G, F]) with the axes of parameter `name`, whose other dimensions become 1."""
+        axes = self.logical_axes()[name]
+        shape = [1] * len(axes)
+        shape[axes.index("latent")] = of_latent.shape[-1]
+        if of_latent.ndim == 2 and axes[0] == "site":
+            shape[0] = of_latent.shape[0]
+        elif of_latent.ndim == 2:  # a decoder matrix of its own for each group: W_dec_3 belongs to group 3
+            of_latent = of_latent[self.topology.decoders.index(name)]
+        return of_latent.reshape(shape)
+
+    def rescaled(self, params: Params, factor: Any) -> Params:
+        """Parameters whose latents are `factor` > 0 times as large (one number, or one a latent), with the same output.
+
+        A selection of the k largest stays the same where all latents have one factor.
+        """
+        factor_F = jnp.broadcast_to(jnp.asarray(factor, jnp.float32), self.topology.latent_shape)
+        along = functools.partial(self.along_latents, of_latent=factor_F)
+        grown = ("W_enc", "b_enc", *self.sparsity.like_latents)
+        return (
+            params
+            | {name: params[name] * along(name) for name in grown}
+            | {name: params[name] / along(name) for name in self.topology.decoders}
+        )
 
     @property
     def few_tokens(self) -> int:

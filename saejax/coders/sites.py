@@ -2,7 +2,8 @@
 
     x = s_in * a[reads],   y = s_out * a[writes]
 
-One constant scale a site, so that every site has the same size whatever its layer (normalisation per site).
+One constant scale a site, so that every site has the same size whatever its layer (normalisation per site). A training
+that starts from a trained coder may have its latents in another unit than that coder has.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ class Sites:
         reads, writes: names, in the order of the coder's site axis; for an autoencoder or crosscoder the same.
         read_scales, write_scales: stored activations are multiplied by these, one a site.
         stacked: batches have a site axis, [B, S, D]; else there is one site in and one out, [B, D].
+        latent_scale: the training's latents are this many times those of the coder for raw activations.
     """
 
     reads: tuple[str, ...]
@@ -27,6 +29,7 @@ class Sites:
     read_scales: tuple[float, ...]
     write_scales: tuple[float, ...]
     stacked: bool = False
+    latent_scale: float = 1.0
 
     @property
     def hook_points(self) -> tuple[str, ...]:

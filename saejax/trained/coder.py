@@ -61,10 +61,11 @@ def folded(coder: Coder, params: Params, stats: Mapping[str, Any], sites: Sites)
     """(coder, params) of a training as they are used after it: each token alone, raw activations in and out. Pure.
 
     Args:
-        params, stats: of the training, which multiplies activations by the scales of `sites`.
+        params, stats: of the training, which multiplies activations (and latents) by the scales of `sites`.
     """
     own, params = coder.inference(dict(params), dict(stats))
-    return own, own.topology.fold(params, sites.read_scales, sites.write_scales)
+    params = own.topology.fold(params, sites.read_scales, sites.write_scales)
+    return own, params if sites.latent_scale == 1 else own.rescaled(params, 1 / sites.latent_scale)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

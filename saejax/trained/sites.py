@@ -49,7 +49,7 @@ def raw_scale(config: CoderConfig, statistics: Statistics) -> float:
 def unscaled(sites: Sites) -> Sites:
     """The same hook points, for coders whose weights take raw activations."""
     ones = (1.0,) * len(sites.reads)
-    return dataclasses.replace(sites, read_scales=ones, write_scales=(1.0,) * len(sites.writes))
+    return dataclasses.replace(sites, read_scales=ones, write_scales=(1.0,) * len(sites.writes), latent_scale=1.0)
 
 
 def sites_to_meta(sites: Sites, topology: Topology) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def sites_from_meta(meta: Mapping[str, Any]) -> Sites:
     reads, writes, read_scales, write_scales = (
         tuple(meta[name]) for name in ("reads", "writes", "read_scales", "write_scales")
     )
-    return Sites(reads, writes, read_scales, write_scales, bool(meta["stacked"]))
+    # Checkpoints of before have no unit of their own.
+    return Sites(reads, writes, read_scales, write_scales, bool(meta["stacked"]), float(meta.get("latent_scale", 1.0)))
 
 
 def check_widths(what: str, widths: Mapping[str, int], other: str, there: Mapping[str, int]) -> None:

@@ -15,6 +15,7 @@ from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import TrainState, abstract_state, init_state, make_init
 from saejax.training.step import compile_step, default_hyper, make_step
+from saejax.training.warm_start import WarmStart
 
 Arrays = dict[str, jax.Array]
 
@@ -62,6 +63,7 @@ def program_of_one(
     mesh: Mesh,
     *,
     seed: int,
+    warm: WarmStart | None = None,
     checkpoints: Checkpoints | None = None,
     meta: Mapping[str, Any] | None = None,
     fsdp: bool = False,
@@ -71,6 +73,7 @@ def program_of_one(
 
     Args:
         prepare: fresh parameters -> those that training begins with; pure.
+        warm: what it begins with instead, where it starts from another coder.
         fsdp: the state is spread over "data" too.
         mode: how a step becomes a program for all devices, of `parallel.MODES`.
     """
@@ -95,7 +98,7 @@ def program_of_one(
         stacked=False,
         abstract=abstract,
         hyper=hyper,
-        start=lambda: init_state(init, seed, abstract),
+        start=lambda: init_state(init, seed, abstract, warm),
         step=step,
         compiled=compiled,
         checkpoints=checkpoints,

@@ -82,7 +82,7 @@ def _resampled(
         new[name] = direction * (1.0 if unit else share * _mean_length(coder, name, state.params[name], dead))
 
     def renewed(old: Any) -> Any:
-        return old | {n: jnp.where(_along_latents(coder, n, value, dead), value, old[n]) for n, value in new.items()}
+        return old | {n: jnp.where(coder.along_latents(n, dead), value, old[n]) for n, value in new.items()}
 
     since = jnp.where(dead, 0, state.stats["tokens_since_fired"])
     return dataclasses.replace(
@@ -107,24 +107,9 @@ def _draw(
     return jnp.minimum(jnp.searchsorted(cumulated_B, drawn, side="right"), len(error_B) - 1).reshape(shape)
 
 
-def _along_latents(coder: Coder, name: str, value: jax.Array, of_latent: jax.Array) -> jax.Array:
-    """`of_latent` ([F] or [G, F]) with the axes of parameter `name`, whose other dimensions become 1."""
-    axes = coder.logical_axes()[name]
-    at = axes.index("latent")
-    if of_latent.ndim == 2:
-        grouped = axes[0] == "site" and at > 0
-        # A decoder matrix of its own for each group: W_dec_3 belongs to group 3.
-        of_latent = of_latent if grouped else of_latent[coder.topology.decoders.index(name)]
-        if grouped:
-            shape = [of_latent.shape[0], *([1] * (value.ndim - 1))]
-            shape[at] = of_latent.shape[1]
-            return of_latent.reshape(shape)
-    return of_latent.reshape([-1 if i == at else 1 for i in range(value.ndim)])
-
-
 def _mean_length(coder: Coder, name: str, value: jax.Array, dead: jax.Array) -> jax.Array:
     """Mean length of the live latents' weights in parameter `name`; 1 when none is alive."""
-    mask = jnp.broadcast_to(_along_latents(coder, name, value, ~dead), value.shape)
+    mask = jnp.broadcast_to(coder.along_latents(name, ~dead), value.shape)
     axes = coder.logical_axes()[name]
     grouped = dead.ndim == 2 and axes[0] == "site" and axes.index("latent") > 0
     latent = axes.index("latent")
@@ -143,6 +128,6 @@ def _forget(coder: Coder, opt_state: Any, params: Any, dead: jax.Array) -> Any:
             return value
         if "latent" not in coder.logical_axes()[names[-1]]:
             return value
-        return jnp.where(_along_latents(coder, names[-1], value, dead), 0, value)
+        return jnp.where(coder.along_latents(names[-1], dead), 0, value)
 
     return jax.tree_util.tree_map_with_path(leaf, opt_state)

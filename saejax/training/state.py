@@ -15,6 +15,7 @@ from saejax.core.rng import stream
 from saejax.parallel import tree_shardings
 from saejax.training.averaging import AveragingSettings, start_average
 from saejax.training.guard import GuardSettings, start_losses
+from saejax.training.warm_start import WarmStart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +60,21 @@ def make_init(
     optimizer: optax.GradientTransformation,
     config: StateSettings,
     prepare: Callable[[Any], Any] = lambda params: params,
-) -> Callable[[Any], TrainState]:
-    """seed -> TrainState, for the caller to compile or only shape; `prepare` moves fresh parameters to the data."""
+) -> Callable[..., TrainState]:
+    """(seed, warm start or None) -> TrainState, for the caller to compile or only shape.
 
-    def init(seed: Any) -> TrainState:
-        params = prepare(coder.init(stream(seed, "init")))
+    `prepare` moves fresh parameters to the data.
+    """
+
+    def init(seed: Any, warm: WarmStart | None = None) -> TrainState:
+        params, stats = prepare(coder.init(stream(seed, "init"))), coder.init_stats()
+        if warm is not None:
+            params, stats = warm.applied(coder, params, stats)
         return TrainState(
             jnp.int32(0),
             params,
             optimizer.init(params),
-            coder.init_stats(),
+            stats,
             start_average(config, params),
             start_losses(config),
         )
@@ -76,7 +82,7 @@ def make_init(
     return init
 
 
-def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
+def abstract_state(coder: Coder, init: Callable[..., TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
     """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes.
 
     With `fsdp` they are spread over "data" too (`parallel.mesh.sharding_of`).
@@ -86,6 +92,9 @@ def abstract_state(coder: Coder, init: Callable[[Any], TrainState], mesh: Mesh, 
     return jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
 
 
-def init_state(init: Callable[[Any], TrainState], seed: int, abstract: TrainState) -> TrainState:
+def init_state(
+    init: Callable[..., TrainState], seed: int, abstract: TrainState, warm: WarmStart | None = None
+) -> TrainState:
     """The state at step 0, born with the shardings of `abstract`."""
-    return jax.jit(init, out_shardings=jax.tree.map(lambda s: s.sharding, abstract))(seed)
+    start = jax.jit(init, out_shardings=jax.tree.map(lambda s: s.sharding, abstract))
+    return start(seed) if warm is None else start(seed, warm.placed(abstract.params))

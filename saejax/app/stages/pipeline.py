@@ -1,6 +1,7 @@
 """All stages, one after the other."""
 
-from saejax.app import console
+from saejax.app import console, init_from
+from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
 from saejax.app.records import read_stages, refuse_other_run
 from saejax.app.stages.capture import run_capture
@@ -8,6 +9,7 @@ from saejax.app.stages.evaluate import run_evaluate
 from saejax.app.stages.report import run_report
 from saejax.app.stages.train import run_train
 from saejax.app.workspace import Workspace
+from saejax.checkpoints import Checkpoints
 from saejax.core.files import read_json
 from saejax.parallel import check_divides, make_mesh, own_rows, refuse_many
 
@@ -19,8 +21,11 @@ def run_pipeline(work: Workspace) -> int:
     # What training would refuse is refused before hours of capture.
     refuse_other_run(e)
     agreed(e, of_stores(e))
-    mesh = make_mesh(e.parallel)
-    check_divides(mesh, work.build().topology.d_sae)
+    mesh, coder = make_mesh(e.parallel), work.build()
+    check_divides(mesh, coder.topology.d_sae)
+    with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
+        if not init_from.is_begun([checkpoints]):
+            init_from.check(e, coder, work.sites, lambda: load(e.train.init_from))
     own_rows(mesh, e.train.batch_size, e.train.accumulate)
     run_capture(work)
     if code := run_train(work):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from saejax.app.fit import Data, train_run
+from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed, of_stores
 from saejax.app.workspace import Workspace
 from saejax.coders import Coder
@@ -14,6 +15,7 @@ from saejax.parallel import joined, own_rows
 from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST
+from saejax.trained import TrainedCoder
 
 
 def run_train(work: Workspace) -> int:
@@ -45,6 +47,9 @@ class _Stored:
         batches = work.training(mesh, rows=own_rows(mesh, t.batch_size, t.accumulate))
         open_reader = (lambda: work.reader("train")) if stored else None
         return Data(batches, _heldout(work, tell), *work.sites, open_reader)
+
+    def source_coder(self) -> TrainedCoder:
+        return load(self.work.experiment.train.init_from)
 
 
 def _heldout(work: Workspace, tell: Callable[[str], None]) -> StoreReader | None:

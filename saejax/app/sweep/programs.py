@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from saejax.app.init_from import Beginning
 from saejax.app.sweep.members import Group
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, Sites
@@ -69,19 +70,19 @@ class GroupProgram:
 def make_program(
     group: Group,
     coder: Coder,
-    sites: Sites,
-    prepare: Callable[[Any], Any],
+    start: Beginning,
     statistics: Mapping[str, Statistics],
     device: jax.Device,
     checkpoints: Checkpoints,
 ) -> GroupProgram:
     """The program of a group, for activations with these statistics; nothing is compiled yet."""
-    train, on = group.experiment.train, SingleDeviceSharding(device)
+    train, on, sites = group.experiment.train, SingleDeviceSharding(device), start.sites
     optimizer, schedule = make_optimizer(train), make_schedule(train)
     kinds = {"lr": np.float32, "sparsity": np.float32, "seed": np.uint32}
     hyper = {name: jax.device_put(np.asarray(v, kinds[name]), on) for name, v in group.hyper().items()}
-    init = jax.vmap(make_init(coder, optimizer, train, prepare), out_axes=_STACKED)
-    shapes = jax.eval_shape(init, hyper["seed"])
+    # All members start from the same coder, where they start from one.
+    init = jax.vmap(make_init(coder, optimizer, train, start.prepare), in_axes=(0, None), out_axes=_STACKED)
+    shapes = jax.eval_shape(init, hyper["seed"], None)
     abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=on), shapes)
     step = jax.jit(for_all(make_step(coder, optimizer, schedule, sites, train), device.platform), donate_argnums=0)
     topology = coder.topology
@@ -99,7 +100,7 @@ def make_program(
         stacked=True,
         abstract=abstract,
         hyper=hyper,
-        start=lambda: jax.jit(init, out_shardings=on)(hyper["seed"]),
+        start=lambda: jax.jit(init, out_shardings=on)(hyper["seed"], start.warm),
         step=step,
         compiled=compiled,
         checkpoints=checkpoints,

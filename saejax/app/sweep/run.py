@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 
+from saejax.app import init_from
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.fit import run_writers
+from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed, of_stores, write_down
 from saejax.app.stages import run_capture
 from saejax.app.sweep.members import GROUPS, Group, Member, groups, members
@@ -32,7 +34,6 @@ from saejax.report.sweep_page import render_sweep, table
 from saejax.store import BatchSource
 from saejax.trained import make_sites
 from saejax.training import EXIT_PREEMPTED, Outcome, Setup, train
-from saejax.training.start import make_prepare
 
 
 def run_sweep(work: Workspace) -> int:
@@ -48,16 +49,21 @@ def run_sweep(work: Workspace) -> int:
     lm = work.lm if e.lm.model else None
     works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
     agreed(e, of_stores(e))
+    source = functools.cache(lambda: load(e.train.init_from))
+    done = (e.run_dir / "sweep.json").is_file()
+    begun = done or init_from.is_begun(_checkpoints(e, len(works)))
     for own in works:
-        own.build()
+        coder = own.build()
+        if not begun:
+            init_from.check(own.experiment, coder, own.sites, source)
     _refuse_no_heldout(work)
-    if (e.run_dir / "sweep.json").is_file():
+    if done:
         content = read_json(e.run_dir / "sweep.json")
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
     else:
         run_capture(work)
         with lease(e.run_dir):
-            found = _sweep(work, plan, works)
+            found = _sweep(work, plan, works, source)
         if found is None:
             return EXIT_PREEMPTED
         content = found
@@ -65,18 +71,25 @@ def run_sweep(work: Workspace) -> int:
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
 
-def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) -> dict[str, Any] | None:
+def _checkpoints(e: Experiment, count: int) -> list[Checkpoints]:
+    """Of each group."""
+    # Two at least: a kill may come when one group has its newest checkpoint and another has not.
+    last = max(2, e.train.keep_checkpoints)
+    return [Checkpoints(e.run_dir / GROUPS / str(i) / "checkpoints", keep_last=last) for i in range(count)]
+
+
+def _sweep(
+    work: Workspace, plan: tuple[Member, ...], works: list[Workspace], source: init_from.Source
+) -> dict[str, Any] | None:
     """All of it; the content of sweep.json, or None when a signal stopped the training."""
     e = work.experiment
     hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
     batches, heldout = work.training(make_mesh(e.parallel), hook_points), work.reader("heldout", hook_points)
     made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
     with contextlib.ExitStack() as stack:
-        # Two at least: a kill may come when one group has its newest checkpoint and another has not.
-        last = max(2, e.train.keep_checkpoints)
-        folders = [e.run_dir / GROUPS / str(i) / "checkpoints" for i in range(len(works))]
-        checkpoints = [stack.enter_context(Checkpoints(folder, keep_last=last)) for folder in folders]
-        programs = _programs(works, groups(plan), batches, checkpoints)
+        checkpoints = [stack.enter_context(one) for one in _checkpoints(e, len(works))]
+        programs, starts = _programs(works, groups(plan), batches, checkpoints, source)
+        made_from = starts[0].recorded(e, made_from)
         write_json(e.run_dir / "sweep_config.json", decided(plan))
         write_down(e, made_from, say if begun else None)
         _say_size(e, programs)
@@ -111,17 +124,23 @@ def _sweep(work: Workspace, plan: tuple[Member, ...], works: list[Workspace]) ->
 
 
 def _programs(
-    works: list[Workspace], plan: tuple[Group, ...], batches: BatchSource, checkpoints: list[Checkpoints]
-) -> list[GroupProgram]:
-    """A program for each group, on the devices in turn."""
+    works: list[Workspace],
+    plan: tuple[Group, ...],
+    batches: BatchSource,
+    checkpoints: list[Checkpoints],
+    source: init_from.Source,
+) -> tuple[list[GroupProgram], list[init_from.Beginning]]:
+    """A program for each group, on the devices in turn, and what it begins with."""
     devices = jax.devices()
-    found = []
+    found, starts = [], []
     for i, (own, group) in enumerate(zip(works, plan, strict=True)):
-        coder, config = own.build(), group.experiment.coder
-        sites = make_sites(config, coder.topology, *own.sites, batches.statistics)
-        prepare, device = make_prepare(config, coder, sites, batches), devices[i % len(devices)]
-        found.append(make_program(group, coder, sites, prepare, batches.statistics, device, checkpoints[i]))
-    return found
+        e, coder = group.experiment, own.build()
+        sites = make_sites(e.coder, coder.topology, *own.sites, batches.statistics)
+        start = init_from.begin(e, coder, sites, batches, source, checkpoints, say, stage="sweep", at=i)
+        device = devices[i % len(devices)]
+        found.append(make_program(group, coder, start, batches.statistics, device, checkpoints[i]))
+        starts.append(start)
+    return found, starts
 
 
 def _say_size(e: Experiment, programs: list[GroupProgram]) -> None:

@@ -28,11 +28,13 @@ class Sparsity(Generic[S]):
         sparse: latents are (values, indices).
         provides: what loss terms may ask for: `threshold` (a learned one, with its soft count), `gate`, `k`,
             `dense` (pre-activations with a gradient).
+        like_latents: its parameters that are in the latents' unit: latents c times as large have them c times as large.
     """
 
     settings: ClassVar[type[Settings]] = Settings
     sparse: ClassVar[bool] = False
     provides: ClassVar[frozenset[str]] = frozenset({"dense"})
+    like_latents: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def build(cls, settings: S, at: At) -> Self:

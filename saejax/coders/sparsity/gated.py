@@ -19,6 +19,7 @@ class Gated(Sparsity):
     """The step has no gradient: the gate learns from the penalty on relu(pre) and from `GateReconstruction`."""
 
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "gate"})
+    like_latents: ClassVar[tuple[str, ...]] = ("b_mag",)
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         magnitude = jnp.exp(params["r_mag"])[None] * (pre - params["b_enc"][None]) + params["b_mag"][None]

@@ -43,6 +43,7 @@ class JumpRelu(Sparsity[JumpReluSettings]):
     through_input: bool = False
     settings: ClassVar[type[Settings]] = JumpReluSettings
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "threshold"})
+    like_latents: ClassVar[tuple[str, ...]] = ("threshold",)
 
     @classmethod
     def build(cls, settings: JumpReluSettings, at: At) -> Self:

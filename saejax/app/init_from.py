@@ -1,0 +1,134 @@
+"""Where a run begins: with fresh parameters, with those of another dictionary (`train.init_from`), or where it was."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from saejax.app.experiment import Experiment
+from saejax.app.provenance import Provenance, agreed
+from saejax.checkpoints import Checkpoints
+from saejax.coders import Coder, Sites
+from saejax.core.errors import ConfigError, DataError
+from saejax.store import BatchSource
+from saejax.trained import TrainedCoder
+from saejax.training.start import make_prepare
+from saejax.training.warm_start import WarmStart, begun_warm, warm_start
+
+Source = Callable[[], TrainedCoder]
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """What a training begins with.
+
+    Attributes:
+        sites: with the unit of the latents.
+        prepare: fresh parameters -> those of step 0, where there is no warm start.
+        warm: the warm start, where there is one.
+        identity: of the dictionary that it is from, for the run's record; empty without one.
+    """
+
+    sites: Sites
+    prepare: Callable[[Any], Any]
+    warm: WarmStart | None = None
+    identity: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def recorded(self, e: Experiment, made_from: Provenance) -> Provenance:
+        """`made_from` with the dictionary that the run starts from.
+
+        Raises:
+            DataError: it began with another one, and was stopped before its first checkpoint.
+        """
+        if not self.identity:
+            return made_from
+        found = {"init": dict(self.identity)}
+        agreed(e, found, unrecorded=made_from)
+        return made_from | found
+
+
+def begin(
+    e: Experiment,
+    coder: Coder,
+    sites: Sites,
+    batches: BatchSource,
+    source: Source,
+    checkpoints: Sequence[Checkpoints],
+    tell: Callable[[str], None],
+    stage: str = "train",
+    at: int = 0,
+) -> Beginning:
+    """Where a training begins. One that has checkpoints goes on from them, and asks for no source any more.
+
+    Args:
+        source: what train.init_from names.
+        checkpoints: of all the programs that train together.
+        at: which of them it is.
+
+    Raises:
+        ConfigError, DataError: the source cannot be read, or this coder cannot start from it.
+    """
+    refuse_rate(e)
+    if not e.train.init_from:
+        return Beginning(sites, make_prepare(e.coder, coder, sites, batches))
+    if is_begun(checkpoints):
+        own = dataclasses.replace(sites, latent_scale=_latent_scale(checkpoints[at]))
+        return Beginning(own, lambda params: params)
+    sae = source()
+    warm, own, notes = begun_warm(sae, coder, sites, batches, bool(e.train.resample_every))
+    new = coder.topology.d_sae - warm.n_known
+    points = " and ".join(sae.sites.reads)
+    more = f" and {new:,} new ones" if new else ""
+    tell(f"{stage}: starts from {e.train.init_from} ({warm.n_known:,} latents of {points}){more}")
+    for note in notes:
+        tell(f"{stage}: {note}")
+    identity = {"source": e.train.init_from, "sha256": sha256(sae)}
+    return Beginning(own, lambda params: params, warm, identity)
+
+
+def refuse_rate(e: Experiment) -> None:
+    """Raise ConfigError where biases are to start elsewhere than in the source."""
+    if e.train.init_from and e.coder.firing_rate_init:
+        raise ConfigError(
+            f"coder.firing_rate_init={e.coder.firing_rate_init} moves b_enc, and train.init_from brings its own. Set "
+            "coder.firing_rate_init=0."
+        )
+
+
+def check(e: Experiment, coder: Coder, sides: tuple[tuple[str, ...], tuple[str, ...]], source: Source) -> None:
+    """Refuse early what `begin` would refuse: before anything is captured, so that scales are not known yet.
+
+    Args:
+        sides: hook points (read, written).
+    """
+    refuse_rate(e)
+    if e.train.init_from:
+        reads, writes = sides
+        ones = (1.0,) * len(reads)
+        warm_start(source(), coder, Sites(reads, writes, ones, ones, coder.topology.stacked))
+
+
+def is_begun(checkpoints: Sequence[Checkpoints]) -> bool:
+    """Whether there is a step of which all have a checkpoint."""
+    return bool(checkpoints) and bool(set.intersection(*(set(one.steps()) for one in checkpoints)))
+
+
+def sha256(sae: TrainedCoder) -> str:
+    """Of its parameters: names, shapes and float32 numbers."""
+    digest = hashlib.sha256()
+    for name in sorted(sae.params):
+        value = np.ascontiguousarray(sae.params[name], np.float32)
+        digest.update(f"{name} {value.shape} ".encode() + value.tobytes())
+    return digest.hexdigest()
+
+
+def _latent_scale(checkpoints: Checkpoints) -> float:
+    """The unit of a run's latents, which every checkpoint says; that of the newest whose word is intact."""
+    for step in reversed(checkpoints.steps()):
+        try:
+            return float(checkpoints.restore_numpy(step, names=())[1].get("latent_scale", 1.0))
+        except DataError:
+            continue  # restoring says which are damaged
+    return 1.0
