@@ -58,7 +58,8 @@ def scan_latents(
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
-    coder, sites, params = sae.coder, sae.sites, dict(sae.params)
+    # On the device once, not again with every batch.
+    coder, sites, params = sae.coder, sae.sites, jax.device_put(dict(sae.params))
 
     def forward(lm_params: Any, tokens: Any, positions: Any, segments: Any, keep: Any) -> Any:
         _, captured = lm.apply(lm_params, tokens, positions, segments, sites.hook_points)

@@ -121,9 +121,10 @@ class _Part:
     """One coder's part of an evaluation: its program, and its sums so far."""
 
     def __init__(self, sae: TrainedCoder, lm: Model, clean: Clean, packed: dict[str, jax.Array]):
-        self._sae, self._lm, self._weights = sae, lm, dict(sae.params)
+        # On the device once, not again with every batch.
+        self._sae, self._lm, self._weights = sae, lm, jax.device_put(dict(sae.params))
         self._names = ("all", *sae.sites.writes) if sae.sites.stacked else ("all",)
-        self._shift = jnp.asarray(self._weights["b_dec"], jnp.float32)
+        self._shift = self._weights["b_dec"].astype(jnp.float32)
         self._reconstructions = {name: Reconstruction() for name in self._names}
         self._totals: dict[str, float] = {}
         self._run = compiled(lm, self._batch, self._weights, lm.params, clean, packed)
