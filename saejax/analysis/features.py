@@ -74,8 +74,8 @@ def collect_features(
             | ({"layer": i // d_sae} if grouped else {})
             | {
                 "id": i,
-                "top_logits": [[strings.text(t), round(float(v), 3)] for t, v in zip(*top[i], strict=True)],
-                "bottom_logits": [[strings.text(t), round(float(v), 3)] for t, v in zip(*bottom[i], strict=True)],
+                "top_logits": [[strings.text(t), _short(v)] for t, v in zip(*top[i], strict=True)],
+                "bottom_logits": [[strings.text(t), _short(v)] for t, v in zip(*bottom[i], strict=True)],
                 "examples": [passages(e) for e in peaks],
                 "quantiles": [
                     {**within, "examples": [passages(e) for e in drawn]}
@@ -92,6 +92,11 @@ def collect_features(
         "vocab": strings.table,
     }
     return content, scan.n_tokens, scan.seconds
+
+
+def _short(value: float) -> float:
+    """Five digits, wherever they stand: latents of some dictionaries are 0.0001, of others 10,000."""
+    return float(f"{value:.5g}") if value else 0.0
 
 
 def _describe(sites: Sites) -> str:
@@ -166,12 +171,12 @@ def _activity(scan: Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
     low, high = (float(values.min()), float(values.max())) if len(values := scan.value[part]) else (0.0, 0.0)
     bounds = (min(low, 0.0), max(high, 0.0))
     counts, edges = np.histogram(values, config.histogram_bins, bounds if any(bounds) else (0.0, 1.0))
-    signed = {"min": round(low, 4)} if low < 0 else {}
+    signed = {"min": _short(low)} if low < 0 else {}
     return signed | {
         "density": len(values) / scan.n_tokens,
-        "max": round(high, 4),
-        "mean": round(float(values.mean()), 4) if len(values) else 0.0,
-        "histogram": {"edges": [round(e, 4) for e in edges.tolist()], "counts": counts.tolist()},
+        "max": _short(high),
+        "mean": _short(values.mean()) if len(values) else 0.0,
+        "histogram": {"edges": [_short(e) for e in edges.tolist()], "counts": counts.tolist()},
     }
 
 
@@ -202,7 +207,7 @@ def _quantiles(
         fresh = rng.permutation(np.setdiff1d(inside, shown))
         _, first_of_row = np.unique(scan.row[fresh], return_index=True)
         drawn = np.sort(fresh[np.sort(first_of_row)[: config.quantile_examples]])
-        low, high = (round(float(edge), 4) for edge in edges[b : b + 2])
+        low, high = map(_short, edges[b : b + 2])
         yield {"low": low, "high": high, "fraction": len(inside) / scan.n_tokens}, drawn.tolist()
 
 
@@ -223,7 +228,7 @@ def _passage(
         "document": names.get(int(scan.documents[row, peak]), ""),
         "position": int(scan.positions[row, peak]),
         "tokens": [strings.index(t) for t in scan.tokens[row, start:stop].tolist()],
-        "activations": [round(a, 3) for a in activations[start:stop].tolist()],
+        "activations": [_short(a) for a in activations[start:stop].tolist()],
         "peak": int(peak - start),
     }
 

@@ -64,13 +64,14 @@ def _report(line: Line) -> int:
 
 
 def _explain(line: Line) -> int:
+    from saejax.app.evaluated import experiment_of
     from saejax.app.experiment import experiment
-    from saejax.app.explain import Asked, of_run, run_explain
+    from saejax.app.explain import Asked, run_explain
     from saejax.app.workspace import Workspace
 
     if len(line.words) != (1 if line.config is None else 0):
         raise ConfigError("Give the folder of one run, or --config, as in: saejax explain runs/quickstart --url=...")
-    e = of_run(line.words[0]) if line.config is None else experiment(line.config)
+    e = experiment_of(line.words[0]) if line.config is None else experiment(line.config)
     return run_explain(Workspace(e), Asked(**line.flags))
 
 
@@ -248,6 +249,7 @@ Ask a language model what a run's features stand for, and score the answers.
     saejax explain runs/quickstart --url=http://localhost:8000/v1 --model=llama-3.1-8b
     saejax explain runs/quickstart --url=https://api.openai.com/v1 --model=gpt-4o-mini --features=0:200
     saejax explain --config=quickstart --url=... --model=... --dry_run     what it would cost
+    saejax explain runs/quickstart/evaluated/theirs --url=... --model=...  what `saejax report --sae` evaluated
 
 The address is any OpenAI-compatible one: vLLM, llama.cpp, Ollama, or a hosted service. The key comes from the
 environment and is written nowhere. Answers are appended to runs/<name>/explanations.jsonl as they come, so the same
@@ -342,7 +344,8 @@ Write a run as the files that other tools show, explain and score it from.
     saejax export circuit-tracer runs/mlp0 runs/mlp1 out
                                                       feature files of its page, one run a layer
 
-neuronpedia and circuit-tracer show what is in the run's report; make it first. delphi scans the report's text again.
+neuronpedia and circuit-tracer show what is in the run's report; make it first. delphi scans the report's text again. In
+place of a run any dictionary: `saejax report --sae`, then its folder, runs/quickstart/evaluated/theirs.
 The destination is new, or an earlier export for the same tool, which is replaced.
 """,
         _export,

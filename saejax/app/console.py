@@ -53,7 +53,7 @@ def gates(found: Sequence[Gate]) -> None:
     say("gates:")
     for gate in found:
         say(f"  {_verdict(gate)}  {gate.title}")
-        if not gate.passed:
+        if not gate.passed and gate.advice:
             say(f"        {gate.advice}")
 
 

@@ -20,13 +20,13 @@ from saejax.analysis.passages import FeaturePassages, feature_passages, peaks_of
 from saejax.analysis.scan import Scan
 from saejax.analysis.scoring import KINDS, batches, judge_request, judge_wording, score
 from saejax.app import console
-from saejax.app.experiment import Experiment, from_json
-from saejax.app.loading import is_run
-from saejax.app.stages.evaluate import finished_run, of_text_and_model
-from saejax.app.stages.report import run_report
+from saejax.app.evaluated import agree, coder_of, is_evaluated
+from saejax.app.experiment import Experiment
+from saejax.app.stages.evaluate import finished_run
+from saejax.app.stages.report import run_report, show_again
 from saejax.app.workspace import Workspace
-from saejax.core.errors import ConfigError, DataError
-from saejax.core.files import read_json, writing
+from saejax.core.errors import ConfigError
+from saejax.core.files import writing
 from saejax.core.lease import lease
 from saejax.core.metrics import mend_last_line
 from saejax.core.progress import Progress
@@ -87,23 +87,18 @@ class Asked:
         return {"step": step, "prompt": prompt, "examples": self.examples, "judged": self.n_judged, **report}
 
 
-def of_run(folder: str) -> Experiment:
-    """The experiment whose run lies in `folder`, wherever that was moved to."""
-    path = Path(folder)
-    path = path if path.name not in ("", "..") else Path(os.path.abspath(path))
-    if not is_run(path):
-        raise DataError(f"{folder} is no run. Give a folder such as runs/quickstart.")
-    e = from_json(read_json(path / "config.json"))
-    return dataclasses.replace(e, runs_dir=str(path.parent), name=path.name)
-
-
 def run_explain(work: Workspace, asked: Asked) -> int:
-    """Explain and score features of a finished run. Returns 0, or 1 where some got no answer."""
+    """Explain and score features of a finished run, or of an evaluated dictionary.
+
+    Returns:
+        0, or 1 where some got no answer.
+    """
     e = work.experiment
     refuse_many(e.parallel, "saejax explain")
-    sae = finished_run(e)
+    alone = is_evaluated(e.run_dir)
+    sae = coder_of(e.run_dir) if alone else finished_run(e)
     endpoint = Endpoint(asked.url, asked.model, asked.key, asked.max_tokens, asked.timeout)
-    settings = asked.settings(e, sae.step)
+    settings = asked.settings(e, sae.step) | ({"sha256": sae.fingerprint()} if alone else {})
     wanted = _numbers(asked.features, sae.n_latents)
     done = set() if asked.redo else _done(e.run_dir, asked.model, settings)
     left = [feature for feature in wanted if feature not in done]
@@ -112,7 +107,7 @@ def run_explain(work: Workspace, asked: Asked) -> int:
     failed = 0
     if left:
         named = sae.at(work.lm)
-        of_text_and_model(work)
+        agree(work)
         scan = scan_latents(named, work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
         explaining = _Explaining(scan, work.lm.tokenizer.token_strings, ChatExplainer(endpoint, asked.model), endpoint)
         enough = explaining.estimate(left, asked, e)
@@ -121,8 +116,8 @@ def run_explain(work: Workspace, asked: Asked) -> int:
         with lease(e.run_dir):
             common = {"by": asked.model, "url": endpoint.url, **settings}
             failed = explaining.run(left, enough, asked, e, _Rows(e.run_dir, common))
-    if (e.run_dir / "features.json.gz").is_file() and not asked.dry_run:
-        run_report(work)
+    if (e.run_dir / ("report.json" if alone else "features.json.gz")).is_file() and not asked.dry_run:
+        show_again(e.run_dir) if alone else run_report(work)
     elif not asked.dry_run:
         console.say(f"explain: {e.run_dir / EXPLANATIONS}; saejax report shows them beside the passages")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""`saejax export`: a run as the files that other tools show, explain or score it from."""
+"""`saejax export`: a run or an evaluated dictionary as the files that other tools show, explain or score it from."""
 
 import dataclasses
 import importlib.metadata
@@ -10,9 +10,8 @@ from typing import Any
 
 from saejax.analysis import scan_latents
 from saejax.app import console
-from saejax.app.experiment import Experiment, from_json
-from saejax.app.loading import is_run, load
-from saejax.app.stages.evaluate import of_text_and_model
+from saejax.app.evaluated import agree, coder_of, experiment_of
+from saejax.app.experiment import Experiment
 from saejax.app.workspace import Workspace
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
@@ -48,7 +47,7 @@ def run_export(words: Sequence[str], flags: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """A run: its folder, its experiment and its coder."""
+    """A run, or an evaluated dictionary: its folder, its experiment and its coder."""
 
     folder: Path
     experiment: Experiment
@@ -56,12 +55,8 @@ class _Run:
 
     @classmethod
     def of(cls, folder: Path, step: str) -> "_Run":
-        if not is_run(folder):
-            raise DataError(f"{folder} is no run. Give a folder such as runs/quickstart.")
-        there = folder.resolve()
-        e = from_json(read_json(folder / "config.json"))
-        sae = load(folder, (int(step) if step.isdigit() else step) or None)
-        return cls(folder, dataclasses.replace(e, name=there.name, runs_dir=str(there.parent)), sae)
+        e = experiment_of(folder)
+        return cls(folder, e, coder_of(folder, (int(step) if step.isdigit() else step) or None))
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -80,11 +75,24 @@ class _Run:
 
     def features(self) -> dict[str, Any]:
         """features.json.gz, of the step that is exported."""
-        content, record = read_features(self.folder), self.folder / "report.json"
-        made = (read_json(record).get("features") or {}).get("step") if record.is_file() else None
-        if made is not None and made != self.sae.step:
-            raise DataError(f"The report of {self.folder} is of step {made}, not {self.sae.step}. {REPORT} --redo")
+        content = read_features(self.folder)
+        if not self.shows(content):
+            raise DataError(
+                f"The report of {self.folder} is of another dictionary or step ({content['step']}) than what is to be "
+                f"exported ({self.sae.step}). Make it again ({REPORT}) and export without --step."
+            )
         return content
+
+    def shows(self, content: Mapping[str, Any]) -> bool:
+        """Whether features.json.gz is of what is exported; those of earlier versions do not say."""
+        step, sha256 = content.get("step", self.sae.step), content.get("sha256")
+        return step == self.sae.step and sha256 in (None, self.sae.fingerprint())
+
+    def explanations(self) -> dict[int, str]:
+        """{latent: its first explanation}, where the report of this step has any."""
+        content = read_features(self.folder) if (self.folder / "features.json.gz").is_file() else {"features": []}
+        features = content["features"] if self.shows(content) else []
+        return {feature["id"]: found[0]["text"] for feature in features if (found := feature.get("explanations"))}
 
     @property
     def dataset(self) -> str:
@@ -119,7 +127,7 @@ def _to_neuronpedia(runs: Sequence[_Run], folder: Path, out: Path, flags: Mappin
 def _to_delphi(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     (run,) = runs
     e, work = run.experiment, Workspace(run.experiment)
-    of_text_and_model(work)
+    agree(work)
     text = (work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
     scan = scan_latents(run.sae.at(work.lm), *text)
     rows = int((scan.segments >= 0).any(1).sum())  # those of padding are the last ones
@@ -132,19 +140,13 @@ def _to_delphi(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str
         _tokenizer(work),
         run.dataset,
         flags["splits"],
-        _explained(run),
+        run.explanations(),
     )
     entries, length = sum(written.values()), scan.tokens.shape[1]
     yield f"{out}: {entries:,} activations of {', '.join(written)} on {rows:,} rows of {length} tokens"
     yield f'LatentDataset(raw_dir="{out}/latents", ...) reads them; delphi explains and scores from there.'
     if length % delphi.WINDOW:
         yield f"Rows are {length} long: give ConstructorConfig an example_ctx_len that divides it, in place of 32."
-
-
-def _explained(run: _Run) -> dict[int, str]:
-    """{latent: its first explanation}, of a run whose report has any."""
-    features = run.features()["features"] if (run.folder / "features.json.gz").is_file() else []
-    return {feature["id"]: found[0]["text"] for feature in features if (found := feature.get("explanations"))}
 
 
 def _tokenizer(work: Workspace) -> str:

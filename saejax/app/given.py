@@ -15,7 +15,7 @@ from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
 from saejax.app.experiment import from_json as experiment_of
 from saejax.app.fit import Data, Tell, fit, train_run
-from saejax.app.init_from import begin, sha256
+from saejax.app.init_from import begin
 from saejax.app.loading import from_items, load
 from saejax.app.provenance import Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, build
@@ -78,7 +78,7 @@ def train(
     """
     tell = say if progress else keep_quiet
     source = _source(x, hook_point or "x")
-    named = f"sha256:{sha256(init_from)}" if isinstance(init_from, TrainedCoder) else str(init_from)
+    named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else str(init_from)
     settings = {"init_from": named} | settings
     e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
     given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)

@@ -1,11 +1,8 @@
 """Where a run begins: with fresh parameters, with those of another dictionary (`train.init_from`), or where it was."""
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from saejax.app.experiment import Experiment
 from saejax.app.provenance import Provenance, agreed
@@ -84,7 +81,7 @@ def begin(
     tell(f"{stage}: starts from {e.train.init_from} ({warm.n_known:,} latents of {points}){more}")
     for note in notes:
         tell(f"{stage}: {note}")
-    identity = {"source": e.train.init_from, "sha256": sha256(sae)}
+    identity = {"source": e.train.init_from, "sha256": sae.fingerprint()}
     return Beginning(own, lambda params: params, warm, identity)
 
 
@@ -113,15 +110,6 @@ def check(e: Experiment, coder: Coder, sides: tuple[tuple[str, ...], tuple[str, 
 def is_begun(checkpoints: Sequence[Checkpoints]) -> bool:
     """Whether there is a step of which all have a checkpoint."""
     return bool(checkpoints) and bool(set.intersection(*(set(one.steps()) for one in checkpoints)))
-
-
-def sha256(sae: TrainedCoder) -> str:
-    """Of its parameters: names, shapes and float32 numbers."""
-    digest = hashlib.sha256()
-    for name in sorted(sae.params):
-        value = np.ascontiguousarray(sae.params[name], np.float32)
-        digest.update(f"{name} {value.shape} ".encode() + value.tobytes())
-    return digest.hexdigest()
 
 
 def _latent_scale(checkpoints: Checkpoints) -> float:

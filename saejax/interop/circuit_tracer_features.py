@@ -98,7 +98,7 @@ def _percentiles(histogram: Mapping[str, Any]) -> list[float]:
     wanted = np.arange(1, 101) / 100 * above[-1]
     b = np.minimum(np.searchsorted(above, wanted), len(counts) - 1)  # the bin in which so many are reached
     values = edges[b + 1] - (above[b] - wanted) / np.maximum(counts[b], 1) * (edges[b + 1] - edges[b])
-    return [round(float(value), 4) for value in values]
+    return [float(f"{value:.5g}") for value in values]
 
 
 def _packed(value: Mapping[str, Any]) -> bytes:

@@ -3,7 +3,7 @@
     {"feature": 7, "text": "...", "by": "<model>", "scores": {"detection": 0.9, "fuzzing": 0.8}, "step": ..., ...}
 
 The last line of a feature and a model counts. A text of null stands for a feature with too few passages. Of the other
-keys only "step", the checkpoint that was explained, is read here.
+keys only "step", the checkpoint that was explained, and "sha256", of a dictionary that is no run's, are read here.
 """
 
 import json
@@ -42,16 +42,17 @@ def read_explanations(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def with_explanations(table: dict[str, Any], rows: Sequence[dict[str, Any]], step: int | None) -> dict[str, Any]:
+def with_explanations(table: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """`table` with "explanations" at each feature that has any: [{"text", "by", "scores": {"detection", "fuzzing"}}].
 
-    Of several models the one that spoke last is the first. Rows about another checkpoint than `step` are left out
-    (None: all are taken). A score that was not measured is not there.
+    Of several models the one that spoke last is the first. Rows about another checkpoint ("step") or dictionary
+    ("sha256") than the table's, where it says that, are left out. A score that was not measured is not there.
     """
+    of = {key: table[key] for key in ("step", "sha256") if table.get(key) is not None}
     latest: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
         latest.pop((row["feature"], row["by"]), None)
-        if step is None or row.get("step") == step:
+        if of.items() <= row.items():
             latest[row["feature"], row["by"]] = row
     found: dict[int, list[dict[str, Any]]] = {}
     for row in reversed(latest.values()):

@@ -67,7 +67,7 @@ def read_run(run_dir: Path) -> RunFiles:
         evaluation = _evaluation(run_dir / "eval.json", raw["eval.json"])
     if "features.json.gz" in raw:
         features = _features(run_dir / "features.json.gz", raw["features.json.gz"])
-        features = with_explanations(features, read_explanations(run_dir), features.get("step"))
+        features = with_explanations(features, read_explanations(run_dir))
     if "stages.json" in raw:
         stages = _stages(run_dir / "stages.json", raw["stages.json"])
     described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
@@ -157,7 +157,7 @@ def read_features(run_dir: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{run_dir} has no features.json.gz. Make it: {REPORT}")
     table = _features(path, path.read_bytes())
-    return with_explanations(table, read_explanations(run_dir), table.get("step"))
+    return with_explanations(table, read_explanations(run_dir))
 
 
 def _features(path: Path, data: bytes) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 import importlib.metadata
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -195,6 +197,15 @@ class TrainedCoder:
             "finished": self.finished,
             "settings": dict(self.settings),
         }
+
+    def fingerprint(self) -> str:
+        """sha256 of what it computes and where: coder, hook points, and every parameter as float32."""
+        digest = hashlib.sha256(json.dumps(describe(self.coder, self.sites), sort_keys=True).encode())
+        for name in sorted(self.params):
+            value = np.ascontiguousarray(self.params[name], np.float32)
+            digest.update(f"{name}{value.shape}".encode())
+            digest.update(value.data)
+        return digest.hexdigest()
 
     def save(self, folder: str | os.PathLike[str], format: str = "saejax") -> list[str]:
         """Write the coder into a folder; `saejax.load(folder)` reads it back.

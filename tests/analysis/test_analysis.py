@@ -314,6 +314,24 @@ def test_a_latent_active_everywhere(both: tuple[dict[str, Any], Search]) -> None
     assert len(feature["examples"]) == CONFIG.examples
 
 
+def test_latents_in_another_unit_give_the_same_report_in_that_unit(lm: LanguageModel) -> None:
+    """No number is rounded away: activations of 0.00001 of the unit, decoder rows of 100,000."""
+    coder, sites, params = coder_and_params(KINDS["relu"])
+    packer = Packer(source(documents(8)), lm.tokenizer, ROW)
+    sizes = []
+    for unit in (1.0, 1e-5):
+        own = {name: np.asarray(value) for name, value in coder.rescaled(params, unit).items()}
+        features = collect_features(TrainedCoder(coder, own, sites), lm, packer, CONFIG)[0]["features"]
+        numbers = [
+            [f["max"], f["mean"], *f["histogram"]["edges"], *(q["high"] for q in f["quantiles"])]
+            + [a for part in (f, *f["quantiles"]) for example in part["examples"] for a in example["activations"]]
+            for f in features[1:]
+            if f["examples"]
+        ]
+        sizes.append(np.concatenate(numbers) / unit)
+    assert sizes[1] == pytest.approx(sizes[0], rel=2e-4, abs=1e-6)
+
+
 # ---------------------------------------------------------------------------------------------- promoted logits
 
 
@@ -367,7 +385,7 @@ def test_the_browser_shows_those_logits(lm: LanguageModel, both: tuple[dict[str,
     top, bottom = promoted_logits(lm, written(search.kind), CONFIG.logits)
     for feature, (ids, values), (low_ids, low) in zip(content["features"], top, bottom, strict=True):
         pairs = zip([*ids, *low_ids], [*values, *low], strict=True)
-        want = [[token_string(t), round(v, 3)] for t, v in pairs]
+        want = [[token_string(t), float(f"{v:.5g}")] for t, v in pairs]
         assert feature["top_logits"] + feature["bottom_logits"] == want
 
 
@@ -439,10 +457,15 @@ def test_max_features_shows_the_first_ones_and_changes_nothing_else(lm: Language
 def test_the_scan_finds_the_same_however_many_tokens_it_encodes_at_once(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, _ = collect(lm, KINDS["topk"])
+    def collected() -> tuple[Any, list[float]]:
+        """(the content with null for each number with a point, these numbers)"""
+        numbers: list[float] = []
+        content = json.dumps(collect(lm, KINDS["topk"])[0])
+        return json.loads(content, parse_float=lambda number: numbers.append(float(number))), numbers
+
+    whole, numbers = collected()
     monkeypatch.setattr(Coder, "few_tokens", 13)
-    parts, _ = collect(lm, KINDS["topk"])
-    assert parts == whole and whole["features"]
+    assert collected() == (whole, pytest.approx(numbers, rel=1e-3, abs=1e-6)) and whole["features"]
 
 
 def test_no_quantiles_where_none_are_asked_for(lm: LanguageModel) -> None:

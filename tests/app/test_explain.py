@@ -21,7 +21,8 @@ from tiny.endpoint import StandIn, completion, material, play, reply, stand_in
 import saejax.app.explain
 from saejax.analysis import Scan, scan_latents
 from saejax.analysis.endpoint import EndpointError, EndpointRefusal
-from saejax.app.explain import Asked, of_run, run_explain
+from saejax.app.evaluated import experiment_of
+from saejax.app.explain import Asked, run_explain
 from saejax.app.explain import _numbers as numbers
 from saejax.app.stages import run_capture, run_report, run_train
 from saejax.app.workspace import Workspace
@@ -69,7 +70,7 @@ def _scan_once(scans: dict[int, Scan], monkeypatch: pytest.MonkeyPatch) -> None:
 def work(trained: Workspace, tmp_path: Path) -> Workspace:
     """The run in a folder of its own, and the same loaded model."""
     shutil.copytree(trained.experiment.run_dir, tmp_path / "runs" / "tiny")
-    return dataclasses.replace(trained, experiment=of_run(str(tmp_path / "runs" / "tiny")))
+    return dataclasses.replace(trained, experiment=experiment_of(str(tmp_path / "runs" / "tiny")))
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def test_the_usual_key_goes_to_https_alone_and_a_named_one_anywhere(
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no run"):
-        of_run(str(tmp_path))
+        experiment_of(str(tmp_path))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_what_cannot_start_is_refused_and_leaves_no_run(source: saejax.TrainedCo
     for changes, message in (
         ({"preset": "standard"}, "relu needs thresholds"),
         ({"d_sae": 16}, "Set coder.d_sae=32 or more"),
-        ({"init_from": tmp_path / "nowhere"}, "nowhere is no folder"),
+        ({"init_from": tmp_path / "nowhere"}, "nowhere does not exist"),
     ):
         how = {"preset": "topk", "init_from": source, "run": tmp_path / "run"} | HOW | changes
         with pytest.raises((ConfigError, DataError), match=message):
@@ -174,7 +174,7 @@ def test_a_run_without_a_checkpoint_begins_with_the_same_source_or_not_at_all(fo
     with pytest.raises(DataError, match=r"made from something else:\n +init\.sha256: "):
         run_train(Workspace(e))
     shutil.rmtree(there)
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         run_train(Workspace(e))
 
 

@@ -4,8 +4,6 @@ runs/<name>/evaluated/<dictionary>/{eval.json, features.json.gz, report.html}, a
 """
 
 import dataclasses
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,20 @@ import numpy as np
 from saejax.analysis import collect_features
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
+from saejax.app.evaluated import evaluated_on
+from saejax.app.experiment import to_run_json
 from saejax.app.loading import load
 from saejax.app.stages.evaluate import figures
 from saejax.app.stages.report import write_page
 from saejax.app.workspace import Workspace
-from saejax.capture import store_identity
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError, SaejaxError
-from saejax.core.files import finite, read_json, write_json
+from saejax.core.files import read_json, write_json
 from saejax.evals import OF_TRAINING, Gate, check_gates, evaluate_together
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
 from saejax.trained import TrainedCoder
-from saejax.trained.files import describe
 
 # Dictionaries of one hook point are evaluated so many together, if their weights take no more bytes: most forward
 # passes are shared by then, and what a signal stops is not much.
@@ -61,7 +59,7 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
         SaejaxError: of one dictionary alone: what is wrong with it.
     """
     refuse_many(work.experiment.parallel, "saejax evaluate --sae")
-    named, folder, on = dictionaries(words), work.experiment.run_dir / "evaluated", _evaluated_on(work)
+    named, folder, on = dictionaries(words), work.experiment.run_dir / "evaluated", evaluated_on(work)
     rows: dict[str, dict[str, Any]] = {}
     waiting: list[_Opened] = []
 
@@ -110,14 +108,6 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]]) -> int:
     return 0 if passed and len(evaluated) == len(rows) else 1
 
 
-def _evaluated_on(work: Workspace) -> dict[str, Any]:
-    """What decides the figures besides the dictionary, as JSON."""
-    e = work.experiment
-    identity = store_identity(work.lm, work.source, e.text, "heldout", e.capture)
-    identity.pop("parts", None)  # which process captures what; nothing is captured here
-    return json.loads(json.dumps(finite(identity | {"dtype": e.lm.dtype, "eval": to_json(e.eval)})))
-
-
 def _opened(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:
     """A dictionary; where its files do not say at which hook points it is, the experiment's settings do.
 
@@ -132,7 +122,7 @@ def _opened(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _
             "transcoder --config.reads and --config.writes."
         )
     sae = sae.at(work.lm)
-    return _Opened(folder, source, sae, {"sha256": _fingerprint(sae), "on": on})
+    return _Opened(folder, source, sae, {"sha256": sae.fingerprint(), "on": on})
 
 
 def _before(one: _Opened) -> dict[str, Any] | None:
@@ -187,16 +177,19 @@ def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]
 def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool, report: bool) -> dict[str, Any]:
     """The content of eval.json with the gates as they are set now, written; and the report page."""
     e, path = work.experiment, one.folder / "eval.json"
-    judged = content | {"gates": [gate.to_json() for gate in check_gates(e.gates, content["metrics"])]}
+    # What to change in a training is no advice about a dictionary that is there.
+    gates = [dataclasses.replace(gate, advice="").to_json() for gate in check_gates(e.gates, content["metrics"])]
+    judged = content | {"experiment": to_run_json(e), "gates": gates}
     if judged != content:
         write_json(path, judged)
     console.non_finite(judged["non_finite_tokens"])
     if report:
-        ratio = e.capture.max_norm_ratio
-        wanted = one.decided | {"report": to_json(e.report)}
-        write_page(
-            one.folder, wanted, lambda: collect_features(one.sae, work.lm, work.packer, e.report, ratio)[0], redo
-        )
+
+        def collect() -> dict[str, Any]:
+            content, _, _ = collect_features(one.sae, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
+            return content | {"step": one.sae.step, "sha256": one.decided["sha256"]}
+
+        write_page(one.folder, one.decided | {"report": to_json(e.report)}, collect, redo)
     return read_json(path)
 
 
@@ -217,13 +210,3 @@ def _notes(work: Workspace, sae: TrainedCoder) -> list[str]:
     elif isinstance(share, float) and share < work.experiment.text.heldout_fraction:
         notes.append("trained on a part of this text")
     return [*notes, *origin.notes]
-
-
-def _fingerprint(sae: TrainedCoder) -> str:
-    """sha256 of what the dictionary computes and where: its description and every parameter."""
-    digest = hashlib.sha256(json.dumps(describe(sae.coder, sae.sites), sort_keys=True).encode())
-    for name in sorted(sae.params):
-        value = np.ascontiguousarray(sae.params[name], np.float32)
-        digest.update(f"{name}{value.shape}".encode())
-        digest.update(value.data)
-    return digest.hexdigest()

@@ -58,6 +58,11 @@ def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[
     return page
 
 
+def show_again(folder: Path) -> Path:
+    """Write report.html anew where a file that it shows has changed; its features stay as they are."""
+    return write_page(folder, read_json(folder / "report.json")["features"], dict, redo=False)
+
+
 def _write_features(path: Path, content: dict[str, Any]) -> None:
     raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     temporary = path.with_name(f".{path.name}.tmp")
