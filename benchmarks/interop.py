@@ -54,7 +54,7 @@ def a_coder(example: TrainedCoder, seed: int, layer: int = 0) -> TrainedCoder:
     coder, rng = coder_of(described), np.random.default_rng(seed)
     params: dict[str, np.ndarray] = {}
     for name, leaf in coder.init(jax.random.key(0)).items():
-        if not leaf.ndim:  # a layer norm's eps
+        if leaf.size == 1:  # a layer norm's eps
             params[name] = np.asarray(leaf)
             continue
         value = rng.normal(size=leaf.shape)
@@ -201,8 +201,8 @@ _HEAD = """# Dictionaries there and back
 
 Each coder ({size}; decoder rows of different
 lengths) is written in every format that can say it and loaded by SAE.load_from_disk, SparseCoder.load_from_disk,
-load_dictionary, circuit-tracer's load_transcoders, SAELens' converters of Gemma Scope, and llamascopium. Latents / reconstructions: max |theirs - ours| / max |ours|. Sets of one-layer coders:
-two layers, both counted.
+load_dictionary, circuit-tracer's load_transcoders, SAELens' converters of Gemma Scope, and llamascopium.
+Latents / reconstructions: max |theirs - ours| / max |ours|. Sets of one-layer coders: two layers, both counted.
 
 {ours}
 

@@ -1,4 +1,4 @@
-"""Evaluate a finished run on held-out text and check its gates.
+"""Evaluate a finished run, or any dictionaries, on held-out text and check the gates.
 
     python -m launch.evaluate --config=configs/quickstart.py [--redo]
 

@@ -72,7 +72,7 @@ _SLOW = (
     *("pipeline", "stages", "conformance", "many_processes", "torch_hooks", "coders", "planted", "recipe", "equality"),
     *("peers", "sweep", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "sharded_selection"),
     *("losses", "optim", "store_tools", "model_configs", "coder_config", "configs", "hooks", "guard", "families", "lm"),
-    *("analysis", "config_fuzz", "parts", "store_faults", "docs", "evaluate_any", "hub_dictionaries"),
+    *("analysis", "config_fuzz", "parts", "store_faults", "docs", "evaluate_any", "explain", "hub_dictionaries"),
 )
 
 

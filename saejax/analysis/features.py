@@ -1,20 +1,20 @@
-"""For every latent: the passages that activate it most, its activation histogram, the logits it promotes."""
+"""For every latent: passages that activate it, its activation histogram, the logits it promotes."""
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.capture import near
-from saejax.coders import Latents, Sites
-from saejax.core.errors import DataError
-from saejax.core.progress import Progress
+from saejax.analysis.scan import Scan, scan_latents
+from saejax.coders import Sites
 from saejax.core.settings import Settings, setting
 from saejax.kernels.dense import EXACT
-from saejax.lm.forward import Model, compiled
+from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.text import Packer
 from saejax.trained import TrainedCoder
@@ -25,7 +25,11 @@ class ReportConfig(Settings, section="report"):
     """What the feature browser shows."""
 
     tokens: int = setting(262_144, "Held-out activations that are searched for examples.", low=1, high=math.inf)
-    examples: int = setting(10, "Passages for each latent.", low=1)
+    examples: int = setting(10, "Passages for each latent, the most activating ones.", low=1)
+    quantiles: int = setting(
+        5, "Equal parts of each latent's activation range, from which more passages are drawn; 0 for none.", low=0
+    )
+    quantile_examples: int = setting(2, "Passages drawn at random from each of these parts.", low=1)
     before: int = setting(16, "Tokens shown before a passage's peak.", low=0)
     after: int = setting(7, "Tokens shown after a passage's peak.", low=0)
     logits: int = setting(10, "Promoted and suppressed tokens shown for each latent.", low=1)
@@ -34,42 +38,22 @@ class ReportConfig(Settings, section="report"):
     batch_rows: int = setting(32, "Packed rows in a forward pass.", low=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scan:
-    """Held-out rows and the non-zero latents of their kept tokens, sorted by latent, then falling by |value|.
-
-    Attributes:
-        tokens, positions, segments, documents: int32 [R, S].
-        latent, row, position: int32 [E], one entry for each non-zero latent of a token.
-        value: float32 [E].
-        n_tokens: kept tokens.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray
-    documents: np.ndarray
-    latent: np.ndarray
-    row: np.ndarray
-    position: np.ndarray
-    value: np.ndarray
-    n_tokens: int
-
-
 def collect_features(
     sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, max_norm_ratio: float = 0.0
 ) -> tuple[dict[str, Any], int, float]:
     """(the content of features.json, tokens scanned, seconds).
 
     `sae` has the model's own names for its hook points (`TrainedCoder.at`). The passages are of the held-out split; no
-    two of a latent come from the same packed row. Tokens that a capture with `max_norm_ratio` would have dropped are
+    two of a list come from the same packed row. Tokens that a capture with `max_norm_ratio` would have dropped are
     left out. Where a coder has groups (layers), latent f of group g is feature g F + f, and its entry has "layer": g.
+    "quantiles" are the parts of (0, largest |activation|] that hold any, the highest first: {low, high, fraction: of
+    the tokens scanned, those active within, examples: drawn at random, none that is among the most activating}.
 
     Raises:
         DataError: no held-out text, or nothing in it but special tokens.
     """
     coder, sites, width = sae.coder, sae.sites, sae.n_latents
-    scan, seconds = _scan(sae, lm, packer, config, max_norm_ratio)
+    scan = scan_latents(sae, lm, packer, config.tokens, config.batch_rows, max_norm_ratio)
     shown = min(config.max_features or width, width)
     names = _document_names(packer, scan.documents)
     # Rows go to the last site written: of two models, to the residual stream of the one that has it.
@@ -83,6 +67,8 @@ def collect_features(
     features = []
     for i in range(shown):
         part = slice(bounds[i], bounds[i + 1])
+        peaks = _peaks(scan, part, config)
+        passages = partial(_passage, scan, part=part, names=names, strings=strings, config=config)
         features.append(
             _activity(scan, part, config)
             | ({"layer": i // d_sae} if grouped else {})
@@ -90,7 +76,11 @@ def collect_features(
                 "id": i,
                 "top_logits": [[strings.text(t), round(float(v), 3)] for t, v in zip(*top[i], strict=True)],
                 "bottom_logits": [[strings.text(t), round(float(v), 3)] for t, v in zip(*bottom[i], strict=True)],
-                "examples": [_passage(scan, e, part, names, strings, config) for e in _peaks(scan, part, config)],
+                "examples": [passages(e) for e in peaks],
+                "quantiles": [
+                    {**within, "examples": [passages(e) for e in drawn]}
+                    for within, drawn in _quantiles(scan, part, i, peaks, config)
+                ],
             }
         )
     content = {
@@ -101,7 +91,7 @@ def collect_features(
         "features": features,
         "vocab": strings.table,
     }
-    return content, scan.n_tokens, seconds
+    return content, scan.n_tokens, scan.seconds
 
 
 def _describe(sites: Sites) -> str:
@@ -171,60 +161,7 @@ class _TokenTable:
         return self.table[self.index(token)]
 
 
-def _scan(
-    sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, max_norm_ratio: float
-) -> tuple[_Scan, float]:
-    """(the scan, its seconds without compilation)."""
-
-    coder, sites, params = sae.coder, sae.sites, dict(sae.params)
-
-    def forward(lm_params: Any, tokens: Any, positions: Any, segments: Any, keep: Any) -> Any:
-        _, captured = lm.apply(lm_params, tokens, positions, segments, sites.hook_points)
-        flat = {name: x_RSD.reshape(-1, x_RSD.shape[-1]) for name, x_RSD in captured.items()}
-        return sites.batch(flat)["x"], near(captured, keep, max_norm_ratio)
-
-    encode = jax.jit(lambda params, x: coder.encode(params, x).flat())
-
-    rows: list[Any] = []
-    entries: list[tuple[np.ndarray, ...]] = []
-    first = 0
-    blank = packer.blank(config.batch_rows)
-    run = compiled(lm, forward, lm.params, blank.tokens, blank.positions, blank.segments, blank.keep)
-    with Progress("features", config.tokens) as progress:
-        for packed in packer.batches("heldout", config.batch_rows):
-            x, keep = run(lm.params, packed.tokens, packed.positions, packed.segments, packed.keep)
-            for start in range(0, len(x), coder.few_tokens):
-                latents = encode(params, x[start : start + coder.few_tokens])
-                entries.append(_entries(np.asarray(keep), latents, first, start))
-            rows.append((packed.tokens, packed.positions, packed.segments, packed.documents))
-            first += len(packed.tokens)
-            progress.advance(int(keep.sum()))
-            if progress.tokens >= config.tokens:
-                break
-    if not progress.tokens:
-        raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
-    tokens, positions, segments, documents = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    order = np.lexsort((-np.abs(value), latent))
-    latent, row, position, value = (a[order] for a in (latent, row, position, value))
-    scan = _Scan(tokens, positions, segments, documents, latent, row, position, value, progress.tokens)
-    return scan, progress.seconds
-
-
-def _entries(keep_RS: np.ndarray, latents: Latents, first: int, start: int) -> tuple[np.ndarray, ...]:
-    """(latent, row, position, value) of every non-zero latent of the kept tokens; rows are counted from `first`.
-
-    `latents` are those of the tokens from number `start` of the rows on.
-    """
-    values = np.asarray(latents.values)
-    values = np.where(keep_RS.reshape(-1, 1)[start : start + len(values)], values, 0)
-    at, column = np.nonzero(values)
-    latent = column if latents.indices is None else np.asarray(latents.indices)[at, column]
-    row, position = np.divmod(start + at, keep_RS.shape[1])
-    return latent.astype(np.int32), first + row, position, values[at, column]
-
-
-def _activity(scan: _Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
+def _activity(scan: Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
     """How often and how strongly a latent is active; "min" only where it has negative values (abs_topk)."""
     low, high = (float(values.min()), float(values.max())) if len(values := scan.value[part]) else (0.0, 0.0)
     bounds = (min(low, 0.0), max(high, 0.0))
@@ -238,14 +175,39 @@ def _activity(scan: _Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
     }
 
 
-def _peaks(scan: _Scan, part: slice, config: ReportConfig) -> list[int]:
+def _peaks(scan: Scan, part: slice, config: ReportConfig) -> list[int]:
     """Entries with the largest |values|, at most one for each packed row."""
     _, first_of_row = np.unique(scan.row[part], return_index=True)
     return (part.start + np.sort(first_of_row)[: config.examples]).tolist()
 
 
+def _quantiles(
+    scan: Scan, part: slice, latent: int, shown: Sequence[int], config: ReportConfig
+) -> Iterator[tuple[dict[str, float], list[int]]]:
+    """({low, high, fraction}, entries drawn from it) for each part of the range that holds any, the highest first.
+
+    The draw is a function of the latent's number: the same scan gives the same passages.
+    """
+    sizes = np.abs(scan.value[part])  # falling
+    if not len(sizes) or not config.quantiles:
+        return
+    edges = np.linspace(0, float(sizes[0]), config.quantiles + 1)
+    # [stop[b], stop[b - 1]) are the entries of bin b, with edges[b] < |value| <= edges[b + 1].
+    stops = [len(sizes), *np.searchsorted(-sizes, -edges[1:-1], side="left").tolist(), 0]
+    rng = np.random.default_rng(latent)
+    for b in reversed(range(config.quantiles)):
+        inside = np.arange(stops[b + 1], stops[b]) + part.start
+        if not len(inside):
+            continue
+        fresh = rng.permutation(np.setdiff1d(inside, shown))
+        _, first_of_row = np.unique(scan.row[fresh], return_index=True)
+        drawn = np.sort(fresh[np.sort(first_of_row)[: config.quantile_examples]])
+        low, high = (round(float(edge), 4) for edge in edges[b : b + 2])
+        yield {"low": low, "high": high, "fraction": len(inside) / scan.n_tokens}, drawn.tolist()
+
+
 def _passage(
-    scan: _Scan, entry: int, part: slice, names: dict[int, str], strings: _TokenTable, config: ReportConfig
+    scan: Scan, entry: int, *, part: slice, names: dict[int, str], strings: _TokenTable, config: ReportConfig
 ) -> dict[str, Any]:
     """The tokens around an entry, within its piece of the document, with this latent's value at each.
 

@@ -63,6 +63,17 @@ def _report(line: Line) -> int:
     return 0
 
 
+def _explain(line: Line) -> int:
+    from saejax.app.experiment import experiment
+    from saejax.app.explain import Asked, of_run, run_explain
+    from saejax.app.workspace import Workspace
+
+    if len(line.words) != (1 if line.config is None else 0):
+        raise ConfigError("Give the folder of one run, or --config, as in: saejax explain runs/quickstart --url=...")
+    e = of_run(line.words[0]) if line.config is None else experiment(line.config)
+    return run_explain(Workspace(e), Asked(**line.flags))
+
+
 def _sweep(line: Line) -> int:
     from saejax.app.sweep.run import run_sweep
 
@@ -86,6 +97,12 @@ def _formats(line: Line) -> None:
     from saejax.app.convert import print_formats
 
     print_formats(line.words)
+
+
+def _export(line: Line) -> None:
+    from saejax.app.export import run_export
+
+    run_export(line.words, line.flags)
 
 
 def _push(line: Line) -> None:
@@ -224,6 +241,48 @@ and writes runs/<name>/evaluated/<dictionary>/report.html.
         _report,
         flags=(_redo("Make the report again although it is there."), _SAE),
     ),
+    "explain": Command(
+        """\
+Ask a language model what a run's features stand for, and score the answers.
+
+    saejax explain runs/quickstart --url=http://localhost:8000/v1 --model=llama-3.1-8b
+    saejax explain runs/quickstart --url=https://api.openai.com/v1 --model=gpt-4o-mini --features=0:200
+    saejax explain --config=quickstart --url=... --model=... --dry_run     what it would cost
+
+The address is any OpenAI-compatible one: vLLM, llama.cpp, Ollama, or a hosted service. The key comes from the
+environment and is written nowhere. Answers are appended to runs/<name>/explanations.jsonl as they come, so the same
+command continues after Ctrl-C; the report shows them. Exits with 1 when some features got no answer.
+""",
+        _explain,
+        takes="either",
+        flags=(
+            partial(flags.DEFINE_string, "url", "", "The address of the API, as http://localhost:8000/v1."),
+            partial(flags.DEFINE_string, "model", "", "The model's name there; it explains and judges."),
+            partial(
+                flags.DEFINE_string,
+                "key_env",
+                "",
+                "The environment variable that holds the key. Without it OPENAI_API_KEY is used, for https alone.",
+            ),
+            partial(flags.DEFINE_string, "features", "0:50", "Which: all, 7, 0:50 (without 50), or 3,17,40:60."),
+            partial(flags.DEFINE_integer, "examples", 20, "Passages that the explainer sees.", lower_bound=2),
+            partial(flags.DEFINE_boolean, "score", True, "Score by detection and fuzzing."),
+            partial(
+                flags.DEFINE_integer,
+                "judged",
+                20,
+                "Other active passages, and as many random ones, for the judge.",
+                lower_bound=2,
+            ),
+            partial(flags.DEFINE_integer, "parallel", 8, "Features asked about at once.", lower_bound=1),
+            partial(
+                flags.DEFINE_integer, "max_tokens", 1000, "Longest answer; more for models that think.", lower_bound=16
+            ),
+            partial(flags.DEFINE_float, "timeout", 120.0, "Seconds to wait for an answer.", lower_bound=1.0),
+            _redo("Ask again although there is an answer; the new one counts."),
+            partial(flags.DEFINE_boolean, "dry_run", False, "Say how many requests and tokens it takes, and stop."),
+        ),
+    ),
     "sweep": Command(
         """\
 Train many coders together, on one reading of the store, and compare them.
@@ -270,6 +329,34 @@ List the formats of dictionaries: which coders each can say, what is read and wh
 """,
         _formats,
         takes="words",
+    ),
+    "export": Command(
+        """\
+Write a run as the files that other tools show, explain and score it from.
+
+    saejax export neuronpedia runs/quickstart out --model=gpt2-small --set=res-mine
+                                                      bulk folders and upload batches  [--layer --creator
+                                                      --creator_id --release]
+    saejax export delphi runs/quickstart out          the latent cache: every activation  [--splits]
+    saejax export saedashboard runs/quickstart out    the coder as SAEDashboard loads it
+    saejax export circuit-tracer runs/mlp0 runs/mlp1 out
+                                                      feature files of its page, one run a layer
+
+neuronpedia and circuit-tracer show what is in the run's report; make it first. delphi scans the report's text again.
+The destination is new, or an earlier export for the same tool, which is replaced.
+""",
+        _export,
+        takes="words",
+        flags=(
+            partial(flags.DEFINE_string, "model", "", "neuronpedia: its id of the language model; empty guesses."),
+            partial(flags.DEFINE_string, "set", "", "neuronpedia: the set of sources; empty for the run's name."),
+            partial(flags.DEFINE_integer, "layer", -1, "The layer, where the hook point's name does not say it."),
+            partial(flags.DEFINE_string, "creator", "saejax", "neuronpedia: who publishes."),
+            partial(flags.DEFINE_string, "creator_id", "", "neuronpedia: the id of that user; empty for its own."),
+            partial(flags.DEFINE_string, "release", "", "neuronpedia: the release; empty for the set's name."),
+            partial(flags.DEFINE_integer, "splits", 5, "delphi: files for each hook point.", lower_bound=1),
+            partial(flags.DEFINE_string, "step", "", "Which checkpoint, or best; empty for the newest."),
+        ),
     ),
     "push": Command(
         """\

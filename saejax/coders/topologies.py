@@ -12,8 +12,8 @@ Topology = (
     | SkipTranscoder
     | Crosscoder
     | CrossLayerTranscoder
-    | LayerNormAutoencoder
     | SkipCrossLayerTranscoder
+    | LayerNormAutoencoder
 )
 
 TOPOLOGIES: dict[str, type[Topology]] = {
@@ -22,6 +22,6 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "skip_transcoder": SkipTranscoder,
     "crosscoder": Crosscoder,
     "clt": CrossLayerTranscoder,
-    "layernorm_autoencoder": LayerNormAutoencoder,
     "skip_clt": SkipCrossLayerTranscoder,
+    "layernorm_autoencoder": LayerNormAutoencoder,
 }

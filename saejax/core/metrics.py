@@ -26,7 +26,7 @@ class JsonlWriter:
         self._path = Path(path)
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _mend_last_line(self._path)
+            mend_last_line(self._path)
             self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
@@ -86,7 +86,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
 
-def _mend_last_line(path: Path) -> None:
+def mend_last_line(path: Path) -> None:
     """Cut off a last line without its newline, so that the next row does not run into it."""
     if path.is_file() and not (raw := path.read_bytes()).endswith(b"\n") and raw:
         with path.open("r+b") as handle:

@@ -10,23 +10,23 @@ _LOG_EVERY_SECONDS = 15.0
 
 
 class Progress:
-    """Progress in tokens. Use as a context manager; `advance(n)` after each piece of work.
+    """Progress in tokens, or what `unit` says. Use as a context manager; `advance(n)` after each piece of work.
 
     Attributes:
-        tokens: tokens of this session, without those done before it.
+        tokens: those of this session, without those done before it.
 
     With `shown` false it only counts: of several processes one shows.
     """
 
-    def __init__(self, stage: str, total: int, done: int = 0, shown: bool = True):
-        self._stage, self._total, self._before = stage, total, done
+    def __init__(self, stage: str, total: int, done: int = 0, shown: bool = True, unit: str = "tokens"):
+        self._stage, self._total, self._before, self._unit = stage, total, done, unit
         self.tokens = 0
         self._show: dict[str, str] = {}
         self._started = self._last_line = time.perf_counter()
         self._bar = None
         self._shown = shown
         if shown and sys.stderr.isatty():
-            self._bar = tqdm(total=total, initial=done, desc=stage, unit="tok", unit_scale=True, mininterval=0.2)
+            self._bar = tqdm(total=total, initial=done, desc=stage, unit=unit[:3], unit_scale=True, mininterval=0.2)
 
     def __enter__(self) -> "Progress":
         return self
@@ -56,5 +56,6 @@ class Progress:
         done, rate = self._before + self.tokens, self.tokens / max(self.seconds, 1e-9)
         left = tqdm.format_interval(max(0, self._total - done) / max(rate, 1e-9))
         state = "".join(f", {name} {value}" for name, value in self._show.items())
-        line = f"{self._stage}: {done:,}/{self._total:,} tokens, {rate:,.0f} tokens/s, {left} left{state}"
+        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        line = f"{self._stage}: {done:,}/{self._total:,} {self._unit}, {speed} {self._unit}/s, {left} left{state}"
         print(line, file=sys.stderr, flush=True)

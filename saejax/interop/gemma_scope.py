@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from saejax.coders import TOPOLOGIES
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import UNKNOWN, from_module
@@ -120,7 +119,6 @@ class GemmaScope2(Format):
     reads = frozenset(
         (topology, "jumprelu")
         for topology in (UNCENTRED, "transcoder", "skip_transcoder", "crosscoder", "clt", "skip_clt")
-        if topology == UNCENTRED or topology in TOPOLOGIES
     )
 
     def here(self, path: Path) -> list[Path]:
@@ -316,8 +314,6 @@ def _split(path: Path, arrays: Arrays, topology: str, same: bool) -> tuple[Array
     """
     decoders = {name: value for name, value in arrays.items() if name.startswith("W_dec_")}
     if all(not value[:, :layer].any() for layer, value in enumerate(decoders.values())):
-        if topology not in TOPOLOGIES:
-            raise DataError(f"{path} has an affine skip; this version of saejax has no {topology}.")
         above = {name: value[:, layer:] for layer, (name, value) in enumerate(decoders.items())}
         return arrays | above, topology, ()
     if not same or topology != "clt":

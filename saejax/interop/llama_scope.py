@@ -99,8 +99,8 @@ class LlamaScope(Format):
         if norms is not None and sparsity == "topk" and not np.allclose(norms, 1, rtol=1e-6, atol=0):
             arrays = _lengthened(arrays, norms)
             notes += ("It keeps the k largest by pre ||W_dec||, so latents here are times ||W_dec||, which is 1.",)
-        ours = [tuple(map(from_transformer_lens, names)) for names in (reads, writes)]
-        found = Found(path, topology, sparsity, *ours, k, _model(path), notes=notes)
+        into, out = (tuple(map(from_transformer_lens, names)) for names in (reads, writes))
+        found = Found(path, topology, sparsity, into, out, k, _model(path), notes=notes)
         return made(found, _single(arrays), hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
@@ -181,16 +181,13 @@ def _tensors(path: Path) -> tuple[Arrays, tuple[str, ...]]:
 
 def _sites(config: Mapping[str, Any], file: Path, kind: str) -> tuple[list[str], list[str]]:
     """Names of the hook points as the file has them."""
-    if kind == "crosscoder":
-        reads = writes = config.get("hook_points")
-    else:
-        reads, writes = (config.get(f"{_HOOKS[kind]}_{side}") for side in ("in", "out"))
-    if kind == "sae":
-        reads, writes = [reads], [writes or reads]
-    for names in (reads, writes):
+    keys = ["hook_points"] * 2 if kind == "crosscoder" else [f"{_HOOKS[kind]}_{side}" for side in ("in", "out")]
+    reads, writes = (config.get(key) for key in keys)
+    sides: list[Any] = [[reads], [writes or reads]] if kind == "sae" else [reads, writes]
+    for names in sides:
         if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
             raise DataError(f"{file}: the hook points are {str(names)[:200]}; names are expected.")
-    return reads, writes
+    return sides[0], sides[1]
 
 
 def _scales(

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from saejax.coders import SPARSITIES, TOPOLOGIES
+from saejax.coders.layernorm import EPS
 from saejax.interop.making import kind_of
 from saejax.trained import FORMATS, Format, Kind, TrainedCoder, coder_of, sites_of
 
@@ -50,4 +51,6 @@ def _example(topology: str, sparsity: str, same: bool, d_out: int) -> TrainedCod
     coder, rng = coder_of(described), np.random.default_rng(0)
     shapes = jax.eval_shape(coder.init, jax.random.key(0))
     params = {name: rng.normal(size=leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
+    if "ln_eps" in params:  # a constant, not a weight
+        params["ln_eps"] = np.full((1,), EPS, np.float32)
     return TrainedCoder(coder, params, sites_of(described))

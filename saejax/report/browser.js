@@ -7,7 +7,7 @@ const COLUMNS = [
   {key: "token", label: "promotes", down: false, value: (feature, table) => (topToken(table, feature) ?? "\uffff").trim().toLowerCase()},
 ];
 const SCOPES = {
-  any: "anywhere", fires: "in tokens it fires on", promotes: "in promoted tokens",
+  any: "anywhere", explained: "in explanations", fires: "in tokens it fires on", promotes: "in promoted tokens",
 };
 
 // base64 of gzip of JSON -> the table. Rejects with a plain Error where the browser cannot inflate.
@@ -27,8 +27,10 @@ function searchText(table, feature) {
   const fires = new Set(lists.flatMap((example) => example.tokens.filter((_, i) => example.activations[i] > 0)));
   const texts = (pairs) => (pairs ?? []).map(([token]) => tokenText(table, token)).join("\u0000");
   const promotes = texts(feature.top_logits);
+  const explained = (feature.explanations ?? []).map(({text}) => text).join("\u0000");
   return {
-    any: [passages, promotes, texts(feature.bottom_logits)].join("\u0000").toLowerCase(),
+    any: [explained, passages, promotes, texts(feature.bottom_logits)].join("\u0000").toLowerCase(),
+    explained: explained.toLowerCase(),
     fires: [...fires].map((id) => table.vocab[id]).join("\u0000").toLowerCase(),
     promotes: promotes.toLowerCase(),
   };
@@ -52,7 +54,7 @@ class FeatureBrowser {
   side() {
     let timer = 0;
     const search = el("input", {
-      type: "search", placeholder: "Search text, tokens or an id", "aria-label": "Search features", autocomplete: "off", spellcheck: "false",
+      type: "search", placeholder: "Search explanations, text, tokens or an id", "aria-label": "Search features", autocomplete: "off", spellcheck: "false",
       oninput: () => { clearTimeout(timer); timer = setTimeout(() => this.set({query: search.value}), 100); },
     });
     const scope = el("select", {"aria-label": "Where to search", onchange: () => this.set({scope: scope.value})},

@@ -8,6 +8,15 @@ function facts(feature) {
   return el("dl", {class: "facts"}, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
+// What language models said it stands for, the newest first, with how well that predicts where it fires.
+function explanations(feature) {
+  return (feature.explanations ?? []).map(({text, by, scores}) => {
+    const marks = Object.entries(scores).map(([kind, value]) =>
+      el("span", {class: "score", title: "Balanced accuracy: 0.5 by chance, 1 at best"}, `${kind} `, el("b", {class: "num"}, value.toFixed(2))));
+    return el("p", {class: "explanation"}, el("bdi", {class: "said"}, visibleLine(text)), el("span", {class: "by"}, marks, el("bdi", {}, `by ${visibleLine(by)}`)));
+  });
+}
+
 function activationHistogram(feature) {
   const histogram = feature.histogram;
   if (!histogram || !histogram.counts.some((count) => count > 0)) return null;
@@ -52,7 +61,25 @@ function examples(table, feature) {
   return [
     el("div", {class: "examples-head"}, el("h4", {}, "Top-activating passages"), heatLegend(feature)),
     el("ol", {class: "examples"}, list.map((example) => exampleItem(table, feature, example))),
+    quantiles(table, feature),
   ];
+}
+
+// Passages from all over the activation range, folded away under the strongest ones.
+function quantiles(table, feature) {
+  if (feature.quantiles === undefined) {
+    return missing("Passages from weaker activations are in reports made by this version:", "saejax report --config=... --redo");
+  }
+  const parts = feature.quantiles.filter((part) => part.examples.length > 0);
+  if (parts.length === 0) return null;
+  const count = parts.reduce((sum, part) => sum + part.examples.length, 0);
+  const size = feature.min < 0 ? "|activation|" : "activation";
+  return el("details", {class: "quantiles"},
+    el("summary", {}, "Sampled by quantile", el("span", {class: "count"}, `${count} passages drawn at random from parts of the activation range`)),
+    parts.flatMap((part) => [
+      el("h5", {}, `${size} ${number(part.low)} to ${number(part.high)}`, el("span", {class: "count"}, `${percent(part.fraction)} of tokens`)),
+      el("ol", {class: "examples"}, part.examples.map((example) => exampleItem(table, feature, example))),
+    ]));
 }
 
 function heatLegend(feature) {
@@ -63,6 +90,7 @@ function heatLegend(feature) {
 
 function featureDetail(table, feature) {
   return [
+    ...explanations(feature),
     facts(feature),
     el("div", {class: "pair"}, activationHistogram(feature), el("div", {class: "logit-pair"}, logits(table, feature))),
     examples(table, feature),

@@ -55,11 +55,12 @@ class FeatureList {
   }
 
   row(feature, i) {
-    const token = topToken(this.table, feature);
+    const token = topToken(this.table, feature), said = (feature.explanations ?? [])[0];
     const node = el("div", {
       class: "row", role: "option", id: `row-${feature.id}`, "data-place": i,
       "aria-selected": String(feature === this.selected), "aria-setsize": this.rows.length, "aria-posinset": i + 1,
-      "aria-label": `feature ${feature.id}, density ${percent(feature.density)}, maximum ${number(strongest(feature))}` +
+      title: said ? visibleLine(said.text) : null,
+      "aria-label": `feature ${feature.id}${said ? `, ${visibleLine(said.text)}` : ""}, density ${percent(feature.density)}, maximum ${number(strongest(feature))}` +
         (token === null ? "" : `, promotes ${visibleText(token)}`),
     },
     el("span", {class: "id"}, String(feature.id)), el("span", {class: "num"}, percent(feature.density)),

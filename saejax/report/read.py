@@ -16,9 +16,11 @@ from typing import Any
 
 from saejax.core.errors import DataError
 from saejax.core.metrics import read_metrics
+from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
 
 TRAIN = "saejax train --config=..."
 EVALUATE = "saejax evaluate --config=..."
+REPORT = "saejax report --config=..."
 EVALUATE_ANY = "saejax report --config=... --sae=..."
 
 
@@ -33,7 +35,7 @@ class RunFiles:
       environment: environment.json, or None.
       metrics: one dict a step, ascending; keys "step" and whatever was logged at that step.
       evaluation: eval.json, or None.
-      features: features.json.gz, or None.
+      features: features.json.gz with what explanations.jsonl says of each feature, or None.
       stages: stages.json, or None: {stage: tokens, seconds, tokens_per_second}.
       sources: (file name, bytes, sha256) of every file read.
     """
@@ -65,6 +67,7 @@ def read_run(run_dir: Path) -> RunFiles:
         evaluation = _evaluation(run_dir / "eval.json", raw["eval.json"])
     if "features.json.gz" in raw:
         features = _features(run_dir / "features.json.gz", raw["features.json.gz"])
+        features = with_explanations(features, read_explanations(run_dir), features.get("step"))
     if "stages.json" in raw:
         stages = _stages(run_dir / "stages.json", raw["stages.json"])
     described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
@@ -85,7 +88,15 @@ def read_run(run_dir: Path) -> RunFiles:
     )
 
 
-_FILES = ("config.json", "environment.json", "metrics.jsonl", "eval.json", "features.json.gz", "stages.json")
+_FILES = (
+    "config.json",
+    "environment.json",
+    "metrics.jsonl",
+    "eval.json",
+    "features.json.gz",
+    "stages.json",
+    EXPLANATIONS,
+)
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -136,6 +147,19 @@ def _stages(path: Path, data: bytes) -> dict[str, Any]:
     return stages
 
 
+def read_features(run_dir: Path) -> dict[str, Any]:
+    """features.json.gz of a run, checked, with the run's explanations. Those of earlier versions have no "quantiles".
+
+    Raises:
+      DataError: there is none, or one of the two files is damaged.
+    """
+    path = run_dir / "features.json.gz"
+    if not path.is_file():
+        raise DataError(f"{run_dir} has no features.json.gz. Make it: {REPORT}")
+    table = _features(path, path.read_bytes())
+    return with_explanations(table, read_explanations(run_dir), table.get("step"))
+
+
 def _features(path: Path, data: bytes) -> dict[str, Any]:
     try:
         text = gzip.decompress(data)
@@ -176,6 +200,15 @@ def _check_feature(path: Path, feature: Any, n_vocab: int) -> None:
                 _check_tokens(path, name, pair[:1], n_vocab)
     for example in feature.get("examples") or []:
         _check_example(path, name, example, n_vocab)
+    if not isinstance(feature.get("quantiles") or [], list):
+        raise _damaged(path, f"{name} quantiles is not a list")
+    for part in feature.get("quantiles") or []:
+        if not isinstance(part, dict) or not all(_is_number(part.get(key)) for key in ("low", "high", "fraction")):
+            raise _damaged(path, f"{name} has a quantile without the numbers low, high and fraction: {str(part)[:80]}")
+        if not isinstance(part.get("examples"), list):
+            raise _damaged(path, f"{name} has a quantile without a list of examples")
+        for example in part["examples"]:
+            _check_example(path, name, example, n_vocab)
 
 
 def _check_example(path: Path, name: str, example: Any, n_vocab: int) -> None:

@@ -31,6 +31,11 @@ function visibleText(token) {
   return token === "" ? "\u2205" : Array.from(token, (character) => signOf(character) ?? character).join("");
 }
 
+// Text of others in one line, as it reads; only what cannot be seen gets its number.
+function visibleLine(text) {
+  return [...text].map((character) => UNSEEN.test(character) ? signOf(character) : character).join("");
+}
+
 function tokenChip(token) {
   return el("bdi", {class: "chip"}, ...visible(token));
 }

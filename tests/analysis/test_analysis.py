@@ -1,6 +1,7 @@
 """The feature browser's data against a brute-force search over every token, and logits in float64."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,16 @@ from saejax.trained import TrainedCoder
 BOS, ROW, LATENTS = 60, 24, 40
 HOOK = "blocks.0.resid_post"
 CONFIG = ReportConfig(
-    tokens=10**6, examples=4, before=5, after=3, logits=6, histogram_bins=8, max_features=0, batch_rows=4
+    tokens=10**6,
+    examples=4,
+    quantiles=3,
+    quantile_examples=2,
+    before=5,
+    after=3,
+    logits=6,
+    histogram_bins=8,
+    max_features=0,
+    batch_rows=4,
 )
 
 
@@ -194,6 +204,38 @@ def test_the_examples_are_the_largest_of_all_tokens_one_for_each_row(both: tuple
                 assert example["position"] == search.positions[token.row, token.column]
                 checked += 1
     assert checked > 20
+
+
+def test_quantiles_are_equal_parts_of_the_range_and_hold_what_lies_in_them(both: tuple[dict[str, Any], Search]) -> None:
+    content, search = both
+    values = np.abs(np.stack([token.values for token in search.kept]))
+    drawn = 0
+    for feature in content["features"]:
+        v, parts = values[:, feature["id"]], feature["quantiles"]
+        edges = np.linspace(0, v.max(), CONFIG.quantiles + 1)
+        wide = [(low, high) for low, high in itertools.pairwise(edges) if ((v > low) & (v <= high)).any()]
+        assert len(parts) == len(wide)
+        for part, (low, high) in zip(parts, wide[::-1], strict=True):
+            assert (part["low"], part["high"]) == pytest.approx((low, high), abs=1e-3)
+        assert sum(part["fraction"] for part in parts) == pytest.approx(feature["density"], abs=1e-12)
+        for part in parts:
+            # A value on an edge may fall to either side: the search is in float64.
+            near = [((v > part["low"] + e) & (v <= part["high"] - e)).mean() for e in (2e-3, -2e-3)]
+            assert near[0] - 1e-12 <= part["fraction"] <= near[1] + 1e-12 and part["fraction"] > 0
+            assert len(part["examples"]) <= CONFIG.quantile_examples
+            for example in part["examples"]:
+                size = abs(example["activations"][example["peak"]])
+                assert part["low"] - 2e-3 <= size <= part["high"] + 2e-3
+                assert example not in feature["examples"]
+                drawn += 1
+    assert drawn > 10
+
+
+def test_a_part_gives_as_many_passages_as_wanted_of_different_rows(both: tuple[dict[str, Any], Search]) -> None:
+    content, search = both
+    (part,) = content["features"][0]["quantiles"]  # active everywhere with one value: all in the highest part
+    rows = len({token.row for token in search.kept})
+    assert part["fraction"] == 1 and len(part["examples"]) == min(rows, CONFIG.quantile_examples) > 0
 
 
 def window(search: Search, row: int, peak: int) -> list[int]:
@@ -401,6 +443,12 @@ def test_the_scan_finds_the_same_however_many_tokens_it_encodes_at_once(
     monkeypatch.setattr(Coder, "few_tokens", 13)
     parts, _ = collect(lm, KINDS["topk"])
     assert parts == whole and whole["features"]
+
+
+def test_no_quantiles_where_none_are_asked_for(lm: LanguageModel) -> None:
+    content, _ = collect(lm, KINDS["topk"], dataclasses.replace(CONFIG, quantiles=0, max_features=3))
+    assert [f["quantiles"] for f in content["features"]] == [[]] * 3
+    assert any(f["examples"] for f in content["features"])
 
 
 def test_the_scan_stops_after_the_batch_that_is_enough(lm: LanguageModel) -> None:

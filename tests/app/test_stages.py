@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import functools
+import gzip
 import importlib
 import io
 import json
@@ -18,10 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experiment
 
 import saejax
 from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.export import run_export
 from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.capture import capture
@@ -662,3 +665,91 @@ def test_with_its_own_text_and_model_a_run_is_evaluated(own_text: Path) -> None:
     run_evaluate(Workspace(e))
     assert json.loads((e.run_dir / "eval.json").read_text())["metrics"]["l0"] > 0
     assert (e.run_dir / "provenance.json").read_bytes() == recorded
+
+
+# --- to other tools --------------------------------------------------------------------------------------------
+
+
+def export(capsys: pytest.CaptureFixture[str], *words: Any, **flags: Any) -> str:
+    """What `saejax export` says on stdout, with the flags' defaults from its command line."""
+    line = {
+        "model": "",
+        "set": "",
+        "layer": -1,
+        "creator": "me",
+        "creator_id": "",
+        "release": "",
+        "splits": 3,
+        "step": "",
+    }
+    run_export(list(map(str, words)), line | flags)
+    return capsys.readouterr().out
+
+
+def test_a_run_goes_to_every_tool(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = done / "runs" / "tiny"
+    table = json.loads(gzip.decompress((run / "features.json.gz").read_bytes()))
+    alive = [f["id"] for f in table["features"] if f["examples"]]
+    said = export(capsys, "neuronpedia", run, tmp_path / "np", model="demo-lm", set="mine")
+    assert "1-mine" in said and "upload-batch" in said and "earlier version" not in said
+    paths = sorted((tmp_path / "np/upload/1-mine").iterdir())
+    features = [f for path in paths for f in json.loads(path.read_text())["features"]]
+    assert [f["index"] for f in features] == alive
+    assert (tmp_path / "np/bulk/demo-lm/1-mine/source.jsonl").is_file()
+
+    export(capsys, "delphi", run, tmp_path / "dl")
+    cache = tmp_path / "dl/latents" / HOOK
+    counts = np.zeros(256, int)
+    for path in cache.glob("*.safetensors"):
+        arrays = safetensors.numpy.load_file(path)
+        latents = arrays["locations"][:, 2].astype(int) + int(path.stem.split("_")[0])
+        counts += np.bincount(latents, minlength=256)
+    # The same scan as the report's, so the same tokens and the same latents.
+    assert (counts / table["n_tokens"]).tolist() == pytest.approx([f["density"] for f in table["features"]], abs=1e-9)
+    assert (Path(json.loads((cache / "config.json").read_text())["model_name"]) / "tokenizer.json").is_file()
+
+    assert "256 latents of layers 1" in export(capsys, "circuit-tracer", run, tmp_path / "ct")
+    assert "--from-local-sae" in export(capsys, "saedashboard", run, tmp_path / "sd")
+    x = np.random.default_rng(0).normal(size=(20, saejax.load(run).coder.topology.d_in)).astype(np.float32)
+    np.testing.assert_allclose(saejax.load(tmp_path / "sd").encode(x), saejax.load(run).encode(x), atol=1e-5)
+
+
+def test_an_export_replaces_an_earlier_one_and_nothing_else(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = copy / "runs" / "tiny", tmp_path / "out"
+    for _ in range(2):
+        export(capsys, "circuit-tracer", run, out)
+    before = snapshot(out)
+    with pytest.raises(DataError, match="something other than an export for neuronpedia"):
+        export(capsys, "neuronpedia", run, out)
+    table = json.loads(gzip.decompress((run / "features.json.gz").read_bytes()))
+    for feature in table["features"]:
+        del feature["quantiles"]
+    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    assert "earlier version. For the others: saejax report" in export(capsys, "neuronpedia", run, tmp_path / "np")
+    table["features"][0]["examples"] = [{"tokens": [0], "activations": [], "peak": 0}]
+    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    with pytest.raises(DataError, match=r"features.json.gz is damaged"):
+        export(capsys, "circuit-tracer", run, out)
+    (run / "features.json.gz").unlink()
+    with pytest.raises(DataError, match=r"no features.json.gz. Make it: saejax report"):
+        export(capsys, "circuit-tracer", run, out)
+    assert snapshot(out) == before and sorted(path.name for path in tmp_path.iterdir()) == ["copy", "np", "out"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "match"),
+    [
+        ((), ConfigError, "Say for which tool"),
+        (("neuronpedi", "a", "b"), ConfigError, "Did you mean 'neuronpedia'"),
+        (("delphi", "a"), ConfigError, "Give a run and a destination"),
+        (("delphi", "a", "b", "c"), ConfigError, "Give a run and a destination"),
+        (("delphi", "nowhere", "out"), DataError, "nowhere is no run"),
+    ],
+)
+def test_what_export_does_not_take(
+    words: tuple[str, ...], error: type[Exception], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(error, match=match):
+        export(capsys, *words)

@@ -129,8 +129,8 @@ def _written(topology: str, p: Arrays, f: np.ndarray) -> np.ndarray:
 
 
 def _y_hat(topology: str, p: Arrays, f: np.ndarray, x: np.ndarray) -> np.ndarray:
-    y_hat = _size(topology, x) * (_written(topology, p, f) + p["b_dec"])
     skip = np.einsum("bd,de->be" if x.ndim == 2 else "bsd,sde->bse", x, p["W_skip"]) if "W_skip" in p else 0
+    y_hat = _size(topology, x) * (_written(topology, p, f) + p["b_dec"])
     return y_hat + skip + (x.mean(1, keepdims=True) if topology == LN else 0)
 
 
@@ -433,7 +433,7 @@ def test_the_error_falls_in_a_few_steps_of_adam(topology: str, sparsity: str) ->
 # Each topology and each sparsity once, compiled; where b_enc of the dead begins, so that they are beside the living. A
 # latent that is never above 0 has no gradient from AuxK: where firing means being above 0, ghosts bring it back.
 DIAGONAL = list(zip(TOPOLOGIES, itertools.cycle(SPARSITIES), strict=False))
-DEAD_BIAS = {"relu": -0.5, "gated": -0.5, "topk": -0.1, "abs_topk": -0.15, "batchtopk": -0.2, "jumprelu": -0.1}
+DEAD_BIAS = {"relu": -0.5, "gated": -0.5, "topk": -0.1, "abs_topk": -0.15, "batchtopk": -0.2, "jumprelu": -0.4}
 GHOSTS = {"ghost_coefficient": 1.0, "auxk_coefficient": 0.0}
 AUXK = {"threshold_init": 0.3, "pre_activation_coefficient": 0.0}
 

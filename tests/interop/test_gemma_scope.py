@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import saejax
-from saejax.coders import TOPOLOGIES
 from saejax.core.errors import DataError
 from saejax.interop import FORMATS
 from saejax.interop.hooks import from_module, from_transformer_lens
@@ -21,11 +20,7 @@ from saejax.interop.tensors import read_safetensors, write_safetensors
 from saejax.trained import TrainedCoder
 from tests.interop import fixtures
 
-CASES = [
-    case
-    for case in fixtures.cases("gemma_scope")
-    if "affine" not in case["case"] or "skip_clt" in TOPOLOGIES or "clt" not in case["case"]
-]
+CASES = fixtures.cases("gemma_scope")
 BY_NAME = {case["case"]: case for case in CASES}
 
 

@@ -1,6 +1,5 @@
 """Qwen-Scope's layers, by SAELens' converter; and what is to be refused."""
 
-import pickle
 import shutil
 import time
 from pathlib import Path
@@ -56,11 +55,6 @@ def test_without_the_name_it_says_what_is_missing(tmp_path: Path) -> None:
         saejax.load(tmp_path / "layer7.sae.pt")
 
 
-class _Called:
-    def __reduce__(self) -> Any:
-        return (Path.write_text, (Path("pwned"), "x"))
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -89,12 +83,9 @@ def test_damaged_files_are_refused_and_nothing_is_called(
     monkeypatch.chdir(tmp_path)
     file, raw = tmp_path / REPOSITORY.name / "layer7.sae.pt", fixtures.path(CASE).read_bytes()
     file.parent.mkdir()
-    damaged = {
-        "truncated": raw[: len(raw) // 2],
-        "a pickle that calls": pickle.dumps({"W_enc": _Called()}),
-        "empty": b"",
-    }
+    calls = fixtures.ROOT / "dictionary_learning" / "pickle_that_calls" / "trainer_0" / "ae.pt"
+    damaged = {"truncated": raw[: len(raw) // 2], "a pickle that calls": calls.read_bytes(), "empty": b""}
     file.write_bytes(damaged[damage])
     with pytest.raises(DataError, match=r"layer7\.sae\.pt"):
         saejax.load(file)
-    assert not (tmp_path / "pwned").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [REPOSITORY.name]

@@ -314,3 +314,37 @@ def test_a_thousand_features_stay_small(run: Path) -> None:
     size = render(run).stat().st_size
     print(f"1,000 features x 10 examples x 24 tokens, every activation random: {size / 1e6:.2f} MB")
     assert size < 2.5e6
+
+
+def say(run: Path, **changed: Any) -> None:
+    row = {"feature": 1, "text": "red things", "by": "m", "scores": {"detection": 0.75, "fuzzing": None}} | changed
+    (run / "explanations.jsonl").write_text(json.dumps(row) + "\n")
+
+
+def test_explanations_are_on_the_page_and_among_its_sources(run: Path) -> None:
+    say(run)
+    page = render(run).read_text(encoding="utf-8")
+    table = json.loads(gzip.decompress(base64.b64decode(block(page, "feature-data"))))
+    assert table["features"][1]["explanations"] == [{"text": "red things", "by": "m", "scores": {"detection": 0.75}}]
+    assert [f["id"] for f in table["features"] if "explanations" in f] == [1]
+    assert "explanations.jsonl" in block(page, "summary-data")
+
+
+@pytest.mark.parametrize(
+    "changed,fault",
+    [
+        ({"feature": "1"}, "the feature is '1', not a number"),
+        ({"feature": True}, "the feature is 'True'"),
+        ({"text": "x" * 5000}, "the text is not one of at most 2,000 letters"),
+        ({"text": 5}, "the text is not one"),
+        ({"by": None}, "does not say which model"),
+        ({"scores": [1]}, "the scores are"),
+        ({"scores": {"detection": 1.5}}, "between 0 and 1"),
+        ({"scores": {"detection": math.nan}}, "between 0 and 1"),
+        ({"scores": {"__proto__": 0.5}}, "not detection and fuzzing"),
+    ],
+)
+def test_a_damaged_explanation_is_named(run: Path, changed: dict[str, Any], fault: str) -> None:
+    say(run, **changed)
+    with pytest.raises(DataError, match=r"explanations\.jsonl, line 1 is damaged: .*" + re.escape(fault)):
+        render(run)

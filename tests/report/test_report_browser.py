@@ -33,11 +33,12 @@ VOCAB = [" the", "\n", HOSTILE, " cat", " sat", "zebra"]
 
 
 def make_feature(index: int) -> dict[str, Any]:
-    """Feature `index` of 300: every tenth is dead, 123 alone fires on "zebra"."""
+    """Feature `index` of 300: every tenth is dead, 123 alone fires on "zebra", 7 is of a version without quantiles."""
     dead = index % 10 == 0
     tokens = [0, 5, 2, 1] if index == 123 else [0, 3, 2, 1]
     activations = [0, 8.0, 4.0, 0]
     example = {"document": HOSTILE, "position": 5, "tokens": tokens, "activations": activations, "peak": 1}
+    part = {"low": 1.6, "high": 3.2, "fraction": 0.0125}
     return {
         "id": index,
         "density": 0.0 if dead else 0.001 * index,
@@ -47,6 +48,7 @@ def make_feature(index: int) -> dict[str, Any]:
         "top_logits": [[4, 0.5], [2, 0.25]],
         "bottom_logits": [[0, -0.75]],
         "examples": [] if dead else [example],
+        **({} if index == 7 else {"quantiles": [] if dead else [part | {"examples": [example, example]}]}),
     }
 
 
@@ -65,6 +67,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "eval.json").write_text(json.dumps(evaluation))
     table = {"n_tokens": 5000, "vocab": VOCAB, "features": [make_feature(i) for i in range(300)]}
     (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    said = [
+        {"feature": 123, "text": "first thoughts", "by": "small-model", "scores": {}},
+        {"feature": 123, "text": "animals with stripes", "by": "small-model", "scores": {"detection": 0.925}},
+        {"feature": 123, "text": f"{HOSTILE}\u202e in text", "by": HOSTILE, "scores": {"detection": 1, "fuzzing": 0.5}},
+        {"feature": 124, "text": None, "by": "small-model", "scores": {}},
+    ]
+    (run / "explanations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
     return render(run)
 
 
@@ -141,6 +150,45 @@ def test_an_address_opens_its_feature_with_coloured_tokens(page: Path) -> None:
     assert [float(match[1]) if match else None for match in heat] == [None, 1.0, 0.55, None]
     signs = [re.sub(r"<[^>]+>", "", text) for *_, text in tokens]
     assert signs == ["·the", "zebra", html.escape(HOSTILE, quote=False).replace(" ", "·"), "↵"]
+
+
+def test_explanations_head_their_feature_and_are_searched(page: Path) -> None:
+    played = play(
+        page,
+        """
+        const type = async (text) => {
+          const search = find("input[type=search]");
+          search.value = text; search.dispatchEvent(new Event("input")); await wait(200); return rows();
+        };
+        const seen = {without: document.querySelectorAll(".explanation").length};
+        seen.found = await type("WITH stripes");
+        seen.title = find("#row-123").title; seen.label = find("#row-123").getAttribute("aria-label");
+        seen.overwritten = await type("first thoughts");
+        location.hash = "#feature=123"; await wait(50);
+        seen.said = [...document.querySelectorAll(".explanation")].map((node) => node.innerText.replace(/\\s+/g, " "));
+        seen.first = find(".detail-body").firstChild.className;
+        seen.markup = document.querySelectorAll(".explanation img, .explanation script").length;
+        const scope = find("select"); scope.value = "explained"; scope.dispatchEvent(new Event("change"));
+        seen.explained = await type("stripes"); seen.token = await type("zebra");
+        return seen;
+        """,
+    )
+    hostile = f"{HOSTILE}‹202e› in text"
+    assert played["said"] == [
+        f"{hostile} detection 1.00 fuzzing 0.50 by {HOSTILE}",
+        "animals with stripes detection 0.93 by small-model",
+    ]
+    assert played["title"] == hostile and played["label"].startswith(f"feature 123, {hostile}, density")
+    rest = {name: played[name] for name in ("without", "found", "overwritten", "first", "markup", "explained", "token")}
+    assert rest == {
+        "without": 0,
+        "found": [123],
+        "overwritten": [],
+        "first": "explanation",
+        "markup": 0,
+        "explained": [123],
+        "token": [],
+    }
 
 
 def test_search_sort_filter_and_keys(page: Path) -> None:
@@ -223,3 +271,34 @@ def test_the_policy_runs_no_other_script_and_loads_nothing(page: Path) -> None:
     dom, console = visit(copy.as_uri())
     assert "<title>quickstart · saejax</title>" in dom and "270 of 300 features" in dom
     assert any("Content Security Policy" in line for line in console)
+
+
+def test_passages_by_quantile_are_folded_away_under_the_strongest(page: Path) -> None:
+    found = play(
+        page,
+        """
+        location.hash = "#feature=123";
+        await wait(50);
+        const group = find(".detail .quantiles");
+        const closed = [group.open, group.getBoundingClientRect().height];
+        group.open = true;
+        const seen = {
+          closed, heads: [...group.querySelectorAll("h5")].map((node) => node.textContent),
+          passages: group.querySelectorAll(".passage").length,
+          all: document.querySelectorAll(".detail .passage").length,
+          tall: group.getBoundingClientRect().height, summary: find(".quantiles summary").textContent,
+        };
+        location.hash = "#feature=7";
+        await wait(50);
+        seen.old = [find(".detail .quantiles"), find(".detail .note").textContent];
+        location.hash = "#feature=10";
+        await wait(50);
+        seen.dead = find(".detail .quantiles");
+        return seen;
+        """,
+    )
+    assert found["closed"][0] is False and found["closed"][1] < 60 < found["tall"]
+    assert found["heads"] == ["activation 1.60 to 3.201.25% of tokens"]
+    assert (found["passages"], found["all"]) == (2, 3) and "2 passages drawn at random" in found["summary"]
+    assert found["old"][0] is None and "saejax report --config=... --redo" in found["old"][1]
+    assert found["dead"] is None

@@ -148,6 +148,7 @@ SIDES = {
     "layernorm_autoencoder": (RESIDUALS[:1], RESIDUALS[:1]),
     "crosscoder": (RESIDUALS, RESIDUALS),
     "clt": (MLPS_IN, MLPS_OUT),
+    "skip_clt": (MLPS_IN, MLPS_OUT),
 }
 
 
@@ -191,9 +192,11 @@ def numpy_coder(
         f = np.maximum(pre, 0)
         return np.where(pre >= np.sort(pre, axis=1)[:, -4:-3], f, 0) if sparsity == "topk" else f
 
-    if topology == "clt":
+    if topology in ("clt", "skip_clt"):
         f = [code(x[:, i] @ p["W_enc"][i] + p["b_enc"][i]) for i in range(n_sites)]
         into = [p["b_dec"][m] + sum(f[i] @ p[f"W_dec_{i}"][:, m - i] for i in range(m + 1)) for m in range(n_sites)]
+        if "W_skip" in p:
+            into = [y + x[:, m] @ p["W_skip"][m] for m, y in enumerate(into)]
         return np.concatenate(f, axis=1), np.stack(into, axis=1)
     if topology == "crosscoder":
         f_NF = code(sum(x[:, i] @ p["W_enc"][i] for i in range(n_sites)) + p["b_enc"])

@@ -18,6 +18,9 @@ from saejax.core.files import read_json, write_json, writing
 from saejax.parallel import refuse_many
 from saejax.report import render
 
+# The files of a run whose content is on the page.
+_SHOWN = ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json", "explanations.jsonl")
+
 
 def run_report(work: Workspace, redo: bool = False) -> Path:
     """Collect feature examples and write report.html."""
@@ -30,7 +33,7 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
         content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
         write_down(e, made_from, console.say)
         record_stage(e, "features", tokens, seconds)
-        return content
+        return content | {"step": sae.step}
 
     return write_page(e.run_dir, {"step": sae.step, "report": to_json(e.report)}, collect, redo)
 
@@ -45,7 +48,7 @@ def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[
     if not features.is_file() or old.get("features") != wanted:
         _write_features(features, collect())
         old = {}
-    shown = _hash_files(folder / name for name in ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json"))
+    shown = _hash_files(folder / name for name in _SHOWN)
     if page.is_file() and old.get("shown") == shown:
         console.say(f"report: already done, {page}")
         return page

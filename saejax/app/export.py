@@ -1,0 +1,223 @@
+"""`saejax export`: a run as the files that other tools show, explain or score it from."""
+
+import dataclasses
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from saejax.analysis import scan_latents
+from saejax.app import console
+from saejax.app.experiment import Experiment, from_json
+from saejax.app.loading import is_run, load
+from saejax.app.stages.evaluate import of_text_and_model
+from saejax.app.workspace import Workspace
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import read_json, replacing, write_json
+from saejax.interop import circuit_tracer_features, delphi, neuronpedia, saedashboard
+from saejax.interop.hooks import layer_of, to_transformer_lens
+from saejax.report.read import REPORT, read_features
+from saejax.trained import TrainedCoder
+
+_RECORD = "export.json"  # in the folder that an export wrote: it may be replaced
+
+
+def run_export(words: Sequence[str], flags: Mapping[str, Any]) -> None:
+    """`saejax export TARGET RUN... OUT`: write the files whole or not at all, and say what to do with them.
+
+    Raises:
+        ConfigError: too few words, no such target, or something that the target's format cannot say.
+        DataError: no such run, no report of it, or a destination that holds something else.
+    """
+    if not words or words[0] not in TARGETS:
+        known = ", ".join(TARGETS)
+        raise ConfigError(f"Say for which tool: {known}.{nearest(words[0], TARGETS) if words else ''}")
+    target, *places, out = [words[0], *map(Path, words[1:-1]), Path(words[-1])]
+    if len(words) < 3 or (len(places) > 1 and target != "circuit-tracer"):
+        several = " RUN..." if target == "circuit-tracer" else ""
+        raise ConfigError(f"Give a run and a destination: saejax export {target} runs/quickstart{several} out")
+    runs = [_Run.of(place, flags["step"]) for place in places]
+    with _destination(out, target, places) as folder:
+        said = list(TARGETS[target](runs, folder, out, flags))
+    for line in said:
+        console.say(line)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run: its folder, its experiment and its coder."""
+
+    folder: Path
+    experiment: Experiment
+    sae: TrainedCoder
+
+    @classmethod
+    def of(cls, folder: Path, step: str) -> "_Run":
+        if not is_run(folder):
+            raise DataError(f"{folder} is no run. Give a folder such as runs/quickstart.")
+        there = folder.resolve()
+        e = from_json(read_json(folder / "config.json"))
+        sae = load(folder, (int(step) if step.isdigit() else step) or None)
+        return cls(folder, dataclasses.replace(e, name=there.name, runs_dir=str(there.parent)), sae)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The hook point of each group of latents: those read by a cross-layer transcoder, else the last one."""
+        reads, shape = self.sae.sites.reads, self.sae.coder.topology.latent_shape
+        return reads if len(shape) > 1 else reads[-1:]
+
+    def layers(self, given: int) -> tuple[int, ...]:
+        """The layer of each group. Raises ConfigError where the names do not say and none is given."""
+        found = [given] if given >= 0 and len(self.groups) == 1 else [layer_of(name) for name in self.groups]
+        if len(set(map(layer_of, self.sae.sites.reads))) > 1 and len(self.groups) == 1 and given < 0:
+            raise ConfigError(f"{self.folder} reads {', '.join(self.sae.sites.reads)}: say its layer there, --layer=6.")
+        if None in found:
+            raise ConfigError(f"{', '.join(self.groups)} does not say of which layer it is: --layer=6.")
+        return tuple(layer for layer in found if layer is not None)
+
+    def features(self) -> dict[str, Any]:
+        """features.json.gz, of the step that is exported."""
+        content, record = read_features(self.folder), self.folder / "report.json"
+        made = (read_json(record).get("features") or {}).get("step") if record.is_file() else None
+        if made is not None and made != self.sae.step:
+            raise DataError(f"The report of {self.folder} is of step {made}, not {self.sae.step}. {REPORT} --redo")
+        return content
+
+    @property
+    def dataset(self) -> str:
+        text = self.experiment.text
+        return ", ".join(part.dataset or ", ".join(part.paths) or part.source for part in text.parts)
+
+
+def _to_neuronpedia(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+    (run,), content = runs, runs[0].features()
+    names = neuronpedia.Names(
+        model=flags["model"] or _id(run.sae.origin.model or content["model"]),
+        set=flags["set"] or _id(run.folder.resolve().name),
+        layers=run.layers(flags["layer"]),
+        hook_points=tuple(map(to_transformer_lens, run.groups)),
+        creator=flags["creator"],
+        creator_id=flags["creator_id"] or neuronpedia.CREATOR_ID,
+        release=flags["release"],
+        dataset=run.dataset,
+        context=run.experiment.text.context_length,
+    )
+    written = neuronpedia.write_neuronpedia(folder, content, names)
+    left = len(content["features"]) - sum(written.values())
+    yield f"{out}: {sum(written.values()):,} latents as {', '.join(written)}; {left:,} without a passage left out"
+    yield from _without_quantiles(content)
+    yield (
+        f"Make the source set {names.set} of {names.model} (package neuronpedia: SourceSetRequest().new), then POST "
+        f"each file of {out}/upload to https://neuronpedia.org/api/feature/upload-batch, your key as X-Api-Key."
+    )
+    yield f"An instance of your own imports all in {out}/bulk/{names.model} from v1/{names.model} of its bucket."
+
+
+def _to_delphi(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+    (run,) = runs
+    e, work = run.experiment, Workspace(run.experiment)
+    of_text_and_model(work)
+    text = (work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
+    scan = scan_latents(run.sae.at(work.lm), *text)
+    rows = int((scan.segments >= 0).any(1).sum())  # those of padding are the last ones
+    written = delphi.write_delphi(
+        folder,
+        scan.tokens[:rows],
+        {name: getattr(scan, name) for name in ("row", "position", "latent", "value")},
+        run.groups if len(run.groups) > 1 else [" ".join(run.sae.sites.reads)],
+        run.sae.coder.topology.d_sae,
+        _tokenizer(work),
+        run.dataset,
+        flags["splits"],
+        _explained(run),
+    )
+    entries, length = sum(written.values()), scan.tokens.shape[1]
+    yield f"{out}: {entries:,} activations of {', '.join(written)} on {rows:,} rows of {length} tokens"
+    yield f'LatentDataset(raw_dir="{out}/latents", ...) reads them; delphi explains and scores from there.'
+    if length % delphi.WINDOW:
+        yield f"Rows are {length} long: give ConstructorConfig an example_ctx_len that divides it, in place of 32."
+
+
+def _explained(run: _Run) -> dict[int, str]:
+    """{latent: its first explanation}, of a run whose report has any."""
+    features = run.features()["features"] if (run.folder / "features.json.gz").is_file() else []
+    return {feature["id"]: found[0]["text"] for feature in features if (found := feature.get("explanations"))}
+
+
+def _tokenizer(work: Workspace) -> str:
+    """What `AutoTokenizer.from_pretrained` finds: the hub id, or the folder of a model that is none."""
+    model = work.experiment.lm.model
+    return model if "/" in model and not Path(model).exists() else str(work.lm.tokenizer.folder)
+
+
+def _to_circuit_tracer(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+    layers: dict[int, tuple[dict[str, Any], int, int]] = {}
+    for run in runs:
+        content = run.features()
+        for group, layer in enumerate(run.layers(flags["layer"] if len(runs) == 1 else -1)):
+            if layer in layers:
+                raise ConfigError(f"Two of the runs are of layer {layer}; a set of transcoders has one a layer.")
+            layers[layer] = (content, group, len(run.groups))
+    written = circuit_tracer_features.write_circuit_tracer_features(folder, layers)
+    yield f"{out}: {written:,} latents of layers {', '.join(map(str, sorted(layers)))}"
+    yield from _without_quantiles(layers[min(layers)][0])
+    yield f'serve(data_dir=..., features_dir="{out}") shows them for graphs whose scan is a local path of transcoders.'
+
+
+def _to_saedashboard(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+    (run,) = runs
+    topology, reads = run.sae.describe()["topology"], [to_transformer_lens(name) for name in run.sae.sites.reads]
+    if topology == "clt":
+        if why := saedashboard.refuses_clt(run.sae):
+            raise ConfigError(f"{run.folder} cannot be written for SAEDashboard: {why}.")
+        saedashboard.write_clt(folder, run.sae)
+        notes, how = [], "--from-local-sae --use-clt --clt-layer-idx=0"
+    else:
+        notes = run.sae.save(folder, format="saelens")
+        how = "--from-local-sae"
+    yield f"{out}: {run.sae!r}"
+    yield from notes
+    if any(name.endswith("mlp.hook_in") for name in reads):
+        yield f"SAEDashboard 0.8.0 runs HookedTransformer, which has no {reads[0]}: it loads this and stops there."
+    elif "transcoder" in topology:
+        kind = topology.replace("_", "-")
+        yield "SAEDashboard 0.8.0 loads transcoders from the hub alone: push the folder to owner/name, then"
+        how = f"--use-{kind} (with --sae-set=owner/name)"
+    yield f"neuronpedia-runner {how} --sae-path={out} --sae-set=... --np-set-name=... --dataset-path=..."
+
+
+TARGETS: dict[str, Callable[[Sequence[_Run], Path, Path, Mapping[str, Any]], Iterator[str]]] = {
+    "neuronpedia": _to_neuronpedia,
+    "delphi": _to_delphi,
+    "saedashboard": _to_saedashboard,
+    "circuit-tracer": _to_circuit_tracer,
+}
+
+
+def _without_quantiles(content: Mapping[str, Any]) -> Iterator[str]:
+    if any(feature.get("examples") and "quantiles" not in feature for feature in content["features"]):
+        yield f"Only the strongest passages: the report is of an earlier version. For the others: {REPORT} --redo"
+
+
+def _id(name: str) -> str:
+    """A name as ids are written: openai-community/gpt2 -> gpt2-small, as TransformerLens calls it; My_Run -> my_run."""
+    last = re.sub(r"[^a-z0-9._-]+", "-", name.rstrip("/").rpartition("/")[2].lower()).strip("._-")
+    return "gpt2-small" if last == "gpt2" else last or "unnamed"
+
+
+@contextmanager
+def _destination(out: Path, target: str, places: Sequence[Path]) -> Iterator[Path]:
+    """A folder to fill, which becomes `out`. An earlier export for the same tool is replaced, nothing else."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise DataError(f"{out} is not a folder. Choose another.")
+    if out.is_dir() and any(out.iterdir()):
+        before = read_json(out / _RECORD) if (out / _RECORD).is_file() else {}
+        if not isinstance(before, dict) or before.get("export") != target:
+            raise DataError(f"{out} holds something other than an export for {target}. Choose another folder.")
+    with replacing(out) as folder:
+        yield folder
+        version = importlib.metadata.version("saejax")
+        write_json(folder / _RECORD, {"export": target, "runs": [str(place) for place in places], "saejax": version})

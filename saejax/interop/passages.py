@@ -1,0 +1,39 @@
+"""The passages of features.json.gz as other tools take them: strings, values, and which list they are from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Entry = Mapping[str, Any]
+
+
+def clean(token: str) -> str:
+    """A token as databases and JSON readers take it: no NUL, no half of a surrogate pair, not empty."""
+    return token.encode("utf-8", "replace").decode().replace("\0", " ") or "\ufffd"
+
+
+def token_strings(vocab: Sequence[str]) -> list[str]:
+    return [clean(token) for token in vocab]
+
+
+def group_of(content: Mapping[str, Any], group: int, groups: int) -> list[Entry]:
+    """The entries of one group (layer) of latents, in order."""
+    width = content["d_sae"] // groups
+    return [feature for feature in content["features"] if feature["id"] // width == group]
+
+
+def lists_of(feature: Entry) -> Iterator[tuple[dict[str, float], Sequence[Entry]]]:
+    """({low, high, fraction}, passages): the strongest, whose low and fraction are -1, then each part of the range."""
+    yield (
+        {"low": -1, "high": max(feature["max"], -feature.get("min", 0)), "fraction": -1},
+        feature.get("examples") or [],
+    )
+    for part in feature.get("quantiles") or []:
+        yield {key: part[key] for key in ("low", "high", "fraction")}, part["examples"]
+
+
+def centred_passage(example: Entry, strings: Sequence[str], most: int) -> tuple[list[str], list[float], int]:
+    """(tokens, values, place of the peak) of at most `most` tokens around the peak."""
+    start = min(max(0, example["peak"] - most // 2), max(0, len(example["tokens"]) - most))
+    inside = slice(start, start + most)
+    tokens = [strings[token] for token in example["tokens"][inside]]
+    return tokens, [float(value) for value in example["activations"][inside]], example["peak"] - start
