@@ -171,24 +171,12 @@ def _to_circuit_tracer(runs: Sequence[_Run], folder: Path, out: Path, flags: Map
 
 def _to_saedashboard(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     (run,) = runs
-    topology, reads = run.sae.describe()["topology"], [to_transformer_lens(name) for name in run.sae.sites.reads]
-    if topology == "clt":
-        if why := saedashboard.refuses_clt(run.sae):
-            raise ConfigError(f"{run.folder} cannot be written for SAEDashboard: {why}.")
-        saedashboard.write_clt(folder, run.sae)
-        notes, how = [], "--from-local-sae --use-clt --clt-layer-idx=0"
-    else:
-        notes = run.sae.save(folder, format="saelens")
-        how = "--from-local-sae"
+    if why := saedashboard.refuses(run.sae):
+        raise ConfigError(f"{run.folder} cannot be written for SAEDashboard: {why}.")
+    notes = saedashboard.write(folder, run.sae)
     yield f"{out}: {run.sae!r}"
     yield from notes
-    if any(name.endswith("mlp.hook_in") for name in reads):
-        yield f"SAEDashboard 0.8.0 runs HookedTransformer, which has no {reads[0]}: it loads this and stops there."
-    elif "transcoder" in topology:
-        kind = topology.replace("_", "-")
-        yield "SAEDashboard 0.8.0 loads transcoders from the hub alone: push the folder to owner/name, then"
-        how = f"--use-{kind} (with --sae-set=owner/name)"
-    yield f"neuronpedia-runner {how} --sae-path={out} --sae-set=... --np-set-name=... --dataset-path=..."
+    yield f"neuronpedia-runner {saedashboard.flags(run.sae)} --sae-path={out} --sae-set=... --np-set-name=..."
 
 
 TARGETS: dict[str, Callable[[Sequence[_Run], Path, Path, Mapping[str, Any]], Iterator[str]]] = {

@@ -16,12 +16,42 @@ import numpy as np
 
 from saejax.interop.hooks import to_transformer_lens
 from saejax.interop.tensors import write_safetensors
-from saejax.trained import TrainedCoder
+from saejax.trained import FORMATS, TrainedCoder
 
 _ACTIVATIONS = {"relu": "relu", "jumprelu": "jumprelu"}
 
 
-def refuses_clt(sae: TrainedCoder) -> str:
+def refuses(sae: TrainedCoder) -> str:
+    """Why SAEDashboard cannot show this coder; empty where it can."""
+    return _refuses_clt(sae) if _is_clt(sae) else FORMATS["saelens"].refuses(sae)
+
+
+def write(folder: Path, sae: TrainedCoder) -> list[str]:
+    """Write a coder that `refuses` has nothing against into a new folder; what is to be known of the files."""
+    if _is_clt(sae):
+        _write_clt(folder, sae)
+        return []
+    notes, reads = sae.save(folder, format="saelens"), to_transformer_lens(sae.hook_point)
+    if reads.endswith("mlp.hook_in"):
+        notes.append(f"SAEDashboard 0.8.0 runs HookedTransformer, which has no {reads}: it loads this and stops there.")
+    elif "transcoder" in sae.describe()["topology"]:
+        notes.append("SAEDashboard 0.8.0 loads transcoders from the hub alone: push the folder to owner/name.")
+    return notes
+
+
+def flags(sae: TrainedCoder) -> str:
+    """What neuronpedia-runner is to be told of such a folder."""
+    topology = sae.describe()["topology"]
+    if _is_clt(sae):
+        return "--from-local-sae --use-clt --clt-layer-idx=0"
+    return f"--use-{topology.replace('_', '-')}" if "transcoder" in topology else "--from-local-sae"
+
+
+def _is_clt(sae: TrainedCoder) -> bool:
+    return sae.describe()["topology"] == "clt"
+
+
+def _refuses_clt(sae: TrainedCoder) -> str:
     """Why this cross-layer transcoder cannot be shown by SAEDashboard; empty where it can."""
     said, topology = sae.describe(), sae.coder.topology
     if said["sparsity"]["name"] not in _ACTIVATIONS:
@@ -33,8 +63,7 @@ def refuses_clt(sae: TrainedCoder) -> str:
     return ""
 
 
-def write_clt(folder: Path, sae: TrainedCoder) -> None:
-    """Write a cross-layer transcoder that `refuses_clt` has nothing against into a new folder."""
+def _write_clt(folder: Path, sae: TrainedCoder) -> None:
     topology, params = sae.coder.topology, {name: np.asarray(value) for name, value in sae.params.items()}
     arrays: dict[str, np.ndarray] = {}
     for layer, (W_enc_DF, b_enc_F) in enumerate(zip(params["W_enc"], params["b_enc"], strict=True)):

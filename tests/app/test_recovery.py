@@ -98,7 +98,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     fves = itertools.chain([0.0, 0.0], [0.3, 0.5, 0.4, 0.2, 0.1, 0.1, 0.0, 0.0])
     policy: dict[str, Any] = {"keep_checkpoints": 1, "keep_best": "val/fve", "keep_every": 15}
     e = planted_experiment(tmp_path_factory.mktemp("kept"), "kept", checkpoint_every=3, validate_every=5, **policy)
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         saejax.load(e.run_dir)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("saejax.app.fit.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0})

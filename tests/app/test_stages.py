@@ -118,7 +118,7 @@ def test_loading_gives_the_coder_for_raw_activations(done: Path) -> None:
         saejax.load(e.run_dir, step=21)
     with pytest.raises(DataError, match=r"last axes of activations must be \(128,\)"):
         sae.encode(np.zeros((3, 64)))
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         saejax.load(done / "nowhere")
 
 

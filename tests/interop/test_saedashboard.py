@@ -10,7 +10,7 @@ import safetensors.numpy
 from tiny.by_hand import SIDES, coder_of, sites_of
 from tiny.exports import WIDTH
 
-from saejax.interop.saedashboard import refuses_clt, write_clt
+from saejax.interop.saedashboard import refuses, write
 from saejax.trained import TrainedCoder
 
 
@@ -30,8 +30,8 @@ def clt(sparsity: str, reads: tuple[str, ...] = SIDES["clt"][0]) -> TrainedCoder
 def test_the_tensors_do_what_the_coder_does(sparsity: str, tmp_path: Path) -> None:
     """encode and decode as decode-clt's modules compute them from these names, in float64."""
     sae = clt(sparsity)
-    assert refuses_clt(sae) == ""
-    write_clt(tmp_path, sae)
+    assert refuses(sae) == ""
+    write(tmp_path, sae)
     config = json.loads((tmp_path / "cfg.json").read_text())
     assert (config["num_features"], config["num_layers"], config["d_model"]) == (WIDTH, 2, 16)
     assert (config["activation_fn"], config["normalization_method"]) == (sparsity, "none")
@@ -59,6 +59,6 @@ def test_the_tensors_do_what_the_coder_does(sparsity: str, tmp_path: Path) -> No
 
 
 def test_what_the_dashboard_cannot_show_is_refused_by_name() -> None:
-    assert "not of topk" in refuses_clt(clt("topk"))
+    assert "not of topk" in refuses(clt("topk"))
     for reads in (("blocks.1.mlp_in", "blocks.2.mlp_in"), ("blocks.0.mlp_in", "blocks.1.resid_mid")):
-        assert reads[1] in refuses_clt(clt("relu", reads))
+        assert reads[1] in refuses(clt("relu", reads))
