@@ -15,7 +15,7 @@ from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import from_module, from_transformer_lens, to_transformer_lens
-from saejax.interop.making import UNCENTRED, Found, centred, kind_of, made, weighted
+from saejax.interop.making import UNCENTRED, Found, centred, check_free, kind_of, made, weighted
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
 from saejax.trained import Format, TrainedCoder
 
@@ -86,8 +86,7 @@ class SAELens(Format):
         return f'{download}\n\nsae = SAE.load_from_disk(snapshot_download("{repo}"))'
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
-        if folder.exists() and not (self.here(folder) or (folder.is_dir() and not any(folder.iterdir()))):
-            raise DataError(f"{folder} holds something other than a SAELens dictionary. Choose another folder.")
+        check_free(folder, bool(self.here(folder)), "SAELens dictionary")
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
         arrays.pop("ln_eps", None)
         if "b_mag" in arrays:
