@@ -19,7 +19,7 @@ import safetensors
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing, writing
-from saejax.interop.hooks import from_transformer_lens, to_transformer_lens
+from saejax.interop.hooks import from_transformer_lens, norm_notes, to_transformer_lens
 from saejax.interop.making import Arrays, Found, check_free, kind_of, made
 from saejax.interop.tensors import mentions, only_name, read_safetensors, read_yaml, stored_types, write_safetensors
 from saejax.trained import Format, TrainedCoder
@@ -228,6 +228,7 @@ def _made(
     notes = ("The weights are of 16 bits; saejax multiplies in 32.",) if bits else ()
     reads, writes = hooks("feature_input_hook"), hooks("feature_output_hook")
     model = model if isinstance(model, str) else ""
+    notes += norm_notes(str(config.get("feature_output_hook")), model)
     return made(Found(path, topology, sparsity, reads, writes, model=model, notes=notes), arrays, hook_points)
 
 

@@ -60,10 +60,13 @@ def _here(path: Path) -> tuple[Format | None, list[Path]]:
 
 
 def _search(path: Path, depth: int, left: list[int]) -> Iterator[Path]:
+    entries: list[os.DirEntry[str]] = []
     try:
-        entries = sorted(path.iterdir()) if path.is_dir() else [path]
-        folders = [entry for entry in entries if entry.is_dir()]
-        if len(folders) < len(entries):  # every format has a file in its folder
+        if path.is_dir():
+            with os.scandir(path) as inside:
+                entries = sorted(inside, key=lambda entry: entry.name)
+        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        if len(folders) < len(entries) or path.is_file():  # every format has a file in its folder
             places = [path] if is_saved(path) else _here(path)[1]
             if places:
                 yield from places
@@ -71,9 +74,9 @@ def _search(path: Path, depth: int, left: list[int]) -> Iterator[Path]:
     except OSError:
         return
     left[0] -= len(entries)
-    for folder in folders if depth else []:
-        if left[0] >= 0 and not folder.name.startswith(".") and not folder.is_symlink():
-            yield from _search(folder, depth - 1, left)
+    for name in folders if depth else []:
+        if left[0] >= 0 and not name.startswith("."):
+            yield from _search(path / name, depth - 1, left)
 
 
 def _several(path: Path, places: Sequence[Path]) -> DataError:

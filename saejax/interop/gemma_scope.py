@@ -53,7 +53,7 @@ _MODULES = {
     "resid_pre": "input",
     "resid_post": "output",
     "attn_z": "self_attn.o_proj.input",
-    "attn_out": "self_attn.output",
+    "attn_out": "post_attention_layernorm.output",  # in Gemma 3 behind attention; elsewhere before the MLP
     "mlp_in": "pre_feedforward_layernorm.output",
     "mlp_out": "post_feedforward_layernorm.output",
 }
@@ -252,6 +252,8 @@ def _hooks(path: Path, config: Mapping[str, Any], side: str, layers: int) -> tup
 
 
 def _point(name: str) -> str:
+    if match := re.fullmatch(r".*\.layers\.(\d+)\.post_attention_layernorm\.output", name):
+        return f"blocks.{match[1]}.attn_out"
     return name if name.startswith("blocks.") else from_module(name)
 
 

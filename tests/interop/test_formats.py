@@ -11,7 +11,7 @@ import pytest
 import saejax
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, format_table, found, read
-from saejax.interop.hooks import from_module, from_transformer_lens, layer_of, to_transformer_lens
+from saejax.interop.hooks import from_module, from_transformer_lens, layer_of, norm_notes, to_transformer_lens
 from saejax.interop.making import centred, kind_of, weighted
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_npz, read_safetensors
@@ -232,6 +232,24 @@ def test_the_folds_keep_what_they_say(kind: Kind) -> None:
 def test_hook_points_go_both_ways(theirs: str, ours: str) -> None:
     assert from_transformer_lens(theirs) == ours
     assert to_transformer_lens(ours) == theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "told"),
+    [
+        ("layers.3.mlp", "", True),
+        ("model.layers.3.mlp.output", "google/gemma-3-1b-pt", True),
+        ("blocks.3.mlp.hook_out", "gemma-2-2b", True),
+        ("model.layers.3.self_attn", "", True),
+        ("blocks.3.mlp.hook_out", "gpt2", False),
+        ("blocks.3.hook_mlp_out", "gemma-2-2b", False),
+        ("layers.3.mlp.input", "", False),
+        ("blocks.3.attn.hook_z", "", False),
+        ("layers.3", "", False),
+    ],
+)
+def test_who_stands_before_a_last_norm_is_told(name: str, model: str, told: bool) -> None:
+    assert bool(norm_notes(name, model)) == told
 
 
 @pytest.mark.parametrize(
