@@ -225,7 +225,7 @@ def _made(
     model, sparsity = config.get("model_name"), "jumprelu" if "threshold" in arrays else "relu"
     files = path.glob("W_*.safetensors") if path.is_dir() else [path]
     bits = set().union(*map(stored_types, files)) & {"BF16", "F16"}
-    notes = ("The weights are of 16 bits; saejax multiplies in 32.",) if bits else ()
+    notes: tuple[str, ...] = ("The weights are of 16 bits; saejax multiplies in 32.",) if bits else ()
     reads, writes = hooks("feature_input_hook"), hooks("feature_output_hook")
     model = model if isinstance(model, str) else ""
     notes += norm_notes(str(config.get("feature_output_hook")), model)

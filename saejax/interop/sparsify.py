@@ -73,7 +73,9 @@ class Sparsify(Format):
         if not transcode and "W_skip" in arrays:
             arrays, writes = centred(arrays, -1), reads
         bits = stored_types(path / _WEIGHTS) & {"BF16", "F16"}
-        notes = ("The weights are of 16 bits. sparsify multiplies in 16 bits, saejax in 32.",) if bits else ()
+        notes: tuple[str, ...] = (
+            ("The weights are of 16 bits. sparsify multiplies in 16 bits, saejax in 32.",) if bits else ()
+        )
         notes += norm_notes(_hook(path), "")
         sparsity = "abs_topk" if config.get("signed") is True else "topk"
         return made(Found(path, topology, sparsity, reads, writes, k, notes=notes), arrays, hook_points)
