@@ -132,13 +132,15 @@ def dictionaries(names: Sequence[str]) -> dict[str, list[str]]:
         folder, _, file = name.rpartition("/")
         folders.setdefault(folder, []).append(file)
         if folder:  # some keep their weights in a folder of their own
-            above, _, own = folder.rpartition("/")
-            folders.setdefault(above, []).append(f"{own}/{file}")
+            above, _, last = folder.rpartition("/")
+            folders.setdefault(above, []).append(f"{last}/{file}")
     places: dict[str, list[str]] = {}
     for folder, files in sorted(folders.items()):
-        kinds = [{"": [DESCRIPTION, WEIGHTS]}] if {DESCRIPTION, WEIGHTS} <= set(files) else []
-        for found in (*kinds, *(format.among(files) for format in FORMATS.values())):
-            for place, needed in found.items():
+        found = [format.among(files) for format in FORMATS.values()]
+        if {DESCRIPTION, WEIGHTS} <= set(files):
+            found.append({"": [DESCRIPTION, WEIGHTS]})
+        for format_has in found:
+            for place, needed in format_has.items():
                 # Files of the same names may be of several formats. Their contents decide later.
                 own = places.setdefault("/".join(filter(None, (folder, place))), [])
                 own += [path for file in needed if (path := "/".join(filter(None, (folder, file)))) not in own]
@@ -199,7 +201,7 @@ def _cached(asked: HubPlace) -> tuple[tuple[Path, str] | None, bool]:
     """(as `fetched` of what the cache has at the very place that is asked for, whether all its files are there)."""
     from huggingface_hub import snapshot_download
 
-    wanted = {"revision": asked.revision or None, "local_files_only": True}
+    wanted: dict[str, Any] = {"revision": asked.revision or None, "local_files_only": True}
     try:  # with no pattern: the folder, whatever part of it is there
         folder = Path(snapshot_download(asked.repo, **wanted, allow_patterns=[]))
     except Exception:  # not cached: the library raises one of several kinds
@@ -225,7 +227,7 @@ def _remedy(asked: HubPlace) -> str:
     here = f"On this machine nothing is at {asked.path}, and " if asked.path else "On this machine "
     return (
         f"{here}{asked} is not in the hub's cache. Check the name and the network, and HF_TOKEN where it is private. "
-        f"What reads without a network: hf download {asked.repo}{only}, where there is one."
+        f"To fill the cache where there is a network: hf download {asked.repo}{only}."
     )
 
 

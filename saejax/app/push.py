@@ -44,7 +44,9 @@ def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision
         notes = sae.save(local, format=to)
         print(compared(sae, local, to, ()))
         usage = "" if to == "saejax" else FORMATS[to].usage(place.repo, place.sub)
-        where = str(place).removeprefix("hf://")
+        inner = local if to == "saejax" else FORMATS[to].place_of(sae, local)
+        read = place.below("/".join(filter(None, (place.sub, *inner.relative_to(local).parts))))
+        where = str(read).removeprefix("hf://")
         (local / CARD).write_text(model_card(sae.describe(), where, to, usage), encoding="utf-8")
         files = {path.relative_to(local).as_posix(): path for path in sorted(local.rglob("*")) if path.is_file()}
         if there is not None:
@@ -53,7 +55,7 @@ def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision
     for note in (*sae.origin.notes, *notes):
         print(f"  {note}")
     print(f"{words[0]} -> {commit.commit_url}")
-    pinned = str(dataclasses.replace(place, revision=commit.oid)).removeprefix("hf://")
+    pinned = str(dataclasses.replace(read, revision=commit.oid)).removeprefix("hf://")
     print(f'saejax.load("{pinned}") reads it.')
 
 

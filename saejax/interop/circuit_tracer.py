@@ -10,7 +10,7 @@ Its JumpReLU has no ReLU: below a threshold that is negative it would let negati
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,13 @@ class CircuitTracer(Format):
             return []
         # Without a layer it is still this format, and `read` says what is missing.
         return _layers(path) or [path]
+
+    def among(self, names: Collection[str]) -> dict[str, list[str]]:
+        config = [_CONFIG] if _CONFIG in names else []
+        if cross := [name for name in names if re.fullmatch(r"W_(enc|dec)_\d+\.safetensors", name)]:
+            return {"": [*config, *cross]}
+        layers = [name for name in names if config and "/" not in name and _layer(Path(name)) is not None]
+        return {name: [*config, name] for name in layers}
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         folder = path.parent if path.suffix == ".safetensors" else path

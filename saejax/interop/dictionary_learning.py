@@ -61,6 +61,7 @@ class DictionaryLearning(Format):
     name = "dictionary_learning"
     title = "dictionary_learning"
     files = f"{_WEIGHTS}, {_CONFIG}"
+    needs = ((_CONFIG, _WEIGHTS),)
     reads = frozenset(
         (UNCENTRED if topology == "transcoder" else topology, sparsity) for topology, sparsity, _ in _CLASSES.values()
     )

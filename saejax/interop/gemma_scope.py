@@ -65,6 +65,7 @@ class GemmaScope(Format):
     name = "gemma_scope"
     title = "Gemma Scope 1"
     files = _NPZ
+    needs = ((_NPZ,),)
     reads = frozenset({(UNCENTRED, "jumprelu"), ("transcoder", "jumprelu")})
 
     def here(self, path: Path) -> list[Path]:
@@ -115,6 +116,7 @@ class GemmaScope2(Format):
     name = "gemma_scope_2"
     title = "Gemma Scope 2"
     files = f"{_CONFIG}, {_WEIGHTS} or params_layer_0.safetensors, ..."
+    needs = ((_CONFIG, _WEIGHTS), (_CONFIG, "params_layer_*.safetensors"))
     reads = frozenset(
         (topology, "jumprelu")
         for topology in (UNCENTRED, "transcoder", "skip_transcoder", "crosscoder", "clt", "skip_clt")

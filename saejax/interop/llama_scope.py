@@ -55,6 +55,7 @@ class LlamaScope(Format):
     name = "llama_scope"
     title = "Llama Scope (Llamascopium)"
     files = f"{_CONFIG}, {_WEIGHTS}; or {_OLD}, checkpoints/final.safetensors"
+    needs = ((_CONFIG, _WEIGHTS), (_OLD, "checkpoints/final.safetensors"))
     reads = frozenset(
         {(topology, sparsity) for topology in (UNCENTRED, "transcoder", "clt") for sparsity in _ACTIVATIONS}
         | {("crosscoder", "relu")}

@@ -9,7 +9,7 @@ the number at the end of SAE-Res-Qwen3-1.7B-Base-W32K-L0_50.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,9 @@ class QwenScope(Format):
         except OSError:
             return []
         return [file for _, file in sorted(inside) if file.is_file()]
+
+    def among(self, names: Collection[str]) -> dict[str, list[str]]:
+        return {name: [name] for name in names if _FILE.fullmatch(name)}
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         names = [match for part in path.absolute().parent.parts if (match := _REPOSITORY.search(part))]

@@ -37,6 +37,7 @@ class Sparsify(Format):
     name = "sparsify"
     title = "sparsify"
     files = f"<hook point>/{_CFG}, {_WEIGHTS}"
+    needs = ((_CFG, _WEIGHTS),)
     sets = True
     reads = frozenset(
         {(topology, "topk") for topology in ("autoencoder", "transcoder", "skip_transcoder")}

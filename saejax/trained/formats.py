@@ -26,8 +26,8 @@ class Format:
         reads: (topology, sparsity) of the coders that `read` can give.
         files: what the files are called, for people.
         sets: a folder holds several coders, one a layer, and `write` adds to it.
-        needs: the files of a dictionary on the hub, as alternatives: patterns of names in its folder, of which each
-            must match a file. Empty where names do not tell; `saejax.load` of a hub id then does not find it.
+        needs: which files a dictionary on the hub is made of, as alternatives: patterns of names in its folder, of
+            which each must match a file. Empty where names do not tell; it is not found by a hub id then.
     """
 
     name: ClassVar[str]

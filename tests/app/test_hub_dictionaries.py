@@ -6,6 +6,7 @@ few endpoints asked here. Nothing was tried against the hub itself: no LFS, no X
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,10 @@ def saved(folder: Path, format: str = "saejax") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def written(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def same(a: TrainedCoder, b: TrainedCoder) -> bool:
     return a.params.keys() == b.params.keys() and all(np.array_equal(a.params[n], b.params[n]) for n in a.params)
 
@@ -120,10 +125,9 @@ WRITTEN = [name for name, format in FORMATS.items() if any(not format.refuses(sa
 
 @pytest.mark.parametrize("format", ["saejax", *WRITTEN])
 def test_a_dictionary_is_loaded_by_id_with_its_commit(format: str, tmp_path: Path, hub: Hub) -> None:
-    kinds = FORMATS[format].reads if format != "saejax" else {("autoencoder", "topk")}
-    sae = next(sae for kind in sorted(kinds) for sae in examples() if saved_as(sae, kind, format))
+    sae = next(sae for sae in examples() if format == "saejax" or not FORMATS[format].refuses(sae))
     sae.save(tmp_path / "a", format=format)
-    files = {p.relative_to(tmp_path / "a").as_posix(): p.read_bytes() for p in (tmp_path / "a").rglob("*.*")}
+    files = {p.relative_to(tmp_path / "a").as_posix(): p.read_bytes() for p in written(tmp_path / "a")}
     sha = hub.put("o/n", {f"l1/{name}": content for name, content in files.items()} | {"l1/huge.bin": b"x" * 10_000})
     there = FORMATS[format].place_of(sae, tmp_path / "a") if format != "saejax" else tmp_path / "a"
     sub = ("l1" / there.relative_to(tmp_path / "a")).as_posix()
@@ -132,12 +136,6 @@ def test_a_dictionary_is_loaded_by_id_with_its_commit(format: str, tmp_path: Pat
     assert loaded.origin.source == f"hf://o/n@{sha}/{sub}"
     assert "huge.bin" not in downloads(hub)
     assert loaded.origin.source == saejax.load(loaded.origin.source).origin.source  # it can be loaded by
-
-
-def saved_as(sae: TrainedCoder, kind: tuple[str, str], format: str) -> bool:
-    described = sae.describe()
-    own = (described["topology"], described["sparsity"]["name"]) == kind
-    return own and (format == "saejax" or not FORMATS[format].refuses(sae))
 
 
 def test_only_the_files_of_the_one_wanted_dictionary_are_downloaded(tmp_path: Path, hub: Hub) -> None:
@@ -196,10 +194,34 @@ def test_without_a_network_the_cache_is_read_or_the_way_to_fill_it_is_said(
     close_session()  # the library makes a session that refuses
     with pytest.warns(UserWarning, match=rf"OfflineMode.*The copy in the cache is read: hf://o/n@{sha}/a"):
         assert same(saejax.load("o/n/a"), example())
-    for place, how in (("o/n/b", r"hf download o/n --include 'b/\*'"), ("o/m", "hf download o/m"), ("o/n", "o/n,")):
+    for place, how in (
+        ("o/n/b", r"hf download o/n --include 'b/\*'"),
+        ("o/m", r"hf download o/m\."),
+        ("o/n", r"hf download o/n\."),
+    ):
         with pytest.raises(DataError, match=rf"OfflineMode.*is not in the hub's cache.*{how}"):
             saejax.load(place)
     assert hub.asked == []
+
+
+def test_names_tell_where_the_published_collections_have_their_dictionaries() -> None:
+    """Names as in the repositories of their authors."""
+    names = {
+        "layer_20/width_16k/average_l0_71": ["params.npz"],
+        "resid_post/layer_3_width_16k_l0_small": ["config.json", "params.safetensors"],
+        "clt/width_262k_l0_big": ["config.json", "params_layer_0.safetensors", "params_layer_1.safetensors"],
+        "layers.3.mlp": ["cfg.json", "sae.safetensors"],
+        "Llama3_1-8B-Base-L0R-8x": ["hyperparams.json", "checkpoints/final.safetensors"],
+        "resid_post_layer_8/trainer_0": ["ae.pt", "config.json"],
+        "set/layer_1.safetensors": ["../config.yaml", "../layer_1.safetensors"],
+        "set/layer_2.safetensors": ["../config.yaml", "../layer_2.safetensors"],
+        "cross": ["config.yaml", "W_enc_0.safetensors", "W_dec_0.safetensors"],
+        "qwen/layer7.sae.pt": ["../layer7.sae.pt"],
+    }
+    files = {place: sorted(os.path.normpath(f"{place}/{file}") for file in own) for place, own in names.items()}
+    others = ["README.md", "eval/config.json", "model-1-of-2.safetensors", "resid_post_layer_8/trainer_0/eval.pt"]
+    found = dictionaries([*others, *(name for own in files.values() for name in own)])
+    assert {place: sorted(own) for place, own in found.items()} == files
 
 
 # --- hostile repositories ----------------------------------------------------------------------------------------
@@ -251,7 +273,7 @@ def test_the_names_of_what_a_format_writes_are_found_again(name: str, tmp_path: 
     format = FORMATS[name]
     sae = next(sae for sae in examples() if not format.refuses(sae))
     sae.save(tmp_path / "a", format=name)
-    files = [path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*.*")]
+    files = [path.relative_to(tmp_path / "a").as_posix() for path in written(tmp_path / "a")]
     place = format.place_of(sae, tmp_path / "a").relative_to(tmp_path / "a").as_posix().removeprefix(".")
     assert place in dictionaries([*files, "README.md", "b/c.txt"])
 
@@ -269,25 +291,25 @@ def signed_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
 
 
-@pytest.mark.parametrize("to", ["saejax", "saelens"])
+@pytest.mark.parametrize(("to", "inner"), [("saejax", ""), ("saelens", ""), ("sparsify", "/blocks.0.mlp_in")])
 def test_what_is_pushed_comes_back_and_tells_no_folder(
-    to: str, tmp_path: Path, hub: Hub, signed_in: None, capsys: pytest.CaptureFixture[str]
+    to: str, inner: str, tmp_path: Path, hub: Hub, signed_in: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example().save(tmp_path / "a")
     push(tmp_path / "a", to=to, folder="l1", revision="try/one")
     printed = capsys.readouterr().out
     sha = hub.heads["ann/n"]["try/one"]
-    assert f"{hub.url}/ann/n/commit/{sha}" in printed and f'saejax.load("ann/n@{sha}/l1")' in printed
-    back = saejax.load(f"ann/n@{sha}/l1")
+    assert f"{hub.url}/ann/n/commit/{sha}" in printed and f'saejax.load("ann/n@{sha}/l1{inner}")' in printed
+    back = saejax.load(f"ann/n@{sha}/l1{inner}")
     assert same(back, example())
-    assert back.origin.source == f"hf://ann/n@{sha}/l1"
+    assert back.origin.source == f"hf://ann/n@{sha}/l1{inner}"
     whole = b"".join(hub.sent) + b"".join(hub.repos["ann/n"][sha].values()) + printed.encode()
     assert b"/home/ann" not in whole and TOKEN.encode() not in whole
     assert len([line for line in hub.asked if "/commit/" in line and line.startswith("POST")]) == 1
 
     front, _, text = hub.repos["ann/n"][sha]["l1/README.md"].decode().removeprefix("---\n").partition("\n---\n")
     assert yaml.safe_load(front)["library_name"] == to
-    assert 'saejax.load("ann/n@try%2Fone/l1")' in text and "FVE" in text
+    assert f'saejax.load("ann/n@try%2Fone/l1{inner}")' in text and "FVE" in text
     assert ('SAE.from_pretrained("ann/n", "l1")' in text) == (to == "saelens")
 
 

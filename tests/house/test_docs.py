@@ -203,6 +203,20 @@ def test_commands_of_a_page_exist_with_their_experiments_and_keys(page: Path) ->
                 assert key == "config" or key in flags, f"{page.name}: {line!r}: no flag --{key}"
 
 
+@pytest.mark.soak
+def test_lines_of_the_page_of_formats_run_one_after_the_other(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "formats.md"
+    lines = [line for block in blocks(page, "bash") if block.info == "bash" for line in block.text.splitlines()]
+    assert len(lines) > 8
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
