@@ -26,7 +26,8 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     if len(words) < 2:
         raise ConfigError("Give a source and a destination, as in: saejax convert runs/quickstart out --to=saelens")
     if not to:
-        raise ConfigError(f"Say into which format: --to=saejax, {', '.join(f'--to={name}' for name in FORMATS)}.")
+        written = [name for name, form in FORMATS.items() if type(form).write is not Format.write]
+        raise ConfigError(f"Say into which format: {', '.join(f'--to={name}' for name in ['saejax', *written])}.")
     *sources, target = words
     destination, places = Path(target), [place for source in sources for place in _places(source)]
     if twice := [place for place in places if places.count(place) > 1]:

@@ -63,7 +63,7 @@ def hub_place(path: str | os.PathLike[str]) -> HubPlace | None:
     """
     text = os.fspath(path)
     said = text.startswith("hf:/")
-    if not said and (Path(text).exists() or Path(text.partition("/")[0] or "/").exists()):
+    if not said and (os.path.exists(text) or os.path.exists(text.partition("/")[0] or "/")):
         return None
     match = _ID.fullmatch(text)
     if match and _is_plain(sub := match[4].strip("/")):

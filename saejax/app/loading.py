@@ -51,7 +51,10 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is a run of saejax: it has a config.json, and no other project's files."""
     path = Path(path)
     others = (format.here(path) for format in interop.FORMATS.values())
-    return (path / "config.json").is_file() and not is_saved(path) and not any(others)
+    try:
+        return (path / "config.json").is_file() and not is_saved(path) and not any(others)
+    except OSError:  # what may not be looked into is nothing; whoever reads it says why
+        return False
 
 
 def _from_run(run: Path, step: int | str | None) -> TrainedCoder:

@@ -19,7 +19,7 @@ import safetensors
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing, writing
-from saejax.interop.hooks import from_transformer_lens, to_transformer_lens
+from saejax.interop.hooks import from_transformer_lens, norm_notes, to_transformer_lens
 from saejax.interop.making import Arrays, Found, check_free, kind_of, made
 from saejax.interop.tensors import mentions, only_name, read_safetensors, read_yaml, stored_types, write_safetensors
 from saejax.trained import Format, TrainedCoder
@@ -232,9 +232,10 @@ def _made(
     model, sparsity = config.get("model_name"), "jumprelu" if "threshold" in arrays else "relu"
     files = path.glob("W_*.safetensors") if path.is_dir() else [path]
     bits = set().union(*map(stored_types, files)) & {"BF16", "F16"}
-    notes = ("The weights are of 16 bits; saejax multiplies in 32.",) if bits else ()
+    notes: tuple[str, ...] = ("The weights are of 16 bits; saejax multiplies in 32.",) if bits else ()
     reads, writes = hooks("feature_input_hook"), hooks("feature_output_hook")
     model = model if isinstance(model, str) else ""
+    notes += norm_notes(str(config.get("feature_output_hook")), model)
     return made(Found(path, topology, sparsity, reads, writes, model=model, notes=notes), arrays, hook_points)
 
 

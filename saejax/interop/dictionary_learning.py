@@ -25,7 +25,7 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
-from saejax.interop.making import UNCENTRED, Arrays, Found, centred, kind_of, made, weighted
+from saejax.interop.making import UNCENTRED, Arrays, Found, centred, check_free, kind_of, made, weighted
 from saejax.interop.tensors import mentions, read_config, whole_number
 from saejax.interop.torch_file import read_torch, write_torch
 from saejax.trained import Format, TrainedCoder
@@ -110,8 +110,7 @@ class DictionaryLearning(Format):
         return "" if sparsity in _WRITTEN else f"dictionary_learning has no {sparsity}"
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
-        if folder.exists() and not (self.here(folder) or (folder.is_dir() and not any(folder.iterdir()))):
-            raise DataError(f"{folder} holds something other than a dictionary of dictionary_learning.")
+        check_free(folder, bool(self.here(folder)), "dictionary of dictionary_learning")
         topology, sparsity = kind_of(sae)
         arrays: Arrays = {name: np.asarray(value) for name, value in sae.params.items()}
         kind, trainer = _WRITTEN[sparsity]
@@ -181,7 +180,10 @@ def _with_numbers(
     if kind == "AutoEncoder" and arrays["W_dec"].ndim == 2 and not _unit(arrays):
         norms = np.linalg.norm(arrays["W_dec"].astype(np.float64), axis=1)
         if (norms == 0).any():
-            raise DataError(f"{path / _WEIGHTS}: {int((norms == 0).sum())} decoder rows are 0: their length is not 1.")
+            raise DataError(
+                f"{path / _WEIGHTS}: {int((norms == 0).sum())} decoder rows are 0, which dictionary_learning's loader "
+                "cannot scale to length 1. Leave out those latents."
+            )
         arrays = weighted(arrays, norms)
         notes.append("As dictionary_learning's loader does, latents are scaled so that decoder rows have length 1.")
     return arrays, None if k is None else int(k.item()), notes

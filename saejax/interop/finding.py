@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from saejax.core.errors import DataError
-from saejax.trained import FORMATS, TrainedCoder, is_saved
+from saejax.trained import FORMATS, Format, TrainedCoder, is_saved
 
 # Collections on the hub are folders of layers of widths of sparsities: four levels, thousands of entries.
 _DEPTH, _MOST = 4, 20_000
@@ -21,15 +21,18 @@ def read(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> Train
         DataError: none there, several (they are named), or a damaged file.
     """
     path = Path(path)
-    if is_saved(path):
-        return TrainedCoder.from_folder(path)
-    for format in FORMATS.values():
-        places = format.here(path)
-        if len(places) == 1:
-            return format.read(places[0], hook_points)
-        if places:
-            raise _several(path, places)
-    if not path.exists():
+    try:
+        if is_saved(path):
+            return TrainedCoder.from_folder(path)
+        format, places = _here(path)
+        there = path.exists()
+    except OSError as error:  # no right to look into it, or no name that a file can have
+        raise DataError(f"{str(path)[:200]} cannot be read: {error.strerror}.") from None
+    if format and len(places) == 1:
+        return format.read(places[0], hook_points)
+    if places:
+        raise _several(path, places)
+    if not there:
         raise DataError(f"{path} does not exist. Give a run, a folder with a dictionary, or hf://owner/name.")
     if inside := found(path):
         raise _several(path, inside)
@@ -41,30 +44,39 @@ def read(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> Train
 
 
 def found(path: str | os.PathLike[str]) -> list[Path]:
-    """All coders at or below a path, each as a place that `read` takes; saved coders and foreign ones, not runs."""
+    """All coders at or below a path, each as a place that `read` takes; saved coders and foreign ones, not runs.
+
+    What may not be read is passed over.
+    """
     return list(_search(Path(path), _DEPTH, [_MOST]))
 
 
-def _search(path: Path, depth: int, left: list[int]) -> Iterator[Path]:
-    if is_saved(path):
-        yield path
-        return
+def _here(path: Path) -> tuple[Format | None, list[Path]]:
+    """The first format that finds coders at a path, and where. Raises OSError."""
     for format in FORMATS.values():
         if places := format.here(path):
-            yield from places
-            return
-    if not depth or not path.is_dir():
-        return
+            return format, places
+    return None, []
+
+
+def _search(path: Path, depth: int, left: list[int]) -> Iterator[Path]:
+    entries: list[os.DirEntry[str]] = []
     try:
-        inside = sorted(path.iterdir())
+        if path.is_dir():
+            with os.scandir(path) as inside:
+                entries = sorted(inside, key=lambda entry: entry.name)
+        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        if len(folders) < len(entries) or path.is_file():  # every format has a file in its folder
+            places = [path] if is_saved(path) else _here(path)[1]
+            if places:
+                yield from places
+                return
     except OSError:
         return
-    for entry in inside:
-        left[0] -= 1
-        if left[0] < 0:
-            return
-        if not entry.name.startswith(".") and not entry.is_symlink() and entry.is_dir():
-            yield from _search(entry, depth - 1, left)
+    left[0] -= len(entries)
+    for name in folders if depth else []:
+        if left[0] >= 0 and not name.startswith("."):
+            yield from _search(path / name, depth - 1, left)
 
 
 def _several(path: Path, places: Sequence[Path]) -> DataError:

@@ -20,7 +20,7 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import UNKNOWN, from_module
-from saejax.interop.making import UNCENTRED, Arrays, Found, centred, kind_of, made
+from saejax.interop.making import UNCENTRED, Arrays, Found, centred, check_free, kind_of, made
 from saejax.interop.tensors import (
     check_size,
     mentions,
@@ -33,6 +33,7 @@ from saejax.interop.tensors import (
 from saejax.trained import Format, Kind, TrainedCoder
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
+_MOST_LAYERS = 1024
 _OURS = {"w_enc": "W_enc", "w_dec": "W_dec", "affine_skip_connection": "W_skip"}
 _SITES = {"res": "resid_post", "mlp": "mlp_out", "att": "attn_z"}
 _NORMALIZED = (
@@ -52,7 +53,7 @@ _MODULES = {
     "resid_pre": "input",
     "resid_post": "output",
     "attn_z": "self_attn.o_proj.input",
-    "attn_out": "self_attn.output",
+    "attn_out": "post_attention_layernorm.output",  # in Gemma 3 behind attention; elsewhere before the MLP
     "mlp_in": "pre_feedforward_layernorm.output",
     "mlp_out": "post_feedforward_layernorm.output",
 }
@@ -93,7 +94,7 @@ class GemmaScope(Format):
         return f"Gemma Scope has no {kind[0]} with {kind[1]}"
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
-        _check_free(folder, bool(self.here(folder)), self.title)
+        check_free(folder, bool(self.here(folder)), f"dictionary of {self.title}")
         arrays = _arrays(sae)
         model, reads, _ = _places(folder)
         if reads == ("hook_embed",):
@@ -157,7 +158,7 @@ class GemmaScope2(Format):
         return f"Gemma Scope has no {kind[0]} with {kind[1]}"
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
-        _check_free(folder, bool(self.here(folder)), self.title)
+        check_free(folder, bool(self.here(folder)), f"dictionary of {self.title}")
         arrays, t = _arrays(sae), sae.coder.topology
         config = {
             "architecture": "jump_relu",
@@ -181,11 +182,6 @@ class GemmaScope2(Format):
 
 def _written(topologies: Sequence[str]) -> set[Kind]:
     return {(topology, sparsity) for topology in topologies for sparsity in ("relu", "jumprelu")}
-
-
-def _check_free(folder: Path, mine: bool, title: str) -> None:
-    if folder.exists() and not (mine or (folder.is_dir() and not any(folder.iterdir()))):
-        raise DataError(f"{folder} holds something other than a dictionary of {title}. Choose another folder.")
 
 
 def _arrays(sae: TrainedCoder) -> Arrays:
@@ -258,6 +254,8 @@ def _hooks(path: Path, config: Mapping[str, Any], side: str, layers: int) -> tup
 
 
 def _point(name: str) -> str:
+    if match := re.fullmatch(r".*\.layers\.(\d+)\.post_attention_layernorm\.output", name):
+        return f"blocks.{match[1]}.attn_out"
     return name if name.startswith("blocks.") else from_module(name)
 
 
@@ -288,6 +286,8 @@ def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
     files: list[Path] = []
     while (path / _layer(len(files))).is_file():
         files.append(path / _layer(len(files)))
+    if len(files) > _MOST_LAYERS:
+        raise DataError(f"{path} has {len(files):,} files of layers; a model has at most {_MOST_LAYERS:,} layers.")
     check_size(path, 2 * sum(file.stat().st_size for file in files))
     layers = [_renamed(file, read_safetensors(file)) for file in files]
     for file, arrays in zip(files, layers, strict=True):

@@ -29,6 +29,9 @@ _MODULES |= {(name, True): "attn_out" for name in ("self_attn", "attn", "attenti
 # And back, where a module's output, or its input and output, are these.
 _OUTPUTS = {"resid_post": "", "mlp_out": ".mlp", "attn_out": ".self_attn"}
 _THROUGH = {("resid_pre", "resid_post"): "", ("mlp_in", "mlp_out"): ".mlp"}
+# Outputs of the modules themselves, as transformers, sparsify and circuit-tracer name them.
+_BEFORE_NORM = re.compile(r"(?:.*\.)?(?:mlp|self_attn|attn|attention)(?:\.(?:hook_out|output|out))?")
+_POST_NORMS = re.compile(r"gemma-?[23]", re.IGNORECASE)
 _LAYER = re.compile(r"(?:[\w]+\.)*?(?:layers|h|blocks)\.(\d+)(?:\.(.+?))??(?:\.(input|output|in|out))?")
 
 
@@ -42,6 +45,20 @@ def to_transformer_lens(name: str) -> str:
     """blocks.6.resid_pre -> blocks.6.hook_resid_pre; mlp_in is mlp.hook_in, as circuit-tracer calls it."""
     match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
     return f"blocks.{match[1]}.{_OURS.get(match[2], match[2])}" if match else name
+
+
+def norm_notes(name: str, model: str) -> tuple[str, ...]:
+    """What is to be said of a coder that stands at another project's `name`, a module's output, in a model ("" is any).
+
+    Gemma 2 and 3 norm it once more before they add it to the residual stream. TransformerLens's hook_mlp_out and
+    hook_attn_out are behind that norm, and so are our mlp_out and attn_out.
+    """
+    if not _BEFORE_NORM.fullmatch(name) or (model and not _POST_NORMS.search(model)):
+        return ()
+    return (
+        f"It stands at the output of the module {name}. In Gemma 2 and 3 a norm follows, and saejax's mlp_out and "
+        "attn_out are behind it: other activations than this coder's.",
+    )
 
 
 def from_module(path: str, output: bool = True) -> str:

@@ -306,10 +306,10 @@ def _raw(arrays: Arrays, s_in: np.ndarray, s_out: np.ndarray) -> Arrays:
 
 def _lengthened(arrays: Arrays, norms: np.ndarray) -> Arrays:
     """Latents times the length of what they write, which becomes 1."""
-    norms = np.where(norms > 0, norms, 1)
     if "W_dec" in arrays:
         return weighted(arrays, norms)
-    scaled = {f"W_dec_{i}": arrays[f"W_dec_{i}"] / norms[i][:, None, None] for i in range(len(norms))}
+    rows = np.where(norms > 0, norms, 1)[..., None, None]
+    scaled = {f"W_dec_{i}": arrays[f"W_dec_{i}"] / rows[i] for i in range(len(norms))}
     return arrays | scaled | {"W_enc": arrays["W_enc"] * norms[:, None], "b_enc": arrays["b_enc"] * norms}
 
 

@@ -143,11 +143,14 @@ def centred(arrays: Mapping[str, np.ndarray], sign: int) -> Arrays:
 
 
 def weighted(arrays: Mapping[str, np.ndarray], factor_F: np.ndarray) -> Arrays:
-    """Latents times `factor`, the same reconstructions: for files whose latents are not what multiplies W_dec."""
+    """Latents times `factor`, the same reconstructions: for files whose latents are not what multiplies W_dec.
+
+    A latent whose factor is 0 (its decoder row is) becomes one that is never on.
+    """
     factor_F = factor_F.astype(np.float64)
     out = dict(arrays)
     for name in ("W_enc", "b_enc", "b_mag", "threshold"):
         if name in arrays:
             out[name] = (arrays[name] * factor_F).astype(np.float32)
-    rows = factor_F.reshape(-1, *[1] * (arrays["W_dec"].ndim - 1))
+    rows = np.where(factor_F > 0, factor_F, 1).reshape(-1, *[1] * (arrays["W_dec"].ndim - 1))
     return out | {"W_dec": (arrays["W_dec"] / rows).astype(np.float32)}

@@ -14,8 +14,8 @@ import numpy as np
 from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
-from saejax.interop.hooks import from_module, from_transformer_lens, to_transformer_lens
-from saejax.interop.making import UNCENTRED, Found, centred, kind_of, made, weighted
+from saejax.interop.hooks import from_module, from_transformer_lens, norm_notes, to_transformer_lens
+from saejax.interop.making import UNCENTRED, Found, centred, check_free, kind_of, made, weighted
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
 from saejax.trained import Format, TrainedCoder
 
@@ -86,8 +86,7 @@ class SAELens(Format):
         return f'{download}\n\nsae = SAE.load_from_disk(snapshot_download("{repo}"))'
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
-        if folder.exists() and not (self.here(folder) or (folder.is_dir() and not any(folder.iterdir()))):
-            raise DataError(f"{folder} holds something other than a SAELens dictionary. Choose another folder.")
+        check_free(folder, bool(self.here(folder)), "SAELens dictionary")
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
         arrays.pop("ln_eps", None)
         if "b_mag" in arrays:
@@ -167,10 +166,12 @@ def _found(config: Mapping[str, Any], architecture: Any, path: Path) -> Found:
         if normalize == "layer_norm":
             topology = "layernorm_autoencoder"
     k = whole_number(config, "k", cfg) if sparsity in ("topk", "abs_topk") else None
-    model = meta.get("model_name")
-    return Found(
-        path, topology, sparsity, reads, writes, k, model if isinstance(model, str) else "", notes=tuple(notes)
+    model = meta["model_name"] if isinstance(meta.get("model_name"), str) else ""
+    theirs = dict.fromkeys(
+        str(meta.get(f"hf_{name}") or meta.get(name) or "") for name in ("hook_name", "hook_name_out")
     )
+    notes += [note for name in theirs for note in norm_notes(name, model)]
+    return Found(path, topology, sparsity, reads, writes, k, model, notes=tuple(notes))
 
 
 def _hook(meta: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
-from saejax.interop.hooks import from_module, to_module
+from saejax.interop.hooks import from_module, norm_notes, to_module
 from saejax.interop.making import UNCENTRED, Found, centred, check_free, kind_of, made
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
 from saejax.lm.points import HOOK_NAMES
@@ -74,7 +74,10 @@ class Sparsify(Format):
         if not transcode and "W_skip" in arrays:
             arrays, writes = centred(arrays, -1), reads
         bits = stored_types(path / _WEIGHTS) & {"BF16", "F16"}
-        notes = ("The weights are of 16 bits. sparsify multiplies in 16 bits, saejax in 32.",) if bits else ()
+        notes: tuple[str, ...] = (
+            ("The weights are of 16 bits. sparsify multiplies in 16 bits, saejax in 32.",) if bits else ()
+        )
+        notes += norm_notes(_hook(path), "")
         sparsity = "abs_topk" if config.get("signed") is True else "topk"
         return made(Found(path, topology, sparsity, reads, writes, k, notes=notes), arrays, hook_points)
 
@@ -113,6 +116,8 @@ class Sparsify(Format):
             write_safetensors(beside / _WEIGHTS, {theirs.get(name, name): value for name, value in arrays.items()})
             (beside / _CFG).write_text(json.dumps(config) + "\n", encoding="utf-8")
         notes = [f"The files do not name the language model, {sae.origin.model}."] if sae.origin.model else []
+        if sae.origin.model:
+            notes += norm_notes(self.place_of(sae, folder).name, sae.origin.model)
         if self.place_of(sae, folder).name == sae.hook_point:
             notes.append(f"The folder is called {sae.hook_point}, which is no module: give sparsify's own tools one.")
         return notes
@@ -127,10 +132,15 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def _sites(path: Path, transcode: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Hook points by the folder's name; () where it names no layer. Several seeds lie in seed0, seed1, ... of it."""
+def _hook(path: Path) -> str:
+    """The folder's name, a module's path. Several seeds lie in seed0, seed1, ... of it."""
     path = path.absolute()
-    name = path.parent.name if re.fullmatch(r"seed\d+", path.name) else path.name
+    return path.parent.name if re.fullmatch(r"seed\d+", path.name) else path.name
+
+
+def _sites(path: Path, transcode: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Hook points by the folder's name; () where it names no layer."""
+    name = _hook(path)
     if re.fullmatch(rf"blocks\.\d+\.({'|'.join(HOOK_NAMES)})", name):
         return (name,), (name,)
     if not re.search(r"(?:^|\.)(?:layers|h|blocks)\.\d+(?:\.|$)|embed", name):

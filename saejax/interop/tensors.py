@@ -1,6 +1,9 @@
 """Arrays and small texts of files that strangers wrote: bounded before memory is taken, nothing is executed."""
 
+import io
+import math
 import os
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +20,9 @@ LARGEST_CONFIG, _BEGINNING = 4 << 20, 1 << 16
 # The longest configuration there is has a line for each of some hundred layers.
 _LARGEST_YAML, _MOST_BRACKETS, _MOST_TOKENS = 16 << 10, 100, 3000
 _MOST_TENSORS = 4096
+_LONGEST_HEADER = _MOST_TENSORS << 8  # a name and a shape for each
+# The loader's own converters raise them too, for words that a tag (!!bool x) or digits take for something else.
+_YAML_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 100
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
@@ -44,7 +50,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
             if n > _MOST_TOKENS:
                 raise DataError(f"{path} is no configuration: it has more than {_MOST_TOKENS:,} words and signs.")
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # The loader's own converters raise all of these for words that a tag (!!bool x) or digits take for something else.
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise DataError(f"{path} is not readable YAML ({type(error).__name__}).") from None
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a configuration: it holds no YAML mapping.")
@@ -86,13 +101,13 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: not a safetensors file, too large for this machine, or a tensor that does not hold real numbers.
     """
-    check_regular(path)
+    _check_header(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             names = list(handle.keys())
             if len(names) > _MOST_TENSORS:
                 raise DataError(f"{path} holds {len(names):,} tensors; a dictionary has at most {_MOST_TENSORS:,}.")
-            check_size(path, sum(4 * _count(handle.get_slice(name).get_shape()) for name in names))
+            check_size(path, sum(4 * math.prod(handle.get_slice(name).get_shape()) for name in names))
             return {name: _floats(path, name, handle.get_tensor(name)) for name in names}
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{path} is not a readable safetensors file ({error}).") from None
@@ -100,7 +115,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 def stored_types(path: Path) -> set[str]:
     """Types of the tensors in a safetensors file, as in {"F32", "BF16"}. Raises DataError."""
-    check_regular(path)
+    _check_header(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
             return {handle.get_slice(name).get_dtype() for name in list(handle.keys())}
@@ -122,6 +137,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """
     check_regular(path)
     try:
+        check_directory(path)
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if len(members) > _MOST_TENSORS:
@@ -146,8 +162,32 @@ def _check_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
         version = np.lib.format.read_magic(handle)
         reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, _, dtype = reader[version](handle)
-    if _count(shape) * dtype.itemsize > member.file_size:
+    if math.prod(shape) * dtype.itemsize > member.file_size:
         raise DataError(f"{path}: {member.filename} says {shape}, but is shorter. It is damaged.")
+
+
+def _check_header(path: Path) -> None:
+    """Raises DataError for no file, or a safetensors header that takes long to read; its first 8 bytes are its size."""
+    check_regular(path)
+    with path.open("rb") as handle:
+        start = handle.read(8)
+    if len(start) == 8 and (size := struct.unpack("<Q", start)[0]) > _LONGEST_HEADER:
+        raise DataError(f"{path} has a header of {size:,} bytes; a dictionary's has at most {_LONGEST_HEADER:,}.")
+
+
+class _Short(io.FileIO):
+    """A file that is not read further at once than `_LONGEST_HEADER` bytes."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _LONGEST_HEADER:
+            raise DataError(f"{self.name} has a directory of {size:,} bytes; a dictionary's is shorter.")
+        return super().read(size)
+
+
+def check_directory(path: Path) -> None:
+    """Raises DataError for a zip whose list of members alone would take seconds; and what zipfile raises."""
+    with _Short(path) as handle, zipfile.ZipFile(handle):
+        pass
 
 
 def check_regular(path: Path) -> None:
@@ -156,17 +196,10 @@ def check_regular(path: Path) -> None:
         raise DataError(f"{path} {'is not a file' if path.exists() else 'does not exist'}.")
 
 
-def _count(shape: Any) -> int:
-    count = 1
-    for n in shape:
-        count *= int(n)
-    return count
-
-
 def _floats(path: Path, name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.name not in _FLOATS and array.dtype.kind not in "iub":
         raise DataError(f"{path}: {name} is of type {array.dtype}; a dictionary holds real numbers.")
-    return array.astype(np.float32)
+    return array.astype(np.float32, copy=False)
 
 
 def only_name(path: Path, name: Any) -> str:

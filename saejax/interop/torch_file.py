@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.interop.tensors import check_regular, check_size
+from saejax.interop.tensors import check_directory, check_regular, check_size
 
 # A pickle of names and shapes: 250 bytes and 40 operations for each tensor.
 _LARGEST_PICKLE, _MOST_OPERATIONS = 1 << 20, 200_000
@@ -93,6 +93,7 @@ def _opened(path: Path) -> tuple[bytes, str]:
             old = start[:1] == b"\x80"
             what = "was written by torch.save of before 1.6, as a bare pickle" if old else "is no file of torch.save"
             raise DataError(f"{path} {what}. {_RESAVE}")
+        check_directory(path)
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_members(path, members)
@@ -170,7 +171,7 @@ class _Machine:
         elif name == "MEMOIZE":
             self.memo[len(self.memo)] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(self.memo[value])
+            stack.append(self._shared(self.memo[value]))
         elif name in ("PROTO", "FRAME"):
             pass
         elif name == "MARK":
@@ -181,13 +182,13 @@ class _Machine:
             stack[-n:] = [tuple(self._top(n))]
         elif name in ("TUPLE", "LIST", "DICT"):
             items = self._marked()
-            self.stack.append(_CONTAINERS[name](items))
+            self.stack.append(self._pairs(items) if name == "DICT" else tuple(items) if name == "TUPLE" else items)
         elif name in ("APPEND", "APPENDS"):
             items = self._marked() if name == "APPENDS" else [stack.pop()]
             self._under(list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = self._marked() if name == "SETITEMS" else [stack.pop(), stack.pop()][::-1]
-            self._under(dict).update(_pairs(items))
+            self._under(dict).update(self._pairs(items))
         elif name == "GLOBAL":
             stack.append(self._global(*value.split(" ", 1)))
         elif name == "STACK_GLOBAL":
@@ -214,14 +215,26 @@ class _Machine:
         self.stack = self.marks.pop()
         return items
 
+    def _shared(self, value: Any) -> Any:
+        """What stands at several places: no containers, of which sixty that hold twice the one before are 2^60."""
+        if isinstance(value, dict | list) or (isinstance(value, tuple) and not all(map(_is_plain, value))):
+            raise self._refused("use a container twice")
+        return value
+
     def _under(self, kind: type) -> Any:
         """What items are put into; not another thing."""
         if not isinstance(self.stack[-1], kind):
             raise self._refused(f"put items into a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
+    def _pairs(self, items: list[Any]) -> dict[str, Any]:
+        """Names only: tuples and numbers can be made whose hashes take for ever, or are all the same."""
+        if not all(isinstance(name, str) for name in items[::2]):
+            raise self._refused("name a tensor by something other than text")
+        return dict(zip(items[::2], items[1::2], strict=True))
+
     def _global(self, module: Any, attribute: Any) -> _Global:
-        name = f"{module}.{attribute}"
+        name = f"{module}.{attribute}" if isinstance(module, str) and isinstance(attribute, str) else "no name"
         if name not in _KNOWN:
             raise self._refused(f"use {name[:100]}")
         return _Global(name)
@@ -241,8 +254,8 @@ class _Machine:
     def _made(self, callee: Any, arguments: Any) -> Any:
         """What the known functions return."""
         name = callee.name if isinstance(callee, _Global) else f"a {type(callee).__name__}"
-        if name == _DICT and isinstance(arguments, tuple) and len(arguments) <= 1:
-            return dict(*arguments)
+        if name == _DICT and arguments == ():
+            return {}
         if name == _TENSOR:
             return self._tensor(*arguments[:4])
         if name == _PARAMETER and isinstance(arguments[0], np.ndarray):
@@ -297,11 +310,8 @@ _FRESH: dict[str, Any] = {
 }
 
 
-def _pairs(items: list[Any]) -> dict[Any, Any]:
-    return dict(zip(items[::2], items[1::2], strict=True))
-
-
-_CONTAINERS: dict[str, Any] = {"TUPLE": tuple, "LIST": list, "DICT": _pairs}
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, dict | list | tuple)
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

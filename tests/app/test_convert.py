@@ -60,7 +60,7 @@ def test_nothing_is_written_where_one_cannot_be_said(tmp_path: Path) -> None:
     ("words", "to", "message"),
     [
         (["a"], "saelens", "source and a destination"),
-        (["a", "b"], "", "Say into which format"),
+        (["a", "b"], "", r"Say into which format: --to=saejax, --to=saelens(?!.*openai)"),
         (["a", "b"], "saelense", "Did you mean|saelens"),
         (["a", "a", "b"], "saelens", "given twice"),
         (["nowhere", "b"], "saelens", "nowhere does not exist"),

@@ -151,8 +151,15 @@ MERGES = "a: &a {x: 1}\n" + "".join(
         ("model_kind: transcoder_set\n" + "# \n" * 20_000, "at most"),
         ("model_kind: transcoder_set\nx: \x00\n", "not readable YAML"),
         ("- model_kind\n", "no YAML mapping"),
+        ("model_kind: !!timestamp x\n", "not readable YAML"),
+        ("model_kind: !!bool x\n", "not readable YAML"),
+        ("model_kind: !!int ''\n", "not readable YAML"),
+        ("model_kind: 1" + ":59" * 300 + ".0\n", "not readable YAML"),
     ],
-    ids=["call", "name", "aliases", "merges", "deep", "dashes", "lines", "digits", "long", "bytes", "list"],
+    ids=[
+        *("call", "name", "aliases", "merges", "deep", "dashes", "lines", "digits", "long", "bytes", "list"),
+        *("time", "bool", "int", "minutes"),
+    ],
 )
 def test_hostile_yaml_is_refused_at_once(
     text: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

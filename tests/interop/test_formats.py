@@ -11,10 +11,12 @@ import pytest
 import saejax
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, format_table, found, read
-from saejax.interop.hooks import from_module, from_transformer_lens, layer_of, to_transformer_lens
+from saejax.interop.hooks import from_module, from_transformer_lens, layer_of, norm_notes, to_transformer_lens
 from saejax.interop.making import centred, kind_of, weighted
 from saejax.interop.table import examples
+from saejax.interop.tensors import read_npz, read_safetensors
 from saejax.trained import Format, Kind, TrainedCoder
+from tests.interop.test_torch_file import crowded
 
 RNG = np.random.default_rng(1)
 CODERS = {kind_of(sae): sae for sae in examples()}
@@ -121,6 +123,30 @@ def test_a_links_circle_and_a_crowd_end_the_search(tmp_path: Path) -> None:
     assert time.monotonic() - start < 5
 
 
+def test_a_name_that_no_file_can_have_and_a_locked_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"aaa cannot be read: File name too long"):
+        saejax.load("/" + "a" * 5000)
+    CODERS["autoencoder", "topk"].save(tmp_path / "open", format="saelens")
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked").chmod(0)
+    assert found(tmp_path) == [tmp_path / "open"]
+    if os.geteuid():  # nothing is locked for root
+        with pytest.raises(DataError, match="locked cannot be read: Permission denied"):
+            saejax.load(tmp_path / "locked")
+
+
+def test_headers_that_take_long_to_read_are_refused_at_once(tmp_path: Path) -> None:
+    header = (
+        b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_000)) + b"}"
+    )
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    start = time.monotonic()
+    for refused, path in ((read_safetensors, tmp_path / "a.safetensors"), (read_npz, crowded(tmp_path / "a.npz"))):
+        with pytest.raises(DataError, match="bytes; a dictionary's"):
+            refused(path)
+    assert time.monotonic() - start < 1
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_foreign_folder_is_not_overwritten(name: str, tmp_path: Path) -> None:
     sae = next((CODERS[kind] for other, kind in WRITTEN if other == name), None)
@@ -184,7 +210,9 @@ def test_the_folds_keep_what_they_say(kind: Kind) -> None:
     plain = centred(dict(sae.params), -1)
     np.testing.assert_allclose(pre(p, True), pre(plain, False), rtol=0, atol=1e-5)
     factor = RNG.uniform(0.5, 2, len(p["b_enc"]))
-    scaled = dataclasses.replace(sae, params=weighted(dict(sae.params), factor))
+    factor[0], p["W_dec"][0] = 0, 0  # writes nothing: never on
+    sae = dataclasses.replace(sae, params={name: value.astype(np.float32) for name, value in p.items()})
+    scaled = dataclasses.replace(sae, params=weighted(p, factor))
     latents = sae.encode(x)
     np.testing.assert_allclose(scaled.encode(x), latents * factor, rtol=0, atol=1e-5 * np.abs(latents).max())
     np.testing.assert_allclose(scaled.decode(scaled.encode(x)), sae.decode(latents), rtol=0, atol=1e-4)
@@ -204,6 +232,24 @@ def test_the_folds_keep_what_they_say(kind: Kind) -> None:
 def test_hook_points_go_both_ways(theirs: str, ours: str) -> None:
     assert from_transformer_lens(theirs) == ours
     assert to_transformer_lens(ours) == theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "told"),
+    [
+        ("layers.3.mlp", "", True),
+        ("model.layers.3.mlp.output", "google/gemma-3-1b-pt", True),
+        ("blocks.3.mlp.hook_out", "gemma-2-2b", True),
+        ("model.layers.3.self_attn", "", True),
+        ("blocks.3.mlp.hook_out", "gpt2", False),
+        ("blocks.3.hook_mlp_out", "gemma-2-2b", False),
+        ("layers.3.mlp.input", "", False),
+        ("blocks.3.attn.hook_z", "", False),
+        ("layers.3", "", False),
+    ],
+)
+def test_who_stands_before_a_last_norm_is_told(name: str, model: str, told: bool) -> None:
+    assert bool(norm_notes(name, model)) == told
 
 
 @pytest.mark.parametrize(

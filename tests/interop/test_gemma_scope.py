@@ -3,6 +3,7 @@
 (benchmarks/peers/make_interop_fixtures.py; no peer reads a crosscoder of version 2: there it is the published formula.)
 """
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from saejax.core.errors import DataError
 from saejax.interop import FORMATS
 from saejax.interop.hooks import from_module, from_transformer_lens
 from saejax.interop.making import UNCENTRED, kind_of
+from saejax.interop.table import examples
 from saejax.interop.tensors import read_safetensors, write_safetensors
 from saejax.trained import TrainedCoder
 from tests.interop import fixtures
@@ -176,3 +178,12 @@ def test_what_no_coder_says_is_refused_by_name(tmp_path: Path) -> None:
     np.savez(v1 / "params.npz", **{name: value for name, value in arrays.items() if name != "threshold"})
     with pytest.raises(DataError, match="no threshold"):
         saejax.load(v1)
+
+
+def test_what_attention_adds_stands_behind_gemma_3_s_norm(tmp_path: Path) -> None:
+    sae = next(sae for sae in examples() if kind_of(sae) == (UNCENTRED, "jumprelu"))
+    sites = dataclasses.replace(sae.sites, reads=("blocks.7.attn_out",), writes=("blocks.7.attn_out",))
+    dataclasses.replace(sae, sites=sites).save(tmp_path / "out", format="gemma_scope_2")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["hf_hook_point_in"] == "model.layers.7.post_attention_layernorm.output"
+    assert saejax.load(tmp_path / "out").sites == sites

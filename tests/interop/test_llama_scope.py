@@ -229,3 +229,21 @@ def test_layers_of_a_cross_layer_transcoder_must_fit(tmp_path: Path) -> None:
         write_safetensors(file, whole | change)
         with pytest.raises(DataError, match=match):
             saejax.load(file.parent)
+
+
+def test_a_latent_that_writes_nothing_takes_no_place_among_the_k(tmp_path: Path) -> None:
+    """The k largest are chosen by pre ||W_dec||, which is 0 where the decoder row is."""
+    rng = np.random.default_rng(5)
+    shapes = {"W_E": (D, 20), "b_E": (20,), "W_D": (20, D), "b_D": (D,)}
+    W = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    W["W_D"][:4], W["b_E"][:4] = 0, 50
+    write_safetensors(tmp_path / "sae_weights.safetensors", W)
+    config = {"sae_type": "sae", "act_fn": "topk", "top_k": 3, "hook_point_in": "a", "norm_activation": "none"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    x, norms = rng.normal(size=(30, D)), np.linalg.norm(W["W_D"], axis=1)
+    score = np.maximum(x @ W["W_E"] + W["b_E"], 0) * norms
+    kept = np.where(score >= np.sort(score)[:, [-3]], score, 0)
+    sae = saejax.load(tmp_path)
+    np.testing.assert_allclose(sae.encode(x), kept, rtol=0, atol=1e-5 * kept.max())
+    expected = (kept[:, 4:] / norms[4:]) @ W["W_D"][4:] + W["b_D"]
+    np.testing.assert_allclose(sae.decode(sae.encode(x)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -28,6 +28,7 @@ def test_from_there_to_here_and_back(case: dict[str, Any], tmp_path: Path) -> No
     fixtures.check(sae, case)
     assert kind_of(sae) == (case["topology"], case["sparsity"])
     assert (*sae.sites.reads, *sae.sites.writes) == SITES[there.name]
+    assert any("a norm follows" in note for note in sae.origin.notes) == there.name.endswith("mlp")
     assert sae.save(tmp_path, format="sparsify") == []
     mine, theirs = (read_safetensors(folder / "sae.safetensors") for folder in (tmp_path / there.name, there))
     assert mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in theirs)
