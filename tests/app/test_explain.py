@@ -253,12 +253,17 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def command(work: Workspace, server: StandIn) -> subprocess.Popen[str]:
     words = ["explain", str(work.experiment.run_dir), f"--url={server.url}", "--model=m", "--key_env=MY_KEY"]
     words += ["--features=0:12", "--examples=4", "--judged=4", "--parallel=2"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "saejax", *words],
-        cwd=work.experiment.run_dir.parent.parent,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MY_KEY": KEY},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    # A shell starts jobs in the background with Ctrl-C ignored, and a process begins as its parent is.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "saejax", *words],
+            cwd=work.experiment.run_dir.parent.parent,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "MY_KEY": KEY},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_key_is_nowhere(work: Workspace, server: StandIn) -> None:
@@ -278,7 +283,10 @@ def test_ctrl_c_keeps_what_is_done_and_the_key_is_nowhere(work: Workspace, serve
         time.sleep(0.05)
     assert server.requests[0][1]["Authorization"] == f"Bearer {KEY}"
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=30)
+    try:
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "the same command continues where it was" in said, said
     done = written(work)
     assert 1 <= len(done) < 12
