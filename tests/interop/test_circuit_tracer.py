@@ -167,10 +167,10 @@ def test_hostile_yaml_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     folder = fixtures.copied(SETS[0], tmp_path / "set")
     (folder / "config.yaml").write_text(text)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(DataError, match=match):
         saejax.load(folder / "layer_0.safetensors")
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
     assert not (tmp_path / "pwned").exists()
 
 
@@ -230,10 +230,10 @@ def test_layers_of_a_cross_layer_transcoder_must_fit(tmp_path: Path) -> None:
         saejax.load(folder)
     for i in range(1100):
         (folder / f"W_enc_{10 + i}.safetensors").touch()
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(DataError, match="at most 1,024"):
         saejax.load(folder)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_a_header_of_10_to_the_12_latents_is_refused_at_once(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_header_of_10_to_the_12_latents_is_refused_at_once(tmp_path: Path) -> 
     n = 4 * 14 * 10**12
     header = json.dumps({"W_enc": {"dtype": "F32", "shape": [10**12, 14], "data_offsets": [0, n]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(DataError, match="layer_0"):
         saejax.load(file)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1

@@ -184,10 +184,10 @@ def test_only_thresholds_above_0_have_a_logarithm(tmp_path: Path) -> None:
 def test_contradictions_are_refused_at_once(change: dict[str, Any], match: str, tmp_path: Path) -> None:
     folder = fixtures.copied(BY_NAME["today_relu"], tmp_path / "copy")
     (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | change))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(DataError, match=match):
         saejax.load(folder)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 NORM = "dataset_average_activation_norm.blocks.15.hook_resid_post"

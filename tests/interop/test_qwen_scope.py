@@ -70,10 +70,10 @@ def test_bad_tensors_are_refused_at_once(change: dict[str, Any], match: str, tmp
     file = tmp_path / REPOSITORY.name / "layer7.sae.pt"
     file.parent.mkdir()
     write_torch(file, read_torch(fixtures.path(CASE)) | change)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(DataError, match=match):
         saejax.load(file)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "a pickle that calls", "empty"])

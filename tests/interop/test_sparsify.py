@@ -133,10 +133,10 @@ def test_a_hook_point_that_no_module_has_names_the_folder(tmp_path: Path) -> Non
 def test_contradictions_are_refused_at_once(change: dict[str, Any], match: str, tmp_path: Path) -> None:
     folder = fixtures.copied(BY_NAME["topk"], tmp_path / "layers.3")
     (folder / "cfg.json").write_text(json.dumps(json.loads((folder / "cfg.json").read_text()) | change))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(DataError, match=match):
         saejax.load(folder)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,11 @@ PICKLES = {
 def test_pickles_that_are_no_weights_are_refused_and_never_run(case: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     pickled, match = PICKLES[case]
-    path, start = written(tmp_path / "a.pt", pickled), time.monotonic()
+    path, start = written(tmp_path / "a.pt", pickled), time.process_time()
     with pytest.raises(DataError, match=match) as error:
         read_torch(path)
     assert str(path) in str(error.value) and len(str(error.value)) < 1000
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
     assert not (tmp_path / "ran").exists()
 
 
@@ -194,10 +194,10 @@ def test_nested_and_circular_values_take_no_time(tmp_path: Path) -> None:
     levels = [b"]q\x00"] + [b"]q" + bytes([i + 1]) + b"(h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(60)]
     nested = b"\x80\x02}" + b"".join(text(f"K{i}") + level + b"s" for i, level in enumerate(levels))
     for pickled in (nested + b".", state(b"]q\x70(h\x70e"), state(b"]q\x70h\x70" + CALL)):
-        path, start = written(tmp_path / "a.pt", pickled), time.monotonic()
+        path, start = written(tmp_path / "a.pt", pickled), time.process_time()
         with pytest.raises(DataError, match="use a container twice") as error:
             read_torch(path)
-        assert len(str(error.value)) < 1000 and time.monotonic() - start < 1
+        assert len(str(error.value)) < 1000 and time.process_time() - start < 1
 
 
 def crowded(path: Path, n: int = 100_000) -> Path:
@@ -270,10 +270,10 @@ def _raw(path: Path, raw: bytes, length: int = 0) -> Path:
 def test_files_that_are_none_are_refused_at_once(case: str, tmp_path: Path) -> None:
     make, match = FILES[case]
     path = make(tmp_path / "a.pt")
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(DataError, match=match):
         read_torch(path)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 _CHILD = """
