@@ -25,6 +25,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFL
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "build/peers-venv/lib/python3.11/site-packages"))
 
+# E402 below: the peers are found only once their folder is on the path, and read the environment as they are imported.
 import stand_ins  # noqa: E402, F401 - before the peers
 import torch  # noqa: E402
 import transformers  # noqa: E402

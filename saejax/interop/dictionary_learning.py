@@ -25,10 +25,10 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
-from saejax.interop.making import UNCENTRED, Arrays, Found, centred, check_free, kind_of, made, weighted
+from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made, weighted
 from saejax.interop.tensors import mentions, read_config, whole_number
 from saejax.interop.torch_file import read_torch, write_torch
-from saejax.trained import Format, TrainedCoder
+from saejax.trained import Format, TrainedCoder, centred
 
 _CONFIG, _WEIGHTS = "config.json", "ae.pt"
 _LINEAR = {"encoder.weight": "W_enc", "decoder.weight": "W_dec", "encoder.bias": "b_enc"}

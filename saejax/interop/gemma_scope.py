@@ -20,7 +20,7 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import UNKNOWN, from_module
-from saejax.interop.making import UNCENTRED, Arrays, Found, centred, check_free, kind_of, made
+from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made
 from saejax.interop.tensors import (
     check_size,
     mentions,
@@ -30,7 +30,7 @@ from saejax.interop.tensors import (
     stored_types,
     write_safetensors,
 )
-from saejax.trained import Format, Kind, TrainedCoder
+from saejax.trained import Format, Kind, TrainedCoder, centred
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
 _MOST_LAYERS = 1024

@@ -28,10 +28,10 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import from_transformer_lens, to_transformer_lens
-from saejax.interop.making import UNCENTRED, Arrays, Found, centred, check_free, kind_of, made, weighted
+from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made, weighted
 from saejax.interop.tensors import mentions, read_config, read_safetensors, stored_types, write_safetensors
 from saejax.interop.torch_file import read_torch
-from saejax.trained import Format, Kind, TrainedCoder
+from saejax.trained import Format, Kind, TrainedCoder, centred
 
 _OLD, _CONFIG, _WEIGHTS = "hyperparams.json", "config.json", "sae_weights.safetensors"
 # In the order in which its own loader looks.

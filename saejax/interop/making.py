@@ -129,19 +129,6 @@ def check_free(folder: Path, mine: bool, what: str) -> None:
         raise DataError(f"{folder} holds something other than a {what}. Choose another folder.")
 
 
-def centred(arrays: Mapping[str, np.ndarray], sign: int) -> Arrays:
-    """b_enc + sign * b_dec W_enc, so that an encoder of x - b_dec (sign 1) or of x (sign -1) does the same.
-
-    The gate's two biases move alike: b_mag by exp(r_mag) times as much. Computed in float64.
-    """
-    shift_F = sign * (arrays["b_dec"].astype(np.float64) @ arrays["W_enc"].astype(np.float64))
-    moved = dict(arrays) | {"b_enc": (arrays["b_enc"] + shift_F).astype(np.float32)}
-    if "b_mag" in arrays:
-        scale_F = np.exp(arrays["r_mag"].astype(np.float64))
-        moved["b_mag"] = (arrays["b_mag"] + scale_F * shift_F).astype(np.float32)
-    return moved
-
-
 def weighted(arrays: Mapping[str, np.ndarray], factor_F: np.ndarray) -> Arrays:
     """Latents times `factor`, the same reconstructions: for files whose latents are not what multiplies W_dec.
 

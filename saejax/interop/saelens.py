@@ -15,9 +15,9 @@ from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import from_module, from_transformer_lens, norm_notes, to_transformer_lens
-from saejax.interop.making import UNCENTRED, Found, centred, check_free, kind_of, made, weighted
+from saejax.interop.making import UNCENTRED, Found, check_free, kind_of, made, weighted
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
-from saejax.trained import Format, TrainedCoder
+from saejax.trained import Format, TrainedCoder, centred
 
 _CFG, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
 # The version whose way of saying things this is: older readers would take the file for one of theirs.

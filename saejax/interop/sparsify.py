@@ -19,10 +19,10 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.hooks import from_module, norm_notes, to_module
-from saejax.interop.making import UNCENTRED, Found, centred, check_free, kind_of, made
+from saejax.interop.making import UNCENTRED, Found, check_free, kind_of, made
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
 from saejax.lm.points import HOOK_NAMES
-from saejax.trained import Format, TrainedCoder
+from saejax.trained import Format, TrainedCoder, centred
 
 _CFG, _WEIGHTS = "cfg.json", "sae.safetensors"
 _OURS = {"encoder.weight": "W_enc", "encoder.bias": "b_enc"}

@@ -1,5 +1,6 @@
 """L4: the trained coder, which knows no experiment, no run folder and no Orbax; how it is saved and read back."""
 
+from saejax.trained.centring import centred
 from saejax.trained.coder import Origin, TrainedCoder, folded
 from saejax.trained.files import coder_of, is_saved, sites_of
 from saejax.trained.formats import FORMATS, Format, Kind, format_named, register
@@ -11,6 +12,7 @@ __all__ = [
     "Kind",
     "Origin",
     "TrainedCoder",
+    "centred",
     "check_widths",
     "coder_of",
     "folded",

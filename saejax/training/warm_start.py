@@ -30,7 +30,7 @@ from saejax.coders.topologies import TOPOLOGIES, Topology
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 from saejax.core.errors import ConfigError
 from saejax.store import BatchSource
-from saejax.trained import TrainedCoder
+from saejax.trained import TrainedCoder, centred
 
 Params = dict[str, Any]
 
@@ -198,12 +198,7 @@ def _in_topology(source: TrainedCoder, topology: Topology, sites: Sites) -> Para
         params["W_skip"] = np.zeros((topology.d_in, topology.out_shape[-1]), np.float32)
     # An autoencoder encodes x - b_dec.
     sign = isinstance(topology, Autoencoder) - isinstance(there, Autoencoder)
-    if sign:
-        shift_F = sign * (params["b_dec"].astype(np.float64) @ params["W_enc"].astype(np.float64))
-        params["b_enc"] = (params["b_enc"] + shift_F).astype(np.float32)
-        if "r_mag" in params:  # a gated coder's other path has a bias of its own
-            params["b_mag"] = (params["b_mag"] + np.exp(params["r_mag"]) * shift_F).astype(np.float32)
-    return params
+    return centred(params, sign) if sign else params
 
 
 # --- sparsities ------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import saejax
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, format_table, found, read
 from saejax.interop.hooks import from_module, from_transformer_lens, layer_of, norm_notes, to_transformer_lens
-from saejax.interop.making import centred, kind_of, weighted
+from saejax.interop.making import kind_of, weighted
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_npz, read_safetensors
-from saejax.trained import Format, Kind, TrainedCoder
+from saejax.trained import Format, Kind, TrainedCoder, centred
 from tests.interop.test_torch_file import crowded
 
 RNG = np.random.default_rng(1)

@@ -42,7 +42,7 @@ class LocalHub:
 
     def shapes(self, repo_id: str, filename: str) -> dict[str, list[int]]:
         with safe_open(self.download(repo_id, filename), framework="pt") as f:
-            return {name: f.get_slice(name).get_shape() for name in f.keys()}  # noqa: SIM118
+            return {name: f.get_slice(name).get_shape() for name in f.keys()}  # noqa: SIM118 - no dict
 
     def __call__(self) -> mock._patch_dict:
         return mock.patch.multiple(loaders, hf_hub_download=self.download, get_safetensors_tensor_shapes=self.shapes)
