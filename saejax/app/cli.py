@@ -20,6 +20,7 @@ from ml_collections import config_dict, config_flags
 from saejax.app import experiments
 from saejax.core.config import nearest
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
+from saejax.core.memory import keep_memory
 
 _FLAG = "config"
 _DEFAULT = "configs/quickstart.py"
@@ -80,6 +81,7 @@ def run(command: Command, argv: Sequence[str], help_code: int = 0) -> None:
     for name in ("jax", "orbax", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    keep_memory()
     with guarded():
         _run(command, list(argv), help_code)
 

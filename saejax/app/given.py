@@ -21,6 +21,7 @@ from saejax.app.provenance import Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, build
 from saejax.core.config import nearest, to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
+from saejax.core.memory import keep_memory
 from saejax.parallel import ParallelConfig, check_divides, make_mesh, own_rows, together
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
 from saejax.store.files import StoreFiles
@@ -77,6 +78,7 @@ def train(
             that was made with other settings or from other activations.
     """
     tell = say if progress else keep_quiet
+    keep_memory()
     source = _source(x, hook_point or "x")
     named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else str(init_from)
     settings = {"init_from": named} | settings

@@ -1,0 +1,40 @@
+"""What is freed stays with the process: arrays of the same size ask the system for no page twice."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import resource, sys
+from saejax.core.memory import keep_memory
+kept = keep_memory()
+import numpy as np
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(4_000_000, np.float32)  # 16 MB: glibc alone maps it anew each time
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+counts = [faults() for _ in range(4)]
+print(kept, min(counts[1:]))
+"""
+
+
+def _run(**environment: str) -> tuple[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True, env=os.environ | environment
+    )
+    kept, faults = done.stdout.split()
+    return kept, int(faults)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc keeps memory")
+def test_pages_of_freed_arrays_are_not_asked_for_again() -> None:
+    kept, faults = _run()
+    assert kept == "True" and faults < 100
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc keeps memory")
+def test_the_environment_leaves_malloc_alone() -> None:
+    kept, faults = _run(SAEJAX_KEEP_MEMORY="0")
+    assert kept == "False" and faults > 1000
