@@ -22,7 +22,11 @@ print(kept, min(counts[1:]))
 
 def _run(**environment: str) -> tuple[str, int]:
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True, env=os.environ | environment
+        [sys.executable, "-c", _PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"NUMPY_MADVISE_HUGEPAGE": "0"} | environment,
     )
     kept, faults = done.stdout.split()
     return kept, int(faults)
