@@ -22,7 +22,7 @@ TITLE = "Train steps"
 page, figures = training_page.page, training_page.figures
 
 # The same for everybody, and constant.
-LR = 1e-3
+LR = 3e-3
 # Numbers of an array for the bandwidth: 268 MB, which no cache holds.
 _STREAM = 2**26
 
