@@ -153,16 +153,17 @@ class Coder:
             scale = sparsity_scale if term.is_sparsity_weight() else 1.0
             loss = loss + term.coefficient(step) * scale * values[term.name]
 
-        seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}
-        seen |= self.sparsity.seen(c.latents)
-        for term in self.terms:
-            seen |= term.seen(c)
-        metrics = values | {
-            "loss": loss,
-            "fve": 1 - squared_error(c.y, c.y_hat) / c.variance,
-            "l0": c.latents.l0(),
-            "dead": c.dead.sum(),
-        }
+        with jax.named_scope("statistics"):
+            seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}
+            seen |= self.sparsity.seen(c.latents)
+            for term in self.terms:
+                seen |= term.seen(c)
+            metrics = values | {
+                "loss": loss,
+                "fve": 1 - squared_error(c.y, c.y_hat) / c.variance,
+                "l0": c.latents.l0(),
+                "dead": c.dead.sum(),
+            }
         return loss, (metrics, seen)
 
     def follow(self, stats: Stats, seen: Stats) -> Stats:
