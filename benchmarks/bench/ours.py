@@ -19,7 +19,7 @@ from benchmarks.bench.protocol import peak_bytes, serve, timed_steps, used
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.coders.config import LONG_AGO
 from saejax.core.memory import keep_memory
-from saejax.kernels.sparse import entries
+from saejax.kernels.selection import largest_listed, largest_mask, largest_of_rows
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import ArrayRows
 from saejax.store import Batches as StoreBatches
@@ -169,31 +169,30 @@ def parts(calls: int) -> dict[str, Any]:
     def pre_activations(params: Any) -> Any:
         return coder.topology.pre_activations(params, batch["x"])
 
-    def forward(params: Any) -> Any:
-        return coder.reconstruct(params, batch["x"])
+    def loss(params: Any, stats: Any) -> Any:
+        return coder.loss(params, batch, stats, step)
 
     def gradient(params: Any, stats: Any) -> Any:
         return jax.grad(coder.loss, has_aux=True)(params, batch, stats, step)
 
     found = {
         "encoder": median_seconds(calls, pre_activations, state.params),
-        "forward": median_seconds(calls, forward, state.params),
+        "loss": median_seconds(calls, loss, state.params, state.stats),
         "loss and gradient": median_seconds(calls, gradient, state.params, state.stats),
     }
     return {"seconds": found}
 
 
 def select(rows: int, width: int, k: int, calls: int) -> dict[str, Any]:
-    """Median seconds of the selections of topk and batchtopk, out of rectified normal numbers [rows, width]."""
-    pre = jnp.maximum(jax.random.normal(jax.random.key(0), (rows, width)), 0)
-    found = {}
-    for preset, name in (("topk", "saejax, k of each row"), ("batchtopk", "saejax, k a row over the batch")):
-        sparsity = build(CoderConfig(preset=preset, d_sae=width, k=k), 2 * k, 1000).sparsity
-
-        def latents(pre: jax.Array, sparsity: Any = sparsity) -> Any:
-            return sparsity(pre, lambda at: entries(pre, at), {}, LONG_AGO)
-
-        found[name] = median_seconds(calls, latents, pre)
+    """Median seconds of the kernels' selections out of rectified normal numbers [rows, width]."""
+    positive = jnp.maximum(jax.random.normal(jax.random.key(0), (rows, width)), 0)
+    count = jnp.int32(rows * k)
+    kinds: dict[str, Callable[[jax.Array], Any]] = {
+        "saejax, k of each row (topk)": lambda v: largest_of_rows(v, k),
+        "saejax, k a row over the batch, as a list (batchtopk's step)": lambda v: largest_listed(v, count, rows * k),
+        "saejax, k a row over the batch, as a mask": lambda v: largest_mask(v, count),
+    }
+    found = {name: median_seconds(calls, of, positive) for name, of in kinds.items()}
     return {"seconds": found, "peak": peak()}
 
 

@@ -77,7 +77,11 @@ def _figures(figures: Sequence[dict[str, Any]]) -> list[str]:
                 ", ".join(f"{f['row']} {number(f['value'])}" for f in missed) or "none",
             ]
         )
-    return table(("figure", "aim", "measured", "reached in", "missed in"), rows) if rows else ["Nothing was measured."]
+    return (
+        table(("figure", "aim", "measured", "reached in", "missed in"), rows)
+        if rows
+        else ["No row that has an aim was measured."]
+    )
 
 
 def _missing(results: Sequence[Result]) -> list[str]:

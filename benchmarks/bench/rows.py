@@ -110,11 +110,11 @@ def _row(name: str, preset: str, d_sae: int = 6144, d_in: int = 768, **more: Any
 
 CPU_ROWS = (
     # Small, and trained for long enough that FVE says who learned what.
-    _row("topk-128-1024", "topk", 1024, 128, k=16, steps=100, quick=True),
-    _row("batchtopk-128-1024", "batchtopk", 1024, 128, k=16, steps=100, beside="topk-128-1024"),
-    _row("standard-128-1024", "standard", 1024, 128, k=16, steps=100),
-    _row("jumprelu-128-1024", "jumprelu", 1024, 128, k=16, steps=100),
-    _row("matryoshka-128-1024", "matryoshka", 1024, 128, k=16, steps=100, beside="batchtopk-128-1024"),
+    _row("topk-128-1024", "topk", 1024, 128, k=16, steps=60, quick=True),
+    _row("batchtopk-128-1024", "batchtopk", 1024, 128, k=16, steps=60, beside="topk-128-1024"),
+    _row("standard-128-1024", "standard", 1024, 128, k=16, steps=60),
+    _row("jumprelu-128-1024", "jumprelu", 1024, 128, k=16, steps=60),
+    _row("matryoshka-128-1024", "matryoshka", 1024, 128, k=16, steps=60, beside="batchtopk-128-1024"),
     # The families at a small and a middle size.
     _row("topk-3072", "topk", 3072, quick=True, steps=4),
     _row("batchtopk-3072", "batchtopk", 3072, quick=True, steps=4, beside="topk-3072"),

@@ -5,6 +5,7 @@ No JAX here: every contestant is a process of its own, and only one of them work
 
 import atexit
 import contextlib
+import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,8 @@ def run(row: Row, told: Told) -> Result:
         for number in range(told.rounds):
             there.turn(row.steps, first=number)
             floor.turn()
-        result = {"about": row.to_json(), "lr": LR, "tokens": turns * row.batch, "rounds": told.rounds}
+        cores = len(os.sched_getaffinity(0))
+        result = {"about": row.to_json(), "cores": cores, "lr": LR, "tokens": turns * row.batch, "rounds": told.rounds}
         result |= {"contestants": there.measured(heldout), "floor": floor.measured(), "ceiling": activations.ceiling()}
         if row.parts:
             result["parts"] = there.workers["saejax"].ask("parts", calls=3 if told.quick else 7)["seconds"]

@@ -61,7 +61,7 @@ def figures(results: list[Result]) -> list[dict[str, Any]]:
         if about["d_sae"] >= 24576:
             add("share of the floor", row, share_of_floor(r), 0.5 if gpu else 0.6, "more")
         if not gpu:
-            add("cores busy, of 2", row, busy(ours), 1.85, "more")
+            add(f"cores busy, of {r['cores']}", row, busy(ours), 0.925 * r["cores"], "more")
             add("share of the CPU's time in the kernel", row, in_kernel(ours), 0.05, "less")
         if r["tokens"] >= _LONG and (peers := [p for p in PEERS if seconds(r, p) is not None]):
             best = max(r["contestants"][peer]["fve"] for peer in peers)
@@ -212,7 +212,7 @@ def _parts(rows: list[Result]) -> list[str]:
         "",
         "### Parts of our step, each compiled alone, ms",
         "",
-        "The forward pass holds the encoder; the gradient holds the forward pass. The rest of a step is the optimizer.",
+        "The loss holds the encoder, and its gradient holds the loss. The rest of a step is the optimizer.",
         "",
         *table(("row", *names, "step"), lines),
     ]
