@@ -174,8 +174,8 @@ def _ranked(mask: jax.Array, most: int) -> jax.Array:
     """int32 [most]: the places of the true entries of [N], of which there are at most so many; N for what is left."""
     width = 128  # counts within a piece of so many are one product with a triangle, exact in float32
     padded = jnp.pad(mask, (0, -mask.size % width)).reshape(-1, width)
-    up_to = padded.astype(jnp.float32) @ jnp.triu(jnp.ones((width, width), jnp.float32))
-    up_to = up_to.astype(jnp.int32)
+    triangle = jnp.triu(jnp.ones((width, width), jnp.float32))
+    up_to = jnp.matmul(padded.astype(jnp.float32), triangle, precision=jax.lax.Precision.HIGHEST).astype(jnp.int32)
     before = jnp.cumsum(up_to[:, -1]) - up_to[:, -1]
     rank = (up_to + before[:, None]).reshape(-1)[: mask.size] - 1
     place = jnp.where(mask, rank, most)
