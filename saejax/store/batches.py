@@ -243,10 +243,10 @@ class _Share:
         (epoch, block), _ = self._locate(step * self._each + self._high - 1)
         self._block((epoch, block + 1) if block + 1 < self.order.blocks else (epoch + 1, 0))
 
-    def _wanted(self, row: int | np.ndarray) -> int | np.ndarray:
+    def _wanted(self, row: int) -> int:
         """How many rows of the endless stream before this one are wanted."""
-        batch, within = row // self._each, row % self._each
-        return batch * (self._high - self._low) + np.clip(within - self._low, 0, self._high - self._low)
+        batch, within = divmod(row, self._each)
+        return batch * (self._high - self._low) + min(max(within - self._low, 0), self._high - self._low)
 
     def _locate(self, row: int) -> tuple[tuple[int, int], int]:
         """(epoch, block) and offset in the block of a row of the endless stream."""
