@@ -162,8 +162,8 @@ class Workspace:
     def _refuse_other_dtype(self, split: str, dtype: str) -> None:
         if dtype != (wanted := self.experiment.capture.layout(split).dtype):
             raise DataError(
-                f"The store {self.experiment.store_dir(split)} holds {dtype}, and capture.dtype asks for {wanted}. Give "
-                f"--config.capture.dtype={dtype}, or name another store (`store`)."
+                f"The store {self.experiment.store_dir(split)} holds {dtype}, and capture.dtype asks for {wanted}. "
+                f"Give --config.capture.dtype={dtype}, or name another store (`store`)."
             )
 
     def _check_store(self, split: str, widths: Mapping[str, int]) -> None:

@@ -114,7 +114,9 @@ def check_hook_points(hook_points: dict[str, int], layout: StoreLayout) -> None:
                 f"'-', no leading dot, no '..', and none of {', '.join(METADATA_NAMES)}."
             )
         if layout.dtype == "int8" and scale_of(name) in hook_points:
-            raise ConfigError(f"Hook point {scale_of(name)!r} has the name of an array that int8 needs beside {name!r}.")
+            raise ConfigError(
+                f"Hook point {scale_of(name)!r} has the name of an array that int8 needs beside {name!r}."
+            )
         if not _is_count(width) or width > _MAX_WIDTH or layout.chunk_rows * width * 2 > _MAX_CHUNK_BYTES:
             raise ConfigError(
                 f"Hook point {name!r} has width {width!r}: give an integer from 1 to {_MAX_WIDTH} "
