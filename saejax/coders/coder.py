@@ -177,22 +177,23 @@ class Coder:
     def _context(self, params: Params, batch: dict[str, jax.Array], stats: Stats, step: jax.Array) -> Context:
         x, y = (batch[name].astype(jnp.float32) for name in ("x", "y"))
         dead = stats["tokens_since_fired"] >= self.dead_after_tokens
+        sparsity = self.sparsity.for_loss(frozenset().union(*(term.needs for term in self.terms)))
         with jax.named_scope("encode"):
-            pre, keep = self._pre_and_keep(params, x)
+            pre, keep = self._pre_and_keep(sparsity, params, x)
         with jax.named_scope("select"):
-            latents = self.sparsity(pre, keep, params, step)
+            latents = sparsity(pre, keep, params, step)
         with jax.named_scope("decode"):
             y_hat = self.topology.decode(params, latents, x)
-        return Context(self.topology, self.sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step)
+        return Context(self.topology, sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step)
 
-    def _pre_and_keep(self, params: Params, x: jax.Array) -> tuple[jax.Array, Keep]:
+    def _pre_and_keep(self, sparsity: Sparsity, params: Params, x: jax.Array) -> tuple[jax.Array, Keep]:
         """Pre-activations, and their differentiable selection. Sparse activations need no dense gradient."""
         pre = self.topology.pre_activations(params, x)
-        if not self.sparsity.sparse:
+        if not sparsity.sparse:
             return pre, lambda at: entries(pre, at)
         pre = jax.lax.stop_gradient(pre)
         # Called by the selection, whose gradient is then the encoder's.
-        return pre, jax.named_scope("encode")(lambda at: self.topology.kept(params, x, pre, at))
+        return pre, jax.named_scope("encode")(functools.partial(self.topology.kept, params, x, pre))
 
     def project_gradients(self, params: Params, grads: Params) -> Params:
         """With a unit decoder: removes from each decoder row's gradient its part along the row."""

@@ -62,11 +62,12 @@ class CoderKeys(Settings, section="coder"):
         base="mean_norm",
     )
     matmul_dtype: str = setting(
-        "bfloat16",
-        "Operands of the forward pass's dense products; sums and gradients are float32 always. The gradients' own "
-        "products take float32 operands; an NVIDIA card rounds these to TF32 and a TPU splits them into three of "
-        "bfloat16, unless this is float32: then no product rounds.",
-        choices=("bfloat16", "float32"),
+        "auto",
+        "Operands of the forward pass's dense products; sums and gradients are float32 always. auto is what the device "
+        "is quickest with: float32 on a CPU, bfloat16 elsewhere. The gradients' own products take float32 operands; an "
+        "NVIDIA card rounds these to TF32 and a TPU splits them into three of bfloat16, unless this is float32: then "
+        "no product rounds.",
+        choices=("auto", "bfloat16", "float32"),
     )
 
     def __post_init__(self) -> None:

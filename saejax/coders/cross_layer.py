@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, ListedLatents
 from saejax.core.errors import DataError
 from saejax.kernels.dense import decode_dense, decode_dense_split, product
+from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
 
@@ -41,7 +42,7 @@ class CrossLayerTranscoder(nn.Module):
     init_name: str = "uniform"
     decoder_norm: float = 1.0
     encoder_scale: float = 1.0
-    matmul_dtype: str = "bfloat16"
+    matmul_dtype: str = "auto"
 
     stacked: ClassVar[bool] = True
     tied: ClassVar[bool] = False
@@ -108,9 +109,23 @@ class CrossLayerTranscoder(nn.Module):
         return jnp.stack(layers, axis=1) + params["b_enc"][None]
 
     @nn.nowrap
-    def kept(self, params: Params, x_BLD: jax.Array, pre_BLF: jax.Array, indices_BLK: jax.Array) -> jax.Array:
-        """pre at `indices`, [B, L, K], where pre is known already; its gradient stays sparse (and skips x)."""
+    def kept(
+        self,
+        params: Params,
+        x_BLD: jax.Array,
+        pre_BLF: jax.Array,
+        indices_BLK: jax.Array,
+        rows_P: jax.Array | None = None,
+    ) -> jax.Array:
+        """pre at `indices`, [B, L, K], where pre is known already; its gradient stays sparse (and skips x).
+
+        Of a list for the batch: pre at (rows, indices), [P].
+        """
         raw_BLF = jax.lax.stop_gradient(pre_BLF - params["b_enc"][None])
+        if rows_P is not None:
+            n_tokens, x_BLD = len(x_BLD), x_BLD.astype(jnp.float32)
+            kept_P = kept_listed(x_BLD, params["W_enc"], raw_BLF, rows_P, indices_BLK, n_tokens)
+            return kept_P + of_latents_listed(params["b_enc"], rows_P, indices_BLK, n_tokens)
         columns = []
         for layer in range(self.sites):
             x_BD, W_DF = x_BLD[:, layer].astype(jnp.float32), params["W_enc"][layer]
@@ -128,7 +143,9 @@ class CrossLayerTranscoder(nn.Module):
         """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
         # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
         rows = self.decoder_rows(params)
-        if latents.indices is not None:
+        if isinstance(latents, ListedLatents):
+            y_BR = decode_listed(latents.values, latents.rows, latents.indices, rows, *latents.leading)
+        elif latents.indices is not None:
             y_BR = decode_groups(latents.values, latents.indices, rows)
         elif latents.d_sae == self.d_sae:
             y_BR = decode_dense_split(latents.values, rows, self.matmul_dtype)

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, ListedLatents
 from saejax.kernels.dense import product
+from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
@@ -45,7 +46,7 @@ class Dictionary(nn.Module):
     init_name: str = "transpose"
     decoder_norm: float = 1.0
     encoder_scale: float = 1.0
-    matmul_dtype: str = "bfloat16"
+    matmul_dtype: str = "auto"
 
     # A site axis in x and y; writes what it reads; `init=transpose` makes sense.
     stacked: ClassVar[bool] = False
@@ -106,10 +107,19 @@ class Dictionary(nn.Module):
         return product(self._input(params, x), _encoder(params), self.matmul_dtype) + self.encoder_bias(params)[None]
 
     @nn.nowrap
-    def kept(self, params: Params, x: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array) -> jax.Array:
-        """pre at `indices`, [B, K], where pre is known already; its gradient stays sparse (and skips x)."""
+    def kept(
+        self, params: Params, x: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array, rows_P: jax.Array | None = None
+    ) -> jax.Array:
+        """pre at `indices`, [B, K], where pre is known already; its gradient stays sparse (and skips x).
+
+        Of a list for the batch: pre at (rows, indices), [P].
+        """
         bias_F = self.encoder_bias(params)
         raw_BF = jax.lax.stop_gradient(pre_BF - bias_F[None])
+        if rows_P is not None:
+            x_BD, n_tokens = self._input(params, x), pre_BF.shape[0]
+            kept_P = kept_listed(x_BD[:, None], _encoder(params)[None], raw_BF[:, None], rows_P, indices_BK, n_tokens)
+            return kept_P + of_latents_listed(bias_F[None], rows_P, indices_BK, n_tokens)
         kept_BK = kept_pre_activations(self._input(params, x), _encoder(params), raw_BF, indices_BK)
         return kept_BK + of_latents(bias_F, indices_BK)
 
@@ -122,7 +132,9 @@ class Dictionary(nn.Module):
     def decode_without_bias(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
         """f W_dec, float32 [B, *out]: what latents of x add to y_hat."""
         (rows_FR,) = self.decoder_rows(params)
-        if latents.indices is None:
+        if isinstance(latents, ListedLatents):
+            out_BR = decode_listed(latents.values, latents.rows, latents.indices, (rows_FR,), latents.leading[0], 1)
+        elif latents.indices is None:
             out_BR = product(latents.values, rows_FR, self.matmul_dtype)
         else:
             out_BR = decode_rows(latents.values, latents.indices, rows_FR)

@@ -1,10 +1,14 @@
-"""Latents: dense [B, F], or sparse as (values [B, K], indices [B, K]); with groups [B, G, F] and [B, G, K]."""
+"""Latents: dense [B, F], or sparse as (values [B, K], indices [B, K]), or as one list for the batch.
+
+With groups [B, G, F] and [B, G, K].
+"""
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.batch import of_batch, per_token
+from saejax.kernels.batch import n_tokens, of_batch, per_token
+from saejax.kernels.listed import spread_listed, tally_listed
 from saejax.kernels.sparse import spread, tally
 
 
@@ -65,3 +69,39 @@ class Latents:
             groups = range(active.shape[1])
             own = jnp.stack([tally(active[:, g], self.indices[:, g], self.d_sae) for g in groups])
         return of_batch(own)
+
+
+@flax.struct.dataclass
+class ListedLatents(Latents):
+    """The same as one list of P kept entries, each token any number of them (`kernels.listed`).
+
+    Attributes:
+        values, indices: [P]; over devices each has a part of the list.
+        rows: int32 [P]: the token, or b G + g where there are groups; B G and more for no entry.
+        leading: (B,) or (B, G).
+    """
+
+    rows: jax.Array
+    leading: tuple[int, ...] = flax.struct.field(pytree_node=False)
+
+    def dense(self) -> jax.Array:
+        return spread_listed(self.values, self.rows, self._at(), (*self.leading, self.d_sae))
+
+    def flat(self) -> "Latents":
+        return Latents(self.dense(), None, self.d_sae).flat()
+
+    def l0(self) -> jax.Array:
+        return of_batch(self.active().astype(jnp.float32).sum()) / n_tokens(self.leading[0])
+
+    def fired(self) -> jax.Array:
+        return self.counts() > 0
+
+    def counts(self) -> jax.Array:
+        n_groups = 1 if len(self.leading) == 1 else self.leading[1]
+        shape = (self.leading[0], n_groups, self.d_sae)
+        own = tally_listed(self.active().astype(jnp.int32), self.rows, self._at(), shape)
+        return of_batch(own if len(self.leading) == 2 else own[0])
+
+    def _at(self) -> jax.Array:
+        assert self.indices is not None
+        return self.indices

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.context import Context, squared_error, total_variance
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.ramp import At, Ramp
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting, settings_of
 from saejax.kernels.batch import per_token
 from saejax.kernels.dense import EXACT
+from saejax.kernels.listed import decode_listed
 from saejax.kernels.norms import unit_rows
 from saejax.kernels.selection import largest_of_rows
 from saejax.kernels.shards import shards_of
@@ -160,16 +161,34 @@ class Matryoshka(Term):
     name: ClassVar[str] = "matryoshka"
 
     def __call__(self, c: Context) -> jax.Array:
+        if isinstance(c.latents, ListedLatents) and len(c.latents.leading) == 1:
+            return self._of_list(c, c.latents)
         total, start, errors = c.topology.decode(c.params, _none(c.latents), c.x), 0, jnp.float32(0)
         for stop in self.prefixes:
             total = total + c.topology.decode_without_bias(*_block(c, start, stop), c.x)
             errors, start = errors + self.error.of(c, total), stop
         return errors / len(self.prefixes)
 
+    def _of_list(self, c: Context, latents: ListedLatents) -> jax.Array:
+        """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
+        (rows_FR,), n = c.topology.decoder_rows(c.params), len(self.prefixes)
+        block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.indices, side="right").astype(jnp.int32)
+        # Pairs that there are not stay beyond the last row.
+        sums_BMR = decode_listed(
+            latents.values, latents.rows * n + block, latents.indices, (rows_FR,), latents.leading[0], n
+        )
+        none = c.topology.decode(c.params, _none(latents), c.x)
+        prefixes = jnp.cumsum(sums_BMR.reshape(latents.leading[0], n, -1), axis=1)
+        errors = [self.error.of(c, none + prefixes[:, m].reshape(none.shape)) for m in range(n)]
+        return jnp.stack(errors).sum() / n
+
 
 def _none(latents: Latents) -> Latents:
     """One kept latent a token, of value 0: what decodes to the biases alone."""
-    zero = jnp.zeros_like(latents.values[..., :1])
+    if isinstance(latents, ListedLatents):
+        zero = jnp.zeros((*latents.leading, 1), latents.values.dtype)
+    else:
+        zero = jnp.zeros_like(latents.values[..., :1])
     return Latents(zero, zero.astype(jnp.int32), latents.d_sae)
 
 

@@ -20,12 +20,14 @@ EXACT = jax.lax.Precision.HIGHEST
 # Of the gradients of a product with rounded operands, whose own operands are float32: float32 on a CPU, TF32 on an
 # NVIDIA card, three passes of bfloat16 on a TPU.
 _BACKWARD = jax.lax.Precision.HIGH
+# Of `auto`, but on a CPU: 2,048 x 768 x 6,144 took 0.21 s there in bfloat16, 0.13 s in float32 (2 cores, AVX2).
+_QUICK = "bfloat16"
 
 
 def product(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
     """a W, float32 [B, M]: operands rounded to `dtype`, sums in float32.
 
-    Gradients are those of the product without rounding, a^T g and g W^T, in float32: JAX's own would pass through the
+    `auto` rounds to bfloat16 where that is quicker, and not on a CPU. Gradients are those of the product without rounding, a^T g and g W^T, in float32: JAX's own would pass through the
     rounding of an operand, and come out rounded.
     """
     a_BN, W_NM = a_BN.astype(jnp.float32), W_NM.astype(jnp.float32)
@@ -36,6 +38,10 @@ def product(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rounded(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
+    if dtype == "auto":
+        return jax.lax.platform_dependent(
+            a_BN, W_NM, cpu=functools.partial(jnp.matmul, precision=EXACT), default=lambda a, W: _rounded(a, W, _QUICK)
+        )
     a_BN, W_NM = a_BN.astype(dtype), W_NM.astype(dtype)
     return jnp.matmul(a_BN, W_NM, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
 

@@ -6,8 +6,9 @@
     shards = shards_of(n_tokens, n_latents)
     shards.run(local, "BK FD", "BD")(values, W)
 
-In a layout each letter is a dimension: B is split over the devices' rows, F over their latents, every other letter is
-whole on every device. `local` runs on each device with its own blocks and says itself what crosses devices.
+In a layout each letter is a dimension: B is split over the devices' rows, F over their latents, P (a list of which
+every device has its own part) over all devices; every other letter is whole on every device. `local` runs on each
+device with its own blocks and says itself what crosses devices.
 """
 
 import contextlib
@@ -70,7 +71,7 @@ class Shards:
         return jax.shard_map(local, mesh=self.mesh, in_specs=specs[0], out_specs=out_specs, check_vma=False)
 
     def _spec(self, layout: str) -> PartitionSpec:
-        on = {"B": self.rows, "F": self.latents}
+        on = {"B": self.rows, "F": self.latents, "P": (self.rows, self.latents)}
         return PartitionSpec(*[on.get(letter) for letter in layout.strip("-")])
 
 

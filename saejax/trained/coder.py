@@ -154,9 +154,8 @@ class TrainedCoder:
 
         def sparse(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
             latents = self._code(params, x)
-            if latents.indices is not None and not k:
-                return latents.values, latents.indices
-            return _largest(latents, k or int(latents.active().sum(-1).max()))
+            all_kept = latents.values.shape[-1] if self.coder.sparsity.sparse else 0
+            return _largest(latents, k or all_kept or int(latents.active().sum(-1).max()))
 
         values, indices = self._in_blocks(sparse, [rows])
         return values.reshape(*outer, values.shape[-1]), indices.reshape(*outer, indices.shape[-1])

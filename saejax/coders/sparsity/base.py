@@ -10,7 +10,7 @@ from saejax.coders.ramp import At
 from saejax.core.settings import Settings
 
 Params = dict[str, Any]
-Keep = Callable[[jax.Array], jax.Array]
+Keep = Callable[..., jax.Array]
 S = TypeVar("S", bound=Settings)
 
 
@@ -18,7 +18,8 @@ class Sparsity(Generic[S]):
     """(pre [..., F], keep, params, step) -> Latents; the leading axes are tokens (and groups).
 
     `keep(indices [..., K]) -> pre at the indices [..., K]` gives a sparse activation its values with a gradient
-    that never builds [..., F]; a dense activation ignores it and differentiates through `pre`.
+    that never builds [..., F]; a dense activation ignores it and differentiates through `pre`. Of a list for the batch
+    `keep(indices [P], rows [P])` gives [P].
 
     A sparsity is one file: a frozen dataclass with this contract and the dataclass of its settings, S; and a line in
     `SPARSITIES`, which makes its settings keys of `coder`.
@@ -40,6 +41,10 @@ class Sparsity(Generic[S]):
     def build(cls, settings: S, at: At) -> Self:
         """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
         return cls()
+
+    def for_loss(self, needs: frozenset[str]) -> "Sparsity":
+        """The same selection in the form that a loss is quickest with, whose terms need `needs` of it."""
+        return self
 
     @property
     def kept(self) -> int:

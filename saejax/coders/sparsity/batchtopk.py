@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
 from saejax.coders.sparsity.jumprelu import JumpRelu
 from saejax.coders.sparsity.topk import KSettings
 from saejax.core.settings import Settings, setting
 from saejax.kernels.batch import least_of_batch, n_tokens
-from saejax.kernels.selection import largest_mask
+from saejax.kernels.selection import largest_listed, largest_mask
 
 UNSET = -1.0
 
@@ -55,6 +55,10 @@ class BatchTopK(Sparsity[BatchTopKSettings]):
         mask = largest_mask(jax.lax.stop_gradient(positive), count)
         return Latents(jnp.where(mask, positive, 0), None, pre.shape[-1])
 
+    def for_loss(self, needs: frozenset[str]) -> Sparsity:
+        """As one list, unless a term wants dense pre-activations, or another number of latents, with their gradient."""
+        return self if needs else ListedBatchTopK(self.k, self.decay)
+
     def statistics(self) -> dict[str, float]:
         return {"threshold": UNSET}
 
@@ -74,3 +78,19 @@ class BatchTopK(Sparsity[BatchTopKSettings]):
     def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:
         threshold = jnp.full(shape, jnp.maximum(stats["threshold"], 0), jnp.float32)
         return JumpRelu(), params | {"threshold": threshold}
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedBatchTopK(BatchTopK):
+    """The same latents as a list of the k B G kept entries: what follows costs what is kept, forward and backward."""
+
+    sparse: ClassVar[bool] = True
+    provides: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
+        n_rows = n_tokens(pre.size // pre.shape[-1])
+        count = jnp.round(self.k(step) * n_rows).astype(jnp.int32)
+        most = min(round(self.k.largest * n_rows), n_rows * pre.shape[-1])
+        rows, indices = largest_listed(jax.lax.stop_gradient(jax.nn.relu(pre)), count, most)
+        values = jax.nn.relu(keep(indices, rows))
+        return ListedLatents(values, indices, pre.shape[-1], rows, pre.shape[:-1])

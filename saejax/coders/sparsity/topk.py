@@ -68,8 +68,8 @@ class TopK(Sparsity[KSettings]):
         return Latents(self.first(jax.nn.relu(keep(indices)), step), indices, pre.shape[-1])
 
     def candidates(self, score: jax.Array) -> jax.Array:
-        """Indices of the largest scores, falling; [..., K]."""
-        return largest_of_rows(jax.lax.stop_gradient(score), min(self.kept, score.shape[-1]))
+        """Indices of the largest scores, [..., K]; falling while k changes, for `first`."""
+        return largest_of_rows(jax.lax.stop_gradient(score), min(self.kept, score.shape[-1]), bool(self.k.over))
 
     def first(self, values: jax.Array, step: jax.Array | int) -> jax.Array:
         """The values of the first k(step) candidates, 0 for the rest; all of them where k is constant."""

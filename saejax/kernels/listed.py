@@ -1,0 +1,218 @@
+"""The sparse products of a coder whose kept entries are one list for the batch, each token any number of them.
+
+`selection.largest_listed` makes the list: a pair's row is its token, or b G + g where there are groups; pairs that are
+not there have a row beyond the last. Over devices each has a list of the entries in its own block, with the rows and
+latents of the whole; what crosses is a sum of [B, D], and the gradient of a weight stays where the weight is.
+
+Shape letters: P pairs, B tokens, G groups, F latents, D width of all that is written, R of what one group writes.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from saejax.kernels.pairs import Rows, ordered, row_products, weighted_sums
+from saejax.kernels.shards import Shards, shards_of
+
+Tables = tuple[jax.Array, ...]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def decode_listed(
+    values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, n_tokens: int, per_token: int
+) -> jax.Array:
+    """out_r = sum over the pairs of row r of value W[latent]: [n_tokens per_token, D] where there is one table.
+
+    With a table for each group (per_token is their number) out is [n_tokens, D], the sum over the groups; a table that
+    is narrower than the first is added to the last columns, as in `sparse.decode_groups`.
+    """
+    shards = shards_of(n_tokens, tables[0].shape[0])
+
+    def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables) -> jax.Array:
+        list_ = _Own(rows_P, latents_P, tables, n_tokens, per_token, shards)
+        out_RD = weighted_sums(values_P, list_.latents, list_.of_group(0), tables[0])
+        for group, W_FR in enumerate(tables[1:], 1):
+            part_BR = weighted_sums(values_P, list_.latents, list_.of_group(group), W_FR)
+            out_RD = out_RD.at[:, -W_FR.shape[1] :].add(part_BR)
+        return shards.over_latents(out_RD)
+
+    return shards.run(local, "P P P FR", "BD")(values_P, rows_P, latents_P, tables)
+
+
+def _decode_fwd(
+    values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, n_tokens: int, per_token: int
+) -> tuple[jax.Array, Any]:
+    out = decode_listed(values_P, rows_P, latents_P, tables, n_tokens, per_token)
+    return out, (values_P, rows_P, latents_P, tables)
+
+
+def _decode_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) -> Any:
+    values_P, rows_P, latents_P, tables = residuals
+    shards = shards_of(n_tokens, tables[0].shape[0])
+
+    def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, g_RD: jax.Array) -> Any:
+        list_ = _Own(rows_P, latents_P, tables, n_tokens, per_token, shards)
+        of_values, of_tables = jnp.zeros_like(values_P), []
+        for group, W_FR in enumerate(tables):
+            g_RR = g_RD[:, -W_FR.shape[1] :]
+            own = row_products(g_RR, list_.sums, list_.latents, W_FR)
+            of_values = jnp.where(list_.groups == group, own, of_values)
+            of_tables.append(weighted_sums(values_P, list_.sums, list_.of_latent(group), g_RR))
+        return of_values, jax.tree.map(shards.over_rows, tuple(of_tables))
+
+    of_values, of_tables = shards.run(local, "P P P FR BD", "P FR")(values_P, rows_P, latents_P, tables, g_RD)
+    return of_values, None, None, of_tables
+
+
+decode_listed.defvjp(_decode_fwd, _decode_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def kept_listed(
+    x_BGD: jax.Array, W_GDF: jax.Array, pre_BGF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int
+) -> jax.Array:
+    """pre at the pairs, [P], where pre = x_g W_g is already known; its gradient to W touches only kept columns.
+
+    As `sparse.kept_pre_activations`: no gradient flows into pre, nor into x.
+    """
+    return entries_listed(pre_BGF, rows_P, latents_P)
+
+
+def _kept_fwd(x_BGD, W_GDF, pre_BGF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
+    return entries_listed(pre_BGF, rows_P, latents_P), (x_BGD, W_GDF, rows_P, latents_P)
+
+
+def _kept_bwd(n_tokens, residuals, g_P):  # type: ignore[no-untyped-def]
+    x_BGD, W_GDF, rows_P, latents_P = residuals
+    n_groups, _, n_latents = W_GDF.shape
+    shards = shards_of(n_tokens, n_latents)
+
+    def local(g_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, x_BGD: jax.Array) -> Tables:
+        tables = (jnp.zeros((n_latents // shards.n_along_latents, 1)),) * n_groups
+        list_ = _Own(rows_P, latents_P, tables, n_tokens, n_groups, shards)
+        x_RD = x_BGD.reshape(-1, x_BGD.shape[-1])
+        grad_GFD = weighted_sums(g_P, list_.rows, list_.by_latent, x_RD).reshape(n_groups, -1, x_RD.shape[1])
+        return shards.over_rows(grad_GFD)
+
+    grad_GFD = shards.run(local, "P P P BGD", "GFD")(g_P, rows_P, latents_P, x_BGD.astype(g_P.dtype))
+    return None, jnp.moveaxis(grad_GFD, 1, 2), None, None, None
+
+
+kept_listed.defvjp(_kept_fwd, _kept_bwd)
+
+
+def entries_listed(dense: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
+    """dense[row, latent] of [B, ..., F] at the pairs, [P]; 0 where there is none. No gradient."""
+    shards, middle = shards_of(dense.shape[0], dense.shape[-1]), "G" * (dense.ndim - 2)
+    per_token = dense.size // dense.shape[0] // dense.shape[-1]
+
+    def local(dense: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
+        n_own, flat = dense.shape[0] * per_token, dense.reshape(-1, dense.shape[-1])
+        rows_P = _own_rows(rows_P, n_own, shards, per_token)
+        at_P = jnp.minimum(rows_P, n_own - 1) * flat.shape[1] + latents_P - shards.first_latent(flat.shape[1])
+        return jnp.where(rows_P < n_own, flat.reshape(-1).at[at_P].get(mode="clip"), 0)
+
+    return shards.run(local, f"B{middle}F P P", "P")(dense, rows_P, latents_P)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def of_latents_listed(vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int) -> jax.Array:
+    """vector[group, latent] at the pairs: [G, F] -> [P]."""
+    shards, n_groups = shards_of(n_tokens, vector_GF.shape[1]), vector_GF.shape[0]
+
+    def local(vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
+        at_P = latents_P - shards.first_latent(vector_GF.shape[1])
+        return vector_GF[rows_P % n_groups, jnp.clip(at_P, 0, vector_GF.shape[1] - 1)]
+
+    return shards.run(local, "GF P P", "P")(vector_GF, rows_P, latents_P)
+
+
+def _of_latents_fwd(vector_GF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
+    return of_latents_listed(vector_GF, rows_P, latents_P, n_tokens), (vector_GF, rows_P, latents_P)
+
+
+def _of_latents_bwd(n_tokens, residuals, g_P):  # type: ignore[no-untyped-def]
+    vector_GF, rows_P, latents_P = residuals
+    return tally_listed(g_P, rows_P, latents_P, (n_tokens, *vector_GF.shape)), None, None
+
+
+of_latents_listed.defvjp(_of_latents_fwd, _of_latents_bwd)
+
+
+def tally_listed(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """out[group, latent] += weight, [G, F], of pairs of an array of `shape` [B, G, F]."""
+    n_tokens, n_groups, n_latents = shape
+    shards = shards_of(n_tokens, n_latents)
+
+    def local(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
+        n_own = n_latents // shards.n_along_latents
+        rows_P = _own_rows(rows_P, n_tokens * n_groups // _n_along_rows(shards), shards, n_groups)
+        at_P = latents_P - shards.first_latent(n_own)
+        there = rows_P < n_tokens * n_groups // _n_along_rows(shards)
+        own = jnp.zeros((n_groups, n_own), weights_P.dtype)
+        own = own.at[rows_P % n_groups, jnp.where(there, at_P, n_own)].add(weights_P, mode="drop")
+        return shards.over_rows(own)
+
+    return shards.run(local, "P P P", "GF")(weights_P, rows_P, latents_P)
+
+
+def spread_listed(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """[B, ..., F]: zeros, with the values at their pairs."""
+    n_latents, shards, middle = shape[-1], shards_of(shape[0], shape[-1]), "G" * (len(shape) - 2)
+
+    def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
+        own = (shape[0] // _n_along_rows(shards), *shape[1:-1], n_latents // shards.n_along_latents)
+        flat = jnp.zeros((own[0] * (len(shape) == 2 or shape[1]), own[-1]), values_P.dtype)
+        rows_P = _own_rows(rows_P, flat.shape[0], shards, flat.shape[0] // own[0])
+        at_P = latents_P - shards.first_latent(own[-1])
+        return flat.at[rows_P, at_P].add(values_P, mode="drop").reshape(own)
+
+    return shards.run(local, "P P P", f"B{middle}F")(values_P, rows_P, latents_P)
+
+
+def _n_along_rows(shards: Shards) -> int:
+    return shards.mesh.shape[shards.rows] if shards.mesh else 1
+
+
+def _own_rows(rows_P: jax.Array, n_own: int, shards: Shards, per_token: int) -> jax.Array:
+    """Rows of the whole as rows of this device's block; n_own for pairs that there are not."""
+    own_P = rows_P - shards.first_row(n_own // per_token) * per_token
+    return jnp.where((own_P >= 0) & (own_P < n_own), own_P, n_own)
+
+
+class _Own:
+    """A device's list, in the numbers of its own block."""
+
+    def __init__(
+        self,
+        rows_P: jax.Array,
+        latents_P: jax.Array,
+        tables: Tables,
+        n_tokens: int,
+        per_token: int,
+        shards: Shards,
+    ) -> None:
+        self.n_groups, self.n_latents = len(tables), tables[0].shape[0]
+        n_rows = n_tokens * per_token // _n_along_rows(shards)
+        self.rows = _own_rows(rows_P, n_rows, shards, per_token)
+        self.there = self.rows < n_rows
+        self.latents = jnp.clip(latents_P - shards.first_latent(self.n_latents), 0, self.n_latents - 1)
+        self.groups = self.rows % self.n_groups
+        self.n_sums = n_rows // self.n_groups
+        # Which sum a pair belongs to: its row, or its token where groups are added up.
+        self.sums = jnp.minimum(self.rows // self.n_groups, self.n_sums)
+        self.by_row = ordered(self._key(self.sums, self.n_sums), self.n_groups * self.n_sums)
+        self.by_latent = ordered(self._key(self.latents, self.n_latents), self.n_groups * self.n_latents)
+
+    def of_group(self, group: int) -> Rows:
+        """The sums of a group's pairs."""
+        return self.by_row.part(group, self.n_sums)
+
+    def of_latent(self, group: int) -> Rows:
+        """A group's latents, as rows of the transposed product."""
+        return self.by_latent.part(group, self.n_latents)
+
+    def _key(self, within_P: jax.Array, n: int) -> jax.Array:
+        return jnp.where(self.there, self.groups * n + within_P, self.n_groups * n)

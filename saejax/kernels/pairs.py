@@ -1,0 +1,123 @@
+"""Products with the kept entries of a batch as a list of pairs (row, latent), for a CPU's cores.
+
+    weighted_sums:   out_r = sum over the pairs p of row r  of  weight_p table[source_p]
+    row_products:    out_p = g[row_p] . W[latent_p]
+
+A pair's row is whatever has a sum of its own: a token, or a token and a group, and for the gradient of a weight, which
+is the same product with the list in another order, a latent. `ordered` puts a list in the order of its rows.
+
+Rows are taken fullest first, a block of them at a time, and each block runs as many turns as its fullest row needs. A
+turn gathers eight rows of the table into one loop, which XLA runs on all cores. With one row a turn the same sums took
+two to three times as long; scatters run on one core. Every row is summed by itself in the order of the list, so
+that results depend neither on the number of cores nor on chance.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_AT_ONCE = 8
+# Entries of a block of sums: 256 kB, which stay in a core's cache.
+_BLOCK = 2**16
+_PIECE = 512
+
+
+class Rows(NamedTuple):
+    """A list in the order of its rows: where each of its pairs stood, [P]; each row's first pair and how many, [R]."""
+
+    places: jax.Array
+    start: jax.Array
+    count: jax.Array
+
+    def part(self, i: int, n: int) -> "Rows":
+        """The i-th n rows."""
+        return self._replace(start=self.start[i * n : (i + 1) * n], count=self.count[i * n : (i + 1) * n])
+
+
+def ordered(rows_P: jax.Array, n_rows: int) -> Rows:
+    """The order of a list by row, pairs of one row as they stood; rows from n_rows on are nobody's."""
+    n_pairs = rows_P.shape[0]
+    rows_P = jnp.minimum(rows_P, n_rows)
+    places_P = jnp.arange(n_pairs, dtype=jnp.int32)
+    if (n_rows + 1) * n_pairs <= 2**32:  # one number for both sorts several times as fast as two
+        key = jnp.sort(rows_P.astype(jnp.uint32) * n_pairs + places_P.astype(jnp.uint32))
+        rows_P, places_P = (key // n_pairs).astype(jnp.int32), (key % n_pairs).astype(jnp.int32)
+    else:
+        rows_P, places_P = jax.lax.sort((rows_P, places_P), num_keys=1, is_stable=True)
+    bounds = jnp.searchsorted(rows_P, jnp.arange(n_rows + 1, dtype=jnp.int32)).astype(jnp.int32)
+    return Rows(places_P, bounds[:-1], bounds[1:] - bounds[:-1])
+
+
+def weighted_sums_reference(
+    weights_P: jax.Array, sources_P: jax.Array, rows_P: jax.Array, table_ND: jax.Array, n_rows: int
+) -> jax.Array:
+    """out[rows_p] += weights_p table[sources_p]. -> [n_rows, D]"""
+    out_RD = jnp.zeros((n_rows, table_ND.shape[1]), table_ND.dtype)
+    return out_RD.at[rows_P].add(weights_P[:, None] * table_ND[sources_P], mode="drop")
+
+
+def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
+    """out_r = sum_p weights_p table[sources_p] over the pairs of row r. -> [R, D], float32; no gradient."""
+    n_rows, D, n_pairs = rows.start.shape[0], table_ND.shape[1], weights_P.shape[0]
+    weights_P, sources_P = jnp.asarray(weights_P)[rows.places], jnp.asarray(sources_P)[rows.places]
+    size = min(n_rows, max(8, 2 ** round(math.log2(_BLOCK / D))))
+    order_R = jnp.pad(_fullest_first(rows.count, n_pairs), (0, -n_rows % size), constant_values=n_rows)
+    # In other people's shard_map what is carried must vary over devices from the start.
+    zero = jnp.where(False, weights_P[0] + table_ND[0, 0], 0)
+
+    def block(i: jax.Array, out_RD: jax.Array) -> jax.Array:
+        rows_T = jax.lax.dynamic_slice_in_dim(order_R, i * size, size)
+        start_T = rows.start.at[rows_T].get(mode="fill", fill_value=0)
+        count_T = rows.count.at[rows_T].get(mode="fill", fill_value=0)
+
+        def turn(t: jax.Array, sums_TD: jax.Array) -> jax.Array:
+            rank_TU = t * _AT_ONCE + jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
+            at_TU = jnp.minimum(start_T[:, None] + rank_TU, n_pairs - 1)
+            weight_TU = jnp.where(rank_TU < count_T[:, None], weights_P[at_TU], 0)
+            # Behind a barrier, or every entry of the sums would look for its weight and source again.
+            weight_TU, source_TU = jax.lax.optimization_barrier((weight_TU, sources_P[at_TU]))
+            for u in range(_AT_ONCE):
+                sums_TD = sums_TD + weight_TU[:, u, None] * _rows(table_ND, source_TU[:, u])
+            return sums_TD
+
+        turns = -(-count_T.max() // _AT_ONCE)
+        sums_TD = jax.lax.fori_loop(0, turns, turn, jnp.broadcast_to(zero, (size, D)))
+        return out_RD.at[rows_T].set(sums_TD, mode="drop", unique_indices=True)
+
+    blocks = -(-(rows.count > 0).sum(dtype=jnp.int32) // size)
+    return jax.lax.fori_loop(0, blocks, block, jnp.broadcast_to(zero, (n_rows, D)))
+
+
+def row_products_reference(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
+    """out_p = g[rows_p] . W[latents_p]. -> [P]"""
+    return (g_RD[rows_P] * W_FD[latents_P]).sum(-1)
+
+
+def row_products(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
+    """`row_products_reference`, without the rows of all pairs at once; what is out of range counts for nothing."""
+    n_pairs, size = rows_P.shape[0], min(_PIECE, rows_P.shape[0])
+    rows_P, latents_P = (jnp.pad(a, (0, -n_pairs % size)) for a in (rows_P, latents_P))
+    ones_D = jnp.ones(W_FD.shape[1], W_FD.dtype)
+
+    def piece(at: tuple[jax.Array, jax.Array]) -> jax.Array:
+        # A product with ones: XLA's own sum of each row takes twice as long.
+        products_CD = jax.lax.optimization_barrier(_rows(g_RD, at[0]) * _rows(W_FD, at[1]))
+        return jnp.matmul(products_CD, ones_D, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.lax.map(piece, (rows_P.reshape(-1, size), latents_P.reshape(-1, size))).reshape(-1)[:n_pairs]
+
+
+def _rows(table_ND: jax.Array, at: jax.Array) -> jax.Array:
+    # A custom_vjp hands NumPy arrays on as they are, and a loop's counter cannot index those.
+    return jnp.asarray(table_ND).at[at].get(mode="clip")
+
+
+def _fullest_first(count_R: jax.Array, most: int) -> jax.Array:
+    """The rows' numbers, by falling count."""
+    n_rows = count_R.shape[0]
+    if (most + 1) * n_rows <= 2**32:
+        key = (most - count_R).astype(jnp.uint32) * n_rows + jnp.arange(n_rows, dtype=jnp.uint32)
+        return (jnp.sort(key) % n_rows).astype(jnp.int32)
+    return jnp.argsort(-count_R, stable=True).astype(jnp.int32)
