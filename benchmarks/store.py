@@ -56,7 +56,6 @@ def rates(rows: int, d: int, batch: int, rounds: int, folder: str | None = None)
                 with timed(f"{name}: read in order"):
                     reader.rows(0, rows)
                 batches = Batches(reader, batch, seed=number, block_chunks=_BLOCK_CHUNKS).iterate()
-                next(batches)
                 with timed(f"{name}: shuffled batches", rows // batch * batch * d * 2):
                     for _ in range(rows // batch):
                         next(batches)
