@@ -88,6 +88,8 @@ def train(
         outcome = train_run(e, given, together(), tell, progress)
         _leave_if_told(outcome)
         return load(run)
+    if e.train.profile:
+        raise ConfigError("train.profile writes into a run folder: give run=..., or leave profile away.")
     coder, devices = given.coder(), make_mesh(e.parallel)
     check_divides(devices, coder.topology.d_sae)
     data = given.data(devices, tell)

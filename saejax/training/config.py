@@ -62,6 +62,12 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "the chunks of their own rows alone, where each has whole shares: a multiple of the processes.",
         low=1,
     )
+    profile: bool = setting(
+        False,
+        "Trace some of a session's first steps into the run's folder, and say there what took the time: profile.md, "
+        "profile.json and, of the trace, profile/. The report shows it. The numbers stay the same.",
+        decides=False,
+    )
     tensorboard: bool = setting(False, "Also write TensorBoard events into the run's folder.", decides=False)
 
     def __post_init__(self) -> None:
