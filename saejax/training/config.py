@@ -72,6 +72,21 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_batch()
+        if self.resample_every and not OPTIMIZERS[self.optimizer].moments_per_latent:
+            fitting = [name for name, one in OPTIMIZERS.items() if one.moments_per_latent]
+            raise ConfigError(
+                f"train.resample_every needs moments of each latent to reset, which {self.optimizer} has not; "
+                f"use {', '.join(fitting[:-1])} or {fitting[-1]}."
+            )
+        for key in ("keep_best", "early_stop_patience"):
+            if getattr(self, key) and not (self.validate_every or self.validate_epochs):
+                raise ConfigError(f"train.{key} needs validations; set train.validate_every.")
+
+    def _check_batch(self) -> None:
+        """Raise ConfigError if the batch cannot be what the other settings make of it."""
+        if not self.batch_size:  # one will be found that can
+            return
         if self.max_rows and self.max_rows < self.batch_size:
             raise ConfigError(f"train.max_rows is {self.max_rows}, less than one batch of {self.batch_size}.")
         if self.batch_size % self.shares:
@@ -83,15 +98,6 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
                 f"train.batch_size {self.batch_size} with train.accumulate {self.accumulate} leaves parts of one "
                 "activation, which has no variance. Raise batch_size or lower accumulate: a part needs two."
             )
-        if self.resample_every and not OPTIMIZERS[self.optimizer].moments_per_latent:
-            fitting = [name for name, one in OPTIMIZERS.items() if one.moments_per_latent]
-            raise ConfigError(
-                f"train.resample_every needs moments of each latent to reset, which {self.optimizer} has not; "
-                f"use {', '.join(fitting[:-1])} or {fitting[-1]}."
-            )
-        for key in ("keep_best", "early_stop_patience"):
-            if getattr(self, key) and not (self.validate_every or self.validate_epochs):
-                raise ConfigError(f"train.{key} needs validations; set train.validate_every.")
 
     def validation_interval(self, epoch_rows: int) -> int:
         """Steps between validations, for a store of `epoch_rows` activations; 0 for none."""

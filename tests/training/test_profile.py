@@ -61,7 +61,7 @@ def test_a_profile_adds_up_and_changes_no_number(store: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("mode", "mesh"), [("jit", (2, 2)), ("pmap", (2, 1))])
 def test_several_devices_are_profiled(store: Path, tmp_path: Path, mode: str, mesh: tuple[int, int]) -> None:
     watch, _ = profiled(tmp_path, devices=mesh[0] * mesh[1])
-    assert run(store, tmp_path, mesh=mesh, mode=mode, watch=watch).finished
+    assert run(store, tmp_path, "standard", mesh=mesh, mode=mode, watch=watch).finished
     names = {row["name"] for row in read(tmp_path)["trace"]["components"]}
     assert {"encode", "backward of encode", "optimizer", BETWEEN} <= names
 
