@@ -22,10 +22,11 @@ from saejax.core.errors import ConfigError
 
 
 def _workspace(line: Line) -> Any:
+    from saejax.app.batch_size import as_begun
     from saejax.app.experiment import experiment
     from saejax.app.workspace import Workspace
 
-    return Workspace(experiment(line.config))
+    return Workspace(as_begun(experiment(line.config)))
 
 
 def _pipeline(line: Line) -> int:

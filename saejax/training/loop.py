@@ -25,6 +25,7 @@ from saejax.training.memory import Memory
 from saejax.training.preemption import Preemption
 from saejax.training.program import Arrays, Program
 from saejax.training.state import TrainState
+from saejax.training.watch import Watch
 
 # The run's length is predicted after this many steps, or a fifth of a shorter run.
 _PREDICT_AT = 60
@@ -72,6 +73,7 @@ class Setup:
         stage: what the progress bar is called.
         tell: takes a line for the user.
         shown: whether there is a progress bar; of several processes one shows it.
+        watch: is told what the loop does.
     """
 
     programs: Sequence[Program]
@@ -85,6 +87,7 @@ class Setup:
     stage: str = "train"
     tell: Callable[[str], None] = print
     shown: bool = True
+    watch: Watch = dataclasses.field(default_factory=Watch)
 
 
 def train(config: TrainConfig, setup: Setup) -> Outcome:
@@ -161,6 +164,7 @@ class _Session:
 
     def run(self, states: Sequence[TrainState]) -> Outcome:
         config, setup, total, states = self.config, self.setup, self.config.steps, list(states)
+        watch = setup.watch
         step, going = self.first, self.going
         if going:
             self.validate_first(states)
@@ -171,29 +175,37 @@ class _Session:
             size = config.batch_size
             progress = stack.enter_context(Progress(setup.stage, total * size, step * size, shown=setup.shown))
             batches = stack.enter_context(contextlib.closing(setup.batches.iterate(step)))
+            if going:
+                stack.enter_context(watch.over(setup.programs, step, total))
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
             while going and not preemption.agreed():
+                watch.before_step(step, states)
                 asked = time.perf_counter()
-                batch = next(batches)
+                with watch.phase("data"):
+                    batch = next(batches)
                 self.waited += time.perf_counter() - asked
                 metrics = []
-                for i, (program, arrays) in enumerate(zip(setup.programs, setup.put(batch), strict=True)):
-                    states[i], found = program.step(states[i], arrays, self.hyper(program))
-                    metrics.append(found)
+                with watch.phase("start"):
+                    for i, (program, arrays) in enumerate(zip(setup.programs, setup.put(batch), strict=True)):
+                        states[i], found = program.step(states[i], arrays, self.hyper(program))
+                        metrics.append(found)
                 step += 1
                 self.pending.append((step, metrics, batch))
-                progress.advance(size, **self.read_metrics(keep=1))
-                best = self.validate_if_due(step, states)
+                with watch.phase("metrics"):
+                    progress.advance(size, **self.read_metrics(keep=1))
+                with watch.phase("validation"):
+                    best = self.validate_if_due(step, states)
                 going = step < total and any(memory.going for memory in self.memories.values())
                 if not going:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
                     self.write_all(step, {"time/seconds": self.seconds()})
                 # Members first: where a program's last checkpoint is, theirs are.
-                self.save_own(step, states, best, last=not going)
-                if step % config.checkpoint_every == 0 or not going or (best and not setup.own):
-                    self.save(step, states)
+                with watch.phase("checkpoint"):
+                    self.save_own(step, states, best, last=not going)
+                    if step % config.checkpoint_every == 0 or not going or (best and not setup.own):
+                        self.save(step, states)
             if step > self.saved:
                 self.save(step, states)
             for checkpoints in self.folders():
@@ -226,6 +238,8 @@ class _Session:
         shown: dict[str, str] = {}
         while len(self.pending) > keep:
             step, found, batch = self.pending.popleft()
+            with self.setup.watch.phase("device"):
+                jax.block_until_ready(found)
             self.predict(step)
             logged = step % self.config.log_every == 0 or step in (1, self.config.steps)
             rows = self.rows(found, logged)

@@ -1,6 +1,7 @@
 """All stages, one after the other."""
 
 from saejax.app import console, init_from
+from saejax.app.batch_size import with_batch_size
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
 from saejax.app.records import read_stages, refuse_other_run
@@ -16,8 +17,9 @@ from saejax.parallel import check_divides, make_mesh, own_rows, refuse_many
 
 def run_pipeline(work: Workspace) -> int:
     """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
+    refuse_many(work.experiment.parallel, "saejax pipeline")
+    work = with_batch_size(work)
     e = work.experiment
-    refuse_many(e.parallel, "saejax pipeline")
     # What training would refuse is refused before hours of capture.
     refuse_other_run(e)
     agreed(e, of_stores(e))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
+from saejax.app.batch_size import with_batch_size
 from saejax.app.fit import Data, train_run
 from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed, of_stores
@@ -20,6 +21,7 @@ from saejax.trained import TrainedCoder
 
 def run_train(work: Workspace) -> int:
     """Train the coder. Returns 0, or EXIT_PREEMPTED when a signal stopped it (all is saved)."""
+    work = with_batch_size(work)
     e = work.experiment
     with joined(e.parallel) as process:
         outcome = train_run(e, _Stored(work), process)

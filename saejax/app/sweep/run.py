@@ -256,6 +256,10 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError(
             f"parallel.mode is {e.parallel.mode!r}, but a sweep puts whole programs on single devices. Set jit."
         )
+    if not e.train.batch_size:
+        raise ConfigError("train.batch_size=0 is for a training of one coder: a sweep's coders share a batch. Set it.")
+    if e.train.profile:
+        raise ConfigError("train.profile is for a training of one coder: profile one of the members by `saejax train`.")
     if jax.process_count() > 1:
         raise ConfigError(f"A sweep runs in one process; there are {jax.process_count()}. Start it on one machine.")
 
