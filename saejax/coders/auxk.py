@@ -53,8 +53,8 @@ class AuxK(Term[AuxKSettings]):
         x_BGN = constant(c.topology.encoder_input(c.params, c.x)).reshape(c.x.shape[0], groups, -1)
         W_GNF = c.params["W_enc"].reshape(groups, -1, n_latents)
         b_GF, dead_GF = (a.reshape(groups, n_latents) for a in (c.params["b_enc"], c.dead))
-        pre_BGF = constant(c.pre).reshape(-1, groups, n_latents)
+        pre = (c.pre,) if c.pre.ndim == 2 else tuple(c.pre[:, g] for g in range(groups))
         out_BR = decode_largest(
-            x_BGN, W_GNF, b_GF, pre_BGF, dead_GF, rows, min(self.k, n_latents), c.topology.matmul_dtype
+            x_BGN, W_GNF, b_GF, constant(pre), dead_GF, rows, min(self.k, n_latents), c.topology.matmul_dtype
         )
         return c.topology.written_by(c.params, out_BR, c.x)

@@ -25,6 +25,9 @@ from saejax.kernels.shards import Shards, shards_of
 # twelfth of the encoder's product; on 2 CPU cores products of 128 columns run at the rate of wide ones.
 TURNS, LEAST_BLOCK = 48, 128
 
+# [B, F] of each group. As one array [B, G, F] XLA makes a copy of it, dead latents or not.
+Pre = tuple[jax.Array, ...]
+
 
 def decode_largest_reference(pre_BGF: jax.Array, dead_GF: jax.Array, rows: Rows, k: int) -> jax.Array:
     """`decode_largest`, by sorting; differentiable in `pre_BGF` and `rows`."""
@@ -42,27 +45,27 @@ def decode_largest(
     x_BGN: jax.Array,
     W_GNF: jax.Array,
     b_GF: jax.Array,
-    pre_BGF: jax.Array,
+    pre: Pre,
     dead_GF: jax.Array,
     rows: Rows,
     k: int,
     dtype: str,
     block: int | None = None,
 ) -> jax.Array:
-    """out_b = sum_g relu(p) rows_g over the k largest p of pre_bg among the dead of group g, float32 [B, R].
+    """out_b = sum_g relu(p) rows_g over the k largest p of pre_g,b among the dead of group g, float32 [B, R].
 
     Among equal pre-activations the lower latents win. The first group has the longest rows, R; a shorter row is added
     to the last columns, as in `sparse.decode_groups`. Operands are rounded to `dtype`, as in `dense.product`.
 
-    pre = x W + b is known already: `pre_BGF` serves the values alone, x, W and b the gradient, which goes to W, b and
-    `rows`, and to none of x and pre. `block` is C, for tests.
+    pre = x W + b is known already: `pre`, [B, F] of each group, serves the values alone, x, W and b the gradient, which
+    goes to W, b and `rows`, and to none of x and pre. `block` is C, for tests.
     """
-    return _forward(pre_BGF, dead_GF, rows, k, dtype, block)[0]
+    return _forward(pre, dead_GF, rows, k, dtype, block)[0]
 
 
-def _decode_fwd(x_BGN, W_GNF, b_GF, pre_BGF, dead_GF, rows, k, dtype, block):  # type: ignore[no-untyped-def]
-    out_BR, (cut, some) = _forward(pre_BGF, dead_GF, rows, k, dtype, block)
-    return out_BR, (x_BGN, pre_BGF, rows, cut, some)
+def _decode_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # type: ignore[no-untyped-def]
+    out_BR, (cut, some) = _forward(pre, dead_GF, rows, k, dtype, block)
+    return out_BR, (x_BGN, pre, rows, cut, some)
 
 
 def _decode_bwd(k, dtype, block, residuals, g_BR):  # type: ignore[no-untyped-def]
@@ -156,34 +159,36 @@ def _chosen(bits_BC: jax.Array, latent_C: jax.Array, least_B: jax.Array, stop_B:
     return (bits_BC > 0) & ((bits_BC > least_B[:, None]) | tie_BC)
 
 
-def _forward(pre_BGF: jax.Array, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block: int | None) -> Any:
+def _forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block: int | None) -> Any:
     """(out, (cut, some)); some [rows of devices, G, F]: the dead that are above 0 for a token of these devices."""
-    shards = shards_of(pre_BGF.shape[0], pre_BGF.shape[-1])
+    shards = shards_of(*pre[0].shape)
 
-    def local(pre_BGF: jax.Array, dead_GF: jax.Array, rows: Rows) -> Any:
+    def local(pre: Pre, dead_GF: jax.Array, rows: Rows) -> Any:
         # Nothing comes of the others. To look costs a reading of all pre-activations: it waits for a second block.
         many = _largest(dead_GF.sum(-1).max() > _block_of(dead_GF.shape[-1], block))
-        some_GF = jax.lax.cond(many, lambda: dead_GF & (pre_BGF > 0).any(0), lambda: dead_GF)
-        groups = [_Dead.of(pre_BGF[:, g], some_GF[g], block) for g in range(len(rows))]
+        some_GF = jax.lax.cond(
+            many, lambda: dead_GF & jnp.stack([(pre_BF > 0).any(0) for pre_BF in pre]), lambda: dead_GF
+        )
+        groups = [_Dead.of(pre[g], some_GF[g], block) for g in range(len(rows))]
         n_G = shards.over_latents(jnp.stack([dead.n for dead in groups]))
 
         def all_of_them() -> tuple[jax.Array, Cut]:
             """Everything that is above 0: the cut is below it."""
-            shape = (pre_BGF.shape[0], len(rows))
+            shape = (pre[0].shape[0], len(rows))
             cut = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)
             return _decode(groups, [dead.pre for dead in groups], cut, rows, dtype, shards), cut
 
         def some_of_them() -> tuple[jax.Array, Cut]:
             # Gathering a number takes as long as counting it ten times: it is done once.
             bits = [dead.bits() for dead in groups]
-            cut = _find_cut(groups, bits, k, pre_BGF.shape[2] * shards.n_along_latents, shards)
-            pre = [functools.partial(_pre_of, own) for own in bits]
-            return _decode(groups, pre, cut, rows, dtype, shards), cut
+            cut = _find_cut(groups, bits, k, pre[0].shape[1] * shards.n_along_latents, shards)
+            own = [functools.partial(_pre_of, bits_of_group) for bits_of_group in bits]
+            return _decode(groups, own, cut, rows, dtype, shards), cut
 
         out_BR, cut = jax.lax.cond(_anywhere(n_G > k, shards), some_of_them, all_of_them)
         return shards.over_latents(out_BR), cut, some_GF[None]
 
-    out_BR, cut, some = shards.run(local, "BGF GF FR", "BR BG BGF")(pre_BGF, dead_GF, rows)
+    out_BR, cut, some = shards.run(local, "BF GF FR", "BR BG BGF")(pre, dead_GF, rows)
     return out_BR, (cut, some)
 
 
@@ -209,7 +214,7 @@ def _decode(
 
 def _backward(
     x_BGN: jax.Array,
-    pre_BGF: jax.Array,
+    pre: Pre,
     rows: Rows,
     cut: Cut,
     some: jax.Array,
@@ -218,13 +223,13 @@ def _backward(
     block: int | None,
 ) -> tuple[jax.Array, jax.Array, Rows]:
     """The gradients of W, b and rows."""
-    shards = shards_of(pre_BGF.shape[0], pre_BGF.shape[-1])
+    shards = shards_of(*pre[0].shape)
 
-    def local(x_BGN: jax.Array, pre_BGF: jax.Array, rows: Rows, cut: Cut, some: jax.Array, g_BR: jax.Array) -> Any:
+    def local(x_BGN: jax.Array, pre: Pre, rows: Rows, cut: Cut, some: jax.Array, g_BR: jax.Array) -> Any:
         found = []
         for group, W_FR in enumerate(rows):
             n_latents, R = W_FR.shape
-            dead = _Dead.of(pre_BGF[:, group], some[0, group], block)
+            dead = _Dead.of(pre[group], some[0, group], block)
             put = functools.partial(
                 _put_block, dead, cut, group, shards, W_FR, dtype, x_BGN[:, group], g_BR[:, g_BR.shape[1] - R :]
             )
@@ -233,8 +238,8 @@ def _backward(
         of_W, of_b, of_rows = zip(*found, strict=True)
         return jax.tree.map(shards.over_rows, (jnp.stack(of_W).swapaxes(1, 2), jnp.stack(of_b), of_rows))
 
-    run = shards.run(local, "BGN BGF FR BG BGF BR", "GNF GF FR")
-    return run(x_BGN, pre_BGF, rows, cut, some, g_BR)  # type: ignore[no-any-return]
+    run = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")
+    return run(x_BGN, pre, rows, cut, some, g_BR)  # type: ignore[no-any-return]
 
 
 def _put_block(

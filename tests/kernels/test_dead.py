@@ -67,7 +67,7 @@ def _call(k: int, dtype: str = "float32", block: int | None = 5) -> Any:
         W, b = jnp.zeros((G, N, F)), jnp.zeros((G, F))  # their values do not matter: pre is known
 
         def value(W: jax.Array, b: jax.Array, rows: Any) -> jax.Array:
-            return decode_largest(a["x"], W, b, a["pre"], a["dead"], rows, k, dtype, block)
+            return decode_largest(a["x"], W, b, (a["pre"][:, 0], a["pre"][:, 1]), a["dead"], rows, k, dtype, block)
 
         out, pull = jax.vjp(value, W, b, a["rows"])
         return {"out": out, **dict(zip(("W", "b", "rows"), pull(a["g"]), strict=True))}
