@@ -144,6 +144,7 @@ class Workspace:
         opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=expected)
         if self.origin(split) is None:
             self._refuse_other_selection(split, opened.identity, expected)
+            self._refuse_other_dtype(split, opened.layout.dtype)
         self._check_store(split, opened.hook_points)
         return opened
 
@@ -156,6 +157,13 @@ class Workspace:
             raise DataError(
                 f"The store {self.experiment.store_dir(split)} was captured with {', '.join(others)}, which this "
                 "experiment leaves at its default. Give the settings of the capture, or name another store (`store`)."
+            )
+
+    def _refuse_other_dtype(self, split: str, dtype: str) -> None:
+        if dtype != (wanted := self.experiment.capture.layout(split).dtype):
+            raise DataError(
+                f"The store {self.experiment.store_dir(split)} holds {dtype}, and capture.dtype asks for {wanted}. "
+                f"Give --config.capture.dtype={dtype}, or name another store (`store`)."
             )
 
     def _check_store(self, split: str, widths: Mapping[str, int]) -> None:

@@ -147,22 +147,23 @@ class Coder:
         `whole_variance` is the `total_variance` of all parts' targets; None where the part is the batch.
         """
         c = dataclasses.replace(self._context(params, part, stats, step), whole_variance=whole_variance)
-        values = {term.name: term(c) for term in self.terms}
+        values = {term.name: jax.named_scope(f"loss/{term.name}")(term)(c) for term in self.terms}
         loss = jnp.float32(0)
         for term in self.terms:
             scale = sparsity_scale if term.is_sparsity_weight() else 1.0
             loss = loss + term.coefficient(step) * scale * values[term.name]
 
-        seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}
-        seen |= self.sparsity.seen(c.latents)
-        for term in self.terms:
-            seen |= term.seen(c)
-        metrics = values | {
-            "loss": loss,
-            "fve": 1 - squared_error(c.y, c.y_hat) / c.variance,
-            "l0": c.latents.l0(),
-            "dead": c.dead.sum(),
-        }
+        with jax.named_scope("statistics"):
+            seen = {"tokens": jnp.int32(n_tokens(c.x.shape[0])), "fired": c.latents.fired().astype(jnp.int32)}
+            seen |= self.sparsity.seen(c.latents)
+            for term in self.terms:
+                seen |= term.seen(c)
+            metrics = values | {
+                "loss": loss,
+                "fve": 1 - squared_error(c.y, c.y_hat) / c.variance,
+                "l0": c.latents.l0(),
+                "dead": c.dead.sum(),
+            }
         return loss, (metrics, seen)
 
     def follow(self, stats: Stats, seen: Stats) -> Stats:
@@ -176,9 +177,12 @@ class Coder:
     def _context(self, params: Params, batch: dict[str, jax.Array], stats: Stats, step: jax.Array) -> Context:
         x, y = (batch[name].astype(jnp.float32) for name in ("x", "y"))
         dead = stats["tokens_since_fired"] >= self.dead_after_tokens
-        pre, keep = self._pre_and_keep(params, x)
-        latents = self.sparsity(pre, keep, params, step)
-        y_hat = self.topology.decode(params, latents, x)
+        with jax.named_scope("encode"):
+            pre, keep = self._pre_and_keep(params, x)
+        with jax.named_scope("select"):
+            latents = self.sparsity(pre, keep, params, step)
+        with jax.named_scope("decode"):
+            y_hat = self.topology.decode(params, latents, x)
         return Context(self.topology, self.sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step)
 
     def _pre_and_keep(self, params: Params, x: jax.Array) -> tuple[jax.Array, Keep]:
@@ -187,7 +191,8 @@ class Coder:
         if not self.sparsity.sparse:
             return pre, lambda at: entries(pre, at)
         pre = jax.lax.stop_gradient(pre)
-        return pre, lambda at: self.topology.kept(params, x, pre, at)
+        # Called by the selection, whose gradient is then the encoder's.
+        return pre, jax.named_scope("encode")(lambda at: self.topology.kept(params, x, pre, at))
 
     def project_gradients(self, params: Params, grads: Params) -> Params:
         """With a unit decoder: removes from each decoder row's gradient its part along the row."""

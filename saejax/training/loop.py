@@ -164,6 +164,7 @@ class _Session:
         step, going = self.first, self.going
         if going:
             self.validate_first(states)
+            self.judge(self.first, states)  # compiles it: the first checkpoint need not wait for that
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption(setup.mesh))
@@ -226,16 +227,23 @@ class _Session:
         while len(self.pending) > keep:
             step, found, batch = self.pending.popleft()
             self.predict(step)
-            rows = self.rows(found)
+            logged = step % self.config.log_every == 0 or step in (1, self.config.steps)
+            rows = self.rows(found, logged)
             rows = {name: row for name, row in rows.items() if not self.count_skipped(name, step, row, batch)}
-            if step % self.config.log_every == 0 or step in (1, self.config.steps):
+            if logged:
                 shown = self.log(step, rows) or shown
         return shown
 
-    def rows(self, found: Sequence[dict[str, jax.Array]]) -> dict[str, dict[str, float]]:
-        """{member: its metrics} of one step, of the members that still train."""
+    def rows(self, found: Sequence[dict[str, jax.Array]], logged: bool) -> dict[str, dict[str, float]]:
+        """{member: its metrics} of one step, of the members that still train; `skipped` alone where no more is used.
+
+        Each number is a copy of its own from the device, and a small coder's step is as short as all of them.
+        """
         rows = {}
-        for program, metrics in zip(self.setup.programs, jax.device_get(list(found)), strict=True):
+        host = jax.device_get([{"skipped": metrics["skipped"]} for metrics in found])
+        if logged or any(np.any(metrics["skipped"]) for metrics in host):
+            host = jax.device_get(list(found))
+        for program, metrics in zip(self.setup.programs, host, strict=True):
             for i, name in enumerate(program.members):
                 if self.memories[name].going:
                     rows[name] = {

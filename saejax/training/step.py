@@ -46,26 +46,30 @@ def make_step(
 
     gradient -> part along unit decoder rows removed -> clip, optimizer -> decoder rows back to length 1 -> average
     -> all of it undone where loss or gradient is not finite, or the loss a spike -> dead latents resampled, where due.
+
+    The names of its parts (`jax.named_scope`, here and in `Coder`) are what a profile tells its operations apart by.
     """
 
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
         batch = sites.batch(arrays)
         grads, metrics, stats = _gradients(coder, config.accumulate, state, batch, hyper["sparsity"])
-        grads = coder.project_gradients(state.params, of_all_copies(grads))
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, value=metrics["loss"])
-        updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
-        params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
-        averaged = next_average(config, state.averaged, params, opt_state, state.step)
-        if averaged:
-            averaged = coder.constrain(averaged, state.step)
-        rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
-        grad_norm = optax.tree.norm(grads)
-        ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
-        ok = ok & hyper.get("going", True)
-        metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
-        taken = TrainState(state.step + 1, params, opt_state, stats, averaged, state.recent)
-        after = dataclasses.replace(choose(ok, taken, state), recent=recent)
-        return resample(coder, config, after, batch, hyper["seed"], ok), metrics
+        with jax.named_scope("optimizer"):
+            grads = coder.project_gradients(state.params, of_all_copies(grads))
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, value=metrics["loss"])
+            updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
+            params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
+            averaged = next_average(config, state.averaged, params, opt_state, state.step)
+            if averaged:
+                averaged = coder.constrain(averaged, state.step)
+            rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
+            grad_norm = optax.tree.norm(grads)
+            ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
+            ok = ok & hyper.get("going", True)
+            metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
+            taken = TrainState(state.step + 1, params, opt_state, stats, averaged, state.recent)
+            after = dataclasses.replace(choose(ok, taken, state), recent=recent)
+        with jax.named_scope("resample"):
+            return resample(coder, config, after, batch, hyper["seed"], ok), metrics
 
     return step
 
