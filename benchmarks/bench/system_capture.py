@@ -14,24 +14,24 @@ from benchmarks.bench.system_rows import Row, ours, ratio, spread, torch
 ROWS = (Row("capture-gpt2"),)
 
 # GPT-2's shape; the passes stop before the seventh of its twelve blocks.
-_WIDTH, _HEADS, _VOCABULARY, _BLOCK, _ROWS, _CONTEXT = 768, 12, 50257, 6, 8, 512
+_WIDTH, _HEADS, _BLOCK, _ROWS, _CONTEXT = 768, 12, 6, 8, 512
 
 
 def run(row: Row, told: Told) -> Result:
     """Tokens a second of each, in turn. Weights are random: that costs what trained ones cost."""
-    model, tokens = gpt2(told.folder / "gpt2"), told.folder / "tokens.npy"
+    model, given = gpt2(told.folder / "gpt2"), told.folder / "given.npz"
     rates: dict[str, list[float]] = {}
     shape = {"rows": _ROWS, "context": _CONTEXT, "batches": 1 if told.quick else 3}
     beside = torch(told)
     with ours(told) as own:
-        said = {"hook": f"blocks.{_BLOCK}.resid_pre", "tokens": str(tokens)}
+        said = {"hook": f"blocks.{_BLOCK}.resid_pre", "given": str(given)}
         read = own.ask("prepare_capture", model=str(model), **said, **shape)["read"]
         contestants = {
             "saejax, capture": lambda: own.ask("capture", folder=str(told.folder / "captured")),
             "saejax, forward pass alone": lambda: own.ask("forward"),
         }
         if beside:
-            beside.ask("prepare_capture", model=str(model), block=_BLOCK, tokens=str(tokens), read=read)
+            beside.ask("prepare_capture", model=str(model), block=_BLOCK, given=str(given), read=read)
             contestants["torch, forward pass alone"] = lambda: beside.ask("forward")
         try:
             for _ in range(told.rounds):
@@ -63,23 +63,23 @@ def lines(results: list[Result]) -> list[str]:
     return found
 
 
-def gpt2(folder: Path) -> Path:
+def gpt2(folder: Path, width: int = _WIDTH, layers: int = 12, vocabulary: int = 50257) -> Path:
     """A folder with a random model as Hugging Face writes GPT-2, and the demo model's tokenizer."""
     from safetensors.numpy import save_file
 
     folder.mkdir(exist_ok=True)
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (_VOCABULARY, _WIDTH), "wpe.weight": (1024, _WIDTH)}
-    for name in [*(f"h.{i}.ln_{n}" for i in range(12) for n in (1, 2)), "ln_f"]:
-        shapes |= {f"{name}.weight": (_WIDTH,), f"{name}.bias": (_WIDTH,)}
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocabulary, width), "wpe.weight": (1024, width)}
+    for name in [*(f"h.{i}.ln_{n}" for i in range(layers) for n in (1, 2)), "ln_f"]:
+        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
     for name, reads, writes in (
         ("attn.c_attn", 1, 3),
         ("attn.c_proj", 1, 1),
         ("mlp.c_fc", 1, 4),
         ("mlp.c_proj", 4, 1),
     ):
-        for i in range(12):
-            shapes[f"h.{i}.{name}.weight"] = (reads * _WIDTH, writes * _WIDTH)
-            shapes[f"h.{i}.{name}.bias"] = (writes * _WIDTH,)
+        for i in range(layers):
+            shapes[f"h.{i}.{name}.weight"] = (reads * width, writes * width)
+            shapes[f"h.{i}.{name}.bias"] = (writes * width,)
     rng = np.random.default_rng(0)
     tensors = {
         f"transformer.{name}": np.ones(shape, np.float32)
@@ -90,7 +90,7 @@ def gpt2(folder: Path) -> Path:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     demo = ROOT / "saejax/lm/demo"
     config = json.loads((demo / "config.json").read_text())
-    config |= {"vocab_size": _VOCABULARY, "n_positions": 1024, "n_ctx": 1024, "n_embd": _WIDTH, "n_layer": 12}
+    config |= {"vocab_size": vocabulary, "n_positions": 1024, "n_ctx": 1024, "n_embd": width, "n_layer": layers}
     (folder / "config.json").write_text(json.dumps(config | {"n_head": _HEADS}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo / name, folder)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from benchmarks import store as store_benchmark
+from benchmarks import waits as waits_benchmark
 from benchmarks.bench.protocol import serve
 from saejax.capture import CaptureConfig, capture
 from saejax.capture.ahead import tokens_read
@@ -28,17 +29,22 @@ from saejax.training.program import program_of_one
 class Capturing:
     """The forward pass to a hook point, and the capture of it."""
 
-    def __init__(self, model: str, hook: str, rows: int, context: int, batches: int, tokens: str):
-        """Writes the tokens of the batches to the file `tokens` [batches, rows, context], for the others."""
+    def __init__(self, model: str, hook: str, rows: int, context: int, batches: int, given: str):
+        """Writes what others need to the file `given`: the batches' tokens [batches, rows, context], and of the first
+        the activations [rows context, d], with a mask of each row's first document, where they must agree.
+        """
         self.text = TextConfig(context_length=context)
         self.config = CaptureConfig((hook,), batch_rows=rows)
         self.lm, self.source, self.mesh = load_lm(model), open_source(self.text), make_mesh(ParallelConfig((1, 1)))
         packer = Packer.of(self.source, self.lm.tokenizer, self.text)
         self.batches = list(itertools.islice(packer.batches("train", rows), batches))
         self.read = sum(map(tokens_read, self.batches))
-        np.save(tokens, np.stack([np.asarray(batch.tokens, np.int64) for batch in self.batches]))
-        self.forward = self.lm.make_forward([self.lm.hook_point(hook)], (rows, context), self.mesh)
-        jax.block_until_ready(self.forward(self.batches[0]))
+        point = self.lm.hook_point(hook)
+        self.forward = self.lm.make_forward([point], (rows, context), self.mesh)
+        tokens = np.stack([np.asarray(batch.tokens, np.int64) for batch in self.batches])
+        expected = np.asarray(self.forward(self.batches[0])[0][point], np.float32)
+        segments = np.asarray(self.batches[0].segments)
+        np.savez(given, tokens=tokens, expected=expected, first=(segments == segments[:, :1]).ravel())
 
     def alone(self) -> dict[str, float]:
         started = time.perf_counter()
@@ -127,6 +133,10 @@ def store(**told: Any) -> dict[str, Any]:
     return {"rates": store_benchmark.rates(**told)}
 
 
+def waits(**told: Any) -> dict[str, Any]:
+    return waits_benchmark.waits(**told)
+
+
 if __name__ == "__main__":
     keep_memory()  # as every command does, before JAX starts its threads
     serve(
@@ -138,5 +148,6 @@ if __name__ == "__main__":
             "save": save,
             "restore": restore,
             "store": store,
+            "waits": waits,
         }
     )

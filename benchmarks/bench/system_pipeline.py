@@ -7,7 +7,7 @@ from benchmarks.bench.frame import Result, Told
 from benchmarks.bench.markdown import table
 from benchmarks.bench.system_rows import Row, of_caches, timed
 
-ROWS = (Row("pipeline-tiny"),)
+ROWS = (Row("pipeline-tiny", quick=False),)
 
 
 def run(row: Row, told: Told) -> Result:

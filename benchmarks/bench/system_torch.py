@@ -18,19 +18,33 @@ class _Stop(Exception):
     """The hook point has been reached."""
 
 
-def prepare_capture(model: str, block: int, tokens: str, read: int) -> dict[str, Any]:
-    """The model up to the input of a block, as transformers runs it: one causal mask a row, no cache."""
+def prepare_capture(model: str, block: int, given: str, read: int) -> dict[str, Any]:
+    """The model up to the input of a block, as transformers runs it: one causal mask a row, no cache.
+
+    A row counts as one document, which is less work than keeping documents apart.
+
+    Raises:
+        ValueError: in the rows' first documents its activations are others than those that were given.
+    """
     import transformers
 
-    lm = transformers.AutoModel.from_pretrained(model, attn_implementation="sdpa", dtype=torch.float32).eval()
+    lm = transformers.AutoModel.from_pretrained(model, attn_implementation="sdpa", dtype=torch.float32)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lm = lm.eval().to(device)
 
     def stop(module: Any, arguments: Any) -> None:
+        _there["reached"] = arguments[0]
         raise _Stop
 
     lm.h[block].register_forward_pre_hook(stop)
-    _there.update(lm=lm, batches=torch.from_numpy(np.load(tokens)), read=read)
-    _run(1)
-    return {"threads": torch.get_num_threads()}
+    with np.load(given) as known:
+        _there.update(lm=lm, batches=torch.from_numpy(known["tokens"]).to(device), read=read)
+        _run(1)
+        reached = _there["reached"].float().cpu().numpy().reshape(known["expected"].shape)
+        apart = np.abs(reached - known["expected"])[known["first"]].max() / np.abs(known["expected"]).max()
+    if apart > 0.01:  # the activations given are rounded to bfloat16
+        raise ValueError(f"the activations differ by {apart:.1%} of the largest")
+    return {"threads": torch.get_num_threads(), "apart": float(apart)}
 
 
 def _run(count: int) -> None:
@@ -41,6 +55,8 @@ def _run(count: int) -> None:
             except _Stop:
                 continue
             raise RuntimeError("the block was not reached")
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def forward() -> dict[str, Any]:
