@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import store as store_benchmark
-from benchmarks import waits as waits_benchmark
 from benchmarks.bench.protocol import serve
 from saejax.capture import CaptureConfig, capture
 from saejax.capture.ahead import tokens_read
@@ -130,11 +128,15 @@ def restore() -> dict[str, Any]:
 
 
 def store(**told: Any) -> dict[str, Any]:
-    return {"rates": store_benchmark.rates(**told)}
+    from benchmarks.store import rates  # here: both define flags of absl, of which each process has one set
+
+    return {"rates": rates(**told)}
 
 
 def waits(**told: Any) -> dict[str, Any]:
-    return waits_benchmark.waits(**told)
+    from benchmarks.waits import waits as found
+
+    return found(**told)
 
 
 if __name__ == "__main__":
