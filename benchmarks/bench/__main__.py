@@ -1,6 +1,6 @@
 """The benchmark: `make bench`, or
 
-    python -m benchmarks.bench [--quick] [--rows=topk-6144,...] [--sections=training,...] [--output=FILE]
+    python -m benchmarks.bench [--quick] [--rows=topk-6144,...] [--sections=training,...] [--minutes=10] [--output=FILE]
     python -m benchmarks.bench --render                 # page and pictures from the JSON alone
     python -m benchmarks.bench --list                   # the rows
 
@@ -10,6 +10,7 @@ benchmarks/RESULTS.md. Ctrl-C keeps what was measured. On a GPU the rows are tho
 """
 
 import argparse
+import math
 import os
 import shlex
 import subprocess
@@ -17,10 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.bench import frame, render, selection, system, training
+from benchmarks.bench import frame, gpu_counts, render, selection, training
 from benchmarks.bench.protocol import ROOT
 
-SECTIONS: tuple[frame.Section, ...] = (training, selection, system)
+SECTIONS: tuple[frame.Section, ...] = (training, selection, gpu_counts)
 RESULTS = ROOT / "benchmarks/bench/results.json"
 PAGE = ROOT / "benchmarks/RESULTS.md"
 
@@ -32,6 +33,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     names = {"type": lambda text: [name for name in text.split(",") if name], "default": []}
     parser.add_argument("--quick", action="store_true", help="few rows, three rounds: about five minutes on two cores")
     parser.add_argument("--rounds", type=int, help="how often everybody has a turn (5; 3 with --quick)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row after so many minutes")
     parser.add_argument("--rows", metavar="NAME,...", help="these rows alone", **names)
     parser.add_argument("--sections", metavar="NAME,...", help="these sections alone", **names)
     parser.add_argument(
@@ -97,7 +99,7 @@ def main(arguments: list[str]) -> int:
             print("The peers are not there, so nobody is compared: sh benchmarks/peers/make_env.sh installs them.")
         about = frame.about_machine(kind, shlex.join(["python", "-m", "benchmarks.bench", *arguments]))
         about["peers"] = peers is not None
-        whole = frame.measure(wanted, told, given.output, about)
+        whole = frame.measure(wanted, told, given.output, about, given.minutes)
     render.write(SECTIONS, given.output, page)
     print(f"{given.output} and {page} are written.")
     return 0 if whole else 130

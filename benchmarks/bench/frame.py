@@ -12,8 +12,10 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -82,18 +84,26 @@ def chosen(
     return [(s, row) for s, row in all_rows if row.quick or not told.quick]
 
 
-def measure(wanted: Sequence[tuple[Section, Row]], told: Told, path: Path, about: dict[str, Any]) -> bool:
+def measure(
+    wanted: Sequence[tuple[Section, Row]], told: Told, path: Path, about: dict[str, Any], minutes: float = math.inf
+) -> bool:
     """Measures the rows one after the other; `path` holds those that are done at every moment.
 
-    Results of other rows that `path` holds from this machine stay. True if all were tried; False after Ctrl-C.
+    Results of other rows that `path` holds from this machine stay. No row begins after so many `minutes`. True if all
+    were tried; False after Ctrl-C or where the time was up.
     """
+    started = time.monotonic()
     document = read(path)
     if document.get("about", {}).get("machine") != about.get("machine"):
         document = {"results": []}  # figures of two machines do not belong on one page
     document["about"] = about
     for number, (section, row) in enumerate(wanted, 1):
         result: Result = {"section": section.NAME, "row": row.name}
-        print(f"[{number}/{len(wanted)}] {row.name}", flush=True)
+        passed = (time.monotonic() - started) / 60
+        if passed > minutes:
+            print(f"{minutes:g} minutes are over; not begun: {', '.join(r.name for _, r in wanted[number - 1 :])}")
+            return False
+        print(f"[{number}/{len(wanted)}, {passed:.0f} min] {row.name}", flush=True)
         try:
             result |= section.run(row, told)
         except KeyboardInterrupt:

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from benchmarks.bench.activations import Batches, explained
 from benchmarks.bench.protocol import peak_bytes, serve, timed_steps, used
-from saejax.coders import CoderConfig, build
+from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.coders.config import LONG_AGO
 from saejax.core.memory import keep_memory
 from saejax.kernels.sparse import entries
@@ -24,37 +25,44 @@ from saejax.store import ArrayRows
 from saejax.store import Batches as StoreBatches
 from saejax.trained import make_sites
 from saejax.training import TrainConfig
-from saejax.training.program import program_of_one, put_on
+from saejax.training.program import Program, program_of_one, put_on
 from saejax.training.start import make_prepare
 
 # Latents that are to stay dead read so weakly that no selection takes them, yet AuxK finds positive ones.
 WEAK = 0.01
 
 
+def hook_points(row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """(all of a row's hook points, those it reads, those it writes)"""
+    names = tuple(f"site{s}" for s in range(row["sites"]))
+    return (names, names[:1], names[1:]) if row["preset"] == "transcoder" else (names, names, names)
+
+
+def program_of(row: dict[str, Any], rows: ArrayRows, lr: float, steps: int) -> tuple[Coder, Sites, Program, Mesh]:
+    """As `saejax.train` does, but for a learning rate that is constant: it is everybody's."""
+    _, reads, writes = hook_points(row)
+    of_k = {"jumprelu": {"target_l0": float(row["k"])}, "standard": {}, "crosscoder": {}}
+    config = CoderConfig(preset=row["preset"], d_sae=row["d_sae"], **of_k.get(row["preset"], {"k": row["k"]}))
+    train = TrainConfig(
+        tokens=steps * row["batch"], batch_size=row["batch"], lr=lr, schedule="constant", warmup_fraction=0.0
+    )
+    widths = [row["d_in"]] * len(reads)
+    coder = build(config, widths, train.steps, widths)
+    sites = make_sites(config, coder.topology, reads, writes, rows.statistics)
+    mesh = make_mesh(ParallelConfig((1, 1)))
+    prepare = make_prepare(config, coder, sites, StoreBatches(rows, min(row["batch"], rows.n_tokens), 0))
+    return coder, sites, program_of_one(coder, train, sites, prepare, mesh, seed=0), mesh
+
+
 class Training:
     """One coder in training."""
 
     def __init__(self, row: dict[str, Any], data: str, lr: float, steps: int):
-        """As `saejax.train` does, but for the order of the rows and a constant learning rate: all contestants' own."""
-        self.row = row
-        names = tuple(f"site{s}" for s in range(row["sites"]))
-        reads, writes = (names[:1], names[1:]) if row["preset"] == "transcoder" else (names, names)
-        about = {"preset": row["preset"], "d_sae": row["d_sae"]}
-        of_k = {"jumprelu": {"target_l0": float(row["k"])}, "standard": {}, "crosscoder": {}}
-        config = CoderConfig(**about, **of_k.get(row["preset"], {"k": row["k"]}))
-        train = TrainConfig(
-            tokens=steps * row["batch"], batch_size=row["batch"], lr=lr, schedule="constant", warmup_fraction=0.0
-        )
-        widths = [row["d_in"]] * len(reads)
-        self.coder = build(config, widths, train.steps, widths)
-        self.source = Batches(data, row["batch"])
-        rows = ArrayRows({name: self.source.rows[:, s] for s, name in enumerate(names)})
-        self.names = names
-        self.sites = make_sites(config, self.coder.topology, reads, writes, rows.statistics)
-        mesh = make_mesh(ParallelConfig((1, 1)))
-        prepare = make_prepare(config, self.coder, self.sites, StoreBatches(rows, row["batch"], 0))
-        program = program_of_one(self.coder, train, self.sites, prepare, mesh, seed=0)
-        self.put = put_on(mesh, row["batch"], names)
+        self.row, self.source = row, Batches(data, row["batch"])
+        self.names = hook_points(row)[0]
+        rows = ArrayRows({name: self.source.rows[:, s] for s, name in enumerate(self.names)})
+        self.coder, self.sites, program, mesh = program_of(row, rows, lr, steps)
+        self.put = put_on(mesh, row["batch"], self.names)
         started = time.perf_counter()
         self.program = program.compiled(np.dtype(np.float32))
         self.compile_seconds = time.perf_counter() - started
@@ -107,14 +115,29 @@ def prepare(row: dict[str, Any], data: str, lr: float, steps: int) -> dict[str, 
     """Compiles the row's step, and makes its first state."""
     training = Training(row, data, lr, steps)
     _training[:] = [training]
-    cost = training.program.step.cost_analysis() or {}  # type: ignore[attr-defined]
     return {
         "version": f"jax {jax.__version__}",
         "matmul_dtype": training.coder.topology.matmul_dtype,
         "compile_seconds": training.compile_seconds,
-        "flops": cost.get("flops"),
-        "bytes": cost.get("bytes accessed"),
+        **counted(training.program),
     }
+
+
+def count(row: dict[str, Any]) -> dict[str, Any]:
+    """What XLA counts of a row's step, which is compiled for this machine and not run: only shapes are made."""
+    names = hook_points(row)[0]
+    few = np.random.default_rng(0).standard_normal((2, len(names), row["d_in"]), np.float32)
+    rows = ArrayRows({name: few[:, s] for s, name in enumerate(names)})
+    return counted(program_of(row, rows, 1e-3, 100)[2].compiled(np.dtype(np.float32)))
+
+
+def counted(program: Program) -> dict[str, Any]:
+    """FLOPs and bytes of the compiled step by XLA's cost analysis, and the memory that it needs at once."""
+    compiled: Any = program.step
+    cost, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    kinds = ("argument", "output", "temp")
+    needed = sum(getattr(memory, f"{kind}_size_in_bytes") for kind in kinds) - memory.alias_size_in_bytes
+    return {"flops": cost.get("flops"), "bytes": cost.get("bytes accessed"), "memory": needed}
 
 
 def run(steps: int) -> dict[str, Any]:
@@ -187,4 +210,4 @@ def median_seconds(calls: int, function: Callable[..., Any], *arguments: Any) ->
 
 if __name__ == "__main__":
     keep_memory()  # as every command does, before JAX starts its threads
-    serve({"prepare": prepare, "run": run, "fve": fve, "parts": parts, "select": select})
+    serve({"prepare": prepare, "run": run, "fve": fve, "parts": parts, "select": select, "count": count})

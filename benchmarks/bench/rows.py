@@ -86,8 +86,22 @@ class Row:
         """About what a contestant needs at most: parameters, gradient, moments and an update; dense latents."""
         return 1e9 + 24.0 * self.parameters + 4.0 * self.batch * self.latents * (3 if self.sparse else 6)
 
+    def as_count(self) -> "Row":
+        """The row whose program is only counted, never run."""
+        return dataclasses.replace(self, name=f"count-{self.name}", quick=False, beside="")
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def shape(about: dict[str, Any]) -> str:
+    """A row's shape in words, from its JSON."""
+    sites = f"{about['sites']} x " if about["sites"] > 1 and about["preset"] != "transcoder" else ""
+    of_k = {"standard": "", "crosscoder": "", "jumprelu": f", L0 {about['k']}"}.get(
+        about["preset"], f", k {about['k']}"
+    )
+    dead = f", {about['dead']:,} dead" if about["dead"] else ""
+    return f"{about['batch']:,} x {sites}{about['d_in']:,} -> {about['d_sae']:,}{of_k}{dead}"
 
 
 def _row(name: str, preset: str, d_sae: int = 6144, d_in: int = 768, **more: Any) -> Row:

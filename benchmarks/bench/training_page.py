@@ -7,6 +7,8 @@ from typing import Any
 from benchmarks.bench import training_pictures
 from benchmarks.bench.frame import Result
 from benchmarks.bench.markdown import number, table
+from benchmarks.bench.rows import PEERS as HAVE
+from benchmarks.bench.rows import shape
 from benchmarks.bench.training_result import (
     AXES,
     PEERS,
@@ -122,27 +124,21 @@ _COUNTS = ("row", "GFLOP by XLA", "of the floor", "GB by XLA", "of the floor", "
 
 
 def _times(r: Result) -> list[str]:
-    a, peer = r["about"], faster_peer(r)
-    sites = f"{a['sites']} x " if a["sites"] > 1 else ""
-    dead = f", {a['dead']:,} dead" if a["dead"] else ""
-    ratio = "no peer" if not a.get("preset") or (peer is None and not _had_peers(r)) else "not measured"
+    peer = faster_peer(r)
+    ratio = "not measured" if r["about"]["preset"] in HAVE else "no peer"
     if peer is not None:
         rounds = by_round(r, peer, "saejax")
         ratio = f"**{over_peer(r):.2f}** ({min(rounds):.2f} to {max(rounds):.2f})"
     floor = r["floor"]["products"] + r["floor"]["adam"]
     return [
         r["row"],
-        f"{a['batch']:,} x {sites}{a['d_in']:,} -> {a['d_sae']:,}, k {a['k']}{dead}",
+        shape(r["about"]),
         f"{_ms(r, 'saejax')} ({rate(r):,.0f} tokens/s)",
         *(_ms(r, name) for name in PEERS),
         ratio,
         f"{1000 * r['floor']['products']:,.1f} + {1000 * r['floor']['adam']:,.1f} = {1000 * floor:,.1f}",
         f"{share_of_floor(r):.0%}",
     ]
-
-
-def _had_peers(r: Result) -> bool:
-    return any(name in PEERS for name in r["contestants"])
 
 
 def _ms(r: Result, name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.bench import __main__ as command
-from benchmarks.bench import activations, frame, render, training, training_result
+from benchmarks.bench import activations, frame, ours, render, training, training_result
 from benchmarks.bench.protocol import Worker, WorkerFailed, WorkerGone
 from benchmarks.bench.rows import CPU_ROWS, GPU_ROWS, Row
 
@@ -101,6 +101,12 @@ def test_a_row_of_ours_runs_in_processes_of_its_own(tmp_path: Path, monkeypatch:
     assert {"time with dead latents over none", "cores busy, of 2"} <= whats
 
 
+def test_a_row_that_is_not_run_is_counted() -> None:
+    counts = ours.count(dataclasses.replace(TINY, name="t", sites=2, preset="transcoder").to_json())
+    assert counts["flops"] > 2 * 64 * 16 * 64
+    assert counts["bytes"] > 0 and counts["memory"] > 3 * 4 * 2 * 16 * 64
+
+
 def _few_tokens(row: Row, folder: Path) -> tuple[Path, Path]:
     return activations.make(folder / "t.npy", 256, row.d_in), activations.make(folder / "h.npy", 128, row.d_in, seed=1)
 
@@ -146,6 +152,9 @@ def test_ctrl_c_keeps_what_was_measured_and_what_fails_or_is_left_out_is_said(tm
 
     # Another machine's figures begin a page of their own.
     assert frame.measure(wanted[:1], told, results, {"machine": "other"})
+    assert [r["row"] for r in frame.read(results)["results"]] == ["first"]
+
+    assert not frame.measure(wanted, told, results, {"machine": "third"}, minutes=-1)
     assert [r["row"] for r in frame.read(results)["results"]] == ["first"]
 
     with pytest.raises(ValueError, match="There is no row third; there are first, second, slow"):
