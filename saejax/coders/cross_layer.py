@@ -144,7 +144,7 @@ class CrossLayerTranscoder(nn.Module):
         # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
         rows = self.decoder_rows(params)
         if isinstance(latents, ListedLatents):
-            y_BR = decode_listed(latents.values, latents.rows, latents.indices, rows, *latents.leading)
+            y_BR = decode_listed(latents.values, latents.rows, latents.at, rows, *latents.leading)
         elif latents.indices is not None:
             y_BR = decode_groups(latents.values, latents.indices, rows)
         elif latents.d_sae == self.d_sae:

@@ -132,7 +132,7 @@ class Dictionary(nn.Module):
         """f W_dec, float32 [B, *out]: what latents of x add to y_hat."""
         (rows_FR,) = self.decoder_rows(params)
         if isinstance(latents, ListedLatents):
-            out_BR = decode_listed(latents.values, latents.rows, latents.indices, (rows_FR,), latents.leading[0], 1)
+            out_BR = decode_listed(latents.values, latents.rows, latents.at, (rows_FR,), latents.leading[0], 1)
         elif latents.indices is None:
             out_BR = product(latents.values, rows_FR, self.matmul_dtype)
         else:

@@ -115,10 +115,10 @@ class Matryoshka(Term):
     def _of_list(self, c: Context, latents: ListedLatents) -> jax.Array:
         """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
         (rows_FR,), n = c.topology.decoder_rows(c.params), len(self.prefixes)
-        block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.indices, side="right").astype(jnp.int32)
+        block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
         # Pairs that there are not stay beyond the last row.
         sums_BMR = decode_listed(
-            latents.values, latents.rows * n + block, latents.indices, (rows_FR,), latents.leading[0], n
+            latents.values, latents.rows * n + block, latents.at, (rows_FR,), latents.leading[0], n
         )
         none = c.topology.decode(c.params, _none(latents), c.x)
         prefixes = jnp.cumsum(sums_BMR.reshape(latents.leading[0], n, -1), axis=1)

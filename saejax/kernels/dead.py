@@ -69,7 +69,7 @@ def _decode_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # typ
 
 
 def _decode_bwd(k, dtype, block, residuals, g_BR):  # type: ignore[no-untyped-def]
-    of_W, of_b, of_rows = _backward(*residuals, g_BR, dtype, block)
+    of_W, of_b, of_rows = _backward(*residuals, g_BR=g_BR, dtype=dtype, block=block)
     return None, of_W, of_b, None, None, of_rows
 
 
@@ -182,7 +182,7 @@ def _forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block
             # Gathering a number takes as long as counting it ten times: it is done once.
             bits = [dead.bits() for dead in groups]
             cut = _find_cut(groups, bits, k, pre[0].shape[1] * shards.n_along_latents, shards)
-            own = [functools.partial(_pre_of, bits_of_group) for bits_of_group in bits]
+            own: list[Callable[[jax.Array], jax.Array]] = [functools.partial(_pre_of, one) for one in bits]
             return _decode(groups, own, cut, rows, dtype, shards), cut
 
         out_BR, cut = jax.lax.cond(_anywhere(n_G > k, shards), some_of_them, all_of_them)

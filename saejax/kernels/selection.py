@@ -148,7 +148,7 @@ def _rows_mask(values: jax.Array, k: int) -> jax.Array:
     # A float's bits as an unsigned number of the same order: negative ones reversed, below the others.
     key = jax.lax.bitcast_convert_type(jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31))), jnp.uint32)
 
-    def halve(i: int, found: jax.Array) -> jax.Array:
+    def halve(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
         enough = (key >= candidate[:, None]).sum(1, dtype=jnp.int32) >= k
         return jnp.where(enough, candidate, found)
