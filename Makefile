@@ -38,7 +38,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test soak faults reliability docs lint format clean which-python
+.PHONY: help install quickstart check test soak faults reliability bench docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -68,6 +68,11 @@ faults: $(TEST_STAMP)  ## try every fault a capture survives and write benchmark
 reliability: $(TEST_STAMP)  ## two tables: the same numbers on every mesh and mode; faults that a training survives
 	$(BIN)/python -m benchmarks.equality --output=benchmarks/equality.md
 	$(BIN)/python -m benchmarks.reliability --output=benchmarks/reliability.md $(ARGS)
+
+bench: $(RUN_STAMP)  ## saejax, the peers and the floor side by side, to benchmarks/RESULTS.md; ARGS=--quick: minutes
+	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh || \
+	  { rm -rf build/peers-venv; echo "The peers cannot be installed here: saejax is measured without them." >&2; }
+	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 docs: $(DOCS_STAMP)  ## build the site into docs/_build/html; runs the notebooks; warnings are errors
 	$(BIN)/python -m sphinx -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html $(ARGS)

@@ -1,0 +1,1 @@
+"""`make bench`: everybody's train steps in turn on one machine, and what surrounds ours."""
