@@ -17,10 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.bench import frame, render, selection, training
+from benchmarks.bench import device_costs, frame, render, selection, sums, training
 from benchmarks.bench.protocol import ROOT
 
-SECTIONS: tuple[frame.Section, ...] = (training, selection)
+SECTIONS: tuple[frame.Section, ...] = (training, selection, sums, device_costs)
 RESULTS = ROOT / "benchmarks/bench/results.json"
 PAGE = ROOT / "benchmarks/RESULTS.md"
 

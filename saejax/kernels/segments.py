@@ -30,6 +30,8 @@ _AT_ONCE = 8
 _TOKENS_A_PAIR = 32
 # Below so many multiplications, 0.1 ms there, one product is faster than the dozen kernels of the other way.
 _FEW_MULTIPLICATIONS = 3e9
+# In TF32 a product is about 7 times as fast as in float32: then up to so many latents for each that is kept.
+_LATENTS_A_KEPT = 512
 
 
 def sum_by_latent_reference(
@@ -40,14 +42,23 @@ def sum_by_latent_reference(
     return out_FD.at[indices_BK].add(scale_BK[..., None] * rows_BD[:, None], mode="drop")
 
 
-def sum_by_latent(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_latents: int) -> jax.Array:
+def sum_by_latent(
+    scale_BK: jax.Array,
+    indices_BK: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision = EXACT,
+) -> jax.Array:
     """out[indices_bk] += scale_bk rows_b, in one order.  -> [n_latents, D]
 
     Args:
         indices_BK: not negative. From n_latents on they are dropped; the others are distinct along K.
+        precision: of what is multiplied; HIGH rounds to TF32 on an NVIDIA card.
     """
-    few = prefers_product(scale_BK.shape[0], rows_BD.shape[1], n_latents)
-    return (sum_by_product if few else sum_gathered)(scale_BK, indices_BK, rows_BD, n_latents)
+    n_tokens, k = scale_BK.shape
+    by_product = prefers_product(n_tokens, k, rows_BD.shape[1], n_latents, precision)
+    way = sum_by_product if by_product else sum_gathered
+    return way(scale_BK, indices_BK, rows_BD, n_latents, precision)
 
 
 def tally_by_latent(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> jax.Array:
@@ -55,20 +66,34 @@ def tally_by_latent(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int
     return sum_by_latent(weights_BK, indices_BK, jnp.ones((weights_BK.shape[0], 1), weights_BK.dtype), n_latents)[:, 0]
 
 
-def prefers_product(n_tokens: int, width: int, n_latents: int) -> bool:
+def prefers_product(n_tokens: int, k: int, width: int, n_latents: int, precision: jax.lax.Precision = EXACT) -> bool:
     """Whether one dense product [F, B] [B, D] is the faster way to all the sums on an H100 (by arithmetic)."""
-    return n_tokens * width * n_latents <= _FEW_MULTIPLICATIONS
+    if n_tokens * width * n_latents <= _FEW_MULTIPLICATIONS:
+        return True
+    return precision != EXACT and n_latents <= _LATENTS_A_KEPT * k
 
 
-def sum_by_product(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_latents: int) -> jax.Array:
+def sum_by_product(
+    scale_BK: jax.Array,
+    indices_BK: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision = EXACT,
+) -> jax.Array:
     """`sum_by_latent` as one dense product [F, B] [B, D]."""
     scale_BK, token_B1 = jnp.asarray(scale_BK), jnp.arange(scale_BK.shape[0])[:, None]
     dense_BF = jnp.zeros((scale_BK.shape[0], n_latents), scale_BK.dtype)
     dense_BF = dense_BF.at[token_B1, indices_BK].set(scale_BK, mode="drop", unique_indices=True)
-    return jnp.matmul(dense_BF.T, rows_BD, precision=EXACT)
+    return jnp.matmul(dense_BF.T, rows_BD, precision=precision)
 
 
-def sum_gathered(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_latents: int) -> jax.Array:
+def sum_gathered(
+    scale_BK: jax.Array,
+    indices_BK: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision = EXACT,
+) -> jax.Array:
     """`sum_by_latent` of pairs sorted by latent: few at a time are gathered, and of the busiest latents multiplied."""
     scale_BK, indices_BK, rows_BD = jnp.asarray(scale_BK), jnp.asarray(indices_BK), jnp.asarray(rows_BD)
     n_pairs = scale_BK.size
@@ -91,7 +116,8 @@ def sum_gathered(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array,
     column_F = jnp.full(n_latents + 1, latents_H.size, jnp.int32)
     column_F = column_F.at[latents_H].set(jnp.arange(latents_H.size, dtype=jnp.int32), unique_indices=True)
     columns_BK = column_F[jnp.minimum(indices_BK, n_latents)]
-    return out_FD.at[latents_H].set(sum_by_product(scale_BK, columns_BK, rows_BD, latents_H.size), unique_indices=True)
+    busiest_HD = sum_by_product(scale_BK, columns_BK, rows_BD, latents_H.size, precision)
+    return out_FD.at[latents_H].set(busiest_HD, unique_indices=True)
 
 
 class _Pairs(NamedTuple):
@@ -140,11 +166,12 @@ def _gathered(pairs: _Pairs, latents_R: jax.Array, rows_BD: jax.Array, start: in
     last_R = jnp.clip(first_R + count_R - 1, 0, pairs.token_N.size - 1)
 
     def add(block: int | jax.Array, out_RD: jax.Array) -> jax.Array:
+        place_1J = start + block * at_once + jnp.arange(at_once)[None]
+        place_RJ = jnp.minimum(first_R[:, None] + place_1J, last_R[:, None])
+        scale_RJ = jnp.where(place_1J < count_R[:, None], pairs.scale_N[place_RJ], 0)
+        token_RJ = pairs.token_N[place_RJ]
         for j in range(at_once):
-            place = start + block * at_once + j
-            place_R = jnp.minimum(first_R + place, last_R)
-            scale_R = jnp.where(place < count_R, pairs.scale_N[place_R], 0)
-            out_RD = out_RD + scale_R[:, None] * rows_BD[pairs.token_N[place_R]]
+            out_RD = out_RD + scale_RJ[:, j, None] * rows_BD[token_RJ[:, j]]
         return out_RD
 
     at_once = min(_AT_ONCE, stop - start)

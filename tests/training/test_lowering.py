@@ -1,4 +1,4 @@
-"""Every family's step and forward pass is lowered for NVIDIA cards and TPUs, and adds nothing in an order left to chance.
+"""Every family's step and forward pass is lowered for NVIDIA, AMD and TPU, and adds nothing in an order left to chance.
 
 On a GPU a scatter adds with atomic operations: two threads that add to one number do so in either order, and the last
 bits differ from run to run. So resuming a run would not give the same bits. A scatter whose places are known to be
