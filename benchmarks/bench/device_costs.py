@@ -8,6 +8,7 @@ loop's body counts once, and of branches all.
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ def page(results: list[Result], folder: Path) -> list[str]:
         for r in results
         if "xla" in r
     ]
+    if not lines:
+        return []
     return [
         "No GPU was there. An H100 at its peaks (989 TFLOP/s in bfloat16, 495 in TF32, 3.35 TB/s), part by part; the",
         "floor is the encoder's products and Adam's bytes. XLA counts every operation of the step lowered for CUDA by",
@@ -138,6 +141,15 @@ def page(results: list[Result], folder: Path) -> list[str]:
 def lower(row: dict[str, Any]) -> dict[str, Any]:
     """What XLA counts in the row's step, lowered for CUDA; nothing is compiled or allocated."""
     import jax
+
+    step, inputs = step_of(training_rows.Row(**row))
+    cost = jax.jit(step).trace(*inputs).lower(lowering_platforms=("cuda",)).cost_analysis() or {}
+    return {"flops": cost["flops"], "bytes": cost["bytes accessed"]}
+
+
+def step_of(about: training_rows.Row) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A row's train step as a GPU would run it, and the shapes of its inputs."""
+    import jax
     import jax.numpy as jnp
 
     from saejax.coders import CoderConfig, Sites, build
@@ -146,7 +158,6 @@ def lower(row: dict[str, Any]) -> dict[str, Any]:
     from saejax.training.state import make_init
     from saejax.training.step import default_hyper, make_step
 
-    about = training_rows.Row(**row)
     names = tuple(f"site{s}" for s in range(about.sites))
     reads, writes = (names[:1], names[1:]) if about.preset == "transcoder" else (names, names)
     ones = (1.0,) * len(reads)
@@ -159,9 +170,7 @@ def lower(row: dict[str, Any]) -> dict[str, Any]:
     step = make_step(coder, optimizer, make_schedule(train), Sites(reads, writes, ones, ones, len(reads) > 1), train)
     state = jax.eval_shape(make_init(coder, optimizer, train), 0)
     arrays = {name: jax.ShapeDtypeStruct((about.batch, about.d_in), jnp.bfloat16) for name in names}
-    lowered = jax.jit(step).trace(state, arrays, default_hyper(0)).lower(lowering_platforms=("cuda",))
-    cost = lowered.cost_analysis() or {}
-    return {"flops": cost["flops"], "bytes": cost["bytes accessed"]}
+    return step, (state, arrays, default_hyper(0))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The section of sums by latent: out[indices_bk] += scale_bk rows_b, which are the gradients of a sparse coder's weights.
+"""The section of sums by latent, out[indices_bk] += scale_bk rows_b: the gradients of a sparse coder's weights.
 
 A scatter, whose additions are atomic on a GPU; pairs sorted by latent, gathered in order; one dense product; what is
 chosen. Seconds of each, and in how many numbers a second call differs from the first: resuming gives the same bits only
