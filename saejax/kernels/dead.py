@@ -69,7 +69,7 @@ def _decode_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # typ
 
 
 def _decode_bwd(k, dtype, block, residuals, g_BR):  # type: ignore[no-untyped-def]
-    of_W, of_b, of_rows = _backward(*residuals, g_BR=g_BR, dtype=dtype, block=block)
+    of_W, of_b, of_rows = _backward(*residuals, g_BR, dtype, block)  # type: ignore[call-arg]
     return None, of_W, of_b, None, None, of_rows
 
 
