@@ -5,7 +5,8 @@
     batch i:              rows [i B, (i + 1) B) of the blocks one after the other
 
 So batch i is a function of (configuration, seed, i), as it is with `store.Batches`. While one block is read the next is
-filled, in the same steps: after each batch so many forward passes that both come to their ends together. The text's
+filled, in the same steps: after each batch so many forward passes that both come to their ends together. A step was
+dispatched before them, so on devices of its own the language model works while the step does. The text's
 cursor at the start of each block goes into a journal; a run that continues computes its current block again, and no
 more than that.
 """
