@@ -7,12 +7,13 @@ import jax
 import numpy as np
 
 from saejax.app.console import say
+from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
 from saejax.app.workspace import Workspace
 from saejax.coders import Coder, Sites
 from saejax.core.errors import ConfigError
 from saejax.core.files import read_json
-from saejax.parallel import DATA, check_divides, make_mesh
+from saejax.parallel import DATA, check_divides
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
 from saejax.training import program_of_one
@@ -74,7 +75,7 @@ def found(
     """
     if e.parallel.processes or jax.process_count() > 1:
         raise ConfigError("train.batch_size=0 is found by one process alone. Set train.batch_size for several.")
-    mesh = make_mesh(e.parallel)
+    mesh = training_mesh(e)
 
     def needs(size: int) -> int:
         sized = _with(e, size)

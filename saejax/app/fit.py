@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from saejax.app.console import keep_quiet, say
+from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment, to_run_json
 from saejax.app.init_from import Beginning, begin
 from saejax.app.provenance import Provenance, write_down
@@ -21,7 +22,7 @@ from saejax.core.files import write_json, writing
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
 from saejax.evals.heldout import make_validation
-from saejax.parallel import Process, check_divides, from_first, make_mesh, together
+from saejax.parallel import Process, check_divides, from_first, together
 from saejax.store import BatchSource, RowSource, StoreReader
 from saejax.trained import TrainedCoder, make_sites, sites_to_meta
 from saejax.training import Outcome, Profiler, Setup, TrainState, program_of_one, put_on
@@ -164,7 +165,7 @@ def train_run(
         if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
             tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return None
-        coder, mesh = materials.coder(), make_mesh(e.parallel)
+        coder, mesh = materials.coder(), training_mesh(e)
         check_divides(mesh, coder.topology.d_sae)
         data = materials.data(mesh, tell)
         sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)

@@ -90,6 +90,12 @@ class CaptureConfig(Settings, section="capture"):
         "Into training: activations that are shuffled with each other; two such blocks are in memory.",
         low=1,
     )
+    mesh: tuple[int, ...] = setting(
+        (),
+        'Into training: devices along ("data", "latent") that run the language model and nothing else, as in 2,1; the '
+        "others train at the same time. Empty: all do both, in turn.",
+        decides=False,
+    )
     parts: int = setting(
         1,
         "The text is divided into so many parts, by a hash of each document's index, and at most so many processes can "
@@ -110,6 +116,13 @@ class CaptureConfig(Settings, section="capture"):
             raise ConfigError("capture.max_norm_ratio looks at a batch, so capture.batch_rows must be a number, not 0.")
         if self.into == "training" and self.dtype != StoreLayout.dtype:
             raise ConfigError(f"capture.into=training stores no training activations: leave out dtype={self.dtype}.")
+        if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
+            raise ConfigError(f"capture.mesh is {self.mesh}; it must be two positive numbers, as in 2,1, or empty.")
+        if self.mesh and self.into != "training":
+            raise ConfigError(
+                f"capture.mesh is {self.mesh}, but a capture into a store runs on the devices of parallel.mesh; leave "
+                "it empty, or set capture.into=training."
+            )
         StoreLayout(self.shard_rows, self.chunk_rows)
 
     def layout(self, split: str) -> StoreLayout:

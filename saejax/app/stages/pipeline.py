@@ -2,6 +2,7 @@
 
 from saejax.app import console, init_from
 from saejax.app.batch_size import with_batch_size
+from saejax.app.devices import training_mesh
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
 from saejax.app.records import read_stages, refuse_other_run
@@ -12,7 +13,7 @@ from saejax.app.stages.train import run_train
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.core.files import read_json
-from saejax.parallel import check_divides, make_mesh, own_rows, refuse_many
+from saejax.parallel import check_divides, own_rows, refuse_many
 
 
 def run_pipeline(work: Workspace) -> int:
@@ -23,7 +24,7 @@ def run_pipeline(work: Workspace) -> int:
     # What training would refuse is refused before hours of capture.
     refuse_other_run(e)
     agreed(e, of_stores(e))
-    mesh, coder = make_mesh(e.parallel), work.build()
+    mesh, coder = training_mesh(e), work.build()
     check_divides(mesh, coder.topology.d_sae)
     with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
         if not init_from.is_begun([checkpoints]):

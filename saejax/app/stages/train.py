@@ -46,7 +46,7 @@ class _Stored:
     def data(self, mesh: Mesh, tell: Callable[[str], None]) -> Data:
         work, t = self.work, self.work.experiment.train
         stored = work.experiment.capture.into == "store"
-        batches = work.training(mesh, rows=own_rows(mesh, t.batch_size, t.accumulate))
+        batches = work.training(rows=own_rows(mesh, t.batch_size, t.accumulate))
         open_reader = (lambda: work.reader("train")) if stored else None
         return Data(batches, _heldout(work, tell), *work.sites, open_reader)
 
