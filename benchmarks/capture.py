@@ -1,37 +1,117 @@
-"""Tokens a second of the forward pass alone, to the logits and to a hook point, and of the capture of that hook point.
+"""Capture against torch's forward pass of the same model, and against saejax's own forward pass.
 
     python -m benchmarks.capture [--model=demo --hook=blocks.3.resid_post --tokens=300000 --rounds=3]
+    python -m benchmarks.capture --model=random_gpt2 --hook=blocks.6.resid_pre --rows=8 --context=512 --tokens=16000
 
-Each round runs the same text three times: forward to the logits and to the hook point, each batch waited for, and the
-capture, which packs, runs, and writes a store with its checksums in a temporary folder. So a busy machine slows all
-three, and the overhead is the median over the rounds of (seconds of the capture) / (seconds of the forward passes to
-the hook point alone) - 1. Nothing is compiled while a clock runs. Tokens are all but padding.
+Each round runs the same text in turn: saejax's forward pass to the logits and to the hook point, each batch waited
+for; the capture, which packs, runs, and writes a store with its checksums in a temporary folder; and PyTorch's forward
+pass of the model to the same place, where a hook ends it (transformers, sdpa, inference_mode, all threads). So a busy
+machine slows all of them, and ratios are medians over the rounds. The overhead is (seconds of the capture) / (seconds
+of the forward passes to the hook point alone) - 1. Nothing is compiled while a clock runs. Tokens are all but padding.
+
+PyTorch has a process of its own, which sleeps while others run, with malloc as it comes. It reads each row as one
+document, which is less work than keeping the documents apart; the values of each row's first document must agree.
+random_gpt2 is GPT-2 small in shape, with random weights and the demo's tokenizer; it is made when asked for.
 """
 
+import argparse
+import contextlib
 import itertools
+import multiprocessing
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags
+import numpy as np
 
 from saejax.capture import CaptureConfig, capture
 from saejax.capture.ahead import tokens_read
+from saejax.core.memory import keep_memory
 from saejax.lm import load_lm
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.text import PackedRows, Packer, TextConfig, open_source
 
-_MODEL = flags.DEFINE_string("model", "demo", "A folder, a repository, or demo.")
-_HOOK = flags.DEFINE_string("hook", "blocks.3.resid_post", "Hook point to capture.")
-_TOKENS = flags.DEFINE_integer("tokens", 300_000, "Activations to capture in a round.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds.")
-_ROWS = flags.DEFINE_integer("rows", 32, "Packed rows in a forward pass.")
-_CONTEXT = flags.DEFINE_integer("context", 256, "Tokens in a row.")
+Rates = dict[str, list[float]]  # way -> tokens a second in each round
 _LOGIT_BATCHES = 2  # of a round, to the logits: enough to show what stopping early saves
+_DEMO = Path(__file__).parents[1] / "saejax" / "lm" / "demo"
+
+
+def rates(model: str, hook: str, rows: int, context: int, tokens: int, rounds: int, with_torch: bool = True) -> Rates:
+    """{"logits", "forward", "capture", "torch" (where wanted): tokens a second in each round}.
+
+    Args:
+        model: a folder, a repository, or demo.
+        tokens: activations to capture in a round.
+    """
+    text, config = TextConfig(context_length=context), CaptureConfig((hook,), batch_rows=rows)
+    lm, source, mesh = load_lm(model), open_source(text), make_mesh(ParallelConfig((1, 1)))
+    packer = Packer.of(source, lm.tokenizer, text)
+    batches = list(itertools.islice(packer.batches("train", rows), -(-tokens // (rows * context))))
+    logits = jax.jit(lambda params, *packed: lm.apply(params, *packed)[0])
+    forward = lm.make_forward([lm.hook_point(hook)], (rows, context), mesh)
+
+    def to_logits() -> tuple[int, float]:
+        few = batches[:_LOGIT_BATCHES]
+        return _read(few), seconds_of(lambda b: logits(lm.params, b.tokens, b.positions, b.segments), few)
+
+    def captured() -> tuple[int, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "store"
+            done = capture(path, lm, source, text, config, mesh, split="train", n_tokens=tokens, seed=0)
+        return done.read, done.seconds
+
+    ways: dict[str, Callable[[], tuple[int, float]]] = {
+        "logits": to_logits,
+        "forward": lambda: (_read(batches), seconds_of(forward, batches)),
+        "capture": captured,
+    }
+    with contextlib.ExitStack() as stack:
+        if with_torch:
+            torch_seconds, first = stack.enter_context(_torch(model, hook, batches))
+            _check_same(first, forward(batches[0])[0][lm.hook_point(hook)], batches[0])
+            ways["torch"] = lambda: (_read(batches), torch_seconds())
+        found: Rates = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, run in ways.items():
+                read, seconds = run()
+                found[name].append(read / seconds)
+    return found
+
+
+def ratios(found: Rates) -> dict[str, float]:
+    """Medians over the rounds: what the capture costs beyond its forward passes, and speeds over torch's."""
+
+    def median_of(one: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(found[one], found[other], strict=True))
+
+    known = {"overhead": median_of("forward", "capture") - 1}
+    if "torch" in found:
+        known |= {f"{name} / torch": median_of(name, "torch") for name in ("forward", "capture")}
+    return known
+
+
+@contextlib.contextmanager
+def model_named(name: str) -> Iterator[str]:
+    """The model to load: `name`, or the folder of a random GPT-2, made now and gone afterwards."""
+    if name != "random_gpt2":
+        yield name
+        return
+    import torch
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=0, eos_token_id=0))
+        model.save_pretrained(folder)
+        for file in _DEMO.glob("tokenizer*.json"):
+            shutil.copy(file, folder)
+        yield folder
 
 
 def seconds_of(run: Callable[[PackedRows], Any], batches: list[PackedRows]) -> float:
@@ -43,38 +123,83 @@ def seconds_of(run: Callable[[PackedRows], Any], batches: list[PackedRows]) -> f
     return time.perf_counter() - started
 
 
-def main(_: list[str]) -> None:
-    text = TextConfig(context_length=_CONTEXT.value)
-    config = CaptureConfig((_HOOK.value,), batch_rows=_ROWS.value)
-    lm, source, mesh = load_lm(_MODEL.value), open_source(text), make_mesh(ParallelConfig((1, 1)))
-    packer = Packer.of(source, lm.tokenizer, text)
-    count = -(-_TOKENS.value // (_ROWS.value * _CONTEXT.value))
-    batches = list(itertools.islice(packer.batches("train", _ROWS.value), count))
-    read = sum(map(tokens_read, batches))
-    logits = jax.jit(lambda params, *rows: lm.apply(params, *rows)[0])
-    forward = lm.make_forward([lm.hook_point(_HOOK.value)], (_ROWS.value, _CONTEXT.value), mesh)
-    rates: dict[str, list[float]] = {}
+def _read(batches: list[PackedRows]) -> int:
+    return sum(map(tokens_read, batches))
 
-    def note(name: str, tokens: int, seconds: float) -> None:
-        rates.setdefault(name, []).append(tokens / seconds)
 
-    print(f"{_MODEL.value}, {jax.devices()[0].device_kind}, jax {jax.__version__}, {_ROWS.value} x {_CONTEXT.value}")
-    for _ in range(_ROUNDS.value):
-        few = batches[:_LOGIT_BATCHES]
-        seconds = seconds_of(lambda b: logits(lm.params, b.tokens, b.positions, b.segments), few)
-        note("forward pass to the logits", sum(map(tokens_read, few)), seconds)
-        note(f"forward pass to {_HOOK.value}", read, seconds_of(forward, batches))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "store"
-            done = capture(path, lm, source, text, config, mesh, split="train", n_tokens=_TOKENS.value, seed=0)
-        note(f"capture of {_HOOK.value}", done.read, done.seconds)
-    for name, found in rates.items():
-        print(f"{name:<44} median {statistics.median(found):8,.0f} tokens/s   ({min(found):,.0f} to {max(found):,.0f})")
-    alone, whole = list(rates.values())[1:]
-    overheads = [a / w - 1 for a, w in zip(alone, whole, strict=True)]
-    spread = f"{min(overheads):.1%} to {max(overheads):.1%}"
-    print(f"overhead, median of the rounds: {statistics.median(overheads):.1%} ({spread})")
+@contextlib.contextmanager
+def _torch(model: str, hook: str, batches: list[PackedRows]) -> Iterator[tuple[Callable[[], float], np.ndarray]]:
+    """(seconds of PyTorch's forward passes over the batches, its activations [R S, d] of the first batch)."""
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    tokens = [np.asarray(packed.tokens, np.int64) for packed in batches]
+    process = multiprocessing.get_context("spawn").Process(target=_torch_worker, args=(there, model, hook, tokens))
+    process.start()
+    there.close()  # so that the worker's end is the only one, and its death is noticed
+
+    def seconds() -> float:
+        here.send(True)
+        return float(here.recv())
+
+    try:
+        yield seconds, here.recv()
+    finally:
+        with contextlib.suppress(OSError):
+            here.send(False)
+        process.join()
+
+
+def _torch_worker(pipe: Connection, model: str, hook: str, tokens: list[np.ndarray]) -> None:
+    import torch
+
+    from saejax.lm.rows import Chunk
+    from saejax.lm.torch_hooks.hooks import run_chunk
+
+    lm: Any = load_lm(model, backend="torch")
+    name = lm.hook_point(hook)
+    place = lm.aliases.get(name, name)
+
+    def run(ids: np.ndarray) -> Any:
+        with torch.inference_mode():
+            return run_chunk(lm.module, Chunk(ids, np.arange(ids.size).reshape(ids.shape)), [place])[place]
+
+    first = run(tokens[0]).float().cpu().numpy()
+    pipe.send(first.reshape(-1, first.shape[-1]))
+    while pipe.recv():
+        run(tokens[0])
+        started = time.perf_counter()
+        for ids in tokens:
+            run(ids)
+        pipe.send(time.perf_counter() - started)
+
+
+def _check_same(torch_ND: np.ndarray, ours_ND: Any, packed: PackedRows) -> None:
+    """Raises AssertionError where the two differ, beyond rounding to bfloat16, in the first document of a row."""
+    first = (packed.segments == packed.segments[:, :1]).ravel()
+    ours_ND = np.asarray(ours_ND, np.float32)[first]
+    np.testing.assert_allclose(ours_ND, torch_ND[first], atol=0.01 * np.abs(torch_ND[first]).max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="a folder, a repository, demo, or random_gpt2")
+    parser.add_argument("--hook", default="blocks.3.resid_post", help="hook point to capture")
+    for name, value, what in (
+        ("tokens", 300_000, "activations to capture in a round"),
+        ("rounds", 3, "rounds"),
+        ("rows", 32, "packed rows in a forward pass"),
+        ("context", 256, "tokens in a row"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{what} ({value})")
+    given = parser.parse_args()
+    keep_memory()
+    print(f"{given.model}, {jax.devices()[0].device_kind}, jax {jax.__version__}, {given.rows} x {given.context}")
+    with model_named(given.model) as model:
+        found = rates(model, given.hook, given.rows, given.context, given.tokens, given.rounds)
+    for name, each in found.items():
+        print(f"{name:<8} median {statistics.median(each):8,.0f} tokens/s   ({min(each):,.0f} to {max(each):,.0f})")
+    for name, ratio in ratios(found).items():
+        print(f"{name}: {ratio:.1%}" if name == "overhead" else f"{name}: {ratio:.2f}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

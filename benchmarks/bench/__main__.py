@@ -18,10 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.bench import frame, gpu_counts, render, selection, training
+from benchmarks.bench import device_costs, frame, render, selection, sums, system, training
 from benchmarks.bench.protocol import ROOT
 
-SECTIONS: tuple[frame.Section, ...] = (training, selection, gpu_counts)
+SECTIONS: tuple[frame.Section, ...] = (training, selection, sums, system, device_costs)
 RESULTS = ROOT / "benchmarks/bench/results.json"
 PAGE = ROOT / "benchmarks/RESULTS.md"
 

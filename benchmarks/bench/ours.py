@@ -123,14 +123,6 @@ def prepare(row: dict[str, Any], data: str, lr: float, steps: int) -> dict[str, 
     }
 
 
-def count(row: dict[str, Any]) -> dict[str, Any]:
-    """What XLA counts of a row's step, which is compiled for this machine and not run: only shapes are made."""
-    names = hook_points(row)[0]
-    few = np.random.default_rng(0).standard_normal((2, len(names), row["d_in"]), np.float32)
-    rows = ArrayRows({name: few[:, s] for s, name in enumerate(names)})
-    return counted(program_of(row, rows, 1e-3, 100)[2].compiled(np.dtype(np.float32)))
-
-
 def counted(program: Program) -> dict[str, Any]:
     """FLOPs and bytes of the compiled step by XLA's cost analysis, and the memory that it needs at once."""
     compiled: Any = program.step
@@ -210,4 +202,4 @@ def median_seconds(calls: int, function: Callable[..., Any], *arguments: Any) ->
 
 if __name__ == "__main__":
     keep_memory()  # as every command does, before JAX starts its threads
-    serve({"prepare": prepare, "run": run, "fve": fve, "parts": parts, "select": select, "count": count})
+    serve({"prepare": prepare, "run": run, "fve": fve, "parts": parts, "select": select})

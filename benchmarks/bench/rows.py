@@ -86,10 +86,6 @@ class Row:
         """About what a contestant needs at most: parameters, gradient, moments and an update; dense latents."""
         return 1e9 + 24.0 * self.parameters + 4.0 * self.batch * self.latents * (3 if self.sparse else 6)
 
-    def as_count(self) -> "Row":
-        """The row whose program is only counted, never run."""
-        return dataclasses.replace(self, name=f"count-{self.name}", quick=False, beside="")
-
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

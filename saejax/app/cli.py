@@ -18,6 +18,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict, config_flags
 
 from saejax.app import experiments
+from saejax.core.compiled import keep_programs
 from saejax.core.config import nearest
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 from saejax.core.memory import keep_memory
@@ -132,6 +133,7 @@ def _run(command: Command, argv: list[str], help_code: int) -> None:
             )
         values = {flag.name: flag.value for flag in own}
         present = frozenset(flag.name for flag in own if flag.present)
+        keep_programs()
         return command.main(Line(None if config is None else config.value, words, values, present)) or 0
 
     def parse(argv: list[str]) -> list[str]:

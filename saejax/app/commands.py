@@ -22,10 +22,11 @@ from saejax.core.errors import ConfigError
 
 
 def _workspace(line: Line) -> Any:
+    from saejax.app.batch_size import as_begun
     from saejax.app.experiment import experiment
     from saejax.app.workspace import Workspace
 
-    return Workspace(experiment(line.config))
+    return Workspace(as_begun(experiment(line.config)))
 
 
 def _pipeline(line: Line) -> int:
@@ -394,7 +395,7 @@ Look at activation stores, check them, join them, and make them of activations t
     saejax store import OUT FILE... --hook_point=blocks.6.resid_pre
                                             .npy, .safetensors and .parquet files of [N, d] as a store
                                             [--d --tensor --non_finite --model --revision
-                                             --shard_rows --chunk_rows --seed]
+                                             --dtype --shard_rows --chunk_rows --seed]
 
 merge and import continue where they were when they are stopped. Imported files may hold integers token_id, document and
 position [N] beside the activations; without them token_id is -1, document the file's number, position its row there.
@@ -417,6 +418,7 @@ position [N] beside the activations; without them token_id is -1, document the f
             partial(flags.DEFINE_string, "revision", "", "import: its revision."),
             partial(flags.DEFINE_integer, "shard_rows", 32768, "import: rows of a shard.", lower_bound=1),
             partial(flags.DEFINE_integer, "chunk_rows", 256, "import: rows of a chunk.", lower_bound=1),
+            partial(flags.DEFINE_string, "dtype", "bfloat16", "import: bfloat16, or int8 with one scale a row."),
         ),
     ),
     "hooks": Command(

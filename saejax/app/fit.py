@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
 from jax.sharding import Mesh
 
 from saejax.app.console import keep_quiet, say
+from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment, to_run_json
 from saejax.app.init_from import Beginning, begin
 from saejax.app.provenance import Provenance, write_down
@@ -20,12 +22,13 @@ from saejax.core.files import write_json, writing
 from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
 from saejax.evals.heldout import make_validation
-from saejax.parallel import Process, check_divides, from_first, make_mesh, together
+from saejax.parallel import Process, check_divides, from_first, together
 from saejax.store import BatchSource, RowSource, StoreReader
 from saejax.trained import TrainedCoder, make_sites, sites_to_meta
-from saejax.training import Outcome, Setup, TrainState, program_of_one, put_on
+from saejax.training import Outcome, Profiler, Setup, TrainState, program_of_one, put_on
 from saejax.training import train as run_loop
 from saejax.training.blame import make_blame
+from saejax.training.watch import Watch
 
 Tell = Callable[[str], None]
 
@@ -93,6 +96,9 @@ def fit(
         DataError: as `training.train`.
     """
     sites = beginning.sites
+    if e.train.profile:
+        # A program compiled before its parts had names is not the same one.
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     program = program_of_one(
         coder,
         e.train,
@@ -120,8 +126,16 @@ def fit(
         blame=make_blame(e.run_dir, data.batches, data.open_reader) if checkpoints and together().first else None,
         tell=tell,
         shown=shown and together().first,
+        watch=_watch(e, mesh, tell),
     )
     return run_loop(e.train, setup)
+
+
+def _watch(e: Experiment, mesh: Mesh, tell: Tell) -> Watch:
+    """Who measures where the time goes; of several processes the first."""
+    if not (e.train.profile and together().first):
+        return Watch()
+    return Profiler(e.run_dir, [device for device in mesh.devices.flat if device in jax.local_devices()], tell)
 
 
 def _validated(of_state: Callable[[Any, Any], dict[str, float]], states: Sequence[TrainState]) -> dict[str, Any]:
@@ -151,7 +165,7 @@ def train_run(
         if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
             tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return None
-        coder, mesh = materials.coder(), make_mesh(e.parallel)
+        coder, mesh = materials.coder(), training_mesh(e)
         check_divides(mesh, coder.topology.d_sae)
         data = materials.data(mesh, tell)
         sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)

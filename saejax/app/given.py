@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from saejax.app.batch_size import as_begun, found
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
 from saejax.app.experiment import from_json as experiment_of
@@ -18,7 +19,8 @@ from saejax.app.fit import Data, Tell, fit, train_run
 from saejax.app.init_from import begin
 from saejax.app.loading import from_items, load
 from saejax.app.provenance import Provenance, agreed
-from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites, build
+from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites
+from saejax.coders import build as build_coder
 from saejax.core.config import nearest, to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.memory import keep_memory
@@ -83,11 +85,14 @@ def train(
     named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else str(init_from)
     settings = {"init_from": named} | settings
     e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
-    given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)
+    given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from).with_batch_size(tell)
+    e = given.e
     if run is not None:
         outcome = train_run(e, given, together(), tell, progress)
         _leave_if_told(outcome)
         return load(run)
+    if e.train.profile:
+        raise ConfigError("train.profile writes into a run folder: give run=..., or leave profile away.")
     coder, devices = given.coder(), make_mesh(e.parallel)
     check_divides(devices, coder.topology.d_sae)
     data = given.data(devices, tell)
@@ -203,6 +208,20 @@ class _Given:
             return IteratedBatches(self.source, self.hook_point or "x", size, first_rows=4 * size)
         return self.source
 
+    def with_batch_size(self, tell: Tell) -> "_Given":
+        """The same with a batch size, where `e` leaves it open."""
+        e = as_begun(self.e)
+        if not e.train.batch_size:
+            if isinstance(self.source, Iterable):
+                raise ConfigError("batch_size=0 needs to know how many activations there are: set it for an iterable.")
+
+            def build(sized: Experiment) -> Coder:
+                return dataclasses.replace(self, e=sized).coder()
+
+            rows = self.source.n_tokens
+            e = found(e, build, self.sites(), min(rows, e.train.max_rows or rows), tell)
+        return dataclasses.replace(self, e=e)
+
     def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(hook points read, hook points written)."""
         kind, there = TOPOLOGIES[self.e.coder.resolved().topology], tuple(self.rows.hook_points)
@@ -229,8 +248,9 @@ class _Given:
         return reads, writes
 
     def coder(self) -> Coder:
+        """The coder of `e`, for the widths of its hook points."""
         widths, (reads, writes) = self.rows.hook_points, self.sites()
-        return build(self.e.coder, [widths[n] for n in reads], self.e.train.steps, [widths[n] for n in writes])
+        return build_coder(self.e.coder, [widths[n] for n in reads], self.e.train.steps, [widths[n] for n in writes])
 
     def known(self) -> Provenance:
         return self.made_from()

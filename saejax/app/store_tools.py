@@ -76,13 +76,15 @@ def merge_into(paths: Sequence[str], seed: int = 0) -> int:
     return 0
 
 
-def import_into(paths: Sequence[str], shard_rows: int = 0, chunk_rows: int = 0, **config: Any) -> int:
+def import_into(
+    paths: Sequence[str], shard_rows: int = 0, chunk_rows: int = 0, dtype: str = StoreLayout.dtype, **config: Any
+) -> int:
     """Write the activations in the files after the first path into a new store at the first path."""
     if not config.get("hook_point"):
         raise ConfigError(
             "import needs --hook_point, as in --hook_point=blocks.6.resid_pre: the name of what it reads."
         )
-    layout = StoreLayout(shard_rows or StoreLayout.shard_rows, chunk_rows or StoreLayout.chunk_rows)
+    layout = StoreLayout(shard_rows or StoreLayout.shard_rows, chunk_rows or StoreLayout.chunk_rows, dtype)
     out, *files = paths
     rows, dropped = import_files(out, files, ImportConfig(**config, layout=layout), _bar("import"))
     print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
@@ -200,7 +202,7 @@ COMMANDS = {
     "sample": Command(sample, ("rows", "seed", "hook_point", "tokenizer")),
     "import": Command(
         import_into,
-        ("hook_point", "d", "tensor", "non_finite", "model", "revision", "shard_rows", "chunk_rows", "seed"),
+        ("hook_point", "d", "tensor", "non_finite", "model", "revision", "dtype", "shard_rows", "chunk_rows", "seed"),
         2,
     ),
 }

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
+from saejax.app.devices import lm_mesh
 from saejax.app.experiment import Experiment
 from saejax.app.provenance import Provenance, agreed, of_stores
 from saejax.capture import (
@@ -23,7 +23,6 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
-from saejax.parallel import make_mesh
 from saejax.store import Batches, BatchSource, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -50,9 +49,9 @@ class Workspace:
                 )
             # Along "data" alone every device has the whole model. Then the mesh is not asked for: whoever evaluates may
             # have fewer devices than the training had. Each joined process has the whole model for its own work.
-            parallel = self.experiment.parallel
-            spread = parallel.mesh and parallel.mesh[1] > 1 and jax.process_count() == 1
-            how = (config.dtype, config.backend, config.device, make_mesh(parallel) if spread else None)
+            mesh = self.experiment.capture.mesh or self.experiment.parallel.mesh
+            spread = mesh and mesh[1] > 1 and jax.process_count() == 1
+            how = (config.dtype, config.backend, config.device, lm_mesh(self.experiment) if spread else None)
             self._lm = load_lm(config.model, config.revision, *how)
             if config.second:
                 self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
@@ -144,6 +143,7 @@ class Workspace:
         opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=expected)
         if self.origin(split) is None:
             self._refuse_other_selection(split, opened.identity, expected)
+            self._refuse_other_dtype(split, opened.layout.dtype)
         self._check_store(split, opened.hook_points)
         return opened
 
@@ -156,6 +156,13 @@ class Workspace:
             raise DataError(
                 f"The store {self.experiment.store_dir(split)} was captured with {', '.join(others)}, which this "
                 "experiment leaves at its default. Give the settings of the capture, or name another store (`store`)."
+            )
+
+    def _refuse_other_dtype(self, split: str, dtype: str) -> None:
+        if dtype != (wanted := self.experiment.capture.layout(split).dtype):
+            raise DataError(
+                f"The store {self.experiment.store_dir(split)} holds {dtype}, and capture.dtype asks for {wanted}. "
+                f"Give --config.capture.dtype={dtype}, or name another store (`store`)."
             )
 
     def _check_store(self, split: str, widths: Mapping[str, int]) -> None:
@@ -195,13 +202,13 @@ class Workspace:
         named = {key: value for key, value in header.identity.get("lm", {}).items() if value}
         return said | ({"lm": {key: self.lm.identity.get(key) for key in named}} if named else {})
 
-    def training(self, mesh: Mesh, hook_points: Sequence[str] = (), rows: tuple[int, int] | None = None) -> BatchSource:
+    def training(self, hook_points: Sequence[str] = (), rows: tuple[int, int] | None = None) -> BatchSource:
         """The training's batches, of the given hook points or of the coder's sites: from the store or the model.
 
         Of several processes each has `rows` [first, stop) of every batch.
 
         Raises:
-            ConfigError: several processes, and no store to read from.
+            ConfigError: several processes, and no store to read from; or devices for a model that JAX does not run.
         """
         e, t = self.experiment, self.experiment.train
         if e.capture.into == "store":
@@ -211,13 +218,18 @@ class Workspace:
             raise ConfigError(
                 "capture.into=training is the work of one process, without train.shares: capture into a store first."
             )
+        if e.capture.mesh and not self.lm.pure:
+            raise ConfigError(
+                "capture.mesh is about JAX's devices, and PyTorch runs this language model: leave it empty, and name "
+                "its device by lm.device."
+            )
         return stream_activations(
             e.run_dir / "stream.jsonl",
             self.lm,
             self.source,
             e.text,
             e.capture,
-            mesh,
+            lm_mesh(e),
             hook_points=hook_points or tuple(dict.fromkeys(itertools.chain(*self.sites))),
             batch_size=e.train.batch_size,
             max_rows=e.train.max_rows,

@@ -21,7 +21,8 @@ _DEPTH = 4
 def prefetched(items: Iterator[T], depth: int = _DEPTH) -> Generator[T, None, None]:
     """The same items in the same order, up to `depth` of them made ahead in a thread.
 
-    What making them raises is raised here, after the items before it. Closing the iterator ends the thread.
+    What making them raises is raised here, after the items before it. Closing the iterator ends the thread, and closes
+    `items` where that is a generator.
     """
     ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
     stopped = threading.Event()
@@ -44,6 +45,9 @@ def prefetched(items: Iterator[T], depth: int = _DEPTH) -> Generator[T, None, No
             put((False, None))
         except BaseException as error:  # the consumer's to handle, whatever it is
             put((False, error))
+        finally:
+            if isinstance(items, Generator):
+                items.close()
 
     thread = threading.Thread(target=work, name="capture-packer", daemon=True)
     thread.start()

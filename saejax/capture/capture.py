@@ -26,6 +26,7 @@ from saejax.core.settings import Settings, setting
 from saejax.lm.forward import Forward, Model
 from saejax.parallel import DATA, Process
 from saejax.store import StoreLayout, StoreWriter
+from saejax.store.layout import DTYPES
 from saejax.text import PackedRows, Packer, Source, TextConfig
 
 _ALONE = Process()
@@ -53,6 +54,12 @@ class CaptureConfig(Settings, section="capture"):
     )
     shard_rows: int = setting(32_768, "Rows of a shard of the store, within which they are shuffled.", low=1)
     chunk_rows: int = setting(256, "Rows of a chunk of the store, which is read as a whole.", low=1)
+    dtype: str = setting(
+        "bfloat16",
+        "How the store holds the training activations: bfloat16, or int8 with one scale a row, which takes half the "
+        "disk. The held-out ones stay bfloat16, so that every figure is of exact activations.",
+        choices=DTYPES,
+    )
     non_finite: str = setting(
         "abort", "abort, or drop the rows that hold NaN or infinity (they are counted).", choices=("abort", "drop")
     )
@@ -83,6 +90,12 @@ class CaptureConfig(Settings, section="capture"):
         "Into training: activations that are shuffled with each other; two such blocks are in memory.",
         low=1,
     )
+    mesh: tuple[int, ...] = setting(
+        (),
+        'Into training: devices along ("data", "latent") that run the language model and nothing else, as in 2,1; the '
+        "others train at the same time. Empty: all do both, in turn.",
+        decides=False,
+    )
     parts: int = setting(
         1,
         "The text is divided into so many parts, by a hash of each document's index, and at most so many processes can "
@@ -101,7 +114,20 @@ class CaptureConfig(Settings, section="capture"):
             )
         if self.max_norm_ratio and not self.batch_rows:
             raise ConfigError("capture.max_norm_ratio looks at a batch, so capture.batch_rows must be a number, not 0.")
+        if self.into == "training" and self.dtype != StoreLayout.dtype:
+            raise ConfigError(f"capture.into=training stores no training activations: leave out dtype={self.dtype}.")
+        if self.mesh and (len(self.mesh) != 2 or min(self.mesh) < 1):
+            raise ConfigError(f"capture.mesh is {self.mesh}; it must be two positive numbers, as in 2,1, or empty.")
+        if self.mesh and self.into != "training":
+            raise ConfigError(
+                f"capture.mesh is {self.mesh}, but a capture into a store runs on the devices of parallel.mesh; leave "
+                "it empty, or set capture.into=training."
+            )
         StoreLayout(self.shard_rows, self.chunk_rows)
+
+    def layout(self, split: str) -> StoreLayout:
+        """Of the store of a split."""
+        return StoreLayout(self.shard_rows, self.chunk_rows, self.dtype if split == "train" else StoreLayout.dtype)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -202,7 +228,7 @@ def capture(
             identity=store_identity(lm, source, text, split, config),
             hook_points={name: widths[name] for name in names},
             n_tokens=n_tokens,
-            layout=StoreLayout(config.shard_rows, config.chunk_rows),
+            layout=config.layout(split),
             seed=seed,
             part=part,
             parts=config.parts,

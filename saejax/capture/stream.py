@@ -5,7 +5,8 @@
     batch i:              rows [i B, (i + 1) B) of the blocks one after the other
 
 So batch i is a function of (configuration, seed, i), as it is with `store.Batches`. While one block is read the next is
-filled, in the same steps: after each batch so many forward passes that both come to their ends together. The text's
+filled, in the same steps: after each batch so many forward passes that both come to their ends together. On devices of
+its own (capture.mesh) the language model is a thread and a pass ahead of that, and works while a step does. The text's
 cursor at the start of each block goes into a journal; a run that continues computes its current block again, and no
 more than that.
 """
@@ -370,10 +371,15 @@ def stream_activations(
     journal = Journal(path, json.loads(json.dumps(settings)))
     forward = lm.make_forward(names, (rows, text.context_length), mesh)
 
-    def epoch(cursor: dict[str, Any] | None) -> Generator[tuple[Rows, dict[str, Any]]]:
+    def passes(cursor: dict[str, Any] | None) -> Generator[tuple[Rows, dict[str, Any]]]:
         with contextlib.closing(prefetched(packer.batches("train", rows, cursor))) as ahead:
             for packed, activations, finite in one_ahead(forward, ahead, lambda _: False):
                 chosen, values, _ = stored(config, packed, activations, finite)
                 yield {name: value[chosen] for name, value in values.items()}, packed.cursor
+
+    def epoch(cursor: dict[str, Any] | None) -> Generator[tuple[Rows, dict[str, Any]]]:
+        # XLA's CPU devices run what one thread gives them in order, also what is for different devices. On shared
+        # devices one thread keeps the order of programs the same in every run; on its own ones it is so anyway.
+        return prefetched(passes(cursor), 1) if config.mesh else passes(cursor)
 
     return ActivationStream(endless(epoch, limit), widths, batch_size, config.buffer_rows, limit, seed, journal)

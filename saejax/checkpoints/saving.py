@@ -19,6 +19,7 @@ from saejax.checkpoints import integrity, reading
 from saejax.checkpoints.steps import Retention, Steps
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.lease import lease
+from saejax.core.threads import give_way
 from saejax.parallel import any_of, from_first, together
 
 
@@ -115,6 +116,7 @@ class Saving:
         keep: Collection[int],
     ) -> None:
         """In the thread: wait for Orbax's commit, write the manifest, and only then remove old checkpoints."""
+        give_way()  # to the steps: hashing would take a core from them
         with held:
             try:
                 assert self._writer is not None

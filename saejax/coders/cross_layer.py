@@ -144,23 +144,25 @@ class CrossLayerTranscoder(nn.Module):
         # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
         rows = self.decoder_rows(params)
         if isinstance(latents, ListedLatents):
-            y_BR = decode_listed(latents.values, latents.rows, latents.indices, rows, *latents.leading)
+            y_BR = decode_listed(latents.values, latents.rows, latents.at, rows, *latents.leading)
         elif latents.indices is not None:
             y_BR = decode_groups(latents.values, latents.indices, rows)
         elif latents.d_sae == self.d_sae:
             y_BR = decode_dense_split(latents.values, rows, self.matmul_dtype)
-        else:  # some of the latents: AuxK's few, whole on every device, or a prefix where latents are not split
+        else:  # a prefix, where latents are not split
             y_BR = decode_dense(latents.values, rows, self.matmul_dtype)
-        return y_BR.reshape(-1, *params["b_dec"].shape)
+        return self.written_by(params, y_BR, x_BLD)
 
     @nn.nowrap
-    def restrict(self, params: Params, chosen: jax.Array | slice) -> Params:
-        """Parameters of the smaller coder that has only the latents `chosen` (a slice, or [L, K] layer by layer)."""
-        of = [chosen if isinstance(chosen, slice) else chosen[layer] for layer in range(self.sites)]
-        encoders = {
-            name: jnp.stack([params[name][i][..., at] for i, at in enumerate(of)]) for name in ("W_enc", "b_enc")
-        }
-        return params | encoders | {name: params[name][at] for name, at in zip(self.decoders, of, strict=True)}
+    def written_by(self, params: Params, out_BR: jax.Array, x_BLD: jax.Array | None) -> jax.Array:
+        """What a sum of `decoder_rows` adds to y_hat, [B, L, D]."""
+        return out_BR.reshape(-1, *params["b_dec"].shape)
+
+    @nn.nowrap
+    def restrict(self, params: Params, chosen: slice) -> Params:
+        """Parameters of the smaller coder that has only the latents `chosen` of each layer."""
+        encoders = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
+        return params | encoders | {name: params[name][chosen] for name in self.decoders}
 
     @nn.nowrap
     def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:

@@ -23,7 +23,6 @@ from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
 Params = dict[str, Any]
-Indices = jax.Array | slice
 
 
 class Dictionary(nn.Module):
@@ -133,16 +132,21 @@ class Dictionary(nn.Module):
         """f W_dec, float32 [B, *out]: what latents of x add to y_hat."""
         (rows_FR,) = self.decoder_rows(params)
         if isinstance(latents, ListedLatents):
-            out_BR = decode_listed(latents.values, latents.rows, latents.indices, (rows_FR,), latents.leading[0], 1)
+            out_BR = decode_listed(latents.values, latents.rows, latents.at, (rows_FR,), latents.leading[0], 1)
         elif latents.indices is None:
             out_BR = product(latents.values, rows_FR, self.matmul_dtype)
         else:
             out_BR = decode_rows(latents.values, latents.indices, rows_FR)
+        return self.written_by(params, out_BR, x)
+
+    @nn.nowrap
+    def written_by(self, params: Params, out_BR: jax.Array, x: jax.Array | None) -> jax.Array:
+        """What a sum of `decoder_rows` adds to y_hat, [B, *out]."""
         return out_BR.reshape(-1, *params["b_dec"].shape)
 
     @nn.nowrap
-    def restrict(self, params: Params, chosen: Indices) -> Params:
-        """Parameters of the smaller coder that has only the latents `chosen` ([K] or a slice)."""
+    def restrict(self, params: Params, chosen: slice) -> Params:
+        """Parameters of the smaller coder that has only the latents `chosen`."""
         own = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
         return params | own | {"W_dec": params["W_dec"][chosen]}
 

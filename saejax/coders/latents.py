@@ -85,7 +85,7 @@ class ListedLatents(Latents):
     leading: tuple[int, ...] = flax.struct.field(pytree_node=False)
 
     def dense(self) -> jax.Array:
-        return spread_listed(self.values, self.rows, self._at(), (*self.leading, self.d_sae))
+        return spread_listed(self.values, self.rows, self.at, (*self.leading, self.d_sae))
 
     def flat(self) -> "Latents":
         return Latents(self.dense(), None, self.d_sae).flat()
@@ -99,9 +99,11 @@ class ListedLatents(Latents):
     def counts(self) -> jax.Array:
         n_groups = 1 if len(self.leading) == 1 else self.leading[1]
         shape = (self.leading[0], n_groups, self.d_sae)
-        own = tally_listed(self.active().astype(jnp.int32), self.rows, self._at(), shape)
+        own = tally_listed(self.active().astype(jnp.int32), self.rows, self.at, shape)
         return of_batch(own if len(self.leading) == 2 else own[0])
 
-    def _at(self) -> jax.Array:
+    @property
+    def at(self) -> jax.Array:
+        """`indices`, which a list always has."""
         assert self.indices is not None
         return self.indices

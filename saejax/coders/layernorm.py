@@ -50,9 +50,9 @@ class LayerNormAutoencoder(Autoencoder):
         return self.decode_without_bias(params, latents, x) + std_B1 * params["b_dec"][None] + mean_B1
 
     @nn.nowrap
-    def decode_without_bias(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
+    def written_by(self, params: Params, out_BR: jax.Array, x: jax.Array | None) -> jax.Array:
         """std x (f W_dec), float32 [B, D]."""
-        return _moments(x)[1] * super().decode_without_bias(params, latents, x)
+        return _moments(x)[1] * super().written_by(params, out_BR, x)
 
     @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:

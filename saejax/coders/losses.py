@@ -5,80 +5,23 @@ A new term is a class here, the dataclass of its settings and a line in `TERMS`,
 """
 
 import dataclasses
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.context import Context, squared_error, total_variance
+from saejax.coders.auxk import AuxK
+from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.ramp import At, Ramp
+from saejax.coders.term import ONE, Term, weight
 from saejax.core.errors import ConfigError
-from saejax.core.settings import Settings, setting, settings_of
+from saejax.core.settings import Settings, setting
 from saejax.kernels.batch import per_token
 from saejax.kernels.dense import EXACT
 from saejax.kernels.listed import decode_listed
 from saejax.kernels.norms import unit_rows
-from saejax.kernels.selection import largest_of_rows
 from saejax.kernels.shards import shards_of
-from saejax.kernels.sparse import entries
-
-ONE = Ramp.constant(1.0)
-S = TypeVar("S", bound=Settings)
-
-
-def weight(doc: str, sparsity: bool = False) -> Any:
-    """The key of a term's coefficient: None is the preset's, 0 leaves the term out.
-
-    A weight of `sparsity` rises from 0 during the warm-up, and a sweep over sparsity weights multiplies it.
-    """
-    return setting(None, doc, low=0, base=0.0, sparsity_weight=sparsity)
-
-
-@dataclasses.dataclass(frozen=True)
-class Term(Generic[S]):
-    """A summand of the loss, under its `name` in the metrics: coefficient(step) x term(context).
-
-    Attributes:
-        needs: what the sparsity must provide for this term to make sense.
-        settings: S, for those who have the class alone. Its first key is the term's `weight`.
-    """
-
-    coefficient: Ramp = ONE
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]] = frozenset()
-    settings: ClassVar[type[Settings]] = Settings
-
-    @classmethod
-    def key(cls) -> str:
-        """The key of its weight."""
-        return next(iter(settings_of(cls.settings)))
-
-    @classmethod
-    def is_sparsity_weight(cls) -> bool:
-        """Whether a sweep over sparsity weights multiplies the coefficient."""
-        return any(known.sparsity_weight for known in settings_of(cls.settings).values())
-
-    @classmethod
-    def build(cls, coefficient: Ramp, settings: S, at: At) -> Self:
-        """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
-        return cls(coefficient)
-
-    def __call__(self, c: Context) -> jax.Array:
-        raise NotImplementedError
-
-    def statistics(self) -> dict[str, float]:
-        """Scalars that the term follows during training, by name, with the value they start at."""
-        return {}
-
-    def seen(self, c: Context) -> dict[str, jax.Array]:
-        """What the statistics need to know of a batch: numbers that add up over its parts."""
-        return {}
-
-    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The statistics after a batch, from what was `seen` of all of it."""
-        return {}
-
 
 # --- reconstruction ----------------------------------------------------------------------------------------
 
@@ -172,14 +115,14 @@ class Matryoshka(Term):
     def _of_list(self, c: Context, latents: ListedLatents) -> jax.Array:
         """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
         (rows_FR,), n = c.topology.decoder_rows(c.params), len(self.prefixes)
-        block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.indices, side="right").astype(jnp.int32)
+        block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
         # Pairs that there are not stay beyond the last row.
         sums_BMR = decode_listed(
-            latents.values, latents.rows * n + block, latents.indices, (rows_FR,), latents.leading[0], n
+            latents.values, latents.rows * n + block, latents.at, (rows_FR,), latents.leading[0], n
         )
         none = c.topology.decode(c.params, _none(latents), c.x)
         prefixes = jnp.cumsum(sums_BMR.reshape(latents.leading[0], n, -1), axis=1)
-        errors = [self.error.of(c, none + prefixes[:, m].reshape(none.shape)) for m in range(n)]
+        errors = [self.error.of(c, none + c.topology.written_by(c.params, prefixes[:, m], c.x)) for m in range(n)]
         return jnp.stack(errors).sum() / n
 
 
@@ -446,63 +389,6 @@ def _soft_l0(c: Context) -> jax.Array:
 
 
 # --- dead latents ------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class AuxKSettings(Settings, section="coder"):
-    auxk_coefficient: float | None = weight("Weight of AuxK: what dead latents could explain of the residual.")
-    auxk_k: int = setting(0, "Dead latents that AuxK may use for a token; 0 means d_in / 2.", low=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class AuxK(Term[AuxKSettings]):
-    """sum (e - e_hat)^2 / sum (e - mean e)^2: what dead latents could explain of the residual e = y - y_hat.
-
-    e_hat = decode, without bias, of relu of the k largest pre-activations among dead latents (of each group). e is a
-    constant here: the gradient reaches the encoder and decoder rows of the dead latents and nothing else, nor b_dec.
-    0 while none is dead. Behind that relu, a latent that is negative for every token gets no gradient.
-    (Gao et al. 2024, arXiv:2406.04093, appendix A.2)
-    """
-
-    k: int = 512
-    name: ClassVar[str] = "auxk"
-    settings: ClassVar[type[Settings]] = AuxKSettings
-
-    @classmethod
-    def build(cls, coefficient: Ramp, settings: AuxKSettings, at: At) -> Self:
-        if settings.auxk_k > at.width:
-            raise ConfigError(f"coder.auxk_k is {settings.auxk_k} but there are only {at.width} latents; lower it.")
-        return cls(coefficient, settings.auxk_k or min(max(1, at.d_in // 2), at.width))
-
-    def __call__(self, c: Context) -> jax.Array:
-        e = jax.lax.stop_gradient(c.y - c.y_hat)
-        # Every latent reads b_dec, so without this the dead ones would pull at what the live ones rest on.
-        params = c.params | {"b_dec": jax.lax.stop_gradient(c.params["b_dec"])}
-
-        def few() -> jax.Array:
-            """At most k are dead: all take part, as a small dense dictionary of their own."""
-            find = jnp.vectorize(lambda dead_F: jnp.nonzero(dead_F, size=self.k, fill_value=0)[0], signature="(f)->(k)")
-            # Where fewer are dead latent 0 fills up, and counts for nothing.
-            rank = jax.lax.broadcasted_iota(jnp.int32, (*c.dead.shape[:-1], self.k), c.dead.ndim - 1)
-            is_dead = rank < c.dead.sum(-1, keepdims=True)
-            own = c.topology.restrict(params, find(c.dead))
-            values = jnp.where(is_dead[None], jax.nn.relu(c.topology.pre_activations(own, c.x)), 0)
-            return c.topology.decode_without_bias(own, Latents(values, None, self.k), c.x)
-
-        def many() -> jax.Array:
-            """More than k are dead: each token has its own k."""
-            dead_pre = jnp.where(c.dead[None], jax.lax.stop_gradient(c.pre), -jnp.inf)
-            indices = largest_of_rows(dead_pre, self.k)
-            kept = c.topology.kept(params, c.x, jax.lax.stop_gradient(c.pre), indices)
-            # A group with fewer than k dead latents fills up with live ones: those count for nothing.
-            values = jnp.where(entries(dead_pre, indices) != -jnp.inf, jax.nn.relu(kept), 0)
-            return c.topology.decode_without_bias(params, Latents(values, indices, c.latents.d_sae), c.x)
-
-        n_dead = c.dead.sum(-1).max()
-        # Most of a run has none or few: then AuxK costs next to nothing. The sums over a batch are outside: in a branch
-        # in a scan under pmap, jax 0.10.2 has crashed of them on CPUs.
-        e_hat = jax.lax.switch((n_dead > 0) + (n_dead > self.k).astype(int), [lambda: jnp.zeros_like(e), few, many])
-        return jnp.where(n_dead > 0, squared_error(e, e_hat) / total_variance(e), 0)
 
 
 @dataclasses.dataclass(frozen=True)

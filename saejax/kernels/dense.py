@@ -27,8 +27,9 @@ _QUICK = "bfloat16"
 def product(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
     """a W, float32 [B, M]: operands rounded to `dtype`, sums in float32.
 
-    `auto` rounds to bfloat16 where that is quicker, and not on a CPU. Gradients are those of the product without rounding, a^T g and g W^T, in float32: JAX's own would pass through the
-    rounding of an operand, and come out rounded.
+    `auto` rounds to bfloat16 where that is quicker, and not on a CPU. Gradients are those of the product without
+    rounding, a^T g and g W^T, in float32: JAX's own would pass through the rounding of an operand, and come out
+    rounded.
     """
     a_BN, W_NM = a_BN.astype(jnp.float32), W_NM.astype(jnp.float32)
     if dtype == "float32":

@@ -89,7 +89,7 @@ def _kept_bwd(n_tokens, residuals, g_P):  # type: ignore[no-untyped-def]
     n_groups, _, n_latents = W_GDF.shape
     shards = shards_of(n_tokens, n_latents)
 
-    def local(g_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, x_BGD: jax.Array) -> Tables:
+    def local(g_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, x_BGD: jax.Array) -> jax.Array:
         tables = (jnp.zeros((n_latents // shards.n_along_latents, 1)),) * n_groups
         list_ = _Own(rows_P, latents_P, tables, n_tokens, n_groups, shards)
         x_RD = x_BGD.reshape(-1, x_BGD.shape[-1])

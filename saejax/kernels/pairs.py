@@ -29,11 +29,11 @@ class Rows(NamedTuple):
 
     places: jax.Array
     start: jax.Array
-    count: jax.Array
+    sizes: jax.Array
 
     def part(self, i: int, n: int) -> "Rows":
         """The i-th n rows."""
-        return self._replace(start=self.start[i * n : (i + 1) * n], count=self.count[i * n : (i + 1) * n])
+        return self._replace(start=self.start[i * n : (i + 1) * n], sizes=self.sizes[i * n : (i + 1) * n])
 
 
 def ordered(rows_P: jax.Array, n_rows: int) -> Rows:
@@ -63,14 +63,14 @@ def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_
     n_rows, D, n_pairs = rows.start.shape[0], table_ND.shape[1], weights_P.shape[0]
     weights_P, sources_P = jnp.asarray(weights_P)[rows.places], jnp.asarray(sources_P)[rows.places]
     size = min(n_rows, max(8, 2 ** round(math.log2(_BLOCK / D))))
-    order_R = jnp.pad(_fullest_first(rows.count, n_pairs), (0, -n_rows % size), constant_values=n_rows)
+    order_R = jnp.pad(_fullest_first(rows.sizes, n_pairs), (0, -n_rows % size), constant_values=n_rows)
     # In other people's shard_map what is carried must vary over devices from the start.
     zero = jnp.where(False, weights_P[0] + table_ND[0, 0], 0)
 
     def block(i: jax.Array, out_RD: jax.Array) -> jax.Array:
         rows_T = jax.lax.dynamic_slice_in_dim(order_R, i * size, size)
         start_T = rows.start.at[rows_T].get(mode="fill", fill_value=0)
-        count_T = rows.count.at[rows_T].get(mode="fill", fill_value=0)
+        count_T = rows.sizes.at[rows_T].get(mode="fill", fill_value=0)
 
         def turn(t: jax.Array, sums_TD: jax.Array) -> jax.Array:
             rank_TU = t * _AT_ONCE + jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
@@ -86,7 +86,7 @@ def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_
         sums_TD = jax.lax.fori_loop(0, turns, turn, jnp.broadcast_to(zero, (size, D)))
         return out_RD.at[rows_T].set(sums_TD, mode="drop", unique_indices=True)
 
-    blocks = -(-(rows.count > 0).sum(dtype=jnp.int32) // size)
+    blocks = -(-(rows.sizes > 0).sum(dtype=jnp.int32) // size)
     return jax.lax.fori_loop(0, blocks, block, jnp.broadcast_to(zero, (n_rows, D)))
 
 

@@ -148,7 +148,7 @@ def _rows_mask(values: jax.Array, k: int) -> jax.Array:
     # A float's bits as an unsigned number of the same order: negative ones reversed, below the others.
     key = jax.lax.bitcast_convert_type(jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31))), jnp.uint32)
 
-    def halve(i: int, found: jax.Array) -> jax.Array:
+    def halve(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
         enough = (key >= candidate[:, None]).sum(1, dtype=jnp.int32) >= k
         return jnp.where(enough, candidate, found)
@@ -174,8 +174,8 @@ def _ranked(mask: jax.Array, most: int) -> jax.Array:
     """int32 [most]: the places of the true entries of [N], of which there are at most so many; N for what is left."""
     width = 128  # counts within a piece of so many are one product with a triangle, exact in float32
     padded = jnp.pad(mask, (0, -mask.size % width)).reshape(-1, width)
-    up_to = padded.astype(jnp.float32) @ jnp.triu(jnp.ones((width, width), jnp.float32))
-    up_to = up_to.astype(jnp.int32)
+    triangle = jnp.triu(jnp.ones((width, width), jnp.float32))
+    up_to = jnp.matmul(padded.astype(jnp.float32), triangle, precision=jax.lax.Precision.HIGHEST).astype(jnp.int32)
     before = jnp.cumsum(up_to[:, -1]) - up_to[:, -1]
     rank = (up_to + before[:, None]).reshape(-1)[: mask.size] - 1
     place = jnp.where(mask, rank, most)

@@ -23,7 +23,17 @@ from saejax.core.errors import DataError
 from saejax.report.read import read_run
 from saejax.report.summary import summarise
 
-_SCRIPTS = ("dom.js", "scales.js", "charts.js", "tokens.js", "list.js", "detail.js", "browser.js", "page.js")
+_SCRIPTS = (
+    "dom.js",
+    "scales.js",
+    "charts.js",
+    "tokens.js",
+    "list.js",
+    "detail.js",
+    "browser.js",
+    "profile.js",
+    "page.js",
+)
 
 
 def render(run_dir: str | os.PathLike[str]) -> Path:

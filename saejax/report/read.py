@@ -16,6 +16,7 @@ from typing import Any
 
 from saejax.core.errors import DataError
 from saejax.core.metrics import read_metrics
+from saejax.report import profile as profiles
 from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
 
 TRAIN = "saejax train --config=..."
@@ -37,6 +38,7 @@ class RunFiles:
       evaluation: eval.json, or None.
       features: features.json.gz with what explanations.jsonl says of each feature, or None.
       stages: stages.json, or None: {stage: tokens, seconds, tokens_per_second}.
+      profile: profile.json, or None.
       sources: (file name, bytes, sha256) of every file read.
     """
 
@@ -48,6 +50,7 @@ class RunFiles:
     evaluation: dict[str, Any] | None
     features: dict[str, Any] | None
     stages: dict[str, Any] | None
+    profile: dict[str, Any] | None
     sources: tuple[tuple[str, int, str], ...]
 
 
@@ -60,7 +63,7 @@ def read_run(run_dir: Path) -> RunFiles:
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
     raw = {name: path.read_bytes() for name in _FILES if (path := run_dir / name).is_file()}
-    environment = evaluation = features = stages = None
+    environment = evaluation = features = stages = profile = None
     if "environment.json" in raw:
         environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
     if "eval.json" in raw:
@@ -70,6 +73,9 @@ def read_run(run_dir: Path) -> RunFiles:
         features = with_explanations(features, read_explanations(run_dir))
     if "stages.json" in raw:
         stages = _stages(run_dir / "stages.json", raw["stages.json"])
+    if "profile.json" in raw:
+        profile = _json_object(run_dir / "profile.json", raw["profile.json"], TRAIN)
+        profile = profiles.checked(run_dir / "profile.json", profile)
     described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
     if trained := "config.json" in raw:
         described = _json_object(run_dir / "config.json", raw["config.json"], TRAIN)
@@ -84,6 +90,7 @@ def read_run(run_dir: Path) -> RunFiles:
         evaluation=evaluation,
         features=features,
         stages=stages,
+        profile=profile,
         sources=tuple((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
     )
 
@@ -95,6 +102,7 @@ _FILES = (
     "eval.json",
     "features.json.gz",
     "stages.json",
+    "profile.json",
     EXPLANATIONS,
 )
 

@@ -28,6 +28,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "eval_metrics": evaluation.get("metrics"),
         "density": evaluation.get("density"),
         "stages": run.stages,
+        "profile": run.profile,
         "curves": curves,
         "has_validation": any(key.startswith("val/") for key in curves),
         "has_features": run.features is not None,

@@ -138,7 +138,7 @@ class Batches:
         self.dtype = reader.dtype
         self._rows = stop - first
         self._whole = functools.partial(Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares)
-        loader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        loader, helper = (ThreadPoolExecutor(1, thread_name_prefix="store-reader") for _ in range(2))
         each = batch_size // shares
         self._shares = [
             _Share(
@@ -149,6 +149,7 @@ class Batches:
                 each,
                 (max(0, first - share * each), min(each, stop - share * each)),
                 loader,
+                helper,
             )
             for share in range(first // each, -(-stop // each))
         ]
@@ -204,9 +205,11 @@ class _Share:
         each: int,
         span: tuple[int, int],
         loader: ThreadPoolExecutor,
+        helper: ThreadPoolExecutor,
     ) -> None:
         self.order = order
-        self._reader, self._n_rows, self._of, self._each, self._loader = reader, n_rows, of, each, loader
+        self._reader, self._n_rows, self._of, self._each = reader, n_rows, of, each
+        self._loader, self._helper = loader, helper
         self._low, self._high = span
         self._blocks: OrderedDict[tuple[int, int], Future[_Block]] = OrderedDict()
 
@@ -240,10 +243,10 @@ class _Share:
         (epoch, block), _ = self._locate(step * self._each + self._high - 1)
         self._block((epoch, block + 1) if block + 1 < self.order.blocks else (epoch + 1, 0))
 
-    def _wanted(self, row: int | np.ndarray) -> int | np.ndarray:
+    def _wanted(self, row: int) -> int:
         """How many rows of the endless stream before this one are wanted."""
-        batch, within = row // self._each, row % self._each
-        return batch * (self._high - self._low) + np.clip(within - self._low, 0, self._high - self._low)
+        batch, within = divmod(row, self._each)
+        return batch * (self._high - self._low) + min(max(within - self._low, 0), self._high - self._low)
 
     def _locate(self, row: int) -> tuple[tuple[int, int], int]:
         """(epoch, block) and offset in the block of a row of the endless stream."""
@@ -261,7 +264,7 @@ class _Share:
         return future
 
     def _load(self, epoch: int, block: int) -> _Block:
-        """Read a block's chunks and put every wanted row in its shuffled place, in the background thread."""
+        """Read a block's chunks and put every wanted row in its shuffled place, in the background threads."""
         (number, shares), chunk_rows = self._of, self.order.chunk_rows
         chunks = (int(chunk) * shares + number for chunk in self.order.chunks(epoch, block))
         pieces = [(c * chunk_rows, min(self._n_rows, (c + 1) * chunk_rows)) for c in chunks]
@@ -273,19 +276,28 @@ class _Share:
         # Where each row of the chunks goes, in their order; -1 for rows that are not wanted.
         place = np.full(len(order), -1)
         place[order[wanted]] = np.arange(count)
+        # numpy moves plain integers about twice as fast as bfloat16
+        moved = np.dtype(np.uint16) if self._reader.dtype == BF16 else self._reader.dtype
         shuffled: _Block = {}
         for name, d in self._reader.hook_points.items():
-            # numpy moves plain integers about twice as fast as bfloat16
-            moved = np.dtype(np.uint16) if self._reader.dtype == BF16 else self._reader.dtype
-            rows, start = np.empty((count, d), moved), 0
-            for piece in self._reader.read_pieces(name, pieces):
-                to = place[start : start + len(piece)]
-                kept = slice(None) if count == len(order) else to >= 0
-                rows[to[kept]] = piece.view(moved)[kept]
-                start += len(piece)
+            rows = np.empty((count, d), moved)
+            # All chunks but the last are whole, so a second thread knows where its half of them begins.
+            half = len(pieces) // 2
+            other = self._helper.submit(self._fill, rows, name, pieces[half:], place[half * chunk_rows :])
+            self._fill(rows, name, pieces[:half], place)
+            other.result()
             rows.flags.writeable = False  # batches may be views of it
             shuffled[name] = rows.view(self._reader.dtype)
         return shuffled
+
+    def _fill(self, rows: np.ndarray, name: str, pieces: Sequence[tuple[int, int]], place: np.ndarray) -> None:
+        """Read row ranges, and put their row i into rows[place[i]], or nowhere where that is -1."""
+        start, all_wanted = 0, bool((place >= 0).all())
+        for piece in self._reader.read_pieces(name, pieces):
+            to = place[start : start + len(piece)]
+            kept = slice(None) if all_wanted else to >= 0
+            rows[to[kept]] = piece.view(rows.dtype)[kept]
+            start += len(piece)
 
 
 def _order_of(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks: int, seed: int) -> EpochOrder:

@@ -5,7 +5,7 @@ import itertools
 from saejax.core.errors import DataError
 from saejax.store.commits import Commit, committed_prefix, part_states
 from saejax.store.files import StoreFiles
-from saejax.store.layout import arrays_of, write_zarr_json
+from saejax.store.layout import write_zarr_json
 from saejax.store.manifest import MANIFEST, Header, Manifest
 from saejax.store.statistics import Sums, moments, zero_sums
 
@@ -28,7 +28,7 @@ def complete_if_all_done(
     states = part_states(files, header)
     if missing := tuple(part for part, state in enumerate(states) if not state.done):
         return None, missing
-    kinds = arrays_of(header.hook_points)
+    kinds = header.arrays
     of_parts = [committed_prefix(files, header, kinds, part) for part in range(header.parts)]
     whole = [sum(commit.rows for commit in found) for found in of_parts]
     if missing := tuple(part for part, rows in enumerate(whole) if rows < states[part].rows):
@@ -56,7 +56,7 @@ def _complete(files: StoreFiles, header: Header, commits: list[Commit], counters
         {name: moments(total) for name, total in sums.items()},
         dict(counters),
     )
-    for kind in arrays_of(header.hook_points):
+    for kind in header.arrays:
         write_zarr_json(files, kind, manifest.array_rows, header.layout)
     files.write(MANIFEST, manifest.to_bytes())
     return manifest

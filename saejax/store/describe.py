@@ -30,6 +30,7 @@ def describe(path: str | os.PathLike[str]) -> list[str]:
     lines.append(f"  bytes: {predicted_bytes(header):,} when complete" if there is None else f"  bytes: {there:,}")
     layout = header.layout
     lines.append(f"  layout: shards of {layout.shard_rows:,} rows, chunks of {layout.chunk_rows:,}, seed {header.seed}")
+    lines.append(f"  numbers: {layout.dtype}{', one scale a row' * (layout.dtype == 'int8')}")
     for name, width in header.hook_points.items():
         lines.append(f"  hook point {name}: width {width}{_moments(manifest, name)}")
     lines += [f"  {key}: {_short(value)}" for key, value in flatten(header.identity).items()]

@@ -10,8 +10,9 @@ from saejax.core.threads import give_way
 from saejax.store.commits import Commit, write_commit
 from saejax.store.files import StoreFiles, write_trouble
 from saejax.store.intake import Shard
-from saejax.store.layout import arrays_of, open_array, write_zarr_json
+from saejax.store.layout import open_array, write_zarr_json
 from saejax.store.manifest import Header
+from saejax.store.quantize import as_read, as_stored
 from saejax.store.statistics import sums_of
 
 _IN_FLIGHT = 2
@@ -40,7 +41,7 @@ class Flight:
 
     def open_arrays(self, rows: int) -> None:
         """Give the arrays `rows` rows and write into them from now on; no shard may be on its way."""
-        for kind in arrays_of(self._header.hook_points):
+        for kind in self._header.arrays:
             write_zarr_json(self._files, kind, rows, self._header.layout)
             self._arrays[kind.name] = open_array(self._files, kind, rows, self._header.layout)
 
@@ -82,8 +83,9 @@ class Flight:
         """In a thread: write the shard's arrays, then, all durable and `before` committed, its commit."""
         if self._failure is not None:
             raise self._failure
-        rows = shard.take()
-        start = shard.index * self._header.layout.shard_rows
+        layout, hook_points = self._header.layout, self._header.hook_points
+        rows = as_stored(shard.take(), hook_points, layout.dtype)
+        start = shard.index * layout.shard_rows
         stop = start + shard.filled
         try:
             writes = [
@@ -91,7 +93,7 @@ class Flight:
                 for name, values in rows.items()
             ]
             hashing = {name: self._hashers.submit(shard.digest, values) for name, values in rows.items()}
-            sums = {name: sums_of(rows[name]) for name in self._header.hook_points}
+            sums = {name: sums_of(as_read(rows, name)) for name in hook_points}
             hashes = {name: future.result() for name, future in hashing.items()}
             for write in writes:
                 write.result()

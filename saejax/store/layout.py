@@ -2,7 +2,8 @@
 
     <store>/manifest.json             identity and layout; statistics and checksums once complete
     <store>/commits/000000.json ...   one for each durable shard: the truth for resuming
-    <store>/arrays/<hook point>/      zarr3 [tokens, d] bfloat16
+    <store>/arrays/<hook point>/      zarr3 [tokens, d] bfloat16, or int8 with
+    <store>/arrays/<hook point>.scale/    zarr3 [tokens] float32: x ~ scale * int8 (`quantize`)
     <store>/arrays/token_id|document|position/   zarr3 [tokens] int32
 
 The zarr.json of an array is a pure function of (array, rows, layout), so a reader compares it byte for
@@ -23,8 +24,10 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.store.files import StoreFiles, canonical_json
 
 METADATA_NAMES = ("token_id", "document", "position")
+DTYPES = ("bfloat16", "int8")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32 = np.dtype(np.int32)
+FLOAT32 = np.dtype(np.float32)
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OF_SHARD = re.compile(r"commits/(\d+)\.json|arrays/[^/]+/c/(\d+)(?:/0)?")
@@ -40,14 +43,15 @@ def _is_count(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Rows in a shard (one file, one commit) and in an inner chunk (what a random read fetches).
+    """Rows in a shard (one file, one commit) and in an inner chunk (what a random read fetches); type of the numbers.
 
     Raises:
-        ConfigError: not positive integers, or the chunk does not divide the shard.
+        ConfigError: not positive integers, the chunk does not divide the shard, or another type than DTYPES.
     """
 
     shard_rows: int = 32768
     chunk_rows: int = 256
+    dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
         if not (_is_count(self.shard_rows) and _is_count(self.chunk_rows)):
@@ -57,6 +61,8 @@ class StoreLayout:
                 f"shard_rows={self.shard_rows} must be a multiple of chunk_rows={self.chunk_rows} "
                 f"and at most {_MAX_SHARD_ROWS}."
             )
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"The dtype of a store is {self.dtype!r}; it must be {' or '.join(DTYPES)}.")
 
     def shards(self, rows: int) -> int:
         """Number of shards that `rows` rows fill, the last one perhaps ragged."""
@@ -65,20 +71,16 @@ class StoreLayout:
 
 @dataclass(frozen=True)
 class ArrayKind:
-    """One array of a store: its name and, for a hook point, its width d (None: int32 metadata [tokens])."""
+    """One array of a store: its name, its width d if it is [tokens, d] (None: [tokens]), and its type."""
 
     name: str
     width: int | None
+    dtype: np.dtype
 
     @property
     def folder(self) -> str:
         """Where it lies under the store's root."""
         return f"arrays/{self.name}"
-
-    @property
-    def dtype(self) -> np.dtype:
-        """bfloat16 for a hook point, int32 for metadata."""
-        return INT32 if self.width is None else BF16
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """[rows, d] or [rows]."""
@@ -111,6 +113,10 @@ def check_hook_points(hook_points: dict[str, int], layout: StoreLayout) -> None:
                 f"Hook point name {name!r} cannot be a folder of a store: use letters, digits, '.', '_' and "
                 f"'-', no leading dot, no '..', and none of {', '.join(METADATA_NAMES)}."
             )
+        if layout.dtype == "int8" and scale_of(name) in hook_points:
+            raise ConfigError(
+                f"Hook point {scale_of(name)!r} has the name of an array that int8 needs beside {name!r}."
+            )
         if not _is_count(width) or width > _MAX_WIDTH or layout.chunk_rows * width * 2 > _MAX_CHUNK_BYTES:
             raise ConfigError(
                 f"Hook point {name!r} has width {width!r}: give an integer from 1 to {_MAX_WIDTH} "
@@ -118,10 +124,17 @@ def check_hook_points(hook_points: dict[str, int], layout: StoreLayout) -> None:
             )
 
 
-def arrays_of(hook_points: dict[str, int]) -> tuple[ArrayKind, ...]:
-    """Every array of a store: the hook points in their order, then the metadata."""
-    hooks = tuple(ArrayKind(name, width) for name, width in hook_points.items())
-    return hooks + tuple(ArrayKind(name, None) for name in METADATA_NAMES)
+def scale_of(hook_point: str) -> str:
+    """The array with the scales of a hook point that is stored as int8."""
+    return f"{hook_point}.scale"
+
+
+def arrays_of(hook_points: dict[str, int], dtype: str = "bfloat16") -> tuple[ArrayKind, ...]:
+    """Every array of a store: the hook points in their order, the scales of int8, then the metadata."""
+    stored, scaled = (np.dtype(np.int8), hook_points) if dtype == "int8" else (BF16, ())
+    hooks = tuple(ArrayKind(name, width, stored) for name, width in hook_points.items())
+    scales = tuple(ArrayKind(scale_of(name), None, FLOAT32) for name in scaled)
+    return hooks + scales + tuple(ArrayKind(name, None, INT32) for name in METADATA_NAMES)
 
 
 def zarr_metadata(kind: ArrayKind, rows: int, layout: StoreLayout) -> dict[str, Any]:
@@ -138,13 +151,13 @@ def zarr_metadata(kind: ArrayKind, rows: int, layout: StoreLayout) -> dict[str, 
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(kind.shape(rows)),
-        "data_type": "int32" if kind.width is None else "bfloat16",
+        "data_type": kind.dtype.name,
         "chunk_grid": {
             "name": "regular",
             "configuration": {"chunk_shape": list(kind.shape(layout.shard_rows))},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0 if kind.width is None else 0.0,
+        "fill_value": 0 if kind.dtype.kind == "i" else 0.0,
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
     }
 

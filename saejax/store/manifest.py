@@ -7,7 +7,7 @@ from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.files import StoreFiles, canonical_json, seal, unseal
-from saejax.store.layout import StoreLayout, check_hook_points
+from saejax.store.layout import ArrayKind, StoreLayout, arrays_of, check_hook_points
 from saejax.store.statistics import Statistics
 
 MANIFEST = "manifest.json"
@@ -34,6 +34,11 @@ class Header:
     seed: int
     parts: int = 1
 
+    @property
+    def arrays(self) -> tuple[ArrayKind, ...]:
+        """Every array of the store."""
+        return arrays_of(self.hook_points, self.layout.dtype)
+
     def shards_of(self, part: int) -> range:
         """The shards of a part, as many as there are if its text does not run out."""
         return range(part, self.layout.shards(self.requested_tokens), self.parts)
@@ -51,9 +56,13 @@ class Header:
             "identity": self.identity,
             "hook_points": self.hook_points,
             "requested_tokens": self.requested_tokens,
-            "layout": {"shard_rows": self.layout.shard_rows, "chunk_rows": self.layout.chunk_rows},
+            "layout": {
+                "shard_rows": self.layout.shard_rows,
+                "chunk_rows": self.layout.chunk_rows,
+                # What is left at its default is left out, here and below: the stores of earlier versions stay valid.
+                **({} if self.layout.dtype == StoreLayout.dtype else {"dtype": self.layout.dtype}),
+            },
             "seed": self.seed,
-            # Left out where it is 1: the stores of earlier versions stay valid.
             **({} if self.parts == 1 else {"parts": self.parts}),
         }
 

@@ -1,5 +1,6 @@
 """Several complete stores of one model as one: document ids stay unique, and the sources are written down."""
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.files import StoreFiles
-from saejax.store.layout import METADATA_NAMES
+from saejax.store.layout import METADATA_NAMES, StoreLayout
 from saejax.store.manifest import MANIFEST, differences
 from saejax.store.reader import StoreReader
 from saejax.store.writer import StoreWriter
@@ -33,7 +34,7 @@ def merge(
     width, must agree. Document ids of a store are shifted by one more than the largest of the stores before it; -1
     (unknown) stays. identity["merged"] lists of each source its origin, its rows, its shift and the sha256 of its
     manifest. Killed at any moment and run again, the merge continues and leaves the same bytes. The layout is that of
-    the first source.
+    the first source, with int8 where all sources have it: then every row comes back as from its source.
 
     Args:
         out: local folder or URL of the new store.
@@ -63,7 +64,7 @@ def merge(
         identity=_identity(readers, shifts, digests),
         hook_points=readers[0].hook_points,
         n_tokens=total,
-        layout=readers[0].layout,
+        layout=_layout(readers),
         seed=seed,
     ) as writer:
         advance = progress(total, writer.committed_rows)
@@ -83,6 +84,11 @@ def merge(
             skip = 0
         writer.finish()
         return writer.committed_rows
+
+
+def _layout(readers: Sequence[StoreReader]) -> StoreLayout:
+    kinds = {reader.layout.dtype for reader in readers}
+    return dataclasses.replace(readers[0].layout, dtype=kinds.pop() if len(kinds) == 1 else StoreLayout.dtype)
 
 
 def document_shifts(readers: Sequence[StoreReader]) -> list[int]:

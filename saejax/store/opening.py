@@ -7,7 +7,7 @@ from saejax.core.errors import DataError
 from saejax.store.commits import Commit, commit_key, committed_prefix
 from saejax.store.completing import complete_if_all_done
 from saejax.store.files import StoreFiles
-from saejax.store.layout import arrays_of, shard_of, write_zarr_json
+from saejax.store.layout import shard_of, write_zarr_json
 from saejax.store.manifest import MANIFEST, Header, Manifest, differences, read_manifest
 from saejax.store.space import check_space
 
@@ -60,7 +60,7 @@ def take_up(files: StoreFiles, header: Header, part: int) -> Found:
             "Choose another store path, restore these settings, or delete the store."
         )
     files.clear_stale_locks(lambda key: _is_of(header, part, key))
-    kinds = arrays_of(header.hook_points)
+    kinds = header.arrays
     commits = committed_prefix(files, header, kinds, part)
     if manifest is not None and manifest.complete and _has_all_of(manifest, part, commits):
         for kind in kinds:
@@ -94,7 +94,7 @@ def _has_all_of(manifest: Manifest, part: int, commits: list[Commit]) -> bool:
 def _drop_uncommitted(files: StoreFiles, header: Header, part: int, done: list[int]) -> None:
     keep = {commit_key(shard) for shard in done}
     folders = ["commits"]
-    for kind in arrays_of(header.hook_points):
+    for kind in header.arrays:
         folders.append(kind.folder)
         keep.update(f"{kind.folder}/{key}" for key in ("zarr.json", *map(kind.shard_key, done)))
     for folder in folders:

@@ -17,15 +17,16 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.store.commits import commit_key, part_states, shard_remedy
 from saejax.store.files import StoreFiles
-from saejax.store.layout import BF16, METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array
+from saejax.store.layout import BF16, METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array, scale_of
 from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
 from saejax.store.order import shard_positions
 from saejax.store.parts import RowOrder
+from saejax.store.quantize import expanded
 from saejax.store.statistics import Statistics
 
 
 class ArrayReader:
-    """One array of a complete store, [rows, d] bfloat16 or [rows] int32, opened for reading.
+    """One array of a complete store, [rows, d] or [rows], opened for reading.
 
     Args:
         rows: of the zarr array.
@@ -100,6 +101,22 @@ class ArrayReader:
         )
 
 
+class QuantizedReader:
+    """A hook point that is stored as int8 with scales, read as bfloat16 rows; as `ArrayReader`."""
+
+    def __init__(self, values: ArrayReader, scales: ArrayReader) -> None:
+        self._values, self._scales = values, scales
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop)."""
+        return expanded(self._values.rows(start, stop), self._scales.rows(start, stop))
+
+    def pieces(self, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Several row ranges, read ahead of being handed out."""
+        both = zip(self._values.pieces(pieces), self._scales.pieces(pieces), strict=True)
+        return (expanded(q, scale) for q, scale in both)
+
+
 class StoreReader:
     """A complete store, opened for reading; make it with `open`.
 
@@ -130,10 +147,13 @@ class StoreReader:
         self.fingerprint: str = manifest.fingerprint
         self._rows = RowOrder.of(manifest)
         order = None if self._rows.is_plain else self._rows
-        self._arrays = {
+        stored = {
             kind.name: ArrayReader(files, kind, manifest.array_rows, header.layout, order)
-            for kind in arrays_of(hook_points)
+            for kind in arrays_of(hook_points, header.layout.dtype)
         }
+        self._arrays: dict[str, ArrayReader | QuantizedReader] = dict(stored)
+        if header.layout.dtype == "int8":
+            self._arrays |= {name: QuantizedReader(stored[name], stored[scale_of(name)]) for name in hook_points}
 
     @classmethod
     def open(

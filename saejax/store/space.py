@@ -6,7 +6,6 @@ import shutil
 from saejax.core.errors import DataError
 from saejax.core.lease import LOCK
 from saejax.store.files import StoreFiles
-from saejax.store.layout import arrays_of
 from saejax.store.manifest import Header
 
 _SLACK = 1.01
@@ -25,7 +24,7 @@ def predicted_bytes(header: Header) -> int:
     layout, rows = header.layout, header.requested_tokens
     shards, chunks = layout.shards(rows), -(-rows // layout.chunk_rows)
     total = 0
-    for kind in arrays_of(header.hook_points):
+    for kind in header.arrays:
         chunk = layout.chunk_rows * (kind.width or 1) * kind.dtype.itemsize
         index = layout.shard_rows // layout.chunk_rows * _INDEX_ENTRY_BYTES
         total += chunks * (chunk + _CHECKSUM_BYTES) + shards * (index + _CHECKSUM_BYTES)

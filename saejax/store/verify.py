@@ -9,7 +9,6 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.store.commits import Commit, commit_key, read_commit, shard_remedy
 from saejax.store.files import StoreFiles
-from saejax.store.layout import arrays_of
 from saejax.store.manifest import Manifest
 from saejax.store.reader import ArrayReader, complete_manifest
 from saejax.store.statistics import moments, zero_sums
@@ -35,7 +34,7 @@ def verify(path: str | os.PathLike[str], advance: Callable[[int], None] = lambda
         return [str(error)]
     problems: list[str] = []
     arrays: dict[str, ArrayReader] = {}
-    for kind in arrays_of(manifest.header.hook_points):
+    for kind in manifest.header.arrays:
         try:
             arrays[kind.name] = ArrayReader(files, kind, manifest.array_rows, manifest.header.layout)
         except DataError as error:
@@ -78,11 +77,11 @@ def _check_shard(
     rows, hashes = manifest.shards[shard]
     layout = manifest.header.layout
     start = shard * layout.shard_rows
-    for kind in arrays_of(manifest.header.hook_points):
+    for kind in manifest.header.arrays:
         if kind.name not in arrays:
             continue
-        width = kind.width or 2  # metadata: 4 bytes, like two bfloat16
-        step = max(1, _PIECE_BYTES // (2 * width * layout.chunk_rows)) * layout.chunk_rows
+        chunk_bytes = layout.chunk_rows * (kind.width or 1) * kind.dtype.itemsize
+        step = max(1, _PIECE_BYTES // chunk_bytes) * layout.chunk_rows
         digest = hashlib.sha256()
         try:
             for low in range(start, start + rows, step):

@@ -3,6 +3,7 @@
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.training.config import TrainConfig
 from saejax.training.loop import Outcome, Setup, train
+from saejax.training.profile import Profiler
 from saejax.training.program import Program, program_of_one, put_on
 from saejax.training.recipes import TRAINING_RECIPES, apply_training_recipe
 from saejax.training.state import TrainState
@@ -11,6 +12,7 @@ __all__ = [
     "EXIT_PREEMPTED",
     "TRAINING_RECIPES",
     "Outcome",
+    "Profiler",
     "Program",
     "Setup",
     "TrainConfig",

@@ -62,10 +62,31 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "the chunks of their own rows alone, where each has whole shares: a multiple of the processes.",
         low=1,
     )
+    profile: bool = setting(
+        False,
+        "Trace some of a session's first steps into the run's folder, and say there what took the time: profile.md, "
+        "profile.json and, of the trace, profile/. The report shows it. The numbers stay the same.",
+        decides=False,
+    )
     tensorboard: bool = setting(False, "Also write TensorBoard events into the run's folder.", decides=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_batch()
+        if self.resample_every and not OPTIMIZERS[self.optimizer].moments_per_latent:
+            fitting = [name for name, one in OPTIMIZERS.items() if one.moments_per_latent]
+            raise ConfigError(
+                f"train.resample_every needs moments of each latent to reset, which {self.optimizer} has not; "
+                f"use {', '.join(fitting[:-1])} or {fitting[-1]}."
+            )
+        for key in ("keep_best", "early_stop_patience"):
+            if getattr(self, key) and not (self.validate_every or self.validate_epochs):
+                raise ConfigError(f"train.{key} needs validations; set train.validate_every.")
+
+    def _check_batch(self) -> None:
+        """Raise ConfigError if the batch cannot be what the other settings make of it."""
+        if not self.batch_size:  # one will be found that can
+            return
         if self.max_rows and self.max_rows < self.batch_size:
             raise ConfigError(f"train.max_rows is {self.max_rows}, less than one batch of {self.batch_size}.")
         if self.batch_size % self.shares:
@@ -77,15 +98,6 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
                 f"train.batch_size {self.batch_size} with train.accumulate {self.accumulate} leaves parts of one "
                 "activation, which has no variance. Raise batch_size or lower accumulate: a part needs two."
             )
-        if self.resample_every and not OPTIMIZERS[self.optimizer].moments_per_latent:
-            fitting = [name for name, one in OPTIMIZERS.items() if one.moments_per_latent]
-            raise ConfigError(
-                f"train.resample_every needs moments of each latent to reset, which {self.optimizer} has not; "
-                f"use {', '.join(fitting[:-1])} or {fitting[-1]}."
-            )
-        for key in ("keep_best", "early_stop_patience"):
-            if getattr(self, key) and not (self.validate_every or self.validate_epochs):
-                raise ConfigError(f"train.{key} needs validations; set train.validate_every.")
 
     def validation_interval(self, epoch_rows: int) -> int:
         """Steps between validations, for a store of `epoch_rows` activations; 0 for none."""

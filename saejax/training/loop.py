@@ -25,6 +25,7 @@ from saejax.training.memory import Memory
 from saejax.training.preemption import Preemption
 from saejax.training.program import Arrays, Program
 from saejax.training.state import TrainState
+from saejax.training.watch import Watch
 
 # The run's length is predicted after this many steps, or a fifth of a shorter run.
 _PREDICT_AT = 60
@@ -72,6 +73,7 @@ class Setup:
         stage: what the progress bar is called.
         tell: takes a line for the user.
         shown: whether there is a progress bar; of several processes one shows it.
+        watch: is told what the loop does.
     """
 
     programs: Sequence[Program]
@@ -85,6 +87,7 @@ class Setup:
     stage: str = "train"
     tell: Callable[[str], None] = print
     shown: bool = True
+    watch: Watch = dataclasses.field(default_factory=Watch)
 
 
 def train(config: TrainConfig, setup: Setup) -> Outcome:
@@ -161,38 +164,48 @@ class _Session:
 
     def run(self, states: Sequence[TrainState]) -> Outcome:
         config, setup, total, states = self.config, self.setup, self.config.steps, list(states)
+        watch = setup.watch
         step, going = self.first, self.going
         if going:
             self.validate_first(states)
+            self.judge(self.first, states)  # compiles it: the first checkpoint need not wait for that
         self.started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption(setup.mesh))
             size = config.batch_size
             progress = stack.enter_context(Progress(setup.stage, total * size, step * size, shown=setup.shown))
             batches = stack.enter_context(contextlib.closing(setup.batches.iterate(step)))
+            if going:
+                stack.enter_context(watch.over(setup.programs, step, total))
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
             while going and not preemption.agreed():
+                watch.before_step(step, states)
                 asked = time.perf_counter()
-                batch = next(batches)
+                with watch.phase("data"):
+                    batch = next(batches)
                 self.waited += time.perf_counter() - asked
                 metrics = []
-                for i, (program, arrays) in enumerate(zip(setup.programs, setup.put(batch), strict=True)):
-                    states[i], found = program.step(states[i], arrays, self.hyper(program))
-                    metrics.append(found)
+                with watch.phase("start"):
+                    for i, (program, arrays) in enumerate(zip(setup.programs, setup.put(batch), strict=True)):
+                        states[i], found = program.step(states[i], arrays, self.hyper(program))
+                        metrics.append(found)
                 step += 1
                 self.pending.append((step, metrics, batch))
-                progress.advance(size, **self.read_metrics(keep=1))
-                best = self.validate_if_due(step, states)
+                with watch.phase("metrics"):
+                    progress.advance(size, **self.read_metrics(keep=1))
+                with watch.phase("validation"):
+                    best = self.validate_if_due(step, states)
                 going = step < total and any(memory.going for memory in self.memories.values())
                 if not going:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
                     self.write_all(step, {"time/seconds": self.seconds()})
                 # Members first: where a program's last checkpoint is, theirs are.
-                self.save_own(step, states, best, last=not going)
-                if step % config.checkpoint_every == 0 or not going or (best and not setup.own):
-                    self.save(step, states)
+                with watch.phase("checkpoint"):
+                    self.save_own(step, states, best, last=not going)
+                    if step % config.checkpoint_every == 0 or not going or (best and not setup.own):
+                        self.save(step, states)
             if step > self.saved:
                 self.save(step, states)
             for checkpoints in self.folders():
@@ -225,17 +238,26 @@ class _Session:
         shown: dict[str, str] = {}
         while len(self.pending) > keep:
             step, found, batch = self.pending.popleft()
+            with self.setup.watch.phase("device"):
+                jax.block_until_ready(found)
             self.predict(step)
-            rows = self.rows(found)
+            logged = step % self.config.log_every == 0 or step in (1, self.config.steps)
+            rows = self.rows(found, logged)
             rows = {name: row for name, row in rows.items() if not self.count_skipped(name, step, row, batch)}
-            if step % self.config.log_every == 0 or step in (1, self.config.steps):
+            if logged:
                 shown = self.log(step, rows) or shown
         return shown
 
-    def rows(self, found: Sequence[dict[str, jax.Array]]) -> dict[str, dict[str, float]]:
-        """{member: its metrics} of one step, of the members that still train."""
+    def rows(self, found: Sequence[dict[str, jax.Array]], logged: bool) -> dict[str, dict[str, float]]:
+        """{member: its metrics} of one step, of the members that still train; `skipped` alone where no more is used.
+
+        Each number is a copy of its own from the device, and a small coder's step is as short as all of them.
+        """
         rows = {}
-        for program, metrics in zip(self.setup.programs, jax.device_get(list(found)), strict=True):
+        host = jax.device_get([{"skipped": metrics["skipped"]} for metrics in found])
+        if logged or any(np.any(metrics["skipped"]) for metrics in host):
+            host = jax.device_get(list(found))
+        for program, metrics in zip(self.setup.programs, host, strict=True):
             for i, name in enumerate(program.members):
                 if self.memories[name].going:
                     rows[name] = {

@@ -193,6 +193,8 @@ def test_a_store_of_another_text_or_context_is_refused(copy: Path) -> None:
     fresh = dataclasses.replace(e, name="other", store="tiny")
     with pytest.raises(DataError, match=r"context_length"):
         run_train(Workspace(fresh))
+    rounded = replaced(dataclasses.replace(tiny_experiment(copy), name="other", store="tiny"), "capture", dtype="int8")
+    refuse(rounded, run_train, DataError, "holds bfloat16, and capture.dtype asks for int8")
 
 
 def test_a_store_that_chose_its_tokens_otherwise_is_refused(tmp_path: Path) -> None:

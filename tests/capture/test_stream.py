@@ -3,16 +3,19 @@
 import contextlib
 import dataclasses
 import json
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_experiment
 
+from saejax.app.devices import lm_mesh, training_mesh
 from saejax.app.stages import run_capture, run_train
 from saejax.app.sweep.config import SweepConfig
 from saejax.app.sweep.run import run_sweep
@@ -21,7 +24,9 @@ from saejax.capture import ActivationStream, CaptureConfig, stream
 from saejax.capture.stream import Journal, Place, endless
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import ConfigError, DataError
-from saejax.parallel import ParallelConfig, make_mesh
+from saejax.lm import LanguageModel
+from saejax.parallel import on_mesh
+from saejax.parallel.mesh import MODES
 from saejax.store.layout import BF16
 
 SIZES = [5, 0, 13, 1, 8, 21, 2]  # rows of the batches of text in an epoch: 50
@@ -158,9 +163,7 @@ def test_an_epoch_of_the_stream_is_what_the_store_holds(tmp_path: Path) -> None:
     reader = stored.reader("train")
     want = reader.rows(0, reader.n_tokens)["blocks.1.resid_post"].astype(np.float32)
     e = streamed(tmp_path, capture={"buffer_rows": 3000}, train={"batch_size": 3000, "tokens": 6000})
-    work = Workspace(e)
-    mesh = make_mesh(e.parallel)
-    found = work.training(mesh)
+    found = Workspace(e).training()
     assert found.epoch_rows == reader.n_tokens == 3000
     with contextlib.closing(found.iterate(0)) as batches:
         for _ in range(2):
@@ -173,7 +176,9 @@ def test_an_epoch_of_the_stream_is_what_the_store_holds(tmp_path: Path) -> None:
 
 def test_a_training_that_dies_ends_as_one_that_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {"tokens": 28 * 128}
-    whole, killed = streamed(tmp_path / "whole", train=steps), streamed(tmp_path / "killed", train=steps)
+    whole = streamed(tmp_path / "whole", train=steps)
+    # The one that dies has its language model on another device, which changes no number either.
+    killed = streamed(tmp_path / "killed", train=steps, capture={"mesh": (1, 1)})
     for e in (whole, killed):
         run_capture(Workspace(e))
     assert run_train(Workspace(whole)) == 0
@@ -196,6 +201,52 @@ def test_a_training_that_dies_ends_as_one_that_does_not(tmp_path: Path, monkeypa
     rows = [json.loads(line) for line in (whole.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert any("val/fve" in row for row in rows)
     assert all(0 <= row["train/data_wait"] <= 1 for row in rows if "train/data_wait" in row)
+
+
+def test_on_a_device_of_its_own_the_model_works_while_a_step_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first forward pass after step 1 waits, inside its program, until a step is inside its own."""
+    begun, step_began, apply, devices = threading.Event(), threading.Event(), LanguageModel.apply, {}
+    met: list[bool] = []
+
+    def in_forward(_: Any) -> None:
+        if begun.is_set() and not met:
+            step_began.clear()
+            met.append(step_began.wait(30))
+
+    def forward(self: LanguageModel, params: Any, *rows: Any, **names: Any) -> Any:
+        jax.debug.callback(in_forward, rows[0][0, 0])
+        return apply(self, params, *rows, **names)
+
+    def step(function: Any, mesh: Any) -> Any:
+        def stepping(*arguments: Any) -> Any:
+            jax.debug.callback(lambda _: (begun.set(), step_began.set()), arguments[0].step)
+            return function(*arguments)
+
+        devices["step"] = set(mesh.devices.flat)
+        return on_mesh(stepping, mesh)
+
+    monkeypatch.setattr(LanguageModel, "apply", forward)
+    monkeypatch.setitem(MODES, "jit", step)
+    e = streamed(tmp_path, capture={"mesh": (1, 1)}, train={"tokens": 12 * 128, "validate_every": 0})
+    assert set(lm_mesh(e).devices.flat).isdisjoint(training_mesh(e).devices.flat)
+    run_capture(Workspace(e))
+    assert run_train(Workspace(e)) == 0
+    assert met == [True]
+    assert devices["step"] == set(training_mesh(e).devices.flat)
+
+
+def test_devices_that_are_not_there_or_not_for_this_are_refused(tmp_path: Path) -> None:
+    for mesh, what in (((8, 1), "none is left to train on"), ((5, 2), "there are 8")):
+        with pytest.raises(ConfigError, match=what):
+            training_mesh(streamed(tmp_path, capture={"mesh": mesh}))
+    with pytest.raises(ConfigError, match=r"parallel.mesh=4,1 needs 4 devices; there are 2"):
+        training_mesh(streamed(tmp_path, capture={"mesh": (3, 2)}, parallel={"mesh": (4, 1)}))
+    with pytest.raises(ConfigError, match=r"capture.mesh is \(2,\)"):
+        CaptureConfig(into="training", mesh=(2,))
+    with pytest.raises(ConfigError, match=r"set capture.into=training"):
+        CaptureConfig(mesh=(1, 1))
 
 
 @pytest.mark.soak
@@ -222,7 +273,7 @@ def test_on_eight_devices_the_batches_are_the_same(tmp_path: Path) -> None:
         work = Workspace(streamed(tmp_path / str(shape[0]), parallel={"mesh": shape}))
         W_E = work.lm.params["W_E"]  # the language model itself is spread over "latent" when it is read
         assert W_E.sharding.shard_shape(W_E.shape) == (W_E.shape[0] // shape[1], W_E.shape[1])
-        with contextlib.closing(work.training(make_mesh(ParallelConfig(shape))).iterate(9)) as batches:
+        with contextlib.closing(work.training().iterate(9)) as batches:
             found.append(next(batches)["blocks.1.resid_post"].astype(np.float32))
     np.testing.assert_allclose(found[0], found[1], rtol=2e-2, atol=1e-2)  # rounding to bfloat16 may tip over
 

@@ -1,6 +1,7 @@
 """The decoder's conventions without PyTorch: hostile configurations, inner points, gradients, axes and meshes."""
 
 import dataclasses
+import functools
 import json
 import math
 import tracemalloc
@@ -298,6 +299,34 @@ def test_inner_points_are_what_the_block_computes_with(lm: LanguageModel, clean:
         wanted = np.sqrt(np.square(clean[stream]).mean(-1, keepdims=True) + 1e-5)
         np.testing.assert_allclose(clean[f"{norm}_scale"], wanted, rtol=1e-5)
     assert np.abs(clean["logits"]).max() < CONFIG.logit_softcap
+
+
+@pytest.mark.parametrize("queries", [12, 5])
+def test_attention_by_blocks_of_queries_is_attention(queries: int) -> None:
+    config = dataclasses.replace(CONFIG, rope=None, qk_norm=False)
+    p = random_lm(config).params["blocks"][0]["attn"]
+    x_BSM = np.random.default_rng(2).normal(size=(2, LENGTH, 16)).astype(np.float32)
+    mask_BST = decoder.attention_mask(LENGTH, jnp.asarray(SEGMENTS), 4)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def attention(x: jax.Array, block: int) -> jax.Array:
+        return decoder._attention(config, p, x, mask_BST, None, block, lambda _, value: value)
+
+    q, k, v = (
+        np.einsum("bsm,mhd->bhsd", x_BSM, np.float64(p[f"W_{n}"])) + np.float64(p[f"b_{n}"])[:, None] for n in "QKV"
+    )
+    k, v = (np.repeat(x, 2, axis=1) for x in (k, v))
+    scores = np.where(mask_BST[:, None], 5 * np.tanh(0.3 * q @ k.transpose(0, 1, 3, 2) / 5), -np.inf)
+    pattern = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    wanted = np.einsum("bhsd,hdm->bsm", pattern @ v, np.float64(p["W_O"]))
+    np.testing.assert_allclose(attention(x_BSM, queries), wanted, atol=1e-5 * np.abs(wanted).max())
+    one, other = (jax.jit(jax.grad(lambda x, b=b: jnp.sin(attention(x, b)).sum()))(x_BSM) for b in (12, queries))
+    np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(one).max())
+
+
+def test_a_cpu_attends_by_blocks_unless_somebody_watches() -> None:
+    assert [decoder.query_block(n, False) for n in (64, 128, 512, 513, 1024, 2048)] == [128, 128, 128, 256, 256, 512]
+    assert decoder.query_block(512, True) == 512
 
 
 def test_an_edit_of_the_pattern_decides_what_heads_read(lm: LanguageModel, clean: dict[str, np.ndarray]) -> None:

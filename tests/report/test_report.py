@@ -83,6 +83,30 @@ EVALUATION: dict[str, Any] = {
 STAGES = {"train": {"tokens": 7680, "seconds": 2.0, "tokens_per_second": 3840.0}}
 
 
+PROFILE: dict[str, Any] = {
+    "step": {"flops": 5e9, "bytes": 1e9, "memory_bytes": 2e8},
+    "trace": {
+        "first_step": 4,
+        "steps": 10,
+        "step_ms": 100.0,
+        "components": [{"name": "encode", "ms": 60.0, "share": 0.6}, {"name": HOSTILE, "ms": 30.0, "share": 0.3}],
+        "idle": [{"name": "wait for data", "ms": 10.0, "share": 0.1}],
+    },
+    "session": {"steps": 30, "ms_per_step": 110.0, "phases": [{"name": "wait for data", "ms": 11.0, "share": 0.1}]},
+    "memory": [{"step": 0, "host_bytes": 1e9}, {"step": 10, "host_bytes": 2e9, "device_bytes": None}],
+}
+
+
+def broken_profile(*path: Any, to: Any) -> bytes:
+    """The profile with another value at a path."""
+    value = json.loads(json.dumps(PROFILE))
+    node = value
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = to
+    return json.dumps(value).encode()
+
+
 def write_features(run: Path, table: dict[str, Any]) -> None:
     (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode(), mtime=0))
 
@@ -223,6 +247,14 @@ def test_missing_pieces_are_left_out(run: Path) -> None:
     assert summary["commands"]["evaluate"] == "saejax evaluate --config=..."
 
 
+@pytest.mark.parametrize("trace", [PROFILE["trace"], None])
+def test_a_profile_is_on_the_page_and_among_its_sources(run: Path, trace: Any) -> None:
+    (run / "profile.json").write_text(json.dumps(PROFILE | {"trace": trace}))
+    summary = json.loads(block(render(run).read_text(encoding="utf-8"), "summary-data"))
+    assert summary["profile"] == PROFILE | {"trace": trace}
+    assert "profile.json" in [file["name"] for file in summary["files"]]
+
+
 def test_a_repeated_step_counts_once_and_a_torn_last_line_is_ignored(run: Path) -> None:
     data = b'{"step":1,"train/loss":3}\n{"step":2,"train/loss":2}\n{"step":2,"val/fve":0.5}\n'
     data += b'{"step":1,"train/loss":4}\n{"step":3,"train'
@@ -281,6 +313,14 @@ def broken_example(**changes: Any) -> bytes:
         ("eval.json", broken_gate(value="9%"), "not a number"),
         ("stages.json", b'{"train": {"tokens": "many"}}', "not a number"),
         ("eval.json", b'{"density": {"log10_edges": [1, 2], "counts": [1, 2]}}', "one edge more"),
+        ("profile.json", b"{}", "'session' is not an object"),
+        ("profile.json", broken_profile("trace", to=[]), "'trace' is not an object"),
+        ("profile.json", broken_profile("trace", "step_ms", to="1"), "the step_ms '1', which is not a number"),
+        ("profile.json", broken_profile("trace", "idle", to=None), "'idle' is not a list"),
+        ("profile.json", broken_profile("trace", "components", 0, "ms", to=None), "the ms None"),
+        ("profile.json", broken_profile("trace", "components", 0, "name", to=5), "has no name"),
+        ("profile.json", broken_profile("session", "phases", to={}), "'phases' is not a list"),
+        ("profile.json", broken_profile("memory", 0, "host_bytes", to=True), "the host_bytes True"),
         ("features.json.gz", b"not gzip", "does not unpack"),
         ("features.json.gz", gzip.compress(json.dumps(features(3)).encode(), mtime=0)[:-20], "does not unpack"),
         ("features.json.gz", gzip.compress(b'{"features": []}', mtime=0), "vocab"),

@@ -74,6 +74,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"feature": 124, "text": None, "by": "small-model", "scores": {}},
     ]
     (run / "explanations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+    parts = [("encode", 0.5), ("backward of encode", 0.2), ("optimizer", 0.1), (HOSTILE, 0.1), ("select", 0.0001)]
+    rows = [{"name": name, "ms": 80 * share, "share": share} for name, share in parts]
+    idle = [{"name": "wait for data", "ms": 8.0, "share": 0.1}]
+    profile = {
+        "step": {"flops": 5e9, "memory_bytes": 2e8},
+        "trace": {"first_step": 4, "steps": 10, "step_ms": 80.0, "components": rows, "idle": idle},
+        "session": {"steps": 40, "ms_per_step": 90.0, "phases": idle},
+        "memory": [{"step": s, "host_bytes": 1e9 + s, "device_bytes": 2e9} for s in range(40)],
+    }
+    (run / "profile.json").write_text(json.dumps(profile))
     return render(run)
 
 
@@ -122,10 +132,21 @@ def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
     dom, console = visit(page.as_uri())
     assert console == []
     body = dom[dom.index('<div id="page">') : dom.index('id="summary-data"')]
-    for heading in ("Gates", "Training", "Feature density", "Features", "Stages", "How it was made"):
+    for heading in (
+        "Gates",
+        "Training",
+        "Feature density",
+        "Features",
+        "Stages",
+        "What took the time",
+        "How it was made",
+    ):
         assert re.search(rf"<h2[^>]*>{heading}</h2>", body)
     assert "1 of 1 gates failed" in body
-    assert body.count('class="line series-0"') == 2 and body.count('class="line series-1"') == 1
+    assert body.count('class="line series-0"') == 3 and body.count('class="line series-1"') == 2
+    # Of five components one is too small to show; bar and table have the same parts, and the loop one more row.
+    assert [body.count(f'class="part {part}"') for part in ("forward", "backward", "update", "idle")] == [4, 2, 2, 2]
+    assert "device idle: wait for data" in body and "Steps 4 to 13" in body
     assert "270 of 300 features" in body and "30 dead" in body
     assert 10 < body.count('role="option"') < 60  # of 270: only the rows in sight exist
     assert "<img" not in body and "&lt;/script&gt;&lt;img" in body

@@ -12,6 +12,7 @@ from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.store import StoreLayout, StoreWriter
 from saejax.store.layout import BF16
 from saejax.training import Outcome, Setup, TrainConfig, program_of_one, put_on, train
+from saejax.training.watch import Watch
 
 ROOT = Path(__file__).resolve().parents[2]
 D_IN = 16
@@ -118,6 +119,7 @@ def train_alone(
     writers: Any,
     checkpoints: Any,
     meta: dict[str, Any],
+    watch: Watch | None = None,
     **how: Any,
 ) -> Outcome:
     """A session of training one coder, without stores or run folders."""
@@ -129,6 +131,7 @@ def train_alone(
         validate=validate and (lambda states: {"": validate(states[0].evaluated(), states[0].stats)}),
         writers={"": writers},
         mesh=mesh,
+        watch=watch or Watch(),
     )
     return train(config, setup)
 

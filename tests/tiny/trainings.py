@@ -16,6 +16,7 @@ from saejax.core.metrics import JsonlWriter
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import Batches, StoreReader
 from saejax.training import Outcome, TrainConfig
+from saejax.training.watch import Watch
 from tiny import D_IN, train_alone
 
 Validate = Callable[[Any, Any], dict[str, float]]
@@ -44,6 +45,8 @@ def run(
     stop_by: signal.Signals = signal.SIGTERM,
     poison: int | None = None,
     validate: Validate = lambda params, stats: {"norm": float(np.linalg.norm(params["W_enc"]))},
+    watch: Watch | None = None,
+    mode: str = "jit",
 ) -> Outcome:
     """A session of training in `folder`; a signal arrives while batch `stop_at` is read; batch `poison` is NaN."""
     reader = StoreReader.open(store)
@@ -72,6 +75,8 @@ def run(
                 writers=[writer],
                 checkpoints=checkpoints,
                 meta={"scale": 0.7},
+                watch=watch,
+                mode=mode,
             )
     finally:
         writer.close()

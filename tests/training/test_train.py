@@ -149,7 +149,7 @@ def test_schedules_start_peak_and_end_where_they_say() -> None:
     ("values", "message"),
     [
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
-        ({"batch_size": 0}, r"train\.batch_size is 0"),
+        ({"batch_size": -1}, r"train\.batch_size is -1"),
         ({"tokens": 10, "batch_size": 100}, "less than one batch"),
         ({"lr": 0.0}, r"train\.lr"),
     ],

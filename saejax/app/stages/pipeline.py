@@ -1,6 +1,8 @@
 """All stages, one after the other."""
 
 from saejax.app import console, init_from
+from saejax.app.batch_size import with_batch_size
+from saejax.app.devices import training_mesh
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
 from saejax.app.records import read_stages, refuse_other_run
@@ -11,17 +13,18 @@ from saejax.app.stages.train import run_train
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.core.files import read_json
-from saejax.parallel import check_divides, make_mesh, own_rows, refuse_many
+from saejax.parallel import check_divides, own_rows, refuse_many
 
 
 def run_pipeline(work: Workspace) -> int:
     """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
+    refuse_many(work.experiment.parallel, "saejax pipeline")
+    work = with_batch_size(work)
     e = work.experiment
-    refuse_many(e.parallel, "saejax pipeline")
     # What training would refuse is refused before hours of capture.
     refuse_other_run(e)
     agreed(e, of_stores(e))
-    mesh, coder = make_mesh(e.parallel), work.build()
+    mesh, coder = training_mesh(e), work.build()
     check_divides(mesh, coder.topology.d_sae)
     with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
         if not init_from.is_begun([checkpoints]):

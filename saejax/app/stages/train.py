@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
+from saejax.app.batch_size import with_batch_size
 from saejax.app.fit import Data, train_run
 from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed, of_stores
@@ -20,6 +21,7 @@ from saejax.trained import TrainedCoder
 
 def run_train(work: Workspace) -> int:
     """Train the coder. Returns 0, or EXIT_PREEMPTED when a signal stopped it (all is saved)."""
+    work = with_batch_size(work)
     e = work.experiment
     with joined(e.parallel) as process:
         outcome = train_run(e, _Stored(work), process)
@@ -44,7 +46,7 @@ class _Stored:
     def data(self, mesh: Mesh, tell: Callable[[str], None]) -> Data:
         work, t = self.work, self.work.experiment.train
         stored = work.experiment.capture.into == "store"
-        batches = work.training(mesh, rows=own_rows(mesh, t.batch_size, t.accumulate))
+        batches = work.training(rows=own_rows(mesh, t.batch_size, t.accumulate))
         open_reader = (lambda: work.reader("train")) if stored else None
         return Data(batches, _heldout(work, tell), *work.sites, open_reader)
 

@@ -14,6 +14,7 @@ import jax
 
 from saejax.app import init_from
 from saejax.app.console import say
+from saejax.app.devices import training_devices
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.fit import run_writers
 from saejax.app.loading import load
@@ -29,7 +30,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
 from saejax.evals.heldout import VALIDATED
-from saejax.parallel import make_mesh, refuse_many
+from saejax.parallel import refuse_many
 from saejax.report.sweep_page import render_sweep, table
 from saejax.store import BatchSource
 from saejax.trained import make_sites
@@ -84,7 +85,7 @@ def _sweep(
     """All of it; the content of sweep.json, or None when a signal stopped the training."""
     e = work.experiment
     hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
-    batches, heldout = work.training(make_mesh(e.parallel), hook_points), work.reader("heldout", hook_points)
+    batches, heldout = work.training(hook_points), work.reader("heldout", hook_points)
     made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
     with contextlib.ExitStack() as stack:
         checkpoints = [stack.enter_context(one) for one in _checkpoints(e, len(works))]
@@ -131,7 +132,7 @@ def _programs(
     source: init_from.Source,
 ) -> tuple[list[GroupProgram], list[init_from.Beginning]]:
     """A program for each group, on the devices in turn, and what it begins with."""
-    devices = jax.devices()
+    devices = training_devices(works[0].experiment)
     found, starts = [], []
     for i, (own, group) in enumerate(zip(works, plan, strict=True)):
         e, coder = group.experiment, own.build()
@@ -256,6 +257,10 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError(
             f"parallel.mode is {e.parallel.mode!r}, but a sweep puts whole programs on single devices. Set jit."
         )
+    if not e.train.batch_size:
+        raise ConfigError("train.batch_size=0 is for a training of one coder: a sweep's coders share a batch. Set it.")
+    if e.train.profile:
+        raise ConfigError("train.profile is for a training of one coder: profile one of the members by `saejax train`.")
     if jax.process_count() > 1:
         raise ConfigError(f"A sweep runs in one process; there are {jax.process_count()}. Start it on one machine.")
 

@@ -1,0 +1,105 @@
+"""train.batch_size=0 becomes a number: the one that the run was begun with, or one found for the devices' memory."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from saejax.app.console import say
+from saejax.app.devices import training_mesh
+from saejax.app.experiment import Experiment
+from saejax.app.workspace import Workspace
+from saejax.coders import Coder, Sites
+from saejax.core.errors import ConfigError
+from saejax.core.files import read_json
+from saejax.parallel import DATA, check_divides
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import read_manifest
+from saejax.training import program_of_one
+from saejax.training.batch_size import find, room_on
+from saejax.training.profile import step_bytes
+
+Tell = Callable[[str], None]
+
+
+def as_begun(e: Experiment) -> Experiment:
+    """The experiment with the batch size that its run was begun with, where it leaves that open."""
+    path = e.run_dir / "config.json"
+    if e.train.batch_size or not path.is_file():
+        return e
+    config = read_json(path)
+    train = config.get("train") if isinstance(config, dict) else None
+    size = train.get("batch_size") if isinstance(train, dict) else None
+    return _with(e, size) if isinstance(size, int) and size > 0 else e
+
+
+def with_batch_size(work: Workspace, tell: Tell = say) -> Workspace:
+    """The workspace of an experiment whose batch size is a number."""
+    if work.experiment.train.batch_size:
+        return work
+    e = as_begun(work.experiment)
+    if not e.train.batch_size:
+
+        def build(sized: Experiment) -> Coder:
+            return dataclasses.replace(work, experiment=sized).build()
+
+        rows = e.capture.buffer_rows if e.capture.into == "training" else _rows(e)
+        e = found(e, build, work.sites, rows, tell)
+    return dataclasses.replace(work, experiment=e)
+
+
+def _rows(e: Experiment) -> int:
+    """Rows of the training's store, or those that it is going to have."""
+    manifest = read_manifest(StoreFiles(e.store_dir("train")))
+    rows = manifest.n_tokens if manifest else e.capture.tokens
+    return min(rows, e.train.max_rows or rows)
+
+
+def found(
+    e: Experiment,
+    build: Callable[[Experiment], Coder],
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    rows: int,
+    tell: Tell,
+) -> Experiment:
+    """The experiment with the largest batch that fits (`training.batch_size.find`), which `tell` hears of.
+
+    Args:
+        build: an experiment with a batch size -> its coder.
+        names: the hook points read, and those written.
+        rows: of the store.
+
+    Raises:
+        ConfigError: no batch fits, or several processes, each of which would have to find the same one.
+    """
+    if e.parallel.processes or jax.process_count() > 1:
+        raise ConfigError("train.batch_size=0 is found by one process alone. Set train.batch_size for several.")
+    mesh = training_mesh(e)
+
+    def needs(size: int) -> int:
+        sized = _with(e, size)
+        coder = build(sized)
+        check_divides(mesh, coder.topology.d_sae)
+        reads, writes = names
+        sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
+        program = program_of_one(
+            coder, sized.train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp, mode=e.parallel.mode
+        )
+        try:
+            step = program.compiled(np.dtype(np.float32)).step
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return 2**63
+        return step_bytes(step.memory_analysis())  # type: ignore[attr-defined]
+
+    t = e.train
+    parts = mesh.shape[DATA] * t.accumulate
+    answer = find(t.tokens, rows, parts, t.shares, needs, room_on(list(mesh.devices.flat)))
+    tell(f"train: batch size {answer.size:,}: {answer.why}")
+    return _with(e, answer.size)
+
+
+def _with(e: Experiment, size: int) -> Experiment:
+    return dataclasses.replace(e, train=dataclasses.replace(e.train, batch_size=size))

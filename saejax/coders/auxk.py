@@ -1,0 +1,60 @@
+"""AuxK: dead latents learn what the reconstruction leaves."""
+
+import dataclasses
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.context import Context, squared_error, total_variance
+from saejax.coders.ramp import At, Ramp
+from saejax.coders.term import Term, weight
+from saejax.core.errors import ConfigError
+from saejax.core.settings import Settings, setting
+from saejax.kernels.dead import decode_largest
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxKSettings(Settings, section="coder"):
+    auxk_coefficient: float | None = weight("Weight of AuxK: what dead latents could explain of the residual.")
+    auxk_k: int = setting(0, "Dead latents that AuxK may use for a token; 0 means d_in / 2.", low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AuxK(Term[AuxKSettings]):
+    """sum (e - e_hat)^2 / sum (e - mean e)^2: what dead latents could explain of the residual e = y - y_hat.
+
+    e_hat = decode, without bias, of relu of the k largest pre-activations among dead latents (of each group). e is a
+    constant here: the gradient reaches the encoder and decoder rows of the dead latents and nothing else, nor b_dec.
+    0 while none is dead. Behind that relu, a latent that is negative for every token gets no gradient.
+    (Gao et al. 2024, arXiv:2406.04093, appendix A.2)
+    """
+
+    k: int = 512
+    name: ClassVar[str] = "auxk"
+    settings: ClassVar[type[Settings]] = AuxKSettings
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: AuxKSettings, at: At) -> Self:
+        if settings.auxk_k > at.width:
+            raise ConfigError(f"coder.auxk_k is {settings.auxk_k} but there are only {at.width} latents; lower it.")
+        return cls(coefficient, settings.auxk_k or min(max(1, at.d_in // 2), at.width))
+
+    def __call__(self, c: Context) -> jax.Array:
+        e = jax.lax.stop_gradient(c.y - c.y_hat)
+        # Without dead latents e_hat is 0, and costs next to nothing.
+        return jnp.where(c.dead.any(), squared_error(e, self._e_hat(c)) / total_variance(e), 0)
+
+    def _e_hat(self, c: Context) -> jax.Array:
+        """[B, *out]. Every latent reads b_dec, but `encoder_input` keeps the gradient from it, and b_enc stands here
+        as it is: else the dead would pull at what the live ones rest on."""
+        rows, n_latents = c.topology.decoder_rows(c.params), c.pre.shape[-1]
+        groups, constant = len(rows), jax.lax.stop_gradient
+        x_BGN = constant(c.topology.encoder_input(c.params, c.x)).reshape(c.x.shape[0], groups, -1)
+        W_GNF = c.params["W_enc"].reshape(groups, -1, n_latents)
+        b_GF, dead_GF = (a.reshape(groups, n_latents) for a in (c.params["b_enc"], c.dead))
+        pre = (c.pre,) if c.pre.ndim == 2 else tuple(c.pre[:, g] for g in range(groups))
+        out_BR = decode_largest(
+            x_BGN, W_GNF, b_GF, constant(pre), dead_GF, rows, min(self.k, n_latents), c.topology.matmul_dtype
+        )
+        return c.topology.written_by(c.params, out_BR, c.x)

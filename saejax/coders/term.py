@@ -1,0 +1,66 @@
+"""What a term of the loss is: a small frozen object, `term(context) -> scalar`, and the settings it is built from."""
+
+import dataclasses
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import jax
+
+from saejax.coders.context import Context
+from saejax.coders.ramp import At, Ramp
+from saejax.core.settings import Settings, setting, settings_of
+
+ONE = Ramp.constant(1.0)
+S = TypeVar("S", bound=Settings)
+
+
+def weight(doc: str, sparsity: bool = False) -> Any:
+    """The key of a term's coefficient: None is the preset's, 0 leaves the term out.
+
+    A weight of `sparsity` rises from 0 during the warm-up, and a sweep over sparsity weights multiplies it.
+    """
+    return setting(None, doc, low=0, base=0.0, sparsity_weight=sparsity)
+
+
+@dataclasses.dataclass(frozen=True)
+class Term(Generic[S]):
+    """A summand of the loss, under its `name` in the metrics: coefficient(step) x term(context).
+
+    Attributes:
+        needs: what the sparsity must provide for this term to make sense.
+        settings: S, for those who have the class alone. Its first key is the term's `weight`.
+    """
+
+    coefficient: Ramp = ONE
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    settings: ClassVar[type[Settings]] = Settings
+
+    @classmethod
+    def key(cls) -> str:
+        """The key of its weight."""
+        return next(iter(settings_of(cls.settings)))
+
+    @classmethod
+    def is_sparsity_weight(cls) -> bool:
+        """Whether a sweep over sparsity weights multiplies the coefficient."""
+        return any(known.sparsity_weight for known in settings_of(cls.settings).values())
+
+    @classmethod
+    def build(cls, coefficient: Ramp, settings: S, at: At) -> Self:
+        """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
+        return cls(coefficient)
+
+    def __call__(self, c: Context) -> jax.Array:
+        raise NotImplementedError
+
+    def statistics(self) -> dict[str, float]:
+        """Scalars that the term follows during training, by name, with the value they start at."""
+        return {}
+
+    def seen(self, c: Context) -> dict[str, jax.Array]:
+        """What the statistics need to know of a batch: numbers that add up over its parts."""
+        return {}
+
+    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The statistics after a batch, from what was `seen` of all of it."""
+        return {}

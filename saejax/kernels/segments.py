@@ -1,0 +1,180 @@
+"""Sums by latent on a GPU, the same bits every time: no two writers of one row, so no atomic additions.
+
+    out[indices_bk] += scale_bk rows_b
+
+An ordinary scatter does that with atomic additions there, in whatever order they happen to come. Here the N = B K pairs
+are sorted by latent, so that a latent's tokens lie side by side, and are gathered and added in their order:
+
+    the first c pairs of every latent                               F c places to gather from
+    pairs c to 2c of the N / (c + 1) busiest latents, c doubling    N places a doubling, at most
+    all pairs of the N / (c + 1) busiest latents in the end         one dense product [H, B] [B, D]
+
+At most N / (c + 1) latents can have more than c pairs: so every size is known before the data are, and is right for
+all data. A place beyond a latent's last pair counts 0. Nothing of the size N D is kept.
+
+Shape letters: B tokens, K kept latents a token, N pairs, F latents, R latents at hand, H busiest latents, D width.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from saejax.kernels.dense import EXACT
+
+# So many gathered rows are added in one pass over the sums, of which XLA makes one kernel. With more there are fewer
+# passes, and the compiler takes longer.
+_AT_ONCE = 8
+# A product costs a latent 2 B FLOPs a column, at 60 TFLOP/s in float32 on an H100; a gather 4 bytes a pair and column,
+# at about 5 TB/s from its cache. These are equal at B / 24 pairs.
+_TOKENS_A_PAIR = 32
+# Below so many multiplications, 0.1 ms there, one product is faster than the dozen kernels of the other way.
+_FEW_MULTIPLICATIONS = 3e9
+# In TF32 a product is about 7 times as fast as in float32: then up to so many latents for each that is kept.
+_LATENTS_A_KEPT = 512
+
+
+def sum_by_latent_reference(
+    scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_latents: int
+) -> jax.Array:
+    """out[indices_bk] += scale_bk rows_b; an index from n_latents on is dropped.  -> [n_latents, D]"""
+    out_FD = jnp.zeros((n_latents, rows_BD.shape[1]), rows_BD.dtype)
+    return out_FD.at[indices_BK].add(scale_BK[..., None] * rows_BD[:, None], mode="drop")
+
+
+def sum_by_latent(
+    scale_BK: jax.Array,
+    indices_BK: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision = EXACT,
+) -> jax.Array:
+    """out[indices_bk] += scale_bk rows_b, in one order.  -> [n_latents, D]
+
+    Args:
+        indices_BK: not negative. From n_latents on they are dropped; the others are distinct along K.
+        precision: of what is multiplied; HIGH rounds to TF32 on an NVIDIA card.
+    """
+    n_tokens, k = scale_BK.shape
+    by_product = prefers_product(n_tokens, k, rows_BD.shape[1], n_latents, precision)
+    way = sum_by_product if by_product else sum_gathered
+    return way(scale_BK, indices_BK, rows_BD, n_latents, precision)
+
+
+def tally_by_latent(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> jax.Array:
+    """out[indices_bk] += weights_bk, in one order; indices as in `sum_by_latent`.  -> [n_latents]"""
+    return sum_by_latent(weights_BK, indices_BK, jnp.ones((weights_BK.shape[0], 1), weights_BK.dtype), n_latents)[:, 0]
+
+
+def prefers_product(n_tokens: int, k: int, width: int, n_latents: int, precision: jax.lax.Precision = EXACT) -> bool:
+    """Whether one dense product [F, B] [B, D] is the faster way to all the sums on an H100 (by arithmetic)."""
+    if n_tokens * width * n_latents <= _FEW_MULTIPLICATIONS:
+        return True
+    return precision != EXACT and n_latents <= _LATENTS_A_KEPT * k
+
+
+def sum_by_product(
+    scale_BK: jax.Array,
+    indices_BK: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision = EXACT,
+) -> jax.Array:
+    """`sum_by_latent` as one dense product [F, B] [B, D]."""
+    scale_BK, token_B1 = jnp.asarray(scale_BK), jnp.arange(scale_BK.shape[0])[:, None]
+    dense_BF = jnp.zeros((scale_BK.shape[0], n_latents), scale_BK.dtype)
+    dense_BF = dense_BF.at[token_B1, indices_BK].set(scale_BK, mode="drop", unique_indices=True)
+    return jnp.matmul(dense_BF.T, rows_BD, precision=precision)
+
+
+def sum_gathered(
+    scale_BK: jax.Array,
+    indices_BK: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision = EXACT,
+) -> jax.Array:
+    """`sum_by_latent` of pairs sorted by latent: few at a time are gathered, and of the busiest latents multiplied."""
+    scale_BK, indices_BK, rows_BD = jnp.asarray(scale_BK), jnp.asarray(indices_BK), jnp.asarray(rows_BD)
+    n_pairs = scale_BK.size
+    first, last = _places(scale_BK.shape[0], n_pairs, n_latents)
+    pairs = _sorted_pairs(scale_BK, indices_BK, n_latents)
+    _, busiest_F = _sort(n_pairs - pairs.count_F)
+
+    def busiest(above: int) -> jax.Array:
+        """Latents [R], those with more than so many pairs among them."""
+        return busiest_F[: min(n_latents, n_pairs // (above + 1))]
+
+    out_FD = _gathered(pairs, jnp.arange(n_latents), rows_BD, 0, first)
+    while first < last:
+        latents_R = busiest(first)
+        part_RD = _gathered(pairs, latents_R, rows_BD, first, 2 * first)
+        out_FD = out_FD.at[latents_R].add(part_RD, unique_indices=True)
+        first *= 2
+    latents_H = busiest(last)
+    # Which column of the product each latent has; none where it is not among these.
+    column_F = jnp.full(n_latents + 1, latents_H.size, jnp.int32)
+    column_F = column_F.at[latents_H].set(jnp.arange(latents_H.size, dtype=jnp.int32), unique_indices=True)
+    columns_BK = column_F[jnp.minimum(indices_BK, n_latents)]
+    busiest_HD = sum_by_product(scale_BK, columns_BK, rows_BD, latents_H.size, precision)
+    return out_FD.at[latents_H].set(busiest_HD, unique_indices=True)
+
+
+class _Pairs(NamedTuple):
+    """Pairs sorted by latent, of one latent by token. Latent f has `count_F[f]` of them, from place `first_F[f]` on."""
+
+    scale_N: jax.Array
+    token_N: jax.Array
+    first_F: jax.Array
+    count_F: jax.Array
+
+
+def _places(n_tokens: int, n_pairs: int, n_latents: int) -> tuple[int, int]:
+    """(pairs that are gathered of every latent, pairs of one latent above which it goes through the product).
+
+    The first makes F c + N log2(last / c), the places that are gathered from, small.
+    """
+    first = _power_of_two(max(4, 1.44 * n_pairs / n_latents))
+    return first, max(first, _power_of_two(n_tokens / _TOKENS_A_PAIR))
+
+
+def _power_of_two(number: float) -> int:
+    """The nearest from below."""
+    return 1 << max(0, int(number).bit_length() - 1)
+
+
+def _sorted_pairs(scale_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> _Pairs:
+    latent_N, place_N = _sort(indices_BK.ravel())
+    edges = jnp.searchsorted(latent_N, jnp.arange(n_latents + 1, dtype=jnp.uint32), method="scan_unrolled")
+    return _Pairs(scale_BK.ravel()[place_N], place_N // scale_BK.shape[1], edges[:-1], edges[1:] - edges[:-1])
+
+
+def _sort(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(numbers in order, their places). Stable: the same places every time.
+
+    Unsigned keys with one number each: what XLA hands to NVIDIA's radix sort.
+    """
+    places = jnp.arange(numbers.size, dtype=jnp.int32)
+    keys, places = jax.lax.sort((numbers.astype(jnp.uint32), places), num_keys=1)
+    return keys, places
+
+
+def _gathered(pairs: _Pairs, latents_R: jax.Array, rows_BD: jax.Array, start: int, stop: int) -> jax.Array:
+    """Sums of the pairs `start` to `stop` of each of these latents.  -> [R, D]"""
+    first_R, count_R = pairs.first_F[latents_R], pairs.count_F[latents_R]
+    # Beyond a latent's last pair that one is read again, which costs little, and counts 0.
+    last_R = jnp.clip(first_R + count_R - 1, 0, pairs.token_N.size - 1)
+
+    def add(block: int | jax.Array, out_RD: jax.Array) -> jax.Array:
+        place_1J = start + block * at_once + jnp.arange(at_once)[None]
+        place_RJ = jnp.minimum(first_R[:, None] + place_1J, last_R[:, None])
+        scale_RJ = jnp.where(place_1J < count_R[:, None], pairs.scale_N[place_RJ], 0)
+        token_RJ = pairs.token_N[place_RJ]
+        for j in range(at_once):
+            out_RD = out_RD + scale_RJ[:, j, None] * rows_BD[token_RJ[:, j]]
+        return out_RD
+
+    at_once = min(_AT_ONCE, stop - start)
+    zeros_RD = jnp.zeros((latents_R.size, rows_BD.shape[1]), rows_BD.dtype)
+    # The first turn comes before the loop, as in `sparse`.
+    return jax.lax.fori_loop(1, (stop - start) // at_once, add, add(0, zeros_RD))

@@ -1,0 +1,214 @@
+"""Where the time of a training goes: a trace of some steps, a table by component, and memory over time.
+
+profile/          the trace, for Perfetto and TensorBoard
+profile.json      the figures; profile.md shows them as tables
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from saejax.core.files import write_json, writing
+from saejax.core.host import resident_memory
+from saejax.training.profile_text import as_markdown
+from saejax.training.program import Program
+from saejax.training.trace import HOST, by_component, device_spans, operations, row
+from saejax.training.watch import Watch
+
+# Steps before the trace, and in it: the prediction of a run's length looks at later ones.
+_WARM, _TRACED = 3, 10
+
+# What the loop does beside the step, in the order of the table.
+PHASES = {
+    "data": "wait for data",
+    "start": "hand the batch over, start the step",
+    "device": "wait for the step",
+    "metrics": "write metrics",
+    "validation": "validation",
+    "checkpoint": "checkpoints",
+    "profile": "the profile itself",
+    "": "the loop itself",
+}
+
+# At most so many points of memory; then every other one goes, and half as many come.
+_POINTS = 400
+
+
+class Profiler(Watch):
+    """Traces some steps after the first few, and measures the loop's own work and memory over the session.
+
+    Numbers and order of the training stay as they are: it waits for steps, and reads nothing of them.
+
+    Args:
+        folder: where profile/, profile.json and profile.md are written; those of an earlier session go.
+        devices: those of this process that train.
+        tell: takes a line for the user.
+    """
+
+    def __init__(self, folder: Path, devices: Sequence[jax.Device], tell: Callable[[str], None]):
+        self._folder, self._devices, self._tell = folder, devices, tell
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._stack: list[str] = [""]
+        self._memory: list[dict[str, float]] = []
+        self._every = 1
+        self._trace: dict[str, Any] | None = None
+        self._tracing: int | None = None
+
+    @contextlib.contextmanager
+    def over(self, programs: Sequence[Program], first: int, total: int) -> Iterator[None]:
+        self._program, self._first, self._taken = programs[0].step, first, first
+        self._from = first + _WARM
+        self._to = min(total, self._from + _TRACED)
+        self._begun = self._mark = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stop()
+            self._write()
+            where = self._folder / "profile.md"
+            if self._trace is None:
+                self._tell(f"train: {where}; no steps were traced, since the first {_WARM} of a session are not")
+            else:
+                self._tell(
+                    f"train: {where} says what took the time; {self._folder / self._trace['perfetto']} is its trace"
+                )
+
+    def before_step(self, step: int, states: Sequence[Any]) -> None:
+        self._taken = step
+        with self.phase("profile"):
+            self._look(step, states)
+        self._taken = step + 1
+
+    def _look(self, step: int, states: Sequence[Any]) -> None:
+        if step in (self._from, self._to):
+            jax.block_until_ready(states)
+        if step == self._to:
+            self._stop()
+            self._write()
+        elif step == self._from:
+            self._start(step)
+        if (step - self._first) % self._every == 0:
+            self._measure(step)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._count(name)
+        try:
+            with jax.profiler.TraceAnnotation(HOST + name):
+                yield
+        finally:
+            self._count(None)
+
+    def _count(self, entered: str | None) -> None:
+        """The time since the last call belongs to the innermost phase; `entered` begins, or None: that one ends."""
+        now = time.perf_counter()
+        self._seconds[self._stack[-1]] += now - self._mark
+        self._mark = now
+        if entered is None:
+            self._stack.pop()
+        else:
+            self._stack.append(entered)
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _measure(self, step: int) -> None:
+        point = {"step": step, "seconds": time.perf_counter() - self._begun}
+        if host := resident_memory():
+            point["host_bytes"] = host
+        if found := [stats for device in self._devices if (stats := device.memory_stats())]:
+            point["device_bytes"] = max(stats["bytes_in_use"] for stats in found)
+            point["device_peak_bytes"] = max(stats.get("peak_bytes_in_use", 0) for stats in found)
+        self._memory.append(point)
+        if len(self._memory) > _POINTS:
+            self._memory = self._memory[::2]
+            self._every *= 2
+
+    # --- the trace --------------------------------------------------------------------------------------------
+
+    def _start(self, step: int) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # it would slow the steps and fill the trace
+        shutil.rmtree(self._folder / "profile", ignore_errors=True)
+        try:
+            jax.profiler.start_trace(str(self._folder / "profile"), profiler_options=options)
+        except RuntimeError as error:  # somebody else's trace is running
+            self._tell(f"train: no trace ({error})")
+        else:
+            self._tracing = step
+
+    def _stop(self) -> None:
+        """End the trace, if there is one, and read it."""
+        if self._tracing is None:
+            return
+        first, self._tracing = self._tracing, None
+        jax.profiler.stop_trace()
+        steps = self._taken - first
+        files = sorted((self._folder / "profile").rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        if steps and files:
+            self._trace = self._read(files[-1], first, steps)
+
+    def _read(self, file: Path, first: int, steps: int) -> dict[str, Any]:
+        module, ops = operations(self._program.as_text())  # type: ignore[attr-defined]
+        devices, host = device_spans(file, module, ops)
+        for_perfetto = file.with_name(file.name.replace(".xplane.pb", ".trace.json.gz"))
+        about = {"perfetto": str(for_perfetto.relative_to(self._folder)), "first_step": first + 1, "steps": steps}
+        found = by_component(devices, host, ops, steps)
+        return about | found | {"idle": [one | {"name": PHASES[one["name"]]} for one in found["idle"]]}
+
+    # --- what is written --------------------------------------------------------------------------------------
+
+    def content(self) -> dict[str, Any]:
+        """What profile.json holds."""
+        passed, steps = time.perf_counter() - self._begun, max(1, self._taken - self._first)
+        each, seconds = 1e3 / steps, dict(self._seconds)
+        seconds[""] = passed - sum(value for name, value in seconds.items() if name)
+        device = self._devices[0]
+        return {
+            "machine": {
+                "device": device.device_kind,
+                "platform": device.platform,
+                "devices": len(self._devices),
+                "cpus": os.cpu_count(),
+                "jax": jax.__version__,
+            },
+            "step": costs(self._program),
+            "trace": self._trace,
+            "session": {
+                "steps": steps,
+                "ms_per_step": each * passed,
+                "phases": [row(PHASES[name], each * seconds.get(name, 0.0), each * passed) for name in PHASES],
+            },
+            "memory": self._memory,
+        }
+
+    def _write(self) -> None:
+        content = self.content()
+        write_json(self._folder / "profile.json", content)
+        path = self._folder / "profile.md"
+        with writing(path):
+            path.write_text(as_markdown(content), encoding="utf-8")
+
+
+def costs(step: Any) -> dict[str, float]:
+    """What XLA says of a compiled step on one device: floating-point operations and bytes (a loop's body counts once),
+    and the bytes of memory that it takes.
+    """
+    found = step.cost_analysis() or {}
+    memory = step.memory_analysis()
+    known = {"flops": found.get("flops"), "bytes": found.get("bytes accessed"), "memory_bytes": step_bytes(memory)}
+    return {name: float(value) for name, value in known.items() if value}
+
+
+def step_bytes(memory: Any) -> int:
+    """Bytes of memory of a compiled program while it runs, on one device: arguments, results and what is between."""
+    if memory is None:
+        return 0
+    both = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return int(both + memory.temp_size_in_bytes)
