@@ -191,7 +191,8 @@ class Coder:
         pre = self.topology.pre_activations(params, x)
         if not sparsity.sparse:
             return pre, lambda at: entries(pre, at)
-        pre = jax.lax.stop_gradient(pre)
+        # Behind a barrier it is stored once, not once for everyone who reads it.
+        pre = jax.lax.optimization_barrier(jax.lax.stop_gradient(pre))
         # Called by the selection, whose gradient is then the encoder's.
         return pre, jax.named_scope("encode")(functools.partial(self.topology.kept, params, x, pre))
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from saejax.kernels.dense import Rows, product
+from saejax.kernels.pairs import turned
 from saejax.kernels.shards import Shards, shards_of
 
 # Turns of a loop over all latents, where there are enough. A block that is filled up with nothing then costs at most a
@@ -236,7 +237,7 @@ def _backward(
             start = [jnp.zeros((n_latents, *width), jnp.float32) for width in ((x_BGN.shape[2],), (), (R,))]
             found.append(jax.lax.fori_loop(0, dead.n_blocks, put, start))
         of_W, of_b, of_rows = zip(*found, strict=True)
-        return jax.tree.map(shards.over_rows, (jnp.stack(of_W).swapaxes(1, 2), jnp.stack(of_b), of_rows))
+        return jax.tree.map(shards.over_rows, (turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows))
 
     run = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")
     return run(x_BGN, pre, rows, cut, some, g_BR)  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.pairs import Rows, ordered, row_products, weighted_sums
+from saejax.kernels.pairs import Rows, ordered, row_products, turned, weighted_sums
 from saejax.kernels.shards import Shards, shards_of
 
 Tables = tuple[jax.Array, ...]
@@ -94,10 +94,10 @@ def _kept_bwd(n_tokens, residuals, g_P):  # type: ignore[no-untyped-def]
         list_ = _Own(rows_P, latents_P, tables, n_tokens, n_groups, shards)
         x_RD = x_BGD.reshape(-1, x_BGD.shape[-1])
         grad_GFD = weighted_sums(g_P, list_.rows, list_.by_latent, x_RD).reshape(n_groups, -1, x_RD.shape[1])
-        return shards.over_rows(grad_GFD)
+        return shards.over_rows(turned(grad_GFD))
 
-    grad_GFD = shards.run(local, "P P P BGD", "GFD")(g_P, rows_P, latents_P, x_BGD.astype(g_P.dtype))
-    return None, jnp.moveaxis(grad_GFD, 1, 2), None, None, None
+    grad_GDF = shards.run(local, "P P P BGD", "GDF")(g_P, rows_P, latents_P, x_BGD.astype(g_P.dtype))
+    return None, grad_GDF, None, None, None
 
 
 kept_listed.defvjp(_kept_fwd, _kept_bwd)

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 
 from saejax.kernels.shards import Shards, shards_of, shards_of_batch
 
+_LANES, _DEPTH = 16, 32
+
 
 def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
     """bool: the k largest entries of a non-negative array [B, ..., F], over all of it; zeros are never chosen.
@@ -81,7 +83,7 @@ def quick_top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def largest_listed(values: jax.Array, k: jax.Array | int, most: int) -> tuple[jax.Array, jax.Array]:
-    """(rows, latents), int32 [most] each: where the entries of `largest_mask(values, k)` are, in row-major order.
+    """(rows, latents), int32 [most] each: where the entries of `largest_mask(relu(values), k)` are, in row-major order.
 
     A row is a token, or a token and group: b G + g. k is at most `most`; what is left of the list has the row B G,
     which there is not. Over devices each has a list of its own entries, [n most] in all.
@@ -101,6 +103,7 @@ def _listed(own: jax.Array, k: jax.Array, most: int, shards: Shards) -> tuple[ja
     n_latents, n_rows = own.shape[-1], own.size // own.shape[-1]
     # Groups for as many numbers as a row keeps on average.
     size = _group_size(n_latents, max(1, most // n_rows))
+    # Negative numbers have negative bits: they are below every other, and never chosen.
     grouped = _groups(own.reshape(n_rows, n_latents), size, 0.0)  # [R, F / size, size]
     maxima = grouped.max(-1).reshape(*own.shape[:-1], -1)
     # More groups than there are numbers to find cannot be needed on any device.
@@ -112,8 +115,9 @@ def _listed(own: jax.Array, k: jax.Array, most: int, shards: Shards) -> tuple[ja
     chosen = bits >= kth
 
     def with_ties() -> jax.Array:
-        """Some equal the k-th and are not among the k: the whole mask says which."""
-        whole = _groups(_mask(_bits(own), k, shards).reshape(n_rows, n_latents), size, False).reshape(-1, size)
+        """Some equal the k-th and are not among the k: the whole mask says which. One step in ten has such."""
+        whole = _mask_from(_bits(own), kth, k, shards).reshape(n_rows, n_latents)
+        whole = _groups(whole, size, False).reshape(-1, size)
         return chosen & whole.at[of_group].get(mode="fill", fill_value=False)
 
     chosen = jax.lax.cond(_reaches(chosen, k + 1, shards), with_ties, lambda: chosen)
@@ -150,8 +154,7 @@ def _rows_mask(values: jax.Array, k: int) -> jax.Array:
 
     def halve(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-        enough = (key >= candidate[:, None]).sum(1, dtype=jnp.int32) >= k
-        return jnp.where(enough, candidate, found)
+        return jnp.where(row_counts(key >= candidate[:, None]) >= k, candidate, found)
 
     kth = jax.lax.fori_loop(0, 32, halve, jnp.zeros_like(key[:, 0]))[:, None]
     reached = key >= kth
@@ -160,7 +163,13 @@ def _rows_mask(values: jax.Array, k: int) -> jax.Array:
         above, ties = key > kth, key == kth
         return above | (ties & (jnp.cumsum(ties, axis=1) <= k - above.sum(1, keepdims=True)))
 
-    return jax.lax.cond((reached.sum(1) > k).any(), without_some, lambda: reached)
+    return jax.lax.cond((row_counts(reached) > k).any(), without_some, lambda: reached)
+
+
+def row_counts(mask: jax.Array) -> jax.Array:
+    """int32 [R]: the true entries of each row of [R, N]; by lanes first, as `_total`."""
+    padded = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % _LANES)))
+    return padded.reshape(mask.shape[0], -1, _LANES).sum(1, dtype=jnp.int32).sum(1)
 
 
 def _places(mask: jax.Array, k: int) -> jax.Array:
@@ -200,10 +209,14 @@ def _kth_largest(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
 
 def _mask(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
     """`largest_mask` of the whole from one device's block of it."""
+    return _mask_from(bits, _kth_largest(bits, k, shards), k, shards)
+
+
+def _mask_from(bits: jax.Array, kth: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
+    """The same where the k-th largest pattern is known."""
     # Bits are compared, not floats: a CPU takes numbers below the smallest normal one for 0.
-    kth = _kth_largest(bits, k, shards)
     above, ties = bits > kth, (bits == kth) & (bits > 0)
-    room = k - shards.over_all(above.sum(dtype=jnp.int32))  # fewer than k are above
+    room = k - shards.over_all(_total(above).astype(jnp.int32))  # fewer than k are above
     too_many = _reaches(ties, room + 1, shards)
     return jax.lax.cond(too_many, lambda: above | (ties & _first(ties, room, shards)), lambda: above | ties)
 
@@ -252,7 +265,15 @@ def _last_true(fits: Callable[[jax.Array], jax.Array], n: jax.Array) -> jax.Arra
 
 def _reaches(chosen: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
     """Whether at least k entries are chosen, over all devices."""
-    return _sum_reaches(chosen.sum(dtype=jnp.uint32), k, shards.over_all)
+    return _sum_reaches(_total(chosen), k, shards.over_all)
+
+
+def _total(mask: jax.Array) -> jax.Array:
+    """uint32: how many are true. By lanes first: a CPU then counts on all cores and stores no numbers."""
+    if mask.size % (_LANES * _DEPTH):
+        return mask.sum(dtype=jnp.uint32)
+    # Few at a time: XLA makes something slower of a long sum.
+    return mask.reshape(-1, _DEPTH, _LANES).sum(1, dtype=jnp.uint32).sum(dtype=jnp.uint32)
 
 
 def _sum_reaches(own: jax.Array, k: jax.Array, over: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.pairs import Rows, ordered, row_products, weighted_sums
+from saejax.kernels.pairs import Rows, ordered, row_products, turned, weighted_sums
 from saejax.kernels.shards import Shards, shards_of
 
 
@@ -104,10 +104,10 @@ def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
     def local(g_BK: jax.Array, indices_BK: jax.Array, x_BD: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
         at_BK, own_BK = _own(indices_BK, n_own, shards)
-        return shards.over_rows(_scatter_rows(g_BK, at_BK, own_BK, x_BD, n_own))
+        return shards.over_rows(turned(_scatter_rows(g_BK, at_BK, own_BK, x_BD, n_own)))
 
-    grad_FD = shards.run(local, "BK BK BD", "FD")(g_BK, indices_BK, x_BD.astype(g_BK.dtype))
-    return None, grad_FD.T, None, None
+    grad_DF = shards.run(local, "BK BK BD", "DF")(g_BK, indices_BK, x_BD.astype(g_BK.dtype))
+    return None, grad_DF, None, None
 
 
 kept_pre_activations.defvjp(_kept_fwd, _kept_bwd)

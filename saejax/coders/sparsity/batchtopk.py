@@ -91,6 +91,6 @@ class ListedBatchTopK(BatchTopK):
         n_rows = n_tokens(pre.size // pre.shape[-1])
         count = jnp.round(self.k(step) * n_rows).astype(jnp.int32)
         most = min(round(self.k.largest * n_rows), n_rows * pre.shape[-1])
-        rows, indices = largest_listed(jax.lax.stop_gradient(jax.nn.relu(pre)), count, most)
+        rows, indices = largest_listed(jax.lax.stop_gradient(pre), count, most)
         values = jax.nn.relu(keep(indices, rows))
         return ListedLatents(values, indices, pre.shape[-1], rows, pre.shape[:-1])
