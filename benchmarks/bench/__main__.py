@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
             print(wrong, file=sys.stderr)
             return 2
         if given.list:
-            print("\n".join(f"{section.NAME:<12}{row.name}" for section, row in wanted))
+            print("\n".join(f"{section.NAME:<14}{row.name}" for section, row in wanted))
             return 0
         if peers is None:
             print("The peers are not there, so nobody is compared: sh benchmarks/peers/make_env.sh installs them.")
