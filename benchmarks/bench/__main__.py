@@ -97,7 +97,9 @@ def main(arguments: list[str]) -> int:
             return 0
         if peers is None:
             print("The peers are not there, so nobody is compared: sh benchmarks/peers/make_env.sh installs them.")
-        about = frame.about_machine(kind, shlex.join(["python", "-m", "benchmarks.bench", *arguments]))
+        # Where files lie on this machine is nobody's business.
+        words = [argument for argument in arguments if not argument.startswith(("--peers", "--output"))]
+        about = frame.about_machine(kind, shlex.join(["python", "-m", "benchmarks.bench", *words]))
         about["peers"] = peers is not None
         whole = frame.measure(wanted, told, given.output, about, given.minutes)
     render.write(SECTIONS, given.output, page)

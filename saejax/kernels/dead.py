@@ -79,6 +79,7 @@ decode_largest.defvjp(_decode_fwd, _decode_bwd)
 # Of each token and group: the bits of the least pre-activation that is chosen, and the latent from which on those
 # that equal it are not.
 Cut = tuple[jax.Array, jax.Array]
+Gradients = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,17 +228,21 @@ def _backward(
     shards = shards_of(*pre[0].shape)
 
     def local(x_BGN: jax.Array, pre: Pre, rows: Rows, cut: Cut, some: jax.Array, g_BR: jax.Array) -> Any:
-        found = []
-        for group, W_FR in enumerate(rows):
-            n_latents, R = W_FR.shape
-            dead = _Dead.of(pre[group], some[0, group], block)
-            put = functools.partial(
-                _put_block, dead, cut, group, shards, W_FR, dtype, x_BGN[:, group], g_BR[:, g_BR.shape[1] - R :]
-            )
-            start = [jnp.zeros((n_latents, *width), jnp.float32) for width in ((x_BGN.shape[2],), (), (R,))]
-            found.append(jax.lax.fori_loop(0, dead.n_blocks, put, start))
-        of_W, of_b, of_rows = zip(*found, strict=True)
-        return jax.tree.map(shards.over_rows, (turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows))
+        def of_some() -> Gradients:
+            found = []
+            for group, W_FR in enumerate(rows):
+                n_latents, R = W_FR.shape
+                dead = _Dead.of(pre[group], some[0, group], block)
+                g_own = g_BR[:, g_BR.shape[1] - R :]
+                put = functools.partial(_put_block, dead, cut, group, shards, W_FR, dtype, x_BGN[:, group], g_own)
+                start = [jnp.zeros((n_latents, *width), jnp.float32) for width in ((x_BGN.shape[2],), (), (R,))]
+                found.append(jax.lax.fori_loop(0, dead.n_blocks, put, start))
+            of_W, of_b, of_rows = zip(*found, strict=True)
+            return turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows
+
+        # Most steps have no dead latent: then even the turning of zeros is saved.
+        none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(of_some))
+        return jax.tree.map(shards.over_rows, jax.lax.cond(_anywhere(some, shards), of_some, lambda: none))
 
     run = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")
     return run(x_BGN, pre, rows, cut, some, g_BR)  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.kernels.pairs import Rows, ordered, row_products, turned, weighted_sums
+from saejax.kernels.segments import sum_pairs
 from saejax.kernels.shards import Shards, shards_of
 
 Tables = tuple[jax.Array, ...]
@@ -151,9 +152,20 @@ def tally_listed(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, 
         rows_P = _own_rows(rows_P, n_tokens * n_groups // _n_along_rows(shards), shards, n_groups)
         at_P = latents_P - shards.first_latent(n_own)
         there = rows_P < n_tokens * n_groups // _n_along_rows(shards)
-        own = jnp.zeros((n_groups, n_own), weights_P.dtype)
-        own = own.at[rows_P % n_groups, jnp.where(there, at_P, n_own)].add(weights_P, mode="drop")
-        return shards.over_rows(own)
+        key_P = jnp.where(there, rows_P % n_groups * n_own + at_P, n_groups * n_own)
+
+        def add(weights_P: jax.Array, key_P: jax.Array) -> jax.Array:
+            return jnp.zeros(n_groups * n_own, weights_P.dtype).at[key_P].add(weights_P, mode="drop")
+
+        def by_latent(weights_P: jax.Array, key_P: jax.Array) -> jax.Array:
+            ones_R1 = jnp.ones((n_tokens * n_groups // _n_along_rows(shards), 1), weights_P.dtype)
+            return sum_pairs(weights_P, key_P, rows_P, ones_R1, n_groups * n_own)[:, 0]
+
+        if jnp.issubdtype(weights_P.dtype, jnp.floating):  # whole numbers have one sum in every order
+            own = jax.lax.platform_dependent(weights_P, key_P, cpu=add, default=by_latent)
+        else:
+            own = add(weights_P, key_P)
+        return shards.over_rows(own.reshape(n_groups, n_own))
 
     return shards.run(local, "P P P", "GF")(weights_P, rows_P, latents_P)
 
@@ -167,7 +179,7 @@ def spread_listed(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, 
         flat = jnp.zeros((own[0] * (len(shape) == 2 or shape[1]), own[-1]), values_P.dtype)
         rows_P = _own_rows(rows_P, flat.shape[0], shards, flat.shape[0] // own[0])
         at_P = latents_P - shards.first_latent(own[-1])
-        return flat.at[rows_P, at_P].add(values_P, mode="drop").reshape(own)
+        return flat.at[rows_P, at_P].add(values_P, mode="drop", unique_indices=True).reshape(own)
 
     return shards.run(local, "P P P", f"B{middle}F")(values_P, rows_P, latents_P)
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from saejax.kernels.segments import sum_pairs
+
 _AT_ONCE = 8
 # Entries of a block of sums: 256 kB, which stay in a core's cache.
 _BLOCK = 2**16
@@ -25,21 +27,27 @@ _PIECE, _TURN = 512, 128
 
 
 class Rows(NamedTuple):
-    """A list in the order of its rows: where each of its pairs stood, [P]; each row's first pair and how many, [R]."""
+    """A list in the order of its rows: where each of its pairs stood, [P]; each row's first pair and how many, [R].
+
+    `keys` are the rows of the pairs as the list stood, R for nobody's.
+    """
 
     places: jax.Array
     start: jax.Array
     sizes: jax.Array
+    keys: jax.Array
 
     def part(self, i: int, n: int) -> "Rows":
         """The i-th n rows."""
-        return self._replace(start=self.start[i * n : (i + 1) * n], sizes=self.sizes[i * n : (i + 1) * n])
+        keys = self.keys - i * n
+        keys = jnp.where((keys >= 0) & (keys < n), keys, n)
+        return Rows(self.places, self.start[i * n : (i + 1) * n], self.sizes[i * n : (i + 1) * n], keys)
 
 
 def ordered(rows_P: jax.Array, n_rows: int) -> Rows:
     """The order of a list by row, pairs of one row as they stood; rows from n_rows on are nobody's."""
     n_pairs = rows_P.shape[0]
-    rows_P = jnp.minimum(rows_P, n_rows)
+    keys_P = rows_P = jnp.minimum(rows_P, n_rows)
     places_P = jnp.arange(n_pairs, dtype=jnp.int32)
     if (n_rows + 1) * n_pairs <= 2**32:  # one number for both sorts several times as fast as two
         key = jnp.sort(rows_P.astype(jnp.uint32) * n_pairs + places_P.astype(jnp.uint32))
@@ -47,7 +55,7 @@ def ordered(rows_P: jax.Array, n_rows: int) -> Rows:
     else:
         rows_P, places_P = jax.lax.sort((rows_P, places_P), num_keys=1, is_stable=True)
     bounds = jnp.searchsorted(rows_P, jnp.arange(n_rows + 1, dtype=jnp.int32)).astype(jnp.int32)
-    return Rows(places_P, bounds[:-1], bounds[1:] - bounds[:-1])
+    return Rows(places_P, bounds[:-1], bounds[1:] - bounds[:-1], keys_P)
 
 
 def weighted_sums_reference(
@@ -59,9 +67,22 @@ def weighted_sums_reference(
 
 
 def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
-    """out_r = sum_p weights_p table[sources_p] over the pairs of row r. -> [R, D], float32; no gradient."""
+    """out_r = sum_p weights_p table[sources_p] over the pairs of row r, which differ. -> [R, D], float32; no gradient.
+
+    On a CPU by blocks of rows, elsewhere by `segments`.
+    """
+
+    def elsewhere(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
+        return sum_pairs(weights_P, rows.keys, sources_P, table_ND, rows.start.shape[0])
+
+    arrays = jnp.asarray(weights_P), jnp.asarray(sources_P), rows, jnp.asarray(table_ND)
+    return jax.lax.platform_dependent(*arrays, cpu=sums_by_blocks, default=elsewhere)
+
+
+def sums_by_blocks(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
+    """`weighted_sums` on a CPU."""
     n_rows, D, n_pairs = rows.start.shape[0], table_ND.shape[1], weights_P.shape[0]
-    weights_P, sources_P = jnp.asarray(weights_P)[rows.places], jnp.asarray(sources_P)[rows.places]
+    weights_P, sources_P = weights_P[rows.places], sources_P[rows.places]
     size = min(n_rows, max(8, 2 ** round(math.log2(_BLOCK / D))))
     order_R = jnp.pad(_fullest_first(rows.sizes, n_pairs), (0, -n_rows % size), constant_values=n_rows)
     # In other people's shard_map what is carried must vary over devices from the start.
@@ -92,11 +113,18 @@ def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_
 
 def row_products_reference(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
     """out_p = g[rows_p] . W[latents_p]. -> [P]"""
-    return (g_RD[rows_P] * W_FD[latents_P]).sum(-1)
+    return (_rows(g_RD, rows_P) * _rows(W_FD, latents_P)).sum(-1)
 
 
 def row_products(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
     """`row_products_reference`, without the rows of all pairs at once; what is out of range counts for nothing."""
+    arrays = jnp.asarray(g_RD), rows_P, latents_P, jnp.asarray(W_FD)
+    # A GPU makes one kernel of the reference.
+    return jax.lax.platform_dependent(*arrays, cpu=products_by_pieces, default=row_products_reference)
+
+
+def products_by_pieces(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
+    """`row_products` on a CPU."""
     n_pairs, size = rows_P.shape[0], min(_PIECE, rows_P.shape[0])
     rows_P, latents_P = (jnp.pad(a, (0, -n_pairs % size)) for a in (rows_P, latents_P))
     ones_D = jnp.ones(W_FD.shape[1], W_FD.dtype)
@@ -126,8 +154,7 @@ def turned(a: jax.Array) -> jax.Array:
 
 
 def _rows(table_ND: jax.Array, at: jax.Array) -> jax.Array:
-    # A custom_vjp hands NumPy arrays on as they are, and a loop's counter cannot index those.
-    return jnp.asarray(table_ND).at[at].get(mode="clip")
+    return table_ND.at[at].get(mode="clip")
 
 
 def _fullest_first(count_R: jax.Array, most: int) -> jax.Array:

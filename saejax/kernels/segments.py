@@ -81,10 +81,7 @@ def sum_by_product(
     precision: jax.lax.Precision = EXACT,
 ) -> jax.Array:
     """`sum_by_latent` as one dense product [F, B] [B, D]."""
-    scale_BK, token_B1 = jnp.asarray(scale_BK), jnp.arange(scale_BK.shape[0])[:, None]
-    dense_BF = jnp.zeros((scale_BK.shape[0], n_latents), scale_BK.dtype)
-    dense_BF = dense_BF.at[token_B1, indices_BK].set(scale_BK, mode="drop", unique_indices=True)
-    return jnp.matmul(dense_BF.T, rows_BD, precision=precision)
+    return _product(*_flat(scale_BK, indices_BK), rows_BD, n_latents, precision)
 
 
 def sum_gathered(
@@ -95,10 +92,24 @@ def sum_gathered(
     precision: jax.lax.Precision = EXACT,
 ) -> jax.Array:
     """`sum_by_latent` of pairs sorted by latent: few at a time are gathered, and of the busiest latents multiplied."""
-    scale_BK, indices_BK, rows_BD = jnp.asarray(scale_BK), jnp.asarray(indices_BK), jnp.asarray(rows_BD)
-    n_pairs = scale_BK.size
-    first, last = _places(scale_BK.shape[0], n_pairs, n_latents)
-    pairs = _sorted_pairs(scale_BK, indices_BK, n_latents)
+    return sum_pairs(*_flat(scale_BK, indices_BK), rows_BD, n_latents, precision)
+
+
+def sum_pairs(
+    scale_N: jax.Array,
+    latent_N: jax.Array,
+    token_N: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision = EXACT,
+) -> jax.Array:
+    """out[latent_n] += scale_n rows[token_n], in one order, of pairs that differ.  -> [n_latents, D]
+
+    Latents from n_latents on are dropped. `latent` and `token` may be any two numberings: those of rows and sources.
+    """
+    rows_BD, n_pairs = jnp.asarray(rows_BD), scale_N.size
+    first, last = _places(rows_BD.shape[0], n_pairs, n_latents)
+    pairs = _sorted_pairs(scale_N, latent_N, token_N, n_latents)
     _, busiest_F = _sort(n_pairs - pairs.count_F)
 
     def busiest(above: int) -> jax.Array:
@@ -112,12 +123,31 @@ def sum_gathered(
         out_FD = out_FD.at[latents_R].add(part_RD, unique_indices=True)
         first *= 2
     latents_H = busiest(last)
-    # Which column of the product each latent has; none where it is not among these.
-    column_F = jnp.full(n_latents + 1, latents_H.size, jnp.int32)
-    column_F = column_F.at[latents_H].set(jnp.arange(latents_H.size, dtype=jnp.int32), unique_indices=True)
-    columns_BK = column_F[jnp.minimum(indices_BK, n_latents)]
-    busiest_HD = sum_by_product(scale_BK, columns_BK, rows_BD, latents_H.size, precision)
+    # Which row of the product each latent has; none where it is not among these.
+    row_F = jnp.full(n_latents + 1, latents_H.size, jnp.int32)
+    row_F = row_F.at[latents_H].set(jnp.arange(latents_H.size, dtype=jnp.int32), unique_indices=True)
+    busiest_HD = _product(scale_N, row_F[jnp.minimum(latent_N, n_latents)], token_N, rows_BD, latents_H.size, precision)
     return out_FD.at[latents_H].set(busiest_HD, unique_indices=True)
+
+
+def _product(
+    scale_N: jax.Array,
+    latent_N: jax.Array,
+    token_N: jax.Array,
+    rows_BD: jax.Array,
+    n_latents: int,
+    precision: jax.lax.Precision,
+) -> jax.Array:
+    """`sum_pairs` as one dense product [F, B] [B, D]."""
+    dense_FB = jnp.zeros((n_latents, rows_BD.shape[0]), scale_N.dtype)
+    dense_FB = dense_FB.at[latent_N, token_N].set(scale_N, mode="drop", unique_indices=True)
+    return jnp.matmul(dense_FB, rows_BD, precision=precision)
+
+
+def _flat(scale_BK: jax.Array, indices_BK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The pairs as a list: scales, latents and tokens, [B K] each."""
+    token_BK = jax.lax.broadcasted_iota(jnp.int32, jnp.shape(indices_BK), 0)
+    return jnp.ravel(scale_BK), jnp.ravel(indices_BK), token_BK.ravel()
 
 
 class _Pairs(NamedTuple):
@@ -143,10 +173,10 @@ def _power_of_two(number: float) -> int:
     return 1 << max(0, int(number).bit_length() - 1)
 
 
-def _sorted_pairs(scale_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> _Pairs:
-    latent_N, place_N = _sort(indices_BK.ravel())
+def _sorted_pairs(scale_N: jax.Array, latent_N: jax.Array, token_N: jax.Array, n_latents: int) -> _Pairs:
+    latent_N, place_N = _sort(latent_N)
     edges = jnp.searchsorted(latent_N, jnp.arange(n_latents + 1, dtype=jnp.uint32), method="scan_unrolled")
-    return _Pairs(scale_BK.ravel()[place_N], place_N // scale_BK.shape[1], edges[:-1], edges[1:] - edges[:-1])
+    return _Pairs(scale_N[place_N], token_N[place_N], edges[:-1], edges[1:] - edges[:-1])
 
 
 def _sort(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.pairs import Rows, ordered, row_products, turned, weighted_sums
+from saejax.kernels.pairs import Rows, ordered, products_by_pieces, sums_by_blocks, turned
+from saejax.kernels.segments import sum_by_latent, tally_by_latent
 from saejax.kernels.shards import Shards, shards_of
 
 
@@ -185,7 +186,15 @@ def tally(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> jax.A
     def local(weights_BK: jax.Array, indices_BK: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
         at_BK, own_BK = _own(indices_BK, n_own, shards)
-        return shards.over_rows(jnp.zeros(n_own, weights_BK.dtype).at[at_BK].add(_only(own_BK, weights_BK)))
+        at_BK = at_BK if own_BK is None else jnp.where(own_BK, at_BK, n_own)
+
+        def add(weights_BK: jax.Array, at_BK: jax.Array) -> jax.Array:
+            return jnp.zeros(n_own, weights_BK.dtype).at[at_BK].add(weights_BK, mode="drop")
+
+        if not jnp.issubdtype(weights_BK.dtype, jnp.floating):
+            return shards.over_rows(add(weights_BK, at_BK))  # whole numbers have one sum in every order
+        by_latent = functools.partial(tally_by_latent, n_latents=n_own)
+        return shards.over_rows(jax.lax.platform_dependent(weights_BK, at_BK, cpu=add, default=by_latent))
 
     return shards.run(local, "BK BK", "F")(weights_BK, indices_BK)
 
@@ -215,15 +224,16 @@ def _only(own: jax.Array | None, values: jax.Array) -> jax.Array:
     return values if own is None else jnp.where(own, values, 0)
 
 
-# On a CPU the products are those of `pairs`, elsewhere loops over K that vectorise over B. A custom_vjp hands NumPy
-# arrays on as they are, and a loop's counter cannot index those: hence `asarray`. The first turn is taken before the
-# loop: in other people's shard_map what is carried must vary over devices from the start.
+# On a CPU the products are those of `pairs`, elsewhere loops over K that vectorise over B, and sums by latent. A
+# custom_vjp hands NumPy arrays on as they are, and a loop's counter cannot index those: hence `asarray`. The first turn
+# is taken before the loop: in other people's shard_map what is carried must vary over devices from the start.
 def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
     def by_pairs(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         n_rows, k = indices_BK.shape
         start_B = jnp.arange(n_rows, dtype=jnp.int32) * k
-        rows = Rows(jnp.arange(n_rows * k, dtype=jnp.int32), start_B, jnp.full_like(start_B, k))
-        return weighted_sums(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD)
+        places_P = jnp.arange(n_rows * k, dtype=jnp.int32)
+        rows = Rows(places_P, start_B, jnp.full_like(start_B, k), places_P // k)
+        return sums_by_blocks(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD)
 
     def by_k(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         def add(k: int, out_BD: jax.Array) -> jax.Array:
@@ -241,7 +251,7 @@ def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> ja
 
     def by_pairs(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         rows_P = jax.lax.broadcasted_iota(jnp.int32, indices_BK.shape, 0).reshape(-1)
-        return row_products(g_BD, rows_P, indices_BK.reshape(-1), W_FD).reshape(indices_BK.shape)
+        return products_by_pieces(g_BD, rows_P, indices_BK.reshape(-1), W_FD).reshape(indices_BK.shape)
 
     def by_k(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         def put(k: int, out_BK: jax.Array) -> jax.Array:
@@ -260,17 +270,12 @@ def _scatter_rows(
 
     def by_pairs(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array) -> jax.Array:
         tokens_P = jax.lax.broadcasted_iota(jnp.int32, indices_BK.shape, 0).reshape(-1)
-        return weighted_sums(scale_BK.reshape(-1), tokens_P, ordered(indices_BK.reshape(-1), n_rows), rows_BD)
+        return sums_by_blocks(scale_BK.reshape(-1), tokens_P, ordered(indices_BK.reshape(-1), n_rows), rows_BD)
 
-    def by_k(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array) -> jax.Array:
-        def add(k: int, out_FD: jax.Array) -> jax.Array:
-            return out_FD.at[indices_BK[:, k]].add(scale_BK[:, k, None] * rows_BD, mode="drop")
-
-        start_FD = jnp.zeros((n_rows, rows_BD.shape[1]), rows_BD.dtype)
-        return jax.lax.fori_loop(1, indices_BK.shape[1], add, add(0, start_FD))
+    def by_latent(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array) -> jax.Array:
+        return sum_by_latent(scale_BK, indices_BK, rows_BD, n_rows)
 
     # What is another device's goes past the end.
     indices_BK = jnp.asarray(indices_BK) if own_BK is None else jnp.where(own_BK, indices_BK, n_rows)
-    return jax.lax.platform_dependent(
-        jnp.asarray(scale_BK), indices_BK, jnp.asarray(rows_BD), cpu=by_pairs, default=by_k
-    )
+    arrays = jnp.asarray(scale_BK), indices_BK, jnp.asarray(rows_BD)
+    return jax.lax.platform_dependent(*arrays, cpu=by_pairs, default=by_latent)

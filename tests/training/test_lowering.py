@@ -28,7 +28,7 @@ B, D, F, K = 32, 16, 64, 4
 SITES = {"transcoder": (("a",), ("b",)), "crosscoder_batchtopk": (("a", "b"),) * 2, "clt": (("a", "b"),) * 2}
 FAMILIES = ("standard", "gated", "jumprelu", "topk", "batchtopk", "matryoshka", *SITES)
 # Families whose step still scatters into sums on a GPU.
-IN_ANY_ORDER: tuple[str, ...] = ("topk", "batchtopk", "matryoshka", *SITES)
+IN_ANY_ORDER: tuple[str, ...] = ()
 
 
 def _coder(preset: str) -> tuple[Coder, Sites]:
