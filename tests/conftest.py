@@ -73,7 +73,7 @@ _SLOW = (
     *("peers", "sweep", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "sharded_selection"),
     *("losses", "optim", "store_tools", "model_configs", "coder_config", "configs", "hooks", "guard", "families", "lm"),
     *("analysis", "config_fuzz", "parts", "store_faults", "docs", "evaluate_any", "explain", "first_latents"),
-    *("warm_start", "bench"),
+    *("warm_start", "bench", "profile", "pairs", "dead", "lowering", "segments"),
 )
 
 
