@@ -92,5 +92,6 @@ class ListedBatchTopK(BatchTopK):
         count = jnp.round(self.k(step) * n_rows).astype(jnp.int32)
         most = min(round(self.k.largest * n_rows), n_rows * pre.shape[-1])
         rows, indices = largest_listed(jax.lax.stop_gradient(pre), count, most)
-        values = jax.nn.relu(keep(indices, rows))
+        # A pair that there is not has no row, and no bias either.
+        values = jnp.where(rows < pre.size // pre.shape[-1], jax.nn.relu(keep(indices, rows)), 0)
         return ListedLatents(values, indices, pre.shape[-1], rows, pre.shape[:-1])
