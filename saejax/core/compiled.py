@@ -8,6 +8,7 @@ links to all programs there are. What it adds is checked and linked among them w
 import atexit
 import contextlib
 import hashlib
+import importlib
 import os
 import platform
 import re
@@ -109,10 +110,7 @@ def _is_whole(program: Path) -> bool:
 
 def _decompress_zstd(raw: bytes) -> bytes:
     """As JAX compresses where it can."""
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        import zstandard as zstd  # type: ignore[import-not-found]
+    zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard")
     return bytes(zstd.decompress(raw))
 
 

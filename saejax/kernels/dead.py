@@ -188,7 +188,9 @@ def _forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block
             return _decode(groups, own, cut, rows, dtype, shards), cut
 
         out_BR, cut = jax.lax.cond(_anywhere(n_G > k, shards), some_of_them, all_of_them)
-        return shards.over_latents(out_BR), cut, some_GF[None]
+        # Without dead latents it is 0 everywhere, and nothing is sent.
+        out_BR = jax.lax.cond(_anywhere(some_GF, shards), shards.over_latents, lambda out: out, out_BR)
+        return out_BR, cut, some_GF[None]
 
     out_BR, cut, some = shards.run(local, "BF GF FR", "BR BG BGF")(pre, dead_GF, rows)
     return out_BR, (cut, some)
@@ -238,11 +240,11 @@ def _backward(
                 start = [jnp.zeros((n_latents, *width), jnp.float32) for width in ((x_BGN.shape[2],), (), (R,))]
                 found.append(jax.lax.fori_loop(0, dead.n_blocks, put, start))
             of_W, of_b, of_rows = zip(*found, strict=True)
-            return turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows
+            return jax.tree.map(shards.over_rows, (turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows))
 
-        # Most steps have no dead latent: then even the turning of zeros is saved.
+        # Most steps have no dead latent: then nothing is sent, and even the turning of zeros is saved.
         none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(of_some))
-        return jax.tree.map(shards.over_rows, jax.lax.cond(_anywhere(some, shards), of_some, lambda: none))
+        return jax.lax.cond(_anywhere(some, shards), of_some, lambda: none)
 
     run = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")
     return run(x_BGN, pre, rows, cut, some, g_BR)  # type: ignore[no-any-return]
@@ -269,7 +271,9 @@ def _put_block(
     any_NC = jnp.zeros((x_BN.shape[1], dead.block), jnp.float32)
     (of_W_NC,) = jax.vjp(lambda W_NC: product(x_BN, W_NC, dtype), any_NC)[1](of_pre_BC)
     parts, at_C = (of_W_NC.T, of_pre_BC.sum(0), of_rows_CR), dead.at(i)
-    return [whole.at[at_C].set(part, mode="drop") for whole, part in zip(found, parts, strict=True)]
+    return [
+        whole.at[at_C].set(part, mode="drop", unique_indices=True) for whole, part in zip(found, parts, strict=True)
+    ]
 
 
 # --- the k largest of each token ---------------------------------------------------------------------------

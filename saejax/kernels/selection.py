@@ -153,7 +153,7 @@ def _rows_mask(values: jax.Array, k: int) -> jax.Array:
     key = jax.lax.bitcast_convert_type(jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31))), jnp.uint32)
 
     def halve(i: jax.Array, found: jax.Array) -> jax.Array:
-        candidate = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        candidate = found | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
         return jnp.where(row_counts(key >= candidate[:, None]) >= k, candidate, found)
 
     kth = jax.lax.fori_loop(0, 32, halve, jnp.zeros_like(key[:, 0]))[:, None]

@@ -6,6 +6,7 @@ Trained with SGD: Adam hides a gradient of the wrong scale.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import optax
@@ -96,7 +97,7 @@ def selecting(name: str, place: Place) -> float:
         chosen = 4 * own_tokens * groups * K
         sent += 2 * others * candidates + 3 * 2 * others * chosen
     if name.endswith("batchtopk") or name.endswith("matryoshka"):
-        sent += 32 * 2 * 8  # two counts in each step of a bisection
+        sent += 2 * 32 * 2 * 8  # two counts in each step of a bisection, of groups and of their members
     if name.endswith("gated"):
         # What the gate alone reconstructs, and three more numbers of each latent.
         sent += 2 * others * 4 * own_tokens * D + 3 * 2 * 4 * F // n_latent
@@ -105,7 +106,7 @@ def selecting(name: str, place: Place) -> float:
 
 @pytest.mark.parametrize(("name", "place"), SENDING, ids=str)
 def test_a_step_sends_little_more_than_it_must(name: str, place: Place) -> None:
-    """Nothing as large as the pre-activations, no sort, no rows in a loop; and bytes, of all that every step sends.
+    """Nothing as large as the pre-activations, no sort but of kept pairs, no rows in a loop; and bytes, of every step.
 
     Beside the gradients and the reconstruction (`least`) and the selection: how often each latent fired, scalars.
     """
@@ -113,7 +114,7 @@ def test_a_step_sends_little_more_than_it_must(name: str, place: Place) -> None:
     abstract, step = program(name, place)
     text = step.as_text()
     found = collectives(text)
-    assert found and " sort(" not in text
+    assert found and not re.search(r"= \(?f32[^=]* sort\(", text)  # pairs are sorted by their numbers
     for c in found:
         assert c.kind in ("all-reduce", "all-gather"), c
         assert c.kind != "all-gather" or c.size < 4 * B // n_data * groups * F, c
