@@ -22,6 +22,8 @@ include_patterns = [
     "saejax/lm/demo/README.md",
 ]
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "stores", "**/.*", "**/__pycache__"]
+# A part of benchmarks/RESULTS.md, not a page.
+exclude_patterns += ["benchmarks/bench/remarks.md"]
 # The two tables that other pages link, and what programs write.
 suppress_warnings = ["toc.not_included"]
 

@@ -69,8 +69,9 @@ def _decode_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # typ
     return out_BR, (x_BGN, pre, rows, cut, some)
 
 
-def _decode_bwd(k, dtype, block, residuals, g_BR):  # type: ignore[no-untyped-def]
-    of_W, of_b, of_rows = _backward(*residuals, g_BR, dtype, block)  # type: ignore[call-arg]
+def _decode_bwd(k: int, dtype: str, block: int | None, residuals: Any, g_BR: jax.Array) -> Any:
+    x_BGN, pre, rows, cut, some = residuals
+    of_W, of_b, of_rows = _backward(x_BGN, pre, rows, cut, some, g_BR, dtype, block)
     return None, of_W, of_b, None, None, of_rows
 
 
@@ -247,7 +248,8 @@ def _backward(
         return jax.lax.cond(_anywhere(some, shards), of_some, lambda: none)
 
     run = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")
-    return run(x_BGN, pre, rows, cut, some, g_BR)  # type: ignore[no-any-return]
+    found: Gradients = run(x_BGN, pre, rows, cut, some, g_BR)
+    return found
 
 
 def _put_block(

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.pairs import Rows, ordered, row_products, turned, weighted_sums
+from saejax.kernels.pairs import Rows, in_order, ordered, row_products, turned, weighted_sums
 from saejax.kernels.segments import sum_pairs
 from saejax.kernels.shards import Shards, shards_of
 
@@ -32,7 +32,7 @@ def decode_listed(
     shards = shards_of(n_tokens, tables[0].shape[0])
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables) -> jax.Array:
-        list_ = _Own(rows_P, latents_P, tables, n_tokens, per_token, shards)
+        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape[0], per_token, shards)
         out_RD = weighted_sums(values_P, list_.latents, list_.of_group(0), tables[0])
         for group, W_FR in enumerate(tables[1:], 1):
             part_BR = weighted_sums(values_P, list_.latents, list_.of_group(group), W_FR)
@@ -54,7 +54,7 @@ def _decode_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) 
     shards = shards_of(n_tokens, tables[0].shape[0])
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, g_RD: jax.Array) -> Any:
-        list_ = _Own(rows_P, latents_P, tables, n_tokens, per_token, shards)
+        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape[0], per_token, shards)
         of_values, of_tables = jnp.zeros_like(values_P), []
         for group, W_FR in enumerate(tables):
             g_RR = g_RD[:, -W_FR.shape[1] :]
@@ -81,18 +81,20 @@ def kept_listed(
     return entries_listed(pre_BGF, rows_P, latents_P)
 
 
-def _kept_fwd(x_BGD, W_GDF, pre_BGF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
+def _kept_fwd(
+    x_BGD: jax.Array, W_GDF: jax.Array, pre_BGF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int
+) -> tuple[jax.Array, Any]:
     return entries_listed(pre_BGF, rows_P, latents_P), (x_BGD, W_GDF, rows_P, latents_P)
 
 
-def _kept_bwd(n_tokens, residuals, g_P):  # type: ignore[no-untyped-def]
+def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
     x_BGD, W_GDF, rows_P, latents_P = residuals
     n_groups, _, n_latents = W_GDF.shape
     shards = shards_of(n_tokens, n_latents)
 
     def local(g_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, x_BGD: jax.Array) -> jax.Array:
-        tables = (jnp.zeros((n_latents // shards.n_along_latents, 1)),) * n_groups
-        list_ = _Own(rows_P, latents_P, tables, n_tokens, n_groups, shards)
+        n_own = n_latents // shards.n_along_latents
+        list_ = _Own(rows_P, latents_P, n_tokens * n_groups, n_groups, n_own, n_groups, shards)
         x_RD = x_BGD.reshape(-1, x_BGD.shape[-1])
         grad_GFD = weighted_sums(g_P, list_.rows, list_.by_latent, x_RD).reshape(n_groups, -1, x_RD.shape[1])
         return shards.over_rows(turned(grad_GFD))
@@ -130,11 +132,13 @@ def of_latents_listed(vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Ar
     return shards.run(local, "GF P P", "P")(vector_GF, rows_P, latents_P)
 
 
-def _of_latents_fwd(vector_GF, rows_P, latents_P, n_tokens):  # type: ignore[no-untyped-def]
+def _of_latents_fwd(
+    vector_GF: jax.Array, rows_P: jax.Array, latents_P: jax.Array, n_tokens: int
+) -> tuple[jax.Array, Any]:
     return of_latents_listed(vector_GF, rows_P, latents_P, n_tokens), (vector_GF, rows_P, latents_P)
 
 
-def _of_latents_bwd(n_tokens, residuals, g_P):  # type: ignore[no-untyped-def]
+def _of_latents_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
     vector_GF, rows_P, latents_P = residuals
     return tally_listed(g_P, rows_P, latents_P, (n_tokens, *vector_GF.shape)), None, None
 
@@ -149,16 +153,16 @@ def tally_listed(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, 
 
     def local(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
-        rows_P = _own_rows(rows_P, n_tokens * n_groups // _n_along_rows(shards), shards, n_groups)
-        at_P = latents_P - shards.first_latent(n_own)
-        there = rows_P < n_tokens * n_groups // _n_along_rows(shards)
+        n_rows = n_tokens * n_groups // _n_along_rows(shards)
+        rows_P = _own_rows(rows_P, n_rows, shards, n_groups)
+        at_P, there = latents_P - shards.first_latent(n_own), rows_P < n_rows
         key_P = jnp.where(there, rows_P % n_groups * n_own + at_P, n_groups * n_own)
 
         def add(weights_P: jax.Array, key_P: jax.Array) -> jax.Array:
             return jnp.zeros(n_groups * n_own, weights_P.dtype).at[key_P].add(weights_P, mode="drop")
 
         def by_latent(weights_P: jax.Array, key_P: jax.Array) -> jax.Array:
-            ones_R1 = jnp.ones((n_tokens * n_groups // _n_along_rows(shards), 1), weights_P.dtype)
+            ones_R1 = jnp.ones((n_rows, 1), weights_P.dtype)
             return sum_pairs(weights_P, key_P, rows_P, ones_R1, n_groups * n_own)[:, 0]
 
         if jnp.issubdtype(weights_P.dtype, jnp.floating):  # whole numbers have one sum in every order
@@ -195,28 +199,30 @@ def _own_rows(rows_P: jax.Array, n_own: int, shards: Shards, per_token: int) -> 
 
 
 class _Own:
-    """A device's list, in the numbers of its own block."""
+    """A device's list, in the numbers of its own block: `n_latents` are its own, `n_rows` those of all devices."""
 
     def __init__(
         self,
         rows_P: jax.Array,
         latents_P: jax.Array,
-        tables: Tables,
-        n_tokens: int,
+        n_rows: int,
+        n_groups: int,
+        n_latents: int,
         per_token: int,
         shards: Shards,
     ) -> None:
-        self.n_groups, self.n_latents = len(tables), tables[0].shape[0]
-        n_rows = n_tokens * per_token // _n_along_rows(shards)
-        self.rows = _own_rows(rows_P, n_rows, shards, per_token)
-        self.there = self.rows < n_rows
-        self.latents = jnp.clip(latents_P - shards.first_latent(self.n_latents), 0, self.n_latents - 1)
-        self.groups = self.rows % self.n_groups
-        self.n_sums = n_rows // self.n_groups
+        n_own = n_rows // _n_along_rows(shards)
+        self.n_groups, self.n_latents, self.n_sums = n_groups, n_latents, n_own // n_groups
+        self.rows = _own_rows(rows_P, n_own, shards, per_token)
+        self.there = self.rows < n_own
+        self.latents = jnp.clip(latents_P - shards.first_latent(n_latents), 0, n_latents - 1)
+        self.groups = self.rows % n_groups
         # Which sum a pair belongs to: its row, or its token where groups are added up.
-        self.sums = jnp.minimum(self.rows // self.n_groups, self.n_sums)
-        self.by_row = ordered(self._key(self.sums, self.n_sums), self.n_groups * self.n_sums)
-        self.by_latent = ordered(self._key(self.latents, self.n_latents), self.n_groups * self.n_latents)
+        self.sums = jnp.minimum(self.rows // n_groups, self.n_sums)
+        # A list comes in the order of its rows, which is that of its sums but where groups lie between them.
+        arranged = in_order if n_groups == 1 else ordered
+        self.by_row = arranged(self._key(self.sums, self.n_sums), n_groups * self.n_sums)
+        self.by_latent = ordered(self._key(self.latents, n_latents), n_groups * n_latents)
 
     def of_group(self, group: int) -> Rows:
         """The sums of a group's pairs."""
