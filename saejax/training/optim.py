@@ -185,12 +185,23 @@ def make_schedule(config: OptimSettings) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(0.0, config.lr, max(1, warmup)), after], [warmup])
 
 
+def _clip(most: float) -> optax.GradientTransformationExtraArgs:
+    """g min(1, most / ||g||): as Optax's, but one factor for all, which the optimizer's own pass takes along."""
+
+    def update(grads: Any, state: Any, params: Any = None, *, norm: Any = None, **others: Any) -> tuple[Any, Any]:
+        norm = optax.tree.norm(grads) if norm is None else norm
+        factor = most / jnp.maximum(norm, most)
+        return jax.tree.map(lambda g: g * factor, grads), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
 def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraArgs:
     """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor.
 
-    `update` takes `value`, the loss, which only the plateau looks at.
+    `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
     """
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
     chain = [clip, OPTIMIZERS[config.optimizer].make(config, make_schedule(config))]
     if config.schedule == "plateau":
         chain.append(

@@ -1,6 +1,5 @@
 """The train step: one pure function, whatever the coder and however it is spread over devices."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +14,14 @@ from saejax.kernels.batch import of_all_copies
 from saejax.parallel import MODES, batch_sharding, replicated
 from saejax.training.averaging import next_average
 from saejax.training.config import TrainConfig
-from saejax.training.guard import choose, judge
+from saejax.training.guard import judge
 from saejax.training.optim import learning_rate_factor, steps_taken
 from saejax.training.resample import resample
 from saejax.training.state import TrainState
 
 Arrays = dict[str, jax.Array]
 Hyper = dict[str, jax.Array]
+Moved = tuple[Any, Any, Any]  # parameters, optimizer state, averages
 Step = Callable[[TrainState, Arrays, Hyper], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -55,19 +55,25 @@ def make_step(
         grads, metrics, stats = _gradients(coder, config.accumulate, state, batch, hyper["sparsity"])
         with jax.named_scope("optimizer"):
             grads = coder.project_gradients(state.params, of_all_copies(grads))
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, value=metrics["loss"])
-            updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
-            params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
-            averaged = next_average(config, state.averaged, params, opt_state, state.step)
-            if averaged:
-                averaged = coder.constrain(averaged, state.step)
-            rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
             grad_norm = optax.tree.norm(grads)
             ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
             ok = ok & hyper.get("going", True)
+
+            def moved() -> Moved:
+                told = {"value": metrics["loss"], "norm": grad_norm}
+                updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **told)
+                updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
+                params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
+                averaged = next_average(config, state.averaged, params, opt_state, state.step)
+                return params, opt_state, coder.constrain(averaged, state.step) if averaged else averaged
+
+            # A branch, not a choice between two states: each matrix is read once less and written in place.
+            still = state.params, state.opt_state, state.averaged
+            params, opt_state, averaged = jax.lax.cond(ok, moved, lambda: still)
+            rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
             metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
-            taken = TrainState(state.step + 1, params, opt_state, stats, averaged, state.recent)
-            after = dataclasses.replace(choose(ok, taken, state), recent=recent)
+            stats = jax.tree.map(lambda new, old: jnp.where(ok, new, old), stats, state.stats)
+            after = TrainState(state.step + 1, params, opt_state, stats, averaged, recent)
         with jax.named_scope("resample"):
             return resample(coder, config, after, batch, hyper["seed"], ok), metrics
 
