@@ -59,11 +59,10 @@ class Coder:
 
     def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
         """{name of a parameter or statistic: logical axis of each of its dimensions}."""
-        boxed = jax.eval_shape(self.topology.init, jax.random.key(0))["params"]
-        axes = {name: tuple(leaf.names) for name, leaf in boxed.items()}
         of_latents = ("tokens_since_fired", *self.sparsity.parameters())
         scalars = [name for name in self.init_stats() if name not in of_latents]
-        return axes | dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
+        own = dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
+        return _axes(self.topology) | own
 
     def along_latents(self, name: str, of_latent: jax.Array) -> jax.Array:
         """`of_latent` ([F] or [G, F]) with the axes of parameter `name`, whose other dimensions become 1."""
@@ -217,6 +216,13 @@ class Coder:
             return params | unit()
         due = (step + 1) % self.unit_decoder_every == 0
         return params | jax.lax.cond(due, unit, lambda: {name: params[name] for name in self.topology.decoders})
+
+
+@functools.lru_cache(maxsize=64)
+def _axes(topology: Topology) -> dict[str, tuple[str | None, ...]]:
+    """{parameter: logical axis of each of its dimensions}. To ask Flax takes tens of milliseconds."""
+    boxed = jax.eval_shape(topology.init, jax.random.key(0))["params"]
+    return {name: tuple(leaf.names) for name, leaf in boxed.items()}
 
 
 def _across(rows: jax.Array, grads: jax.Array) -> jax.Array:
