@@ -73,7 +73,7 @@ def test_bad_tensors_are_refused_at_once(change: dict[str, Any], match: str, tmp
     start = time.process_time()
     with pytest.raises(DataError, match=match):
         saejax.load(file)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 5  # seconds of all threads, those of other tests included
 
 
 @pytest.mark.parametrize("damage", ["truncated", "a pickle that calls", "empty"])
