@@ -30,7 +30,7 @@ class Row:
     """One of the GPU's rows of training."""
 
     of: training_rows.Row
-    quick: bool = True
+    quick: bool = False
 
     @property
     def name(self) -> str:

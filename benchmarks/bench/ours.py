@@ -181,7 +181,8 @@ def select(rows: int, width: int, k: int, calls: int) -> dict[str, Any]:
     positive = jnp.maximum(np.random.default_rng(0).standard_normal((rows, width), np.float32), 0)
     count = jnp.int32(rows * k)
     kinds: dict[str, Callable[[jax.Array], Any]] = {
-        "saejax, k of each row (topk)": lambda v: largest_of_rows(v, k),
+        "saejax, k of each row, by falling value": lambda v: largest_of_rows(v, k),
+        "saejax, k of each row, by rising index (topk's step)": lambda v: largest_of_rows(v, k, falling=False),
         "saejax, k a row over the batch, as a list (batchtopk's step)": lambda v: largest_listed(v, count, rows * k),
         "saejax, k a row over the batch, as a mask": lambda v: largest_mask(v, count),
     }

@@ -106,7 +106,7 @@ def _row(name: str, preset: str, d_sae: int = 6144, d_in: int = 768, **more: Any
 
 CPU_ROWS = (
     # Small, and trained for long enough that FVE says who learned what.
-    _row("topk-128-1024", "topk", 1024, 128, k=16, steps=60, quick=True),
+    _row("topk-128-1024", "topk", 1024, 128, k=16, steps=60),
     _row("batchtopk-128-1024", "batchtopk", 1024, 128, k=16, steps=60, beside="topk-128-1024"),
     _row("standard-128-1024", "standard", 1024, 128, k=16, steps=60),
     _row("jumprelu-128-1024", "jumprelu", 1024, 128, k=16, steps=60),
@@ -117,7 +117,7 @@ CPU_ROWS = (
     _row("standard-3072", "standard", 3072, quick=True, steps=4),
     _row("jumprelu-3072", "jumprelu", 3072, steps=4),
     _row("matryoshka-3072", "matryoshka", 3072, steps=4, beside="batchtopk-3072"),
-    _row("topk-6144", "topk", quick=True, parts=True),
+    _row("topk-6144", "topk", parts=True),
     _row("batchtopk-6144", "batchtopk", beside="topk-6144", parts=True),
     _row("standard-6144", "standard", parts=True),
     _row("jumprelu-6144", "jumprelu", parts=True),

@@ -5,7 +5,7 @@ from benchmarks.bench.markdown import table
 from benchmarks.bench.protocol import free_bytes
 from benchmarks.bench.system_rows import Row, ours, spread, torch
 
-ROWS = (Row("checkpoint-24576"),)
+ROWS = (Row("checkpoint-24576", quick=False),)
 
 _D_IN, _D_SAE, _K = 768, 24_576, 32
 _HELD, _SAVE, _RESTORE = "saejax: save, the step is held", "saejax: save until durable", "saejax: verify and restore"

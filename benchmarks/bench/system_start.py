@@ -8,7 +8,7 @@ from benchmarks.bench.system_rows import Row, of_caches, spread, timed
 
 ROWS = (
     Row("start"),
-    Row("first-step-topk", "topk"),
+    Row("first-step-topk", "topk", quick=False),
     Row("first-step-batchtopk", "batchtopk", quick=False),
     Row("first-step-clt", "clt", quick=False),
 )

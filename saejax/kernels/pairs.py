@@ -6,8 +6,9 @@
 A pair's row is whatever has a sum of its own: a token, or a token and a group, and for the gradient of a weight, which
 is the same product with the list in another order, a latent. `ordered` puts a list in the order of its rows.
 
-Rows are taken fullest first, a block of them at a time, and each block runs as many turns as its fullest row needs. A
-turn gathers eight rows of the table into one loop, which XLA runs on all cores. With one row a turn the same sums took
+Rows are taken fullest first, a block of them at a time, and each block runs as many turns as its fullest row needs. So
+that no block waits for the few latents that fire all the time, long rows are divided, and their parts added up. A turn
+gathers eight rows of the table into one loop, which XLA runs on all cores. With one row a turn the same sums took
 two to three times as long; scatters run on one core. Every row is summed by itself in the order of the list, so
 that results depend neither on the number of cores nor on chance.
 """
@@ -24,6 +25,8 @@ _AT_ONCE = 8
 # Entries of a block of sums: 256 kB, which stay in a core's cache.
 _BLOCK = 2**16
 _PIECE, _TURN = 512, 128
+# Pairs of a row that a block waits for.
+_LONG = 32
 
 
 class Rows(NamedTuple):
@@ -89,19 +92,49 @@ def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_
     return jax.lax.platform_dependent(*arrays, cpu=sums_by_blocks, default=elsewhere)
 
 
-def sums_by_blocks(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
-    """`weighted_sums` on a CPU."""
-    n_rows, D, n_pairs = rows.start.shape[0], table_ND.shape[1], weights_P.shape[0]
+def sums_by_blocks(
+    weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array, even: bool = False
+) -> jax.Array:
+    """`weighted_sums` on a CPU. Where rows are known to be `even`, all of one length, none is divided."""
+    n_pairs = weights_P.shape[0]
     weights_P, sources_P = weights_P[rows.places], sources_P[rows.places]
+    if even or n_pairs <= _LONG:
+        return _in_blocks(weights_P, sources_P, rows.start, rows.sizes, table_ND)
+    # A row that is longer than _LONG goes on in rows of its own, E at most, and adds what they come to.
+    more_R = jnp.maximum(-(-rows.sizes // _LONG) - 1, 0)
+    stop_R = jnp.cumsum(more_R)
+    number_E = jnp.arange(n_pairs // _LONG, dtype=jnp.int32)
+    of_E = jnp.searchsorted(stop_R, number_E, side="right").astype(jnp.int32)  # R beyond the last
+    done_E = _LONG * (1 + number_E - (stop_R - more_R).at[of_E].get(mode="fill", fill_value=0))
+    size_E = jnp.clip(rows.sizes.at[of_E].get(mode="fill", fill_value=0) - done_E, 0, _LONG)
+    start_E = rows.start.at[of_E].get(mode="fill", fill_value=0) + done_E
+    long_ED = _in_blocks(weights_P, sources_P, start_E, size_E, table_ND)
+    sizes_R = jnp.minimum(rows.sizes, _LONG)
+    return _in_blocks(weights_P, sources_P, rows.start, sizes_R, table_ND, (long_ED, stop_R - more_R, more_R))
+
+
+def _in_blocks(
+    weights_P: jax.Array,
+    sources_P: jax.Array,
+    start_R: jax.Array,
+    sizes_R: jax.Array,
+    table_ND: jax.Array,
+    also: tuple[jax.Array, jax.Array, jax.Array] | None = None,
+) -> jax.Array:
+    """out_r = sum_p weights_p table[sources_p] over sizes_r pairs from start_r on. -> [R, D]
+
+    And `also` (sums [E, D], first, count [R]): as many of these sums from the first on; with them go the longest rows.
+    """
+    n_rows, D, n_pairs = start_R.shape[0], table_ND.shape[1], weights_P.shape[0]
     size = min(n_rows, max(8, 2 ** round(math.log2(_BLOCK / D))))
-    order_R = jnp.pad(_fullest_first(rows.sizes, n_pairs), (0, -n_rows % size), constant_values=n_rows)
+    length_R, most = (sizes_R, n_pairs) if also is None else (sizes_R + also[2], _LONG + n_pairs // _LONG)
+    order_R = jnp.pad(_fullest_first(length_R, most), (0, -n_rows % size), constant_values=n_rows)
     # In other people's shard_map what is carried must vary over devices from the start.
     zero = jnp.where(False, weights_P[0] + table_ND[0, 0], 0)
 
     def block(i: jax.Array, out_RD: jax.Array) -> jax.Array:
         rows_T = jax.lax.dynamic_slice_in_dim(order_R, i * size, size)
-        start_T = rows.start.at[rows_T].get(mode="fill", fill_value=0)
-        count_T = rows.sizes.at[rows_T].get(mode="fill", fill_value=0)
+        start_T, count_T = _filled(start_R, rows_T), _filled(sizes_R, rows_T)
 
         def turn(t: jax.Array, sums_TD: jax.Array) -> jax.Array:
             rank_TU = t * _AT_ONCE + jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
@@ -115,10 +148,22 @@ def sums_by_blocks(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table
 
         turns = -(-count_T.max() // _AT_ONCE)
         sums_TD = jax.lax.fori_loop(0, turns, turn, jnp.broadcast_to(zero, (size, D)))
+        if also is not None:
+            long_ED, (first_T, more_T) = also[0], (_filled(a, rows_T) for a in also[1:])
+
+            def add(t: jax.Array, sums_TD: jax.Array) -> jax.Array:
+                return sums_TD + jnp.where((t < more_T)[:, None], _rows(long_ED, first_T + t), 0)
+
+            sums_TD = jax.lax.fori_loop(0, more_T.max(), add, sums_TD)
         return out_RD.at[rows_T].set(sums_TD, mode="drop", unique_indices=True)
 
-    blocks = -(-(rows.sizes > 0).sum(dtype=jnp.int32) // size)
+    blocks = -(-(sizes_R > 0).sum(dtype=jnp.int32) // size)
     return jax.lax.fori_loop(0, blocks, block, jnp.broadcast_to(zero, (n_rows, D)))
+
+
+def _filled(of_R: jax.Array, rows_T: jax.Array) -> jax.Array:
+    """of_R[rows_T], 0 for rows that there are not."""
+    return of_R.at[rows_T].get(mode="fill", fill_value=0)
 
 
 def row_products_reference(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:

@@ -233,7 +233,7 @@ def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array)
         start_B = jnp.arange(n_rows, dtype=jnp.int32) * k
         places_P = jnp.arange(n_rows * k, dtype=jnp.int32)
         rows = Rows(places_P, start_B, jnp.full_like(start_B, k), places_P // k)
-        return sums_by_blocks(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD)
+        return sums_by_blocks(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD, even=True)
 
     def by_k(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         def add(k: int, out_BD: jax.Array) -> jax.Array:

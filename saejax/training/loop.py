@@ -28,7 +28,7 @@ from saejax.training.state import TrainState
 from saejax.training.watch import Watch
 
 # The run's length is predicted after this many steps, or a fifth of a shorter run.
-_PREDICT_AT = 60
+_PREDICT_AT = 200
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,8 @@ def _list(n_rows: int, n_latents: int, n_pairs: int, skew: float) -> dict[str, A
     }
 
 
-# Ragged sizes; all pairs on one latent; one pair; rows without any.
+# Ragged sizes, some of them long; all pairs on one latent, which is many times as long as a part; one pair; rows
+# without any.
 @pytest.mark.parametrize(
     ("n_rows", "n_latents", "D", "n_pairs", "skew"),
     [(16, 32, 8, 50, 1.0), (100, 300, 24, 900, 3.0), (7, 5, 3, 700, 40.0), (9, 4, 1, 1, 1.0), (2000, 64, 16, 90, 1.0)],
