@@ -45,7 +45,7 @@ def make_step(
     """(state, {hook point: [B, D] as stored}, hyper) -> (state, metrics), not yet compiled.
 
     gradient -> part along unit decoder rows removed -> clip, optimizer -> decoder rows back to length 1 -> average
-    -> all of it undone where loss or gradient is not finite, or the loss a spike -> dead latents resampled, where due.
+    (nothing of it where loss or gradient is not finite, or the loss a spike) -> dead latents resampled, where due.
 
     The names of its parts (`jax.named_scope`, here and in `Coder`) are what a profile tells its operations apart by.
     """
