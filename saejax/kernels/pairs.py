@@ -105,9 +105,9 @@ def sums_by_blocks(
     stop_R = jnp.cumsum(more_R)
     number_E = jnp.arange(n_pairs // _LONG, dtype=jnp.int32)
     of_E = jnp.searchsorted(stop_R, number_E, side="right").astype(jnp.int32)  # R beyond the last
-    done_E = _LONG * (1 + number_E - (stop_R - more_R).at[of_E].get(mode="fill", fill_value=0))
-    size_E = jnp.clip(rows.sizes.at[of_E].get(mode="fill", fill_value=0) - done_E, 0, _LONG)
-    start_E = rows.start.at[of_E].get(mode="fill", fill_value=0) + done_E
+    done_E = _LONG * (1 + number_E - _filled(stop_R - more_R, of_E))
+    size_E = jnp.clip(_filled(rows.sizes, of_E) - done_E, 0, _LONG)
+    start_E = _filled(rows.start, of_E) + done_E
     long_ED = _in_blocks(weights_P, sources_P, start_E, size_E, table_ND)
     sizes_R = jnp.minimum(rows.sizes, _LONG)
     return _in_blocks(weights_P, sources_P, rows.start, sizes_R, table_ND, (long_ED, stop_R - more_R, more_R))
@@ -161,9 +161,9 @@ def _in_blocks(
     return jax.lax.fori_loop(0, blocks, block, jnp.broadcast_to(zero, (n_rows, D)))
 
 
-def _filled(of_R: jax.Array, rows_T: jax.Array) -> jax.Array:
-    """of_R[rows_T], 0 for rows that there are not."""
-    return of_R.at[rows_T].get(mode="fill", fill_value=0)
+def _filled(of_R: jax.Array, rows: jax.Array) -> jax.Array:
+    """of_R[rows], 0 for rows that there are not."""
+    return of_R.at[rows].get(mode="fill", fill_value=0)
 
 
 def row_products_reference(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
