@@ -1,7 +1,6 @@
 """circuit-tracer's sets and cross-layer transcoders, by its own classes; and what is to be refused."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from saejax.interop.table import examples
 from saejax.interop.tensors import read_safetensors, read_yaml, write_safetensors
 from saejax.trained import TrainedCoder
 from tests.interop import fixtures
+from tests.tiny.limits import at_once
 
 CASES = fixtures.cases("circuit_tracer")
 BY_NAME = {case["case"]: case for case in CASES}
@@ -167,10 +167,8 @@ def test_hostile_yaml_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     folder = fixtures.copied(SETS[0], tmp_path / "set")
     (folder / "config.yaml").write_text(text)
-    start = time.process_time()
-    with pytest.raises(DataError, match=match):
+    with at_once(), pytest.raises(DataError, match=match):
         saejax.load(folder / "layer_0.safetensors")
-    assert time.process_time() - start < 1
     assert not (tmp_path / "pwned").exists()
 
 
@@ -230,10 +228,8 @@ def test_layers_of_a_cross_layer_transcoder_must_fit(tmp_path: Path) -> None:
         saejax.load(folder)
     for i in range(1100):
         (folder / f"W_enc_{10 + i}.safetensors").touch()
-    start = time.process_time()
-    with pytest.raises(DataError, match="at most 1,024"):
+    with at_once(), pytest.raises(DataError, match="at most 1,024"):
         saejax.load(folder)
-    assert time.process_time() - start < 1
 
 
 def test_a_header_of_10_to_the_12_latents_is_refused_at_once(tmp_path: Path) -> None:
@@ -241,7 +237,5 @@ def test_a_header_of_10_to_the_12_latents_is_refused_at_once(tmp_path: Path) -> 
     n = 4 * 14 * 10**12
     header = json.dumps({"W_enc": {"dtype": "F32", "shape": [10**12, 14], "data_offsets": [0, n]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header)
-    start = time.process_time()
-    with pytest.raises(DataError, match="layer_0"):
+    with at_once(), pytest.raises(DataError, match="layer_0"):
         saejax.load(file)
-    assert time.process_time() - start < 1

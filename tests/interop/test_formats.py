@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from saejax.interop.table import examples
 from saejax.interop.tensors import read_npz, read_safetensors
 from saejax.trained import Format, Kind, TrainedCoder, centred
 from tests.interop.test_torch_file import crowded
+from tests.tiny.limits import at_once
 
 RNG = np.random.default_rng(1)
 CODERS = {kind_of(sae): sae for sae in examples()}
@@ -119,9 +119,8 @@ def test_a_links_circle_and_a_crowd_end_the_search(tmp_path: Path) -> None:
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     for i in range(300):
         (tmp_path / "a" / f"empty{i}").mkdir()
-    start = time.process_time()
-    assert found(tmp_path) == []
-    assert time.process_time() - start < 5
+    with at_once():
+        assert found(tmp_path) == []
 
 
 def test_a_name_that_no_file_can_have_and_a_locked_folder_are_named(tmp_path: Path) -> None:
@@ -141,11 +140,10 @@ def test_headers_that_take_long_to_read_are_refused_at_once(tmp_path: Path) -> N
         b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_000)) + b"}"
     )
     (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    start = time.process_time()
-    for refused, path in ((read_safetensors, tmp_path / "a.safetensors"), (read_npz, crowded(tmp_path / "a.npz"))):
-        with pytest.raises(DataError, match="bytes; a dictionary's"):
-            refused(path)
-    assert time.process_time() - start < 1
+    with at_once():
+        for refused, path in ((read_safetensors, tmp_path / "a.safetensors"), (read_npz, crowded(tmp_path / "a.npz"))):
+            with pytest.raises(DataError, match="bytes; a dictionary's"):
+                refused(path)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -176,10 +174,8 @@ def test_damaged_files_are_refused_by_name(name: str, damage: str, tmp_path: Pat
         saejax.load(place)  # it was sound; and what is made once for all reading is made now
         files = [f for f in (tmp_path / "out").rglob("*") if f.is_file()]
         _damage(max(files, key=lambda f: f.stat().st_size), damage)
-    start = time.process_time()
-    with pytest.raises(DataError) as error:
+    with at_once(), pytest.raises(DataError) as error:
         saejax.load(place)
-    assert time.process_time() - start < 1
     assert str(tmp_path) in str(error.value)
 
 

@@ -4,7 +4,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from saejax.core.errors import DataError
 from saejax.interop.torch_file import names_in, read_torch, write_torch
+from tests.tiny.limits import at_once
 
 ARRAYS = {
     "W": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -152,11 +152,10 @@ PICKLES = {
 def test_pickles_that_are_no_weights_are_refused_and_never_run(case: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     pickled, match = PICKLES[case]
-    path, start = written(tmp_path / "a.pt", pickled), time.process_time()
-    with pytest.raises(DataError, match=match) as error:
+    path = written(tmp_path / "a.pt", pickled)
+    with at_once(), pytest.raises(DataError, match=match) as error:
         read_torch(path)
     assert str(path) in str(error.value) and len(str(error.value)) < 1000
-    assert time.process_time() - start < 1
     assert not (tmp_path / "ran").exists()
 
 
@@ -194,10 +193,10 @@ def test_nested_and_circular_values_take_no_time(tmp_path: Path) -> None:
     levels = [b"]q\x00"] + [b"]q" + bytes([i + 1]) + b"(h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(60)]
     nested = b"\x80\x02}" + b"".join(text(f"K{i}") + level + b"s" for i, level in enumerate(levels))
     for pickled in (nested + b".", state(b"]q\x70(h\x70e"), state(b"]q\x70h\x70" + CALL)):
-        path, start = written(tmp_path / "a.pt", pickled), time.process_time()
-        with pytest.raises(DataError, match="use a container twice") as error:
+        path = written(tmp_path / "a.pt", pickled)
+        with at_once(), pytest.raises(DataError, match="use a container twice") as error:
             read_torch(path)
-        assert len(str(error.value)) < 1000 and time.process_time() - start < 1
+        assert len(str(error.value)) < 1000
 
 
 def crowded(path: Path, n: int = 100_000) -> Path:
@@ -270,10 +269,8 @@ def _raw(path: Path, raw: bytes, length: int = 0) -> Path:
 def test_files_that_are_none_are_refused_at_once(case: str, tmp_path: Path) -> None:
     make, match = FILES[case]
     path = make(tmp_path / "a.pt")
-    start = time.process_time()
-    with pytest.raises(DataError, match=match):
+    with at_once(), pytest.raises(DataError, match=match):
         read_torch(path)
-    assert time.process_time() - start < 1
 
 
 _CHILD = """
