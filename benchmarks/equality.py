@@ -17,6 +17,7 @@ import platform
 import socket
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,6 +29,7 @@ import optax
 from jax.experimental import multihost_utils
 
 from saejax.coders import Coder, CoderConfig, Sites, build
+from saejax.kernels import pairs
 from saejax.parallel import ParallelConfig, batch_sharding, joined, make_mesh
 from saejax.training.config import TrainConfig
 from saejax.training.state import TrainState, abstract_state, make_init
@@ -110,9 +112,9 @@ def a_coder(name: str) -> tuple[Coder, Sites]:
 
 
 @functools.cache
-def trained(name: str, place: Place = ALONE) -> Trained:
+def trained(name: str, place: Place = ALONE, by_blocks: bool = True) -> Trained:
     """The training of the coder `name` at `place`, whose devices this process has or has joined."""
-    abstract, step = program(name, place)
+    abstract, step = program(name, place, by_blocks)
     own = _start(name)
     state = jax.tree.map(lambda s, a: jax.make_array_from_callback(s.shape, s.sharding, lambda i: a[i]), abstract, own)
     sites, hyper, rows = a_coder(name)[1], default_hyper(0), []
@@ -125,15 +127,16 @@ def trained(name: str, place: Place = ALONE) -> Trained:
 
 
 @functools.cache
-def program(name: str, place: Place) -> tuple[TrainState, Any]:
-    """(shapes and shardings of the state, the compiled step)"""
+def program(name: str, place: Place, by_blocks: bool = True) -> tuple[TrainState, Any]:
+    """(shapes and shardings of the state, the compiled step): kept entries `by_blocks` as in a large training."""
     (coder, sites), rate, mesh = a_coder(name), CODERS[name][1], make_mesh(ParallelConfig(place.mesh))
     optimizer = optax.with_extra_args_support(optax.sgd(rate))
     config = TrainConfig(batch_size=B, tokens=STEPS * B)
     abstract = abstract_state(coder, _init(name), mesh, place.fsdp)
     step = make_step(coder, optimizer, optax.constant_schedule(rate), sites, config)
     jitted: Any = compile_step(step, abstract, mesh, place.mode)
-    lowered = jitted.lower(abstract, activations(sites, mesh, 0), default_hyper(0))
+    with unittest.mock.patch.object(pairs, "FEW", 0 if by_blocks else pairs.FEW):
+        lowered = jitted.lower(abstract, activations(sites, mesh, 0), default_hyper(0))
     return abstract, lowered.compile(compiler_options=_QUICK)
 
 

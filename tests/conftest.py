@@ -33,8 +33,9 @@ _other_xla_flags = [
 # users do. The tests do too with XLA_FLAGS="--xla_backend_optimization_level=3", as `make soak` runs them once.
 if not any(flag.startswith("--xla_backend_optimization_level") for flag in _other_xla_flags):
     _other_xla_flags.append("--xla_backend_optimization_level=0")
-    if importlib.metadata.version("jaxlib").startswith("0.10."):  # a later one does not know it, and stops at it
-        _other_xla_flags.append("--xla_cpu_use_fusion_emitters=false")
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # one that does not know them stops at them
+        # Two workers have the cores: a program in 32 parts, compiled by as many threads, is a tenth more work.
+        _other_xla_flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ.update(
     # More threads than cores, so that the virtual devices' collectives cannot wait for each other for ever.
     NPROC="16",
@@ -85,6 +86,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in places:
             item.add_marker("slow")
+
+
+@pytest.fixture
+def by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products of kept entries as large ones have them (`kernels.pairs`), not as small ones."""
+    monkeypatch.setattr("saejax.kernels.pairs.FEW", 0)
 
 
 @pytest.fixture(scope="session", autouse=True)

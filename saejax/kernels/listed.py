@@ -32,7 +32,7 @@ def decode_listed(
     shards = shards_of(n_tokens, tables[0].shape[0])
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables) -> jax.Array:
-        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape[0], per_token, shards)
+        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape, per_token, shards)
         out_RD = weighted_sums(values_P, list_.latents, list_.of_group(0), tables[0])
         for group, W_FR in enumerate(tables[1:], 1):
             part_BR = weighted_sums(values_P, list_.latents, list_.of_group(group), W_FR)
@@ -54,7 +54,7 @@ def _decode_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) 
     shards = shards_of(n_tokens, tables[0].shape[0])
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, g_RD: jax.Array) -> Any:
-        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape[0], per_token, shards)
+        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape, per_token, shards)
         of_values, of_tables = jnp.zeros_like(values_P), []
         for group, W_FR in enumerate(tables):
             g_RR = g_RD[:, -W_FR.shape[1] :]
@@ -94,8 +94,9 @@ def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
 
     def local(g_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, x_BGD: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
-        list_ = _Own(rows_P, latents_P, n_tokens * n_groups, n_groups, n_own, n_groups, shards)
         x_RD = x_BGD.reshape(-1, x_BGD.shape[-1])
+        table = n_own, x_RD.shape[1]
+        list_ = _Own(rows_P, latents_P, n_tokens * n_groups, n_groups, table, n_groups, shards)
         grad_GFD = weighted_sums(g_P, list_.rows, list_.by_latent, x_RD).reshape(n_groups, -1, x_RD.shape[1])
         return shards.over_rows(turned(grad_GFD))
 
@@ -199,7 +200,7 @@ def _own_rows(rows_P: jax.Array, n_own: int, shards: Shards, per_token: int) -> 
 
 
 class _Own:
-    """A device's list, in the numbers of its own block: `n_latents` are its own, `n_rows` those of all devices."""
+    """A device's list, in the numbers of its own block: `table` is its own [F, D], `n_rows` those of all devices."""
 
     def __init__(
         self,
@@ -207,11 +208,11 @@ class _Own:
         latents_P: jax.Array,
         n_rows: int,
         n_groups: int,
-        n_latents: int,
+        table: tuple[int, ...],
         per_token: int,
         shards: Shards,
     ) -> None:
-        n_own = n_rows // _n_along_rows(shards)
+        n_own, (n_latents, width) = n_rows // _n_along_rows(shards), table
         self.n_groups, self.n_latents, self.n_sums = n_groups, n_latents, n_own // n_groups
         self.rows = _own_rows(rows_P, n_own, shards, per_token)
         self.there = self.rows < n_own
@@ -221,8 +222,8 @@ class _Own:
         self.sums = jnp.minimum(self.rows // n_groups, self.n_sums)
         # A list comes in the order of its rows, which is that of its sums but where groups lie between them.
         arranged = in_order if n_groups == 1 else ordered
-        self.by_row = arranged(self._key(self.sums, self.n_sums), n_groups * self.n_sums)
-        self.by_latent = ordered(self._key(self.latents, n_latents), n_groups * n_latents)
+        self.by_row = arranged(self._key(self.sums, self.n_sums), n_groups * self.n_sums, width)
+        self.by_latent = ordered(self._key(self.latents, n_latents), n_groups * n_latents, width)
 
     def of_group(self, group: int) -> Rows:
         """The sums of a group's pairs."""

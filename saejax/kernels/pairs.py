@@ -11,6 +11,8 @@ that no block waits for the few latents that fire all the time, long rows are di
 gathers eight rows of the table into one loop, which XLA runs on all cores. With one row a turn the same sums took
 two to three times as long; scatters run on one core. Every row is summed by itself in the order of the list, so
 that results depend neither on the number of cores nor on chance.
+
+Where there is little to multiply (`few`), the plain references take no longer and compile in a tenth of the time.
 """
 
 import math
@@ -27,15 +29,20 @@ _BLOCK = 2**16
 _PIECE, _TURN = 512, 128
 # Pairs of a row that a block waits for.
 _LONG = 32
+# Up to so many multiplications (pairs x width) a CPU takes the references. The products of a step of TopK, one decoding
+# and three gradients, took 0.8 ms by blocks and 0.5 ms by the references at 2^16, 2.9 and 1.8 ms at 2^18, 4 and 4 ms at
+# 2^20, 24 and 220 ms at 2^23, and compiled in 4.0 and 0.5 s (2 cores, 2026-11-22). Tests of the blocks set it to 0.
+FEW = 2**18
 
 
 class Rows(NamedTuple):
     """A list in the order of its rows: where each of its pairs stood, [P]; each row's first pair and how many, [R].
 
-    `keys` are the rows of the pairs as the list stood, R for nobody's.
+    `keys` are the rows of the pairs as the list stood, R for nobody's. Without `places` the list stands as it did, for
+    the reference, which wants no order; the numbers of `start` and `sizes` mean nothing then.
     """
 
-    places: jax.Array
+    places: jax.Array | None
     start: jax.Array
     sizes: jax.Array
     keys: jax.Array
@@ -47,10 +54,20 @@ class Rows(NamedTuple):
         return Rows(self.places, self.start[i * n : (i + 1) * n], self.sizes[i * n : (i + 1) * n], keys)
 
 
-def ordered(rows_P: jax.Array, n_rows: int) -> Rows:
-    """The order of a list by row, pairs of one row as they stood; rows from n_rows on are nobody's."""
+def few(n_pairs: int, width: int) -> bool:
+    """Whether a CPU takes the references for products of so many pairs with rows of this width."""
+    return n_pairs * width <= FEW
+
+
+def ordered(rows_P: jax.Array, n_rows: int, width: int) -> Rows:
+    """The order of a list by row, pairs of one row as they stood; rows from n_rows on are nobody's.
+
+    `width` is that of the widest table: where there are `few` products, nothing is put in order.
+    """
     n_pairs = rows_P.shape[0]
     keys_P = rows_P = jnp.minimum(rows_P, n_rows)
+    if few(n_pairs, width):
+        return _as_it_stands(keys_P, n_rows)
     places_P = jnp.arange(n_pairs, dtype=jnp.int32)
     if (n_rows + 1) * n_pairs <= 2**32:  # one number for both sorts several times as fast as two
         key = jnp.sort(rows_P.astype(jnp.uint32) * n_pairs + places_P.astype(jnp.uint32))
@@ -60,9 +77,16 @@ def ordered(rows_P: jax.Array, n_rows: int) -> Rows:
     return Rows(places_P, *_bounds(rows_P, n_rows), keys_P)
 
 
-def in_order(rows_P: jax.Array, n_rows: int) -> Rows:
+def in_order(rows_P: jax.Array, n_rows: int, width: int) -> Rows:
     """`ordered` of a list whose rows rise: nothing to sort."""
+    if few(rows_P.shape[0], width):
+        return _as_it_stands(rows_P, n_rows)
     return Rows(jnp.arange(rows_P.shape[0], dtype=jnp.int32), *_bounds(rows_P, n_rows), rows_P)
+
+
+def _as_it_stands(keys_P: jax.Array, n_rows: int) -> Rows:
+    nothing_R = jnp.zeros(n_rows, jnp.int32)
+    return Rows(None, nothing_R, nothing_R, keys_P)
 
 
 def _bounds(rising_P: jax.Array, n_rows: int) -> tuple[jax.Array, jax.Array]:
@@ -82,21 +106,23 @@ def weighted_sums_reference(
 def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
     """out_r = sum_p weights_p table[sources_p] over the pairs of row r, which differ. -> [R, D], float32; no gradient.
 
-    On a CPU by blocks of rows, elsewhere by `segments`.
+    On a CPU by blocks of rows, or as the reference where there are few; elsewhere by `segments`.
     """
 
     def elsewhere(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
         return sum_pairs(weights_P, rows.keys, sources_P, table_ND, rows.start.shape[0])
 
     arrays = jnp.asarray(weights_P), jnp.asarray(sources_P), rows, jnp.asarray(table_ND)
-    return jax.lax.platform_dependent(*arrays, cpu=sums_by_blocks, default=elsewhere)
+    return jax.lax.platform_dependent(*arrays, cpu=sums_on_cpu, default=elsewhere)
 
 
-def sums_by_blocks(
+def sums_on_cpu(
     weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array, even: bool = False
 ) -> jax.Array:
     """`weighted_sums` on a CPU. Where rows are known to be `even`, all of one length, none is divided."""
     n_pairs = weights_P.shape[0]
+    if rows.places is None:
+        return weighted_sums_reference(weights_P, sources_P, rows.keys, table_ND, rows.start.shape[0])
     weights_P, sources_P = weights_P[rows.places], sources_P[rows.places]
     if even or n_pairs <= _LONG:
         return _in_blocks(weights_P, sources_P, rows.start, rows.sizes, table_ND)
@@ -174,12 +200,14 @@ def row_products_reference(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Ar
 def row_products(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
     """`row_products_reference`, without the rows of all pairs at once; what is out of range counts for nothing."""
     arrays = jnp.asarray(g_RD), rows_P, latents_P, jnp.asarray(W_FD)
+    if few(rows_P.shape[0], W_FD.shape[1]):
+        return row_products_reference(*arrays)
     # A GPU makes one kernel of the reference.
-    return jax.lax.platform_dependent(*arrays, cpu=products_by_pieces, default=row_products_reference)
+    return jax.lax.platform_dependent(*arrays, cpu=products_on_cpu, default=row_products_reference)
 
 
-def products_by_pieces(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
-    """`row_products` on a CPU."""
+def products_on_cpu(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
+    """`row_products` on a CPU, by pieces of the list."""
     n_pairs, size = rows_P.shape[0], min(_PIECE, rows_P.shape[0])
     rows_P, latents_P = (jnp.pad(a, (0, -n_pairs % size)) for a in (rows_P, latents_P))
     ones_D = jnp.ones(W_FD.shape[1], W_FD.dtype)

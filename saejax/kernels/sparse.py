@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.pairs import Rows, ordered, products_by_pieces, sums_by_blocks, turned
+from saejax.kernels.pairs import Rows, few, ordered, products_on_cpu, sums_on_cpu, turned
 from saejax.kernels.segments import sum_by_latent, tally_by_latent
 from saejax.kernels.shards import Shards, shards_of
 
@@ -230,10 +230,12 @@ def _only(own: jax.Array | None, values: jax.Array) -> jax.Array:
 def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
     def by_pairs(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         n_rows, k = indices_BK.shape
+        if few(n_rows * k, W_FD.shape[1]):
+            return (values_BK[..., None] * W_FD[indices_BK]).sum(1)
         start_B = jnp.arange(n_rows, dtype=jnp.int32) * k
         places_P = jnp.arange(n_rows * k, dtype=jnp.int32)
         rows = Rows(places_P, start_B, jnp.full_like(start_B, k), places_P // k)
-        return sums_by_blocks(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD, even=True)
+        return sums_on_cpu(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD, even=True)
 
     def by_k(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         def add(k: int, out_BD: jax.Array) -> jax.Array:
@@ -250,8 +252,10 @@ def _row_products(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> ja
     """out_bk = g_b . W[indices_bk]"""
 
     def by_pairs(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
+        if few(indices_BK.size, W_FD.shape[1]):
+            return (g_BD[:, None] * W_FD[indices_BK]).sum(-1)
         rows_P = jax.lax.broadcasted_iota(jnp.int32, indices_BK.shape, 0).reshape(-1)
-        return products_by_pieces(g_BD, rows_P, indices_BK.reshape(-1), W_FD).reshape(indices_BK.shape)
+        return products_on_cpu(g_BD, rows_P, indices_BK.reshape(-1), W_FD).reshape(indices_BK.shape)
 
     def by_k(g_BD: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:
         def put(k: int, out_BK: jax.Array) -> jax.Array:
@@ -270,7 +274,8 @@ def _scatter_rows(
 
     def by_pairs(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array) -> jax.Array:
         tokens_P = jax.lax.broadcasted_iota(jnp.int32, indices_BK.shape, 0).reshape(-1)
-        return sums_by_blocks(scale_BK.reshape(-1), tokens_P, ordered(indices_BK.reshape(-1), n_rows), rows_BD)
+        rows = ordered(indices_BK.reshape(-1), n_rows, rows_BD.shape[1])
+        return sums_on_cpu(scale_BK.reshape(-1), tokens_P, rows, rows_BD)
 
     def by_latent(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array) -> jax.Array:
         return sum_by_latent(scale_BK, indices_BK, rows_BD, n_rows)

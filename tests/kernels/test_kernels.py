@@ -19,6 +19,7 @@ from saejax.kernels.sparse import (
     kept_pre_activations_reference,
 )
 
+pytestmark = pytest.mark.usefixtures("by_blocks")
 B, D, F = 6, 5, 9
 
 # Both products are at most bilinear: a wide central difference is exact, and float32 noise small beside it.

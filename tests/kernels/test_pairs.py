@@ -14,8 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from saejax.kernels import listed, pairs
 from saejax.kernels.selection import largest_listed, largest_of_rows
+from saejax.kernels.sparse import decode_rows
 from saejax.parallel import DATA, LATENT, ParallelConfig, make_mesh, on_mesh, replicated
 
+pytestmark = pytest.mark.usefixtures("by_blocks")
 MESHES = ((1, 1), (8, 1), (4, 2), (1, 8))
 
 
@@ -47,9 +49,9 @@ def test_sums_of_rows_and_products_are_those_of_the_references(
 
     @jax.jit
     def sums(values: Any, rows: Any, latents: Any, W: Any, g: Any) -> tuple[Any, ...]:
-        order = pairs.ordered(jnp.where(rows < n_rows, latents, n_latents), n_latents)
+        order = pairs.ordered(jnp.where(rows < n_rows, latents, n_latents), n_latents, D)
         return (
-            pairs.weighted_sums(values, latents, pairs.ordered(rows, n_rows), W),
+            pairs.weighted_sums(values, latents, pairs.ordered(rows, n_rows, D), W),
             pairs.weighted_sums_reference(values, latents, rows, W, n_rows),
             pairs.weighted_sums(values, jnp.minimum(rows, n_rows - 1), order, g),
             pairs.row_products(g, rows, latents, W),
@@ -66,15 +68,46 @@ def test_sums_of_rows_and_products_are_those_of_the_references(
         np.testing.assert_allclose(one, want, rtol=0, atol=1e-6 * max(1.0, float(np.abs(want).max())), err_msg=str(i))
 
 
+@pytest.mark.parametrize("listed_pairs", [False, True])
+def test_small_products_are_plain_and_large_ones_by_blocks(listed_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers at the bound and above it; loops and sorts only above."""
+    monkeypatch.setattr(pairs, "FEW", 24 * 4 * 8)
+    rng = np.random.default_rng(4)
+    W, x = rng.normal(size=(32, 8)).astype(np.float32), rng.normal(size=(40, 8)).astype(np.float32)
+    latents = np.argsort(rng.random((40, 32)))[:, :4].astype(np.int32)
+    values = rng.normal(size=(40, 4)).astype(np.float32)
+
+    def decoded(values: Any, latents: Any, W: Any) -> Any:
+        if not listed_pairs:
+            return decode_rows(values, latents, W)
+        rows = jnp.repeat(jnp.arange(len(values), dtype=jnp.int32), 4)
+        return listed.decode_listed(values.reshape(-1), rows, latents.reshape(-1), (W,), len(values), 1)
+
+    def gradients(values: Any, latents: Any, W: Any, x: Any) -> Any:
+        return jax.value_and_grad(lambda v, W: (decoded(v, latents, W) * x).sum(), (0, 1))(values, W)
+
+    for n in (24, 40):
+        a = values[:n], latents[:n], W, x[:n]
+        lowered = jax.jit(gradients).lower(*a)
+        text = lowered.as_text()
+        assert ("stablehlo.while" in text) == ("stablehlo.sort" in text) == (n > 24)
+        out, (of_values, of_W) = lowered.compile()(*a)
+        dense = np.zeros((n, 32))
+        np.put_along_axis(dense, latents[:n].astype(np.int64), values[:n].astype(np.float64), axis=1)
+        np.testing.assert_allclose(out, (dense @ W * x[:n]).sum(), rtol=1e-5)
+        np.testing.assert_allclose(of_W, dense.T @ x[:n], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(of_values, np.take_along_axis(x[:n] @ W.T, latents[:n], 1), rtol=0, atol=1e-5)
+
+
 def test_an_order_keeps_pairs_of_one_row_as_they_stood_also_where_one_number_is_too_small() -> None:
     rows = np.array([3, 1, 1, 9, 0, 3, 1, 7], np.int32)
     for n_rows in (8, 2**30):  # so many rows times pairs pass 32 bits
         if n_rows == 8:
-            found = pairs.ordered(rows, n_rows)
+            found = pairs.ordered(rows, n_rows, 1)
             np.testing.assert_array_equal(found.places, [4, 1, 2, 6, 0, 5, 7, 3])
             np.testing.assert_array_equal(found.sizes, [1, 3, 0, 2, 0, 0, 0, 1])
         else:
-            lowered = jax.jit(lambda r: pairs.ordered(r, 2**30)).lower(rows).as_text()
+            lowered = jax.jit(lambda r: pairs.ordered(r, 2**30, 1)).lower(rows).as_text()
             assert "num_keys" not in lowered and lowered.count("stablehlo.sort") == 1
 
 

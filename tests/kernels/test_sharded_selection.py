@@ -101,6 +101,7 @@ def _products(a: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return out | {f"d_{name}": g for name, g in zip(names, grads, strict=True)} | {"tally": counted}
 
 
+@pytest.mark.usefixtures("by_blocks")
 @pytest.mark.parametrize("shape", MESHES)
 def test_products_and_their_gradients_are_those_of_one_device(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
@@ -149,6 +150,7 @@ def test_every_mesh_keeps_the_same_latents(name: str) -> None:
 # --- other people's programs -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("by_blocks")
 def test_a_coder_in_another_program_s_mesh_takes_arrays_as_they_are() -> None:
     """jax.set_mesh, shard_map, pmap and vmap over axes of any name: the plain numbers, of the tokens that are there."""
     coder = build(CoderConfig(d_sae=F, k=K, matmul_dtype="float32"), D, 8)

@@ -36,6 +36,9 @@ PAIRS = (
 )
 
 
+# Of each topology one coder with its kept entries by blocks, as in a large training; all of them in the table.
+BY_BLOCKS = ("autoencoder/topk", "clt/batchtopk")
+
 # Under pmap one coder here, and test_pmap.py; the others in the soak.
 LONG = [(name, place) for name, place in PAIRS if place.mode == "pmap" and name != "autoencoder/topk"]
 
@@ -46,7 +49,8 @@ LONG = [(name, place) for name, place in PAIRS if place.mode == "pmap" and name 
     ids=str,
 )
 def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:
-    got, want = trained(name, place), trained(name)
+    by_blocks = name in BY_BLOCKS
+    got, want = trained(name, place, by_blocks), trained(name, ALONE, by_blocks)
     assert difference(got, want) < LIMIT
     assert same_l0(got, want)
     for one, other in zip(got.rows, want.rows, strict=True):
@@ -56,7 +60,7 @@ def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:
 @pytest.mark.parametrize("name", dict(PAIRS))
 def test_the_comparison_has_something_to_compare(name: str) -> None:
     """Latents die and AuxK takes part, the loss falls, every parameter moves; otherwise equality would mean little."""
-    run = trained(name)
+    run = trained(name, ALONE, name in BY_BLOCKS)
     loss, dead = run.column("loss"), run.column("dead")
     assert loss[-5:].mean() < 0.95 * loss[:5].mean() and dead[0] >= 3
     if "auxk" in run.rows[0]:
@@ -67,7 +71,7 @@ def test_the_comparison_has_something_to_compare(name: str) -> None:
 
 def test_a_gradient_of_the_wrong_scale_is_seen() -> None:
     """What the other tests would say if a device's gradients were summed twice."""
-    want = trained("autoencoder/topk")
+    want = trained("autoencoder/topk", ALONE, True)
     end = {name: want.start[name] + 1.001 * (value - want.start[name]) for name, value in want.end.items()}
     assert difference(dataclasses.replace(want, end=end), want) > 10 * LIMIT
     fewer = [row | {"l0": row["l0"] - 1 / B} for row in want.rows]
@@ -75,10 +79,10 @@ def test_a_gradient_of_the_wrong_scale_is_seen() -> None:
 
 
 def test_a_state_is_born_the_same_on_every_mesh() -> None:
-    abstract, coder = program("autoencoder/topk", Place((1, 8)))[0], a_coder("autoencoder/topk")[0]
+    abstract, coder = program("autoencoder/topk", Place((1, 8)), True)[0], a_coder("autoencoder/topk")[0]
     config = TrainConfig(batch_size=B, tokens=B)
     state = init_state(make_init(coder, optax.sgd(1.0), config), 0, abstract)
-    for name, start in trained("autoencoder/topk").start.items():
+    for name, start in trained("autoencoder/topk", ALONE, True).start.items():
         if name in state.params:
             np.testing.assert_allclose(state.params[name], start, rtol=1e-6, err_msg=name)
 
@@ -111,7 +115,7 @@ def test_a_step_sends_little_more_than_it_must(name: str, place: Place) -> None:
     Beside the gradients and the reconstruction (`least`) and the selection: how often each latent fired, scalars.
     """
     (n_data, n_latent), groups = place.mesh, LAYERS if name.startswith("clt") else 1
-    abstract, step = program(name, place)
+    abstract, step = program(name, place, name in BY_BLOCKS)
     text = step.as_text()
     found = collectives(text)
     assert found and not re.search(r"= \(?f32[^=]* sort\(", text)  # pairs are sorted by their numbers
@@ -126,4 +130,4 @@ def test_a_step_sends_little_more_than_it_must(name: str, place: Place) -> None:
 
 
 def test_one_device_sends_nothing() -> None:
-    assert collectives(program("autoencoder/topk", ALONE)[1].as_text()) == []
+    assert collectives(program("autoencoder/topk", ALONE, True)[1].as_text()) == []
