@@ -6,6 +6,7 @@ imported by anything that imported jax earlier (pytest imports this file first).
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -29,8 +30,8 @@ _other_xla_flags = [
     if not flag.startswith("--xla_force_host_platform_device_count")
 ]
 # Most of the suite's time was XLA optimizing programs that then run for milliseconds. In the tests' own processes it
-# does not: a train step compiles with a third of the work. The launch scripts and benchmarks that they start compile as
-# users do. The tests do too with XLA_FLAGS="--xla_backend_optimization_level=3", as `make soak` runs them once.
+# does not: a train step compiles with a third of the work, and so do the commands that they start. All compile as users
+# do with XLA_FLAGS="--xla_backend_optimization_level=3", as `make soak` runs them once.
 if not any(flag.startswith("--xla_backend_optimization_level") for flag in _other_xla_flags):
     _other_xla_flags.append("--xla_backend_optimization_level=0")
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # one that does not know them stops at them
@@ -98,6 +99,13 @@ def by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def _eight_devices() -> None:
     """Fails every test at once where the settings above did not take."""
     assert jax.device_count() == N_DEVICES, f"{jax.device_count()} devices: {jax.devices()}"
+
+
+def pytest_collection_finish() -> None:
+    """A trace makes thousands of objects that live on: looking through all there are, again and again, took a tenth."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_unconfigure() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import ROOT, planted_experiment, replaced, tiny_experiment
+from tiny import one_device, planted_experiment, replaced, tiny_experiment
 from tiny.endpoint import stand_in
 
 import saejax
@@ -303,7 +302,7 @@ def test_the_command_in_a_process_of_its_own(runs: Path, tmp_path: Path) -> None
         [*command, *small],
         check=False,
         cwd=tmp_path,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
+        env=one_device(),
         text=True,
         capture_output=True,
         timeout=300,

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 import re
 import runpy
@@ -16,24 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import ROOT
+from tiny import ROOT, SMALLER, one_device
 
 import saejax
 from saejax.checkpoints import Checkpoints
 from saejax.training import EXIT_PREEMPTED
 
 RUN, STORE = "runs/quickstart-tiny", "stores/quickstart-tiny"
-# Smaller still than the preset, and with a checkpoint often enough to be killed between two of them.
-OVERRIDES = (
-    "--config.capture.tokens=8000",
-    "--config.capture.heldout_tokens=1024",
-    "--config.capture.shard_rows=2048",
-    "--config.train.checkpoint_every=20",
-    "--config.eval.tokens=800",
-    "--config.eval.batch_rows=4",
-    "--config.report.tokens=800",
-    "--config.report.batch_rows=4",
-)
 
 
 def start(folder: Path, stage: str = "pipeline", *extra: str) -> subprocess.Popen[str]:
@@ -43,15 +31,14 @@ def start(folder: Path, stage: str = "pipeline", *extra: str) -> subprocess.Pope
         "-m",
         f"launch.{stage}",
         "--config=configs/quickstart.py:tiny",
-        *OVERRIDES,
+        *SMALLER,
         *extra,
     ]
     folders = [f"--config.runs_dir={folder / 'runs'}", f"--config.stores_dir={folder / 'stores'}"]
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [*command, *folders],
         cwd=ROOT,
-        env=environment,
+        env=one_device(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -13,8 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tiny import ROOT, SMALLER, one_device
 
-ROOT = Path(__file__).resolve().parents[2]
 # What a build reads.
 SOURCES = ("saejax", "configs", "launch", "tests", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 THREE_LINES = """
@@ -63,11 +63,19 @@ class Installed:
         )
 
     def run(self, *command: str) -> str:
-        """What the command printed; it must end well. Nothing of this environment is handed on but the way to sh."""
+        """What the command printed; it must end well. Nothing of this environment is handed on but the way to sh.
+
+        And how the tests compile, which only says how long it takes.
+        """
         done = subprocess.run(
             [str(self.bin / command[0]), *command[1:]],
             cwd=self.work,
-            env={"PATH": f"{self.bin}{os.pathsep}{os.defpath}", "HOME": str(self.work.parent), "JAX_PLATFORMS": "cpu"},
+            env={
+                "PATH": f"{self.bin}{os.pathsep}{os.defpath}",
+                "HOME": str(self.work.parent),
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": one_device()["XLA_FLAGS"],
+            },
             capture_output=True,
             text=True,
             timeout=300,
@@ -102,13 +110,13 @@ def test_the_tiny_quickstart_and_three_lines_in_an_empty_folder(installed: Insta
     # Where the environment lies below a repository, its commit is not taken for that of saejax.
     for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "x", "--allow-empty"]):
         subprocess.run(["git", *words], cwd=installed.work.parent, check=True)
-    said = installed.run("saejax", "quickstart:tiny")
+    said = installed.run("saejax", "quickstart:tiny", *SMALLER)
     assert "gates passed       6 of 6" in said
     run = installed.work / "runs" / "quickstart-tiny"
     assert sorted(path.name for path in installed.work.iterdir()) == ["runs", "stores"]
     assert (run / "report.html").is_file()
     environment = json.loads((run / "environment.json").read_text())
-    assert environment["git"] is None and environment["command"][1:] == ["saejax", "quickstart:tiny"]
+    assert environment["git"] is None and environment["command"][1:] == ["saejax", "quickstart:tiny", *SMALLER]
     shape, latents, kept, where = installed.run("python", "-c", THREE_LINES).strip().split("|")
     assert (shape, latents, kept) == ("(3, 128)", "(3, 1024)", "[24, 24, 24]")
     assert Path(where) == installed.site / "saejax" / "__init__.py"

@@ -1,19 +1,17 @@
 """Model folders made to do harm: refused by name, soon, before memory is taken; no pickle, no foreign code."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import ROOT, one_device
 
 from benchmarks.faults import models
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def opened(folder: Path, backend: str) -> dict[str, dict[str, Any]]:
@@ -21,7 +19,7 @@ def opened(folder: Path, backend: str) -> dict[str, dict[str, Any]]:
     process = subprocess.run(
         [sys.executable, "-m", "benchmarks.faults.models", str(folder), backend],
         cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": ""},
+        env=one_device(),
         text=True,
         capture_output=True,
         timeout=300,

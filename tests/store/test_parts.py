@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import ROOT, fill, replaced, tiny_experiment
+from tiny import ROOT, fill, one_device, replaced, tiny_experiment
 
 from configs.quickstart import get_config
 from saejax.app.experiment import Experiment
@@ -487,7 +487,7 @@ def python(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)} | environment,
+        env=one_device() | environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

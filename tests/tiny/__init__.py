@@ -1,6 +1,8 @@
 """Experiments and activations small enough for tests."""
 
 import dataclasses
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,28 @@ from saejax.training import Outcome, Setup, TrainConfig, program_of_one, put_on,
 from saejax.training.watch import Watch
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def one_device() -> dict[str, str]:
+    """The environment of a process that sees this checkout and one device, and compiles as the tests do."""
+    flags = re.sub(r"(device_count)=\d+", r"\1=1", os.environ["XLA_FLAGS"])
+    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+
+
 D_IN = 16
+# quickstart:tiny smaller still, with batches of `few` products, and a checkpoint often enough to be killed between two.
+SMALLER = (
+    "--config.capture.tokens=8000",
+    "--config.capture.heldout_tokens=1024",
+    "--config.capture.shard_rows=2048",
+    "--config.train.batch_size=64",
+    "--config.train.tokens=8192",
+    "--config.train.checkpoint_every=20",
+    "--config.eval.tokens=800",
+    "--config.eval.batch_rows=4",
+    "--config.report.tokens=800",
+    "--config.report.batch_rows=4",
+)
 
 
 def tiny_experiment(folder: Path, **sections: dict[str, Any]) -> Experiment:
