@@ -47,6 +47,19 @@ LOSSES: dict[str, Tree] = {
 }
 CLTS = ("clt", "skip_clt")
 every_combination = pytest.mark.parametrize(("topology", "sparsity"), list(itertools.product(TOPOLOGIES, SPARSITIES)))
+# Where a topology and a sparsity meet only in the arrays that they hand on: both ways through a topology with every
+# sparsity, both forms of a selection with every topology; the rest in the soak.
+most_combinations = pytest.mark.parametrize(
+    ("topology", "sparsity"),
+    [
+        pytest.param(
+            topology,
+            sparsity,
+            marks=[] if topology in ("autoencoder", "clt") or sparsity in ("topk", "batchtopk") else [pytest.mark.soak],
+        )
+        for topology, sparsity in itertools.product(TOPOLOGIES, SPARSITIES)
+    ],
+)
 
 
 def _config(topology: str, sparsity: str, **changes: Any) -> CoderConfig:
@@ -214,10 +227,13 @@ def _reference_gradients(p0: Arrays, *case: Any, x: Any, y: Any) -> tuple[float,
 
 
 def _cases() -> Iterator[Any]:
-    """Every combination as it is; with prefixes every sparsity in one layer and topk in all; the rest in the soak."""
+    """Every combination as it is, but a clt's skip with two; with prefixes every sparsity in one layer and topk in all.
+
+    The rest in the soak: a skip adds nothing to what is selected, and W_skip's gradient is in the two.
+    """
     for (topology, sparsity), name in itertools.product(itertools.product(TOPOLOGIES, SPARSITIES), CODES):
         alone = topology == "autoencoder" or (topology, sparsity) == ("clt", "topk")
-        long = name == "matryoshka" and not alone
+        long = not alone if name == "matryoshka" else topology == "skip_clt" and sparsity not in ("relu", "topk")
         marks = [pytest.mark.soak] if long else []
         yield pytest.param(topology, sparsity, CODES[name], id=f"{topology}-{sparsity}-{name}", marks=marks)
 
@@ -251,6 +267,19 @@ def test_loss_and_every_gradient_equal_the_dense_reference(
     assert {k: v.aval for k, v in stats.items()} == {k: v.aval for k, v in before.items()}
 
 
+def _large_cases() -> Iterator[Any]:
+    for topology, sparsity in itertools.product(TOPOLOGIES, ("topk", "abs_topk", "batchtopk")):
+        short = (topology, sparsity) in (("autoencoder", "topk"), ("clt", "batchtopk"))
+        yield pytest.param(topology, sparsity, marks=[] if short else [pytest.mark.soak])
+
+
+@pytest.mark.usefixtures("by_blocks")
+@pytest.mark.parametrize(("topology", "sparsity"), list(_large_cases()))
+def test_so_they_do_where_kept_entries_are_taken_by_blocks(topology: str, sparsity: str) -> None:
+    """Both forms of a list, and both ways through a topology; the other pairs in the soak."""
+    test_loss_and_every_gradient_equal_the_dense_reference(topology, sparsity, ())
+
+
 # --- shapes, latents, files --------------------------------------------------------------------------------
 
 
@@ -277,7 +306,7 @@ def test_axes_and_shapes(topology: str, sparsity: str) -> None:
     assert jax.eval_shape(coder.topology.decoder_norms, shapes).shape == latent_shape
 
 
-@every_combination
+@most_combinations
 def test_sparse_latents_are_the_dense_ones_and_survive_a_file(topology: str, sparsity: str, tmp_path: Path) -> None:
     coder, x = _coder(topology, sparsity), _batch(_coder(topology, sparsity))["x"]
     p = _params(coder)
@@ -302,7 +331,7 @@ def test_sparse_latents_are_the_dense_ones_and_survive_a_file(topology: str, spa
 # --- after training ----------------------------------------------------------------------------------------
 
 
-@every_combination
+@most_combinations
 def test_inference_takes_every_token_alone(topology: str, sparsity: str) -> None:
     """Latents of a token do not depend on its batch; batchtopk becomes a JumpReLU at the threshold it followed."""
     coder = _coder(topology, sparsity)
@@ -326,7 +355,7 @@ def test_inference_takes_every_token_alone(topology: str, sparsity: str) -> None
         np.testing.assert_array_equal(together, _encode(coder, p, x).dense())
 
 
-@every_combination
+@most_combinations
 def test_fold_moves_each_sites_scale_into_the_weights(topology: str, sparsity: str) -> None:
     coder = _coder(topology, sparsity)
     p, raw, kind = _params(coder), _batch(coder)["x"] * 3, coder.topology
@@ -438,6 +467,7 @@ GHOSTS = {"ghost_coefficient": 1.0, "auxk_coefficient": 0.0}
 AUXK = {"threshold_init": 0.3, "pre_activation_coefficient": 0.0}
 
 
+@pytest.mark.usefixtures("by_blocks")
 @pytest.mark.parametrize(("topology", "sparsity"), DIAGONAL)
 def test_training_compiles_once_and_dead_latents_come_back(topology: str, sparsity: str) -> None:
     coder = _coder(topology, sparsity, **(GHOSTS if sparsity in ("relu", "gated") else AUXK))
