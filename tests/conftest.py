@@ -71,11 +71,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # alone leaves the others without work, and `make check` leaves them out. A file that is not named here counts as
 # quick: --durations shows what has grown.
 _SLOW = (
-    *("pipeline", "stages", "conformance", "many_processes", "torch_hooks", "coders", "planted", "recipe", "equality"),
-    *("peers", "sweep", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "sharded_selection"),
-    *("losses", "optim", "store_tools", "model_configs", "coder_config", "configs", "hooks", "guard", "families", "lm"),
-    *("analysis", "config_fuzz", "parts", "store_faults", "docs", "evaluate_any", "explain", "first_latents"),
-    *("warm_start", "bench", "profile", "pairs", "dead", "lowering", "segments"),
+    *("pipeline", "conformance", "stages", "peers", "warm_start", "docs", "evaluate_any", "many_processes"),
+    *("equality", "sweep", "coders", "first_latents", "wheel", "pairs", "sharded_selection", "torch_hooks", "planted"),
+    *("recipe", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "losses", "optim"),
+    *("store_tools", "model_configs", "coder_config", "configs", "hooks", "guard", "families", "lm", "analysis"),
+    *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
 )
 
 
