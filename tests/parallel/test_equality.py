@@ -36,7 +36,8 @@ PAIRS = (
 )
 
 
-# Of each topology one coder with its kept entries by blocks, as in a large training; all of them in the table.
+# These have their kept entries by blocks, as in a large training: rows kept by k, and a list over the batch with groups.
+# In the table of benchmarks/equality.py all have.
 BY_BLOCKS = ("autoencoder/topk", "clt/batchtopk")
 
 # Under pmap one coder here, and test_pmap.py; the others in the soak.
