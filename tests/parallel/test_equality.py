@@ -36,7 +36,7 @@ PAIRS = (
 )
 
 
-# These have their kept entries by blocks, as in a large training: rows kept by k, and a list over the batch with groups.
+# These have their kept entries by blocks, as in a large training: k of a row, and a list over the batch with groups.
 # In the table of benchmarks/equality.py all have.
 BY_BLOCKS = ("autoencoder/topk", "clt/batchtopk")
 
