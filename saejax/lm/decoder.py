@@ -19,6 +19,7 @@ In a parallel block the MLP reads resid_pre, so resid_mid is on the way to resid
 block there is no ln2_scale and mlp_in is what attention reads.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ Params = dict[str, Any]
 Edit = Callable[[jax.Array], jax.Array]
 Tap = Callable[[str, jax.Array], jax.Array]
 Rotation = tuple[jax.Array, jax.Array]  # cos and sin, [B, 1, S, width / 2]
+# How a layer's queries attend: q [B, H, S, D], k and v [B, G, S, D] of the G key heads, tap -> z [B, H, S, D].
+Attend = Callable[[jax.Array, jax.Array, jax.Array, Tap], jax.Array]
 
 # Queries that attend together on a CPU, and into how many such blocks a row is divided at most (each is compiled).
 _QUERIES, _MOST_BLOCKS = 128, 4
@@ -101,18 +104,31 @@ def _run(
     edits: Mapping[str, Edit],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     length = tokens_BS.shape[1]
-    captured: dict[str, jax.Array] = {}
     windows = config.windows or (None,) * config.n_layer
     masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
-    rotation = None if config.rope is None else rotary_angles(config.rope, positions_BS)
     queries = query_block(length, whole=any(name.endswith(".attn_pattern") for name in (*wanted, *edits)))
+    attends = [functools.partial(_within_rows, config, masks[window], queries) for window in windows]
+    return forward(config, params, tokens_BS, positions_BS, attends, wanted, edits)
 
+
+def forward(
+    config: DecoderConfig,
+    params: Params,
+    tokens_BS: jax.Array,
+    positions_BS: jax.Array,
+    attends: Sequence[Attend],
+    wanted: frozenset[str],
+    edits: Mapping[str, Edit],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """`run` where each layer attends as it is told, with nothing checked."""
+    captured: dict[str, jax.Array] = {}
+    rotation = None if config.rope is None else rotary_angles(config.rope, positions_BS)
     x_BSM = params["W_E"][tokens_BS] * config.embed_scale
     if "W_pos" in params:
         x_BSM = x_BSM + params["W_pos"][positions_BS]
-    for i, (block, window) in enumerate(zip(params["blocks"], windows, strict=True)):
+    for i, (block, attend) in enumerate(zip(params["blocks"], attends, strict=True)):
         tap = _make_tap(f"blocks.{i}.", captured, wanted, edits)
-        x_BSM = _block(config, block, x_BSM, masks[window], rotation, queries, tap)
+        x_BSM = _block(config, block, x_BSM, rotation, attend, tap)
     x_BSM = _norm(config, "ln_final", params, x_BSM, _make_tap("", captured, wanted, edits))
     return _logits(config, params, x_BSM), captured
 
@@ -212,15 +228,14 @@ def _block(
     config: DecoderConfig,
     p: Params,
     x_BSM: jax.Array,
-    mask_BST: jax.Array,
     rotation: Rotation | None,
-    queries: int,
+    attend: Attend,
     tap: Tap,
 ) -> jax.Array:
     """One block: attention, then the MLP on its result, or on the same input in a parallel block."""
     x_BSM = tap("resid_pre", x_BSM)
     normed_BSM = _norm(config, "ln1", p, x_BSM, tap)
-    attn_BSM = _attention(config, p["attn"], normed_BSM, mask_BST, rotation, queries, tap)
+    attn_BSM = _attention(config, p["attn"], normed_BSM, rotation, attend, tap)
     if "ln1_post" in p:
         attn_BSM = _norm(config, "ln1_post", p, attn_BSM, tap)
     mid_BSM = tap("resid_mid", x_BSM + tap("attn_out", attn_BSM))
@@ -236,15 +251,11 @@ def _attention(
     config: DecoderConfig,
     p: Params,
     x_BSM: jax.Array,
-    mask_BST: jax.Array,
     rotation: Rotation | None,
-    queries: int,
+    attend: Attend,
     tap: Tap,
 ) -> jax.Array:
-    """softmax(cap(q k^T scale), masked) v W_O + b_O, with q and k normed and rotated where the model does so.
-
-    So many `queries` attend together, to the keys up to the last of them; the others are masked for all of them.
-    """
+    """z W_O + b_O with z of `attend`, and q and k normed and rotated where the model does so."""
 
     def heads(name: str) -> jax.Array:
         # One plain matrix product, then a transposition: XLA's CPU backend runs the equivalent einsum with two
@@ -255,27 +266,47 @@ def _attention(
             y_BSHD = y_BSHD + p[f"b_{name}"][None, None]
         return y_BSHD.transpose(0, 2, 1, 3)
 
-    q_BHSD, k_BHSD, v_BHSD = heads("Q"), heads("K"), heads("V")
+    q_BHSD, k_BGSD, v_BGSD = heads("Q"), heads("K"), heads("V")
     if "q_norm" in p:
-        q_BHSD, k_BHSD = _norm(config, "q_norm", p, q_BHSD, _keep), _norm(config, "k_norm", p, k_BHSD, _keep)
+        q_BHSD, k_BGSD = _norm(config, "q_norm", p, q_BHSD, _keep), _norm(config, "k_norm", p, k_BGSD, _keep)
     if rotation is not None:
-        q_BHSD, k_BHSD = rotate(q_BHSD, rotation), rotate(k_BHSD, rotation)
-    if config.kv_heads < config.n_head:
-        k_BHSD, v_BHSD = (jnp.repeat(x, config.n_head // config.kv_heads, axis=1) for x in (k_BHSD, v_BHSD))
-    scale = config.d_head**-0.5 if config.attn_scale is None else config.attn_scale
-
-    def attend(start: int) -> jax.Array:
-        stop = start + queries
-        q_BHQD, k_BHTD, v_BHTD = q_BHSD[:, :, start:stop], k_BHSD[:, :, :stop], v_BHSD[:, :, :stop]
-        scores_BHQT = jnp.matmul(q_BHQD, k_BHTD.transpose(0, 1, 3, 2)) * scale
-        scores_BHQT = softcap(scores_BHQT.astype(jnp.float32), config.attn_softcap)
-        masked_BHQT = jnp.where(mask_BST[:, None, start:stop, :stop], scores_BHQT, -1e30)
-        pattern_BHQT = jax.nn.softmax(masked_BHQT, axis=-1).astype(x_BSM.dtype)
-        return jnp.matmul(tap("attn_pattern", pattern_BHQT), v_BHTD)
-
-    z_BHSD = jnp.concatenate([attend(start) for start in range(0, x_BSM.shape[1], queries)], axis=2)
+        q_BHSD, k_BGSD = rotate(q_BHSD, rotation), rotate(k_BGSD, rotation)
+    z_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, tap)
     z_BSN = tap("attn_z", z_BHSD.transpose(0, 2, 1, 3).reshape(*x_BSM.shape[:2], -1))
     return _plus(z_BSN @ p["W_O"].reshape(-1, config.d_model), p, "b_O")
+
+
+def attended(
+    config: DecoderConfig, q_BHSD: jax.Array, k_BGTD: jax.Array, v_BGTD: jax.Array, mask_BST: jax.Array, tap: Tap
+) -> jax.Array:
+    """softmax(cap(q k^T scale), masked) v, [B, H, S, D]; each key head serves H / G heads one after the other."""
+    if config.kv_heads < config.n_head:
+        k_BGTD, v_BGTD = (jnp.repeat(x, config.n_head // config.kv_heads, axis=1) for x in (k_BGTD, v_BGTD))
+    scale = config.d_head**-0.5 if config.attn_scale is None else config.attn_scale
+    scores_BHST = jnp.matmul(q_BHSD, k_BGTD.transpose(0, 1, 3, 2)) * scale
+    scores_BHST = softcap(scores_BHST.astype(jnp.float32), config.attn_softcap)
+    masked_BHST = jnp.where(mask_BST[:, None], scores_BHST, -1e30)
+    pattern_BHST = jax.nn.softmax(masked_BHST, axis=-1).astype(v_BGTD.dtype)
+    return jnp.matmul(tap("attn_pattern", pattern_BHST), v_BGTD)
+
+
+def _within_rows(
+    config: DecoderConfig,
+    mask_BST: jax.Array,
+    queries: int,
+    q_BHSD: jax.Array,
+    k_BGSD: jax.Array,
+    v_BGSD: jax.Array,
+    tap: Tap,
+) -> jax.Array:
+    """Whole rows. So many `queries` attend together, to the keys up to the last of them; the others are masked."""
+
+    def block(start: int) -> jax.Array:
+        stop = start + queries
+        k_BGTD, v_BGTD = k_BGSD[:, :, :stop], v_BGSD[:, :, :stop]
+        return attended(config, q_BHSD[:, :, start:stop], k_BGTD, v_BGTD, mask_BST[:, start:stop, :stop], tap)
+
+    return jnp.concatenate([block(start) for start in range(0, q_BHSD.shape[2], queries)], axis=2)
 
 
 def _mlp(config: DecoderConfig, p: Params, x_BSM: jax.Array, tap: Tap) -> jax.Array:

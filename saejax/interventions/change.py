@@ -1,0 +1,114 @@
+"""What is done to latents: every operation is one line of the same form, so that one program runs all of them.
+
+    f' = clip(scale f + shift, low, high)       of chosen latents, at chosen tokens
+
+    zero        scale 0, shift 0                an ablation
+    mean        scale 0, shift mean f           an ablation that stays among usual values
+    set_to      scale 0, shift v
+    scaled      scale s                         0 is zero, 1 changes nothing
+    added       shift a                         steering
+    clamped     low, high
+    patched     scale 0, shift f of another run, token by token; resampled where that run is another prompt
+
+(Marks et al. 2024, sparse feature circuits; Templeton et al. 2024, feature steering.)
+
+Shape letters: K chosen latents, R rows, S tokens of a row.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+@flax.struct.dataclass
+class Change:
+    """One intervention on the latents of one dictionary. A pytree: stacked ones are vmapped.
+
+    Attributes:
+        latents: int32 [K], numbers of latents; g F + f for latent f of group g of a cross-layer transcoder.
+        at: bool, broadcast against [R, S]: the tokens that it acts on.
+        scale, shift, low, high: float32, broadcast against [R, S, K].
+    """
+
+    latents: jax.Array
+    at: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+    low: jax.Array
+    high: jax.Array
+
+    def __call__(self, f_RSK: jax.Array) -> jax.Array:
+        """f' of the chosen latents; f itself at tokens that are left alone."""
+        new_RSK = jnp.clip(self.scale * f_RSK + self.shift, self.low, self.high)
+        at_RS = jnp.broadcast_to(self.at, f_RSK.shape[:2])
+        return jnp.where(at_RS[:, :, None], new_RSK, f_RSK)
+
+
+def change(
+    latents: Sequence[int] | jax.Array,
+    at: Any = True,
+    scale: Any = 1.0,
+    shift: Any = 0.0,
+    low: Any = -jnp.inf,
+    high: Any = jnp.inf,
+) -> Change:
+    """A `Change`, with numbers that change nothing where none are given."""
+    numbers = (jnp.asarray(value, jnp.float32) for value in (scale, shift, low, high))
+    return Change(jnp.asarray(latents, jnp.int32).reshape(-1), jnp.asarray(at, bool), *numbers)
+
+
+def zero(latents: Any, at: Any = True) -> Change:
+    """f' = 0."""
+    return change(latents, at, scale=0.0)
+
+
+def set_to(latents: Any, value: Any, at: Any = True) -> Change:
+    """f' = value, broadcast against [R, S, K]: a mean, a number, or the latents of another run (a patch)."""
+    return change(latents, at, scale=0.0, shift=value)
+
+
+def scaled(latents: Any, factor: Any, at: Any = True) -> Change:
+    """f' = factor f."""
+    return change(latents, at, scale=factor)
+
+
+def added(latents: Any, amount: Any, at: Any = True) -> Change:
+    """f' = f + amount: steering. Latents of one sign may leave it."""
+    return change(latents, at, shift=amount)
+
+
+def clamped(latents: Any, low: Any = -jnp.inf, high: Any = jnp.inf, at: Any = True) -> Change:
+    """f' = min(max(f, low), high)."""
+    return change(latents, at, low=low, high=high)
+
+
+def stacked(changes: Sequence[Change]) -> Change:
+    """Many changes as one with a leading axis, for `vmap`. Numbers broadcast; what has fewer latents is filled up with
+    latent 0, which the filling leaves as it is.
+    """
+    most = max(one.latents.shape[0] for one in changes)
+
+    def filled(one: Change) -> Change:
+        n = one.latents.shape[0]
+
+        def along(value: jax.Array, nothing: float) -> jax.Array:
+            value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, (n,)))
+            return jnp.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, most - n)], constant_values=nothing)
+
+        return Change(
+            jnp.pad(one.latents, (0, most - n)),
+            one.at,
+            along(one.scale, 1.0),
+            along(one.shift, 0.0),
+            along(one.low, -jnp.inf),
+            along(one.high, jnp.inf),
+        )
+
+    def joined(*values: jax.Array) -> jax.Array:
+        shape = jnp.broadcast_shapes(*(value.shape for value in values))
+        return jnp.stack([jnp.broadcast_to(value, shape) for value in values])
+
+    return jax.tree.map(joined, *map(filled, changes))

@@ -1,0 +1,187 @@
+"""Text that the model continues, token by token, with keys and values kept between the steps.
+
+    next = argmax logits                                          temperature 0 (greedy)
+    next ~ softmax(logits / temperature), within top_p            else: the most likely tokens whose share reaches top_p
+
+Rows of different lengths stand to the right: filling is in front, and nothing attends to it. Every step is the model of
+`decoder.run`, so edits act on new tokens as they do on those of the prompt. (Nucleus sampling: Holtzman et al. 2020.)
+
+Shape letters as in `decoder`; T tokens that the kept keys have room for.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.lm import decoder
+from saejax.lm.conventions import DecoderConfig
+from saejax.lm.rows import check_ids
+
+# What a step edits, by the place of each of its tokens in its row's text [B, S]: 0 is the first, negative is filling.
+EditsAt = Callable[[jax.Array], Mapping[str, decoder.Edit]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        tokens: how many are added at most.
+        temperature: 0 takes the most likely token.
+        top_p: only the most likely tokens whose probabilities add up to this are drawn from.
+        seed: of the draws; the same seed draws the same tokens.
+        stop: ids after which a row ends.
+
+    Raises:
+        ConfigError: a number out of its range.
+    """
+
+    tokens: int = 32
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, right in (
+            ("tokens", self.tokens, self.tokens >= 1),
+            ("temperature", self.temperature, 0 <= self.temperature < float("inf")),
+            ("top_p", self.top_p, 0 < self.top_p <= 1),
+        ):
+            if not right:
+                raise ConfigError(f"{name} is {value}; tokens >= 1, temperature >= 0 and finite, 0 < top_p <= 1.")
+
+
+@flax.struct.dataclass
+class Cache:
+    """Keys and values of the tokens so far.
+
+    Attributes:
+        keys, values: of each layer [B, G, T, D].
+        length: int32, tokens so far, filling included.
+        filling: int32 [B], how many of a row's first tokens are filling.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    length: jax.Array
+    filling: jax.Array
+
+
+def start_cache(config: DecoderConfig, filling_B: jax.Array, room: int, dtype: Any = jnp.float32) -> Cache:
+    """A cache of no token yet, with room for `room`."""
+    shape = (filling_B.shape[0], config.kv_heads, room, config.d_head)
+    keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(config.n_layer)) for _ in range(2))
+    return Cache(keys, values, jnp.int32(0), filling_B.astype(jnp.int32))
+
+
+def extend(
+    config: DecoderConfig,
+    params: decoder.Params,
+    cache: Cache,
+    tokens_BS: jax.Array,
+    edits: Mapping[str, decoder.Edit] | EditsAt | None = None,
+    capture: Sequence[str] = (),
+) -> tuple[jax.Array, dict[str, jax.Array], Cache]:
+    """(logits [B, S, V], {hook point: activation}, the cache with these tokens) of S more tokens of each row. Pure.
+
+    The same as `decoder.run` on all tokens so far gives for the last S. attn_pattern has T keys. The caller sees to it
+    that there is room: what does not fit is written over the last tokens.
+    """
+    length, room = tokens_BS.shape[1], cache.keys[0].shape[2]
+    column_S = cache.length + jnp.arange(length)
+    place_BS = column_S[None] - cache.filling[:, None]
+    kept: list[tuple[jax.Array, jax.Array]] = []
+
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, tap: decoder.Tap) -> jax.Array:
+        at = (0, 0, cache.length, 0)
+        k, v = (
+            jax.lax.dynamic_update_slice(old, new, at)
+            for old, new in ((cache.keys[layer], k), (cache.values[layer], v))
+        )
+        kept.append((k, v))
+        window = config.windows[layer] if config.windows else None
+        return decoder.attended(config, q, k, v, _visible(column_S, cache.filling, room, window), tap)
+
+    attends = [functools.partial(attend, layer) for layer in range(config.n_layer)]
+    named = edits(place_BS) if callable(edits) else edits or {}
+    with jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None):
+        logits_BSV, captured = decoder.forward(
+            config, params, tokens_BS, jnp.maximum(place_BS, 0), attends, frozenset(capture), named
+        )
+    keys, values = zip(*kept, strict=True)
+    return logits_BSV, captured, Cache(keys, values, cache.length + length, cache.filling)
+
+
+def _visible(column_S: jax.Array, filling_B: jax.Array, room: int, window: int | None) -> jax.Array:
+    """Whether a new token reads a kept one, bool [B, S, T]: not filling, not after it, and within the window."""
+    back_ST = column_S[:, None] - jnp.arange(room)[None]
+    seen_ST = (back_ST >= 0) if window is None else (back_ST >= 0) & (back_ST < window)
+    # Filling reads itself: a softmax of nothing would be no number.
+    own_ST = back_ST == 0
+    return (seen_ST[None] & (jnp.arange(room)[None, None] >= filling_B[:, None, None])) | own_ST[None]
+
+
+def choose(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
+    """The next token of each row, int32 [B]."""
+    logits_BV = logits_BV.astype(jnp.float32)
+    if sampling.temperature == 0:
+        return logits_BV.argmax(-1).astype(jnp.int32)
+    logits_BV = logits_BV / sampling.temperature
+    if sampling.top_p < 1:
+        falling_BV = -jnp.sort(-logits_BV, axis=-1)
+        before_BV = jnp.cumsum(jax.nn.softmax(falling_BV), axis=-1) - jax.nn.softmax(falling_BV)
+        least_B1 = jnp.where(before_BV < sampling.top_p, falling_BV, jnp.inf).min(-1, keepdims=True)
+        logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
+    return jax.random.categorical(key, logits_BV).astype(jnp.int32)
+
+
+def generate(
+    config: DecoderConfig,
+    params: decoder.Params,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    edits: Mapping[str, decoder.Edit] | EditsAt | None = None,
+) -> Iterator[np.ndarray]:
+    """The next token of each row, int [B], one array a step, as soon as it is known; -1 in rows that have ended.
+
+    Ends when every row has, or after `sampling.tokens`. Two programs are compiled: one for the prompt, one for a token.
+
+    Raises:
+        DataError: an empty prompt, an id that the model does not have, or more tokens than its context.
+    """
+    longest = max(map(len, prompts), default=0)
+    if not prompts or not all(map(len, prompts)):
+        raise DataError("A prompt has no tokens: there is nothing to continue.")
+    if (room := longest + sampling.tokens) > config.context_length:
+        raise DataError(
+            f"{longest} tokens of prompt and {sampling.tokens} more are {room}; the model reads "
+            f"{config.context_length}. Ask for fewer."
+        )
+    for row in prompts:
+        check_ids("tokens", np.asarray([row]), config.vocab_size)
+    filling_B = np.asarray([longest - len(row) for row in prompts], np.int32)
+    tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (n, 0)) for row, n in zip(prompts, filling_B, strict=True)])
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def step(params: decoder.Params, cache: Cache, tokens_BS: jax.Array, key: jax.Array) -> tuple[jax.Array, Cache]:
+        logits_BSV, _, cache = extend(config, params, cache, tokens_BS, edits)
+        return choose(logits_BSV[:, -1], sampling, key), cache
+
+    cache = start_cache(config, jnp.asarray(filling_B), room, params["W_E"].dtype)
+    going_B, root = np.ones(len(prompts), bool), jax.random.key(sampling.seed)
+    new_BS = jnp.asarray(tokens_BS)
+    for number in range(sampling.tokens):
+        next_B, cache = step(params, cache, new_BS, jax.random.fold_in(root, number))
+        yield np.where(going_B, np.asarray(next_B), -1)
+        going_B &= ~np.isin(np.asarray(next_B), sampling.stop)
+        if not going_B.any():
+            return
+        new_BS = next_B[:, None]
