@@ -28,9 +28,9 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"coders", "lm", "checkpoints"}),
     frozenset({"trained"}),
     frozenset({"training", "capture"}),
-    frozenset({"evals", "analysis", "report", "interop"}),
+    frozenset({"evals", "analysis", "report", "interop", "interventions", "attribution"}),
     frozenset({"app"}),
-    frozenset({"plan"}),
+    frozenset({"plan", "study"}),
 )
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

@@ -1,0 +1,130 @@
+"""An attribution graph as a value: its nodes, and the direct effect of each on each.
+
+Shape letters: N nodes, A active features, L layers, S tokens of the prompt, V logits.
+"""
+
+import dataclasses
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.core.errors import DataError
+from saejax.core.files import read_bounded, writing
+
+_LARGEST = 8 << 30
+_KINDS = {
+    "tokens": (np.int32, 1),
+    "features": (np.int32, 2),
+    "activations": (np.float32, 1),
+    "logits": (np.int32, 1),
+    "probabilities": (np.float32, 1),
+    "weights": (np.float32, 2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """Direct effects between the nodes of one prompt.
+
+    The N = A + L S + S + V nodes stand in this order: features, errors (layer by layer, token by token), tokens,
+    logits. weights[t, s] is what source s adds to target t while attention patterns, norms' scales and all other nodes
+    stay: to a feature's pre-activation, or to a logit less the mean of all logits.
+
+    Attributes:
+        tokens: int32 [S], ids of the prompt.
+        strings: the tokens as text.
+        hook_points: L names, where the dictionaries write; the errors stand there. A layer is a place in this list.
+        features: int32 [A, 3]: the layer whose input the feature reads, its token's place, its number.
+        activations: float32 [A].
+        logits: int32 [V], ids of the tokens whose logits are nodes, the likeliest first.
+        probabilities: float32 [V], theirs.
+        weights: float32 [N, N], row target, column source. Rows of errors and tokens are zero.
+        names: what the graph is of: model, dictionaries, prompt.
+    """
+
+    tokens: np.ndarray
+    strings: tuple[str, ...]
+    hook_points: tuple[str, ...]
+    features: np.ndarray
+    activations: np.ndarray
+    logits: np.ndarray
+    probabilities: np.ndarray
+    weights: np.ndarray
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, (dtype, rank) in _KINDS.items():
+            value = getattr(self, name)
+            if value.dtype != dtype or value.ndim != rank:
+                raise DataError(f"A graph's {name} is {value.dtype} {value.shape}; it must be {dtype.__name__}.")
+        wanted = {
+            "strings": (len(self.strings), len(self.tokens)),
+            "activations": (len(self.activations), self.n_features),
+            "probabilities": (len(self.probabilities), len(self.logits)),
+            "features": (self.features.shape[1], 3),
+            "weights": (self.weights.shape, (self.n_nodes,) * 2),
+        }
+        for name, (got, want) in wanted.items():
+            if got != want:
+                raise DataError(f"A graph's {name} is {got} long; its nodes make it {want}.")
+
+    @property
+    def n_features(self) -> int:
+        return len(self.features)
+
+    @property
+    def n_errors(self) -> int:
+        return len(self.hook_points) * len(self.tokens)
+
+    @property
+    def n_nodes(self) -> int:
+        return self.n_features + self.n_errors + len(self.tokens) + len(self.logits)
+
+    @property
+    def parts(self) -> dict[str, slice]:
+        """Where the nodes of each kind stand: features, errors, tokens, logits."""
+        sizes = {
+            "features": self.n_features,
+            "errors": self.n_errors,
+            "tokens": len(self.tokens),
+            "logits": len(self.logits),
+        }
+        parts, start = {}, 0
+        for kind, size in sizes.items():
+            parts[kind] = slice(start, start + size)
+            start += size
+        return parts
+
+    def save(self, path: str | Path) -> None:
+        """One .npz file."""
+        texts = {"strings": self.strings, "hook_points": self.hook_points, "names": self.names}
+        arrays = {name: getattr(self, name) for name in _KINDS}
+        buffer = io.BytesIO()
+        np.savez(buffer, texts=np.frombuffer(json.dumps(texts).encode(), np.uint8), **arrays)
+        with writing(path):
+            Path(path).write_bytes(buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Graph":
+        """What `save` wrote.
+
+        Raises:
+            DataError: it is no graph, or a damaged one.
+        """
+        raw = read_bounded(path, _LARGEST)
+        try:
+            with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+                texts: dict[str, Any] = json.loads(file["texts"].tobytes())
+                arrays = {name: file[name] for name in _KINDS}
+            return cls(
+                **arrays,
+                strings=tuple(map(str, texts["strings"])),
+                hook_points=tuple(map(str, texts["hook_points"])),
+                names={str(name): str(value) for name, value in texts["names"].items()},
+            )
+        except (DataError, ValueError, KeyError, TypeError, AttributeError, OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path} is no graph of saejax, or it is damaged: {error}") from None
