@@ -102,6 +102,14 @@ class Coder:
         pre = self.topology.pre_activations(params, x)
         return self.sparsity(pre, lambda at: entries(pre, at), params, LONG_AGO)
 
+    def group(self, params: Params, g: int) -> tuple["Coder", Params]:
+        """(coder, params) of one group of latents by itself, as the layers of a cross-layer transcoder are.
+
+        What it decodes is the group's part of the site that it reads.
+        """
+        topology, own = self.topology.group(params, g)
+        return dataclasses.replace(self, topology=topology), own
+
     def decode(self, params: Params, latents: Latents, x: jax.Array | None = None) -> jax.Array:
         """Reconstruction of latents; a skip connection and layer normalisation need x as well."""
         return self.topology.decode(params, latents, x)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents
+from saejax.coders.transcoder import Transcoder
 from saejax.core.errors import DataError
 from saejax.kernels.dense import decode_dense, decode_dense_split, product
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
@@ -198,6 +199,16 @@ class CrossLayerTranscoder(nn.Module):
             {layer + i: params[name][:, i] for i in range(self.sites - layer)}
             for layer, name in enumerate(self.decoders)
         ]
+
+    @nn.nowrap
+    def group(self, params: Params, g: int) -> tuple[Transcoder, Params]:
+        """(topology, params) of layer g by itself: the transcoder that reads x_g, and writes y_g alone.
+
+        Other parameters that are of each latent, [L, F], become those of layer g.
+        """
+        own = {name: value[g] for name, value in params.items() if not name.startswith("W_dec_") and name != "W_skip"}
+        alone = Transcoder(self.d_in, self.d_sae, self.d_out or self.d_in, matmul_dtype=self.matmul_dtype)
+        return alone, own | {"W_dec": params[f"W_dec_{g}"][:, 0]}
 
 
 class SkipCrossLayerTranscoder(CrossLayerTranscoder):

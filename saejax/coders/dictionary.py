@@ -182,6 +182,11 @@ class Dictionary(nn.Module):
         return [{-1: params["W_dec"][:, -1] if self.stacked else params["W_dec"]}]
 
     @nn.nowrap
+    def group(self, params: Params, g: int) -> tuple[Any, Params]:
+        """(topology, params) of the one group of latents: of itself."""
+        return self, params
+
+    @nn.nowrap
     def _input(self, params: Params, x: jax.Array) -> jax.Array:
         into = self.encoder_input(params, x)
         return into.reshape(into.shape[0], math.prod(self.in_shape))

@@ -1,1 +1,36 @@
 """L6: features changed inside the language model, and what follows from it."""
+
+from saejax.interventions.change import Change, added, change, clamped, scaled, set_to, stacked, zero
+from saejax.interventions.controls import matched, only, without
+from saejax.interventions.inside import Inside, together
+from saejax.interventions.metrics import both, interval, kl_from, logit_difference, loss, probability, share
+from saejax.interventions.patching import Effects, estimated
+from saejax.interventions.runs import Interventions, Run, padded
+
+__all__ = [
+    "Change",
+    "Effects",
+    "Inside",
+    "Interventions",
+    "Run",
+    "added",
+    "both",
+    "change",
+    "clamped",
+    "estimated",
+    "interval",
+    "kl_from",
+    "logit_difference",
+    "loss",
+    "matched",
+    "only",
+    "padded",
+    "probability",
+    "scaled",
+    "set_to",
+    "share",
+    "stacked",
+    "together",
+    "without",
+    "zero",
+]

@@ -42,7 +42,10 @@ class Change:
 
     def __call__(self, f_RSK: jax.Array) -> jax.Array:
         """f' of the chosen latents; f itself at tokens that are left alone."""
-        new_RSK = jnp.clip(self.scale * f_RSK + self.shift, self.low, self.high)
+        scale, shift, low, high = (
+            jnp.broadcast_to(part, f_RSK.shape) for part in (self.scale, self.shift, self.low, self.high)
+        )
+        new_RSK = jnp.clip(scale * f_RSK + shift, low, high)
         at_RS = jnp.broadcast_to(self.at, f_RSK.shape[:2])
         return jnp.where(at_RS[:, :, None], new_RSK, f_RSK)
 

@@ -4,12 +4,14 @@
     y' = Dec(f')                   errors "none"
     y' = Dec(f') + e               errors given: of a clean run, or of another prompt
 
-y is what stands where the dictionary writes, f its latents of what stands where it reads, both after all that was
-changed before. For an autoencoder the two places are one; a transcoder reads mlp_in and writes mlp_out; latents of layer
-l of a cross-layer transcoder write from layer l on. Latents are computed anew behind a change; with `frozen` the norms'
-scales and attention patterns of a clean run stay, and what is left is linear between dictionaries: direct effects.
+y is what stands where the dictionary writes, f its latents of what stands where it reads, both behind all that was
+changed before them. An autoencoder reads and writes at one place; a transcoder reads mlp_in and writes mlp_out; latents
+of layer l of a cross-layer transcoder write from layer l on. A crosscoder's latents read places that come after those
+it writes, so they are given: those of a clean run.
 
-(handle_errors of Marks et al. 2024, feature-circuits; constrained_layers of circuit-tracer.)
+(`handle_errors` of Marks et al. 2024, feature-circuits; Lindsey et al. 2025.)
+
+Shape letters: R rows, S tokens, D width of a site, F latents of a group, K changed latents.
 """
 
 import dataclasses
@@ -20,11 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders import Latents
-from saejax.coders.config import LONG_AGO
-from saejax.core.errors import ConfigError
 from saejax.interventions.change import Change
-from saejax.kernels.sparse import entries
-from saejax.lm.decoder import Edit
+from saejax.lm.forward import Edit
 from saejax.trained import TrainedCoder
 
 Params = Mapping[str, Any]
@@ -34,15 +33,14 @@ Errors = Literal["own", "none"] | Mapping[str, jax.Array]
 
 @dataclasses.dataclass
 class Inside:
-    """One dictionary in one forward pass: its edits, and what they saw. Made anew for each pass.
+    """One dictionary in one forward pass: its edits, and what it saw. Made anew for each pass.
 
     Attributes:
         sae: with the model's own names of hook points (`TrainedCoder.at`).
         params: its parameters, as arrays of the program that runs.
         changes: of its latents, one after the other.
         errors: see above.
-        latents: {group: [R, S, F]} before the changes, once the pass has come there.
-        written: {hook point: [R, S, D]} that it explains there, before the changes.
+        latents: {group: [R, S, F]} before the changes, once the pass has come there; for a crosscoder, given.
     """
 
     sae: TrainedCoder
@@ -50,115 +48,121 @@ class Inside:
     changes: Sequence[Change] = ()
     errors: Errors = "own"
     latents: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
-    inputs: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
-    changed: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
-    _added: dict[int, list[tuple[jax.Array, jax.Array]]] = dataclasses.field(default_factory=dict)
+    _inputs: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
+    _changed: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
+    _deltas: dict[int, list[tuple[jax.Array, jax.Array]]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.n_groups == 1 and len(self.sae.sites.reads) > 1:
-            raise ConfigError(
-                f"{self.sae!r} reads {len(self.sae.sites.reads)} hook points for one latent: what it writes at the first "
-                "would depend on the last, which the model has not computed by then."
-            )
+        for group, f_RSF in self.latents.items():
+            self._change(group, f_RSF)
 
     @property
     def n_groups(self) -> int:
-        shape = self.sae.coder.topology.latent_shape
-        return shape[0] if len(shape) == 2 else 1
+        return n_groups(self.sae)
 
     def edits(self) -> dict[str, Edit]:
-        """{hook point: edit}. One that it only reads is left as it is."""
+        """{hook point: edit}, for all that it reads or writes."""
+        sites = self.sae.sites
+        return {name: self._edit(name) for name in sites.hook_points}
+
+    def _edit(self, name: str) -> Edit:
         reads, writes = self.sae.sites.reads, self.sae.sites.writes
 
-        def of(name: str) -> Edit:
-            def edit(value_RSD: jax.Array) -> jax.Array:
-                if name in reads:
-                    self.read(reads.index(name), value_RSD)
-                return self.write(writes.index(name), value_RSD) if name in writes else value_RSD
+        def edit(value_RSD: jax.Array) -> jax.Array:
+            if name in reads:
+                self._read(reads.index(name), value_RSD)
+            return self._write(writes.index(name), value_RSD) if name in writes else value_RSD
 
-            return edit
+        return edit
 
-        return {name: of(name) for name in self.sae.sites.hook_points}
+    def _read(self, site: int, x_RSD: jax.Array) -> None:
+        self._inputs[site] = x_RSD
+        if site in self.latents or reads_all(self.sae):
+            return
+        coder, params = self.sae.coder.group(dict(self.params), site)
+        f_BF = coder.encode(params, _tokens(x_RSD)).dense()
+        self.latents[site] = f_BF.reshape(*x_RSD.shape[:2], -1)
+        self._change(site, self.latents[site])
 
-    def read(self, site: int, x_RSD: jax.Array) -> None:
-        """Latents of what stands at a site, and the changes of them."""
-        f_RSF = self._encode(site, x_RSD)
-        self.inputs[site], self.latents[site] = x_RSD, f_RSF
+    def _change(self, group: int, f_RSF: jax.Array) -> None:
         d_sae = f_RSF.shape[-1]
         for change in self.changes:
-            own_K, at_K = change.latents // d_sae == site, change.latents % d_sae
+            at_K = change.latents % d_sae
             old_RSK = f_RSF[..., at_K]
-            delta_RSK = jnp.where(own_K, change(old_RSK) - old_RSK, 0)
-            self._added.setdefault(site, []).append((at_K, delta_RSK))
+            own_11K = (change.latents // d_sae == group)[None, None]
+            delta_RSK = jnp.where(own_11K, change(old_RSK) - old_RSK, 0)
+            self._deltas.setdefault(group, []).append((at_K, delta_RSK))
             f_RSF = f_RSF.at[..., at_K].add(delta_RSK)
-        self.changed[site] = f_RSF
+        self._changed[group] = f_RSF
 
-    def write(self, site: int, y_RSD: jax.Array) -> jax.Array:
+    def _write(self, site: int, y_RSD: jax.Array) -> jax.Array:
         """y' at a site, in y's type."""
         if self.errors == "own":
-            return y_RSD + self._delta(site, y_RSD.shape).astype(y_RSD.dtype)
-        new_RSD = self.decoded(site, self.changed)
+            return y_RSD + self._delta(site, y_RSD).astype(y_RSD.dtype) if self.changes else y_RSD
+        new_RSD = self._decoded(site, self._changed, y_RSD)
         if not isinstance(self.errors, str):
             new_RSD = new_RSD + self.errors[self.sae.sites.writes[site]]
         return new_RSD.astype(y_RSD.dtype)
 
-    def decoded(self, site: int, f: Mapping[int, jax.Array]) -> jax.Array:
-        """Dec(f) at a site, float32 [R, S, D]."""
-        outer = f[0].shape[:2]
-        topology = self.sae.coder.topology
-        if self.n_groups == 1:
-            x = self.inputs[0].reshape(-1, self.inputs[0].shape[-1])
-            y = topology.decode(self.params, Latents(f[0].reshape(-1, f[0].shape[-1]), None, topology.d_sae), x)
-            return y.reshape(*outer, -1)
-        y = sum(f[g] @ self.params[f"W_dec_{g}"][:, site - g] for g in range(site + 1)) + self.params["b_dec"][site]
-        if "W_skip" in self.params:
-            y = y + self.inputs[site].astype(jnp.float32) @ self.params["W_skip"][site]
-        return y
-
     def error(self, site: int, y_RSD: jax.Array) -> jax.Array:
-        """y - Dec(f): what stands at a site that the dictionary writes, and it does not explain."""
-        return y_RSD.astype(jnp.float32) - self.decoded(site, self.latents)
+        """y - Dec(f): what stands at a site that the dictionary writes, and it does not explain. float32 [R, S, D]"""
+        return y_RSD.astype(jnp.float32) - self._decoded(site, self.latents, y_RSD)
 
-    def _delta(self, site: int, shape: tuple[int, ...]) -> jax.Array:
-        """Dec(f') - Dec(f) at a site, of the changed latents alone."""
+    def _decoded(self, site: int, f: Mapping[int, jax.Array], y_RSD: jax.Array) -> jax.Array:
+        """Dec(f) at a site."""
+        total_RSD = sum(f[g] @ self._rows(g, site, y_RSD.shape[-1]) for g in self._writers(site))
+        return self._added(total_RSD) + self._at_rest(site, y_RSD)
+
+    def _delta(self, site: int, y_RSD: jax.Array) -> jax.Array:
+        """Dec(f') - Dec(f) at a site, from the changed latents alone."""
+        deltas = [(g, *delta) for g in self._writers(site) for delta in self._deltas.get(g, [])]
+        total_RSD = sum(delta_RSK @ self._rows(g, site, y_RSD.shape[-1])[at_K] for g, at_K, delta_RSK in deltas)
+        return self._added(total_RSD)
+
+    def _writers(self, site: int) -> range:
+        """The groups that write a site: of a cross-layer transcoder those of its layer and before."""
+        return range(site + 1) if self.n_groups > 1 else range(1)
+
+    def _rows(self, group: int, site: int, width: int) -> jax.Array:
+        """[F, D]: the part of a group's decoder rows that goes to a site."""
+        first = site - group if self.n_groups > 1 else site
+        return self.sae.coder.topology.decoder_rows(dict(self.params))[group][:, first * width : (first + 1) * width]
+
+    def _added(self, total_RSD: Any) -> jax.Array:
+        """What a sum of decoder rows adds: with layer normalisation as many times as the token is large."""
         topology = self.sae.coder.topology
-        rows = topology.decoder_rows(self.params)
-        total = jnp.zeros(shape, jnp.float32)
-        for group in range(site + 1 if self.n_groups > 1 else 1):
-            for at_K, delta_RSK in self._added.get(group, []):
-                rows_KR = rows[group][at_K]
-                if self.n_groups > 1:
-                    first = (site - group) * shape[-1]
-                    total = total + delta_RSK @ rows_KR[:, first : first + shape[-1]]
-                else:
-                    x = self.inputs[0].reshape(-1, self.inputs[0].shape[-1])
-                    out = topology.written_by(self.params, delta_RSK.reshape(-1, delta_RSK.shape[-1]) @ rows_KR, x)
-                    total = total + out.reshape(shape)
-        return total
+        if topology.stacked:
+            return total_RSD
+        added_BD = topology.written_by(dict(self.params), _tokens(total_RSD), _tokens(self._inputs[0]))
+        return added_BD.reshape(total_RSD.shape)
 
-    def _encode(self, site: int, x_RSD: jax.Array) -> jax.Array:
-        """The latents that read a site, float32 [R, S, F]."""
-        coder, outer = self.sae.coder, x_RSD.shape[:2]
-        x_BD = x_RSD.reshape(-1, x_RSD.shape[-1])
-        if self.n_groups == 1:
-            return coder.encode(dict(self.params), x_BD).dense().reshape(*outer, -1)
-        own = {name: self.params[name][site : site + 1] for name in coder.sparsity.parameters()}
-        pre_B1F = (x_BD.astype(jnp.float32) @ self.params["W_enc"][site] + self.params["b_enc"][site][None])[:, None]
-        latents = coder.sparsity(pre_B1F, lambda at: entries(pre_B1F, at), dict(self.params) | own, LONG_AGO)
-        return latents.dense()[:, 0].reshape(*outer, -1)
+    def _at_rest(self, site: int, y_RSD: jax.Array) -> jax.Array:
+        """Dec(0) at a site: the bias, and what a skip connection adds."""
+        topology, params = self.sae.coder.topology, dict(self.params)
+        one = topology.restrict(params, slice(0, 1))
+        zeros = jnp.zeros((y_RSD.shape[0] * y_RSD.shape[1], *topology.latent_shape[:-1], 1))
+        x: jax.Array | None = None
+        if self._inputs:  # of the sites that the pass has come to
+            some = next(iter(self._inputs.values()))
+            inputs = [_tokens(self._inputs.get(i, jnp.zeros_like(some))) for i in range(len(self.sae.sites.reads))]
+            x = jnp.stack(inputs, axis=1) if topology.stacked else inputs[0]
+        rest_B = topology.decode(one, Latents(zeros, None, 1), x)
+        return (rest_B[:, site] if topology.stacked else rest_B).reshape(y_RSD.shape)
 
 
-def frozen(captured: Mapping[str, jax.Array]) -> dict[str, Edit]:
-    """Edits that put values of a clean run in place: attention patterns and norms' scales, for direct effects."""
+def n_groups(sae: TrainedCoder) -> int:
+    """How many groups of latents there are, each of which reads one site: the layers of a cross-layer transcoder."""
+    shape = sae.coder.topology.latent_shape
+    return shape[0] if len(shape) == 2 else 1
 
-    def instead(value: jax.Array) -> Edit:
-        return lambda _: value
 
-    return {name: instead(value) for name, value in captured.items()}
+def reads_all(sae: TrainedCoder) -> bool:
+    """Whether one latent reads several hook points, so that its value is not known where the first is written."""
+    return n_groups(sae) == 1 and len(sae.sites.reads) > 1
 
 
 def together(*edits: Mapping[str, Edit]) -> dict[str, Edit]:
-    """The edits of several dictionaries in one pass; at one hook point the first given acts first."""
+    """The edits of several in one pass; at one hook point the first given acts first."""
     joined: dict[str, Edit] = {}
     for mapping in edits:
         for name, edit in mapping.items():
@@ -166,5 +170,19 @@ def together(*edits: Mapping[str, Edit]) -> dict[str, Edit]:
     return joined
 
 
+def instead(values: Mapping[str, jax.Array]) -> dict[str, Edit]:
+    """Edits that put values in place: attention patterns and norms' scales of a clean run, for direct effects."""
+
+    def of(value: jax.Array) -> Edit:
+        return lambda _: value
+
+    return {name: of(value) for name, value in values.items()}
+
+
 def _after(first: Edit, second: Edit) -> Edit:
     return lambda value: second(first(value))
+
+
+def _tokens(x_RSD: jax.Array) -> jax.Array:
+    """[R S, D], float32."""
+    return x_RSD.astype(jnp.float32).reshape(-1, x_RSD.shape[-1])

@@ -1,0 +1,92 @@
+"""What an intervention did, in numbers: of logits [R, S, V] one number a row, [R]; and what follows from such numbers.
+
+    logit difference   z_right - z_wrong                                              at one token of each row
+    recovered          (m - m_corrupt) / (m_clean - m_corrupt)                        1: all of it, 0: none
+    faithfulness       (m(C) - m(nothing)) / (m(M) - m(nothing))                      C: a set of features, M: all
+    completeness       the same of the complement of C: what is left without C
+    KL                 sum_v p(v) (log p(v) - log q(v))                               p clean, q changed
+
+(Marks et al. 2024, sparse feature circuits; Heimersheim and Nanda 2024, activation patching.)
+
+Shape letters: R rows, S tokens, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Measure = Callable[[jax.Array], Any]
+
+
+def at_tokens(logits_RSV: jax.Array, at: Any) -> jax.Array:
+    """[R, V], float32: the logits at place `at` of each row; one number for all of them, -1 the last."""
+    rows, length, _ = logits_RSV.shape
+    at_R = jnp.broadcast_to(jnp.asarray(at, jnp.int32), (rows,)) % length
+    return jnp.take_along_axis(logits_RSV, at_R[:, None, None], axis=1)[:, 0].astype(jnp.float32)
+
+
+def logit_difference(at: Any, right: Any, wrong: Any) -> Measure:
+    """z_right - z_wrong, [R]: at place `at`, of token ids that are one number or one a row."""
+
+    def measure(logits_RSV: jax.Array) -> jax.Array:
+        logits_RV = at_tokens(logits_RSV, at)
+        return _of(logits_RV, right) - _of(logits_RV, wrong)
+
+    return measure
+
+
+def probability(at: Any, token: Any) -> Measure:
+    """softmax(z)_token, [R]."""
+    return lambda logits_RSV: jnp.exp(_of(jax.nn.log_softmax(at_tokens(logits_RSV, at)), token))
+
+
+def loss(at: Any, token: Any) -> Measure:
+    """-log softmax(z)_token, [R], in nats."""
+    return lambda logits_RSV: -_of(jax.nn.log_softmax(at_tokens(logits_RSV, at)), token)
+
+
+def kl_from(clean_RSV: jax.Array, at: Any) -> Measure:
+    """KL(clean || changed) of the next token, [R], in nats."""
+
+    def measure(logits_RSV: jax.Array) -> jax.Array:
+        log_p_RV, log_q_RV = (jax.nn.log_softmax(at_tokens(z, at)) for z in (clean_RSV, logits_RSV))
+        return (jnp.exp(log_p_RV) * (log_p_RV - log_q_RV)).sum(-1)
+
+    return measure
+
+
+def both(**measures: Measure) -> Measure:
+    """{name: what each measures}, of one pass."""
+    return lambda logits_RSV: {name: measure(logits_RSV) for name, measure in measures.items()}
+
+
+def share(value: Any, none: Any, all_: Any) -> np.ndarray:
+    """(value - none) / (all - none): a share recovered, faithfulness or completeness; NaN where there is nothing to
+    recover.
+    """
+    value, none, all_ = (np.asarray(x, np.float64) for x in (value, none, all_))
+    whole = all_ - none
+    return np.divide(value - none, whole, out=np.full(np.broadcast(value, whole).shape, np.nan), where=whole != 0)
+
+
+def interval(values: Any, level: float = 0.95, draws: int = 2_000, seed: int = 0) -> tuple[float, float, float]:
+    """(mean, low, high): of values [R], with the interval between the quantiles of the means of rows drawn with
+    replacement (percentile bootstrap). The same seed gives the same interval. NaN rows are left out; of no row all
+    three are NaN.
+    """
+    values = np.asarray(values, np.float64).ravel()
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return (float("nan"),) * 3
+    rng = np.random.default_rng(seed)
+    means = values[rng.integers(0, len(values), (draws, len(values)))].mean(1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(values.mean()), float(low), float(high)
+
+
+def _of(values_RV: jax.Array, token: Any) -> jax.Array:
+    token_R = jnp.broadcast_to(jnp.asarray(token, jnp.int32), values_RV.shape[:1])
+    return jnp.take_along_axis(values_RV, token_R[:, None], axis=1)[:, 0]

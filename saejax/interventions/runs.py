@@ -1,0 +1,375 @@
+"""A language model with dictionaries in it: runs as it is, runs with changed latents, and many of these at once.
+
+    inside = Interventions(lm, {"mlp": sae})
+    clean = inside.run(tokens)
+    steered = inside.run(tokens, {"mlp": added(123, 5.0)})
+    effects = inside.many(tokens, [{"mlp": zero(f)} for f in range(100)], logit_difference(-1, yes, no))
+
+Shape letters: N interventions, R rows, S tokens, V vocabulary, F latents, G groups of them, D width.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.interventions.change import Change, stacked
+from saejax.interventions.inside import Inside, instead, n_groups, reads_all, together
+from saejax.kernels.batch import DATA
+from saejax.lm import LanguageModel
+from saejax.lm.rows import check_ids
+from saejax.parallel import tree_shardings
+from saejax.trained import TrainedCoder
+
+Measure = Callable[[jax.Array], Any]
+Changes = Mapping[str, Change | Sequence[Change]]
+
+# Interventions that run at once, on each device.
+_AT_ONCE = 16
+
+
+@flax.struct.dataclass
+class Run:
+    """What was seen in one pass.
+
+    Attributes:
+        logits: [R, S, V].
+        latents: {dictionary: [R, S, F], or [R, S, G, F] of a cross-layer transcoder}, before its changes.
+        errors: {dictionary: {hook point that it writes: [R, S, D]}}: what it does not explain there, before its
+            changes.
+        captured: {hook point: value}, after all changes, of what was asked for.
+    """
+
+    logits: jax.Array
+    latents: dict[str, jax.Array]
+    errors: dict[str, dict[str, jax.Array]]
+    captured: dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interventions:
+    """A language model and named dictionaries at its hook points.
+
+    Attributes:
+        lm: one that JAX runs.
+        dictionaries: {name of your choice: dictionary}.
+        mesh: `many` shares interventions out over its axis "data"; parameters lie along "latent".
+
+    Raises:
+        ConfigError: no dictionary; a hook point that the model does not have; two dictionaries that write one.
+        DataError: a dictionary of another model: of another width there, or another tokenizer.
+    """
+
+    lm: LanguageModel
+    dictionaries: Mapping[str, TrainedCoder]
+    mesh: Mesh | None = None
+
+    def __post_init__(self) -> None:
+        if not self.dictionaries:
+            raise ConfigError("There is no dictionary whose latents could be changed; give one or more.")
+        if not self.lm.pure:
+            raise ConfigError("Interventions need a model that JAX runs (lm.backend=jax), not one of PyTorch.")
+        tokenizer = self.lm.identity.get("tokenizer_sha256", "")
+        for name, sae in self.dictionaries.items():
+            if sae.origin.tokenizer and tokenizer and sae.origin.tokenizer != tokenizer:
+                raise DataError(
+                    f"{name} was made with another tokenizer, that of {sae.origin.model or 'another model'}: its "
+                    f"latents mean nothing in {self.lm.identity['model']}. Give a dictionary of this model."
+                )
+        placed = {name: sae.at(self.lm) for name, sae in self.dictionaries.items()}
+        written = [point for sae in placed.values() for point in sae.sites.writes]
+        if twice := sorted({point for point in written if written.count(point) > 1}):
+            raise ConfigError(f"Two dictionaries write {', '.join(twice)}; take one of them.")
+        object.__setattr__(self, "dictionaries", placed)
+
+    def run(
+        self,
+        tokens_RS: Any,
+        changes: Changes | None = None,
+        errors: str | Mapping[str, Mapping[str, jax.Array]] = "own",
+        held: Mapping[str, jax.Array] | None = None,
+        capture: Sequence[str] = (),
+    ) -> Run:
+        """One pass, with the changes.
+
+        Args:
+            changes: {dictionary: its change, or several, one after the other}.
+            errors: "own", what a dictionary does not explain stays; "none", it is left out; or those of another run,
+                {dictionary: {hook point: [R, S, D]}}, as in its `errors`. Dictionaries that are not named keep theirs.
+            held: {hook point: value} to keep as given, as attention patterns and norms' scales of a clean run
+                (`frozen`): what is then left is what a change does directly.
+            capture: hook points to return.
+
+        Raises:
+            ConfigError: a dictionary, hook point or kind of errors that is not there.
+            DataError: tokens, latents or positions that do not exist.
+        """
+        tokens_RS = self._checked_tokens(tokens_RS)
+        changes = self._checked(changes or {}, tokens_RS.shape)
+        kept, given = self._checked_errors(errors)
+        tokens_RS = jnp.asarray(tokens_RS)
+        return self._run(*self.params, tokens_RS, changes, given, dict(held or {}), kept, tuple(capture))
+
+    def frozen(self, tokens_RS: Any) -> dict[str, jax.Array]:
+        """{hook point: value} of attention patterns and norms' scales in a run as it is, for `held`."""
+        return self.run(tokens_RS, capture=self.lm.inner_points()).captured
+
+    def many(
+        self,
+        tokens_RS: Any,
+        changes: Sequence[Changes],
+        measure: Measure,
+        errors: str | Mapping[str, Mapping[str, jax.Array]] = "own",
+        held: Mapping[str, jax.Array] | None = None,
+        at_once: int = 0,
+    ) -> Any:
+        """`measure(logits [R, S, V])` of each of N interventions on the same rows, stacked: [N, ...].
+
+        `blocks` in one piece.
+        """
+        parts = list(self.blocks(tokens_RS, changes, measure, errors, held, at_once))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+    def blocks(
+        self,
+        tokens_RS: Any,
+        changes: Sequence[Changes],
+        measure: Measure,
+        errors: str | Mapping[str, Mapping[str, jax.Array]] = "own",
+        held: Mapping[str, jax.Array] | None = None,
+        at_once: int = 0,
+    ) -> Iterator[Any]:
+        """Results of `many`, block after block as they are known.
+
+        One program runs all blocks: interventions are vmapped, and shared out over the mesh's axis "data". What comes
+        before the first change is computed once a block. Every intervention changes the same dictionaries, as many
+        times; whoever leaves one alone gives a change of no effect (`scaled(0, 1.0)`).
+
+        Args:
+            at_once: interventions in a block; 0 takes 16 for each device.
+
+        Raises:
+            ConfigError: no intervention, or dictionaries that some change and others do not.
+        """
+        tokens_RS = self._checked_tokens(tokens_RS)
+        if not changes:
+            raise ConfigError("There is nothing to do: give one intervention or more.")
+        listed = [self._checked(one, tokens_RS.shape) for one in changes]
+        kinds = {tuple((name, len(each)) for name, each in sorted(one.items())) for one in listed}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"The interventions change different dictionaries ({'; '.join(map(str, sorted(kinds)))}); give those "
+                "that leave one alone a change of no effect, scaled(0, 1.0)."
+            )
+        together_N = {
+            name: [stacked([one[name][i] for one in listed]) for i in range(len(listed[0][name]))] for name in listed[0]
+        }
+        n, (kept, errors_given) = len(listed), self._checked_errors(errors)
+        data = self.mesh.shape[DATA] if self.mesh else 1
+        size = -(-min(at_once or _AT_ONCE * data, n) // data) * data
+
+        @jax.jit
+        def block(changes_N: Any, lm_params: Any, params: Any, *rest: Any) -> Any:
+            def one(changes: Any) -> Any:
+                tokens, given, held = rest
+                return measure(self._forward(lm_params, params, tokens, changes, given, held, kept).logits)
+
+            return jax.vmap(one)(changes_N)
+
+        rest = jnp.asarray(tokens_RS), errors_given, dict(held or {})
+        for start in range(0, n, size):
+            # The last block is filled up with its last intervention.
+            at = np.minimum(np.arange(start, start + size), n - 1)
+            part = jax.tree.map(lambda leaf, at=at: leaf[at], together_N)
+            if self.mesh is not None:
+                part = jax.device_put(part, NamedSharding(self.mesh, PartitionSpec(DATA)))
+            result = block(part, *self.params, *rest)
+            yield jax.tree.map(lambda leaf, start=start: np.asarray(leaf)[: n - start], result)
+
+    @property
+    def params(self) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
+        """Those of the language model, and of the dictionaries by name: what a program of one's own takes."""
+        return self._lm_params, self._params
+
+    def logits_with(
+        self,
+        params: Any,
+        tokens_RS: jax.Array,
+        changes: Changes,
+        added: Mapping[str, jax.Array],
+        held: Mapping[str, jax.Array],
+    ) -> jax.Array:
+        """[R, S, V] with changes, and then {hook point: value} added to what stands there. Pure; nothing is checked."""
+        listed = {name: (given,) if isinstance(given, Change) else tuple(given) for name, given in changes.items()}
+        return self._forward(*params, tokens_RS, listed, {}, held, added=added).logits
+
+    # --- one pass -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _lm_params(self) -> Any:
+        return self.lm.params if self.mesh is None else self.lm.placed(self.mesh)
+
+    @functools.cached_property
+    def _params(self) -> dict[str, dict[str, jax.Array]]:
+        params = {}
+        for name, sae in self.dictionaries.items():
+            own = {key: jnp.asarray(value, jnp.float32) for key, value in sae.params.items()}
+            if self.mesh is not None:
+                own = jax.device_put(own, tree_shardings(self.mesh, own, sae.coder.logical_axes()))
+            params[name] = own
+        return params
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., Run]:
+        return jax.jit(self._forward, static_argnums=(6, 7))
+
+    def _forward(
+        self,
+        lm_params: Any,
+        params: Mapping[str, Any],
+        tokens_RS: jax.Array,
+        changes: Mapping[str, Sequence[Change]],
+        given: Mapping[str, Mapping[str, jax.Array]],
+        held: Mapping[str, jax.Array],
+        errors: Literal["own", "none"] = "own",
+        capture: tuple[str, ...] = (),
+        added: Mapping[str, jax.Array] | None = None,
+    ) -> Run:
+        latents = self._latents_first(lm_params, params, tokens_RS)
+        insides = {
+            name: Inside(sae, params[name], changes.get(name, ()), given.get(name, errors), dict(latents.get(name, {})))
+            for name, sae in self.dictionaries.items()
+        }
+        seen: dict[str, jax.Array] = {}
+        points = tuple(point for sae in self.dictionaries.values() for point in sae.sites.writes)
+
+        def plus(value: jax.Array) -> Callable[[jax.Array], jax.Array]:
+            return lambda old: old + value
+
+        def before(name: str) -> Callable[[jax.Array], jax.Array]:
+            def look(value: jax.Array) -> jax.Array:
+                seen[name] = value
+                return value
+
+            return look
+
+        edits = together(
+            instead(held),
+            {name: before(name) for name in points},
+            *(inside.edits() for inside in insides.values()),
+            {name: plus(value) for name, value in (added or {}).items()},
+        )
+        logits, captured = self._apply(lm_params, tokens_RS, capture, edits)
+        own = {
+            name: {point: inside.error(i, seen[point]) for i, point in enumerate(inside.sae.sites.writes)}
+            for name, inside in insides.items()
+        }
+        return Run(logits, {name: _joined(inside) for name, inside in insides.items()}, own, captured)
+
+    def _latents_first(self, lm_params: Any, params: Mapping[str, Any], tokens_RS: jax.Array) -> dict[str, Any]:
+        """{crosscoder: {0: its latents in a run as it is}}."""
+        wanted = {name: sae for name, sae in self.dictionaries.items() if reads_all(sae)}
+        if not wanted:
+            return {}
+        points = tuple({point for sae in wanted.values() for point in sae.sites.reads})
+        _, captured = self._apply(lm_params, tokens_RS, points, {})
+        found = {}
+        for name, sae in wanted.items():
+            x_RSLD = jnp.stack([captured[point] for point in sae.sites.reads], axis=2)
+            f = sae.coder.encode(dict(params[name]), x_RSLD.reshape(-1, *x_RSLD.shape[2:]).astype(jnp.float32))
+            found[name] = {0: f.dense().reshape(*x_RSLD.shape[:2], -1)}
+        return found
+
+    def _apply(self, lm_params: Any, tokens_RS: jax.Array, capture: Sequence[str], edits: Any) -> Any:
+        rows, length = tokens_RS.shape
+        positions = jnp.broadcast_to(jnp.arange(length)[None], (rows, length))
+        return self.lm.apply(lm_params, tokens_RS, positions, jnp.zeros_like(positions), capture, edits)
+
+    # --- what is refused ------------------------------------------------------------------------------------------
+
+    def _checked_tokens(self, tokens_RS: Any) -> np.ndarray:
+        lengths = {len(row) for row in tokens_RS}
+        if len(lengths) > 1:
+            raise DataError(f"Rows of {sorted(lengths)} tokens do not run together; fill them up with `padded`.")
+        tokens = np.asarray(tokens_RS)
+        if 0 in tokens.shape:
+            raise DataError("A prompt has no tokens: there is nothing to run.")
+        check_ids("tokens", tokens, self.lm.config.vocab_size)
+        if tokens.shape[1] > self.lm.config.context_length:
+            raise DataError(f"The rows have {tokens.shape[1]} tokens; the model reads {self.lm.config.context_length}.")
+        return tokens
+
+    def _checked(self, changes: Changes, shape: tuple[int, int]) -> dict[str, tuple[Change, ...]]:
+        checked = {}
+        for name, given in changes.items():
+            sae = self._named(name)
+            listed = (given,) if isinstance(given, Change) else tuple(given)
+            for change in listed:
+                _check(change, sae, name, shape)
+            checked[name] = listed
+        return checked
+
+    def _checked_errors(self, errors: Any) -> tuple[Literal["own", "none"], dict[str, dict[str, jax.Array]]]:
+        """What happens to the errors of dictionaries for which none are given, and those given."""
+        if errors in ("own", "none"):
+            return errors, {}
+        if isinstance(errors, str):
+            raise ConfigError(f"errors is {errors!r}; it is own, none, or the errors of another run.")
+        for name, given in errors.items():
+            if missing := set(self._named(name).sites.writes) - given.keys():
+                raise ConfigError(f"errors of {name} lack {', '.join(sorted(missing))}; give those of a whole run.")
+        return "own", {name: dict(given) for name, given in errors.items()}
+
+    def _named(self, name: str) -> TrainedCoder:
+        if name not in self.dictionaries:
+            raise ConfigError(f"There is no dictionary {name!r}; there are {', '.join(self.dictionaries)}.")
+        return self.dictionaries[name]
+
+
+def _check(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, int]) -> None:
+    """Raises DataError for a latent that the dictionary does not have, or numbers that fit no token."""
+    if isinstance(change.latents, jax.core.Tracer):
+        return
+    latents = np.asarray(change.latents)
+    if not latents.size:
+        raise DataError(f"A change of {name} names no latent.")
+    if latents.min() < 0 or latents.max() >= sae.n_latents:
+        wrong = latents[(latents < 0) | (latents >= sae.n_latents)][0]
+        raise DataError(f"{name} has no latent {wrong}; its latents are 0 to {sae.n_latents - 1}.")
+    shapes = {"at": (change.at.shape, shape)}
+    for part in ("scale", "shift", "low", "high"):
+        shapes[part] = getattr(change, part).shape, (*shape, latents.size)
+    for part, (got, want) in shapes.items():
+        try:
+            fits = np.broadcast_shapes(got, want) == want
+        except ValueError:
+            fits = False
+        if not fits:
+            raise DataError(f"`{part}` of a change of {name} is {got}; the tokens (and latents) are {want}.")
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens [R, S] filled up behind, the place of each row's last token [R]): rows that run together.
+
+    Nothing attends to what stands behind it, so that a row gives what it gives alone.
+
+    Raises:
+        DataError: no prompt, or one without a token.
+    """
+    if not prompts or not all(map(len, prompts)):
+        raise DataError("A prompt has no tokens: there is nothing to run.")
+    longest = max(map(len, prompts))
+    rows = [np.pad(np.asarray(row, np.int32), (0, longest - len(row))) for row in prompts]
+    return np.stack(rows), np.asarray([len(row) - 1 for row in prompts])
+
+
+def _joined(inside: Inside) -> jax.Array:
+    groups = [inside.latents[g] for g in range(n_groups(inside.sae))]
+    return jnp.stack(groups, axis=2) if len(groups) > 1 else groups[0]
