@@ -114,6 +114,12 @@ def _push(line: Line) -> None:
     run_push(line.words, flag["format"], flag["private"], flag["folder"], flag["revision"], flag["step"])
 
 
+def _steer(line: Line) -> None:
+    from saejax.app.steer import run_steer
+
+    run_steer(line.words, line.flags)
+
+
 def _hooks(line: Line) -> int:
     from saejax.app.experiment import experiment
     from saejax.app.hook_list import print_experiment, print_model
@@ -284,6 +290,36 @@ command continues after Ctrl-C; the report shows them. Exits with 1 when some fe
             partial(flags.DEFINE_float, "timeout", 120.0, "Seconds to wait for an answer.", lower_bound=1.0),
             _redo("Ask again although there is an answer; the new one counts."),
             partial(flags.DEFINE_boolean, "dry_run", False, "Say how many requests and tokens it takes, and stop."),
+        ),
+    ),
+    "steer": Command(
+        """\
+Let the model continue a prompt, as it is and with some latents of a dictionary changed.
+
+    saejax steer runs/quickstart --feature=123 --scale=5 "Once upon a time"
+    saejax steer runs/quickstart --feature=3,17 --operation=zero "prompt" "another prompt"
+    saejax steer their/folder --model=owner/name --feature=2:123 "prompt"      latent 123 of layer 2
+
+The dictionary is a run, a saved folder, another project's, or of the hub. The change acts in every step, at every token
+but the model's bos. What the dictionary does not explain stays as it is.
+""",
+        _steer,
+        takes="words",
+        flags=(
+            partial(flags.DEFINE_string, "feature", "", "Which latents: 123, 3,17, or layer:latent."),
+            partial(flags.DEFINE_float, "scale", 5.0, "The number of the operation, in the latent's own unit."),
+            partial(
+                flags.DEFINE_string,
+                "operation",
+                "add",
+                "add (f + scale), set (f = scale), scale (scale f), zero (f = 0), least, most (f no lower, no higher).",
+            ),
+            partial(flags.DEFINE_integer, "tokens", 40, "How many tokens are written.", lower_bound=1),
+            partial(flags.DEFINE_float, "temperature", 0.0, "0 takes the likeliest token.", lower_bound=0.0),
+            partial(flags.DEFINE_float, "top_p", 1.0, "Draw from the likeliest tokens that make up this share."),
+            partial(flags.DEFINE_integer, "seed", 0, "Of the draws."),
+            partial(flags.DEFINE_string, "model", "", "The language model, where the dictionary does not say."),
+            partial(flags.DEFINE_boolean, "past_end", False, "Go on behind the token that ends a text."),
         ),
     ),
     "sweep": Command(

@@ -60,7 +60,7 @@ def change(
 ) -> Change:
     """A `Change`, with numbers that change nothing where none are given."""
     numbers = (jnp.asarray(value, jnp.float32) for value in (scale, shift, low, high))
-    return Change(jnp.asarray(latents, jnp.int32).reshape(-1), jnp.asarray(at, bool), *numbers)
+    return Change(_numbers(latents), jnp.asarray(at, bool), *numbers)
 
 
 def zero(latents: Any, at: Any = True) -> Change:
@@ -71,6 +71,15 @@ def zero(latents: Any, at: Any = True) -> Change:
 def set_to(latents: Any, value: Any, at: Any = True) -> Change:
     """f' = value, broadcast against [R, S, K]: a mean, a number, or the latents of another run (a patch)."""
     return change(latents, at, scale=0.0, shift=value)
+
+
+def patched(latents: Any, source: Any, at: Any = True) -> Change:
+    """f' = f of another run, token by token: `source` holds all its latents, [R, S, F] or [R, S, G, F]. Rows of other
+    prompts in `source` make it a resampling.
+    """
+    latents = _numbers(latents)
+    source = jnp.asarray(source)
+    return change(latents, at, scale=0.0, shift=source.reshape(*source.shape[:2], -1)[..., latents])
 
 
 def scaled(latents: Any, factor: Any, at: Any = True) -> Change:
@@ -115,3 +124,7 @@ def stacked(changes: Sequence[Change]) -> Change:
         return jnp.stack([jnp.broadcast_to(value, shape) for value in values])
 
     return jax.tree.map(joined, *map(filled, changes))
+
+
+def _numbers(latents: Any) -> jax.Array:
+    return jnp.asarray(list(latents) if isinstance(latents, range) else latents, jnp.int32).reshape(-1)

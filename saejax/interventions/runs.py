@@ -112,7 +112,7 @@ class Interventions:
             DataError: tokens, latents or positions that do not exist.
         """
         tokens_RS = self._checked_tokens(tokens_RS)
-        changes = self._checked(changes or {}, tokens_RS.shape)
+        changes = self.checked(changes or {}, tokens_RS.shape)
         kept, given = self._checked_errors(errors)
         tokens_RS = jnp.asarray(tokens_RS)
         return self._run(*self.params, tokens_RS, changes, given, dict(held or {}), kept, tuple(capture))
@@ -161,7 +161,7 @@ class Interventions:
         tokens_RS = self._checked_tokens(tokens_RS)
         if not changes:
             raise ConfigError("There is nothing to do: give one intervention or more.")
-        listed = [self._checked(one, tokens_RS.shape) for one in changes]
+        listed = [self.checked(one, tokens_RS.shape) for one in changes]
         kinds = {tuple((name, len(each)) for name, each in sorted(one.items())) for one in listed}
         if len(kinds) > 1:
             raise ConfigError(
@@ -306,10 +306,16 @@ class Interventions:
             raise DataError(f"The rows have {tokens.shape[1]} tokens; the model reads {self.lm.config.context_length}.")
         return tokens
 
-    def _checked(self, changes: Changes, shape: tuple[int, int]) -> dict[str, tuple[Change, ...]]:
+    def checked(self, changes: Changes, shape: tuple[int, int]) -> dict[str, tuple[Change, ...]]:
+        """The changes of each dictionary, if rows of this shape [R, S] can have them.
+
+        Raises:
+            ConfigError: no such dictionary.
+            DataError: latents or tokens that do not exist.
+        """
         checked = {}
         for name, given in changes.items():
-            sae = self._named(name)
+            sae = self.named(name)
             listed = (given,) if isinstance(given, Change) else tuple(given)
             for change in listed:
                 _check(change, sae, name, shape)
@@ -323,11 +329,12 @@ class Interventions:
         if isinstance(errors, str):
             raise ConfigError(f"errors is {errors!r}; it is own, none, or the errors of another run.")
         for name, given in errors.items():
-            if missing := set(self._named(name).sites.writes) - given.keys():
+            if missing := set(self.named(name).sites.writes) - given.keys():
                 raise ConfigError(f"errors of {name} lack {', '.join(sorted(missing))}; give those of a whole run.")
         return "own", {name: dict(given) for name, given in errors.items()}
 
-    def _named(self, name: str) -> TrainedCoder:
+    def named(self, name: str) -> TrainedCoder:
+        """The dictionary of this name. Raises ConfigError where there is none."""
         if name not in self.dictionaries:
             raise ConfigError(f"There is no dictionary {name!r}; there are {', '.join(self.dictionaries)}.")
         return self.dictionaries[name]

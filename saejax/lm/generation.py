@@ -24,8 +24,9 @@ from saejax.lm import decoder
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.rows import check_ids
 
-# What a step edits, by the place of each of its tokens in its row's text [B, S]: 0 is the first, negative is filling.
-EditsAt = Callable[[jax.Array], Mapping[str, decoder.Edit]]
+# What a step edits, by the place of each of its tokens in its row's text [B, S] (0 is the first, negative is filling),
+# and by arrays that the caller gives along, such as a dictionary's parameters.
+EditsAt = Callable[[jax.Array, Any], Mapping[str, decoder.Edit]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,7 @@ def extend(
     cache: Cache,
     tokens_BS: jax.Array,
     edits: Mapping[str, decoder.Edit] | EditsAt | None = None,
+    given: Any = None,
     capture: Sequence[str] = (),
 ) -> tuple[jax.Array, dict[str, jax.Array], Cache]:
     """(logits [B, S, V], {hook point: activation}, the cache with these tokens) of S more tokens of each row. Pure.
@@ -111,7 +113,7 @@ def extend(
         return decoder.attended(config, q, k, v, _visible(column_S, cache.filling, room, window), tap)
 
     attends = [functools.partial(attend, layer) for layer in range(config.n_layer)]
-    named = edits(place_BS) if callable(edits) else edits or {}
+    named = edits(place_BS, given) if callable(edits) else edits or {}
     with jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None):
         logits_BSV, captured = decoder.forward(
             config, params, tokens_BS, jnp.maximum(place_BS, 0), attends, frozenset(capture), named
@@ -149,6 +151,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     edits: Mapping[str, decoder.Edit] | EditsAt | None = None,
+    given: Any = None,
 ) -> Iterator[np.ndarray]:
     """The next token of each row, int [B], one array a step, as soon as it is known; -1 in rows that have ended.
 
@@ -171,15 +174,17 @@ def generate(
     tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (n, 0)) for row, n in zip(prompts, filling_B, strict=True)])
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def step(params: decoder.Params, cache: Cache, tokens_BS: jax.Array, key: jax.Array) -> tuple[jax.Array, Cache]:
-        logits_BSV, _, cache = extend(config, params, cache, tokens_BS, edits)
+    def step(
+        params: decoder.Params, cache: Cache, tokens_BS: jax.Array, key: jax.Array, given: Any
+    ) -> tuple[jax.Array, Cache]:
+        logits_BSV, _, cache = extend(config, params, cache, tokens_BS, edits, given)
         return choose(logits_BSV[:, -1], sampling, key), cache
 
     cache = start_cache(config, jnp.asarray(filling_B), room, params["W_E"].dtype)
     going_B, root = np.ones(len(prompts), bool), jax.random.key(sampling.seed)
     new_BS = jnp.asarray(tokens_BS)
     for number in range(sampling.tokens):
-        next_B, cache = step(params, cache, new_BS, jax.random.fold_in(root, number))
+        next_B, cache = step(params, cache, new_BS, jax.random.fold_in(root, number), given)
         yield np.where(going_B, np.asarray(next_B), -1)
         going_B &= ~np.isin(np.asarray(next_B), sampling.stop)
         if not going_B.any():

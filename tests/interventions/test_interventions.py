@@ -20,6 +20,7 @@ from saejax.interventions import (
     kl_from,
     logit_difference,
     padded,
+    patched,
     probability,
     scaled,
     set_to,
@@ -155,7 +156,7 @@ def test_all_features_and_errors_of_a_source_are_the_source() -> None:
     """Two autoencoders after each other, and the dictionary's own place: the rest of the run is the source's."""
     inside = Interventions(LM, {"sae": dictionary()})
     source = inside.run(OTHERS)
-    change = set_to(jnp.arange(F), source.latents["sae"])
+    change = patched(range(F), source.latents["sae"])
     got = inside.run(TOKENS, {"sae": change}, errors=source.errors, capture=["blocks.1.resid_post"])
     want = inside.run(OTHERS, capture=["blocks.1.resid_post"])
     np.testing.assert_allclose(got.logits, source.logits, rtol=1e-5, atol=1e-5)

@@ -18,6 +18,7 @@ from saejax.interventions import (
     logit_difference,
     matched,
     only,
+    patched,
     set_to,
     share,
     without,
@@ -78,7 +79,7 @@ def test_many_steps_add_up_to_what_putting_the_source_in_does() -> None:
     """Completeness of integrated gradients through a whole block and the norms: the sum's error falls as 1 / steps."""
     inside = Interventions(LM, {"sae": dictionary()})
     source, clean = inside.run(OTHERS), inside.run(TOKENS)
-    there = inside.run(TOKENS, {"sae": set_to(jnp.arange(F), source.latents["sae"])}, errors=source.errors)
+    there = inside.run(TOKENS, {"sae": patched(range(F), source.latents["sae"])}, errors=source.errors)
     whole = float((_linear(there.logits) - _linear(clean.logits)).sum())
     misses = []
     for steps in (1, 10, 100):

@@ -24,8 +24,8 @@ def gpt2() -> tuple[Any, Any]:
     return checkpoint.architecture(CONFIG, "").read_config(CONFIG), jax.tree.map(jnp.asarray, random_params(CONFIG))
 
 
-def _all(config: Any, params: Any, prompts: Any, sampling: Sampling, edits: Any = None) -> np.ndarray:
-    return np.stack(list(generate(config, params, prompts, sampling, edits)), axis=1)
+def _all(config: Any, params: Any, prompts: Any, sampling: Sampling, *edits: Any) -> np.ndarray:
+    return np.stack(list(generate(config, params, prompts, sampling, *edits)), axis=1)
 
 
 def _gpt2_of_transformers() -> Any:
@@ -84,7 +84,7 @@ def test_edits_act_in_every_step(gpt2: tuple[Any, Any]) -> None:
     push = jnp.asarray(np.random.default_rng(1).normal(size=config.d_model), jnp.float32)[None, None] * 3
     edits = {"blocks.1.resid_post": lambda x: x + push}
 
-    def later(place: jax.Array) -> Any:
+    def later(place: jax.Array, push: jax.Array) -> Any:
         return {"blocks.1.resid_post": lambda x: x + jnp.where(place[..., None] >= 3, push, 0)}
 
     def by_hand(edits: Any) -> list[list[int]]:
@@ -98,10 +98,10 @@ def test_edits_act_in_every_step(gpt2: tuple[Any, Any]) -> None:
         return [row[-5:] for row in rows]
 
     plain, steered = (_all(config, params, PROMPTS, Sampling(tokens=5), e) for e in (None, edits))
-    at_places = _all(config, params, PROMPTS, Sampling(tokens=5), later)
+    at_places = _all(config, params, PROMPTS, Sampling(tokens=5), later, push)
     assert (plain != steered).any() and (steered != at_places).any()
     assert steered.tolist() == by_hand(edits)
-    assert at_places.tolist() == by_hand(later(jnp.arange(14)[None]))
+    assert at_places.tolist() == by_hand(later(jnp.arange(14)[None], push))
 
 
 def test_rows_end_at_their_stop(gpt2: tuple[Any, Any]) -> None:

@@ -1,0 +1,138 @@
+"""`saejax steer`: what a model writes after a prompt, as it is and with some latents of a dictionary changed."""
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.app import console
+from saejax.app.evaluated import coder_of, experiment_of
+from saejax.app.loading import is_run, load
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError
+from saejax.interventions import (
+    Change,
+    Interventions,
+    added,
+    clamped,
+    kl_from,
+    scaled,
+    set_to,
+    steered,
+    zero,
+)
+from saejax.lm import LanguageModel, load_lm
+from saejax.lm.generation import Sampling, generate
+from saejax.trained import TrainedCoder
+
+# (latents, number, at) -> change, and how it reads.
+_OPERATIONS: dict[str, tuple[Callable[[Any, float, Any], Change], str]] = {
+    "add": (added, "f + {0:g}"),
+    "set": (set_to, "f = {0:g}"),
+    "scale": (scaled, "{0:g} f"),
+    "zero": (lambda latents, _, at: zero(latents, at), "f = 0"),
+    "least": (lambda latents, number, at: clamped(latents, low=number, at=at), "f at least {0:g}"),
+    "most": (lambda latents, number, at: clamped(latents, high=number, at=at), "f at most {0:g}"),
+}
+OPERATIONS = tuple(_OPERATIONS)
+_WIDTH = 110
+
+
+def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
+    """`saejax steer DICTIONARY PROMPT`: print both texts.
+
+    Raises:
+        ConfigError: words, features or an operation that are not there, or no model.
+        DataError: the dictionary, the model or the prompt cannot be read.
+    """
+    if not flags["feature"]:
+        raise ConfigError("--feature is missing: which latents, as in --feature=123 or --feature=3,17.")
+    if len(words) < 2:
+        raise ConfigError('Give a dictionary and a prompt: saejax steer runs/quickstart --feature=123 "Once upon a"')
+    if flags["operation"] not in _OPERATIONS:
+        raise ConfigError(f"No operation {flags['operation']!r}.{nearest(flags['operation'], OPERATIONS)}")
+    place, prompts = words[0], list(words[1:])
+    sae, lm = _loaded(place, flags["model"])
+    latents = features(flags["feature"], sae)
+    if not isinstance(lm, LanguageModel):
+        raise ConfigError("Steering needs a model that JAX runs (lm.backend=jax), not one of PyTorch.")
+    inside = Interventions(lm, {place: sae})
+    bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
+    rows = [bos + lm.tokenizer.encode(prompt) for prompt in prompts]
+    stop = () if flags["past_end"] else tuple(lm.tokenizer.special_ids)
+    sampling = Sampling(flags["tokens"], flags["temperature"], flags["top_p"], flags["seed"], stop)
+    make, reads = _OPERATIONS[flags["operation"]]
+
+    def change(at: Any) -> Change:
+        return make(latents, flags["scale"], at)
+
+    given = steered(inside, place, change, rows, sampling, len(bos))
+    with_change = _written(given)
+    without = _written(generate(lm.config, lm.params, rows, sampling))
+    console.say(f"{lm.identity['model']}, {sae!r}")
+    console.say(f"latent {flags['feature']}: {reads.format(flags['scale'])}, at every token" + " but bos" * bool(bos))
+    for i, prompt in enumerate(prompts):
+        console.say()
+        console.say(textwrap.fill(prompt, _WIDTH, initial_indent="prompt   ", subsequent_indent=" " * 9))
+        console.say(f"         {_about(inside, place, latents, rows[i], change, len(bos))}")
+        for title, texts in (("without", without), ("with", with_change)):
+            text = lm.tokenizer.decode_inside(texts[i])
+            lines = text.splitlines() or [""]
+            console.say("\n".join(f"{title if j == 0 else '':<7}| {line}" for j, line in enumerate(lines)))
+
+
+def _loaded(place: str, model: str) -> tuple[TrainedCoder, Any]:
+    """The dictionary and the language model that it belongs to."""
+    evaluated = (Path(place) / "eval.json").is_file()
+    if is_run(place) or evaluated:
+        sae, e = coder_of(Path(place)), experiment_of(place)
+        if not model:
+            return sae, load_lm(e.lm.model, e.lm.revision, e.lm.dtype, e.lm.backend, e.lm.device)
+    else:
+        sae = load(place)
+    if not (model or sae.origin.model):
+        raise ConfigError(f"{place} does not say which language model it belongs to: --model=owner/name")
+    return sae, load_lm(model or sae.origin.model, "" if model else sae.origin.revision)
+
+
+def features(text: str, sae: TrainedCoder) -> list[int]:
+    """Latents from `123`, `3,17`, or `layer:latent` of a cross-layer transcoder, whose layers count from its first.
+
+    Raises:
+        ConfigError: something else, or a latent that the dictionary does not have.
+    """
+    shape, latents = sae.coder.topology.latent_shape, []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(?:(\d+):)?(\d+)\s*", part)
+        if not match:
+            raise ConfigError(f"--feature={text}: give numbers, as in 123 or 3,17; of a layer, 2:123.")
+        group, latent = int(match[1] or 0), int(match[2])
+        if match[1] and (len(shape) == 1 or group >= shape[0]):
+            layers = f"0 to {shape[0] - 1}" if len(shape) == 2 else "none: it has one group of latents"
+            raise ConfigError(f"--feature={part.strip()}: there is no layer {group} of latents; there are {layers}.")
+        largest = shape[-1] if match[1] else sae.n_latents
+        if latent >= largest:
+            raise ConfigError(f"--feature={part.strip()}: the latents are 0 to {largest - 1}.")
+        latents.append(group * shape[-1] + latent)
+    return latents
+
+
+def _written(steps: Any) -> list[list[int]]:
+    """The tokens of each row, up to its end."""
+    columns = list(steps)
+    return [[int(token) for token in row if token >= 0] for row in np.stack(columns, axis=1)]
+
+
+def _about(inside: Interventions, name: str, latents: list[int], row: list[int], change: Any, first: int) -> str:
+    """What the latents do in the prompt as it is, and how far the next token's distribution moves."""
+    clean = inside.run([row])
+    f_SK = np.asarray(clean.latents[name]).reshape(len(row), -1)[first:, latents]
+    fires = (f_SK != 0).any(1).sum()
+    at = np.arange(len(row))[None] >= first
+    changed = inside.run([row], {name: change(at)})
+    kl = float(kl_from(clean.logits, -1)(changed.logits)[0])
+    most = f", at most {np.abs(f_SK).max():.3g}" if fires else ""
+    return f"fires at {fires} of {len(f_SK)} tokens{most}; the next token's distribution moves by {kl:.3g} nats (KL)"

@@ -1,0 +1,55 @@
+"""Generation with changed latents in every step.
+
+(Templeton et al. 2024: features clamped or added to while the model writes.)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.core.errors import ConfigError
+from saejax.interventions.change import Change
+from saejax.interventions.inside import Inside, reads_all
+from saejax.interventions.runs import Interventions
+from saejax.lm.generation import Sampling, generate
+
+# The change of tokens where `at` [B, S] is true.
+ChangeAt = Callable[[jax.Array], Change]
+
+
+def steered(
+    inside: Interventions,
+    name: str,
+    change: ChangeAt,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    first: int = 0,
+) -> Iterator[np.ndarray]:
+    """The next token of each row, int [B], as `generate` gives them, with one dictionary's latents changed.
+
+    Args:
+        name: of the dictionary.
+        change: at -> the change, as in lambda at: added(123, 5.0, at).
+        first: the place of the first token that is changed; 1 spares the model's bos.
+
+    Raises:
+        ConfigError: no such dictionary; one whose latents read hook points behind those that they write.
+        DataError: as `generate`.
+    """
+    sae = inside.named(name)
+    if reads_all(sae):
+        raise ConfigError(
+            f"{name} reads several hook points for one latent, so that it cannot steer while a text is written. Take "
+            "a dictionary of one hook point, or Interventions.run on a whole text."
+        )
+
+    def edits(place_BS: jax.Array, params: Any) -> Any:
+        return Inside(sae, params, [change(place_BS >= first)]).edits()
+
+    # What cannot be changed is refused before anything runs.
+    inside.checked({name: change(jnp.ones((1, 1), bool))}, (1, 1))
+    lm_params, params = inside.params
+    yield from generate(inside.lm.config, lm_params, prompts, sampling, edits, params[name])
