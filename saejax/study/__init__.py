@@ -1,0 +1,1 @@
+"""L8: one command from a behaviour of a language model to the features that cause it."""
