@@ -19,17 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import ConfigError
 from saejax.interventions.change import Change, stacked
+from saejax.interventions.checks import Changes, checked_changes, checked_errors, checked_tokens, named, placed
 from saejax.interventions.inside import Inside, instead, n_groups, reads_all, together
 from saejax.kernels.batch import DATA
 from saejax.lm import LanguageModel
-from saejax.lm.rows import check_ids
 from saejax.parallel import tree_shardings
 from saejax.trained import TrainedCoder
 
 Measure = Callable[[jax.Array], Any]
-Changes = Mapping[str, Change | Sequence[Change]]
 
 # Interventions that run at once, on each device.
 _AT_ONCE = 16
@@ -72,22 +71,11 @@ class Interventions:
     mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
-        if not self.dictionaries:
-            raise ConfigError("There is no dictionary whose latents could be changed; give one or more.")
-        if not self.lm.pure:
-            raise ConfigError("Interventions need a model that JAX runs (lm.backend=jax), not one of PyTorch.")
-        tokenizer = self.lm.identity.get("tokenizer_sha256", "")
-        for name, sae in self.dictionaries.items():
-            if sae.origin.tokenizer and tokenizer and sae.origin.tokenizer != tokenizer:
-                raise DataError(
-                    f"{name} was made with another tokenizer, that of {sae.origin.model or 'another model'}: its "
-                    f"latents mean nothing in {self.lm.identity['model']}. Give a dictionary of this model."
-                )
-        placed = {name: sae.at(self.lm) for name, sae in self.dictionaries.items()}
-        written = [point for sae in placed.values() for point in sae.sites.writes]
-        if twice := sorted({point for point in written if written.count(point) > 1}):
-            raise ConfigError(f"Two dictionaries write {', '.join(twice)}; take one of them.")
-        object.__setattr__(self, "dictionaries", placed)
+        object.__setattr__(self, "dictionaries", placed(self.lm, self.dictionaries))
+
+    def named(self, name: str) -> TrainedCoder:
+        """The dictionary of this name. Raises ConfigError where there is none."""
+        return named(self.dictionaries, name)
 
     def run(
         self,
@@ -111,9 +99,9 @@ class Interventions:
             ConfigError: a dictionary, hook point or kind of errors that is not there.
             DataError: tokens, latents or positions that do not exist.
         """
-        tokens_RS = self._checked_tokens(tokens_RS)
-        changes = self.checked(changes or {}, tokens_RS.shape)
-        kept, given = self._checked_errors(errors)
+        tokens_RS = checked_tokens(self.lm, tokens_RS)
+        changes = checked_changes(self.dictionaries, changes or {}, tokens_RS.shape)
+        kept, given = checked_errors(self.dictionaries, errors)
         tokens_RS = jnp.asarray(tokens_RS)
         return self._run(*self.params, tokens_RS, changes, given, dict(held or {}), kept, tuple(capture))
 
@@ -158,10 +146,10 @@ class Interventions:
         Raises:
             ConfigError: no intervention, or dictionaries that some change and others do not.
         """
-        tokens_RS = self._checked_tokens(tokens_RS)
+        tokens_RS = checked_tokens(self.lm, tokens_RS)
         if not changes:
             raise ConfigError("There is nothing to do: give one intervention or more.")
-        listed = [self.checked(one, tokens_RS.shape) for one in changes]
+        listed = [checked_changes(self.dictionaries, one, tokens_RS.shape) for one in changes]
         kinds = {tuple((name, len(each)) for name, each in sorted(one.items())) for one in listed}
         if len(kinds) > 1:
             raise ConfigError(
@@ -171,7 +159,7 @@ class Interventions:
         together_N = {
             name: [stacked([one[name][i] for one in listed]) for i in range(len(listed[0][name]))] for name in listed[0]
         }
-        n, (kept, errors_given) = len(listed), self._checked_errors(errors)
+        n, (kept, errors_given) = len(listed), checked_errors(self.dictionaries, errors)
         data = self.mesh.shape[DATA] if self.mesh else 1
         size = -(-min(at_once or _AT_ONCE * data, n) // data) * data
 
@@ -208,7 +196,8 @@ class Interventions:
     ) -> jax.Array:
         """[R, S, V] with changes, and then {hook point: value} added to what stands there. Pure; nothing is checked."""
         listed = {name: (given,) if isinstance(given, Change) else tuple(given) for name, given in changes.items()}
-        return self._forward(*params, tokens_RS, listed, {}, held, added=added).logits
+        lm_params, own = params
+        return self._forward(lm_params, own, tokens_RS, listed, {}, held, added=added).logits
 
     # --- one pass -------------------------------------------------------------------------------------------------
 
@@ -291,90 +280,6 @@ class Interventions:
         rows, length = tokens_RS.shape
         positions = jnp.broadcast_to(jnp.arange(length)[None], (rows, length))
         return self.lm.apply(lm_params, tokens_RS, positions, jnp.zeros_like(positions), capture, edits)
-
-    # --- what is refused ------------------------------------------------------------------------------------------
-
-    def _checked_tokens(self, tokens_RS: Any) -> np.ndarray:
-        lengths = {len(row) for row in tokens_RS}
-        if len(lengths) > 1:
-            raise DataError(f"Rows of {sorted(lengths)} tokens do not run together; fill them up with `padded`.")
-        tokens = np.asarray(tokens_RS)
-        if 0 in tokens.shape:
-            raise DataError("A prompt has no tokens: there is nothing to run.")
-        check_ids("tokens", tokens, self.lm.config.vocab_size)
-        if tokens.shape[1] > self.lm.config.context_length:
-            raise DataError(f"The rows have {tokens.shape[1]} tokens; the model reads {self.lm.config.context_length}.")
-        return tokens
-
-    def checked(self, changes: Changes, shape: tuple[int, int]) -> dict[str, tuple[Change, ...]]:
-        """The changes of each dictionary, if rows of this shape [R, S] can have them.
-
-        Raises:
-            ConfigError: no such dictionary.
-            DataError: latents or tokens that do not exist.
-        """
-        checked = {}
-        for name, given in changes.items():
-            sae = self.named(name)
-            listed = (given,) if isinstance(given, Change) else tuple(given)
-            for change in listed:
-                _check(change, sae, name, shape)
-            checked[name] = listed
-        return checked
-
-    def _checked_errors(self, errors: Any) -> tuple[Literal["own", "none"], dict[str, dict[str, jax.Array]]]:
-        """What happens to the errors of dictionaries for which none are given, and those given."""
-        if errors in ("own", "none"):
-            return errors, {}
-        if isinstance(errors, str):
-            raise ConfigError(f"errors is {errors!r}; it is own, none, or the errors of another run.")
-        for name, given in errors.items():
-            if missing := set(self.named(name).sites.writes) - given.keys():
-                raise ConfigError(f"errors of {name} lack {', '.join(sorted(missing))}; give those of a whole run.")
-        return "own", {name: dict(given) for name, given in errors.items()}
-
-    def named(self, name: str) -> TrainedCoder:
-        """The dictionary of this name. Raises ConfigError where there is none."""
-        if name not in self.dictionaries:
-            raise ConfigError(f"There is no dictionary {name!r}; there are {', '.join(self.dictionaries)}.")
-        return self.dictionaries[name]
-
-
-def _check(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, int]) -> None:
-    """Raises DataError for a latent that the dictionary does not have, or numbers that fit no token."""
-    if isinstance(change.latents, jax.core.Tracer):
-        return
-    latents = np.asarray(change.latents)
-    if not latents.size:
-        raise DataError(f"A change of {name} names no latent.")
-    if latents.min() < 0 or latents.max() >= sae.n_latents:
-        wrong = latents[(latents < 0) | (latents >= sae.n_latents)][0]
-        raise DataError(f"{name} has no latent {wrong}; its latents are 0 to {sae.n_latents - 1}.")
-    shapes = {"at": (change.at.shape, shape)}
-    for part in ("scale", "shift", "low", "high"):
-        shapes[part] = getattr(change, part).shape, (*shape, latents.size)
-    for part, (got, want) in shapes.items():
-        try:
-            fits = np.broadcast_shapes(got, want) == want
-        except ValueError:
-            fits = False
-        if not fits:
-            raise DataError(f"`{part}` of a change of {name} is {got}; the tokens (and latents) are {want}.")
-
-
-def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens [R, S] filled up behind, the place of each row's last token [R]): rows that run together.
-
-    Nothing attends to what stands behind it, so that a row gives what it gives alone.
-
-    Raises:
-        DataError: no prompt, or one without a token.
-    """
-    if not prompts or not all(map(len, prompts)):
-        raise DataError("A prompt has no tokens: there is nothing to run.")
-    longest = max(map(len, prompts))
-    rows = [np.pad(np.asarray(row, np.int32), (0, longest - len(row))) for row in prompts]
-    return np.stack(rows), np.asarray([len(row) - 1 for row in prompts])
 
 
 def _joined(inside: Inside) -> jax.Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from saejax.core.errors import ConfigError
 from saejax.interventions.change import Change
+from saejax.interventions.checks import checked_changes
 from saejax.interventions.inside import Inside, reads_all
 from saejax.interventions.runs import Interventions
 from saejax.lm.generation import Sampling, generate
@@ -50,6 +51,6 @@ def steered(
         return Inside(sae, params, [change(place_BS >= first)]).edits()
 
     # What cannot be changed is refused before anything runs.
-    inside.checked({name: change(jnp.ones((1, 1), bool))}, (1, 1))
+    checked_changes(inside.dictionaries, {name: change(jnp.ones((1, 1), bool))}, (1, 1))
     lm_params, params = inside.params
     yield from generate(inside.lm.config, lm_params, prompts, sampling, edits, params[name])

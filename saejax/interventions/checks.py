@@ -1,0 +1,135 @@
+"""What an intervention refuses before anything runs, in one line each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from saejax.core.errors import ConfigError, DataError
+from saejax.interventions.change import Change
+from saejax.lm import LanguageModel
+from saejax.lm.rows import check_ids
+from saejax.trained import TrainedCoder
+
+Dictionaries = Mapping[str, TrainedCoder]
+Changes = Mapping[str, Change | Sequence[Change]]
+
+
+def placed(lm: LanguageModel, dictionaries: Dictionaries) -> dict[str, TrainedCoder]:
+    """The dictionaries with the model's own names of hook points, if they can act in it together.
+
+    Raises:
+        ConfigError: none; a model that JAX does not run; a hook point that it does not have; two that write one.
+        DataError: a dictionary of another model: of another width, or another tokenizer.
+    """
+    if not dictionaries:
+        raise ConfigError("There is no dictionary whose latents could be changed; give one or more.")
+    if not lm.pure:
+        raise ConfigError("Interventions need a model that JAX runs (lm.backend=jax), not one of PyTorch.")
+    tokenizer = lm.identity.get("tokenizer_sha256", "")
+    for name, sae in dictionaries.items():
+        if sae.origin.tokenizer and tokenizer and sae.origin.tokenizer != tokenizer:
+            raise DataError(
+                f"{name} was made with another tokenizer, that of {sae.origin.model or 'another model'}: its latents "
+                f"mean nothing in {lm.identity['model']}. Give a dictionary of this model."
+            )
+    here = {name: sae.at(lm) for name, sae in dictionaries.items()}
+    written = [point for sae in here.values() for point in sae.sites.writes]
+    if twice := sorted({point for point in written if written.count(point) > 1}):
+        raise ConfigError(f"Two dictionaries write {', '.join(twice)}; take one of them.")
+    return here
+
+
+def named(dictionaries: Dictionaries, name: str) -> TrainedCoder:
+    """The dictionary of this name. Raises ConfigError where there is none."""
+    if name not in dictionaries:
+        raise ConfigError(f"There is no dictionary {name!r}; there are {', '.join(dictionaries)}.")
+    return dictionaries[name]
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens [R, S] filled up behind, the place of each row's last token [R]): rows that run together.
+
+    Nothing attends to what stands behind it, so that a row gives what it gives alone.
+
+    Raises:
+        DataError: no prompt, or one without a token.
+    """
+    if not prompts or not all(map(len, prompts)):
+        raise DataError("A prompt has no tokens: there is nothing to run.")
+    longest = max(map(len, prompts))
+    rows = [np.pad(np.asarray(row, np.int32), (0, longest - len(row))) for row in prompts]
+    return np.stack(rows), np.asarray([len(row) - 1 for row in prompts])
+
+
+def checked_tokens(lm: LanguageModel, tokens_RS: Any) -> np.ndarray:
+    """Tokens [R, S] that the model can run.
+
+    Raises:
+        DataError: rows of several lengths or of none, ids that the model does not have, more tokens than it reads.
+    """
+    if len(lengths := {len(row) for row in tokens_RS}) > 1:
+        raise DataError(f"Rows of {sorted(lengths)} tokens do not run together; fill them up with `padded`.")
+    tokens = np.asarray(tokens_RS)
+    if 0 in tokens.shape:
+        raise DataError("A prompt has no tokens: there is nothing to run.")
+    check_ids("tokens", tokens, lm.config.vocab_size)
+    if tokens.shape[1] > lm.config.context_length:
+        raise DataError(f"The rows have {tokens.shape[1]} tokens; the model reads {lm.config.context_length}.")
+    return tokens
+
+
+def checked_changes(
+    dictionaries: Dictionaries, changes: Changes, shape: tuple[int, ...]
+) -> dict[str, tuple[Change, ...]]:
+    """The changes of each dictionary, if rows of this shape [R, S] can have them.
+
+    Raises:
+        ConfigError: no such dictionary.
+        DataError: latents or tokens that do not exist.
+    """
+    checked = {}
+    for name, given in changes.items():
+        listed = (given,) if isinstance(given, Change) else tuple(given)
+        for change in listed:
+            _check(change, named(dictionaries, name), name, shape)
+        checked[name] = listed
+    return checked
+
+
+def checked_errors(
+    dictionaries: Dictionaries, errors: Any
+) -> tuple[Literal["own", "none"], dict[str, dict[str, jax.Array]]]:
+    """What happens to the errors of dictionaries for which none are given; and those given.
+
+    Raises:
+        ConfigError: neither own, nor none, nor the errors of a run.
+    """
+    if errors == "own" or errors == "none":
+        return errors, {}
+    if isinstance(errors, str):
+        raise ConfigError(f"errors is {errors!r}; it is own, none, or the errors of another run.")
+    for name, given in errors.items():
+        if missing := set(named(dictionaries, name).sites.writes) - given.keys():
+            raise ConfigError(f"errors of {name} lack {', '.join(sorted(missing))}; give those of a whole run.")
+    return "own", {name: dict(given) for name, given in errors.items()}
+
+
+def _check(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, ...]) -> None:
+    latents = np.asarray(change.latents)
+    if not latents.size:
+        raise DataError(f"A change of {name} names no latent.")
+    if latents.min() < 0 or latents.max() >= sae.n_latents:
+        wrong = latents[(latents < 0) | (latents >= sae.n_latents)][0]
+        raise DataError(f"{name} has no latent {wrong}; its latents are 0 to {sae.n_latents - 1}.")
+    numbers = {
+        part: (getattr(change, part).shape, (*shape, latents.size)) for part in ("scale", "shift", "low", "high")
+    }
+    for part, (got, want) in {"at": (change.at.shape, shape), **numbers}.items():
+        try:
+            fits = np.broadcast_shapes(got, want) == want
+        except ValueError:
+            fits = False
+        if not fits:
+            raise DataError(f"`{part}` of a change of {name} is {got}; the tokens (and latents) are {want}.")
