@@ -152,8 +152,10 @@ SIDES = {
 }
 
 
-def coder_of(topology: str, sparsity: str, reads: tuple[str, ...], writes: tuple[str, ...], width: int = 40) -> Coder:
-    """For sites of `tiny_lm`."""
+def coder_of(
+    topology: str, sparsity: str, reads: tuple[str, ...], writes: tuple[str, ...], width: int = 40, d_model: int = 16
+) -> Coder:
+    """For sites of `tiny_lm`, or of another model."""
     config = CoderConfig(
         "standard" if sparsity == "relu" else sparsity,
         topology=topology,
@@ -163,7 +165,7 @@ def coder_of(topology: str, sparsity: str, reads: tuple[str, ...], writes: tuple
         unit_decoder_every=0,
         matmul_dtype="float32",
     )
-    d_in, d_out = (24 if "mlp_act" in side[0] else 16 for side in (reads, writes))
+    d_in, d_out = (24 if "mlp_act" in side[0] else d_model for side in (reads, writes))
     return build(config, [d_in] * len(reads), 10, [d_out] * len(writes))
 
 

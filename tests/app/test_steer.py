@@ -1,0 +1,102 @@
+"""`saejax steer` on the demo model: what it prints is what the model writes with the decoder row added by hand."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags as absl_flags
+from tiny.by_hand import coder_of, random_params, sites_of
+
+from saejax.app.commands import COMMANDS
+from saejax.app.steer import features, run_steer
+from saejax.core.errors import ConfigError, DataError
+from saejax.lm import load_lm
+from saejax.lm.generation import Sampling, generate
+from saejax.trained import Origin, TrainedCoder
+
+POINT, F = "blocks.3.resid_post", 40
+
+
+def dictionary(**origin: Any) -> TrainedCoder:
+    coder = coder_of("autoencoder", "topk", (POINT,), (POINT,), F, 128)
+    params = random_params(coder)
+    params["W_dec"] *= 8
+    return TrainedCoder(coder, params, sites_of(coder, (POINT,), (POINT,)), Origin(**origin))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("steer") / "sae"
+    dictionary(model="demo").save(path)
+    return path
+
+
+def asked(**given: Any) -> dict[str, Any]:
+    """The command's flags with their defaults."""
+    own = absl_flags.FlagValues()
+    names = []
+    for make in COMMANDS["steer"].flags:
+        names.append(make(flag_values=own).name)
+    own.mark_as_parsed()
+    return {name: own[name].value for name in names} | given
+
+
+def test_both_texts_and_what_is_said_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ["def read(self):", "import os\nimport"]
+    run_steer([str(folder), *prompts], asked(feature="3", scale=5.0, tokens=6))
+    out = capsys.readouterr().out
+    lm, sae = load_lm("demo"), dictionary()
+    rows = [[0, *lm.tokenizer.encode(prompt)] for prompt in prompts]
+    row = jnp.asarray(sae.params["W_dec"][3]) * 5
+
+    def push(place: Any, _: Any) -> Any:
+        return {POINT: lambda x: x + jnp.where(place[..., None] >= 1, row, 0)}
+
+    said = re.findall(r"^(without|with   )\| (.*(?:\n {7}\| .*)*)", out, re.MULTILINE)
+    texts = [text.replace("\n       | ", "\n") for _, text in said]
+    for i, edits in ((0, None), (1, push)):
+        columns = list(generate(lm.config, lm.params, rows, Sampling(6), edits))
+        want = [lm.tokenizer.decode_inside([int(t) for t in row]) for row in np.stack(columns, axis=1)]
+        assert texts[i::2] == want
+    assert texts[0] != texts[1]
+    fires, n, kl = re.findall(r"fires at (\d+) of (\d+) tokens.*moves by ([\d.e+-]+) nats", out)[0]
+    x = np.asarray(lm.run([rows[0]], capture=[POINT])[1][POINT])[0, 1:]
+    assert (int(fires), int(n)) == (int((sae.encode(x)[:, 3] != 0).sum()), len(x)) and float(kl) > 0.01
+
+
+def test_latents_are_named_by_number_or_by_layer() -> None:
+    reads, writes = ("blocks.0.mlp_in", "blocks.1.mlp_in"), ("blocks.0.mlp_out", "blocks.1.mlp_out")
+    coder = coder_of("clt", "topk", reads, writes, F)
+    clt = TrainedCoder(coder, random_params(coder), sites_of(coder, reads, writes))
+    assert features("1:3, 7,79", clt) == [43, 7, 79]
+    for text, match in (("80", "0 to 79"), ("2:1", "there are 0 to 1"), ("1:40", "0 to 39"), ("x", "give numbers")):
+        with pytest.raises(ConfigError, match=match):
+            features(text, clt)
+    with pytest.raises(ConfigError, match="no layer 0 of latents; there are none"):
+        features("0:3", dictionary())
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "match"),
+    [
+        (["sae"], {"feature": "3"}, "Give a dictionary and a prompt"),
+        (["sae", "x"], {}, "--feature is missing"),
+        (["sae", "x"], {"feature": "3", "operation": "zer"}, "No operation 'zer'.*zero"),
+        (["sae", "x"], {"feature": "40"}, "--feature=40: the latents are 0 to 39"),
+        (["nothing", "x"], {"feature": "3"}, "nothing does not exist"),
+        (["unknown", "x"], {"feature": "3"}, "does not say which language model it belongs to"),
+        (["sae", "x" * 2000], {"feature": "3"}, "the model reads 256. Ask for fewer"),
+        (["sae", "x"], {"feature": "3", "top_p": 0.0}, "top_p is 0.0"),
+    ],
+)
+def test_what_cannot_be_steered_is_refused(
+    words: list[str], given: dict[str, Any], match: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    if not Path("unknown").exists():
+        dictionary().save("unknown")
+    with pytest.raises((ConfigError, DataError), match=match):
+        run_steer(words, asked(**given))
