@@ -1,0 +1,292 @@
+"""A pruned graph as the JSON files that circuit-tracer's page opens, and its features' files beside it.
+
+Written from circuit-tracer 0.5's `frontend/graph_models.py` and `frontend/feature_models.py`: the same fields, no
+others. Its local page reads a folder: <slug>.json for each graph, graph-metadata.json for all of them, and under
+features/ what each feature fires on. Two things differ. Every id is a function of the graph alone, equal in all
+processes. And no two nodes share one: circuit-tracer gives the error of layer 3 and the feature 3 of layer 0 one id.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.attribution.graph import Graph
+from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import read_json, write_json
+
+INDEX = "graph-metadata.json"
+# Where circuit-tracer's local page finds the folder that it serves.
+_SERVED = "./data/"
+_PERCENTILES = np.arange(1, 100) / 100
+
+FeatureKey = tuple[int, int]  # layer, latent
+
+
+def graph_json(
+    graph: Graph,
+    nodes: np.ndarray,
+    edges: np.ndarray,
+    influence: np.ndarray,
+    *,
+    slug: str,
+    logit_strings: Sequence[str],
+    node_threshold: float | None = None,
+    labels: Mapping[FeatureKey, str] | None = None,
+) -> dict[str, Any]:
+    """{"metadata", "qParams", "nodes", "links"} of the kept nodes and of the kept edges whose weight is not 0.
+
+    A node's influence in the file is cumulative, as circuit-tracer's reader wants it: the share of all influence that
+    this node and those of more influence have. Keeping the nodes below a threshold prunes there. Logits have none.
+    Features and errors without an edge are left out.
+
+    Args:
+        nodes: bool [N], kept ones.
+        edges: bool [N, N], row target, column source.
+        influence: [N], >= 0, of every node of the graph.
+        slug: the graph's name among others; its file is <slug>.json. Letters, digits, ".", "_" and "-".
+        logit_strings: the tokens of the logits as text, in their order.
+        node_threshold: the share of influence at which the nodes were pruned.
+        labels: what a feature stands for, by (layer, latent).
+
+    Raises:
+        ConfigError: the slug cannot name a file.
+        DataError: the arrays are not of this graph.
+    """
+    checked_slug(slug)
+    for name, array, shape in (
+        ("nodes", nodes, (graph.n_nodes,)),
+        ("edges", edges, (graph.n_nodes,) * 2),
+        ("influence", influence, (graph.n_nodes,)),
+    ):
+        if array.shape != shape:
+            raise DataError(f"{name} is {array.shape}; the graph of {graph.n_nodes} nodes needs {shape}.")
+    if len(logit_strings) != len(graph.logits):
+        raise DataError(f"There are {len(logit_strings)} logit_strings; the graph has {len(graph.logits)} logits.")
+    targets, sources = np.nonzero(edges & nodes[:, None] & nodes[None, :] & (graph.weights != 0))
+    kept = np.zeros(graph.n_nodes, bool)
+    kept[targets] = kept[sources] = True
+    kept[graph.parts["tokens"]] = kept[graph.parts["logits"]] = True
+    kept &= nodes
+    ids = node_ids(graph)
+    weights = _floats(graph.weights[targets, sources])
+    described = _nodes(graph, ids, cumulative(influence), labels or {}, logit_strings)
+    return {
+        "metadata": {
+            "slug": slug,
+            "scan": scan_of(graph.names),
+            "transcoder_list": [graph.names["dictionaries"]] if "dictionaries" in graph.names else [],
+            "prompt_tokens": list(graph.strings),
+            "prompt": graph.names.get("prompt", "".join(graph.strings)),
+            "node_threshold": node_threshold,
+            "schema_version": 1,
+        },
+        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
+        "nodes": [node for node, keep in zip(described, kept, strict=True) if keep],
+        "links": [
+            {"source": ids[s], "target": ids[t], "weight": weight}
+            for s, t, weight in zip(sources.tolist(), targets.tolist(), weights, strict=True)
+        ],
+    }
+
+
+def checked_slug(slug: str) -> str:
+    """`slug`; raises ConfigError where it cannot name a file."""
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", slug) or slug == Path(INDEX).stem:
+        raise ConfigError(f"The slug {slug!r} cannot name a graph's file: use at most 100 of A-Z a-z 0-9 . _ -")
+    return slug
+
+
+def scan_of(names: Mapping[str, str]) -> str:
+    """Where the features' files lie, seen from circuit-tracer's page: one folder for each set of dictionaries.
+
+    Its name is a digest of what the graph is of, the prompt left out, so graphs of several prompts share the folder.
+    """
+    said = json.dumps({key: value for key, value in names.items() if key != "prompt"}, sort_keys=True)
+    return f"{_SERVED}features/{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+
+
+def cumulative(influence: np.ndarray) -> np.ndarray:
+    """float64 [N]: the share of all influence that each node and those of more influence have together."""
+    order = np.argsort(-influence, kind="stable")
+    total = influence.sum(dtype=np.float64)
+    shares = np.zeros(len(influence))
+    if total:
+        shares[order] = np.cumsum(influence[order], dtype=np.float64) / total
+    return shares
+
+
+def feature_number(layer: int, latent: int) -> int:
+    """Cantor's number of the pair: one whole number for each (layer, latent)."""
+    return (layer + latent) * (layer + latent + 1) // 2 + latent
+
+
+def node_ids(graph: Graph) -> list[str]:
+    """N ids: features and logits {layer}_{number}_{position}, errors 0_{layer}_{position}, tokens E_{id}_{position}.
+
+    A logit's layer is two above the last one, its number the token's id. Where a feature of the graph has an error's
+    id, the error's is longer.
+    """
+    last, n_layers = len(graph.tokens) - 1, len(graph.hook_points)
+    features = [f"{layer}_{latent}_{position}" for layer, position, latent in graph.features.tolist()]
+    taken = set(features)
+    errors = [f"0_{layer}_{position}" for layer in range(n_layers) for position in range(last + 1)]
+    return [
+        *features,
+        *(f"{name}_error" if name in taken else name for name in errors),
+        *(f"E_{token}_{position}" for position, token in enumerate(graph.tokens.tolist())),
+        *(f"{n_layers + 1}_{token}_{last}" for token in graph.logits.tolist()),
+    ]
+
+
+def _nodes(
+    graph: Graph,
+    ids: Sequence[str],
+    shares: np.ndarray,
+    labels: Mapping[FeatureKey, str],
+    logit_strings: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Every node of the graph as circuit-tracer describes it."""
+    last, n_layers = len(graph.tokens) - 1, len(graph.hook_points)
+    described: list[dict[str, Any]] = []
+    for (layer, position, latent), activation in zip(graph.features.tolist(), _floats(graph.activations), strict=True):
+        described.append(
+            _node(layer, position, "cross layer transcoder", f"{layer}_{latent}-0", feature_number(layer, latent))
+            | {"clerp": labels.get((layer, latent), ""), "activation": activation}
+        )
+    for layer in range(n_layers):
+        for position in range(last + 1):
+            described.append(_node(layer, position, "mlp reconstruction error", f"{layer}_{position}-0", -1))
+    for position, token in enumerate(graph.tokens.tolist()):
+        described.append(_node("E", position, "embedding", f"E_{token}-{position}", position))
+    for node, share in zip(described, shares.tolist(), strict=False):
+        node["influence"] = share
+    logits = zip(graph.logits.tolist(), logit_strings, _floats(graph.probabilities), strict=True)
+    for rank, (token, string, probability) in enumerate(logits):
+        # circuit-tracer's page cuts the token and the probability out of this text.
+        said = f'Output "{string}" (p={probability:.3f})'
+        described.append(
+            _node(n_layers + 1, last, "logit", f"L_{token}-{last}", token)
+            | {"token_prob": probability, "is_target_logit": rank == 0, "clerp": said}
+        )
+    return [{"node_id": name, **node} for name, node in zip(ids, described, strict=True)]
+
+
+def _node(layer: int | str, position: int, kind: str, shown: str, number: int) -> dict[str, Any]:
+    return {
+        "feature": number,
+        "layer": str(layer),
+        "ctx_idx": position,
+        "feature_type": kind,
+        "token_prob": 0.0,
+        "is_target_logit": False,
+        "run_idx": 0,
+        "reverse_ctx_idx": 0,
+        "jsNodeId": shown,
+        "clerp": "",
+        "influence": None,
+        "activation": None,
+    }
+
+
+def feature_json(feature: Mapping[str, Any], vocab: Sequence[str], *, transcoder: str, index: int) -> dict[str, Any]:
+    """What a feature fires on, in circuit-tracer's words, from one of saejax's feature tables (features.json.gz).
+
+    Percentiles of the activations are read off the table's histogram, linear within a bin. They, the histogram and the
+    bounds are of tokens on which the feature is active.
+
+    Args:
+        feature: {"density", "max", "examples"; "histogram", "quantiles", "top_logits", "bottom_logits"}.
+        vocab: the table's strings.
+        transcoder: what the dictionary is called.
+        index: the latent's number in it.
+    """
+    histogram = feature.get("histogram") or {"edges": [min(feature.get("min", 0.0), 0.0), feature["max"]], "counts": []}
+    edges, counts = histogram["edges"], histogram["counts"]
+    parts = [("Top activations", feature.get("examples") or [])]
+    for part in feature.get("quantiles") or []:
+        share = f"{part['low']:.3g} to {part['high']:.3g}, {part['fraction']:.3%} of tokens"
+        parts.append((share, part["examples"]))
+
+    def promoted(kind: str) -> list[str]:
+        return [token if isinstance(token, str) else vocab[token] for token, _ in feature.get(kind) or []]
+
+    return {
+        "transcoder_id": transcoder,
+        "index": index,
+        "examples_quantiles": [
+            {"quantile_name": name, "examples": [_example(example, vocab) for example in examples]}
+            for name, examples in parts
+            if examples
+        ],
+        "top_logits": promoted("top_logits"),
+        "bottom_logits": promoted("bottom_logits"),
+        "act_min": float(edges[0]),
+        "act_max": float(edges[-1]),
+        "quantile_values": _percentiles(edges, counts),
+        "histogram": [float(count) for count in counts],
+        "activation_frequency": float(feature["density"]),
+    }
+
+
+def _example(example: Mapping[str, Any], vocab: Sequence[str]) -> dict[str, Any]:
+    return {
+        "tokens_acts_list": [float(value) for value in example["activations"]],
+        "train_token_ind": example["peak"],
+        "is_repeated_datapoint": False,
+        "tokens": [vocab[token] for token in example["tokens"]],
+    }
+
+
+def _percentiles(edges: Sequence[float], counts: Sequence[float]) -> list[float]:
+    """The 1st to the 99th; none where nothing is counted."""
+    if not sum(counts):
+        return []
+    below = np.cumsum([0, *counts]) / sum(counts)
+    return np.interp(_PERCENTILES, below, edges).tolist()
+
+
+def write_graph(folder: str | Path, content: Mapping[str, Any]) -> Path:
+    """Writes <folder>/<slug>.json and puts the graph into the folder's index, in place of an earlier one of that slug.
+
+    Returns:
+        the graph's file.
+
+    Raises:
+        ConfigError: the slug cannot name a file.
+        DataError: the index is damaged, or the folder cannot be written.
+    """
+    folder, metadata = Path(folder), content["metadata"]
+    path, index = folder / f"{checked_slug(metadata['slug'])}.json", folder / INDEX
+    listed = read_json(index) if index.exists() else {"graphs": []}
+    graphs = listed.get("graphs") if isinstance(listed, dict) else None
+    if not isinstance(graphs, list) or not all(isinstance(entry, dict) for entry in graphs):
+        raise DataError(f"{index} holds no list of graphs; restore it or delete it.")
+    write_json(path, content)
+    others = [entry for entry in graphs if entry.get("slug") != metadata["slug"]]
+    write_json(index, {"graphs": [*others, metadata]})
+    return path
+
+
+def write_features(folder: str | Path, names: Mapping[str, str], files: Mapping[FeatureKey, dict[str, Any]]) -> Path:
+    """Writes a file of `feature_json` for each (layer, latent) to where the page looks for those of a graph's `names`.
+
+    Returns:
+        the folder that they lie in.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    within = Path(folder) / scan_of(names).removeprefix(_SERVED)
+    for (layer, latent), content in files.items():
+        write_json(within / f"{feature_number(layer, latent)}.json", content)
+    return within
+
+
+def _floats(values: np.ndarray) -> list[float]:
+    """float32 values as the shortest numbers that stand for them."""
+    return [float(text) for text in values.astype(str)]
