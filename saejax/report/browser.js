@@ -1,4 +1,4 @@
-// The feature browser: unpacking the table, searching, sorting, choosing, and the address of a feature.
+// The feature browser: searching, sorting, choosing, and the address of a feature.
 
 const COLUMNS = [
   {key: "id", label: "id", down: false, value: (feature) => feature.id},
@@ -9,16 +9,6 @@ const COLUMNS = [
 const SCOPES = {
   any: "anywhere", explained: "in explanations", fires: "in tokens it fires on", promotes: "in promoted tokens",
 };
-
-// base64 of gzip of JSON -> the table. Rejects with a plain Error where the browser cannot inflate.
-async function unpack(base64) {
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("This browser cannot unpack the feature data. Chrome 80, Firefox 113, Safari 16.4 or anything newer can.");
-  }
-  const packed = Uint8Array.from(atob(base64.trim()), (character) => character.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
-}
 
 // For each scope the lower-case text that a search looks through, built once, at the first search.
 function searchText(table, feature) {

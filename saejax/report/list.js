@@ -84,11 +84,6 @@ class FeatureList {
   }
 }
 
-// A token of a logit list: an id of the table, or already its text.
-function tokenText(table, token) {
-  return typeof token === "string" ? token : table.vocab[token];
-}
-
 function topToken(table, feature) {
   return feature.top_logits && feature.top_logits.length ? tokenText(table, feature.top_logits[0][0]) : null;
 }

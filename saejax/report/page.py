@@ -15,6 +15,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _SCRIPTS = (
     "scales.js",
     "charts.js",
     "tokens.js",
+    "unpack.js",
     "list.js",
     "detail.js",
     "browser.js",
@@ -48,24 +50,34 @@ def render(run_dir: str | os.PathLike[str]) -> Path:
     """
     run_dir = Path(run_dir)
     run = read_run(run_dir)
-    document = _document(summarise(run), run.features)
-    return _write(run_dir / "report.html", document)
+    summary = summarise(run)
+    features = pack(run.features) if run.features is not None else ""
+    title = f"{summary['run']['name']} · saejax"
+    return write(run_dir / "report.html", document("page.html", title, ("page.css",), _SCRIPTS, summary, features))
 
 
-def _document(summary: dict[str, Any], features: dict[str, Any] | None) -> str:
-    style = _asset("page.css")
-    script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
+def document(
+    template: str, title: str, styles: Sequence[str], scripts: Sequence[str], summary: dict[str, Any], features: str
+) -> str:
+    """One HTML file of a template, of style sheets and scripts that stand beside this file, and of its data.
+
+    Args:
+      summary: what the scripts draw, as JSON.
+      features: `pack`ed, or empty.
+    """
+    style = "".join(map(_asset, styles))
+    script = '"use strict";\n' + "\n".join(map(_asset, scripts))
     values = {
-        "title": html.escape(f"{summary['run']['name']} · saejax"),
+        "title": html.escape(title),
         "script_hash": _csp_hash(script),
         "style_hash": _csp_hash(style),
         "style": style,
         "script": script,
         "summary": embed_json(summary),
-        "features": pack(features) if features is not None else "",
+        "features": features,
     }
     # One pass, so that a placeholder's name inside the data stays what it is.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset(template))
 
 
 def embed_json(value: Any) -> str:
@@ -102,12 +114,13 @@ def _csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _write(path: Path, document: str) -> Path:
+def write(path: Path, text: str) -> Path:
+    """Writes a page beside its place and moves it there. Raises DataError where it cannot be written."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".report-", suffix=".html")
         try:
             with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(document)
+                file.write(text)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:

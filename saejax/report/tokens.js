@@ -36,6 +36,11 @@ function visibleLine(text) {
   return [...text].map((character) => UNSEEN.test(character) ? signOf(character) : character).join("");
 }
 
+// A token of a logit list: an id of the table, or already its text.
+function tokenText(table, token) {
+  return typeof token === "string" ? token : table.vocab[token];
+}
+
 function tokenChip(token) {
   return el("bdi", {class: "chip"}, ...visible(token));
 }

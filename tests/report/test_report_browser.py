@@ -10,24 +10,17 @@ import gzip
 import html
 import json
 import re
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from saejax.report import render
+from tests.tiny import browser
+from tests.tiny.browser import visit, without_policy
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path")
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --enable-logging=stderr "
-    "--virtual-time-budget=6000 --window-size=1280,900 --dump-dom"
-)
 HOSTILE = "</script><img src=x onerror=console.error('owned')>"
 VOCAB = [" the", "\n", HOSTILE, " cat", " sat", "zebra"]
 
@@ -87,45 +80,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return render(run)
 
 
-def visit(address: str) -> tuple[str, list[str]]:
-    """(the document after its scripts ran, what the console said)."""
-    assert CHROMIUM is not None
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={profile}", address]
-        done = subprocess.run(command, capture_output=True, timeout=90, check=True)
-    console = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
-    return done.stdout.decode(), console
-
-
-def without_policy(page: Path) -> str:
-    text = page.read_text(encoding="utf-8")
-    return re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-
-
 def play(page: Path, actions: str) -> Any:
     """What `actions`, the body of an async function run once the features are there, returns."""
-    script = """
-      const find = (selector) => document.querySelector(selector);
-      const wait = (ms) => new Promise((done) => setTimeout(done, ms));
-      const press = (node, key) =>
-        node.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+    helpers = """
       const name = () => find(".detail h3").textContent;
       const rows = () => [...document.querySelectorAll(".row .id")].map((node) => Number(node.textContent));
-      (async () => {
-        while (!find(".detail h3")) await wait(20);
-        const result = await (async () => { %s })();
-        const played = document.createElement("pre");
-        document.body.append(Object.assign(played, {id: "played", textContent: JSON.stringify(result)}));
-      })();
     """
-    copy = page.with_name("played.html")
-    played = f"<script>{script % actions}</script></body>"
-    copy.write_text(without_policy(page).replace("</body>", played), encoding="utf-8")
-    dom, console = visit(copy.as_uri())
-    assert console == []
-    match = re.search(r'<pre id="played">(.*?)</pre>', dom, re.DOTALL)
-    assert match, "the actions did not finish"
-    return json.loads(html.unescape(match[1]))
+    return browser.play(page, ".detail h3", helpers + actions)
 
 
 def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
