@@ -15,7 +15,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --enable-logging=stderr "
-    "--virtual-time-budget=6000 --window-size=1280,900 --dump-dom"
+    "--virtual-time-budget=15000 --window-size=1280,900 --dump-dom"
 )
 
 
