@@ -18,7 +18,8 @@ class GraphPage {
     const {data} = this, counts = new Map();
     for (const {kind} of data.nodes) counts.set(kind, (counts.get(kind) ?? 0) + 1);
     const count = (kind, word) => [word, integer(counts.get(kind) ?? 0)];
-    const tiles = [...Object.entries(data.figures).map(([name, value]) => [name, typeof value === "number" ? number(value) : visibleLine(value)]),
+    const made = data.dictionaries ? [["dictionaries", visibleLine(data.dictionaries)]] : [];
+    const tiles = [...made, ...Object.entries(data.figures).map(([name, value]) => [name, typeof value === "number" ? number(value) : visibleLine(value)]),
       count("feature", "features"), count("error", "errors"), ["edges", integer(data.weights.length)]];
     return el("header", {class: "masthead"}, el("p", {class: "eyebrow"}, "saejax attribution graph"),
       el("div", {class: "title-row"}, el("h1", {}, el("bdi", {}, visibleLine(data.slug)))),
@@ -29,7 +30,7 @@ class GraphPage {
   legend() {
     const sign = (kind, text) => el("span", {class: "sign"}, svg("svg", {width: 16, height: 16, viewBox: "-8 -8 16 16", "aria-hidden": "true"},
       fill(unitShape({kind, x: 0, y: 0, node: {kind, influence: 0.2, probability: 0.1}}), {class: `unit ${kind}`}, [])), text);
-    return el("p", {class: "graph-legend"}, sign("feature", "feature, larger with more influence"), sign("error", "error: what the dictionary leaves out"), sign("token", "token"), sign("logit", "output"),
+    return el("p", {class: "graph-legend"}, sign("feature", "feature, larger: more influence"), sign("error", "error of the dictionary"), sign("token", "token"), sign("logit", "output"),
       el("span", {class: "sign plus"}, "\u2014 adds"), el("span", {class: "sign minus"}, "\u2014 takes away"));
   }
 

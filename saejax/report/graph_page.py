@@ -6,6 +6,7 @@ reader pins nodes and makes supernodes of them; the page saves both as JSON, whi
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def render_graph(
     nodes, tokens = _nodes(graph)
     summary = {
         "slug": _text(graph["metadata"].get("slug"), "the slug"),
+        "dictionaries": _dictionaries(graph["metadata"]),
         "tokens": tokens,
         **_layered(nodes),
         **_links(graph, [node["id"] for node in nodes]),
@@ -99,10 +101,8 @@ def _nodes(graph: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     if not isinstance(listed, list) or len(listed) > MOST_NODES:
         raise DataError(f"The graph has no list of at most {MOST_NODES:,} nodes; prune it at a lower share.")
     nodes = [_node(row, len(tokens)) for row in listed]
-    if len({node["id"] for node in nodes}) < len(nodes):
-        seen: set[str] = set()
-        twice = next(node["id"] for node in nodes if node["id"] in seen or seen.add(node["id"]))
-        raise DataError(f"Two nodes of the graph have the id {twice!r}; give each its own.")
+    if len(counts := Counter(node["id"] for node in nodes)) < len(nodes):
+        raise DataError(f"Two nodes of the graph have the id {counts.most_common(1)[0][0]!r}; give each its own.")
     return nodes, list(tokens)
 
 
@@ -133,6 +133,13 @@ def _node(row: Any, n_tokens: int) -> dict[str, Any]:
         "activation": _number(row.get("activation"), f"the activation of {name}", optional=True),
         "probability": _number(row.get("token_prob", 0.0), f"the token_prob of {name}") if kind == "logit" else None,
     }
+
+
+def _dictionaries(metadata: Mapping[str, Any]) -> str:
+    named = metadata.get("transcoder_list") or []
+    if not _words(named):
+        raise DataError("The graph's transcoder_list is not a list of text.")
+    return ", ".join(named)
 
 
 def _latent(layer: int, number: int) -> int:

@@ -12,7 +12,9 @@ class UnitPanel {
 
   show(unit) {
     this.unit = unit;
+    const focused = this.node.contains(document.activeElement);
     this.node.replaceChildren(...(unit ? this.content(unit) : [this.invitation()]));
+    if (focused) this.node.focus({preventScroll: true});
   }
 
   invitation() {
@@ -135,9 +137,11 @@ class Toolbar {
     const {model} = this, loose = model.loose();
     this.make.disabled = loose.length === 0 || !this.name.value.trim();
     this.clear.disabled = model.pinned.size === 0;
+    const focused = this.chips.contains(document.activeElement);
     const groups = model.groups.map((group) => this.chip("group", `${visibleLine(group.name)} (${group.ids.length})`, group.ids[0], () => model.ungroup(group), "Ungroup"));
     const nodes = loose.map((id) => this.chip("node", nodeName(model, model.byId.get(id)), id, () => model.pin(id, false), "Unpin"));
     this.chips.replaceChildren(...groups, ...nodes);
+    if (focused) (this.chips.querySelector("button") ?? this.name).focus();
     if (groups.length + nodes.length === 0) this.chips.append(el("li", {class: "soft"}, "Nothing is pinned. Pinned nodes stay in sight, and can be grouped into a supernode."));
   }
 

@@ -78,8 +78,9 @@ class GraphView {
   }
 
   grid({columns, rows, width}) {
-    const lines = columns.map(({from, to}, i) => (i % 2 ? null : svg("rect", {class: "stripe", x: from, width: to - from, y: rows[rows.length - 1].top + OUTPUT_ROW, height: rows[0].top + rows[0].height - rows[rows.length - 1].top - OUTPUT_ROW})));
-    const levels = rows.map(({top, height}) => svg("line", {class: "level", x1: 0, x2: width, y1: top + height, y2: top + height}));
+    const y = rows[rows.length - 1].top + OUTPUT_ROW, height = rows[0].top + rows[0].height - y;
+    const lines = columns.map(({from, to}, i) => (i % 2 ? null : svg("rect", {class: "stripe", x: from, width: to - from, y, height})));
+    const levels = rows.map((row) => svg("line", {class: "level", x1: 0, x2: width, y1: row.top + row.height, y2: row.top + row.height}));
     return svg("g", {class: "graph-grid", "aria-hidden": "true"}, lines, levels);
   }
 
@@ -155,10 +156,19 @@ class GraphView {
     edges.sort((a, b) => Math.abs(b[2]) - Math.abs(a[2]));
     const most = edges.length ? Math.abs(edges[0][2]) || 1 : 1;
     this.focusLayer.replaceChildren(...this.weighted(edges.slice(0, FOCUS_EDGES)));
-    this.written.replaceChildren(...edges.slice(0, WRITTEN_EDGES).map(([source, target, weight]) => {
-      const other = source === focus ? target : source;
-      return svg("text", {x: other.x, y: other.y + (other.kind === "logit" ? 22 : other.title ? -15 : -10), "text-anchor": "middle", class: weight < 0 ? "minus" : "plus"}, signed(weight, most));
-    }));
+    this.written.replaceChildren();
+    const taken = focus?.title ? [{x: focus.x, y: focus.y + 4, half: pillWidth(focus) / 2}] : [];
+    for (const [source, target, weight] of edges.slice(0, WRITTEN_EDGES)) this.writeWeight(source === focus ? target : source, weight, most, taken);
+  }
+
+  // The weight above its node, or below it; nowhere if other weights stand there, for the list has it too.
+  writeWeight(unit, weight, most, taken) {
+    const text = signed(weight, most), half = (text.length * LETTER) / 2;
+    const free = (y) => taken.every((other) => Math.abs(unit.x - other.x) > half + other.half || Math.abs(y - other.y) > 12);
+    const y = (unit.kind === "logit" ? [22] : unit.title ? [-15, 22] : [-10, 18]).map((off) => unit.y + off).find(free);
+    if (y === undefined) return;
+    taken.push({x: unit.x, y, half});
+    this.written.append(svg("text", {x: unit.x, y, "text-anchor": "middle", class: weight < 0 ? "minus" : "plus"}, text));
   }
 
   at(event) {
@@ -181,9 +191,10 @@ class GraphView {
 
   showCard(unit) {
     this.card.hidden = unit === null;
+    this.card.replaceChildren();
     if (unit === null) return;
-    this.card.replaceChildren(el("b", {}, el("bdi", {}, unitName(this.model, unit))), el("bdi", {class: "soft"}, unitPlace(this.model, unit)),
-      this.cardEdges("from", unit.inputs), this.cardEdges("to", unit.outputs));
+    fill(this.card, {}, [el("b", {}, el("bdi", {}, unitName(this.model, unit))), el("bdi", {class: "soft"}, unitPlace(this.model, unit)),
+      this.cardEdges("from", unit.inputs), this.cardEdges("to", unit.outputs)]);
     // Upper layers of early tokens are the emptiest corner; a unit that stands there sends the card to the other one.
     const away = unit.x - this.scroll.scrollLeft < this.card.offsetWidth + 30 && unit.y < this.card.offsetHeight + 30;
     this.card.classList.toggle("away", away);
@@ -212,7 +223,9 @@ class GraphView {
     if (!event.key.startsWith("Arrow") && event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
     if (!this.cursor) { this.cursor = this.selected ?? this.units[0] ?? null; this.paint(); return; }
-    if (event.key.startsWith("Arrow")) { this.cursor = neighbour(this.units, this.cursor, event.key); this.shapes.get(this.cursor).scrollIntoView({block: "nearest", inline: "nearest"}); this.paint(); }
-    else this.onPick(this.cursor);
+    if (!event.key.startsWith("Arrow")) { this.onPick(this.cursor); return; }
+    this.cursor = neighbour(this.units, this.cursor, event.key);
+    this.shapes.get(this.cursor).scrollIntoView({block: "nearest", inline: "nearest"});
+    this.paint();
   }
 }

@@ -118,6 +118,7 @@ def test_hover_shows_the_edges_of_a_node_and_their_weights(page: Path) -> None:
           minus: document.querySelectorAll(".focus-edges .minus").length, written: texts(".written text"),
           card: texts(".card li .num"), name: find(".card b").textContent, hidden: find(".card").hidden,
           dim: units().filter((unit) => unit.classList.contains("dim")).length, all: units().length};
+        find(".check input").click(); hover("5_310_10"); seen.lone = find(".card").textContent;
         find(".graph").dispatchEvent(new PointerEvent("pointerleave"));
         seen.after = [document.querySelectorAll(".focus-edges path").length, find(".card").hidden];
         return seen;
@@ -134,11 +135,14 @@ def test_hover_shows_the_edges_of_a_node_and_their_weights(page: Path) -> None:
     def read(texts: list[str]) -> list[float]:
         return [abs(float(text.replace("\u2212", "-"))) for text in texts]
 
-    np.testing.assert_allclose(read(seen["written"]), written(list(mine.values()), 8), atol=0.006)
+    # Beside the nodes stand the strongest, where there is room.
+    strongest = written(list(mine.values()), 8)
+    assert read(seen["written"])[0] == pytest.approx(strongest[0], abs=0.006) and len(seen["written"]) > 3
+    assert all(min(abs(value - other) for other in strongest) < 0.006 for value in read(seen["written"]))
     into = written([weight for (_, target), weight in mine.items() if target == "2_8_10"], 4)
     out_of = written([weight for (source, _), weight in mine.items() if source == "2_8_10"], 4)
     np.testing.assert_allclose(read(seen["card"]), into + out_of, atol=0.006)
-    assert (seen["name"], seen["hidden"]) == ("Texas", False)
+    assert (seen["name"], seen["hidden"], seen["lone"]) == ("Texas", False, "output ·Austinp 0.410")
 
 
 @chromium
@@ -154,7 +158,8 @@ def test_a_click_pins_and_shows_what_the_feature_fires_on(page: Path) -> None:
         click("2_8_10"); seen.push({...state(), note: texts(".unit-detail > .note")});
         find(".edge-row").click(); const looked = state(); seen.push(looked.pinned);
         click("2_8_10"); click("2_8_10"); seen.push(state().pinned);
-        find(".pin .remove").click(); seen.push(state().pinned);
+        const last = find(".pin .remove"); last.focus(); last.click();
+        seen.push(state().pinned, document.activeElement === find(".grouping input"));
         return seen;
         """,
     )
@@ -170,7 +175,7 @@ def test_a_click_pins_and_shows_what_the_feature_fires_on(page: Path) -> None:
     assert second["pinned"] == ["say Austin", "Texas"] and second["passages"] == 0
     assert second["note"] == ["This page was made without passages of this feature."]
     # An edge's row looks only; two clicks leave the node unpinned; then the last pin goes.
-    assert rest == [["say Austin", "Texas"], ["say Austin"], []]
+    assert rest == [["say Austin", "Texas"], ["say Austin"], [], True]
 
 
 @chromium
@@ -327,8 +332,8 @@ def test_two_thousand_nodes_open_soon(tmp_path: Path, page: Path) -> None:
     visit(page.as_uri())
     small, start = time.monotonic() - start, time.monotonic()
     dom, console = visit(path.as_uri())
-    # Alone it takes about a second more than the small one; the machine may be busy.
-    assert time.monotonic() - start < small + 6
+    # It takes a second or two more than the small one; the machine may be busy.
+    assert time.monotonic() - start < small + 15
     assert console == [] and dom.count('role="option"') == len(big["nodes"])
 
 
