@@ -70,8 +70,15 @@ def render_graph(
         **_layered(nodes),
         **_links(graph, [node["id"] for node in nodes]),
         "qParams": _pins(graph.get("qParams"), "the graph's qParams"),
-        "effects": {"rows": [_effect(row) for row in effects], "of": effects_of, "spearman": _spearman(effects)},
-        "figures": dict(figures or {}),
+        "effects": {
+            "rows": [_effect(row) for row in effects],
+            "of": _text(effects_of, "effects_of"),
+            "spearman": _spearman(effects),
+        },
+        "figures": {
+            name: value if isinstance(value, str) else _number(value, f"the figure {name!r}")
+            for name, value in (figures or {}).items()
+        },
     }
     if supernodes is not None:
         summary["qParams"] = _pins(supernodes.get("qParams"), "supernodes")

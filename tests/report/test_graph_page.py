@@ -386,6 +386,7 @@ def test_a_graph_that_is_none_is_refused(tmp_path: Path, change: Any, words: str
     [
         ({"supernodes": {}}, "no qParams"),
         ({"supernodes": {"qParams": {"pinnedIds": ["7_7_7"], "supernodes": []}}}, "'7_7_7' for one"),
+        ({"figures": {"replacement score": float("nan")}}, "figure 'replacement score' is 'nan'"),
         ({"effects": [{"what": "x"}]}, "no list of node ids"),
         ({"effects": [EFFECTS[0] | {"measured": None}]}, "measured change of 'set to zero'"),
         ({"effects": [EFFECTS[0] | {"interval": [1]}]}, "interval of 'set to zero'"),
