@@ -1,8 +1,7 @@
-"""The page of an attribution graph: what it refuses, and in a real browser hover, pins, supernodes and their file."""
+"""The page of an attribution graph in a real browser: hover, pins, supernodes and their file, keys, effects."""
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import time
@@ -12,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saejax.attribution.export import feature_number, graph_json
-from saejax.core.errors import DataError
-from saejax.report.graph_page import layer_tables, render_graph
+from saejax.attribution.export import feature_number
+from saejax.report.graph_page import render_graph
 from saejax.report.page import embed_json
 from tests.tiny import browser
 from tests.tiny.browser import visit
-from tests.tiny.graphs import KNOWN, LOGITS, PROMPT, VOCAB, kept, made_up_feature, made_up_graph
+from tests.tiny.graphs import KNOWN, PROMPT, VOCAB, made_up_feature, made_up_json
 
-chromium = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path")
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path")
 HOSTILE = "</script><img src=x onerror=console.error('owned')>"
 STRANGE = ("<bos>", HOSTILE, ":", "\u202e", " \x00", *PROMPT[5:])
 LABELS = {key: text for key, (text, _) in KNOWN.items()} | {(3, 300): HOSTILE, (1, 33): "\u202etexas"}
@@ -29,14 +27,7 @@ TABLES = {3: {"vocab": VOCAB, "features": [made_up_feature(3, latent) for latent
 TEXAS = ["2_8_9", "1_33_9"]
 
 
-def exported(strings: tuple[str, ...]) -> dict[str, Any]:
-    """A graph with all nodes that have an edge, so that those which the tests name are there."""
-    graph = made_up_graph(strings=strings)
-    nodes, edges, influence = kept(graph, 1.0, 1.0)
-    return graph_json(graph, nodes, edges, influence, slug="dallas", logit_strings=LOGITS, labels=LABELS)
-
-
-GRAPH = exported(STRANGE)
+GRAPH = made_up_json(STRANGE, LABELS)
 EFFECTS = [
     {"nodes": TEXAS, "what": "set to zero", "predicted": -1.0, "measured": -0.8, "interval": [-1.0, -0.5]},
     {"nodes": ["3_300_10"], "what": HOSTILE, "predicted": 0.5, "measured": 0.25, "interval": None},
@@ -89,7 +80,6 @@ def weights(graph: dict[str, Any]) -> dict[tuple[str, str], float]:
     return {(link["source"], link["target"]): link["weight"] for link in graph["links"]}
 
 
-@chromium
 def test_the_page_draws_every_node_without_a_complaint(page: Path) -> None:
     dom, console = visit(page.as_uri())
     assert console == []
@@ -107,7 +97,6 @@ def test_the_page_draws_every_node_without_a_complaint(page: Path) -> None:
     assert token[1] > lower[1] > upper[1] > out[1] and right[0] > upper[0]
 
 
-@chromium
 def test_hover_shows_the_edges_of_a_node_and_their_weights(page: Path) -> None:
     seen = play(
         page,
@@ -145,7 +134,6 @@ def test_hover_shows_the_edges_of_a_node_and_their_weights(page: Path) -> None:
     assert (seen["name"], seen["hidden"], seen["lone"]) == ("Texas", False, "output ·Austinp 0.410")
 
 
-@chromium
 def test_a_click_pins_and_shows_what_the_feature_fires_on(page: Path) -> None:
     seen = play(
         page,
@@ -178,7 +166,6 @@ def test_a_click_pins_and_shows_what_the_feature_fires_on(page: Path) -> None:
     assert rest == [["say Austin", "Texas"], ["say Austin"], [], True]
 
 
-@chromium
 def test_supernodes_sum_their_edges_and_are_saved_and_loaded(page: Path, tmp_path: Path) -> None:
     seen = play(
         page,
@@ -220,7 +207,6 @@ def test_supernodes_sum_their_edges_and_are_saved_and_loaded(page: Path, tmp_pat
     assert drawn[0] == seen["loaded"] and drawn[2] == seen["saved"] and len(drawn[1]) == 1
 
 
-@chromium
 def test_keys_reach_every_part(page: Path) -> None:
     seen = play(
         page,
@@ -248,7 +234,6 @@ def test_keys_reach_every_part(page: Path) -> None:
     assert (pinned, unpinned, none, mute) == (1, 0, None, 0)
 
 
-@chromium
 def test_effects_stand_beside_the_graphs_prediction(page: Path) -> None:
     seen = play(
         page,
@@ -278,7 +263,6 @@ def test_effects_stand_beside_the_graphs_prediction(page: Path) -> None:
     assert x0 < x2 < x1 and y0 > y1 > y2 and seen["bars"] == 1 and seen["title"] == "Texas"
 
 
-@chromium
 def test_influence_and_pins_decide_what_is_in_sight(page: Path) -> None:
     seen = play(
         page,
@@ -300,7 +284,6 @@ def test_influence_and_pins_decide_what_is_in_sight(page: Path) -> None:
     assert set(seen["pinned"]) == logits | {"0_17_4"} and seen["pill"] == "“capital” as a word"
 
 
-@chromium
 def test_an_address_opens_its_node_and_names_a_strange_one(page: Path) -> None:
     dom, console = visit(page.as_uri() + "#node=2_8_10")
     assert console == [] and re.search(r"<h3[^>]*><bdi[^>]*>Texas</bdi></h3>", dom)
@@ -324,7 +307,6 @@ def big_graph(n_nodes: int, n_links: int) -> dict[str, Any]:
     return GRAPH | {"metadata": metadata, "nodes": nodes, "links": links}
 
 
-@chromium
 def test_two_thousand_nodes_open_soon(tmp_path: Path, page: Path) -> None:
     big = big_graph(2000, 40_000)
     path = render_graph(tmp_path / "big.html", big)
@@ -335,70 +317,3 @@ def test_two_thousand_nodes_open_soon(tmp_path: Path, page: Path) -> None:
     # It takes a second or two more than the small one; the machine may be busy.
     assert time.monotonic() - start < small + 15
     assert console == [] and dom.count('role="option"') == len(big["nodes"])
-
-
-def test_the_page_is_a_function_of_its_arguments(tmp_path: Path) -> None:
-    # A feature without a node is not embedded.
-    more = TABLES | {2: {"vocab": VOCAB, "features": [made_up_feature(2, 500)]}}
-    one, two = (render_graph(tmp_path / f"{len(t)}.html", GRAPH, tables=t, effects=EFFECTS) for t in (TABLES, more))
-    assert one != two and one.read_bytes() == two.read_bytes()
-
-
-def test_a_table_of_several_layers_is_split() -> None:
-    table = {"vocab": VOCAB, "features": [{"id": i, "density": 0.1, "max": i} for i in (3, 512, 1030)]}
-    split = layer_tables(table, 512)
-    found = {layer: [(row["id"], row["max"]) for row in one["features"]] for layer, one in split.items()}
-    assert found == {0: [(3, 3)], 1: [(0, 512)], 2: [(6, 1030)]}
-
-
-def node(graph: dict[str, Any], **change: Any) -> None:
-    graph["nodes"][0].update(change)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda graph: graph.pop("metadata"), "prompt_tokens"),
-        (lambda graph: graph["metadata"].update(prompt_tokens=[1]), "prompt_tokens"),
-        (lambda graph: graph.pop("links"), "no list of links"),
-        (lambda graph: graph.update(nodes={}), "no list of at most"),
-        (lambda graph: graph["nodes"].append(graph["nodes"][0]), "Two nodes of the graph have the id"),
-        (lambda graph: node(graph, ctx_idx=99), "at token 99 of 11"),
-        (lambda graph: node(graph, layer="x"), "layer 'x'"),
-        (lambda graph: node(graph, layer="9" * 5000), "which is not a whole number"),
-        (lambda graph: node(graph, feature=1 << 90), "feature 1237"),
-        (lambda graph: node(graph, influence=float("nan")), "not a finite number"),
-        (lambda graph: node(graph, clerp=7), "which is not text"),
-        (lambda graph: graph["links"][0].update(source="gone"), "'gone', which is no node"),
-        (lambda graph: graph["links"][0].update(weight="1"), "not a finite number"),
-        (lambda graph: graph["qParams"].update(supernodes=[[]]), r"lists \[name, id"),
-    ],
-)
-def test_a_graph_that_is_none_is_refused(tmp_path: Path, change: Any, words: str) -> None:
-    graph = copy.deepcopy(GRAPH)
-    change(graph)
-    with pytest.raises(DataError, match=words):
-        render_graph(tmp_path / "graph.html", graph)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"supernodes": {}}, "no qParams"),
-        ({"supernodes": {"qParams": {"pinnedIds": ["7_7_7"], "supernodes": []}}}, "'7_7_7' for one"),
-        ({"figures": {"replacement score": float("nan")}}, "figure 'replacement score' is 'nan'"),
-        ({"effects": [{"what": "x"}]}, "no list of node ids"),
-        ({"effects": [EFFECTS[0] | {"measured": None}]}, "measured change of 'set to zero'"),
-        ({"effects": [EFFECTS[0] | {"interval": [1]}]}, "interval of 'set to zero'"),
-    ],
-)
-def test_what_is_not_of_its_form_is_refused(tmp_path: Path, given: dict[str, Any], words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        render_graph(tmp_path / "graph.html", GRAPH, **given)
-
-
-def test_a_latent_is_read_out_of_cantors_number(tmp_path: Path) -> None:
-    graph = copy.deepcopy(GRAPH)
-    graph["nodes"] = [{**graph["nodes"][0], "layer": "3", "feature": feature_number(3, 16383)}]
-    graph["links"] = []
-    assert '"latent":16383' in render_graph(tmp_path / "graph.html", graph).read_text()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from saejax.attribution.export import graph_json
 from saejax.attribution.graph import Graph
 
 PROMPT = ("<bos>", "Fact", ":", " the", " capital", " of", " the", " state", " containing", " Dallas", " is")
@@ -83,6 +85,15 @@ def kept(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> tup
 def _bar(scores: np.ndarray, share: float) -> float:
     falling = np.sort(scores)[::-1]
     return float(falling[min(len(falling) - 1, int(np.searchsorted(np.cumsum(falling), share * falling.sum())))])
+
+
+def made_up_json(
+    strings: tuple[str, ...] = PROMPT, labels: Mapping[tuple[int, int], str] | None = None
+) -> dict[str, Any]:
+    """circuit-tracer's JSON of a made-up graph, with all nodes that have an edge."""
+    graph = made_up_graph(strings=strings)
+    nodes, edges, influence = kept(graph, 1.0, 1.0)
+    return graph_json(graph, nodes, edges, influence, slug="dallas", logit_strings=LOGITS, labels=labels)
 
 
 VOCAB = [*PROMPT, " Texas", " Austin", " city", ",", " in", " near", " river", "\n"]
