@@ -5,7 +5,7 @@
 The same as `saejax convert`; --help says all.
 """
 
-from saejax.app.commands import launch
+from saejax.commands import launch
 
 if __name__ == "__main__":
     launch("convert")

@@ -1,6 +1,6 @@
 """`python -m saejax <command>`: the same as `saejax <command>`."""
 
-from saejax.app.commands import main
+from saejax.commands import main
 
 if __name__ == "__main__":
     main()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tiny import ROOT
 
-from saejax import __version__
-from saejax.app import commands, experiments
-from saejax.app.commands import COMMANDS
+from saejax import __version__, commands
+from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment
 from saejax.app.new_experiment import next_command, write_new
+from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError
 
 SOURCES = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import saejax
-from saejax.app.commands import COMMANDS
 from saejax.app.convert import print_formats, run_convert
+from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS
 from saejax.interop.making import kind_of

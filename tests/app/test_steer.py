@@ -10,8 +10,8 @@ import pytest
 from absl import flags as absl_flags
 from tiny.by_hand import coder_of, random_params, sites_of
 
-from saejax.app.commands import COMMANDS
 from saejax.app.steer import features, run_steer
+from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import load_lm
 from saejax.lm.generation import Sampling, generate

@@ -23,9 +23,9 @@ import pytest
 from tiny import ROOT, tiny_experiment
 
 from saejax.app import experiments
-from saejax.app.commands import COMMANDS
 from saejax.app.stages import run_capture, run_train
 from saejax.app.workspace import Workspace
+from saejax.commands import COMMANDS
 from saejax.experiment import default_config
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
