@@ -12,6 +12,7 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.interventions import both, logit_difference, padded, probability
+from saejax.interventions.metrics import Measure
 from saejax.lm import LanguageModel
 from saejax.study.behaviours import Pair
 from saejax.study.table import Table
@@ -41,7 +42,7 @@ class Prompts:
     wrong: np.ndarray
 
     @property
-    def difference(self) -> object:
+    def difference(self) -> Measure:
         """Logits [R, S, V] -> z_right - z_wrong, [R]."""
         return logit_difference(self.last, self.right, self.wrong)
 

@@ -31,8 +31,8 @@ class Table:
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path, self.columns = path, tuple(columns)
 
-    def begin(self, block: int) -> int:
-        """How many rows are done, in whole blocks of `block` rows; what is behind them is cut off.
+    def begin(self) -> int:
+        """How many whole rows are there; what a killed process left of another is cut off.
 
         Raises:
             DataError: the file is none of this table.
@@ -46,12 +46,16 @@ class Table:
             if b"".join(lines) and not _line(self.columns).startswith(b"".join(lines)):
                 raise DataError(f"{self.path} is not the table of {', '.join(self.columns)}. Move it away.")
             self.path.unlink()  # killed within its first line
-            return self.begin(block)
+            return self.begin()
         whole = [line for line in lines[1:] if line.endswith(b"\n")]
-        done = len(whole) // block * block
+        self.cut(len(whole))
+        return len(whole)
+
+    def cut(self, rows: int) -> None:
+        """Keep the first so many rows."""
+        lines = read_bounded(self.path, _LARGEST).splitlines(keepends=True)
         with writing(self.path), open(self.path, "r+b") as file:
-            file.truncate(len(b"".join(lines[: 1 + done])))
-        return done
+            file.truncate(len(b"".join(lines[: 1 + rows])))
 
     def extend(self, rows: Iterable[Sequence[Any]]) -> None:
         """More rows, on the disk when this returns."""

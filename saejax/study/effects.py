@@ -1,0 +1,144 @@
+"""Phase 5: what groups of features cause. Each is changed in the test pairs' clean prompts, and the model runs on.
+
+    ablate      f' = 0 at every token but the first
+    control     the same for random features of the layer that fire as much
+    patch       f' = f after the corrupt prompt, at one token: the last, the last but one, ...
+    resample    f' = f in another clean prompt, token by token from the end
+
+The value of a row is z_right - z_wrong at the last token with the change; `clean` is what it is without.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from saejax.interventions import Change, Interventions, Run, matched, set_to, zero
+from saejax.study.baseline import Prompts
+from saejax.study.config import StudyConfig
+from saejax.study.table import Table
+
+COLUMNS = ("behaviour", "group", "kind", "number", "pair", "clean", "value")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Features of one layer of one dictionary.
+
+    Attributes:
+        name: as it stands in tables.
+        dictionary: its name in the study.
+        layer: place of the layer among all that graphs have.
+        latents: numbers in the dictionary, g F + f of a cross-layer transcoder.
+    """
+
+    name: str
+    dictionary: str
+    layer: int
+    latents: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One change, of all test prompts."""
+
+    group: Group
+    kind: str
+    number: int
+    latents: tuple[int, ...]
+
+
+def jobs(groups: Sequence[Group], mean_of: Callable[[Group], np.ndarray], c: StudyConfig, seed: int) -> list[Job]:
+    """Every change of every group, in one order: dictionary by dictionary, so that neighbours run together.
+
+    Args:
+        mean_of: a group -> mean activation of its dictionary's latents on the test prompts, 0 outside of its layer.
+    """
+    found = []
+    for group in sorted(groups, key=lambda group: group.dictionary):
+        found.append(Job(group, "ablate", 0, group.latents))
+        controls = matched(group.latents, mean_of(group), c.controls, seed)
+        found += [Job(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
+        found += [Job(group, "patch", i, group.latents) for i in range(c.positions)]
+        found += [Job(group, "resample", i, group.latents) for i in range(c.resamples)]
+    return found
+
+
+def measure(
+    inside: Interventions,
+    behaviour: str,
+    prompts: Prompts,
+    jobs: Sequence[Job],
+    table: Table,
+    c: StudyConfig,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Fill the table: R rows for each job. What is there already is not computed again."""
+    n_rows = len(prompts.pairs)
+    size = max(1, math.ceil(c.every / n_rows))
+    blocks = list(_blocks(jobs, size))
+    done = table.begin() // n_rows
+    # A block counts when all of it is there: the rows behind the last whole one are computed again.
+    whole = 0
+    while whole < len(blocks) and sum(map(len, blocks[: whole + 1])) <= done:
+        whole += 1
+    table.cut(sum(map(len, blocks[:whole])) * n_rows)
+    if whole == len(blocks):
+        return
+    clean, corrupt = inside.run(prompts.clean), inside.run(prompts.corrupt)
+    before = np.asarray(prompts.difference(clean.logits))
+    for number, block in enumerate(blocks[whole:], whole):
+        changes = [{job.group.dictionary: _change(job, prompts, clean, corrupt, seed)} for job in block]
+        filled = changes + [changes[-1]] * (size - len(changes))  # one shape, one program
+        values = inside.many(prompts.clean, filled, prompts.difference, at_once=size)[: len(block)]
+        table.extend(
+            (behaviour, job.group.name, job.kind, job.number, pair, before[pair], value[pair])
+            for job, value in zip(block, values, strict=True)
+            for pair in range(n_rows)
+        )
+        if progress is not None:
+            progress(sum(map(len, blocks[: number + 1])), len(jobs))
+
+
+def _blocks(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
+    """Blocks of at most `size` jobs, each of one dictionary and one number of features."""
+    block: list[Job] = []
+    for job in jobs:
+        key = (job.group.dictionary, len(job.latents))
+        if block and (len(block) == size or key != (block[0].group.dictionary, len(block[0].latents))):
+            yield block
+            block = []
+        block.append(job)
+    if block:
+        yield block
+
+
+def _change(job: Job, prompts: Prompts, clean: Run, corrupt: Run, seed: int) -> Change:
+    """The job's change, every number of it [R, S, K] so that all have one shape."""
+    rows, length = prompts.clean.shape
+    place_RS = np.broadcast_to(np.arange(length)[None], (rows, length))
+    if job.kind in ("ablate", "control"):
+        return _whole(zero(job.latents, place_RS >= 1), rows, length)
+    name, latents = job.group.dictionary, np.asarray(job.latents)
+    own_RSK, other_RSK = (
+        np.asarray(run.latents[name]).reshape(rows, length, -1)[..., latents] for run in (clean, corrupt)
+    )
+    if job.kind == "patch":
+        at = place_RS == (prompts.last - job.number)[:, None]
+        return _whole(set_to(job.latents, other_RSK, at & (place_RS >= 1)), rows, length)
+    rng = np.random.default_rng([seed, job.number])
+    source_R = (np.arange(rows) + rng.integers(1, rows)) % rows  # never the row itself
+    from_end = prompts.last[:, None] - place_RS
+    there = prompts.last[source_R][:, None] - from_end
+    at = (place_RS >= 1) & (from_end >= 0) & (there >= 1)
+    values = own_RSK[source_R[:, None], np.clip(there, 0, length - 1)]
+    return _whole(set_to(job.latents, values, at), rows, length)
+
+
+def _whole(change: Change, rows: int, length: int) -> Change:
+    shape: Any = (rows, length, change.latents.shape[0])
+    numbers = {name: np.broadcast_to(getattr(change, name), shape) for name in ("scale", "shift", "low", "high")}
+    return change.replace(at=np.broadcast_to(change.at, shape[:2]), **numbers)
