@@ -1,0 +1,109 @@
+"""Phase 4: a graph for each of a behaviour's first prompts, and which features they share.
+
+share of a feature in a graph = its influence / that of all features        mean share: over the behaviour's graphs
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from saejax.attribution import AttributionConfig, Graph, attribute
+from saejax.attribution.influence import influence
+from saejax.lm import LanguageModel
+from saejax.study.baseline import Prompts
+from saejax.study.config import StudyConfig
+from saejax.study.effects import Group
+from saejax.trained import TrainedCoder
+
+COLUMNS = ("behaviour", "layer", "latent", "mean_share", "prompts", "mean_activation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A feature over a behaviour's graphs.
+
+    Attributes:
+        layer: place among the graphs' layers. latent: number in its layer.
+        share: mean over the graphs of its share of the influence, at all tokens together.
+        prompts: in how many graphs it is.
+        activation: mean over these of its largest activation.
+    """
+
+    layer: int
+    latent: int
+    share: float
+    prompts: int
+    activation: float
+
+
+def make(
+    lm: LanguageModel,
+    dictionaries: Sequence[TrainedCoder],
+    prompts: Prompts,
+    count: int,
+    config: AttributionConfig,
+    folder: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Graph]:
+    """The graphs of the first `count` clean prompts, each with both answers among its logits; kept in `folder`."""
+    graphs = []
+    for i in range(min(count, len(prompts.pairs))):
+        path = folder / f"{i}.npz"
+        if path.is_file():
+            graphs.append(Graph.load(path))
+            continue
+        tokens = prompts.clean[i, : prompts.last[i] + 1]
+        answers = [int(prompts.right[i]), int(prompts.wrong[i])]
+        graph = attribute(lm, dictionaries, tokens, config, folder=folder / f"{i}.rows", answers=answers)
+        graph.save(path)
+        graphs.append(graph)
+        if progress is not None:
+            progress(i + 1, count)
+    return graphs
+
+
+def merged(graphs: Sequence[Graph]) -> list[Feature]:
+    """All features of the graphs, those with the largest mean share first."""
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for graph in graphs:
+        shares = influence(graph)[graph.parts["features"]]
+        shares = shares / max(shares.sum(), 1e-30)
+        here: dict[tuple[int, int], tuple[float, float]] = {}
+        for (layer, _, latent), share, activation in zip(
+            graph.features.tolist(), shares, graph.activations, strict=True
+        ):
+            before = here.get((layer, latent), (0.0, 0.0))
+            here[layer, latent] = (before[0] + float(share), max(before[1], float(activation)))
+        for key, value in here.items():
+            found.setdefault(key, []).append(value)
+    features = [
+        Feature(*key, sum(s for s, _ in seen) / len(graphs), len(seen), float(np.mean([a for _, a in seen])))
+        for key, seen in found.items()
+    ]
+    return sorted(features, key=lambda f: (-f.share, f.layer, f.latent))
+
+
+def groups(features: Sequence[Feature], c: StudyConfig, of_layer: Mapping[int, tuple[str, int]]) -> list[Group]:
+    """The features of each layer, `group_size` at a time in the order of their share; the groups with the most of it.
+
+    Features of a single graph are left out where there are several graphs: they belong to a prompt, not to a behaviour.
+
+    Args:
+        of_layer: layer -> (name of its dictionary, number of its latent 0).
+    """
+    least = min(2, c.graphs)
+    by_layer: dict[int, list[Feature]] = {}
+    for feature in features:
+        if feature.prompts >= least:
+            by_layer.setdefault(feature.layer, []).append(feature)
+    found: list[tuple[float, Group]] = []
+    for layer, own in sorted(by_layer.items()):
+        name, first = of_layer[layer]
+        for i in range(len(own) // c.group_size):
+            part = own[i * c.group_size : (i + 1) * c.group_size]
+            latents = tuple(first + feature.latent for feature in part)
+            found.append((sum(feature.share for feature in part), Group(f"L{layer}.{i + 1}", name, layer, latents)))
+    found.sort(key=lambda pair: -pair[0])
+    return [group for _, group in found[: c.groups]]
