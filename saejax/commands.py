@@ -114,6 +114,13 @@ def _push(line: Line) -> None:
     run_push(line.words, flag["format"], flag["private"], flag["folder"], flag["revision"], flag["step"])
 
 
+def _study(line: Line) -> int:
+    from saejax.study import study
+    from saejax.study.run import run_study
+
+    return run_study(study(line.config))
+
+
 def _steer(line: Line) -> None:
     from saejax.app.steer import run_steer
 
@@ -334,6 +341,20 @@ Continues where it was: SIGTERM and Ctrl-C finish the step, save and exit with c
 stayed finite.
 """,
         _sweep,
+    ),
+    "study": Command(
+        """\
+From behaviours of a language model to the features that cause them: prompts, graphs, interventions, one page.
+
+    saejax study --config=study_quickstart             minutes on 2 CPU cores
+    saejax study --config=study_quickstart --config.study.behaviours=bracket,mine=pairs.jsonl
+    saejax study --config=study_quickstart --config.study.dictionaries=runs/mine
+
+Draws pairs of prompts, refuses behaviours that the model does not have, trains the dictionaries if none are given, makes
+an attribution graph for some prompts, and measures what ablating, patching and resampling groups of features does,
+beside controls. Writes runs/<name>/study: CSV files, graphs and study.html. Continues where it was.
+""",
+        _study,
     ),
     "convert": Command(
         """\
