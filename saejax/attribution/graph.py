@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.core.files import read_bounded, writing
+from saejax.core.files import read_bounded, write_bytes
 
 _LARGEST = 8 << 30
 _KINDS = {
@@ -100,13 +100,12 @@ class Graph:
         return parts
 
     def save(self, path: str | Path) -> None:
-        """One .npz file."""
+        """One .npz file, whole or not at all."""
         texts = {"strings": self.strings, "hook_points": self.hook_points, "names": self.names}
         arrays = {name: getattr(self, name) for name in _KINDS}
         buffer = io.BytesIO()
         np.savez(buffer, texts=np.frombuffer(json.dumps(texts).encode(), np.uint8), **arrays)
-        with writing(path):
-            Path(path).write_bytes(buffer.getvalue())
+        write_bytes(path, buffer.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> "Graph":

@@ -21,14 +21,18 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     Raises:
         DataError: the folder is read-only or the disk is full.
     """
+    write_bytes(path, f"{json.dumps(finite(value), indent=2, allow_nan=False)}\n".encode())
+
+
+def write_bytes(path: str | os.PathLike, raw: bytes) -> None:
+    """As `write_json`, of bytes."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as handle:
-                json.dump(finite(value), handle, indent=2, allow_nan=False)
-                handle.write("\n")
+            with temporary.open("wb") as handle:
+                handle.write(raw)
                 handle.flush()
                 os.fsync(handle.fileno())
             temporary.replace(path)

@@ -1,0 +1,217 @@
+"""One prompt's model made linear: attention patterns and norms' scales stay, dictionaries stand where they write.
+
+With x_l what layer l reads, y_l what stands where it writes, and delta_l what sources add there:
+
+    y_l = skip_l(x_l) + delta_l                     nothing else comes through a place that a dictionary writes
+    z   = pattern v(x W_V) W_O, norm(x) = w x / scale      pattern and scale as in the prompt's own pass
+    mlp(x) = J x                                    an MLP that no dictionary replaces, by its derivative at the prompt
+
+So what reaches x_l has come from layers below through residual stream, attention's values and skips alone: a direct
+effect. In the residual stream an autoencoder's x = x_hat + e stands for all that comes from below; every path ends there.
+(Ameisen et al. 2025, "Circuit Tracing"; the derivative of what is left: Marks et al. 2024, arXiv:2403.19647)
+
+Constants are left out, since only derivatives are asked of it. Keys and queries are kept, patterns are not: they come
+anew from these, a block of queries at a time, as a pattern of 8,192 tokens has 67 million numbers a head.
+
+Shape letters: S tokens, M model width, V vocabulary, D width of a hook point; B = 1 row.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from saejax.attribution.layers import Layer
+from saejax.lm import decoder
+from saejax.lm.conventions import DecoderConfig
+from saejax.lm.decoder import Attend, Edit, Tap
+
+Params = dict[str, Any]
+Frozen = dict[str, Any]
+
+_QUERIES = 128  # that attend together
+
+
+def watch(config: DecoderConfig, params: Params, tokens_S: jax.Array, layers: Sequence[Layer]) -> Frozen:
+    """The prompt's own pass: what `linear` keeps of it, and what the nodes are made of.
+
+    Returns:
+        queries, keys: of each block; scales: {name: [1, S, 1]}; inputs: {mlp_in of an MLP that stays: [1, S, M]}.
+        embeddings: [S, M], of the tokens alone, without positions.
+        values: {hook point that a dictionary reads or writes: [S, D]}.
+        logits: [V], of the token after the prompt. final: its residual stream [M] and scale [1] before the last norm.
+    """
+    queries: list[jax.Array] = []
+    keys: list[jax.Array] = []
+
+    def watching(window: int | None) -> Attend:
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, tap: Tap) -> jax.Array:
+            queries.append(q)
+            keys.append(k)
+            return _attended(config, window, q, k, v)
+
+        return attend
+
+    scales, last = _scales(config), f"blocks.{config.n_layer - 1}.resid_post"
+    inputs = [f"blocks.{i}.mlp_in" for i in _kept_mlps(config, layers)]
+    points = {name for layer in layers for name in (layer.read, layer.write)}
+    attends = [watching(window) for window in _windows(config)]
+    with _exact(params):
+        _, seen = _forward(config, params, tokens_S, attends, {*scales, *inputs, *points, last}, {})
+        x_M, scale_1 = seen[last][0, -1], seen["ln_final_scale"][0, -1]
+        normed_M = _final_norm(config, params, x_M, scale_1)
+        logits_V = normed_M @ decoder.unembedding(params) + params.get("b_U", 0)
+    return {
+        "queries": queries,
+        "keys": keys,
+        "scales": {name: seen[name] for name in scales},
+        "inputs": {name: seen[name] for name in inputs},
+        "embeddings": params["W_E"][tokens_S] * config.embed_scale,
+        "values": {name: seen[name][0] for name in points},
+        "logits": decoder.softcap(logits_V.astype(jnp.float32), config.logit_softcap),
+        "final": (x_M, scale_1),
+    }
+
+
+def linear(
+    config: DecoderConfig,
+    params: Params,
+    frozen: Frozen,
+    layers: Sequence[Layer],
+    skips: dict[int, jax.Array],
+    delta: Callable[[int], jax.Array],
+    delta_SM: jax.Array,
+) -> list[jax.Array]:
+    """What each layer reads [S, D], and the residual stream after the last block [S, M], up to constants.
+
+    Args:
+        delta: a layer's number -> what is added where it writes, [S, D]. delta_SM is added to the embeddings.
+    """
+    reads: dict[int, jax.Array] = {}
+
+    def reading(number: int) -> Edit:
+        def edit(x_BSD: jax.Array) -> jax.Array:
+            reads[number] = x_BSD[0]
+            return x_BSD
+
+        return edit
+
+    def writing(number: int) -> Edit:
+        def edit(y_BSD: jax.Array) -> jax.Array:
+            new_SD = delta(number)
+            if number in skips:
+                new_SD = new_SD + reads[number].astype(jnp.float32) @ skips[number]
+            return new_SD[None].astype(y_BSD.dtype)
+
+        return edit
+
+    # One after the other where several meet: a dictionary reads before it, or another, writes.
+    edits: list[tuple[str, Edit]] = [("blocks.0.resid_pre", lambda x_BSM: x_BSM + delta_SM[None].astype(x_BSM.dtype))]
+    edits += [(layer.read, reading(number)) for number, layer in enumerate(layers)]
+    edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
+    edits += [(name, _at(value)) for name, value in frozen["inputs"].items()]
+    edits += [(name, lambda _, value=value: value) for name, value in frozen["scales"].items()]
+    together: dict[str, Edit] = {}
+    for name, edit in edits:
+        together[name] = functools.partial(_both, together[name], edit) if name in together else edit
+
+    def attending(window: int | None, q: jax.Array, k: jax.Array) -> Attend:
+        return lambda _, __, v, tap: _attended(config, window, q, k, v)
+
+    attends = [attending(*block) for block in zip(_windows(config), frozen["queries"], frozen["keys"], strict=True)]
+    last = f"blocks.{config.n_layer - 1}.resid_post"
+    tokens_S = jnp.zeros(delta_SM.shape[0], jnp.int32)  # their embeddings are a constant
+    with _exact(params):
+        _, seen = _forward(config, params, tokens_S, attends, {last}, together)
+    return [*(reads[number] for number in range(len(layers))), seen[last][0]]
+
+
+def unembedding_at_residual(
+    config: DecoderConfig, params: Params, ids_K: jax.Array, scale_1: jax.Array
+) -> jax.Array:
+    """d (logit - mean of all logits) / d (residual stream before the last norm, its scale fixed), float32 [K, M].
+
+    Of logits before their cap, where the model has one.
+    """
+    W_U = decoder.unembedding(params)
+    with _exact(params):
+        u_KM = W_U[:, ids_K].T.astype(jnp.float32) - W_U.mean(1, dtype=jnp.float32)[None]
+    u_KM = u_KM * params["ln_final"]["w"].astype(jnp.float32)[None] / scale_1[None]
+    return u_KM - u_KM.mean(1, keepdims=True) if config.norm == "layer" else u_KM
+
+
+def _forward(
+    config: DecoderConfig,
+    params: Params,
+    tokens_S: jax.Array,
+    attends: Sequence[Attend],
+    wanted: set[str],
+    edits: dict[str, Edit],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    tokens_BS = tokens_S[None]
+    positions_BS = jnp.arange(tokens_BS.shape[1])[None]
+    return decoder.forward(config, params, tokens_BS, positions_BS, attends, frozenset(wanted), edits)
+
+
+def _attended(
+    config: DecoderConfig, window: int | None, q_BHSD: jax.Array, k_BGSD: jax.Array, v_BGSD: jax.Array
+) -> jax.Array:
+    """`decoder.attended` by blocks of queries, none of whose patterns is kept for the derivative by v."""
+    length = q_BHSD.shape[2]
+    count = -(-length // _QUERIES)
+    size = min(_QUERIES, length)
+    q_BHSD = jnp.pad(q_BHSD, ((0, 0), (0, 0), (0, count * size - length), (0, 0)))
+
+    @jax.checkpoint
+    def block(start: jax.Array, v_BGSD: jax.Array) -> jax.Array:
+        at_Q1, to_1S = (start + jnp.arange(size))[:, None], jnp.arange(length)[None]
+        mask_QS = to_1S <= at_Q1
+        if window is not None:
+            mask_QS = mask_QS & (to_1S > at_Q1 - window)
+        q_BHQD = jax.lax.dynamic_slice_in_dim(q_BHSD, start, size, axis=2)
+        return decoder.attended(config, q_BHQD, k_BGSD, v_BGSD, mask_QS[None], lambda _, pattern: pattern)
+
+    z_NBHQD = jax.lax.map(lambda start: block(start, v_BGSD), jnp.arange(count) * size)
+    z_BHNQD = jnp.moveaxis(z_NBHQD, 0, 2)
+    return z_BHNQD.reshape(*z_BHNQD.shape[:2], count * size, -1)[:, :, :length]
+
+
+def _final_norm(config: DecoderConfig, params: Params, x_M: jax.Array, scale_1: jax.Array) -> jax.Array:
+    x_M32 = x_M.astype(jnp.float32)
+    if config.norm == "layer":
+        x_M32 = x_M32 - x_M32.mean()
+    normed_M = x_M32 / scale_1 * params["ln_final"]["w"] + params["ln_final"].get("b", 0)
+    return normed_M.astype(x_M.dtype)
+
+
+def _at(value: jax.Array) -> Edit:
+    """The value at the prompt, whatever constants were left out before, with the derivative of what comes."""
+    return lambda x: value + (x - jax.lax.stop_gradient(x))
+
+
+def _both(first: Edit, second: Edit, value: jax.Array) -> jax.Array:
+    return second(first(value).astype(value.dtype))
+
+
+def _exact(params: Params) -> Any:
+    """As `decoder.run`: with float32 parameters every product is float32."""
+    return jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None)
+
+
+def _windows(config: DecoderConfig) -> tuple[int | None, ...]:
+    return config.windows or (None,) * config.n_layer
+
+
+def _kept_mlps(config: DecoderConfig, layers: Sequence[Layer]) -> list[int]:
+    written = {layer.write for layer in layers}
+    return [i for i in range(config.n_layer) if f"blocks.{i}.mlp_out" not in written]
+
+
+def _scales(config: DecoderConfig) -> list[str]:
+    """Names of all norms' scales in the blocks and after them."""
+    names = ["ln1_scale"]
+    names += [] if config.residual == "parallel_one_norm" else ["ln2_scale"]
+    names += ["ln1_post_scale", "ln2_post_scale"] if config.post_norms else []
+    return [*(f"blocks.{i}.{name}" for i in range(config.n_layer) for name in names), "ln_final_scale"]

@@ -1,0 +1,246 @@
+"""The local replacement model of one prompt: its nodes, and rows of direct effects on them.
+
+    y_l = sum_f a_f W_dec,f + e_l (+ skip + b_dec)       of the prompt's own activations; e_l is what is left
+
+Active features are the latents that are not 0. (Ameisen et al. 2025, "Circuit Tracing"; circuit-tracer 0.5)
+
+Shape letters: A active features, L layers, S tokens, K logits that are nodes, D width, F latents of a layer.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.attribution.frozen import Frozen, unembedding_at_residual, watch
+from saejax.attribution.layers import Layer, layers_of
+from saejax.attribution.rows import row_program, shardings
+from saejax.attribution.settings import AttributionConfig
+from saejax.attribution.sources import listed
+from saejax.core.errors import ConfigError, DataError
+from saejax.kernels.batch import DATA, LATENT
+from saejax.lm import LanguageModel
+from saejax.lm.rows import check_ids
+from saejax.parallel import check_divides
+from saejax.trained import TrainedCoder
+
+_POSITIONS = 64  # encoded at once: all latents of so many tokens are dense for a moment
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalModel:
+    """Nodes and the row program of one prompt.
+
+    Attributes:
+        layers: of the graph.
+        features: int32 [A, 3]: layer, position, latent; in this order.
+        activations: float32 [A].
+        logits, probabilities: int32 [K], float32 [K]: the next tokens that are nodes, the likeliest first.
+        n_errors, n_tokens: L S and S.
+    """
+
+    layers: tuple[Layer, ...]
+    features: np.ndarray
+    activations: np.ndarray
+    logits: np.ndarray
+    probabilities: np.ndarray
+    n_errors: int
+    n_tokens: int
+    _encoders: tuple[np.ndarray, ...]
+    _logit_vectors: np.ndarray
+    _places: tuple[np.ndarray, ...]
+    _program: Callable[[dict[str, jax.Array]], dict[str, Any]]
+
+    @property
+    def n_sources(self) -> int:
+        """A + L S + S."""
+        return len(self.features) + self.n_errors + self.n_tokens
+
+    def rows(self, targets: np.ndarray, size: int) -> np.ndarray:
+        """Direct effects [targets, A + L S + S] on nodes: a feature's number, or A + L S + S + k for logit k.
+
+        `size` targets, or fewer, go through the program at once.
+        """
+        given = self._targets(targets, size)
+        found = jax.device_get(self._program(given))
+        features = [
+            layer.reshape(size, -1)[:, at] for layer, at in zip(found["features"], self._places, strict=True)
+        ]
+        return np.concatenate([*features, found["errors"].reshape(size, -1), found["tokens"]], axis=1)[: len(targets)]
+
+    def _targets(self, targets: np.ndarray, size: int) -> dict[str, Any]:
+        wide = max([self._logit_vectors.shape[1], *(W_DF.shape[0] for W_DF in self._encoders)])
+        given = {
+            "layer": np.zeros(size, np.int32),
+            "position": np.zeros(size, np.int32),
+            "vector": np.zeros((size, wide), np.float32),
+        }
+        for row, node in enumerate(targets):
+            if node < len(self.features):
+                layer, position, latent = self.features[node]
+                vector = self._encoders[layer][:, latent]
+            else:
+                layer, position = len(self.layers), self.n_tokens - 1
+                vector = self._logit_vectors[node - self.n_sources]
+            given["layer"][row], given["position"][row] = layer, position
+            given["vector"][row, : len(vector)] = vector
+        return given
+
+
+def local_model(
+    lm: LanguageModel,
+    saes: Sequence[TrainedCoder],
+    tokens: Sequence[int] | np.ndarray,
+    config: AttributionConfig,
+    mesh: Mesh,
+) -> LocalModel:
+    """The local replacement model of a prompt, its arrays on the mesh.
+
+    Args:
+        saes: of `layers.at_model`.
+
+    Raises:
+        ConfigError: dictionaries that do not go together, or a mesh that does not divide chunk or latents.
+        DataError: an empty prompt, one that the model cannot read, or one without an active feature.
+    """
+    tokens_S = checked_tokens(lm, tokens, config)
+    layers = layers_of(lm, saes)
+    _check_mesh(saes, config, mesh)
+    put = shardings(mesh)
+    # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
+    params = lm.placed(mesh) if mesh.size > 1 else lm.params
+    seen = jax.jit(lambda params, tokens_S: watch(lm.config, params, tokens_S, layers))(params, jnp.asarray(tokens_S))
+    codes = [_coded(sae, layers, number, seen["values"]) for number, sae in enumerate(saes)]
+    active = [_active(codes[layer.dictionary][0][layer.group], config.silent) for layer in layers]
+    if not any(len(values) for _, _, values in active):
+        raise DataError("No latent of any dictionary is active in the prompt: there are no features to attribute.")
+    lists = [
+        listed(*found, saes[layer.dictionary].coder.topology.d_sae, mesh.shape[LATENT], config.block)
+        for layer, found in zip(layers, active, strict=True)
+    ]
+    errors = [codes[layer.dictionary][1][layer.group] for layer in layers]
+    for error_SD in errors:
+        error_SD[: config.silent] = 0
+    sources = {
+        "decoders": [jax.device_put(_decoder(saes, layer, mesh), put["latent"]) for layer in layers],
+        "slots": [jax.device_put(one.slots, put["latent"]) for one in lists],
+        "errors": [jax.device_put(error_SD, put["whole"]) for error_SD in errors],
+        "embeddings": seen["embeddings"],
+        "skips": {number: _skip(saes, layer) for number, layer in enumerate(layers) if layer.skip},
+    }
+    frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
+    program = row_program(lm.config, layers, config.block, mesh)
+    logits, probabilities = _logit_nodes(np.asarray(seen["logits"], np.float64), config)
+    vectors = unembedding_at_residual(lm.config, lm.params, jnp.asarray(logits), seen["final"][1])
+    return LocalModel(
+        layers,
+        np.concatenate([_rows_of(number, *found) for number, found in enumerate(active)]),
+        np.concatenate([values for _, _, values in active]),
+        logits,
+        probabilities,
+        len(layers) * len(tokens_S),
+        len(tokens_S),
+        tuple(_encoder(saes[layer.dictionary], layer.group) for layer in layers),
+        np.asarray(vectors),
+        tuple(one.at for one in lists),
+        lambda targets: program(params, frozen, sources, jax.device_put(targets, put["targets"])),
+    )
+
+
+def checked_tokens(lm: LanguageModel, tokens: Sequence[int] | np.ndarray, config: AttributionConfig) -> np.ndarray:
+    """The prompt's ids, int32 [S].
+
+    Raises:
+        DataError: it is empty, too long, or holds what is no id of the model.
+    """
+    tokens_S = np.asarray(tokens)
+    if tokens_S.size == 0 or tokens_S.ndim != 1:
+        raise DataError(f"A prompt is one row of ids, one at least; this one has the shape {tokens_S.shape}.")
+    check_ids("tokens", tokens_S[None], lm.config.vocab_size)
+    if len(tokens_S) > lm.config.context_length:
+        raise DataError(f"The prompt has {len(tokens_S)} tokens; the model reads {lm.config.context_length}.")
+    if len(tokens_S) <= config.silent:
+        raise DataError(
+            f"The prompt has {len(tokens_S)} tokens, and attribution.silent leaves out the first {config.silent}: "
+            "nothing is left. Give a longer prompt, with the model's own bos in front, or set attribution.silent=0."
+        )
+    return tokens_S.astype(np.int32)
+
+
+def _check_mesh(saes: Sequence[TrainedCoder], config: AttributionConfig, mesh: Mesh) -> None:
+    if config.chunk % mesh.shape[DATA]:
+        raise ConfigError(
+            f"attribution.chunk {config.chunk} cannot be split over the {mesh.shape[DATA]} devices along data; set "
+            f"attribution.chunk={-(-config.chunk // mesh.shape[DATA]) * mesh.shape[DATA]}."
+        )
+    for sae in saes:
+        check_divides(mesh, sae.coder.topology.d_sae)
+
+
+def _coded(
+    sae: TrainedCoder, layers: Sequence[Layer], number: int, values: Frozen
+) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
+    """(for each group what is active as [positions, latents, values], for each site its error [S, D])."""
+    own = sorted((layer for layer in layers if layer.dictionary == number), key=lambda layer: layer.group)
+    x, y = (
+        [np.asarray(values[name], np.float32) for name in names]
+        for names in ([layer.read for layer in own], [layer.write for layer in own])
+    )
+    stacked = sae.coder.topology.stacked
+    parts: list[list[list[np.ndarray]]] = [[] for _ in own]
+    errors = []
+    for start in range(0, len(x[0]), _POSITIONS):
+        rows = [a[start : start + _POSITIONS] for a in x]
+        inputs = np.stack(rows, axis=1) if stacked else rows[0]
+        latents = np.asarray(sae.encode(inputs))
+        y_hat = np.asarray(sae.decode(latents, inputs))
+        for group in range(len(own)):
+            of_group = latents[:, group] if stacked else latents
+            at = np.nonzero(of_group)
+            parts[group].append([at[0] + start, at[1], of_group[at]])
+        errors.append(y_hat if stacked else y_hat[:, None])
+    y_hat = np.concatenate(errors)
+    groups = [[np.concatenate(column) for column in zip(*of_group, strict=True)] for of_group in parts]
+    return groups, [y[site] - y_hat[:, site] for site in range(len(own))]
+
+
+def _active(found: list[np.ndarray], silent: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    positions, latents, values = found
+    kept = positions >= silent
+    return positions[kept], latents[kept], values[kept].astype(np.float32)
+
+
+def _rows_of(layer: int, positions: np.ndarray, latents: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return np.stack([np.full(len(positions), layer), positions, latents], axis=1).astype(np.int32)
+
+
+def _decoder(saes: Sequence[TrainedCoder], layer: Layer, mesh: Mesh) -> jax.Array:
+    """[devices along "latent", F / devices, layers written, D], float32."""
+    topology, params = saes[layer.dictionary].coder.topology, saes[layer.dictionary].params
+    rows_FR = jnp.asarray(topology.decoder_rows(params)[layer.group], jnp.float32)
+    return rows_FR.reshape(mesh.shape[LATENT], -1, len(layer.reaches), topology.out_shape[-1])
+
+
+def _encoder(sae: TrainedCoder, group: int) -> np.ndarray:
+    """W_enc [D, F] of one group."""
+    W_enc = np.asarray(sae.params["W_enc"], np.float32)
+    return W_enc[group] if W_enc.ndim == 3 else W_enc
+
+
+def _skip(saes: Sequence[TrainedCoder], layer: Layer) -> jax.Array:
+    """W_skip [D_in, D_out] of one group."""
+    W_skip = jnp.asarray(saes[layer.dictionary].params["W_skip"], jnp.float32)
+    return W_skip[layer.group] if W_skip.ndim == 3 else W_skip
+
+
+def _logit_nodes(logits_V: np.ndarray, config: AttributionConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The fewest likeliest tokens with `logit_mass` of the probability, `logits` of them at most."""
+    p_V = np.exp(logits_V - logits_V.max())
+    p_V /= p_V.sum()
+    order = np.argsort(-p_V, kind="stable")[: config.logits]
+    count = int(np.searchsorted(np.cumsum(p_V[order]), config.logit_mass)) + 1
+    return order[:count].astype(np.int32), p_V[order[:count]].astype(np.float32)

@@ -1,0 +1,96 @@
+"""The row program: for each of C targets, the direct effect of every source on it, by one backward pass.
+
+    row_t = d target_t / d (one share for each source)      at shares 0, where the linear model of `frozen` is exact
+
+A target is a vector at what a layer reads (a latent's encoder column) or at the end of the residual stream (a logit's),
+at one position. vmap over targets makes C backward passes one program; the forward pass is the same for all of them and
+gives nothing but constants, so that XLA removes it.
+
+Over a mesh, targets lie along "data", decoder rows and the features they belong to along "latent".
+
+Shape letters: C targets, L layers, S tokens, D width, M model width, N devices along "latent", T slots, K features each.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from saejax.attribution.frozen import linear
+from saejax.attribution.layers import Layer
+from saejax.attribution.sources import Slots, step_of, written
+from saejax.kernels.batch import DATA, LATENT
+from saejax.lm.conventions import DecoderConfig
+
+Sources = dict[str, Any]
+Targets = dict[str, jax.Array]
+
+
+def row_program(config: DecoderConfig, layers: Sequence[Layer], block: int, mesh: Mesh) -> Callable[..., Any]:
+    """jit of (params, frozen, sources, targets) -> {features: L x [C, N, T, K], errors [C, L, S], tokens [C, S]}.
+
+    Args of the program:
+        frozen: of `frozen.watch`, without what `linear` does not take.
+        sources: decoders, L x [N, F / N, W, D]; slots, L x `Slots`; errors, L x [S, D]; embeddings [S, M]; skips,
+            {layer: [D_in, D_out]}.
+        targets: layer [C] (L: the residual stream's end), position [C], vector [C, D of the widest], float32.
+    """
+
+    def rows(params: Any, frozen: Any, sources: Sources, targets: Targets) -> dict[str, Any]:
+        length = sources["embeddings"].shape[0]
+        zeros = {
+            "features": [jnp.zeros_like(slots["value"]) for slots in sources["slots"]],
+            "errors": jnp.zeros((len(layers), length)),
+            "tokens": jnp.zeros(length),
+        }
+
+        def value(shares: Any, target: Targets) -> jax.Array:
+            reads = linear(
+                config,
+                params,
+                frozen,
+                layers,
+                sources["skips"],
+                lambda layer: _added(layers, sources, shares, layer, block),
+                shares["tokens"][:, None] * sources["embeddings"].astype(jnp.float32),
+            )
+            parts = [
+                jnp.where(target["layer"] == layer, _at(x_SD, target), 0.0) for layer, x_SD in enumerate(reads)
+            ]
+            return sum(parts[1:], parts[0])
+
+        return jax.vmap(jax.grad(value), (None, 0))(zeros, targets)
+
+    over = NamedSharding(mesh, PartitionSpec(DATA))
+    out = {"features": [NamedSharding(mesh, PartitionSpec(DATA, LATENT))] * len(layers), "errors": over, "tokens": over}
+    return jax.jit(rows, out_shardings=out)
+
+
+def shardings(mesh: Mesh) -> dict[str, NamedSharding]:
+    """Where the program's arguments lie: sources by latent, targets, and all else."""
+    spec = {"latent": PartitionSpec(LATENT), "targets": PartitionSpec(DATA), "whole": PartitionSpec()}
+    return {name: NamedSharding(mesh, one) for name, one in spec.items()}
+
+
+def _at(x_SD: jax.Array, target: Targets) -> jax.Array:
+    """<x at the target's position, its vector>"""
+    return x_SD[target["position"]].astype(jnp.float32) @ target["vector"][: x_SD.shape[1]]
+
+
+def _added(layers: Sequence[Layer], sources: Sources, shares: Any, layer: int, block: int) -> jax.Array:
+    """What the sources' shares add where a layer writes, [S, D]."""
+    total_SD = shares["errors"][layer][:, None] * sources["errors"][layer]
+    for number, other in enumerate(layers):
+        if layer in other.reaches:
+            slots: Slots = sources["slots"][number]
+            total_SD = total_SD + written(
+                step_of(slots, block),
+                other.reaches.index(layer),
+                total_SD.shape,
+                shares["features"][number],
+                slots,
+                sources["decoders"][number],
+            )
+    return total_SD

@@ -1,0 +1,107 @@
+"""The active features of one layer as sources: what a cotangent where they write says of each of them.
+
+    effect_i = value_i  <cotangent[position_i], W_dec[latent_i]>
+
+They lie in slots of K features of one position, so that a block of slots is one batched matrix product. Over devices
+each has the slots of the latents whose decoder rows it holds.
+
+Shape letters: N devices along "latent", T slots, K features of a slot, F latents, W layers written, D width, S tokens,
+A active features, C targets.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_K = 32
+Slots = dict[str, Any]  # place [N, T] int32, latent [N, T, K] int32, value [N, T, K] float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """The slots of A features, and where each feature is.
+
+    Attributes:
+        slots: see `Slots`; a place that is left over has value 0.
+        at: int64 [A], into the N T K places.
+    """
+
+    slots: Slots
+    at: np.ndarray
+
+
+def listed(
+    positions_A: np.ndarray, latents_A: np.ndarray, values_A: np.ndarray, d_sae: int, devices: int, block: int
+) -> Listed:
+    """Slots for the features, their number a multiple of what `block` features take."""
+    own = d_sae // devices
+    device_A = latents_A // own
+    order = np.lexsort((latents_A, positions_A, device_A))
+    device, place = device_A[order], positions_A[order]
+    new_place = np.r_[True, (device[1:] != device[:-1]) | (place[1:] != place[:-1])][: len(order)]
+    first = np.flatnonzero(new_place)
+    rank = np.arange(len(order)) - np.repeat(first, np.diff(np.r_[first, len(order)]))
+    opens = rank % _K == 0  # a slot
+    slot = np.cumsum(opens) - 1
+    before = np.r_[0, np.cumsum(np.bincount(device[opens], minlength=devices))]
+    slot = slot - before[device]
+    count = int(np.diff(before).max(initial=0))
+    step = min(max(1, block // _K), 1 << max(0, count - 1).bit_length())
+    count = max(1, -(-count // step)) * step
+    slots = {
+        "place": np.zeros((devices, count), np.int32),
+        "latent": np.zeros((devices, count, _K), np.int32),
+        "value": np.zeros((devices, count, _K), np.float32),
+    }
+    slots["place"][device, slot] = place
+    slots["latent"][device, slot, rank % _K] = latents_A[order] % own
+    slots["value"][device, slot, rank % _K] = values_A[order]
+    at = np.empty(len(order), np.int64)
+    at[order] = (device * count + slot) * _K + rank % _K
+    return Listed(slots, at)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def written(
+    step: int, which: int, shape: tuple[int, int], shares_NTK: jax.Array, slots: Slots, W_NFWD: jax.Array
+) -> jax.Array:
+    """What features times their shares add, [S, D], at the one of the layers they write whose place is `which`.
+
+    Shares are 0 wherever this room asks for it, and so is the value; its derivative by the shares is not.
+    """
+    return jnp.zeros(shape, jnp.float32)
+
+
+def _zero(step: int, which: int, shape: tuple[int, int], *given: Any) -> tuple[jax.Array, Any]:
+    return jnp.zeros(shape, jnp.float32), given
+
+
+def _effects(
+    step: int, which: int, shape: tuple[int, int], given: Any, ct_SD: jax.Array
+) -> tuple[jax.Array, None, None]:
+    """`step` slots at a time."""
+    _, slots, W_NFWD = given
+    devices, count = slots["place"].shape
+
+    def block(part: Slots) -> jax.Array:
+        rows_NPKD = jax.vmap(lambda W_FWD, latent_PK: W_FWD[latent_PK, which])(W_NFWD, part["latent"])
+        # Of float32 although the model may be bfloat16: a graph's small effects are differences of large ones.
+        return jnp.einsum("npd,npkd->npk", ct_SD[part["place"]], rows_NPKD, precision="highest") * part["value"]
+
+    parts = jax.tree.map(
+        lambda a: jnp.moveaxis(a.reshape(devices, count // step, step, *a.shape[2:]), 1, 0), slots
+    )
+    effects = jax.lax.map(block, parts)  # [blocks, N, step, K]
+    return jnp.moveaxis(effects, 0, 1).reshape(devices, count, -1), None, None
+
+
+written.defvjp(_zero, _effects)
+
+
+def step_of(slots: Slots, block: int) -> int:
+    """How many slots are a block."""
+    return min(max(1, block // _K), slots["place"].shape[1])
