@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -45,13 +46,16 @@ def lm_of(family: str, seed: int = 0) -> LanguageModel:
     """Three layers of width 16; no parameter is zero or one."""
     config_json = {"model_type": family} | FAMILIES[family]
     config = checkpoint.architecture(config_json, "").read_config(config_json)
-    backend = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB - 1)}, unk_token="w1"))
+    params = jax.tree.map(jnp.asarray, random_params(config_json, seed))
+    return LanguageModel(config, params, tokenizer_of(VOCAB), {"model": f"{family}{seed or ''}"})
+
+
+def tokenizer_of(vocab: int) -> Tokenizer:
+    """`w0` ... one id each; the last is bos."""
+    backend = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab - 1)}, unk_token="w1"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["<bos>"])
-    params = random_params(config_json, seed)
-    return LanguageModel(
-        config, params, Tokenizer(backend, VOCAB - 1, frozenset({VOCAB - 1}), "0"), {"model": f"{family}{seed or ''}"}
-    )
+    return Tokenizer(backend, vocab - 1, frozenset({vocab - 1}), "0")
 
 
 def prompt(length: int = 7, seed: int = 0) -> np.ndarray:

@@ -1,0 +1,138 @@
+"""What of a graph matters to the logits: influence, pruning, and how much of it features explain.
+
+    A_ts = |w_ts| / sum_s |w_ts|,   B = (I - A)^-1 - I = A + A^2 + ...,   influence = p B
+
+p is the probability of each logit, 0 for all other nodes. Effects go from earlier to later, so that the sum ends.
+(Ameisen et al. 2025, "Circuit Tracing"; circuit-tracer 0.5, graph.py)
+
+Shape letters: N nodes; R of them have a row, features first, then logits.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from saejax.attribution.graph import Graph
+from saejax.core.errors import ConfigError, DataError
+
+_MOST_STEPS = 1000
+_LEAST_SUM = 1e-10
+
+
+@dataclasses.dataclass(frozen=True)
+class Pruned:
+    """What is left of a graph.
+
+    Attributes:
+        nodes: bool [N]. edges: bool [N, N], target by source.
+        influence: float64 [N], of the whole graph's nodes.
+    """
+
+    nodes: np.ndarray
+    edges: np.ndarray
+    influence: np.ndarray
+
+    @property
+    def cumulative(self) -> np.ndarray:
+        """For each node the share of all influence that it and the nodes of more influence have, float64 [N]."""
+        order = np.argsort(-self.influence, kind="stable")
+        shares = np.empty(len(order))
+        shares[order] = np.cumsum(self.influence[order]) / max(self.influence.sum(), _LEAST_SUM)
+        return shares
+
+
+def influence(graph: Graph) -> np.ndarray:
+    """p B, float64 [N].
+
+    Raises:
+        DataError: a graph in which a node acts on itself through others; none comes from `attribute`.
+    """
+    return _influence(graph, _normalised(graph, graph.weights[_rows(graph)]))
+
+
+def pruned(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> Pruned:
+    """The fewest nodes that have `node_share` of the influence, then the fewest edges with `edge_share` of theirs.
+
+    An edge of the graph of these nodes, normalised anew, has A_ts (influence_t + p_t). Tokens and logits stay always.
+    A feature or error from which no edge leads anywhere goes, and so does a feature to which none leads, until none is
+    left of these.
+
+    Raises:
+        ConfigError: a share outside of [0, 1].
+        DataError: as `influence`.
+    """
+    for name, share in (("node_share", node_share), ("edge_share", edge_share)):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"{name} is {share}; it must be between 0 and 1.")
+    rows, parts = _rows(graph), graph.parts
+    score = influence(graph)
+    nodes = score >= _threshold(score, node_share)
+    nodes[parts["tokens"].start :] = True
+    left_RN = np.where(nodes[rows][:, None] & nodes[None], graph.weights[rows], 0)
+    normalised_RN = _normalised(graph, left_RN)
+    ends_N = _influence(graph, normalised_RN) + _p(graph)
+    scores_RN = normalised_RN * ends_N[rows][:, None]
+    edges_RN = (scores_RN >= _threshold(scores_RN[scores_RN > 0], edge_share)) & (scores_RN > 0)
+    features, inner = parts["features"], slice(0, parts["tokens"].start)
+    while True:
+        before = nodes.copy()
+        nodes[inner] &= edges_RN.any(0)[inner]
+        nodes[features] &= edges_RN[features].any(1)
+        edges_RN &= nodes[rows][:, None] & nodes[None]
+        if np.array_equal(nodes, before):
+            break
+    edges = np.zeros(graph.weights.shape, bool)
+    edges[rows] = edges_RN
+    return Pruned(nodes, edges, score)
+
+
+def scores(graph: Graph) -> tuple[float, float]:
+    """(replacement, completeness) of a graph, each in [0, 1].
+
+    replacement = tokens' influence / (tokens' + errors'): what comes from the prompt, and not from what no feature says.
+    completeness = sum_t (1 - the errors' share of A_t) (influence_t + p_t) / sum_t (influence_t + p_t).
+    """
+    parts, rows = graph.parts, _rows(graph)
+    normalised_RN = _normalised(graph, graph.weights[rows])
+    score = _influence(graph, normalised_RN)
+    tokens, errors = (float(score[parts[name]].sum()) for name in ("tokens", "errors"))
+    ends_N = score + _p(graph)
+    explained_N = np.ones(graph.n_nodes)
+    explained_N[rows] -= normalised_RN[:, parts["errors"]].sum(1)
+    replacement = tokens / (tokens + errors) if tokens + errors else 0.0
+    return replacement, float(explained_N @ ends_N / ends_N.sum())
+
+
+def _rows(graph: Graph) -> np.ndarray:
+    """The nodes that have a row."""
+    return np.r_[graph.parts["features"], graph.parts["logits"]]
+
+
+def _p(graph: Graph) -> np.ndarray:
+    p_N = np.zeros(graph.n_nodes)
+    p_N[graph.parts["logits"]] = graph.probabilities
+    return p_N
+
+
+def _normalised(graph: Graph, weights_RN: np.ndarray) -> np.ndarray:
+    absolute_RN = np.abs(weights_RN)
+    return absolute_RN / np.maximum(absolute_RN.sum(1, keepdims=True, dtype=np.float64), _LEAST_SUM)
+
+
+def _influence(graph: Graph, normalised_RN: np.ndarray) -> np.ndarray:
+    rows, step_N, total_N = _rows(graph), _p(graph), np.zeros(graph.n_nodes)
+    for _ in range(_MOST_STEPS):
+        step_N = step_N[rows] @ normalised_RN
+        if not step_N.any():
+            return total_N
+        total_N += step_N
+    raise DataError(f"The graph's effects go in a circle: after {_MOST_STEPS} steps there is influence left to give.")
+
+
+def _threshold(scores: np.ndarray, share: float) -> float:
+    """The least of the largest scores that have this share of the sum."""
+    falling = -np.sort(-scores.ravel().astype(np.float64))
+    if not len(falling):
+        return 0.0
+    reached = np.searchsorted(np.cumsum(falling), share * falling.sum())
+    return float(falling[min(reached, len(falling) - 1)])
