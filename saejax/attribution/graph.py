@@ -4,14 +4,13 @@ Shape letters: N nodes, A active features, L layers, S tokens of the prompt, V l
 """
 
 import dataclasses
-import io
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from saejax.attribution.arrays import from_bytes, to_bytes
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, write_bytes
 
@@ -71,6 +70,12 @@ class Graph:
         for name, (got, want) in wanted.items():
             if got != want:
                 raise DataError(f"A graph's {name} is {got} long; its nodes make it {want}.")
+        last = [len(self.hook_points) - 1, len(self.tokens) - 1, np.iinfo(np.int32).max]
+        if ((self.features < 0) | (self.features > last)).any():
+            raise DataError("A graph's features name a layer, a token or a latent that is not there.")
+        for name in ("activations", "probabilities", "weights"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise DataError(f"A graph's {name} are not all finite numbers.")
 
     @property
     def n_features(self) -> int:
@@ -102,10 +107,9 @@ class Graph:
     def save(self, path: str | Path) -> None:
         """One .npz file, whole or not at all."""
         texts = {"strings": self.strings, "hook_points": self.hook_points, "names": self.names}
-        arrays = {name: getattr(self, name) for name in _KINDS}
-        buffer = io.BytesIO()
-        np.savez(buffer, texts=np.frombuffer(json.dumps(texts).encode(), np.uint8), **arrays)
-        write_bytes(path, buffer.getvalue())
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _KINDS}
+        written = np.frombuffer(json.dumps(texts).encode(), np.uint8)
+        write_bytes(path, to_bytes(arrays | {"texts": written}))
 
     @classmethod
     def load(cls, path: str | Path) -> "Graph":
@@ -116,14 +120,13 @@ class Graph:
         """
         raw = read_bounded(path, _LARGEST)
         try:
-            with np.load(io.BytesIO(raw), allow_pickle=False) as file:
-                texts: dict[str, Any] = json.loads(file["texts"].tobytes())
-                arrays = {name: file[name] for name in _KINDS}
+            arrays = from_bytes(raw, ("texts", *_KINDS))
+            texts: dict[str, Any] = json.loads(arrays.pop("texts").tobytes())
             return cls(
                 **arrays,
                 strings=tuple(map(str, texts["strings"])),
                 hook_points=tuple(map(str, texts["hook_points"])),
                 names={str(name): str(value) for name, value in texts["names"].items()},
             )
-        except (DataError, ValueError, KeyError, TypeError, AttributeError, OSError, zipfile.BadZipFile) as error:
+        except (DataError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} is no graph of saejax, or it is damaged: {error}") from None

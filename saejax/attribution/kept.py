@@ -10,13 +10,12 @@ Shape letters: C rows of a chunk, A active features, O other sources (errors, to
 
 import dataclasses
 import hashlib
-import io
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from saejax.attribution.arrays import from_bytes, to_bytes
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json, write_bytes, write_json
 
@@ -157,8 +156,7 @@ class OnDisk:
             return None
         wide = row_features if 0 < row_features < n_features else n_features
         try:
-            with np.load(io.BytesIO(read_bounded(path, _LARGEST)), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = from_bytes(read_bounded(path, _LARGEST), (*_ARRAYS, "places"))
             chunk = Chunk(**arrays)
             kinds = {name: (getattr(chunk, name).dtype, getattr(chunk, name).ndim) for name in _ARRAYS}
             shapes = (chunk.features.shape, chunk.others.shape, chunk.sums.shape)
@@ -177,15 +175,13 @@ class OnDisk:
             ):
                 raise DataError("its arrays are not those of this chunk")
             return chunk
-        except (DataError, ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (DataError, TypeError) as error:
             raise DataError(f"{path} is damaged ({error}). Delete it: its rows are computed again.") from None
 
     def write(self, number: int, chunk: Chunk) -> None:
         """A chunk, whole or not at all."""
-        buffer = io.BytesIO()
         arrays = {name: getattr(chunk, name) for name in _ARRAYS}
-        np.savez(buffer, **arrays, **({} if chunk.places is None else {"places": chunk.places}))
-        write_bytes(self._path(number), buffer.getvalue())
+        write_bytes(self._path(number), to_bytes(arrays | ({} if chunk.places is None else {"places": chunk.places})))
 
     def _path(self, number: int) -> Path:
         return self.folder / f"rows_{number:05d}.npz"

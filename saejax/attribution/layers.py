@@ -53,7 +53,9 @@ def at_model(lm: Any, dictionaries: Sequence[TrainedCoder]) -> tuple[TrainedCode
             if isinstance(sae.coder.topology, kind):
                 raise ConfigError(f"{sae!r} cannot be a part of an attribution graph: {why}.")
         _check_model(lm, sae)
-    return tuple(sae.at(lm) for sae in dictionaries)
+    named = [sae.at(lm) for sae in dictionaries]
+    # One that has the names already stays itself, with the programs that it has compiled.
+    return tuple(old if old.sites == new.sites else new for old, new in zip(dictionaries, named, strict=True))
 
 
 def _check_model(lm: LanguageModel, sae: TrainedCoder) -> None:

@@ -28,6 +28,7 @@ from saejax.lm.rows import check_ids
 from saejax.parallel import check_divides
 from saejax.trained import TrainedCoder
 
+_watch = jax.jit(watch, static_argnums=(0, 3))
 _POSITIONS = 64  # encoded at once: all latents of so many tokens are dense for a moment
 
 
@@ -113,7 +114,7 @@ def local_model(
     put = shardings(mesh)
     # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
     params = lm.placed(mesh) if mesh.size > 1 else lm.params
-    seen = jax.jit(lambda params, tokens_S: watch(lm.config, params, tokens_S, layers))(params, jnp.asarray(tokens_S))
+    seen = _watch(lm.config, params, jnp.asarray(tokens_S), layers)
     codes = [_coded(sae, layers, number, seen["values"]) for number, sae in enumerate(saes)]
     active = [_active(codes[layer.dictionary][0][layer.group], config.silent) for layer in layers]
     if not any(len(values) for _, _, values in active):

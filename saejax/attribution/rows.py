@@ -11,6 +11,7 @@ Over a mesh, targets lie along "data", decoder rows and the features they belong
 Shape letters: C targets, L layers, S tokens, D width, M model width, N devices along "latent", T slots, K features each.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ Sources = dict[str, Any]
 Targets = dict[str, jax.Array]
 
 
-def row_program(config: DecoderConfig, layers: Sequence[Layer], block: int, mesh: Mesh) -> Callable[..., Any]:
+@functools.lru_cache(maxsize=8)  # prompts of one shape share a program
+def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, mesh: Mesh) -> Callable[..., Any]:
     """jit of (params, frozen, sources, targets) -> {features: L x [C, N, T, K], errors [C, L, S], tokens [C, S]}.
 
     Args of the program:
