@@ -49,14 +49,8 @@ def listed(
     slot = np.cumsum(opens) - 1
     before = np.r_[0, np.cumsum(np.bincount(device[opens], minlength=devices))]
     slot = slot - before[device]
-    count = int(np.diff(before).max(initial=0))
-    step = min(max(1, block // _K), 1 << max(0, count - 1).bit_length())
-    count = max(1, -(-count // step)) * step
-    slots = {
-        "place": np.zeros((devices, count), np.int32),
-        "latent": np.zeros((devices, count, _K), np.int32),
-        "value": np.zeros((devices, count, _K), np.float32),
-    }
+    count = _whole_blocks(int(np.diff(before).max(initial=0)), block)
+    slots = {name: np.zeros(shape, dtype) for name, (shape, dtype) in _shapes(devices, count).items()}
     slots["place"][device, slot] = place
     slots["latent"][device, slot, rank % _K] = latents_A[order] % own
     slots["value"][device, slot, rank % _K] = values_A[order]
@@ -100,6 +94,26 @@ def _effects(
 
 
 written.defvjp(_zero, _effects)
+
+
+def slots_shape(length: int, active: int, devices: int, block: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """{array: (shape, dtype)} of slots, where each of `length` tokens has `active` features, evenly over devices."""
+    own = -(-active // devices)
+    return _shapes(devices, _whole_blocks(length * -(-own // _K), block))
+
+
+def _shapes(devices: int, count: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    return {
+        "place": ((devices, count), np.int32),
+        "latent": ((devices, count, _K), np.int32),
+        "value": ((devices, count, _K), np.float32),
+    }
+
+
+def _whole_blocks(count: int, block: int) -> int:
+    """`count` slots and what fills up the last block; few slots are one block of a power of two."""
+    step = min(max(1, block // _K), 1 << max(0, count - 1).bit_length())
+    return max(1, -(-count // step)) * step
 
 
 def step_of(slots: Slots, block: int) -> int:
