@@ -81,15 +81,25 @@ def linear(
     frozen: Frozen,
     layers: Sequence[Layer],
     skips: dict[int, jax.Array],
-    delta: Callable[[int], jax.Array],
+    delta: Callable[[int, jax.Array], jax.Array],
     delta_SM: jax.Array,
 ) -> list[jax.Array]:
     """What each layer reads [S, D], and the residual stream after the last block [S, M], up to constants.
 
     Args:
-        delta: a layer's number -> what is added where it writes, [S, D]. delta_SM is added to the embeddings.
+        delta: (a layer's number, a tie) -> what is added where it writes, [S, D]. The cotangent of the tie, a zero, is
+            awaited before the backward pass leaves the block: what takes it from the effects makes them come first.
+        delta_SM: is added to the embeddings.
     """
     reads: dict[int, jax.Array] = {}
+    ties: dict[str, jax.Array] = {}
+
+    def tying(block: str) -> Edit:
+        def edit(x_BSM: jax.Array) -> jax.Array:
+            x_BSM, ties[block] = _tied(x_BSM)
+            return x_BSM
+
+        return edit
 
     def reading(number: int) -> Edit:
         def edit(x_BSD: jax.Array) -> jax.Array:
@@ -100,7 +110,7 @@ def linear(
 
     def writing(number: int) -> Edit:
         def edit(y_BSD: jax.Array) -> jax.Array:
-            new_SD = delta(number)
+            new_SD = delta(number, ties[_block(layers[number].write)])
             if number in skips:
                 new_SD = new_SD + reads[number].astype(jnp.float32) @ skips[number]
             return new_SD[None].astype(y_BSD.dtype)
@@ -109,6 +119,7 @@ def linear(
 
     # One after the other where several meet: a dictionary reads before it, or another, writes.
     edits: list[tuple[str, Edit]] = [("blocks.0.resid_pre", lambda x_BSM: x_BSM + delta_SM[None].astype(x_BSM.dtype))]
+    edits += [(f"{block}.resid_pre", tying(block)) for block in sorted({_block(layer.write) for layer in layers})]
     edits += [(layer.read, reading(number)) for number, layer in enumerate(layers)]
     edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
     edits += [(name, _at(value)) for name, value in frozen["inputs"].items()]
@@ -189,6 +200,24 @@ def _final_norm(config: DecoderConfig, params: Params, x_M: jax.Array, scale_1: 
 def _at(value: jax.Array) -> Edit:
     """The value at the prompt, whatever constants were left out before, with the derivative of what comes."""
     return lambda x: value + (x - jax.lax.stop_gradient(x))
+
+
+@jax.custom_vjp
+def _tied(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x, and a zero whose cotangent, a zero too, is added to x's."""
+    return x, jnp.zeros(())
+
+
+def _tied_bwd(_: None, cts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
+    return (cts[0] + cts[1].astype(cts[0].dtype),)
+
+
+_tied.defvjp(lambda x: (_tied(x), None), _tied_bwd)
+
+
+def _block(name: str) -> str:
+    """blocks.3.mlp_out -> blocks.3"""
+    return name.rpartition(".")[0]
 
 
 def _both(first: Edit, second: Edit, value: jax.Array) -> jax.Array:

@@ -61,24 +61,25 @@ def listed(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def written(
-    step: int, which: int, shape: tuple[int, int], shares_NTK: jax.Array, slots: Slots, W_NFWD: jax.Array
+    step: int, which: int, shape: tuple[int, int], tie: jax.Array, shares_NTK: jax.Array, slots: Slots, W_NFWD: jax.Array
 ) -> jax.Array:
     """What features times their shares add, [S, D], at the one of the layers they write whose place is `which`.
 
-    Shares are 0 wherever this room asks for it, and so is the value; its derivative by the shares is not.
+    Shares are 0 wherever this room asks for it, and so is the value; its derivative by the shares is not. That by the
+    `tie` is 0, and known when the others are.
     """
     return jnp.zeros(shape, jnp.float32)
 
 
 def _zero(step: int, which: int, shape: tuple[int, int], *given: Any) -> tuple[jax.Array, Any]:
-    return jnp.zeros(shape, jnp.float32), given
+    return jnp.zeros(shape, jnp.float32), given[2:]
 
 
 def _effects(
     step: int, which: int, shape: tuple[int, int], given: Any, ct_SD: jax.Array
-) -> tuple[jax.Array, None, None]:
+) -> tuple[jax.Array, jax.Array, None, None]:
     """`step` slots at a time."""
-    _, slots, W_NFWD = given
+    slots, W_NFWD = given
     devices, count = slots["place"].shape
 
     def block(part: Slots) -> jax.Array:
@@ -89,11 +90,26 @@ def _effects(
     parts = jax.tree.map(
         lambda a: jnp.moveaxis(a.reshape(devices, count // step, step, *a.shape[2:]), 1, 0), slots
     )
-    effects = jax.lax.map(block, parts)  # [blocks, N, step, K]
-    return jnp.moveaxis(effects, 0, 1).reshape(devices, count, -1), None, None
+    effects = jnp.moveaxis(jax.lax.map(block, parts), 0, 1)  # [N, blocks, step, K]
+    # Without a true dependency XLA leaves the effects for the end, and keeps all layers' cotangents until then.
+    return 0 * effects.sum(), effects.reshape(devices, count, -1), None, None
 
 
 written.defvjp(_zero, _effects)
+
+
+@jax.custom_vjp
+def left(tie: jax.Array, shares_S: jax.Array, e_SD: jax.Array) -> jax.Array:
+    """As `written`, of what no feature explains: one vector a token."""
+    return jnp.zeros_like(e_SD)
+
+
+def _left_bwd(e_SD: jax.Array, ct_SD: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    effects_S = jax.lax.optimization_barrier((ct_SD * e_SD).sum(1))  # else the tie has a sum of its own
+    return 0 * effects_S.sum(), effects_S, None
+
+
+left.defvjp(lambda tie, shares_S, e_SD: (jnp.zeros_like(e_SD), e_SD), _left_bwd)
 
 
 def slots_shape(length: int, active: int, devices: int, block: int) -> dict[str, tuple[tuple[int, ...], Any]]:
