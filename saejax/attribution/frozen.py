@@ -81,18 +81,24 @@ def linear(
     frozen: Frozen,
     layers: Sequence[Layer],
     skips: dict[int, jax.Array],
+    read: Callable[[int, jax.Array], jax.Array],
     delta: Callable[[int, jax.Array], jax.Array],
     delta_SM: jax.Array,
-) -> list[jax.Array]:
-    """What each layer reads [S, D], and the residual stream after the last block [S, M], up to constants.
+) -> jax.Array:
+    """The sum of what is read of the layers, and of the residual stream after the last block, up to constants.
+
+    Backward, blocks come one after the other: what is read enters when the cotangent of its block's end is there, and
+    that of its beginning waits for what is asked of the deltas. XLA would make and keep all blocks' at the same time.
 
     Args:
+        read: (a layer's number, what it reads [S, D]) -> a number. Layer L reads the residual stream's end, [S, M].
         delta: (a layer's number, a tie) -> what is added where it writes, [S, D]. The cotangent of the tie, a zero, is
             awaited before the backward pass leaves the block: what takes it from the effects makes them come first.
         delta_SM: is added to the embeddings.
     """
     reads: dict[int, jax.Array] = {}
     ties: dict[str, jax.Array] = {}
+    found: dict[int, jax.Array] = {}
 
     def tying(block: str) -> Edit:
         def edit(x_BSM: jax.Array) -> jax.Array:
@@ -104,7 +110,17 @@ def linear(
     def reading(number: int) -> Edit:
         def edit(x_BSD: jax.Array) -> jax.Array:
             reads[number] = x_BSD[0]
+            found[number] = read(number, x_BSD[0])
             return x_BSD
+
+        return edit
+
+    def ending(block: str) -> Edit:
+        def edit(x_BSM: jax.Array) -> jax.Array:
+            for number, layer in enumerate(layers):
+                if _block(layer.read) == block:
+                    x_BSM, found[number] = _awaited(x_BSM, found[number])
+            return x_BSM
 
         return edit
 
@@ -122,6 +138,7 @@ def linear(
     edits += [(f"{block}.resid_pre", tying(block)) for block in sorted({_block(layer.write) for layer in layers})]
     edits += [(layer.read, reading(number)) for number, layer in enumerate(layers)]
     edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
+    edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block(layer.read) for layer in layers})]
     edits += [(name, _at(value)) for name, value in frozen["inputs"].items()]
     edits += [(name, lambda _, value=value: value) for name, value in frozen["scales"].items()]
     together: dict[str, Edit] = {}
@@ -136,7 +153,7 @@ def linear(
     tokens_S = jnp.zeros(delta_SM.shape[0], jnp.int32)  # their embeddings are a constant
     with _exact(params):
         _, seen = _forward(config, params, tokens_S, attends, {last}, together)
-    return [*(reads[number] for number in range(len(layers))), seen[last][0]]
+    return sum(found.values(), read(len(layers), seen[last][0]))
 
 
 def unembedding_at_residual(
@@ -213,6 +230,19 @@ def _tied_bwd(_: None, cts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
 
 
 _tied.defvjp(lambda x: (_tied(x), None), _tied_bwd)
+
+
+@jax.custom_vjp
+def _awaited(x: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both; the number's cotangent comes after x's."""
+    return x, number
+
+
+def _awaited_bwd(_: None, cts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return cts[0], cts[1] + 0 * cts[0].ravel()[0].astype(cts[1].dtype)
+
+
+_awaited.defvjp(lambda x, number: ((x, number), None), _awaited_bwd)
 
 
 def _block(name: str) -> str:

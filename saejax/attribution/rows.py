@@ -49,20 +49,20 @@ def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, me
         }
 
         def value(shares: Any, target: Targets) -> jax.Array:
-            reads = linear(
+            def read(layer: int, x_SD: jax.Array) -> jax.Array:
+                vector_D = target["vector"][: x_SD.shape[1]]
+                return _at(x_SD, target["position"], jnp.where(target["layer"] == layer, vector_D, 0))
+
+            return linear(
                 config,
                 params,
                 frozen,
                 layers,
                 sources["skips"],
+                read,
                 lambda layer, tie: _added(layers, sources, shares, layer, tie, block),
                 shares["tokens"][:, None] * sources["embeddings"].astype(jnp.float32),
             )
-            parts = [
-                _at(x_SD, target["position"], jnp.where(target["layer"] == layer, target["vector"][: x_SD.shape[1]], 0))
-                for layer, x_SD in enumerate(reads)
-            ]
-            return sum(parts[1:], parts[0])
 
         return jax.vmap(jax.grad(value), (None, 0))(zeros, targets)
 

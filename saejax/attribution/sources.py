@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_K = 32
+_K = 32  # on one device
 Slots = dict[str, Any]  # place [N, T] int32, latent [N, T, K] int32, value [N, T, K] float32
 
 
@@ -40,22 +40,23 @@ def listed(
     """Slots for the features, their number a multiple of what `block` features take."""
     own = d_sae // devices
     device_A = latents_A // own
+    size = _slot(devices)
     order = np.lexsort((latents_A, positions_A, device_A))
     device, place = device_A[order], positions_A[order]
     new_place = np.r_[True, (device[1:] != device[:-1]) | (place[1:] != place[:-1])][: len(order)]
     first = np.flatnonzero(new_place)
     rank = np.arange(len(order)) - np.repeat(first, np.diff(np.r_[first, len(order)]))
-    opens = rank % _K == 0  # a slot
+    opens = rank % size == 0  # a slot
     slot = np.cumsum(opens) - 1
     before = np.r_[0, np.cumsum(np.bincount(device[opens], minlength=devices))]
     slot = slot - before[device]
-    count = _whole_blocks(int(np.diff(before).max(initial=0)), block)
+    count = _whole_blocks(int(np.diff(before).max(initial=0)), block // size)
     slots = {name: np.zeros(shape, dtype) for name, (shape, dtype) in _shapes(devices, count).items()}
     slots["place"][device, slot] = place
-    slots["latent"][device, slot, rank % _K] = latents_A[order] % own
-    slots["value"][device, slot, rank % _K] = values_A[order]
+    slots["latent"][device, slot, rank % size] = latents_A[order] % own
+    slots["value"][device, slot, rank % size] = values_A[order]
     at = np.empty(len(order), np.int64)
-    at[order] = (device * count + slot) * _K + rank % _K
+    at[order] = (device * count + slot) * size + rank % size
     return Listed(slots, at)
 
 
@@ -114,24 +115,31 @@ left.defvjp(lambda tie, shares_S, e_SD: (jnp.zeros_like(e_SD), e_SD), _left_bwd)
 
 def slots_shape(length: int, active: int, devices: int, block: int) -> dict[str, tuple[tuple[int, ...], Any]]:
     """{array: (shape, dtype)} of slots, where each of `length` tokens has `active` features, evenly over devices."""
-    own = -(-active // devices)
-    return _shapes(devices, _whole_blocks(length * -(-own // _K), block))
-
-
-def _shapes(devices: int, count: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-    return {
-        "place": ((devices, count), np.int32),
-        "latent": ((devices, count, _K), np.int32),
-        "value": ((devices, count, _K), np.float32),
-    }
-
-
-def _whole_blocks(count: int, block: int) -> int:
-    """`count` slots and what fills up the last block; few slots are one block of a power of two."""
-    step = min(max(1, block // _K), 1 << max(0, count - 1).bit_length())
-    return max(1, -(-count // step)) * step
+    own, size = -(-active // devices), _slot(devices)
+    return _shapes(devices, _whole_blocks(length * -(-own // size), block // size))
 
 
 def step_of(slots: Slots, block: int) -> int:
     """How many slots are a block."""
-    return min(max(1, block // _K), slots["place"].shape[1])
+    _, count, size = slots["latent"].shape
+    return min(max(1, block // size), count)
+
+
+def _slot(devices: int) -> int:
+    """K: the features of a position are divided among the devices."""
+    return max(4, _K // devices)
+
+
+def _shapes(devices: int, count: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    size = _slot(devices)
+    return {
+        "place": ((devices, count), np.int32),
+        "latent": ((devices, count, size), np.int32),
+        "value": ((devices, count, size), np.float32),
+    }
+
+
+def _whole_blocks(count: int, step: int) -> int:
+    """`count` slots and what fills up the last block; few slots are one block of a power of two."""
+    step = min(max(1, step), 1 << max(0, count - 1).bit_length())
+    return max(1, -(-count // step)) * step
