@@ -2,11 +2,11 @@
 
     build/peers-venv/bin/python benchmarks/peers/make_attribution_fixtures.py [folder]
 
-A random decoder as GPT-2 is one (3 layers of width 12, 31 tokens), six tokens of a prompt, and dictionaries on its MLPs:
-skip_transcoder (one a layer, ReLU) and clt (JumpReLU). Each case is one .npz:
+A random decoder as GPT-2 is one (3 layers of width 12, 31 tokens), six tokens of a prompt, and dictionaries on its
+MLPs: skip_transcoder (one a layer, ReLU) and clt (JumpReLU). Each case is one .npz:
 
     model/<parameter>           as saejax names and lays them out; blocks are model/blocks.0.attn.W_Q and so on
-    coder/<layer>/<parameter>   W_enc [D, F], b_enc, W_dec, b_dec, W_skip [D, D]; of the clt W_enc [L, D, F], W_dec_0 ...
+    coder/<layer>/<parameter>   W_enc [D, F], b_enc, W_dec, b_dec, W_skip; of the clt W_enc [L, D, F], W_dec_0 ...
     tokens, features, activations, logits, probabilities, weights      the graph, as saejax's `Graph` has them
     nodes, edges, cumulative    of prune_graph at 0.8 and 0.98;  scores: replacement, completeness
     few/features, few/weights   a graph of the 12 features of most influence, four rows at a time

@@ -134,7 +134,9 @@ def _fingerprint(
     lm: LanguageModel, saes: Sequence[TrainedCoder], tokens_S: np.ndarray, config: AttributionConfig
 ) -> dict[str, Any]:
     """What decides the rows, as JSON."""
-    weights = {} if "weights_sha256" in lm.identity else {"weights": digest(*map(np.asarray, jax.tree.leaves(lm.params)))}
+    weights = (
+        {} if "weights_sha256" in lm.identity else {"weights": digest(*map(np.asarray, jax.tree.leaves(lm.params)))}
+    )
     return {
         "format": 1,
         "model": json.loads(json.dumps(lm.identity)) | {"config": digest(lm.config)} | weights,

@@ -7,7 +7,8 @@ With x_l what layer l reads, y_l what stands where it writes, and delta_l what s
     mlp(x) = J x                                    an MLP that no dictionary replaces, by its derivative at the prompt
 
 So what reaches x_l has come from layers below through residual stream, attention's values and skips alone: a direct
-effect. In the residual stream an autoencoder's x = x_hat + e stands for all that comes from below; every path ends there.
+effect. In the residual stream an autoencoder's x = x_hat + e stands for all that comes from below: every path ends
+there.
 (Ameisen et al. 2025, "Circuit Tracing"; the derivative of what is left: Marks et al. 2024, arXiv:2403.19647)
 
 Constants are left out, since only derivatives are asked of it. Keys and queries are kept, patterns are not: they come
@@ -140,7 +141,7 @@ def linear(
     edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
     edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block(layer.read) for layer in layers})]
     edits += [(name, _at(value)) for name, value in frozen["inputs"].items()]
-    edits += [(name, lambda _, value=value: value) for name, value in frozen["scales"].items()]
+    edits += [(name, _always(value)) for name, value in frozen["scales"].items()]
     together: dict[str, Edit] = {}
     for name, edit in edits:
         together[name] = functools.partial(_both, together[name], edit) if name in together else edit
@@ -156,9 +157,7 @@ def linear(
     return sum(found.values(), read(len(layers), seen[last][0]))
 
 
-def unembedding_at_residual(
-    config: DecoderConfig, params: Params, ids_K: jax.Array, scale_1: jax.Array
-) -> jax.Array:
+def unembedding_at_residual(config: DecoderConfig, params: Params, ids_K: jax.Array, scale_1: jax.Array) -> jax.Array:
     """d (logit - mean of all logits) / d (residual stream before the last norm, its scale fixed), float32 [K, M].
 
     Of logits before their cap, where the model has one.
@@ -212,6 +211,10 @@ def _final_norm(config: DecoderConfig, params: Params, x_M: jax.Array, scale_1: 
         x_M32 = x_M32 - x_M32.mean()
     normed_M = x_M32 / scale_1 * params["ln_final"]["w"] + params["ln_final"].get("b", 0)
     return normed_M.astype(x_M.dtype)
+
+
+def _always(value: jax.Array) -> Edit:
+    return lambda _: value
 
 
 def _at(value: jax.Array) -> Edit:

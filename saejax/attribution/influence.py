@@ -89,7 +89,7 @@ def pruned(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> P
 def scores(graph: Graph) -> tuple[float, float]:
     """(replacement, completeness) of a graph, each in [0, 1].
 
-    replacement = tokens' influence / (tokens' + errors'): what comes from the prompt, and not from what no feature says.
+    replacement = tokens' influence / (tokens' + errors'): what comes from the prompt and not from what is unexplained.
     completeness = sum_t (1 - the errors' share of A_t) (influence_t + p_t) / sum_t (influence_t + p_t).
     """
     parts, rows = graph.parts, _rows(graph)

@@ -77,7 +77,9 @@ class Kept:
         comes. Sums are taken row by row, so that they are the same numbers every time.
         """
         found = np.zeros(len(self._levels))
-        rows = [(self._level(node), c, i) for c, chunk in enumerate(self.chunks) for i, node in enumerate(chunk.targets)]
+        rows = [
+            (self._level(node), c, i) for c, chunk in enumerate(self.chunks) for i, node in enumerate(chunk.targets)
+        ]
         for _, c, i in sorted(rows, key=lambda row: -row[0]):
             chunk = self.chunks[c]
             node = chunk.targets[i]
@@ -135,13 +137,16 @@ class OnDisk:
         plan = folder / _PLAN
         if not plan.exists():
             if folder.is_dir() and any(folder.glob("rows_*.npz")):
-                raise DataError(f"{folder} holds rows of a graph, but no {_PLAN} to say of which. Choose another folder.")
+                raise DataError(
+                    f"{folder} holds rows of a graph, but no {_PLAN} to say of which. Choose another folder."
+                )
             write_json(plan, what)
         there = read_json(plan)
         differs = [name for name in what if not isinstance(there, dict) or there.get(name) != what[name]]
         if differs:
             raise DataError(
-                f"{folder} holds rows of another graph: {', '.join(differs)} differ. Choose another folder, or delete it."
+                f"{folder} holds rows of another graph: {', '.join(differs)} differ. Choose another folder, or delete "
+                "this one."
             )
         return cls(folder)
 

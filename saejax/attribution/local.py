@@ -68,9 +68,7 @@ class LocalModel:
         """
         given = self._targets(targets, size)
         found = jax.device_get(self._program(given))
-        features = [
-            layer.reshape(size, -1)[:, at] for layer, at in zip(found["features"], self._places, strict=True)
-        ]
+        features = [layer.reshape(size, -1)[:, at] for layer, at in zip(found["features"], self._places, strict=True)]
         return np.concatenate([*features, found["errors"].reshape(size, -1), found["tokens"]], axis=1)[: len(targets)]
 
     def _targets(self, targets: np.ndarray, size: int) -> dict[str, Any]:
@@ -113,7 +111,7 @@ def local_model(
     _check_mesh(saes, config, mesh)
     put = shardings(mesh)
     # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
-    params = lm.placed(mesh) if mesh.size > 1 else lm.params
+    params = lm.placed(mesh)
     seen = _watch(lm.config, params, jnp.asarray(tokens_S), layers)
     codes = [_coded(sae, layers, number, seen["values"]) for number, sae in enumerate(saes)]
     active = [_active(codes[layer.dictionary][0][layer.group], config.silent) for layer in layers]
@@ -131,7 +129,7 @@ def local_model(
         "slots": [jax.device_put(one.slots, put["latent"]) for one in lists],
         "errors": [jax.device_put(error_SD, put["whole"]) for error_SD in errors],
         "embeddings": seen["embeddings"],
-        "skips": {number: _skip(saes, layer) for number, layer in enumerate(layers) if layer.skip},
+        "skips": {n: jax.device_put(_skip(saes, one), put["whole"]) for n, one in enumerate(layers) if one.skip},
     }
     frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
     program = row_program(lm.config, layers, config.block, mesh)
@@ -222,7 +220,7 @@ def _rows_of(layer: int, positions: np.ndarray, latents: np.ndarray, _: np.ndarr
 def _decoder(saes: Sequence[TrainedCoder], layer: Layer, mesh: Mesh) -> jax.Array:
     """[devices along "latent", F / devices, layers written, D], float32."""
     topology, params = saes[layer.dictionary].coder.topology, saes[layer.dictionary].params
-    rows_FR = jnp.asarray(topology.decoder_rows(params)[layer.group], jnp.float32)
+    rows_FR = jnp.asarray(topology.decoder_rows(dict(params))[layer.group], jnp.float32)
     return rows_FR.reshape(mesh.shape[LATENT], -1, len(layer.reaches), topology.out_shape[-1])
 
 

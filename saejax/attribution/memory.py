@@ -61,7 +61,7 @@ def row_memory(
     mesh: Mesh,
     dtype: Any = jnp.float32,
 ) -> RowMemory:
-    """Compiled memory of the rows of one chunk, for a prompt of `length` tokens with `active` latents a token and layer.
+    """Compiled memory of a chunk's rows, for a prompt of `length` tokens with `active` latents a token and layer.
 
     Args:
         layers: dictionaries between places of the model's width, without skips.
@@ -82,7 +82,9 @@ def row_memory(
     seen = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, "whole"), seen)
     slots = slots_shape(length, active, devices, settings.block)
     sources = {
-        "decoders": [shape((devices, d_sae // devices, len(one.reaches), width), jnp.float32, "latent") for one in layers],
+        "decoders": [
+            shape((devices, d_sae // devices, len(one.reaches), width), jnp.float32, "latent") for one in layers
+        ],
         "slots": [{name: shape(of, kind, "latent") for name, (of, kind) in slots.items()} for _ in layers],
         "errors": [shape((length, width), jnp.float32, "whole") for _ in layers],
         "embeddings": seen["embeddings"],

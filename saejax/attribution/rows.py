@@ -8,7 +8,8 @@ gives nothing but constants, so that XLA removes it.
 
 Over a mesh, targets lie along "data", decoder rows and the features they belong to along "latent".
 
-Shape letters: C targets, L layers, S tokens, D width, M model width, N devices along "latent", T slots, K features each.
+Shape letters: C targets, L layers, S tokens, D width, M model width, N devices along "latent", T slots, K features of
+a slot.
 """
 
 import functools
@@ -101,9 +102,7 @@ def _spread(kept: Any, ct: jax.Array) -> tuple[jax.Array, None, None]:
 _at.defvjp(_at_and_kept, _spread)
 
 
-def _added(
-    layers: Sequence[Layer], sources: Sources, shares: Any, layer: int, tie: jax.Array, block: int
-) -> jax.Array:
+def _added(layers: Sequence[Layer], sources: Sources, shares: Any, layer: int, tie: jax.Array, block: int) -> jax.Array:
     """What the sources' shares add where a layer writes, [S, D]."""
     total_SD = left(tie, shares["errors"][layer], sources["errors"][layer])
     for number, other in enumerate(layers):

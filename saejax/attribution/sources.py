@@ -62,7 +62,13 @@ def listed(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def written(
-    step: int, which: int, shape: tuple[int, int], tie: jax.Array, shares_NTK: jax.Array, slots: Slots, W_NFWD: jax.Array
+    step: int,
+    which: int,
+    shape: tuple[int, int],
+    tie: jax.Array,
+    shares_NTK: jax.Array,
+    slots: Slots,
+    W_NFWD: jax.Array,
 ) -> jax.Array:
     """What features times their shares add, [S, D], at the one of the layers they write whose place is `which`.
 
@@ -88,9 +94,7 @@ def _effects(
         # Of float32 although the model may be bfloat16: a graph's small effects are differences of large ones.
         return jnp.einsum("npd,npkd->npk", ct_SD[part["place"]], rows_NPKD, precision="highest") * part["value"]
 
-    parts = jax.tree.map(
-        lambda a: jnp.moveaxis(a.reshape(devices, count // step, step, *a.shape[2:]), 1, 0), slots
-    )
+    parts = jax.tree.map(lambda a: jnp.moveaxis(a.reshape(devices, count // step, step, *a.shape[2:]), 1, 0), slots)
     effects = jnp.moveaxis(jax.lax.map(block, parts), 0, 1)  # [N, blocks, step, K]
     # Without a true dependency XLA leaves the effects for the end, and keeps all layers' cotangents until then.
     return 0 * effects.sum(), effects.reshape(devices, count, -1), None, None

@@ -36,8 +36,10 @@ def measured(
     groups = [(sae, g, site) for sae in saes for g, site in enumerate(sae.sites.writes)]
     groups.sort(key=lambda group: graph.hook_points.index(group[2]))
     reads, writes = [sae.sites.reads[g] for sae, g, _ in groups], graph.hook_points
-    held = [name for name in lm.inner_points() if name.rpartition(".")[2] in (*SCALES, "attn_pattern", "ln_final_scale")]
-    clean_logits, clean = lm.run(graph.tokens[None], capture=[*held, *reads, *writes])
+    held = [
+        name for name in lm.inner_points() if name.rpartition(".")[2] in (*SCALES, "attn_pattern", "ln_final_scale")
+    ]
+    _, clean = lm.run(graph.tokens[None], capture=[*held, *reads, *writes])
     skips = [sae.params["W_skip"].reshape(-1, 16, 16)[g] if "W_skip" in sae.params else None for sae, g, _ in groups]
 
     def run(added: Any, to_embedding: jax.Array) -> tuple[list[jax.Array], jax.Array]:
