@@ -15,11 +15,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from saejax.attribution.graph import Graph
+from saejax.attribution.graph import LARGEST, Graph
 from saejax.attribution.kept import Chunk, Kept, OnDisk, digest
 from saejax.attribution.layers import at_model
 from saejax.attribution.local import LocalModel, checked_tokens, local_model
 from saejax.attribution.settings import AttributionConfig
+from saejax.core.errors import DataError
 from saejax.lm import LanguageModel
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.trained import TrainedCoder
@@ -52,13 +53,15 @@ def attribute(
 
     Raises:
         ConfigError: a model that is not JAX's, dictionaries that do not go together or have no hook point there.
-        DataError: a prompt or a dictionary that is not this model's, no active feature, a folder of another graph.
+        DataError: a prompt or a dictionary that is not this model's, no active feature, a folder of another graph; or
+            a graph whose matrix is larger than 32 GiB.
     """
     saes = at_model(lm, dictionaries)
     tokens_S = checked_tokens(lm, tokens, config)
     mesh = make_mesh(ParallelConfig((1, 1)), jax.local_devices()) if mesh is None else mesh
     disk = None if folder is None else OnDisk.open(folder, _fingerprint(lm, saes, tokens_S, config))
     local = local_model(lm, saes, tokens_S, config, mesh)
+    _check_size(local, config)
     kept = Kept(local.features[:, 0], local.n_sources, local.probabilities)
     n_rows = len(local.logits) + _n_chosen(local, config)
     for number, targets in enumerate(_chunks(local, kept, config)):
@@ -72,6 +75,17 @@ def attribute(
     }
     strings = tuple(lm.tokenizer.token_strings(tokens_S.tolist()))
     return _graph(local, kept, tokens_S, strings, names)
+
+
+def _check_size(local: LocalModel, config: AttributionConfig) -> None:
+    """Refuses, before hours of rows, a graph whose square matrix nobody can hold."""
+    n_nodes = _n_chosen(local, config) + local.n_errors + local.n_tokens + len(local.logits)
+    if 4 * n_nodes**2 > LARGEST:
+        raise DataError(
+            f"The graph would have {n_nodes:,} nodes, {local.n_errors:,} of them errors, and a matrix of "
+            f"{4 * n_nodes**2 / 1e9:,.0f} GB. Shorten the prompt of {local.n_tokens:,} tokens, or lower "
+            "attribution.max_features."
+        )
 
 
 def _n_chosen(local: LocalModel, config: AttributionConfig) -> int:

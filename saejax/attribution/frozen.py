@@ -35,8 +35,12 @@ Frozen = dict[str, Any]
 _QUERIES = 128  # that attend together
 
 
-def watch(config: DecoderConfig, params: Params, tokens_S: jax.Array, layers: Sequence[Layer]) -> Frozen:
+def watch(
+    config: DecoderConfig, params: Params, tokens_S: jax.Array, end: jax.Array, layers: Sequence[Layer]
+) -> Frozen:
     """The prompt's own pass: what `linear` keeps of it, and what the nodes are made of.
+
+    Its last token is the one before `end`. What follows fills it up, and no token of the prompt sees it.
 
     Returns:
         queries, keys: of each block; scales: {name: [1, S, 1]}; inputs: {mlp_in of an MLP that stays: [1, S, M]}.
@@ -61,7 +65,7 @@ def watch(config: DecoderConfig, params: Params, tokens_S: jax.Array, layers: Se
     attends = [watching(window) for window in _windows(config)]
     with _exact(params):
         _, seen = _forward(config, params, tokens_S, attends, {*scales, *inputs, *points, last}, {})
-        x_M, scale_1 = seen[last][0, -1], seen["ln_final_scale"][0, -1]
+        x_M, scale_1 = seen[last][0, end - 1], seen["ln_final_scale"][0, end - 1]
         normed_M = _final_norm(config, params, x_M, scale_1)
         logits_V = normed_M @ decoder.unembedding(params) + params.get("b_U", 0)
     return {

@@ -14,7 +14,7 @@ from saejax.attribution.arrays import from_bytes, to_bytes
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, write_bytes
 
-_LARGEST = 8 << 30
+LARGEST = 32 << 30  # bytes of a graph's file
 _KINDS = {
     "tokens": (np.int32, 1),
     "features": (np.int32, 2),
@@ -118,7 +118,7 @@ class Graph:
         Raises:
             DataError: it is no graph, or a damaged one.
         """
-        raw = read_bounded(path, _LARGEST)
+        raw = read_bounded(path, LARGEST)
         try:
             arrays = from_bytes(raw, ("texts", *_KINDS))
             texts: dict[str, Any] = json.loads(arrays.pop("texts").tobytes())

@@ -20,7 +20,7 @@ from saejax.attribution.frozen import Frozen, unembedding_at_residual, watch
 from saejax.attribution.layers import Layer, layers_of
 from saejax.attribution.rows import row_program, shardings
 from saejax.attribution.settings import AttributionConfig
-from saejax.attribution.sources import listed
+from saejax.attribution.sources import alike, listed
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel
@@ -28,7 +28,8 @@ from saejax.lm.rows import check_ids
 from saejax.parallel import check_divides
 from saejax.trained import TrainedCoder
 
-_watch = jax.jit(watch, static_argnums=(0, 3))
+_watch = jax.jit(watch, static_argnums=(0, 4))
+_LENGTHS = 16  # prompts are filled up to a multiple of this, so that few lengths need a program of their own
 _POSITIONS = 64  # encoded at once: all latents of so many tokens are dense for a moment
 
 
@@ -69,7 +70,8 @@ class LocalModel:
         given = self._targets(targets, size)
         found = jax.device_get(self._program(given))
         features = [layer.reshape(size, -1)[:, at] for layer, at in zip(found["features"], self._places, strict=True)]
-        return np.concatenate([*features, found["errors"].reshape(size, -1), found["tokens"]], axis=1)[: len(targets)]
+        errors, tokens = (found[name][..., : self.n_tokens] for name in ("errors", "tokens"))
+        return np.concatenate([*features, errors.reshape(size, -1), tokens], axis=1)[: len(targets)]
 
     def _targets(self, targets: np.ndarray, size: int) -> dict[str, Any]:
         wide = max([self._logit_vectors.shape[1], *(W_DF.shape[0] for W_DF in self._encoders)])
@@ -112,18 +114,22 @@ def local_model(
     put = shardings(mesh)
     # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
     params = lm.placed(mesh)
-    seen = _watch(lm.config, params, jnp.asarray(tokens_S), layers)
+    length = len(tokens_S)
+    filled_S = np.resize(tokens_S, min(-(-length // _LENGTHS) * _LENGTHS, lm.config.context_length))
+    seen = _watch(lm.config, params, jnp.asarray(filled_S), jnp.int32(length), layers)
     codes = [_coded(sae, layers, number, seen["values"]) for number, sae in enumerate(saes)]
-    active = [_active(codes[layer.dictionary][0][layer.group], config.silent) for layer in layers]
+    inside = range(config.silent, length)
+    active = [_active(codes[layer.dictionary][0][layer.group], inside) for layer in layers]
     if not any(len(values) for _, _, values in active):
         raise DataError("No latent of any dictionary is active in the prompt: there are no features to attribute.")
-    lists = [
+    own = [
         listed(*found, saes[layer.dictionary].coder.topology.d_sae, mesh.shape[LATENT], config.block)
         for layer, found in zip(layers, active, strict=True)
     ]
+    lists = alike(own, config.block)
     errors = [codes[layer.dictionary][1][layer.group] for layer in layers]
     for error_SD in errors:
-        error_SD[: config.silent] = 0
+        error_SD[: inside.start] = error_SD[inside.stop :] = 0
     sources = {
         "decoders": [jax.device_put(_decoder(saes, layer, mesh), put["latent"]) for layer in layers],
         "slots": [jax.device_put(one.slots, put["latent"]) for one in lists],
@@ -141,8 +147,8 @@ def local_model(
         np.concatenate([values for _, _, values in active]),
         logits,
         probabilities,
-        len(layers) * len(tokens_S),
-        len(tokens_S),
+        len(layers) * length,
+        length,
         tuple(_encoder(saes[layer.dictionary], layer.group) for layer in layers),
         np.asarray(vectors),
         tuple(one.at for one in lists),
@@ -207,9 +213,9 @@ def _coded(
     return groups, [y[site] - y_hat[:, site] for site in range(len(own))]
 
 
-def _active(found: list[np.ndarray], silent: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _active(found: list[np.ndarray], inside: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     positions, latents, values = found
-    kept = positions >= silent
+    kept = (positions >= inside.start) & (positions < inside.stop)
     return positions[kept], latents[kept], values[kept].astype(np.float32)
 
 

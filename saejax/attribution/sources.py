@@ -11,6 +11,7 @@ A active features, C targets.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -58,6 +59,20 @@ def listed(
     at = np.empty(len(order), np.int64)
     at[order] = (device * count + slot) * size + rank % size
     return Listed(slots, at)
+
+
+def alike(lists: Sequence[Listed], block: int) -> list[Listed]:
+    """The same with as many slots in each as in the longest, or as a block has: few prompts need their own program."""
+    counts = [one.slots["place"].shape[1] for one in lists]
+    size = lists[0].slots["latent"].shape[2]
+    common = min(max(counts), max(1, block // size))
+
+    def longer(one: Listed, count: int) -> Listed:
+        more = max(count, common) - count
+        slots = {name: np.pad(a, ((0, 0), (0, more), (0, 0))[: a.ndim]) for name, a in one.slots.items()}
+        return Listed(slots, one.at + one.at // (count * size) * (more * size))
+
+    return [longer(one, count) for one, count in zip(lists, counts, strict=True)]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -90,6 +90,13 @@ def test_a_stopped_graph_of_kept_effects_goes_on_too(tmp_path: Path) -> None:
     assert same(attribute(lm_of("gpt2"), SAES, prompt(), config, folder=tmp_path), undisturbed(row_features=7))
 
 
+def test_a_graph_that_nobody_can_hold_is_refused_before_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saejax.attribution.attribute.LARGEST", 4 * 53**2 - 1)
+    told = r"54 nodes, 21 of them errors, .* Shorten the prompt of 7 tokens, or lower attribution\.max_features\."
+    with pytest.raises(DataError, match=told):
+        attribute(lm_of("gpt2"), SAES, prompt(), CONFIG, progress=lambda *_: pytest.fail("a row was computed"))
+
+
 def test_a_folder_of_another_graph_is_refused(tmp_path: Path) -> None:
     stopped(tmp_path, 1)
     for differs, given in {

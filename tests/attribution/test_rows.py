@@ -16,6 +16,8 @@ import pytest
 from tiny.attributed import FAMILIES, LAYERS, dictionary, lm_of, mlp_dictionaries, prompt
 
 from saejax.attribution import AttributionConfig, Graph, attribute
+from saejax.attribution.layers import layers_of
+from saejax.attribution.rows import row_program
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel
 from saejax.parallel import ParallelConfig, make_mesh
@@ -254,3 +256,11 @@ def test_what_is_not_of_this_model_is_refused() -> None:
         attribute(lm, [sae], prompt(), dataclasses.replace(ALL, chunk=7), mesh=make_mesh(ParallelConfig((2, 1))))
     with pytest.raises(ConfigError, match="24 latents cannot be split"):
         attribute(lm, [sae], prompt(), ALL, mesh=make_mesh(ParallelConfig((1, 7))))
+
+
+def test_prompts_of_about_one_length_share_a_program() -> None:
+    lm, saes, config = lm_of("gpt2"), mlp_dictionaries("transcoder"), AttributionConfig(chunk=16)
+    program = row_program(lm.config, layers_of(lm, saes), config.block, make_mesh(ParallelConfig((1, 1))))
+    before = program._cache_size()  # type: ignore[attr-defined]
+    sizes = [attribute(lm, saes, prompt(length, seed=length), config).n_features for length in (12, 13, 14)]
+    assert len(set(sizes)) == 3 and program._cache_size() == before + 1  # type: ignore[attr-defined]
