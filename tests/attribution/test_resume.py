@@ -91,7 +91,7 @@ def test_a_stopped_graph_of_kept_effects_goes_on_too(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_nobody_can_hold_is_refused_before_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saejax.attribution.attribute.LARGEST", 4 * 53**2 - 1)
+    monkeypatch.setattr("saejax.attribution.build.LARGEST", 4 * 53**2 - 1)
     told = r"54 nodes, 21 of them errors, .* Shorten the prompt of 7 tokens, or lower attribution\.max_features\."
     with pytest.raises(DataError, match=told):
         attribute(lm_of("gpt2"), SAES, prompt(), CONFIG, progress=lambda *_: pytest.fail("a row was computed"))
