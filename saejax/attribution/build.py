@@ -34,6 +34,7 @@ def attribute(
     mesh: Mesh | None = None,
     folder: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    answers: Sequence[int] = (),
 ) -> Graph:
     """Direct effects between active features, errors, tokens and logits of one prompt, attention and norms frozen.
 
@@ -50,6 +51,7 @@ def attribute(
         folder: where rows are kept when they are done. A graph that was stopped goes on from there and ends bitwise as
             it would have.
         progress: called with (rows done, rows in all) after each chunk.
+        answers: tokens whose logits are nodes, whatever their probability.
 
     Raises:
         ConfigError: a model that is not JAX's, dictionaries that do not go together or have no hook point there.
@@ -59,8 +61,8 @@ def attribute(
     saes = at_model(lm, dictionaries)
     tokens_S = checked_tokens(lm, tokens, config)
     mesh = make_mesh(ParallelConfig((1, 1)), jax.local_devices()) if mesh is None else mesh
-    disk = None if folder is None else OnDisk.open(folder, _fingerprint(lm, saes, tokens_S, config))
-    local = local_model(lm, saes, tokens_S, config, mesh)
+    disk = None if folder is None else OnDisk.open(folder, _fingerprint(lm, saes, tokens_S, config, answers))
+    local = local_model(lm, saes, tokens_S, config, mesh, answers)
     _check_size(local, config)
     kept = Kept(local.features[:, 0], local.n_sources, local.probabilities)
     n_rows = len(local.logits) + _n_chosen(local, config)
@@ -145,7 +147,11 @@ def _graph(
 
 
 def _fingerprint(
-    lm: LanguageModel, saes: Sequence[TrainedCoder], tokens_S: np.ndarray, config: AttributionConfig
+    lm: LanguageModel,
+    saes: Sequence[TrainedCoder],
+    tokens_S: np.ndarray,
+    config: AttributionConfig,
+    answers: Sequence[int],
 ) -> dict[str, Any]:
     """What decides the rows, as JSON."""
     weights = (
@@ -157,4 +163,5 @@ def _fingerprint(
         "dictionaries": [sae.fingerprint() for sae in saes],
         "prompt": tokens_S.tolist(),
         "settings": dataclasses.asdict(config),
+        "answers": sorted(map(int, answers)),
     }

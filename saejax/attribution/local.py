@@ -98,11 +98,13 @@ def local_model(
     tokens: Sequence[int] | np.ndarray,
     config: AttributionConfig,
     mesh: Mesh,
+    answers: Sequence[int] = (),
 ) -> LocalModel:
     """The local replacement model of a prompt, its arrays on the mesh.
 
     Args:
         saes: of `layers.at_model`.
+        answers: tokens whose logits are nodes whatever their probability.
 
     Raises:
         ConfigError: dictionaries that do not go together, or a mesh that does not divide chunk or latents.
@@ -139,7 +141,7 @@ def local_model(
     }
     frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
     program = row_program(lm.config, layers, config.block, mesh)
-    logits, probabilities = _logit_nodes(np.asarray(seen["logits"], np.float64), config)
+    logits, probabilities = _logit_nodes(np.asarray(seen["logits"], np.float64), config, answers)
     vectors = unembedding_at_residual(lm.config, lm.params, jnp.asarray(logits), seen["final"][1])
     return LocalModel(
         layers,
@@ -242,10 +244,14 @@ def _skip(saes: Sequence[TrainedCoder], layer: Layer) -> jax.Array:
     return W_skip[layer.group] if W_skip.ndim == 3 else W_skip
 
 
-def _logit_nodes(logits_V: np.ndarray, config: AttributionConfig) -> tuple[np.ndarray, np.ndarray]:
-    """The fewest likeliest tokens with `logit_mass` of the probability, `logits` of them at most."""
+def _logit_nodes(
+    logits_V: np.ndarray, config: AttributionConfig, answers: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The fewest likeliest tokens with `logit_mass` of the probability, `logits` of them at most; and `answers`."""
     p_V = np.exp(logits_V - logits_V.max())
     p_V /= p_V.sum()
     order = np.argsort(-p_V, kind="stable")[: config.logits]
     count = int(np.searchsorted(np.cumsum(p_V[order]), config.logit_mass)) + 1
-    return order[:count].astype(np.int32), p_V[order[:count]].astype(np.float32)
+    chosen = np.unique([*order[:count], *answers])
+    chosen = chosen[np.argsort(-p_V[chosen], kind="stable")]
+    return chosen.astype(np.int32), p_V[chosen].astype(np.float32)
