@@ -78,7 +78,9 @@ def row_memory(
         logical_axes(config),
     )
     tokens_S = jax.ShapeDtypeStruct((length,), jnp.int32)
-    seen = jax.eval_shape(lambda params, tokens_S: watch(config, params, tokens_S, length, layers), params, tokens_S)
+    seen = jax.eval_shape(
+        lambda params, tokens_S: watch(config, params, tokens_S, jnp.int32(length), layers), params, tokens_S
+    )
     seen = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, "whole"), seen)
     slots = slots_shape(length, active, devices, settings.block)
     sources = {
