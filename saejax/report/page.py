@@ -65,8 +65,8 @@ def document(
       summary: what the scripts draw, as JSON.
       features: `pack`ed, or empty.
     """
-    style = "".join(map(_asset, styles))
-    script = '"use strict";\n' + "\n".join(map(_asset, scripts))
+    style = "".join(map(asset, styles))
+    script = '"use strict";\n' + "\n".join(map(asset, scripts))
     values = {
         "title": html.escape(title),
         "script_hash": _csp_hash(script),
@@ -77,7 +77,7 @@ def document(
         "features": features,
     }
     # One pass, so that a placeholder's name inside the data stays what it is.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], asset(template))
 
 
 def embed_json(value: Any) -> str:
@@ -106,7 +106,8 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A template, style sheet or script that stands beside this file."""
     return resources.files("saejax.report").joinpath(name).read_text(encoding="utf-8")
 
 

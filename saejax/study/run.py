@@ -10,6 +10,9 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,17 +28,25 @@ from saejax.attribution.layers import at_model, layers_of
 from saejax.attribution.prediction import predicted
 from saejax.core.config import differences, to_json
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.files import read_json, write_json, writing
+from saejax.core.files import finite, read_json, write_json, writing
 from saejax.core.progress import Progress
 from saejax.interventions import Interventions, zero
 from saejax.lm import LanguageModel
-from saejax.study import baseline, effects, graphs
+from saejax.report.graph_page import layer_tables
+from saejax.report.read import read_features
+from saejax.report.study_page import render_study
+from saejax.study import baseline, effects, graphs, summary
 from saejax.study.baseline import Prompts, as_prompts
-from saejax.study.behaviours import as_jsonl, drawn
+from saejax.study.behaviours import BEHAVIOURS, as_jsonl, drawn
 from saejax.study.config import Study
 from saejax.study.effects import Group
+from saejax.study.graphs import Feature
+from saejax.study.pages import fires_on, graph_pages
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
+
+# Features of a behaviour that the page shows.
+_FEATURES = 15
 
 SINGLES = ("behaviour", "pair", "layer", "latent", "position", "activation", "predicted", "measured")
 
@@ -76,10 +87,13 @@ def run_study(s: Study) -> int:
     saes = at_model(lm, list(named.values()))
     opened = Opened(s, lm, inside, saes, _layers(lm, inside, saes), prompts)
     made = {name: _graphs(opened, name) for name in prompts}
-    groups = {name: _groups(opened, name, made[name]) for name in prompts}
+    features = {name: graphs.merged(made[name]) for name in prompts}
+    groups = {name: _groups(opened, name, features[name]) for name in prompts}
     for name in prompts:
         _effects(opened, name, groups[name])
         _singles(opened, name, made[name])
+    page = _page(opened, made, features, groups)
+    console.say(f"study: {page}")
     return code
 
 
@@ -166,8 +180,7 @@ def _graphs(o: Opened, behaviour: str) -> list[Graph]:
         )
 
 
-def _groups(o: Opened, behaviour: str, made: list[Graph]) -> list[Group]:
-    features = graphs.merged(made)
+def _groups(o: Opened, behaviour: str, features: list[Feature]) -> list[Group]:
     path = o.s.folder / f"features.{behaviour}.csv"
     path.unlink(missing_ok=True)
     table = Table(path, graphs.COLUMNS)
@@ -189,11 +202,17 @@ def _effects(o: Opened, behaviour: str, groups: list[Group]) -> None:
         np.arange(prompts.clean.shape[1])[None] <= prompts.last[:, None]
     )
 
+    grouped = {(group.dictionary, latent) for group in groups for latent in group.latents}
+
     def mean_of(group: Group) -> np.ndarray:
+        """Of latents that no other group holds: a control is no group in disguise."""
         latents = np.asarray(clean.latents[group.dictionary])
         mean_F = latents.reshape(*latents.shape[:2], -1)[inner_RS].mean(0)
         d_sae = o.inside.dictionaries[group.dictionary].coder.topology.d_sae
-        return np.where(np.arange(len(mean_F)) // d_sae == group.latents[0] // d_sae, mean_F, 0)
+        mean_F = np.where(np.arange(len(mean_F)) // d_sae == group.latents[0] // d_sae, mean_F, 0)
+        others = [f for name, f in grouped if name == group.dictionary and f not in group.latents]
+        mean_F[others] = 0
+        return mean_F
 
     jobs = effects.jobs(groups, mean_of, c, seed)
     table = Table(o.s.folder / f"effects.{behaviour}.csv", effects.COLUMNS)
@@ -248,3 +267,68 @@ def _singles(o: Opened, behaviour: str, made: list[Graph]) -> None:
         layer, position, latent = graph.features[place].tolist()
         rows.append((behaviour, i, layer, latent, position, graph.activations[place], said, value))
     table.extend(rows)
+
+
+def _page(
+    o: Opened, made: dict[str, list[Graph]], features: dict[str, list[Feature]], groups: dict[str, list[Group]]
+) -> Path:
+    """study.html, and the graphs' pages."""
+    folder, c = o.s.folder, o.s.study
+    tables = _tables(o)
+    measured = Table(folder / "baseline.csv", baseline.COLUMNS).read()
+    behaviours = []
+    for name in o.prompts:
+        singles = Table(folder / f"singles.{name}.csv", SINGLES).read()
+        rows = Table(folder / f"effects.{name}.csv", effects.COLUMNS).read()
+        pages = graph_pages(o.lm, made[name], name, folder / "graphs", c, singles, tables)
+        of_graphs = [summary.graph_of(graph, f"graphs/{page}") for graph, page in zip(made[name], pages, strict=True)]
+        said = summary.baseline_of(measured, name)
+        errors = float(np.mean([graph["errors_share"] for graph in of_graphs]))
+        behaviours.append(
+            {
+                "name": name,
+                "about": BEHAVIOURS[name].about if name in BEHAVIOURS else o.s.behaviours()[name],
+                "example": dataclasses.asdict(o.prompts[name]["train"].pairs[0]),
+                "baseline": said,
+                "graphs": of_graphs,
+                "features": [
+                    summary.feature_of(f, fires_on(tables, f.layer, f.latent)) for f in features[name][:_FEATURES]
+                ],
+                "groups": [
+                    summary.group_of(group, o.of_layer[group.layer][1], rows, said["test"]["corrupt"])
+                    for group in groups[name]
+                ],
+                "prediction": summary.prediction_of(singles),
+                "unexplained": (
+                    f"Errors of the dictionaries have {errors:.0%} of the influence that features and errors have "
+                    "together. Attention patterns are not explained: graphs take them as they are."
+                ),
+            }
+        )
+    content = {
+        "name": o.s.experiment.name,
+        "model": str(o.lm.identity["model"]),
+        "dictionaries": [_named(sae) for sae in o.saes],
+        "figures": {"graphs": f"{c.graphs} a behaviour", "groups": f"{c.groups} of {c.group_size} features"},
+        "behaviours": behaviours,
+    }
+    write_json(folder / "summary.json", finite(content))
+    return render_study(folder / "study.html", content)
+
+
+def _tables(o: Opened) -> dict[int, Mapping[str, Any]]:
+    """What features fire on, from the dictionaries' own reports, by layer of the graphs; without one, none."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for sae in o.saes:
+        run = Path(sae.origin.source)
+        if not sae.origin.source or not (run / "features.json.gz").is_file():
+            continue
+        by_layer = layer_tables(read_features(run), sae.coder.topology.d_sae)
+        own = [layer for layer, (name, _) in o.of_layer.items() if o.inside.dictionaries[name].sites == sae.sites]
+        found |= {layer: by_layer[i] for i, layer in enumerate(own) if i in by_layer}
+    return found
+
+
+def _named(sae: TrainedCoder) -> str:
+    topology, sites = sae.coder.topology, sae.sites
+    return f"{sae.origin.source or 'a dictionary'}: {type(topology).__name__}, {len(sites.reads)} x {topology.d_sae} latents"
