@@ -114,6 +114,12 @@ def _push(line: Line) -> None:
     run_push(line.words, flag["format"], flag["private"], flag["folder"], flag["revision"], flag["step"])
 
 
+def _graph(line: Line) -> None:
+    from saejax.app.graph import run_graph
+
+    run_graph(line.words, line.flags)
+
+
 def _study(line: Line) -> int:
     from saejax.study import study
     from saejax.study.run import run_study
@@ -341,6 +347,30 @@ Continues where it was: SIGTERM and Ctrl-C finish the step, save and exit with c
 stayed finite.
 """,
         _sweep,
+    ),
+    "graph": Command(
+        """\
+Show which features lead to the next token of a prompt: an attribution graph, as JSON and as a page.
+
+    saejax graph runs/coders-clt "x = data[i"
+    saejax graph runs/mlps "x = data[i" --out=graphs --name=bracket       a sweep's transcoders, one a layer
+    saejax graph runs/coders-clt "x = data[i" --supernodes=bracket.pins.json
+
+Dictionaries are a cross-layer transcoder, transcoders of single layers, or autoencoders. Writes <out>/<name>.html,
+which needs no other file, <name>.json in circuit-tracer's format, and <name>.npz. Continues where it was.
+""",
+        _graph,
+        takes="words",
+        flags=(
+            partial(flags.DEFINE_string, "out", "graphs", "The folder."),
+            partial(flags.DEFINE_string, "name", "", "What the files are called; empty makes it of the prompt."),
+            partial(flags.DEFINE_string, "model", "", "The language model, where the dictionary does not say."),
+            partial(flags.DEFINE_integer, "max_features", 7500, "Features at most; 0 for all.", lower_bound=0),
+            partial(flags.DEFINE_integer, "logits", 10, "Next tokens at most.", lower_bound=1),
+            partial(flags.DEFINE_float, "node_share", 0.8, "Share of the influence that shown nodes keep."),
+            partial(flags.DEFINE_float, "edge_share", 0.98, "Share of the influence that shown edges keep."),
+            partial(flags.DEFINE_string, "supernodes", "", "Pins and groups that the page has saved."),
+        ),
     ),
     "study": Command(
         """\

@@ -3,14 +3,12 @@
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from saejax.app import console
-from saejax.app.evaluated import coder_of, experiment_of
-from saejax.app.loading import is_run, load
+from saejax.app.loaded import with_model
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.interventions import (
@@ -24,7 +22,6 @@ from saejax.interventions import (
     steered,
     zero,
 )
-from saejax.lm import LanguageModel, load_lm
 from saejax.lm.generation import Sampling, generate
 from saejax.trained import TrainedCoder
 
@@ -55,10 +52,8 @@ def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     if flags["operation"] not in _OPERATIONS:
         raise ConfigError(f"No operation {flags['operation']!r}.{nearest(flags['operation'], OPERATIONS)}")
     place, prompts = words[0], list(words[1:])
-    sae, lm = _loaded(place, flags["model"])
+    (sae,), lm = with_model([place], flags["model"])
     latents = features(flags["feature"], sae)
-    if not isinstance(lm, LanguageModel):
-        raise ConfigError("Steering needs a model that JAX runs (lm.backend=jax), not one of PyTorch.")
     inside = Interventions(lm, {place: sae})
     bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
     rows = [bos + lm.tokenizer.encode(prompt) for prompt in prompts]
@@ -82,20 +77,6 @@ def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
             text = lm.tokenizer.decode_inside(texts[i])
             lines = text.splitlines() or [""]
             console.say("\n".join(f"{title if j == 0 else '':<7}| {line}" for j, line in enumerate(lines)))
-
-
-def _loaded(place: str, model: str) -> tuple[TrainedCoder, Any]:
-    """The dictionary and the language model that it belongs to."""
-    evaluated = (Path(place) / "eval.json").is_file()
-    if is_run(place) or evaluated:
-        sae, e = coder_of(Path(place)), experiment_of(place)
-        if not model:
-            return sae, load_lm(e.lm.model, e.lm.revision, e.lm.dtype, e.lm.backend, e.lm.device)
-    else:
-        sae = load(place)
-    if not (model or sae.origin.model):
-        raise ConfigError(f"{place} does not say which language model it belongs to: --model=owner/name")
-    return sae, load_lm(model or sae.origin.model, "" if model else sae.origin.revision)
 
 
 def features(text: str, sae: TrainedCoder) -> list[int]:

@@ -55,8 +55,8 @@ def _behaviour(b: Mapping[str, Any]) -> str:
     else:
         effect = largest["ablate"]
         verdict = (
-            f"{len(stands)} of {len(b['groups'])} groups do more than their controls. Without {largest['name']} the "
-            f"logit difference changes by {_n(effect['mean'])} of {_n(test['clean'])}, 95 % interval {_n(effect['low'])} to "
+            f"{len(stands)} of {len(b['groups'])} groups do more than their controls. Without {largest['name']} "
+            f"the logit difference changes by {_n(effect['mean'])} of {_n(test['clean'])}, 95 % interval {_n(effect['low'])} to "
             f"{_n(effect['high'])}; random groups change it by {_n(largest['control']['mean'])}."
         )
     return f"""
@@ -100,7 +100,7 @@ def _baseline(b: Mapping[str, Any]) -> str:
 
 def _graphs(b: Mapping[str, Any]) -> str:
     rows = [
-        (_Markup(f'<a href="{_t(g["href"])}">{_t(_line(g["prompt"]))}</a>'), str(g["features"]), f"{g['replacement']:.2f}",
+        (_link(g["href"], _line(g["prompt"])), str(g["features"]), f"{g['replacement']:.2f}",
          f"{g['completeness']:.2f}")
         for g in b["graphs"]
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def _effects(b: Mapping[str, Any]) -> str:
         )
     chart = _svg(height, ticks, at, "".join(drawn), f"Effect of each group of {b['name']}, beside its controls")
     rows = [
-        (g["name"], _Markup("<br>".join(f"{latent}" for latent in g["latents"])), _interval(g["ablate"]), _n(g["control"]["mean"]),
+        (g["name"], _Markup("<br>".join(map(str, g["latents"]))), _interval(g["ablate"]), _n(g["control"]["mean"]),
          f"{g['control']['as_large']:.0%}", "yes" if g["stands"] else "no", _interval(g["resample"]),
          _source(f"effects.{b['name']}.csv", g["lines"]["ablate"]))
         for g in groups
@@ -224,7 +224,11 @@ def _interval(of: Mapping[str, float]) -> str:
 
 
 def _source(file: str, lines: Sequence[int]) -> "_Markup":
-    return _Markup(f'<a href="{_t(file)}">{_t(file)}</a> {lines[0]} to {lines[1]}')
+    return _Markup(f"{_link(file, file)} {lines[0]} to {lines[1]}")
+
+
+def _link(href: str, text: str) -> "_Markup":
+    return _Markup(f'<a href="{_t(href)}">{_t(text)}</a>')
 
 
 class _Markup(str):

@@ -7,17 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from saejax.app.graph import Tables, write_pages
 from saejax.attribution import Graph
-from saejax.attribution.export import graph_json, node_ids, write_graph
-from saejax.attribution.influence import pruned, scores
+from saejax.attribution.export import node_ids
 from saejax.lm import LanguageModel
-from saejax.report.graph_page import render_graph
 from saejax.study.config import StudyConfig
 
 # Activations of a passage that count as firing, as a share of its largest.
 _FIRES = 0.5
-
-Tables = Mapping[int, Mapping[str, Any]]  # layer of the graphs -> {"vocab", "features"}, a row's id its latent
 
 
 def graph_pages(
@@ -29,31 +26,12 @@ def graph_pages(
     singles: Sequence[Mapping[str, str]],
     tables: Tables,
 ) -> list[str]:
-    """Writes JSON and a page for each graph; returns the pages' file names."""
+    """Writes JSON and a page for each graph, with single features' effects; returns the pages' file names."""
     found = []
     for i, graph in enumerate(graphs):
-        kept = pruned(graph, c.node_share, c.edge_share)
-        slug = f"{behaviour}-{i}"
-        strings = lm.tokenizer.token_strings(graph.logits.tolist())
-        content = graph_json(
-            graph,
-            kept.nodes,
-            kept.edges,
-            kept.influence,
-            slug=slug,
-            logit_strings=strings,
-            node_threshold=c.node_share,
-        )
-        write_graph(folder, content)
-        replacement, completeness = scores(graph)
-        page = render_graph(
-            folder / f"{slug}.html",
-            content,
-            tables=tables,
-            effects=_effects(graph, [row for row in singles if int(row["pair"]) == i]),
-            effects_of="Change of the logit of the right answer less that of the wrong one",
-            figures={"replacement score": replacement, "completeness score": completeness},
-        )
+        effects = _effects(graph, [row for row in singles if int(row["pair"]) == i])
+        shares, of = (c.node_share, c.edge_share), "Change of the logit of the right answer less that of the wrong one"
+        page = write_pages(lm, graph, folder, f"{behaviour}-{i}", shares, tables, effects=effects, effects_of=of)
         found.append(page.name)
     return found
 

@@ -10,14 +10,13 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
+from saejax.app.graph import tables_of
 from saejax.app.loading import load
 from saejax.app.stages import run_pipeline
 from saejax.app.sweep.run import run_sweep
@@ -32,8 +31,6 @@ from saejax.core.files import finite, read_json, write_json, writing
 from saejax.core.progress import Progress
 from saejax.interventions import Interventions, zero
 from saejax.lm import LanguageModel
-from saejax.report.graph_page import layer_tables
-from saejax.report.read import read_features
 from saejax.report.study_page import render_study
 from saejax.study import baseline, effects, graphs, summary
 from saejax.study.baseline import Prompts, as_prompts
@@ -274,7 +271,7 @@ def _page(
 ) -> Path:
     """study.html, and the graphs' pages."""
     folder, c = o.s.folder, o.s.study
-    tables = _tables(o)
+    tables = tables_of(o.lm, o.saes)
     measured = Table(folder / "baseline.csv", baseline.COLUMNS).read()
     behaviours = []
     for name in o.prompts:
@@ -316,19 +313,7 @@ def _page(
     return render_study(folder / "study.html", content)
 
 
-def _tables(o: Opened) -> dict[int, Mapping[str, Any]]:
-    """What features fire on, from the dictionaries' own reports, by layer of the graphs; without one, none."""
-    found: dict[int, Mapping[str, Any]] = {}
-    for sae in o.saes:
-        run = Path(sae.origin.source)
-        if not sae.origin.source or not (run / "features.json.gz").is_file():
-            continue
-        by_layer = layer_tables(read_features(run), sae.coder.topology.d_sae)
-        own = [layer for layer, (name, _) in o.of_layer.items() if o.inside.dictionaries[name].sites == sae.sites]
-        found |= {layer: by_layer[i] for i, layer in enumerate(own) if i in by_layer}
-    return found
-
-
 def _named(sae: TrainedCoder) -> str:
     topology, sites = sae.coder.topology, sae.sites
-    return f"{sae.origin.source or 'a dictionary'}: {type(topology).__name__}, {len(sites.reads)} x {topology.d_sae} latents"
+    kind, source = type(topology).__name__, sae.origin.source or "a dictionary"
+    return f"{source}: {kind}, {len(sites.reads)} x {topology.d_sae} latents"

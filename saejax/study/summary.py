@@ -38,7 +38,12 @@ def baseline_of(rows: Rows, behaviour: str) -> dict[str, Any]:
 
 
 def group_of(group: Group, first: int, rows: Rows, corrupt: float) -> dict[str, Any]:
-    """A group's effects. `first` is the number of its layer's latent 0; `corrupt` is the mean difference after the corrupt prompts of the same pairs."""
+    """A group's effects.
+
+    Args:
+        first: the number of its layer's latent 0.
+        corrupt: the mean difference after the corrupt prompts of the same pairs.
+    """
     values: dict[tuple[str, int], list[float]] = {}
     places: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
