@@ -56,8 +56,8 @@ def _behaviour(b: Mapping[str, Any]) -> str:
         effect = largest["ablate"]
         verdict = (
             f"{len(stands)} of {len(b['groups'])} groups do more than their controls. Without {largest['name']} "
-            f"the logit difference changes by {_n(effect['mean'])} of {_n(test['clean'])}, 95 % interval {_n(effect['low'])} to "
-            f"{_n(effect['high'])}; random groups change it by {_n(largest['control']['mean'])}."
+            f"the logit difference changes by {_n(effect['mean'])} of {_n(test['clean'])}, 95 % interval "
+            f"{_n(effect['low'])} to {_n(effect['high'])}; random groups change it by {_n(largest['control']['mean'])}."
         )
     return f"""
 <section id="{_id(name)}"><h2>{_t(name)}: {_t(b["about"])}</h2>
