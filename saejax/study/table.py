@@ -25,7 +25,8 @@ class Table:
 
     Attributes:
         path: of the file.
-        columns: names; a row has a value for each. Texts, whole numbers, and numbers in float32's shortest form.
+        columns: names; a row has a value for each: texts (a line break is written as in Python), whole numbers, and numbers in
+            float32's shortest form.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -88,4 +89,5 @@ def _text(value: Any) -> str:
         return str(int(value))
     if isinstance(value, float | np.floating):
         return str(np.float32(value))
-    return str(value)
+    # A row is a line: what cuts a damaged end off counts lines.
+    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
