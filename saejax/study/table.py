@@ -25,8 +25,8 @@ class Table:
 
     Attributes:
         path: of the file.
-        columns: names; a row has a value for each: texts (a line break is written as in Python), whole numbers, and numbers in
-            float32's shortest form.
+        columns: names; a row has a value for each: texts (a line break is written as in Python), whole numbers, and
+            numbers in float32's shortest form.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
