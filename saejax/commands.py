@@ -375,7 +375,7 @@ which needs no other file, <name>.json in circuit-tracer's format, and <name>.np
     ),
     "study": Command(
         """\
-From behaviours of a language model to the features that cause them: prompts, graphs, interventions, one page.
+From behaviours of a language model to the features that cause them, on one page.
 
     saejax study --config=study_quickstart             minutes on 2 CPU cores
     saejax study --config=study_quickstart --config.study.behaviours=bracket,mine=pairs.jsonl

@@ -44,7 +44,7 @@ def run_graph(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     if len(words) < 2:
         raise ConfigError('Give one or more dictionaries and a prompt: saejax graph runs/clt "x = data[i"')
     *places, prompt = words
-    if not prompt.strip():
+    if not prompt:
         raise ConfigError("The prompt is empty: give the text whose next token the graph is about.")
     slug = checked_slug(flags["name"] or re.sub(r"\W+", "-", prompt, flags=re.ASCII).strip("-").lower()[:60] or "graph")
     supernodes = read_json(flags["supernodes"]) if flags["supernodes"] else None

@@ -108,7 +108,7 @@ def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_
     [
         (["clt"], {}, "Give one or more dictionaries and a prompt"),
         (["nothing", "x"], {}, "nothing does not exist"),
-        (["clt", " "], {}, "The prompt is empty"),
+        (["clt", ""], {}, "The prompt is empty"),
         (["clt", "x" * 2000], {}, "256"),
         (["clt", "x"], {"name": "a/b"}, "'a/b' cannot name a graph"),
         (["clt", "x"], {"supernodes": "none.json"}, "none.json"),
