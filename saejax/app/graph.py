@@ -87,9 +87,7 @@ def write_pages(
     """
     kept = pruned(graph, *shares)
     strings = lm.tokenizer.token_strings(graph.logits.tolist())
-    content = graph_json(
-        graph, kept.nodes, kept.edges, kept.influence, slug=slug, logit_strings=strings, node_threshold=shares[0]
-    )
+    content = graph_json(graph, kept, slug=slug, logit_strings=strings, node_threshold=shares[0])
     write_graph(folder, content)
     replacement, completeness = scores(graph)
     figures = {"replacement score": replacement, "completeness score": completeness}
