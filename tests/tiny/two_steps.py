@@ -9,8 +9,8 @@ Two questions x0 and x1 have the answers y0 and y1. A prompt is <bos>, words, on
 
 Attention 1 writes nothing. Both MLPs have a third neuron that nobody reads. a_j is 0 or 1 in every prompt, so that
 b_j = a_j there, and half of a_j is no b_j at all: the second step is more than a louder first one. Norms change
-nothing: each token has 2^20 at a place that nobody reads, beside which they see no other number; they divide and
-multiply by 2^18.
+nothing: each token has 2^20 at a place of its own, beside which they see no other number; they divide and multiply by
+2^18, that place by 0.
 """
 
 import functools
@@ -43,9 +43,8 @@ def lm() -> LanguageModel:
     p = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     p["W_E"][:, :VOCAB] = np.eye(VOCAB)
     p["W_E"][:, LARGE] = 2.0**20
-    p["ln_final"]["w"][:] = 2.0**18
-    for block in p["blocks"]:
-        block["ln1"]["w"][:] = block["ln2"]["w"][:] = 2.0**18
+    for norm in (p["ln_final"], *(block[name] for block in p["blocks"] for name in ("ln1", "ln2"))):
+        norm["w"][:LARGE] = 2.0**18
     look = p["blocks"][0]["attn"]
     look["W_Q"][:VOCAB, 0, 0] = 7  # for <bos>
     look["W_Q"][END, 0, :2] = 0, 7  # for a question
