@@ -150,9 +150,7 @@ def write_pages(
     rows = _kept(graph, kept.nodes, tables)
     content = graph_json(
         graph,
-        kept.nodes,
-        kept.edges,
-        kept.influence,
+        kept,
         slug=slug,
         logit_strings=strings,
         node_threshold=shares[0],
