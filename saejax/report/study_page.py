@@ -5,6 +5,7 @@ of the table that it comes from (`saejax.report.study_rows`).
 """
 
 import math
+import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -187,7 +188,7 @@ def _named(f: Mapping[str, Any]) -> "_Markup":
 
 
 def _fires(f: Mapping[str, Any]) -> "_Markup":
-    tokens = " ".join(f"<code>{_t(_line(token))}</code>" for token in f["fires_on"])
+    tokens = " ".join(f"<code>{_t(_token(token))}</code>" for token in f["fires_on"])
     said = f"<br>{_t(f['explanation'])}" if f["explanation"] else ""
     return _Markup((tokens or "no report") + said)
 
@@ -216,17 +217,32 @@ def _effects(b: Mapping[str, Any]) -> str:
     label = f"Effect of each group of {b['name']}, beside its controls"
     chart = _svg(_ROW * len(groups) + 34, ticks, at, "".join(marks), label)
     rows = [
-        (g["name"], _members(g), _source(b, "effects", _interval(g["ablate"]), g["name"], "ablate"),
+        (g["name"], _members(g), _wide(b, g, "ablate"),
          _source(b, "effects", _n(g["control"]["mean"]), g["name"], "control"), f"{g['control']['as_large']:.0%}",
-         "yes" if g["stands"] else "no", _source(b, "effects", _interval(g["resample"]), g["name"], "resample"))
+         "yes" if g["stands"] else "no", _wide(b, g, "resample"))
         for g in groups
     ]  # fmt: skip
     heads = (
         *("group", "features, and what they fire on", "without it", "controls, mean", "controls as large"),
-        *("more than controls", "with values of other prompts"),
+        *("more than controls", "resampled"),
     )
-    key = "Filled: more than its controls. Hollow: not. Each number leads to its rows."
+    key = (
+        "Filled: more than its controls. Hollow: not. Resampled: the group gets its values of other clean prompts. "
+        "Each number leads to its rows."
+    )
     return chart + _note(key) + _table(heads, rows, words=(0, 1, 5))
+
+
+def _wide(b: Mapping[str, Any], g: Mapping[str, Any], kind: str) -> "_Markup":
+    """A mean that leads to its rows, over its interval."""
+    mean, low, high = (_n(g[kind][key]) for key in ("mean", "low", "high"))
+    return _Markup(f'{_source(b, "effects", mean, g["name"], kind)}<br><small>{low} to {high}</small>')
+
+
+def _token(token: str) -> str:
+    """A token whose spaces can be seen."""
+    spaces = re.sub(" {4,}", lambda match: f"␣×{len(match[0])}", _line(token)).replace(" ", "␣")
+    return spaces if len(spaces) <= 24 else f"{spaces[:21]}..."
 
 
 def _members(g: Mapping[str, Any]) -> "_Markup":
