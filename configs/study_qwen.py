@@ -18,7 +18,7 @@ LAYERS = range(10, 25)
 
 def get_config() -> config_dict.ConfigDict:
     c = default_study()
-    c.update(shipped("models", "qwen2.5-3b-instruct"))
+    c.update(shipped("models", "qwen2.5-3b-instruct").to_dict())
     c.name = "study-qwen"
     c.hook_point = ""
     c.capture.hook_points = ("blocks.{10..24}.mlp_in", "blocks.{10..24}.mlp_out")

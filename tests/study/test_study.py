@@ -136,7 +136,7 @@ def test_a_stopped_study_ends_with_the_same_bytes(stop: str, whole: Path, tmp_pa
 
 
 def test_what_cannot_be_studied_is_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not have the behaviour argument: it is right in"):
+    with pytest.raises(DataError, match=r"none of the behaviours: .* right for argument in \d+%, and study.least_accuracy is 80%"):
         run_study(study(small(tmp_path, behaviours=("argument",))))
     with pytest.raises(ConfigError, match="No behaviour 'brackets'"):
         run_study(study(small(tmp_path, behaviours=("brackets",))))
