@@ -70,7 +70,7 @@ import pytest
 import saejax
 assert saejax.__file__.startswith(HERE), saejax.__file__
 from saejax.app.experiment import default_config, experiment, from_json, to_run_json
-from saejax.reference import reference
+from saejax.app.reference import reference
 from saejax.app.sweep.members import SPARSITY_WEIGHTS, members
 from saejax.coders import build
 from saejax.core.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 from tiny import ROOT
 
-from saejax.reference import COMMAND, TABLES, reference, with_table
+from saejax.app.reference import COMMAND, TABLES, reference, with_table
 from saejax.coders import RECIPES
 from saejax.interop import FORMATS
 

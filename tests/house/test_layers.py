@@ -35,7 +35,7 @@ LEVELS: tuple[frozenset[str], ...] = (
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 # The doors: modules of saejax itself that stand above all rooms; the first is saejax/__init__.py.
-TOP = frozenset({"", "__main__", "commands", "experiment", "reference"})
+TOP = frozenset({"", "__main__", "commands", "experiment"})
 
 ABOVE = frozenset({"configs", "launch", "tests"})
 TORCH = frozenset({"torch", "torchvision", "torchax"})

@@ -1,6 +1,6 @@
 """The reference of all keys and the tables of coders and formats, as Markdown made from the code itself.
 
-    python -m saejax.reference
+    python -m saejax.app.reference
 
 writes docs/reference.md, and the tables between their marks in docs/coders.md and docs/formats.md, below the current
 folder.
@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
-from saejax.attribution import AttributionConfig
 from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig, build
 from saejax.core.settings import Setting
 from saejax.interop import format_table
-from saejax.study import StudyConfig
 from saejax.trained import Kind
 
-COMMAND = "python -m saejax.reference"
+COMMAND = "python -m saejax.app.reference"
 END = "<!-- end -->"
 
 _INTRODUCTION = f"""# All keys
@@ -34,15 +32,9 @@ may differ in it. Integers end at 2147483647 unless the range says otherwise or 
 """
 
 
-_STUDY = "Of `saejax study`; no other command has this section."
-
-
 def reference() -> str:
-    """Every key of an experiment, a table for each section; then those that a study has besides."""
-    lines = [_INTRODUCTION, *_section(Experiment, "", False, True)]
-    for cls in (StudyConfig, AttributionConfig):
-        lines += [f"\n## {cls.section}\n\n{_STUDY}\n", *_section(cls, f"{cls.section}.", False, False)]
-    return "\n".join(lines)
+    """Every key of an experiment, a table for each section."""
+    return "\n".join([_INTRODUCTION, *_section(Experiment, "", False, True)])
 
 
 def coders_table() -> str:
