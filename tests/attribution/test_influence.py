@@ -89,7 +89,7 @@ def test_a_share_of_one_keeps_all_that_matters() -> None:
 
 def test_influence_accumulates_from_the_largest() -> None:
     for given, shares in (([1.0, 5.0, 0.0, 4.0], [1.0, 0.5, 1.0, 0.9]), ([0.0, 0.0, 0.0], [0, 0, 0])):
-        nodes = np.ones(len(influence), bool)
+        nodes = np.ones(len(given), bool)
         assert Pruned(nodes, nodes[:, None] & nodes, np.array(given)).cumulative.tolist() == shares
 
 
