@@ -1,196 +1,328 @@
 """The page of a study: behaviours, graphs, what groups of features cause, and what the graphs had predicted.
 
-Made from plain data alone (`saejax.study.summary`); it needs no other file, and no script. Each claim names the lines
-of the table that it comes from.
+Made from plain data alone (`saejax.study.summary`); it needs no other file, and no script. Each claim leads to the rows
+of the table that it comes from (`saejax.report.study_rows`).
 """
 
-import html
 import math
+import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saejax.report.page import asset, write
+from saejax.report.page import write
+from saejax.report.study_rows import anchor, page
+from saejax.report.study_rows import text as _t
 
 _WIDTH, _ROW, _LEFT = 640, 26, 90
+# A rank correlation from which on the page calls predictions good.
+_GOOD = 0.5
+_HOW = """<details class="how"><summary>How to read this page</summary><dl>
+<dt>logit difference</dt><dd>The logit of the right answer less that of the wrong one, after the last token. Above 0 the
+model prefers the right answer. Every effect on this page is a change of it.</dd>
+<dt>clean, corrupt</dt><dd>Two prompts that differ in one thing, after which different answers are right. Features are
+found on training pairs, and their effects are measured on test pairs.</dd>
+<dt>feature, group</dt><dd>A feature is one latent of a dictionary. L0 is the first layer that has one. A group is
+several features of a layer: L0.1 has those with the most influence there, L0.2 the next.</dd>
+<dt>graph, influence</dt><dd>An attribution graph says what each feature of one prompt adds to each other and to the
+answers. The influence of a feature is its part in the answers, directly and through others.</dd>
+<dt>control</dt><dd>As many random features of the same layer that fire as much. A group does more than its controls if
+the interval of its effect does not hold 0 and at most one control in ten is as large.</dd>
+</dl></details>"""
 
 
 def render_study(path: Path, content: Mapping[str, Any]) -> Path:
     """Writes the page to `path` and returns it. Equal content gives equal bytes.
 
     Args:
-      content: {"name", "model", "dictionaries": [text], "figures": {name: text}, "behaviours": [...]}.
+      content: {"name", "model", "dictionaries": [text], "graphs": number for each behaviour, "group_size",
+        "least_accuracy", "behaviours": [...], "refused": [...]}, as `saejax.study.pages` makes it. A number that is not
+        finite is None.
 
     Raises:
       DataError: it cannot be written.
     """
-    title = f"{content['name']} · saejax study"
-    parts = "".join(map(_behaviour, content["behaviours"]))
-    links = "".join(f'<a href="#{_id(b["name"])}">{_t(b["name"])}</a>' for b in content["behaviours"])
-    facts = {"model": content["model"], "dictionaries": ", ".join(content["dictionaries"])} | dict(content["figures"])
+    behaviours, refused = content["behaviours"], content["refused"]
+    links = "".join(f'<a href="#{_id(b["name"])}">{_t(b["name"])}</a>' for b in behaviours)
+    facts = {
+        "model": content["model"],
+        "dictionaries": ", ".join(content["dictionaries"]),
+        "graphs": f"{content['graphs']} a behaviour",
+        "groups": f"of {content['group_size']} features",
+    }
     return write(
         path,
-        f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{_t(title)}</title>
-<style>{asset("page.css")}{asset("study.css")}</style></head>
-<body><main id="page">
-<header class="masthead"><p class="eyebrow">saejax study</p><h1>{_t(content["name"])}</h1>
+        page(
+            f"{content['name']} · saejax study",
+            f"""<header class="masthead"><p class="eyebrow">saejax study</p><h1>{_t(content["name"])}</h1>
 <dl class="facts">{"".join(f"<div><dt>{_t(k)}</dt><dd>{_t(v)}</dd></div>" for k, v in facts.items())}</dl></header>
 <nav class="contents" aria-label="Behaviours">{links}</nav>
-{parts}
-</main></body></html>
-""",
+<section id="results"><h2>Results</h2>
+<p class="lead">Which features of the dictionaries make the model do what it does? Attribution graphs name candidates;
+what counts is what happens when they are taken away.</p>
+{_overview(behaviours)}{_refused(refused, content["least_accuracy"])}
+{_HOW}</section>
+{"".join(map(_behaviour, behaviours))}""",
+        ),
+    )
+
+
+def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for b in behaviours:
+        largest, test = _largest(b), b["baseline"]["test"]
+        effect = "none" if largest is None else f"{_interval(largest['ablate'])} of {_n(test['clean'])}"
+        rows.append(
+            (_link(f"#{_id(b['name'])}", b["name"]), b["about"], _source(b, "baseline", f"{test['accuracy']:.0%}", "test"),
+             f"{sum(g['stands'] for g in b['groups'])} of {len(b['groups'])}", largest["name"] if largest else "none",
+             effect, _two(b["prediction"]["spearman"]))
+        )  # fmt: skip
+    heads = (
+        *("behaviour", "the model", "right in", "groups that do more than controls", "the largest", "without it"),
+        "prediction (Spearman)",
+    )
+    return _table(heads, rows, words=(0, 1, 4))
+
+
+def _refused(refused: Sequence[Mapping[str, Any]], least: float) -> str:
+    if not refused:
+        return ""
+    rows = [
+        (b["name"], b["about"], f"{b['baseline']['train']['accuracy']:.0%}", _n(b["baseline"]["train"]["clean"]),
+         _source(b, "baseline", "pairs", "train"))
+        for b in refused
+    ]  # fmt: skip
+    said = f"The model does not have these: it is right in less than {least:.0%} of the training pairs."
+    return f'<div id="refused">{_note(said)}</div>' + _table(
+        ("refused", "the model should", "right in", "difference, clean", "rows"), rows, words=(0, 1, 4)
     )
 
 
 def _behaviour(b: Mapping[str, Any]) -> str:
     name, example, test = b["name"], b["example"], b["baseline"]["test"]
-    stands = [group for group in b["groups"] if group["stands"]]
-    draws = b["groups"][0]["control"]["draws"] if b["groups"] else 0
-    largest = max(stands, key=lambda group: abs(group["ablate"]["mean"]), default=None)
-    if largest is None:
-        verdict = f"None of {len(b['groups'])} groups of features does more than its controls."
-    else:
-        effect = largest["ablate"]
-        verdict = (
-            f"{len(stands)} of {len(b['groups'])} groups do more than their controls. Without {largest['name']} "
-            f"the logit difference changes by {_n(effect['mean'])} of {_n(test['clean'])}, 95 % interval "
-            f"{_n(effect['low'])} to {_n(effect['high'])}; random groups change it by {_n(largest['control']['mean'])}."
-        )
+    draws = b["groups"][0]["control"]["draws"]
     return f"""
 <section id="{_id(name)}"><h2>{_t(name)}: {_t(b["about"])}</h2>
-<p class="lead">{_t(verdict)}</p>
+<p class="lead">{_verdict(b)}</p>
 <h3>Does the model do it?</h3>
 <p class="lead">After <code>{_t(_line(example["clean"]))}</code> it should prefer
-<code>{_t(example["right"])}</code>, after <code>{_t(_line(example["corrupt"]))}</code>
-<code>{_t(example["wrong"])}</code>.</p>
+<code>{_t(_line(example["right"]))}</code>, after <code>{_t(_line(example["corrupt"]))}</code>
+<code>{_t(_line(example["wrong"]))}</code>.</p>
 {_baseline(b)}
-<h3>Which features lead there</h3>
-{_graphs(b)}{_features(b)}
-<h3>What happens without them</h3>
+<h3>Which features lead there?</h3>
+<p class="lead">A graph for each of {len(b["graphs"])} clean training prompts: click one to see it. The replacement score
+is the share of the answer that comes through features and not through what the dictionaries do not explain; the
+completeness score says the same of each feature's input.</p>
+{_graphs(b)}
+<p class="lead">The features with the most influence, over these graphs.</p>
+{_features(b)}
+<h3>What happens without them?</h3>
 <p class="lead">Change of the logit difference on {test["pairs"]} other prompts when a group is set to 0, with its 95 %
-interval over prompts. Grey: the range of {draws} random groups of the same layer that fire as much.</p>
-{_effects(b)}{_patches(b)}
-<h3>Prediction and effect</h3>
+interval over prompts. Grey: the range of {draws} controls, random groups of the same layer that fire as much.</p>
+{_effects(b)}
+<p class="lead">At which token does it matter? Share of the way from the clean to the corrupt answer when a group gets, at
+one token, the values that it has after the corrupt prompt: 100 % is all of it.</p>
+{_patches(b)}
+<h3>Did the graphs predict it?</h3>
 {_prediction(b)}
 <h3>What is not explained</h3>
-<p class="lead">{_t(b["unexplained"])}</p>
+{_unexplained(b)}
 </section>"""
+
+
+def _largest(b: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    stands = [group for group in b["groups"] if group["stands"]]
+    return max(stands, key=lambda group: abs(group["ablate"]["mean"]), default=None)
+
+
+def _verdict(b: Mapping[str, Any]) -> str:
+    largest, test = _largest(b), b["baseline"]["test"]
+    if largest is None:
+        return f"None of {len(b['groups'])} groups of features does more than its controls."
+    effect, name = largest["ablate"], largest["name"]
+    return (
+        f"{sum(group['stands'] for group in b['groups'])} of {len(b['groups'])} groups of features do more than their "
+        f"controls. Without {_t(name)} the logit difference of {_n(test['clean'])} changes by "
+        f"{_source(b, 'effects', _n(effect['mean']), name, 'ablate')} (95 % interval {_n(effect['low'])} to "
+        f"{_n(effect['high'])}); without random features it changes by "
+        f"{_source(b, 'effects', _n(largest['control']['mean']), name, 'control')}."
+    )
 
 
 def _baseline(b: Mapping[str, Any]) -> str:
     rows = [
-        (split, str(s["pairs"]), f"{s['accuracy']:.0%}", _n(s["clean"]), _n(s["corrupt"]), f"{s['p_right']:.2f}",
-         _source("baseline.csv", s["lines"]))
+        (split, _source(b, "baseline", f"{s['pairs']} pairs", split), f"{s['accuracy']:.0%}", _n(s["clean"]),
+         _n(s["corrupt"]), f"{s['p_right']:.2f}")
         for split, s in b["baseline"].items()
     ]  # fmt: skip
-    heads = (
-        "pairs of",
-        "number",
-        "right in both",
-        "difference, clean",
-        "difference, corrupt",
-        "p(right), clean",
-        "rows",
-    )
-    return _table(heads, rows, words=(0, 6))
+    heads = ("split", "rows", "right in both", "difference, clean", "difference, corrupt", "p(right), clean")
+    return _table(heads, rows, words=(0, 1))
 
 
 def _graphs(b: Mapping[str, Any]) -> str:
     rows = [
-        (_link(g["href"], _line(g["prompt"])), str(g["features"]), f"{g['replacement']:.2f}",
-         f"{g['completeness']:.2f}")
+        (_link(g["href"], _line(g["prompt"])), str(g["features"]), _two(g["replacement"]), _two(g["completeness"]),
+         f"{g['errors_share']:.0%}")
         for g in b["graphs"]
     ]  # fmt: skip
-    return _table(("graph of", "features", "replacement score", "completeness score"), rows, words=(0,))
+    heads = ("graph of", "features", "replacement score", "completeness score", "influence of errors")
+    return _table(heads, rows, words=(0,))
 
 
 def _features(b: Mapping[str, Any]) -> str:
     rows = [
-        (f"L{f['layer']}", str(f["latent"]), f"{f['share']:.1%}", f"{f['prompts']} of {len(b['graphs'])}",
-         _n(f["activation"]), f["fires_on"])
+        (f"L{f['layer']}", _named(f), _fires(f), f"{f['share']:.1%}", f"{f['prompts']} of {len(b['graphs'])}",
+         _n(f["activation"]))
         for f in b["features"]
     ]  # fmt: skip
-    heads = ("layer", "feature", "share of influence", "graphs", "activation", "fires on")
-    return _table(heads, rows, words=(0, 5)) + _note(f"All of them: features.{b['name']}.csv")
+    heads = ("layer", "feature", "fires on", "share of influence", "in graphs", "activation")
+    rest = _source(b, "features", f"All {b['n_features']:,} features")
+    return _table(heads, rows, words=(0, 1, 2)) + f'<p class="note">{rest}</p>'
+
+
+def _named(f: Mapping[str, Any]) -> "_Markup":
+    """The feature's number, a link to its place in the report where there is one."""
+    number = str(f["latent"])
+    return _link(f["href"], number) if f["href"] else _Markup(_t(number))
+
+
+def _fires(f: Mapping[str, Any]) -> "_Markup":
+    tokens = " ".join(f"<code>{_t(_token(token))}</code>" for token in f["fires_on"])
+    said = f"<br>{_t(f['explanation'])}" if f["explanation"] else ""
+    return _Markup((tokens or "no report") + said)
 
 
 def _effects(b: Mapping[str, Any]) -> str:
     """A line for each group: the effect with its interval, over the range of its controls."""
     groups = b["groups"]
     shown = (("ablate", "low"), ("ablate", "high"), ("control", "least"), ("control", "most"))
-    numbers = [group[part][key] for group in groups for part, key in shown]
+    drawn = [(i, g) for i, g in enumerate(groups) if None not in [g[part][key] for part, key in shown]]
+    numbers = [group[part][key] for _, group in drawn for part, key in shown]
     at, ticks = _scale([*numbers, 0.0], _LEFT, _WIDTH - 20)
-    height = _ROW * len(groups) + 34
-    drawn = []
-    for i, g in enumerate(groups):
+    marks = []
+    for i, g in drawn:
         y = _ROW * i + _ROW / 2
         effect, control = g["ablate"], g["control"]
         kind = "stands" if g["stands"] else "falls"
-        drawn.append(
+        tip = f"{g['name']}: {_interval(effect)}; controls {_n(control['least'])} to {_n(control['most'])}"
+        marks.append(
+            f"<g><title>{_t(tip)}</title>"
             f'<text x="{_LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{_t(g["name"])}</text>'
             f'<rect class="control" x="{at(control["least"]):.1f}" y="{y - 6:.1f}" height="12" rx="3" '
             f'width="{max(1.0, at(control["most"]) - at(control["least"])):.1f}"/>'
             f'<line class="{kind}" x1="{at(effect["low"]):.1f}" x2="{at(effect["high"]):.1f}" y1="{y}" y2="{y}"/>'
-            f'<circle class="{kind}" cx="{at(effect["mean"]):.1f}" cy="{y}" r="4.5"/>'
+            f'<circle class="{kind}" cx="{at(effect["mean"]):.1f}" cy="{y}" r="4.5"/></g>'
         )
-    chart = _svg(height, ticks, at, "".join(drawn), f"Effect of each group of {b['name']}, beside its controls")
+    label = f"Effect of each group of {b['name']}, beside its controls"
+    chart = _svg(_ROW * len(groups) + 34, ticks, at, "".join(marks), label)
     rows = [
-        (g["name"], _Markup("<br>".join(map(str, g["latents"]))), _interval(g["ablate"]), _n(g["control"]["mean"]),
-         f"{g['control']['as_large']:.0%}", "yes" if g["stands"] else "no", _interval(g["resample"]),
-         _source(f"effects.{b['name']}.csv", g["lines"]["ablate"]))
+        (g["name"], _members(g), _wide(b, g, "ablate"),
+         _source(b, "effects", _n(g["control"]["mean"]), g["name"], "control"), f"{g['control']['as_large']:.0%}",
+         "yes" if g["stands"] else "no", _wide(b, g, "resample"))
         for g in groups
     ]  # fmt: skip
-    heads = ("group", "features", "without it", "controls", "as large", "more than controls", "resampled", "lines")
-    return chart + _table(heads, rows, words=(0, 1, 5, 7))
+    heads = (
+        *("group", "features, and what they fire on", "without it", "controls, mean", "controls as large"),
+        *("more than controls", "resampled"),
+    )
+    key = (
+        "Filled: more than its controls. Hollow: not. Resampled: the group gets its values of other clean prompts. "
+        "Each number leads to its rows."
+    )
+    return chart + _note(key) + _table(heads, rows, words=(0, 1, 5))
+
+
+def _wide(b: Mapping[str, Any], g: Mapping[str, Any], kind: str) -> "_Markup":
+    """A mean that leads to its rows, over its interval."""
+    mean, low, high = (_n(g[kind][key]) for key in ("mean", "low", "high"))
+    return _Markup(f'{_source(b, "effects", mean, g["name"], kind)}<br><small>{low} to {high}</small>')
+
+
+def _token(token: str) -> str:
+    """A token whose spaces can be seen."""
+    spaces = re.sub(" {4,}", lambda match: f"␣×{len(match[0])}", _line(token)).replace(" ", "␣")
+    return spaces if len(spaces) <= 24 else f"{spaces[:21]}..."
+
+
+def _members(g: Mapping[str, Any]) -> "_Markup":
+    return _Markup("<br>".join(f"{_named(f)} {_fires(f) if f['fires_on'] else ''}" for f in g["features"]))
 
 
 def _patches(b: Mapping[str, Any]) -> str:
-    if not b["groups"]:
-        return ""
     positions = range(len(b["groups"][0]["patch"]))
-    heads = ("patched at", *("the last token" if i == 0 else f"last but {i}" for i in positions), "lines")
+    heads = ("group", *("the last token" if i == 0 else f"last but {i}" for i in positions), "rows")
     rows = [
-        (g["name"], *(f"{p['share']:.0%}" for p in g["patch"]),
-         _source(f"effects.{b['name']}.csv", g["lines"]["patch"]))
+        (g["name"], *("no token" if p is None else _percent(p["share"]) for p in g["patch"]),
+         _source(b, "effects", "patched", g["name"], "patch"))
         for g in b["groups"]
     ]  # fmt: skip
-    note = "Share of the way from the clean to the corrupt answer, when a group gets its values of the corrupt prompt."
-    return _note(note) + _table(heads, rows, words=(0, len(heads) - 1))
+    note = "" if all(p for g in b["groups"] for p in g["patch"]) else _note("No token: the prompts are shorter.")
+    return _table(heads, rows, words=(0, len(heads) - 1)) + note
 
 
 def _prediction(b: Mapping[str, Any]) -> str:
     p = b["prediction"]
-    points = p["points"]
+    points = [q for q in p["points"] if None not in q]
     lead = (
-        f"{p['n']} single features taken away where they stand, in the prompts of the graphs. Rank correlation "
-        f"(Spearman) of what the graph says and what the model does: {p['spearman']:.2f}. "
+        f"{_source(b, 'singles', str(p['n']) + ' single features')} were taken away where they stand, in the prompts of "
+        "the graphs. Rank correlation (Spearman) of what the graph says and what the model does: "
+        f"<b>{_two(p['spearman'])}</b>. 1 is the same order, 0 is no relation."
     )
     x, ticks = _scale([*(q[0] for q in points), 0.0], _LEFT, _WIDTH - 20)
     y, levels = _scale([*(q[1] for q in points), 0.0], 300, 16)
     grid = "".join(
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
+        f'<line class="{"zero" if v == 0 else "grid"}" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
         f'<text x="{_LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{_n(v)}</text>'
         for v in levels
     )
     dots = "".join(
-        f'<circle class="stands" cx="{x(q[0]):.1f}" cy="{y(q[1]):.1f}" r="4"><title>{_t(q[2])}: predicted {_n(q[0])}, '
-        f"measured {_n(q[1])}</title></circle>"
+        f'<circle class="stands point" cx="{x(q[0]):.1f}" cy="{y(q[1]):.1f}" r="4"><title>{_t(q[2])}: predicted '
+        f"{_n(q[0])}, measured {_n(q[1])}</title></circle>"
         for q in points
     )
-    chart = _svg(334, ticks, x, grid + dots, "Measured effects over predicted ones")
-    return f'<p class="lead">{_t(lead)}{_source("singles." + b["name"] + ".csv", p["lines"])}</p>{chart}' + _note(
-        "Across: predicted by the graph. Up: measured."
+    names = (
+        f'<text x="{(_LEFT + _WIDTH - 20) / 2}" y="350" text-anchor="middle">predicted by the graph</text>'
+        '<text transform="translate(14 158) rotate(-90)" text-anchor="middle">measured</text>'
     )
+    chart = _svg(358, ticks, x, grid + dots + names, "Measured effects over predicted ones", 334)
+    return f'<p class="lead">{lead}</p>{chart}'
 
 
-def _svg(height: float, ticks: Sequence[float], at: Any, inside: str, label: str) -> str:
-    bottom = height - 24
+def _unexplained(b: Mapping[str, Any]) -> str:
+    """What the graphs and the interventions leave open, a line each."""
+    graphs, n = b["graphs"], len(b["graphs"])
+    errors, replacement, completeness = (
+        sum(g[key] for g in graphs) / n for key in ("errors_share", "replacement", "completeness")
+    )
+    falls = [g["name"] for g in b["groups"] if not g["stands"]]
+    spearman = b["prediction"]["spearman"]
+    lines = [
+        f"Errors of the dictionaries have {errors:.0%} of the influence that features and errors have together, as a "
+        f"mean over the {n} graphs. The mean replacement score is {replacement:.2f}, the completeness score "
+        f"{completeness:.2f}; 1 would be all.",
+        "Attention patterns and the scales of norms: graphs take them as they are in the prompt, and so do predictions. "
+        "Why the model looks where it looks is not in them.",
+    ]
+    if falls:
+        lines.append(
+            f"{len(falls)} of {len(b['groups'])} groups that the graphs name cannot be told from their controls: "
+            f"{', '.join(falls)}."
+        )
+    if spearman is None or spearman < _GOOD:
+        lines.append(
+            f"Predictions: the rank correlation is {_two(spearman)}, so these graphs are a weak guide to what single "
+            "features do."
+        )
+    return f'<ul class="open">{"".join(f"<li>{_t(line)}</li>" for line in lines)}</ul>'
+
+
+def _svg(height: float, ticks: Sequence[float], at: Any, inside: str, label: str, axis_at: float = 0) -> str:
+    """A chart whose numbers stand `axis_at`, or at its lower end."""
+    bottom = (axis_at or height) - 24
     axis = "".join(
         f'<line class="{"zero" if v == 0 else "grid"}" x1="{at(v):.1f}" x2="{at(v):.1f}" y1="0" y2="{bottom}"/>'
-        f'<text x="{at(v):.1f}" y="{height - 8}" text-anchor="middle">{_n(v)}</text>'
+        f'<text x="{at(v):.1f}" y="{bottom + 16}" text-anchor="middle">{_n(v)}</text>'
         for v in ticks
     )
     box = f'viewBox="0 0 {_WIDTH} {height}"'
@@ -223,8 +355,10 @@ def _interval(of: Mapping[str, float]) -> str:
     return f"{_n(of['mean'])} ({_n(of['low'])} to {_n(of['high'])})"
 
 
-def _source(file: str, lines: Sequence[int]) -> "_Markup":
-    return _Markup(f"{_link(file, file)} {lines[0]} to {lines[1]}")
+def _source(b: Mapping[str, Any], table: str, said: str, *part: str) -> "_Markup":
+    """A claim that leads to its rows: of a behaviour's table, or of one of its parts."""
+    name, part = (table, (b["name"], *part)) if table == "baseline" else (f"{table}.{b['name']}", part)
+    return _link(f"rows/{urllib.parse.quote(name)}.html#{anchor('.'.join(part) or 'all')}", said)
 
 
 def _link(href: str, text: str) -> "_Markup":
@@ -244,13 +378,17 @@ def _line(text: str) -> str:
     return text.replace("\n", "⏎")
 
 
-def _n(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−") if math.isfinite(value) else "none"
+def _n(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}".replace("-", "−")
 
 
-def _t(text: Any) -> str:
-    return html.escape("".join(c if c.isprintable() else "�" for c in str(text)))
+def _two(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}".replace("-", "−")
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{round(value * 100) + 0:d} %".replace("-", "−")
 
 
 def _id(name: str) -> str:
-    return "b-" + "".join(c if c.isalnum() else "-" for c in name)
+    return "b" + anchor(name)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from saejax.app import console
 from saejax.core.errors import DataError
 from saejax.interventions import both, logit_difference, padded, probability
 from saejax.interventions.metrics import Measure
@@ -45,6 +46,11 @@ class Prompts:
     def difference(self) -> Measure:
         """Logits [R, S, V] -> z_right - z_wrong, [R]."""
         return logit_difference(self.last, self.right, self.wrong)
+
+    def first(self, count: int) -> "Prompts":
+        """The first `count` pairs, as long as all."""
+        arrays = ("clean", "corrupt", "last", "right", "wrong")
+        return Prompts(self.pairs[:count], *(getattr(self, name)[:count] for name in arrays))
 
 
 def as_prompts(pairs: Sequence[Pair], lm: LanguageModel) -> Prompts:
@@ -92,11 +98,37 @@ def write(table: Table, behaviour: str, measured: Mapping[str, tuple[Prompts, np
         )
 
 
-def refuse(behaviour: str, accuracy: float, least: float) -> None:
-    """Raises DataError where the model has less of the behaviour than the study wants."""
-    if accuracy < least:
-        raise DataError(
-            f"The model does not have the behaviour {behaviour}: it is right in {accuracy:.0%} of the training pairs, "
-            f"and study.least_accuracy is {least:.0%}. Take another behaviour, or lower the bar; baseline.csv has each "
-            "pair."
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A behaviour that the model does not have: it is right in this share of its training pairs."""
+
+    name: str
+    accuracy: float
+
+
+def refused(table: Table, names: Sequence[str], least: float) -> list[Refused]:
+    """Which behaviours the model does not have, by the rows of the table.
+
+    Raises:
+        DataError: it has none of them, or the table is damaged.
+    """
+    rows = table.read()
+    correct, difference = (table.numbers(name, rows) for name in ("correct", "clean_difference"))
+    found = []
+    for name in names:
+        own = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (name, "train")]
+        accuracy = float(correct[own].mean())
+        verdict = "" if accuracy >= least else f"; refused, study.least_accuracy is {least:.0%}"
+        console.say(
+            f"study: {name}: right in {accuracy:.0%} of {len(own)} pairs, logit difference "
+            f"{difference[own].mean():.2f}{verdict}"
         )
+        if accuracy < least:
+            found.append(Refused(name, accuracy))
+    if len(found) == len(names):
+        each = ", ".join(f"{one.name} in {one.accuracy:.0%}" for one in found)
+        raise DataError(
+            f"The model has none of the behaviours: of the training pairs it is right for {each}, and "
+            f"study.least_accuracy is {least:.0%}. Take other behaviours, or lower it; {table.path} has each pair."
+        )
+    return found

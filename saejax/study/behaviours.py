@@ -17,6 +17,7 @@ from saejax.core.files import read_bounded
 from saejax.text import Tokenizer
 
 _LARGEST = 64 << 20
+_LONGEST = 1 << 16  # bytes of a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Pair:
 @dataclasses.dataclass(frozen=True)
 class Behaviour:
     """Templates with slots, each as (clean, corrupt, right, wrong); every template is filled with all its slots.
+
+    What differs is never the first token, which interventions leave alone where a model has no bos token.
 
     Slots that go together stand together: {"one/many": ("key/keys", "car/cars")}.
     """
@@ -84,8 +87,8 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "agreement": Behaviour(
         "a verb agrees with its subject, not with the noun before it",
         (
-            ("The {one} near the {others}", "The {many} near the {others}", " is", " are"),
-            ("The {one} behind the {others}", "The {many} behind the {others}", " is", " are"),
+            ("They say that the {one} near the {others}", "They say that the {many} near the {others}", " is", " are"),
+            ("I know that the {one} behind the {others}", "I know that the {many} behind the {others}", " is", " are"),
         ),
         {
             "one/many": (
@@ -98,8 +101,8 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "pronoun": Behaviour(
         "a pronoun fits the person that it stands for",
         (
-            ("{woman} was late because", "{man} was late because", " she", " he"),
-            ("{woman} went home when", "{man} went home when", " she", " he"),
+            ("This morning {woman} was late because", "This morning {man} was late because", " she", " he"),
+            ("Last night {woman} went home when", "Last night {man} went home when", " she", " he"),
         ),
         {
             "woman": ("Mary", "Anna", "Alice", "Emma", "Sarah", "Laura", "Jane", "Lisa", "Julia", "Rose"),
@@ -110,11 +113,14 @@ BEHAVIOURS: dict[str, Behaviour] = {
 
 
 def drawn(
-    behaviour: str, tokenizer: Tokenizer, train: int, test: int, seed: int, path: str = ""
+    behaviour: str, tokenizer: Tokenizer, train: int, test: int, seed: int, path: str = "", longest: int = 0
 ) -> dict[str, list[Pair]]:
     """{"train": pairs, "test": pairs}, in an order of the seed, none in both; of the file where one is given.
 
-    Pairs whose answers are no single tokens, or whose prompts differ in length, are left out.
+    Pairs that cannot be compared (`unfit`) are left out.
+
+    Args:
+        longest: tokens that the model reads; 0 for any number.
 
     Raises:
         ConfigError: no behaviour of this name.
@@ -127,41 +133,85 @@ def drawn(
     else:
         known = ", ".join(BEHAVIOURS)
         raise ConfigError(f"No behaviour {behaviour!r}; there are {known}, and files of your own: name=pairs.jsonl.")
-    fit = [pair for pair in pairs if fits(pair, tokenizer)]
+    reasons = [unfit(pair, tokenizer, longest) for pair in pairs]
+    fit = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
     if len(fit) < train + test:
+        first = next(filter(None, reasons), "")
         raise DataError(
-            f"{behaviour}: {train} + {test} pairs are wanted; {len(pairs)} there are, and {len(fit)} of them have "
-            "answers of one token and prompts of one length under this model's tokenizer. Ask for fewer."
+            f"{behaviour}: {train} + {test} pairs are wanted, and {len(fit)} of {len(pairs)} different ones"
+            f"{f' in {path}' if path else ''} can be compared."
+            + (f" The first that cannot: {first}." if first else "")
+            + " Lower study.train_pairs and study.test_pairs, or give more pairs."
         )
     random.Random(f"{seed} {behaviour}").shuffle(fit)
     return {"train": fit[:train], "test": fit[train : train + test]}
 
 
-def fits(pair: Pair, tokenizer: Tokenizer) -> bool:
-    """Both answers are one token, different ones, and both prompts have as many tokens."""
+def unfit(pair: Pair, tokenizer: Tokenizer, longest: int = 0) -> str:
+    """Why the two prompts cannot be compared token by token, or the answers by one logit each; empty where they can.
+
+    Without a bos token the first token of both must be the same: interventions leave the first token alone.
+    """
     right, wrong, clean, corrupt = tokenizer.encode_many([pair.right, pair.wrong, pair.clean, pair.corrupt])
-    return len(right) == len(wrong) == 1 and right != wrong and 0 < len(clean) == len(corrupt) and clean != corrupt
+    for said, ids in ((pair.right, right), (pair.wrong, wrong)):
+        if len(ids) != 1:
+            return f"the answer {_short(said)} has {len(ids)} tokens, not one"
+    if right == wrong:
+        return f"both answers are {_short(pair.right)}"
+    if clean == corrupt or not clean:
+        return f"both prompts are {_short(pair.clean)}"
+    if len(clean) != len(corrupt):
+        return f"{_short(pair.clean)} has {len(clean)} tokens and {_short(pair.corrupt)} has {len(corrupt)}"
+    n_tokens = len(clean) + (tokenizer.bos_id is not None)
+    if longest and n_tokens > longest:
+        return f"{_short(pair.clean)} has {n_tokens} tokens, and the model reads {longest}"
+    if tokenizer.bos_id is None and clean[0] != corrupt[0]:
+        return f"{_short(pair.clean)} and {_short(pair.corrupt)} differ in their first token, and there is no bos token"
+    return ""
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def read_pairs(path: Path) -> list[Pair]:
     """Pairs of a JSONL file: one {"clean", "corrupt", "right", "wrong"} a line.
 
     Raises:
-        DataError: it is missing, or a line is no pair; names the line.
+        DataError: it is missing, not UTF-8 or empty, or a line is no pair; names the line.
     """
     pairs = []
-    for number, line in enumerate(read_bounded(path, _LARGEST).decode(errors="replace").splitlines(), 1):
-        if not line.strip():
+    for number, raw in enumerate(read_bounded(path, _LARGEST).split(b"\n"), 1):
+        if not raw.strip():
             continue
-        try:
-            value: Any = json.loads(line)
-            pair = Pair(*(value[field.name] for field in dataclasses.fields(Pair)))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pair = None
-        if pair is None or not all(isinstance(part, str) and part for part in dataclasses.astuple(pair)):
-            raise DataError(f'{path}, line {number} is no pair: {{"clean", "corrupt", "right", "wrong"}}, all texts.')
+        pair, fault = _read_pair(raw)
+        if pair is None:
+            raise DataError(f'{path}, line {number} {fault}; a line is {{"clean", "corrupt", "right", "wrong"}}.')
         pairs.append(pair)
+    if not pairs:
+        raise DataError(f'{path} holds no pair; write one {{"clean", "corrupt", "right", "wrong"}} a line.')
     return list(dict.fromkeys(pairs))
+
+
+def _read_pair(raw: bytes) -> tuple[Pair | None, str]:
+    """(the pair, or None and what is wrong with the line)."""
+    if len(raw) > _LONGEST:
+        return None, f"has {len(raw):,} bytes, and a pair at most {_LONGEST:,}"
+    try:
+        value: Any = json.loads(raw.decode())
+    except UnicodeDecodeError:
+        return None, "is not UTF-8"
+    except (ValueError, RecursionError):
+        return None, "is not JSON"
+    for name in (field.name for field in dataclasses.fields(Pair)):
+        part = value.get(name) if isinstance(value, dict) else None
+        if part == "":
+            return None, f"has an empty {name!r}"
+        if not isinstance(part, str):
+            return None, f"has no text {name!r}"
+        if part.encode(errors="replace").decode() != part:
+            return None, f"has half of a surrogate pair in {name!r}"
+    return Pair(*(value[field.name] for field in dataclasses.fields(Pair))), ""
 
 
 def as_jsonl(pairs: Sequence[Pair]) -> str:

@@ -9,15 +9,17 @@ The value of a row is z_right - z_wrong at the last token with the change; `clea
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from saejax.app.study_config import StudyConfig
+from saejax.core.progress import Progress
 from saejax.interventions import Change, Interventions, Run, matched, set_to, zero
 from saejax.study.baseline import Prompts
-from saejax.study.config import StudyConfig
 from saejax.study.table import Table
 
 COLUMNS = ("behaviour", "group", "kind", "number", "pair", "clean", "value")
@@ -70,45 +72,74 @@ def measure(
     inside: Interventions,
     behaviour: str,
     prompts: Prompts,
-    jobs: Sequence[Job],
+    groups: Sequence[Group],
     table: Table,
     c: StudyConfig,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Fill the table: R rows for each job. What is there already is not computed again."""
+    """Fill the table: R rows for each job. A block that is there whole is not computed again.
+
+    Raises:
+        DataError: too few other features fire for a control; the file is none of this table.
+    """
     n_rows = len(prompts.pairs)
     size = max(1, math.ceil(c.every / n_rows))
-    blocks = list(_blocks(jobs, size))
-    done = table.begin() // n_rows
-    # A block counts when all of it is there: the rows behind the last whole one are computed again.
-    whole = 0
-    while whole < len(blocks) and sum(map(len, blocks[: whole + 1])) <= done:
-        whole += 1
-    table.cut(sum(map(len, blocks[:whole])) * n_rows)
+    clean = inside.run(prompts.clean)
+    todo = jobs(groups, _means(inside, prompts, clean, groups), c, seed)
+    blocks = list(_blocks(todo, size))
+    whole = table.keep([len(block) * n_rows for block in blocks])
     if whole == len(blocks):
         return
-    clean, corrupt = inside.run(prompts.clean), inside.run(prompts.corrupt)
+    corrupt = inside.run(prompts.corrupt)
     before = np.asarray(prompts.difference(clean.logits))
-    for number, block in enumerate(blocks[whole:], whole):
-        changes = [{job.group.dictionary: _change(job, prompts, clean, corrupt, seed)} for job in block]
-        filled = changes + [changes[-1]] * (size - len(changes))  # one shape, one program
-        values = inside.many(prompts.clean, filled, prompts.difference, at_once=size)[: len(block)]
-        table.extend(
-            (behaviour, job.group.name, job.kind, job.number, pair, before[pair], value[pair])
-            for job, value in zip(block, values, strict=True)
-            for pair in range(n_rows)
-        )
-        if progress is not None:
-            progress(sum(map(len, blocks[: number + 1])), len(jobs))
+    done = sum(map(len, blocks[:whole]))
+    with Progress(f"interventions of {behaviour}", len(todo), done, unit="interventions") as progress:
+        for _, following in itertools.groupby(blocks[whole:], _program):
+            own = list(following)
+            changes = []
+            for block in own:
+                made = [{job.group.dictionary: _change(job, prompts, clean, corrupt, seed)} for job in block]
+                changes += made + [made[-1]] * (size - len(made))  # one shape, one program
+            results = inside.blocks(prompts.clean, changes, prompts.difference, at_once=size)
+            for block, values in zip(own, results, strict=True):
+                table.extend(
+                    (behaviour, job.group.name, job.kind, job.number, pair, before[pair], value[pair])
+                    for job, value in zip(block, values, strict=False)
+                    for pair in range(n_rows)
+                )
+                progress.advance(len(block), group=block[-1].group.name)
+
+
+def _means(
+    inside: Interventions, prompts: Prompts, clean: Run, groups: Sequence[Group]
+) -> Callable[[Group], np.ndarray]:
+    """A group -> mean activations of latents that no other group holds: a control is no group in disguise."""
+    place_RS = np.arange(prompts.clean.shape[1])[None]
+    inner_RS = (place_RS >= 1) & (place_RS <= prompts.last[:, None])
+    grouped = {(group.dictionary, latent) for group in groups for latent in group.latents}
+
+    def mean_of(group: Group) -> np.ndarray:
+        latents = np.asarray(clean.latents[group.dictionary])
+        mean_F = latents.reshape(*latents.shape[:2], -1)[inner_RS].mean(0)
+        d_sae = inside.dictionaries[group.dictionary].coder.topology.d_sae
+        mean_F = np.where(np.arange(len(mean_F)) // d_sae == group.latents[0] // d_sae, mean_F, 0)
+        others = [f for name, f in grouped if name == group.dictionary and f not in group.latents]
+        mean_F[others] = 0
+        return mean_F
+
+    return mean_of
+
+
+def _program(block: Sequence[Job]) -> tuple[str, int]:
+    """What neighbours have in common that one program runs: the dictionary and the number of features."""
+    return block[0].group.dictionary, len(block[0].latents)
 
 
 def _blocks(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
     """Blocks of at most `size` jobs, each of one dictionary and one number of features."""
     block: list[Job] = []
     for job in jobs:
-        key = (job.group.dictionary, len(job.latents))
-        if block and (len(block) == size or key != (block[0].group.dictionary, len(block[0].latents))):
+        if block and (len(block) == size or _program([job]) != _program(block)):
             yield block
             block = []
         block.append(job)

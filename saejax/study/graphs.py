@@ -4,16 +4,17 @@ share of a feature in a graph = its influence / that of all features        mean
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from saejax.app.study_config import StudyConfig
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.influence import influence
+from saejax.core.progress import Progress
 from saejax.lm import LanguageModel
 from saejax.study.baseline import Prompts
-from saejax.study.config import StudyConfig
 from saejax.study.effects import Group
 from saejax.trained import TrainedCoder
 
@@ -41,26 +42,32 @@ class Feature:
 def make(
     lm: LanguageModel,
     dictionaries: Sequence[TrainedCoder],
+    behaviour: str,
     prompts: Prompts,
     count: int,
     config: AttributionConfig,
     folder: Path,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Graph]:
     """The graphs of the first `count` clean prompts, each with both answers among its logits; kept in `folder`."""
+    count = min(count, len(prompts.pairs))
+    paths = [folder / f"{i}.npz" for i in range(count)]
     graphs = []
-    for i in range(min(count, len(prompts.pairs))):
-        path = folder / f"{i}.npz"
-        if path.is_file():
-            graphs.append(Graph.load(path))
-            continue
-        tokens = prompts.clean[i, : prompts.last[i] + 1]
-        answers = [int(prompts.right[i]), int(prompts.wrong[i])]
-        graph = attribute(lm, dictionaries, tokens, config, folder=folder / f"{i}.rows", answers=answers)
-        graph.save(path)
-        graphs.append(graph)
-        if progress is not None:
-            progress(i + 1, count)
+    with Progress(f"graphs of {behaviour}", count, sum(path.is_file() for path in paths), unit="graphs") as progress:
+        for i, path in enumerate(paths):
+            if path.is_file():
+                graphs.append(Graph.load(path))
+                continue
+            tokens = prompts.clean[i, : prompts.last[i] + 1]
+            answers = [int(prompts.right[i]), int(prompts.wrong[i])]
+
+            def rows(done: int, total: int) -> None:
+                progress.advance(0, rows=f"{done:,} of {total:,}")
+
+            rows_folder = folder / f"{i}.rows"
+            graph = attribute(lm, dictionaries, tokens, config, folder=rows_folder, answers=answers, progress=rows)
+            graph.save(path)
+            graphs.append(graph)
+            progress.advance(1)
     return graphs
 
 

@@ -1,5 +1,8 @@
-"""Phase 6: each graph as JSON and page, and study.html."""
+"""Phase 6: what the tables say, as pages: study.html, its rows, and each graph."""
 
+import dataclasses
+import os
+import urllib.parse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,36 +10,193 @@ from typing import Any
 
 import numpy as np
 
-from saejax.app.graph import Tables, write_pages
+from saejax.app.graph import Tables, tables_of, write_pages
 from saejax.attribution import Graph
 from saejax.attribution.export import node_ids
+from saejax.attribution.layers import layers_of
+from saejax.core.files import finite, write_json, writing
 from saejax.lm import LanguageModel
-from saejax.study.config import StudyConfig
+from saejax.report.study_page import render_study
+from saejax.report.study_rows import Part, render_rows
+from saejax.study import baseline, effects, graphs, singles, summary
+from saejax.study.baseline import Prompts, Refused
+from saejax.study.behaviours import BEHAVIOURS
+from saejax.study.config import Study
+from saejax.study.effects import Group
+from saejax.study.graphs import Feature
+from saejax.study.summary import Rows
+from saejax.study.table import Table
+from saejax.trained import TrainedCoder
 
 # Activations of a passage that count as firing, as a share of its largest.
 _FIRES = 0.5
+# Features of a behaviour that the page shows.
+_FEATURES = 15
 
 
-def graph_pages(
+@dataclasses.dataclass(frozen=True)
+class Examined:
+    """A behaviour with what phase 4 found of it."""
+
+    train: Prompts
+    test: Prompts
+    graphs: Sequence[Graph]
+    features: Sequence[Feature]
+    groups: Sequence[Group]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """What the pages of all behaviours are made with.
+
+    Attributes:
+        firsts: layer of the graphs -> number of its latent 0 in its dictionary.
+        reports: layer -> address of its dictionary's report from the study's folder; empty where there is none.
+    """
+
+    s: Study
+    lm: LanguageModel
+    tables: Tables
+    firsts: Mapping[int, int]
+    reports: Mapping[int, str]
+
+
+def write_page(
+    s: Study,
     lm: LanguageModel,
-    graphs: Sequence[Graph],
-    behaviour: str,
-    folder: Path,
-    c: StudyConfig,
-    singles: Sequence[Mapping[str, str]],
-    tables: Tables,
-) -> list[str]:
+    saes: Sequence[TrainedCoder],
+    of_layer: Mapping[int, tuple[str, int]],
+    examined: Mapping[str, Examined],
+    refused: Sequence[Refused],
+) -> dict[str, Any]:
+    """Writes study.html, summary.json, the pages of rows and of graphs; returns what summary.json holds.
+
+    Args:
+        saes: in the order of their layers. of_layer: layer -> (name of its dictionary, number of its latent 0).
+
+    Raises:
+        DataError: a table is damaged, or a page cannot be written.
+    """
+    reports = {i: _report(saes[layer.dictionary], s.folder) for i, layer in enumerate(layers_of(lm, saes))}
+    tables, firsts = tables_of(lm, saes), {layer: first for layer, (_, first) in of_layer.items()}
+    made, c = _Made(s, lm, tables, firsts, reports), s.study
+    table = Table(s.folder / "baseline.csv", baseline.COLUMNS)
+    measured = table.read()
+    said = {name: summary.baseline_of(table, measured, name) for name in s.behaviours()}
+    _rows(s, "baseline", baseline.COLUMNS, measured, ("behaviour", "split"))
+    content = {
+        "name": s.experiment.name,
+        "model": str(lm.identity["model"]),
+        "dictionaries": [_named(sae) for sae in saes],
+        "graphs": min(c.graphs, c.train_pairs),
+        "group_size": c.group_size,
+        "least_accuracy": c.least_accuracy,
+        "behaviours": [_behaviour(made, name, one, said[name]) for name, one in examined.items()],
+        "refused": [
+            {"name": one.name, "about": _about(s, one.name), "baseline": said[one.name]} for one in refused
+        ],
+    }
+    write_json(s.folder / "summary.json", finite(content))
+    render_study(s.folder / "study.html", finite(content))
+    return content
+
+
+def headlines(content: Mapping[str, Any]) -> list[str]:
+    """The result of each behaviour, a line each."""
+    lines = []
+    for b in content["behaviours"]:
+        stands = [group for group in b["groups"] if group["stands"]]
+        line = f"{b['name']}: {len(stands)} of {len(b['groups'])} groups do more than their controls"
+        if stands:
+            most = max(stands, key=lambda group: abs(group["ablate"]["mean"]))
+            effect = most["ablate"]
+            line += (
+                f"; without {most['name']} the logit difference of {b['baseline']['test']['clean']:.2f} changes by "
+                f"{effect['mean']:.2f} ({effect['low']:.2f} to {effect['high']:.2f}), without random features by "
+                f"{most['control']['mean']:.2f}"
+            )
+        lines.append(f"{line}; graphs' predictions: Spearman {b['prediction']['spearman']:.2f}")
+    return lines + [
+        f"{b['name']}: refused, right in {b['baseline']['train']['accuracy']:.0%} of the training pairs"
+        for b in content["refused"]
+    ]
+
+
+def _behaviour(made: _Made, name: str, one: Examined, said: Mapping[str, Any]) -> dict[str, Any]:
+    folder = made.s.folder
+    tables = {
+        kind: Table(folder / f"{kind}.{name}.csv", module.COLUMNS)
+        for kind, module in (("features", graphs), ("effects", effects), ("singles", singles))
+    }
+    rows = {kind: table.read() for kind, table in tables.items()}
+    _rows(made.s, f"features.{name}", graphs.COLUMNS, rows["features"], ())
+    _rows(made.s, f"effects.{name}", effects.COLUMNS, rows["effects"], ("group", "kind"))
+    _rows(made.s, f"singles.{name}", singles.COLUMNS, rows["singles"], ())
+    pages = _graph_pages(made, one.graphs, name, rows["singles"])
+    turn = said["test"]["corrupt"] - said["test"]["clean"]
+    results = summary.effects_of(tables["effects"], rows["effects"])
+    return {
+        "name": name,
+        "about": _about(made.s, name),
+        "example": dataclasses.asdict(one.train.pairs[0]),
+        "baseline": said,
+        "graphs": [summary.graph_of(graph, f"graphs/{page}") for graph, page in zip(one.graphs, pages, strict=True)],
+        "features": [_feature(made, f) for f in one.features[:_FEATURES]],
+        "n_features": len(one.features),
+        "groups": [
+            summary.group_of(group.name, group.layer, results, turn, one.test.last)
+            | {"features": [_titled(made, group.layer, latent - made.firsts[group.layer]) for latent in group.latents]}
+            for group in one.groups
+        ],
+        "prediction": summary.prediction_of(tables["singles"], rows["singles"]),
+    }
+
+
+def _feature(made: _Made, feature: Feature) -> dict[str, Any]:
+    return _titled(made, feature.layer, feature.latent) | {
+        "share": feature.share,
+        "prompts": feature.prompts,
+        "activation": feature.activation,
+    }
+
+
+def _titled(made: _Made, layer: int, latent: int) -> dict[str, Any]:
+    """What a feature is called: what it fires on, what a language model said of it, and where the report shows it."""
+    row = next((row for row in made.tables.get(layer, {}).get("features", ()) if row["id"] == latent), {})
+    said = row.get("explanations") or [{"text": ""}]
+    address = made.reports[layer] if row else ""
+    return {
+        "layer": layer,
+        "latent": latent,
+        "fires_on": _fires_on(made.tables[layer]["vocab"], row) if row else [],
+        "explanation": said[0]["text"],
+        "href": f"{address}#feature={made.firsts[layer] + latent}" if address else "",
+    }
+
+
+def _fires_on(vocab: Sequence[str], row: Mapping[str, Any]) -> list[str]:
+    """The tokens that a feature fires on most often in its strongest passages."""
+    counts = Counter[str]()
+    for example in row.get("examples") or ():
+        values = np.asarray(example["activations"], float)
+        if values.size and values.max() > 0:
+            counts.update(vocab[example["tokens"][i]] for i in np.flatnonzero(values >= _FIRES * values.max()))
+    return [token for token, _ in counts.most_common(4)]
+
+
+def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Rows) -> list[str]:
     """Writes JSON and a page for each graph, with single features' effects; returns the pages' file names."""
+    c, folder = made.s.study, made.s.folder / "graphs"
+    shares, of = (c.node_share, c.edge_share), "Change of the logit of the right answer less that of the wrong one"
     found = []
     for i, graph in enumerate(graphs):
-        effects = _effects(graph, [row for row in singles if int(row["pair"]) == i])
-        shares, of = (c.node_share, c.edge_share), "Change of the logit of the right answer less that of the wrong one"
-        page = write_pages(lm, graph, folder, f"{behaviour}-{i}", shares, tables, effects=effects, effects_of=of)
+        own = _single_effects(graph, [row for row in rows if int(row["pair"]) == i])
+        page = write_pages(made.lm, graph, folder, f"{behaviour}-{i}", shares, made.tables, effects=own, effects_of=of)
         found.append(page.name)
     return found
 
 
-def _effects(graph: Graph, rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def _single_effects(graph: Graph, rows: Rows) -> list[dict[str, Any]]:
     ids = node_ids(graph)
     place = {tuple(node): i for i, node in enumerate(graph.features.tolist())}
     return [
@@ -51,16 +211,31 @@ def _effects(graph: Graph, rows: Sequence[Mapping[str, str]]) -> list[dict[str, 
     ]
 
 
-def fires_on(tables: Tables, layer: int, latent: int) -> str:
-    """The tokens that a feature fires on most often in its strongest passages; empty where no report says it."""
-    if layer not in tables:
+def _rows(s: Study, name: str, columns: Sequence[str], rows: Rows, by: Sequence[str]) -> None:
+    """rows/<name>.html: the table as a page, its rows in parts with the same values of `by`, which links name."""
+    parts: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
+    for line, row in enumerate(rows, 2):
+        parts.setdefault(tuple(row[key] for key in by), []).append((line, list(row.values())))
+    made = [Part(".".join(key) or "all", own) for key, own in parts.items()]
+    path = s.folder / "rows" / f"{name}.html"
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+    render_rows(path, f"{name}.csv", f"../{name}.csv", "../study.html", columns, made)
+
+
+def _report(sae: TrainedCoder, folder: Path) -> str:
+    """Address of the report of a dictionary's run, from the study's folder; empty where there is none."""
+    page = Path(sae.origin.source) / "report.html"
+    if not sae.origin.source or not page.is_file():
         return ""
-    row = next((row for row in tables[layer]["features"] if row["id"] == latent), None)
-    if row is None:
-        return ""
-    vocab, counts = tables[layer]["vocab"], Counter[str]()
-    for example in row.get("examples") or ():
-        values = np.asarray(example["activations"], float)
-        if values.size and values.max() > 0:
-            counts.update(vocab[example["tokens"][i]] for i in np.flatnonzero(values >= _FIRES * values.max()))
-    return "  ".join(repr(token)[1:-1] for token, _ in counts.most_common(4))
+    return urllib.parse.quote(Path(os.path.relpath(page, folder)).as_posix())
+
+
+def _about(s: Study, name: str) -> str:
+    return BEHAVIOURS[name].about if name in BEHAVIOURS and not s.behaviours()[name] else s.behaviours()[name]
+
+
+def _named(sae: TrainedCoder) -> str:
+    topology, sites = sae.coder.topology, sae.sites
+    kind, source = type(topology).__name__, sae.origin.source or "a dictionary"
+    return f"{source}: {kind}, {len(sites.reads)} x {topology.d_sae} latents"

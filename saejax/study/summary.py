@@ -2,7 +2,8 @@
 
 effect of a group = mean over pairs of (value - clean), with a bootstrap interval over pairs
 controls          = the same of each random group: their mean, and how many are as large as the group's
-share             = effect of patching / (corrupt - clean): 1 turns the whole behaviour over
+share             = effect of patching / (corrupt - clean), over pairs that have the token: 1 turns the whole behaviour
+                    over
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,54 +14,62 @@ import numpy as np
 from saejax.attribution import Graph
 from saejax.attribution.influence import influence, scores
 from saejax.interventions import interval
-from saejax.study.effects import Group
-from saejax.study.graphs import Feature
+from saejax.study.table import Table
 
 Rows = Sequence[Mapping[str, str]]
 
 
-def baseline_of(rows: Rows, behaviour: str) -> dict[str, Any]:
-    """{split: {pairs, accuracy, clean, corrupt, p_right, lines}}."""
+def baseline_of(table: Table, rows: Rows, behaviour: str) -> dict[str, Any]:
+    """{split: {pairs, accuracy, clean, corrupt, p_right}}."""
+    keys = {
+        "accuracy": "correct",
+        "clean": "clean_difference",
+        "corrupt": "corrupt_difference",
+        "p_right": "p_right_clean",
+    }
+    columns = {name: table.numbers(key, rows) for name, key in keys.items()}
     found = {}
     for split in ("train", "test"):
-        own = [(i, row) for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (behaviour, split)]
-        columns = {
-            name: float(np.mean([float(row[key]) for _, row in own]))
-            for name, key in (
-                ("accuracy", "correct"),
-                ("clean", "clean_difference"),
-                ("corrupt", "corrupt_difference"),
-                ("p_right", "p_right_clean"),
-            )
-        }
-        found[split] = columns | {"pairs": len(own), "lines": _lines([i for i, _ in own])}
+        own = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (behaviour, split)]
+        found[split] = {name: float(values[own].mean()) for name, values in columns.items()} | {"pairs": len(own)}
     return found
 
 
-def group_of(group: Group, first: int, rows: Rows, corrupt: float) -> dict[str, Any]:
+Effects = dict[tuple[str, str, int], tuple[np.ndarray, np.ndarray]]  # group, kind, number -> pairs, value - clean
+
+
+def effects_of(table: Table, rows: Rows) -> Effects:
+    """The rows of effects.<behaviour>.csv, by change."""
+    change = table.numbers("value", rows) - table.numbers("clean", rows)
+    pair, number = (table.numbers(name, rows).astype(int) for name in ("pair", "number"))
+    places: dict[tuple[str, str, int], list[int]] = {}
+    for i, row in enumerate(rows):
+        places.setdefault((row["group"], row["kind"], int(number[i])), []).append(i)
+    return {key: (pair[at], change[at]) for key, at in places.items()}
+
+
+def group_of(name: str, layer: int, effects: Effects, turn: float, last: np.ndarray) -> dict[str, Any]:
     """A group's effects.
 
     Args:
-        first: the number of its layer's latent 0.
-        corrupt: the mean difference after the corrupt prompts of the same pairs.
+        turn: mean difference after the corrupt prompts of the same pairs, less that after the clean ones.
+        last: int [R], the place of each pair's last token; the first token of a prompt is never patched.
     """
-    values: dict[tuple[str, int], list[float]] = {}
-    places: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        if row["group"] == group.name:
-            key = row["kind"], int(row["number"])
-            values.setdefault(key, []).append(float(row["value"]) - float(row["clean"]))
-            places.setdefault(row["kind"], []).append(i)
-    clean = float(np.mean([float(row["clean"]) for row in rows]))
-    effect = interval(values["ablate", 0])
-    controls = [float(np.mean(v)) for (kind, _), v in values.items() if kind == "control"]
-    patches = [interval(values["patch", n]) for n in sorted(n for kind, n in values if kind == "patch")]
-    resampled = [x for (kind, _), v in values.items() if kind == "resample" for x in v]
+    own: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for (group, kind, _), values in sorted(effects.items()):
+        if group == name:
+            own.setdefault(kind, []).append(values)
+    effect = interval(own["ablate"][0][1])
+    controls = [float(np.mean(values)) for _, values in own["control"]]
     as_large = float(np.mean(np.abs(controls) >= abs(effect[0])))
+    patches = []
+    for back, (pair, values) in enumerate(own["patch"]):
+        there = last[pair] - back >= 1
+        said = _said(interval(values[there])) if there.any() else None
+        patches.append(said and said | {"share": said["mean"] / turn if turn else None, "pairs": int(there.sum())})
     return {
-        "name": group.name,
-        "layer": group.layer,
-        "latents": [latent - first for latent in group.latents],
+        "name": name,
+        "layer": layer,
         "ablate": _said(effect),
         "control": {
             "mean": float(np.mean(controls)),
@@ -69,10 +78,9 @@ def group_of(group: Group, first: int, rows: Rows, corrupt: float) -> dict[str, 
             "as_large": as_large,
             "draws": len(controls),
         },
-        "patch": [_said(one) | {"share": one[0] / (corrupt - clean)} for one in patches],
-        "resample": _said(interval(resampled)),
+        "patch": patches,
+        "resample": _said(interval(np.concatenate([values for _, values in own["resample"]]))),
         "stands": bool(effect[1] * effect[2] > 0 and as_large <= 0.1),
-        "lines": {kind: _lines(at) for kind, at in places.items()},
     }
 
 
@@ -91,9 +99,9 @@ def graph_of(graph: Graph, href: str) -> dict[str, Any]:
     }
 
 
-def prediction_of(rows: Rows) -> dict[str, Any]:
+def prediction_of(table: Table, rows: Rows) -> dict[str, Any]:
     """Spearman's rank correlation of what graphs predict of single features, and what was measured."""
-    said, was = (np.asarray([float(row[name]) for row in rows]) for name in ("predicted", "measured"))
+    said, was = (table.numbers(name, rows) for name in ("predicted", "measured"))
     return {
         "n": len(rows),
         "spearman": _correlation(_ranks(said), _ranks(was)),
@@ -101,28 +109,11 @@ def prediction_of(rows: Rows) -> dict[str, Any]:
             [float(p), float(m), f"L{row['layer']} feature {row['latent']}, pair {row['pair']}"]
             for p, m, row in zip(said, was, rows, strict=True)
         ],
-        "lines": _lines(range(len(rows))),
-    }
-
-
-def feature_of(feature: Feature, fires_on: str) -> dict[str, Any]:
-    return {
-        "layer": feature.layer,
-        "latent": feature.latent,
-        "share": feature.share,
-        "prompts": feature.prompts,
-        "activation": feature.activation,
-        "fires_on": fires_on,
     }
 
 
 def _said(of: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip(("mean", "low", "high"), of, strict=True))
-
-
-def _lines(places: Sequence[int]) -> list[int]:
-    """First and last line of the file, whose first is the heading."""
-    return [min(places) + 2, max(places) + 2]
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -8,14 +8,14 @@ byte.
 import csv
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.core.files import read_bounded, writing
+from saejax.core.files import read_bounded, write_bytes, writing
 
 _LARGEST = 4 << 30
 
@@ -45,7 +45,7 @@ class Table:
         lines = read_bounded(self.path, _LARGEST).splitlines(keepends=True)
         if not lines or lines[0] != _line(self.columns):
             if b"".join(lines) and not _line(self.columns).startswith(b"".join(lines)):
-                raise DataError(f"{self.path} is not the table of {', '.join(self.columns)}. Move it away.")
+                raise self._foreign()
             self.path.unlink()  # killed within its first line
             return self.begin()
         whole = [line for line in lines[1:] if line.endswith(b"\n")]
@@ -54,22 +54,66 @@ class Table:
 
     def cut(self, rows: int) -> None:
         """Keep the first so many rows."""
-        lines = read_bounded(self.path, _LARGEST).splitlines(keepends=True)
-        with writing(self.path), open(self.path, "r+b") as file:
-            file.truncate(len(b"".join(lines[: 1 + rows])))
+        raw = read_bounded(self.path, _LARGEST)
+        kept = len(b"".join(raw.splitlines(keepends=True)[: 1 + rows]))
+        if kept < len(raw):
+            with writing(self.path), open(self.path, "r+b") as file:
+                file.truncate(kept)
+
+    def keep(self, sizes: Sequence[int]) -> int:
+        """How many blocks of so many rows each are there whole; what stands behind them is cut off."""
+        done, whole = self.begin(), 0
+        while whole < len(sizes) and sum(sizes[: whole + 1]) <= done:
+            whole += 1
+        self.cut(sum(sizes[:whole]))
+        return whole
 
     def extend(self, rows: Iterable[Sequence[Any]]) -> None:
         """More rows, on the disk when this returns."""
         self._append(b"".join(map(_line, rows)))
 
-    def read(self) -> list[dict[str, str]]:
-        """All rows, as texts by column."""
-        text = read_bounded(self.path, _LARGEST).decode()
-        return list(csv.DictReader(io.StringIO(text)))
+    def replace(self, rows: Iterable[Sequence[Any]]) -> None:
+        """The table with these rows and no others, at once."""
+        write_bytes(self.path, b"".join(map(_line, [self.columns, *rows])))
 
-    def column(self, name: str) -> np.ndarray:
-        """One column as float64."""
-        return np.asarray([float(row[name]) for row in self.read()])
+    def read(self) -> list[dict[str, str]]:
+        """All rows, as texts by column.
+
+        Raises:
+            DataError: the file is missing, none of this table, or a line has not a value for each column.
+        """
+        head, *lines = read_bounded(self.path, _LARGEST).splitlines(keepends=True) or [b""]
+        if head != _line(self.columns):
+            raise self._foreign()
+        rows = []
+        for number, line in enumerate(lines, 2):
+            try:
+                (values,) = csv.reader([line.decode()], strict=True)
+            except (ValueError, csv.Error):
+                values = []
+            if len(values) != len(self.columns):
+                raise self._damaged(number)
+            rows.append(dict(zip(self.columns, values, strict=True)))
+        return rows
+
+    def numbers(self, name: str, rows: Sequence[Mapping[str, str]]) -> np.ndarray:
+        """A column of rows of this table as float64. Raises DataError where one is no number; names its line."""
+        found = np.empty(len(rows))
+        for i, row in enumerate(rows):
+            try:
+                found[i] = float(row[name])
+            except ValueError:
+                raise self._damaged(i + 2) from None
+        return found
+
+    def _foreign(self) -> DataError:
+        return DataError(f"{self.path} is not the table of {', '.join(self.columns)}. Move it away.")
+
+    def _damaged(self, line: int) -> DataError:
+        return DataError(
+            f"{self.path}, line {line} is damaged: it must have {', '.join(self.columns)}. Delete the file, and it is "
+            "computed again."
+        )
 
     def _append(self, raw: bytes) -> None:
         with writing(self.path), open(self.path, "ab") as file:

@@ -94,6 +94,7 @@ def test_latents_are_named_by_number_or_by_layer() -> None:
     [
         (["sae"], {"feature": "3"}, "Give a dictionary and a prompt"),
         (["sae", "x"], {}, "--feature is missing"),
+        (["sae", ""], {"feature": "3"}, "A prompt is empty"),
         (["sae", "x"], {"feature": "3", "operation": "zer"}, "No operation 'zer'.*zero"),
         (["sae", "x"], {"feature": "40"}, "--feature=40: the latents are 0 to 39"),
         (["nothing", "x"], {"feature": "3"}, "nothing does not exist"),

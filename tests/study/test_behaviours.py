@@ -8,7 +8,7 @@ import pytest
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import load_lm
-from saejax.study.behaviours import BEHAVIOURS, Behaviour, Pair, as_jsonl, drawn, fits, read_pairs
+from saejax.study.behaviours import BEHAVIOURS, Behaviour, Pair, as_jsonl, drawn, read_pairs, unfit
 from saejax.study.table import Table
 
 LM = load_lm("demo")
@@ -30,7 +30,7 @@ def test_the_demo_models_behaviours_have_enough_pairs_that_fit(name: str) -> Non
     assert len({*first["train"], *first["test"]}) == 100
     for pair in first["test"]:
         clean, corrupt = (LM.tokenizer.encode(text) for text in (pair.clean, pair.corrupt))
-        assert len(clean) == len(corrupt) and fits(pair, LM.tokenizer)
+        assert len(clean) == len(corrupt) and not unfit(pair, LM.tokenizer)
         assert sum(a != b for a, b in zip(clean, corrupt, strict=True)) >= 1
 
 
@@ -53,7 +53,7 @@ def test_every_behaviour_says_what_it_is_and_has_different_answers() -> None:
     ],
 )
 def test_pairs_that_do_not_fit_are_left_out(pair: Pair, fit: bool) -> None:
-    assert fits(pair, LM.tokenizer) == fit
+    assert bool(unfit(pair, LM.tokenizer)) != fit
 
 
 def test_pairs_of_a_file(tmp_path: Path) -> None:
@@ -63,20 +63,10 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
     assert read_pairs(path) == pairs
     splits = drawn("mine", LM.tokenizer, 4, 2, 0, str(path))
     assert {*splits["train"], *splits["test"]} <= {*pairs}
-    with pytest.raises(DataError, match=r"mine: 400 . 2 pairs are wanted; 9 there are"):
+    with pytest.raises(DataError, match=r"mine: 400 . 2 pairs are wanted, and 9 of 9 different ones in .*mine.jsonl can be compared. Lower"):
         drawn("mine", LM.tokenizer, 400, 2, 0, str(path))
     with pytest.raises(ConfigError, match="No behaviour 'brakets'; there are bracket"):
         drawn("brakets", LM.tokenizer, 4, 2, 0)
-
-
-@pytest.mark.parametrize(
-    "line", ['{"clean": 1}', "[]", "x", '{"clean":"a","corrupt":"b","right":"","wrong":"c"}', "[" * 10**4]
-)
-def test_lines_that_are_no_pairs_are_named(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text(as_jsonl([Pair("a", "b", "c", "d")]) + line)
-    with pytest.raises(DataError, match=r"mine\.jsonl, line 2 is no pair"):
-        read_pairs(path)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -105,7 +95,7 @@ def test_numbers_come_back_as_float32(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=50).astype(np.float32)
     table.begin()
     table.extend((value,) for value in values)
-    np.testing.assert_array_equal(table.column("value").astype(np.float32), values)
+    np.testing.assert_array_equal(table.numbers("value", table.read()).astype(np.float32), values)
 
 
 def test_another_file_is_no_table(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from saejax.app import experiments
 from saejax.attribution import Graph
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import ConfigError, DataError
+from saejax.experiment import default_config
 from saejax.interventions import Interventions, zero
 from saejax.lm import load_lm
-from saejax.study import default_study, study
+from saejax.study import study
 from saejax.study.baseline import as_prompts
 from saejax.study.behaviours import read_pairs
 from saejax.study.run import run_study
@@ -27,7 +28,7 @@ READS, WRITES = ("blocks.0.mlp_in", "blocks.1.mlp_in"), ("blocks.0.mlp_out", "bl
 
 def small(folder: Path, **changes: Any) -> Any:
     """A study of seconds, with the dictionary of `dictionary`."""
-    c = default_study()
+    c = default_config()
     c.name, c.runs_dir = "mine", str(folder / "runs")
     c.study.dictionaries = (str(folder / "clt"),)
     c.study.behaviours = ("bracket",)
@@ -136,7 +137,9 @@ def test_a_stopped_study_ends_with_the_same_bytes(stop: str, whole: Path, tmp_pa
 
 
 def test_what_cannot_be_studied_is_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not have the behaviour argument: it is right in"):
+    with pytest.raises(
+        DataError, match=r"none of the behaviours: .* right for argument in \d+%, and study.least_accuracy is 80%"
+    ):
         run_study(study(small(tmp_path, behaviours=("argument",))))
     with pytest.raises(ConfigError, match="No behaviour 'brackets'"):
         run_study(study(small(tmp_path, behaviours=("brackets",))))
