@@ -1,7 +1,7 @@
 """A model whose circuit is known, token -> A -> B -> answer: what its graphs show, and where a CLT skips step B."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,8 +27,9 @@ DICTIONARIES = {
 FAITHFUL = ("transcoders", "faithful")
 
 
-def graph_of(saes: Sequence[TrainedCoder], tokens: np.ndarray = two_steps.PROMPT) -> Graph:
-    return attribute(two_steps.lm(), saes, tokens, ALL)
+@functools.cache
+def graph_of(name: str) -> Graph:
+    return attribute(two_steps.lm(), DICTIONARIES[name], two_steps.PROMPT, ALL)
 
 
 def edges(graph: Graph, mask: np.ndarray) -> dict[tuple[str, str], float]:
@@ -68,7 +69,7 @@ def test_the_dictionaries_are_exact_on_all_prompts() -> None:
 @pytest.mark.parametrize("name", FAITHFUL)
 @pytest.mark.parametrize("shares", [(0.8, 0.98), (1.0, 1.0)])
 def test_the_graph_shows_exactly_both_steps(name: str, shares: tuple[float, float]) -> None:
-    graph = graph_of(DICTIONARIES[name])
+    graph = graph_of(name)
     kept = pruned(graph, *shares)
     # 2 seen, 2 a, and 8 less the mean of eight logits. Attention 0 moves the token's 1 to `end` as it is.
     assert edges(graph, kept.edges) == {("token 1", "A0 3"): 2, ("A0 3", "B0 3"): 2, ("B0 3", "y4"): 7}
@@ -79,11 +80,11 @@ def test_the_graph_shows_exactly_both_steps(name: str, shares: tuple[float, floa
 
 
 def test_the_graph_of_a_clt_that_skips_has_no_second_step() -> None:
-    graph = graph_of(DICTIONARIES["skips"])
+    graph = graph_of("skips")
     kept = pruned(graph)
     assert edges(graph, kept.edges) == {("token 1", "A0 3"): 2, ("A0 3", "y4"): 7}
     assert [1, 3, 0] not in graph.features.tolist() and scores(graph) == (1, 1)
-    half = graph_of(DICTIONARIES["half"])
+    half = graph_of("half")
     others = {("token 3", "A2 3"): 2, ("A2 3", "B2 3"): 2}
     steps = {("token 1", "A0 3"): 2, ("A0 3", "B0 3"): 2, ("A0 3", "y4"): 3.5, ("B0 3", "y4"): 3.5}
     assert edges(half, half.weights != 0) == steps | others
@@ -101,7 +102,7 @@ def test_the_graph_of_a_clt_that_skips_has_no_second_step() -> None:
 )
 def test_influence_that_skips_the_second_step(name: str, early: list[float], own: list[float], share: float) -> None:
     saes = DICTIONARIES[name]
-    found = skipped(two_steps.lm(), saes, graph_of(saes), ALL)
+    found = skipped(two_steps.lm(), saes, graph_of(name), ALL)
     np.testing.assert_allclose((found.early, found.own), P * np.array([early, own]), rtol=1e-6)
     np.testing.assert_allclose(found.shares, [0, early[1] / (early[1] + own[1])], rtol=1e-6)
     assert found.share == pytest.approx(share)
@@ -111,7 +112,7 @@ def test_a_clt_may_skip_in_some_prompts_alone() -> None:
     saes = two_steps.clt((1, 0))
     for question, skips in enumerate((1, 0)):
         tokens = np.array([two_steps.BOS, two_steps.WORD, two_steps.X[question], two_steps.END], np.int32)
-        found = skipped(two_steps.lm(), saes, graph_of(saes, tokens), ALL)
+        found = skipped(two_steps.lm(), saes, attribute(two_steps.lm(), saes, tokens, ALL), ALL)
         assert found.shares.tolist() == [0, skips]
 
 
@@ -175,7 +176,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(DataError, match="write elsewhere"):
         skipped(lm, saes, attribute(lm, DICTIONARIES["transcoders"][:1], two_steps.PROMPT, ALL), ALL)
     with pytest.raises(DataError, match=r"\(1, 3, 0\) of the graph is not active"):
-        skipped(lm, DICTIONARIES["skips"], graph_of(saes), ALL)
+        skipped(lm, DICTIONARIES["skips"], graph_of("faithful"), ALL)
     for cut in (0.0, 1.5, float("nan")):
         with pytest.raises(ConfigError, match="cut is"):
             response_errors(lm, saes, two_steps.PROMPT, cut)
