@@ -1,6 +1,7 @@
 """A study whole: the experiment whose dictionaries it takes, and what it asks of them."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 from ml_collections import config_dict
@@ -11,6 +12,8 @@ from saejax.core.config import from_config_dict, to_config_dict
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
 
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"
+
 
 @dataclasses.dataclass(frozen=True)
 class StudyConfig(Settings, section="study"):
@@ -18,7 +21,7 @@ class StudyConfig(Settings, section="study"):
 
     behaviours: tuple[str, ...] = setting(
         ("bracket", "quote"),
-        "What the model does: names that `saejax study --list` shows, or name=pairs.jsonl for pairs of your own.",
+        "What the model does: names of docs/study.md's list, or name=pairs.jsonl for pairs of your own.",
     )
     train_pairs: int = setting(80, "Pairs of prompts from which features are found, for each behaviour.", low=1)
     test_pairs: int = setting(20, "Other pairs, on which interventions are measured.", low=2)
@@ -69,14 +72,16 @@ class Study:
         """{name: file of its pairs, or empty}.
 
         Raises:
-            ConfigError: none, a name twice, or one that is no folder's name.
+            ConfigError: none, a name twice, or one that cannot name files.
         """
         named = [entry.partition("=")[::2] for entry in self.study.behaviours]
         if not named:
             raise ConfigError("study.behaviours is empty: name one, as in --config.study.behaviours=bracket,quote")
         for name, _ in named:
-            if not name or Path(name).name != name or [n for n, _ in named].count(name) > 1:
-                raise ConfigError(f"study.behaviours names {name!r}; names must differ and be names of folders.")
+            if not re.fullmatch(_NAME, name):
+                raise ConfigError(f"study.behaviours names {name!r}; a name is at most 80 of A-Z a-z 0-9 . _ -")
+            if [n for n, _ in named].count(name) > 1:
+                raise ConfigError(f"study.behaviours names {name!r} twice; names must differ.")
         return dict(named)
 
 
