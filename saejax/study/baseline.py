@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from saejax.app import console
@@ -71,13 +72,14 @@ def measure(lm: LanguageModel, prompts: Prompts) -> np.ndarray:
     """float32 [R, 5]: the columns from clean_difference on."""
 
     @jax.jit
-    def measured(params, rows, answer):  # type: ignore[no-untyped-def]
-        positions = np.broadcast_to(np.arange(rows.shape[1])[None], rows.shape)
-        logits_RSV = lm.apply(params, rows, positions, np.zeros_like(positions))[0]
-        return prompts.difference(logits_RSV), probability(prompts.last, answer)(logits_RSV)
+    def measured(params, rows, last, right, wrong, answer):  # type: ignore[no-untyped-def]
+        positions = jnp.broadcast_to(jnp.arange(rows.shape[1])[None], rows.shape)
+        logits_RSV = lm.apply(params, rows, positions, jnp.zeros_like(positions))[0]
+        return logit_difference(last, right, wrong)(logits_RSV), probability(last, answer)(logits_RSV)
 
-    of_clean = jax.device_get(measured(lm.params, prompts.clean, prompts.right))
-    of_corrupt = jax.device_get(measured(lm.params, prompts.corrupt, prompts.wrong))
+    answers = prompts.last, prompts.right, prompts.wrong
+    of_clean = jax.device_get(measured(lm.params, prompts.clean, *answers, prompts.right))
+    of_corrupt = jax.device_get(measured(lm.params, prompts.corrupt, *answers, prompts.wrong))
     (clean, p_right), (corrupt, p_wrong) = of_clean, of_corrupt
     return np.stack([clean, corrupt, p_right, p_wrong, (clean > 0) & (corrupt < 0)], axis=1)
 

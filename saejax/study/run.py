@@ -32,8 +32,6 @@ from saejax.study import baseline, effects, graphs, same, singles
 from saejax.study.baseline import Prompts, Refused, as_prompts
 from saejax.study.behaviours import Pair, as_jsonl, drawn
 from saejax.study.config import Study
-from saejax.study.effects import Group
-from saejax.study.graphs import Feature
 from saejax.study.pages import Examined, headlines, write_page
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
@@ -90,9 +88,7 @@ def run_study(s: Study) -> int:
         table = Table(s.folder / f"effects.{name}.csv", effects.COLUMNS)
         effects.measure(opened.inside, name, one.test, one.groups, table, s.study, s.experiment.seed)
         table = Table(s.folder / f"singles.{name}.csv", singles.COLUMNS)
-        singles.measure(
-            opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer
-        )
+        singles.measure(opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer)
     console.say("study: phase 6, the page")
     content = write_page(s, lm, opened.saes, opened.of_layer, examined, refused)
     for line in headlines(content):
@@ -167,7 +163,9 @@ def _opened(s: Study, lm: LanguageModel, named: Mapping[str, TrainedCoder]) -> O
 def _graphs(o: Opened, behaviour: str, splits: Mapping[str, Prompts]) -> Examined:
     """Graphs of the behaviour, what they share (features.<behaviour>.csv), and the groups of it."""
     c, folder = o.s.study, o.s.folder
-    made = graphs.make(o.lm, o.saes, behaviour, splits["train"], c.graphs, o.s.attribution, folder / "graphs" / behaviour)
+    made = graphs.make(
+        o.lm, o.saes, behaviour, splits["train"], c.graphs, o.s.attribution, folder / "graphs" / behaviour
+    )
     features = graphs.merged(made)
     rows = [(behaviour, f.layer, f.latent, f.share, f.prompts, f.activation) for f in features]
     Table(folder / f"features.{behaviour}.csv", graphs.COLUMNS).replace(rows)

@@ -12,7 +12,7 @@ from tiny.browser import CHROMIUM, play, visit
 from saejax.report.study_page import render_study
 from saejax.report.study_rows import Part, anchor, render_rows
 
-HOSTILE = '<script>alert(1)</script>"\'&\u202e\x00 <b>'
+HOSTILE = "<script>alert(1)</script>\"'&\u202e\x00 <b>"
 INTERVAL = {"mean": -8.06, "low": -8.66, "high": -7.56}
 
 

@@ -48,7 +48,10 @@ FILES: dict[str, tuple[bytes, str]] = {
         r"3 tokens, not one. Lower study.train_pairs",
     ),
     "equal answers": (changed(wrong="]"), r"cannot: both answers are '\]'"),
-    "prompts of different length": (changed(corrupt="my data(x"), r"cannot: 'data\[x' has 3 tokens and 'my data\(x' has"),
+    "prompts of different length": (
+        changed(corrupt="my data(x"),
+        r"cannot: 'data\[x' has 3 tokens and 'my data\(x' has",
+    ),
     "equal prompts": (changed(corrupt="data[x"), r"cannot: both prompts are 'data\[x'"),
     "a prompt longer than the model reads": (
         changed(clean="x " * 2000 + "[", corrupt="x " * 2000 + "("),
@@ -103,7 +106,9 @@ def test_an_experiment_is_no_study() -> None:
 def test_behaviours_none_of_which_the_model_has(tmp_path: Path) -> None:
     dictionary(tmp_path / "clt")
     c = small(tmp_path, behaviours=("argument", never(tmp_path, 44)), least_accuracy=1.0, train_pairs=40)
-    said = r"right for argument in \d+%, never in 0%, and study.least_accuracy is 100%. Take other .*baseline.csv has each"
+    said = (
+        r"right for argument in \d+%, never in 0%, and study.least_accuracy is 100%. Take other .*baseline.csv has each"
+    )
     refused(c, DataError, said)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny.studies import dictionary, never, small, tables
+from tiny.studies import brackets, dictionary, never, small, tables
 
 from saejax.attribution import Graph, attribute
 from saejax.attribution.prediction import predicted
@@ -22,18 +22,19 @@ from saejax.study.run import run_study
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
 
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("study")
     dictionary(folder / "clt")
-    never(folder)
+    brackets(folder), never(folder)
     assert run_study(study(config(folder, folder))) == 0
     yield folder
 
 
 def config(whole: Path, folder: Path, **changes: Any) -> Any:
     """The study below `folder`, with the dictionary and the pairs of `whole`, which the page names."""
-    c = small(folder, behaviours=("bracket", f"never={whole}/never.jsonl"), **changes)
+    c = small(folder, behaviours=(f"own={whole}/own.jsonl", f"never={whole}/never.jsonl"), **changes)
     c.study.dictionaries = (str(whole / "clt"),)
     return c
 
@@ -47,13 +48,13 @@ def test_effects_are_those_of_single_runs(whole: Path) -> None:
     """Ablations and patches of the table, each by one run of its own."""
     lm, sae = load_lm("demo"), TrainedCoder.from_folder(whole / "clt")
     inside = Interventions(lm, {"sae": sae})
-    prompts = as_prompts(read_pairs(whole / "runs/mine/study/pairs/bracket.test.jsonl"), lm)
+    prompts = as_prompts(read_pairs(whole / "runs/mine/study/pairs/own.test.jsonl"), lm)
     clean, corrupt = inside.run(prompts.clean), inside.run(prompts.corrupt)
-    found = rows(whole, "effects.bracket.csv")
+    found = rows(whole, "effects.own.csv")
     assert len(found) == 2 * (1 + 2 + 2 + 1) * 4
     before = np.asarray(prompts.difference(clean.logits))
     np.testing.assert_allclose([float(row["clean"]) for row in found[:4]], before, rtol=1e-4)
-    features = rows(whole, "features.bracket.csv")
+    features = rows(whole, "features.own.csv")
     for name in dict.fromkeys(row["group"] for row in found):
         layer, place = (int(part) for part in name.removeprefix("L").split("."))
         own = [int(f["latent"]) for f in features if int(f["layer"]) == layer and int(f["prompts"]) == 2]
@@ -80,10 +81,10 @@ def test_effects_are_those_of_single_runs(whole: Path) -> None:
 def test_the_page_and_its_graphs(whole: Path) -> None:
     folder = whole / "runs" / "mine" / "study"
     page = (folder / "study.html").read_text()
-    for word in ("closes the bracket", "rows/baseline.html", "graphs/bracket-0.html", "rows/effects.bracket.html"):
+    for word in ("own.jsonl", "never", "rows/baseline.html", "graphs/own-0.html", "rows/effects.own.html"):
         assert word in page
     assert "<script" not in page and "http" not in page.replace("http-equiv", "")
-    assert (folder / "graphs" / "bracket-1.html").stat().st_size > 10_000
+    assert (folder / "graphs" / "own-1.html").stat().st_size > 10_000
 
 
 class Killed(BaseException):
@@ -97,7 +98,7 @@ def test_a_study_killed_while_it_writes_ends_with_the_same_bytes(
     c = config(whole, tmp_path)
     written: Counter[str] = Counter()
     append = Table._append
-    stops = [("baseline.csv", 2), ("graph", 2), ("effects.bracket.csv", 4), ("singles.bracket.csv", 2)]
+    stops = [("baseline.csv", 2), ("graph", 2), ("effects.own.csv", 4), ("singles.own.csv", 2)]
 
     def half(table: Table, raw: bytes) -> None:
         written[table.path.name] += 1
@@ -125,8 +126,8 @@ def test_a_study_killed_while_it_writes_ends_with_the_same_bytes(
     assert written == {
         "baseline.csv": 1 + 4 + 1,
         "graph": 2 + 1,
-        "effects.bracket.csv": 1 + n_jobs // 2 + 1,
-        "singles.bracket.csv": 1 + 1 + 1,
+        "effects.own.csv": 1 + n_jobs // 2 + 1,
+        "singles.own.csv": 1 + 1 + 1,
     }
 
 

@@ -38,8 +38,16 @@ def dictionary(
     return sae
 
 
+def brackets(folder: Path) -> str:
+    """A behaviour that the demo model has, as study.behaviours names it; prompts of one length, so of one program."""
+    pairs = [Pair(f"{name}[x", f"{name}(x", "]", ")") for name in ("data", "name", "value", "items", "args", "result",
+                                                                   "path", "key", "index", "line")]  # fmt: skip
+    (folder / "own.jsonl").write_text(as_jsonl(pairs))
+    return f"own={folder}/own.jsonl"
+
+
 def never(folder: Path, count: int = 8) -> str:
-    """A behaviour that no model has, as study.behaviours names it: pairs whose answers are the wrong way round."""
+    """A behaviour that no model has: pairs whose answers are the wrong way round."""
     pairs = [Pair(f"data{i}[x", f"data{i}(x", ")", "]") for i in range(count)]
     (folder / "never.jsonl").write_text(as_jsonl(pairs))
     return f"never={folder}/never.jsonl"
