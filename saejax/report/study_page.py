@@ -120,11 +120,11 @@ completeness score says the same of each feature's input.</p>
 <p class="lead">The features with the most influence, over these graphs.</p>
 {_features(b)}
 <h3>What happens without them?</h3>
-<p class="lead">Change of the logit difference on {test["pairs"]} other prompts when a group is set to 0, with its 95 %
+<p class="lead">Change of the logit difference on {test["pairs"]} other prompts when a group is set to 0, with its 95%
 interval over prompts. Grey: the range of {draws} controls, random groups of the same layer that fire as much.</p>
 {_effects(b)}
 <p class="lead">At which token does it matter? Share of the way from the clean to the corrupt answer when a group gets,
-at one token, the values that it has after the corrupt prompt: 100 % is all of it.</p>
+at one token, the values that it has after the corrupt prompt: 100% is all of it.</p>
 {_patches(b)}
 <h3>Did the graphs predict it?</h3>
 {_prediction(b)}
@@ -146,7 +146,7 @@ def _verdict(b: Mapping[str, Any]) -> str:
     return (
         f"{sum(group['stands'] for group in b['groups'])} of {len(b['groups'])} groups of features do more than their "
         f"controls. Without {_t(name)} the logit difference of {_n(test['clean'])} changes by "
-        f"{_source(b, 'effects', _n(effect['mean']), name, 'ablate')} (95 % interval {_n(effect['low'])} to "
+        f"{_source(b, 'effects', _n(effect['mean']), name, 'ablate')} (95% interval {_n(effect['low'])} to "
         f"{_n(effect['high'])}); without random features it changes by "
         f"{_source(b, 'effects', _n(largest['control']['mean']), name, 'control')}."
     )
@@ -321,7 +321,7 @@ def _two(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "none" if value is None else f"{round(value * 100) + 0:d} %".replace("-", "−")
+    return "none" if value is None else f"{round(value * 100) + 0:d}%".replace("-", "−")
 
 
 def _id(name: str) -> str:

@@ -102,7 +102,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     page = rendered(tmp_path, study())
     for said in (
         "1 of 2 groups of features do more than their controls. Without L0.1 the logit difference of 6.72 changes by "
-        "−8.06 (95 % interval −8.66 to −7.56); without random features it changes by −0.143.",
+        "−8.06 (95% interval −8.66 to −7.56); without random features it changes by −0.143.",
         "Rank correlation (Spearman) of what the graph says and what the model does: 0.83",
         "Errors of the dictionaries have 20% of the influence",
         "The mean replacement score is 0.88, the completeness score 0.96",
@@ -115,7 +115,7 @@ def test_what_it_says(tmp_path: Path) -> None:
     ):
         assert said in " ".join(page.text.split()), said
     cells = [cell.strip() for cell in page.cells]
-    assert {"54 %", "0 %", "no token", "␣×4", "10%", "70%", "1 of 2"} <= {*cells, *(c.split(" ")[-1] for c in cells)}
+    assert {"54%", "0%", "no token", "␣×4", "10%", "70%", "1 of 2"} <= {*cells, *(c.split(" ")[-1] for c in cells)}
     assert page.tags.isdisjoint({"script", "img", "iframe", "object", "form", "link"})
 
 
