@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -103,15 +104,6 @@ def test_an_experiment_is_no_study() -> None:
         study(experiments.shipped("quickstart"))
 
 
-def test_behaviours_none_of_which_the_model_has(tmp_path: Path) -> None:
-    dictionary(tmp_path / "clt")
-    c = small(tmp_path, behaviours=("argument", never(tmp_path, 44)), least_accuracy=1.0, train_pairs=40)
-    said = (
-        r"right for argument in \d+%, never in 0%, and study.least_accuracy is 100%. Take other .*baseline.csv has each"
-    )
-    refused(c, DataError, said)
-
-
 # --- dictionaries --------------------------------------------------------------------------------------------------
 
 RESIDUALS = ("blocks.0.resid_post", "blocks.1.resid_post")
@@ -183,18 +175,30 @@ def test_dictionaries_that_are_to_be_trained(coder: dict[str, Any], message: str
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study killed behind its baseline."""
+    """A study whose behaviours were refused behind its baseline; error.txt holds what it said."""
     folder = tmp_path_factory.mktemp("begun")
     dictionary(folder / "clt")
-    with pytest.raises(DataError, match="none of the behaviours"):
-        run_study(study(small(folder, behaviours=("argument",), least_accuracy=1.0, train_pairs=40)))
+    with pytest.raises(DataError) as caught:
+        run_study(study(_settings(folder, folder)))
+    (folder / "error.txt").write_text(str(caught.value))
     return folder
+
+
+def _settings(folder: Path, pairs: Path) -> Any:
+    return small(folder, behaviours=("argument", never(pairs, 44)), least_accuracy=1.0, train_pairs=40)
 
 
 def _in(begun: Path, tmp_path: Path) -> tuple[Any, Path]:
     shutil.copytree(begun, tmp_path / "copy")
-    c = small(tmp_path / "copy", behaviours=("argument",), least_accuracy=1.0, train_pairs=40)
-    return c, tmp_path / "copy" / "runs" / "mine" / "study"
+    return _settings(tmp_path / "copy", begun), tmp_path / "copy" / "runs" / "mine" / "study"
+
+
+def test_behaviours_none_of_which_the_model_has(begun: Path) -> None:
+    said = (
+        r"right for argument in \d+%, never in 0%, and study.least_accuracy is 100%. Take other .*baseline.csv has each"
+    )
+    error = (begun / "error.txt").read_text()
+    assert re.search(said, error) and "\n" not in error
 
 
 def test_results_of_another_study_are_kept_and_refused(begun: Path, tmp_path: Path) -> None:

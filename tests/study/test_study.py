@@ -13,7 +13,7 @@ from tiny.studies import brackets, dictionary, never, small, tables
 from saejax.attribution import Graph, attribute
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import DataError
-from saejax.interventions import Interventions, set_to, zero
+from saejax.interventions import Interventions, set_to
 from saejax.lm import load_lm
 from saejax.study import graphs, study
 from saejax.study.baseline import as_prompts
@@ -55,25 +55,25 @@ def test_effects_are_those_of_single_runs(whole: Path) -> None:
     before = np.asarray(prompts.difference(clean.logits))
     np.testing.assert_allclose([float(row["clean"]) for row in found[:4]], before, rtol=1e-4)
     features = rows(whole, "features.own.csv")
+    place_S = np.arange(prompts.clean.shape[1])
+
+    def changed(latents: list[int], row: int, values: np.ndarray, at_S: np.ndarray) -> np.ndarray:
+        change = set_to(latents, np.broadcast_to(values, (1, len(place_S), 2)).astype(np.float32), at_S[None])
+        return np.asarray(inside.run(prompts.clean[row : row + 1], {"sae": change}).logits)
+
     for name in dict.fromkeys(row["group"] for row in found):
         layer, place = (int(part) for part in name.removeprefix("L").split("."))
         own = [int(f["latent"]) for f in features if int(f["layer"]) == layer and int(f["prompts"]) == 2]
         latents = [40 * layer + latent for latent in own[2 * (place - 1) : 2 * place]]
-        at = np.arange(prompts.clean.shape[1])[None] >= np.ones((4, 1), int)
-        want = prompts.difference(inside.run(prompts.clean, {"sae": zero(latents, at)}).logits)
-        got = [float(r["value"]) for r in found if (r["group"], r["kind"]) == (name, "ablate")]
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+        other = np.asarray(corrupt.latents["sae"]).reshape(4, -1, 80)[..., latents]
+        runs = {("ablate", 0): [changed(latents, row, np.zeros(2), place_S >= 1) for row in range(4)]}
         for back in (0, 1):
-            logits = []
-            for row in range(4):
-                last = int(prompts.last[row]) - back
-                values = np.asarray(corrupt.latents["sae"]).reshape(4, -1, 80)[row, last, latents]
-                here = np.arange(prompts.clean.shape[1])[None] == last
-                change = set_to(latents, np.broadcast_to(values, (1, prompts.clean.shape[1], 2)), here)
-                logits.append(inside.run(prompts.clean[row : row + 1], {"sae": change}).logits)
+            last = [int(at) - back for at in prompts.last]
+            runs["patch", back] = [changed(latents, r, other[r, at], place_S == at) for r, at in enumerate(last)]
+        for (kind, number), logits in runs.items():
             want = prompts.difference(np.concatenate(logits))
             got = [
-                float(r["value"]) for r in found if (r["group"], r["kind"], r["number"]) == (name, "patch", str(back))
+                float(r["value"]) for r in found if (r["group"], r["kind"], int(r["number"])) == (name, kind, number)
             ]
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 

@@ -88,8 +88,8 @@ def small(folder: Path, layers: range) -> config_dict.ConfigDict:
     c.coder.update(k=8, dead_after_tokens=1000)
     c.train.update(tokens=10 * 64, batch_size=64, checkpoint_every=5, validate_every=5)
     # A random model prefers no answer, and so has no behaviour.
-    c.study.update(train_pairs=2, test_pairs=2, least_accuracy=0.0, graphs=2, groups=3, group_size=2)
-    c.study.update(controls=2, resamples=1, singles=4, every=6)
+    c.study.update(train_pairs=2, test_pairs=2, least_accuracy=0.0, graphs=2, groups=2, group_size=2)
+    c.study.update(controls=2, resamples=1, singles=3, every=6)
     c.attribution.max_features = 40
     return c
 
