@@ -11,7 +11,7 @@ class StudyConfig(Settings, section="study"):
 
     behaviours: tuple[str, ...] = setting(
         ("bracket", "quote"),
-        "What the model does: bracket, quote, argument, agreement, pronoun, or name=pairs.jsonl for pairs of your own.",
+        "What the model does: names of the list in docs/study.md, or name=pairs.jsonl for pairs of your own.",
     )
     train_pairs: int = setting(80, "Pairs of prompts from which features are found, for each behaviour.", low=1)
     test_pairs: int = setting(20, "Other pairs, on which interventions are measured.", low=2)

@@ -4,7 +4,6 @@ Made from plain data alone (`saejax.study.summary`); it needs no other file, and
 of the table that it comes from (`saejax.report.study_rows`).
 """
 
-import math
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from saejax.report.page import write
+from saejax.report.study_charts import effects_chart, points_chart
+from saejax.report.study_charts import interval as _interval
+from saejax.report.study_charts import number as _n
 from saejax.report.study_rows import anchor, page
 from saejax.report.study_rows import text as _t
 
-_WIDTH, _ROW, _LEFT = 640, 26, 90
 # A rank correlation from which on the page calls predictions good.
 _GOOD = 0.5
 _HOW = """<details class="how"><summary>How to read this page</summary><dl>
@@ -74,7 +75,8 @@ def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:
         largest, test = _largest(b), b["baseline"]["test"]
         effect = "none" if largest is None else f"{_interval(largest['ablate'])} of {_n(test['clean'])}"
         rows.append(
-            (_link(f"#{_id(b['name'])}", b["name"]), b["about"], _source(b, "baseline", f"{test['accuracy']:.0%}", "test"),
+            (_link(f"#{_id(b['name'])}", b["name"]), b["about"],
+             _source(b, "baseline", f"{test['accuracy']:.0%}", "test"),
              f"{sum(g['stands'] for g in b['groups'])} of {len(b['groups'])}", largest["name"] if largest else "none",
              effect, _two(b["prediction"]["spearman"]))
         )  # fmt: skip
@@ -111,18 +113,18 @@ def _behaviour(b: Mapping[str, Any]) -> str:
 <code>{_t(_line(example["wrong"]))}</code>.</p>
 {_baseline(b)}
 <h3>Which features lead there?</h3>
-<p class="lead">A graph for each of {len(b["graphs"])} clean training prompts: click one to see it. The replacement score
-is the share of the answer that comes through features and not through what the dictionaries do not explain; the
+<p class="lead">A graph for each of {len(b["graphs"])} clean training prompts: click one to see it. The replacement
+score is the share of the answer that comes through features and not through what the dictionaries do not explain; the
 completeness score says the same of each feature's input.</p>
 {_graphs(b)}
 <p class="lead">The features with the most influence, over these graphs.</p>
 {_features(b)}
 <h3>What happens without them?</h3>
-<p class="lead">Change of the logit difference on {test["pairs"]} other prompts when a group is set to 0, with its 95 %
+<p class="lead">Change of the logit difference on {test["pairs"]} other prompts when a group is set to 0, with its 95%
 interval over prompts. Grey: the range of {draws} controls, random groups of the same layer that fire as much.</p>
 {_effects(b)}
-<p class="lead">At which token does it matter? Share of the way from the clean to the corrupt answer when a group gets, at
-one token, the values that it has after the corrupt prompt: 100 % is all of it.</p>
+<p class="lead">At which token does it matter? Share of the way from the clean to the corrupt answer when a group gets,
+at one token, the values that it has after the corrupt prompt: 100% is all of it.</p>
 {_patches(b)}
 <h3>Did the graphs predict it?</h3>
 {_prediction(b)}
@@ -144,7 +146,7 @@ def _verdict(b: Mapping[str, Any]) -> str:
     return (
         f"{sum(group['stands'] for group in b['groups'])} of {len(b['groups'])} groups of features do more than their "
         f"controls. Without {_t(name)} the logit difference of {_n(test['clean'])} changes by "
-        f"{_source(b, 'effects', _n(effect['mean']), name, 'ablate')} (95 % interval {_n(effect['low'])} to "
+        f"{_source(b, 'effects', _n(effect['mean']), name, 'ablate')} (95% interval {_n(effect['low'])} to "
         f"{_n(effect['high'])}); without random features it changes by "
         f"{_source(b, 'effects', _n(largest['control']['mean']), name, 'control')}."
     )
@@ -196,26 +198,7 @@ def _fires(f: Mapping[str, Any]) -> "_Markup":
 def _effects(b: Mapping[str, Any]) -> str:
     """A line for each group: the effect with its interval, over the range of its controls."""
     groups = b["groups"]
-    shown = (("ablate", "low"), ("ablate", "high"), ("control", "least"), ("control", "most"))
-    drawn = [(i, g) for i, g in enumerate(groups) if None not in [g[part][key] for part, key in shown]]
-    numbers = [group[part][key] for _, group in drawn for part, key in shown]
-    at, ticks = _scale([*numbers, 0.0], _LEFT, _WIDTH - 20)
-    marks = []
-    for i, g in drawn:
-        y = _ROW * i + _ROW / 2
-        effect, control = g["ablate"], g["control"]
-        kind = "stands" if g["stands"] else "falls"
-        tip = f"{g['name']}: {_interval(effect)}; controls {_n(control['least'])} to {_n(control['most'])}"
-        marks.append(
-            f"<g><title>{_t(tip)}</title>"
-            f'<text x="{_LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{_t(g["name"])}</text>'
-            f'<rect class="control" x="{at(control["least"]):.1f}" y="{y - 6:.1f}" height="12" rx="3" '
-            f'width="{max(1.0, at(control["most"]) - at(control["least"])):.1f}"/>'
-            f'<line class="{kind}" x1="{at(effect["low"]):.1f}" x2="{at(effect["high"]):.1f}" y1="{y}" y2="{y}"/>'
-            f'<circle class="{kind}" cx="{at(effect["mean"]):.1f}" cy="{y}" r="4.5"/></g>'
-        )
-    label = f"Effect of each group of {b['name']}, beside its controls"
-    chart = _svg(_ROW * len(groups) + 34, ticks, at, "".join(marks), label)
+    chart = effects_chart(groups, f"Effect of each group of {b['name']}, beside its controls")
     rows = [
         (g["name"], _members(g), _wide(b, g, "ablate"),
          _source(b, "effects", _n(g["control"]["mean"]), g["name"], "control"), f"{g['control']['as_large']:.0%}",
@@ -236,7 +219,7 @@ def _effects(b: Mapping[str, Any]) -> str:
 def _wide(b: Mapping[str, Any], g: Mapping[str, Any], kind: str) -> "_Markup":
     """A mean that leads to its rows, over its interval."""
     mean, low, high = (_n(g[kind][key]) for key in ("mean", "low", "high"))
-    return _Markup(f'{_source(b, "effects", mean, g["name"], kind)}<br><small>{low} to {high}</small>')
+    return _Markup(f"{_source(b, 'effects', mean, g['name'], kind)}<br><small>{low} to {high}</small>")
 
 
 def _token(token: str) -> str:
@@ -263,29 +246,12 @@ def _patches(b: Mapping[str, Any]) -> str:
 
 def _prediction(b: Mapping[str, Any]) -> str:
     p = b["prediction"]
-    points = [q for q in p["points"] if None not in q]
     lead = (
-        f"{_source(b, 'singles', str(p['n']) + ' single features')} were taken away where they stand, in the prompts of "
-        "the graphs. Rank correlation (Spearman) of what the graph says and what the model does: "
+        f"{_source(b, 'singles', str(p['n']) + ' single features')} were taken away where they stand, in the prompts "
+        "of the graphs. Rank correlation (Spearman) of what the graph says and what the model does: "
         f"<b>{_two(p['spearman'])}</b>. 1 is the same order, 0 is no relation."
     )
-    x, ticks = _scale([*(q[0] for q in points), 0.0], _LEFT, _WIDTH - 20)
-    y, levels = _scale([*(q[1] for q in points), 0.0], 300, 16)
-    grid = "".join(
-        f'<line class="{"zero" if v == 0 else "grid"}" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
-        f'<text x="{_LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{_n(v)}</text>'
-        for v in levels
-    )
-    dots = "".join(
-        f'<circle class="stands point" cx="{x(q[0]):.1f}" cy="{y(q[1]):.1f}" r="4"><title>{_t(q[2])}: predicted '
-        f"{_n(q[0])}, measured {_n(q[1])}</title></circle>"
-        for q in points
-    )
-    names = (
-        f'<text x="{(_LEFT + _WIDTH - 20) / 2}" y="350" text-anchor="middle">predicted by the graph</text>'
-        '<text transform="translate(14 158) rotate(-90)" text-anchor="middle">measured</text>'
-    )
-    chart = _svg(358, ticks, x, grid + dots + names, "Measured effects over predicted ones", 334)
+    chart = points_chart(p["points"])
     return f'<p class="lead">{lead}</p>{chart}'
 
 
@@ -301,8 +267,8 @@ def _unexplained(b: Mapping[str, Any]) -> str:
         f"Errors of the dictionaries have {errors:.0%} of the influence that features and errors have together, as a "
         f"mean over the {n} graphs. The mean replacement score is {replacement:.2f}, the completeness score "
         f"{completeness:.2f}; 1 would be all.",
-        "Attention patterns and the scales of norms: graphs take them as they are in the prompt, and so do predictions. "
-        "Why the model looks where it looks is not in them.",
+        "Attention patterns and the scales of norms: graphs take them as they are in the prompt, and so do predictions."
+        " Why the model looks where it looks is not in them.",
     ]
     if falls:
         lines.append(
@@ -317,30 +283,6 @@ def _unexplained(b: Mapping[str, Any]) -> str:
     return f'<ul class="open">{"".join(f"<li>{_t(line)}</li>" for line in lines)}</ul>'
 
 
-def _svg(height: float, ticks: Sequence[float], at: Any, inside: str, label: str, axis_at: float = 0) -> str:
-    """A chart whose numbers stand `axis_at`, or at its lower end."""
-    bottom = (axis_at or height) - 24
-    axis = "".join(
-        f'<line class="{"zero" if v == 0 else "grid"}" x1="{at(v):.1f}" x2="{at(v):.1f}" y1="0" y2="{bottom}"/>'
-        f'<text x="{at(v):.1f}" y="{bottom + 16}" text-anchor="middle">{_n(v)}</text>'
-        for v in ticks
-    )
-    box = f'viewBox="0 0 {_WIDTH} {height}"'
-    return f'<svg class="study" {box} role="img" aria-label="{_t(label)}">{axis}{inside}</svg>'
-
-
-def _scale(values: Sequence[float], start: float, stop: float) -> tuple[Any, list[float]]:
-    """(number -> place, round numbers within)."""
-    low, high = min(values), max(values)
-    if low == high:
-        low, high = low - 1, high + 1
-    step = 10 ** math.floor(math.log10((high - low) / 3))
-    step = next(step * m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= 7)
-    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-    ticks = [round(low + i * step, 10) for i in range(round((high - low) / step) + 1)]
-    return (lambda value: start + (value - low) / (high - low) * (stop - start)), [t + 0.0 for t in ticks]
-
-
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> str:
     def cell(kind: str, i: int, text: str) -> str:
         own = "" if i in words else ' class="num"'
@@ -349,10 +291,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[
     head = "".join(cell("th", i, text) for i, text in enumerate(heads))
     body = "".join("<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _interval(of: Mapping[str, float]) -> str:
-    return f"{_n(of['mean'])} ({_n(of['low'])} to {_n(of['high'])})"
 
 
 def _source(b: Mapping[str, Any], table: str, said: str, *part: str) -> "_Markup":
@@ -378,16 +316,12 @@ def _line(text: str) -> str:
     return text.replace("\n", "⏎")
 
 
-def _n(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}".replace("-", "−")
-
-
 def _two(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}".replace("-", "−")
 
 
 def _percent(value: float | None) -> str:
-    return "none" if value is None else f"{round(value * 100) + 0:d} %".replace("-", "−")
+    return "none" if value is None else f"{round(value * 100) + 0:d}%".replace("-", "−")
 
 
 def _id(name: str) -> str:

@@ -8,11 +8,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from saejax.app import console
 from saejax.core.errors import DataError
-from saejax.interventions import both, logit_difference, padded, probability
+from saejax.interventions import logit_difference, padded, probability
 from saejax.interventions.metrics import Measure
 from saejax.lm import LanguageModel
 from saejax.study.behaviours import Pair
@@ -69,24 +70,18 @@ def as_prompts(pairs: Sequence[Pair], lm: LanguageModel) -> Prompts:
 
 def measure(lm: LanguageModel, prompts: Prompts) -> np.ndarray:
     """float32 [R, 5]: the columns from clean_difference on."""
-    difference = logit_difference(prompts.last, prompts.right, prompts.wrong)
-    measures = {
-        "clean": both(d=difference, p=probability(prompts.last, prompts.right)),
-        "corrupt": both(d=difference, p=probability(prompts.last, prompts.wrong)),
-    }
 
     @jax.jit
-    def both_runs(params, clean, corrupt):  # type: ignore[no-untyped-def]
-        return [measures[name](_logits(lm, params, rows)) for name, rows in (("clean", clean), ("corrupt", corrupt))]
+    def measured(params, rows, last, right, wrong, answer):  # type: ignore[no-untyped-def]
+        positions = jnp.broadcast_to(jnp.arange(rows.shape[1])[None], rows.shape)
+        logits_RSV = lm.apply(params, rows, positions, jnp.zeros_like(positions))[0]
+        return logit_difference(last, right, wrong)(logits_RSV), probability(last, answer)(logits_RSV)
 
-    clean, corrupt = jax.device_get(both_runs(lm.params, prompts.clean, prompts.corrupt))
-    correct = (clean["d"] > 0) & (corrupt["d"] < 0)
-    return np.stack([clean["d"], corrupt["d"], clean["p"], corrupt["p"], correct], axis=1)
-
-
-def _logits(lm: LanguageModel, params: object, tokens_RS: jax.Array) -> jax.Array:
-    positions = np.broadcast_to(np.arange(tokens_RS.shape[1])[None], tokens_RS.shape)
-    return lm.apply(params, tokens_RS, positions, np.zeros_like(positions))[0]
+    answers = prompts.last, prompts.right, prompts.wrong
+    of_clean = jax.device_get(measured(lm.params, prompts.clean, *answers, prompts.right))
+    of_corrupt = jax.device_get(measured(lm.params, prompts.corrupt, *answers, prompts.wrong))
+    (clean, p_right), (corrupt, p_wrong) = of_clean, of_corrupt
+    return np.stack([clean, corrupt, p_right, p_wrong, (clean > 0) & (corrupt < 0)], axis=1)
 
 
 def write(table: Table, behaviour: str, measured: Mapping[str, tuple[Prompts, np.ndarray]]) -> None:

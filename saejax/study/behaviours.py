@@ -87,8 +87,8 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "agreement": Behaviour(
         "a verb agrees with its subject, not with the noun before it",
         (
-            ("They say that the {one} near the {others}", "They say that the {many} near the {others}", " is", " are"),
-            ("I know that the {one} behind the {others}", "I know that the {many} behind the {others}", " is", " are"),
+            ("Today the {one} near the {others}", "Today the {many} near the {others}", " is", " are"),
+            ("Today the {one} behind the {others}", "Today the {many} behind the {others}", " is", " are"),
         ),
         {
             "one/many": (

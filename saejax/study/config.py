@@ -1,6 +1,7 @@
 """A study whole: the experiment whose dictionaries it takes, and what it asks of them."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 from ml_collections import config_dict
@@ -9,6 +10,8 @@ from saejax.app.experiment import Experiment, experiment
 from saejax.app.study_config import StudyConfig
 from saejax.attribution import AttributionConfig
 from saejax.core.errors import ConfigError
+
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +41,16 @@ class Study:
         """{name: file of its pairs, or empty}.
 
         Raises:
-            ConfigError: none, a name twice, or one that is no folder's name.
+            ConfigError: none, a name twice, or one that cannot name files.
         """
         named = [entry.partition("=")[::2] for entry in self.study.behaviours]
         if not named:
             raise ConfigError("study.behaviours is empty: name one, as in --config.study.behaviours=bracket,quote")
         for name, _ in named:
-            if not name or Path(name).name != name or [n for n, _ in named].count(name) > 1:
-                raise ConfigError(f"study.behaviours names {name!r}; names must differ and be names of folders.")
+            if not re.fullmatch(_NAME, name):
+                raise ConfigError(f"study.behaviours names {name!r}; a name is at most 80 of A-Z a-z 0-9 . _ -")
+            if [n for n, _ in named].count(name) > 1:
+                raise ConfigError(f"study.behaviours names {name!r} twice; names must differ.")
         return dict(named)
 
 

@@ -171,5 +171,6 @@ def _change(job: Job, prompts: Prompts, clean: Run, corrupt: Run, seed: int) -> 
 
 def _whole(change: Change, rows: int, length: int) -> Change:
     shape: Any = (rows, length, change.latents.shape[0])
-    numbers = {name: np.broadcast_to(getattr(change, name), shape) for name in ("scale", "shift", "low", "high")}
-    return change.replace(at=np.broadcast_to(change.at, shape[:2]), **numbers)
+    names = ("scale", "shift", "low", "high")
+    arrays: dict[str, Any] = {name: np.broadcast_to(getattr(change, name), shape) for name in names}
+    return dataclasses.replace(change, **arrays, at=np.broadcast_to(change.at, shape[:2]))  # type: ignore[arg-type]

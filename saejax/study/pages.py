@@ -92,9 +92,7 @@ def write_page(
         "group_size": c.group_size,
         "least_accuracy": c.least_accuracy,
         "behaviours": [_behaviour(made, name, one, said[name]) for name, one in examined.items()],
-        "refused": [
-            {"name": one.name, "about": _about(s, one.name), "baseline": said[one.name]} for one in refused
-        ],
+        "refused": [{"name": one.name, "about": _about(s, one.name), "baseline": said[one.name]} for one in refused],
     }
     write_json(s.folder / "summary.json", finite(content))
     render_study(s.folder / "study.html", finite(content))
@@ -162,7 +160,9 @@ def _feature(made: _Made, feature: Feature) -> dict[str, Any]:
 
 def _titled(made: _Made, layer: int, latent: int) -> dict[str, Any]:
     """What a feature is called: what it fires on, what a language model said of it, and where the report shows it."""
-    row = next((row for row in made.tables.get(layer, {}).get("features", ()) if row["id"] == latent), {})
+    row: Mapping[str, Any] = next(
+        (row for row in made.tables.get(layer, {}).get("features", ()) if row["id"] == latent), {}
+    )
     said = row.get("explanations") or [{"text": ""}]
     address = made.reports[layer] if row else ""
     return {

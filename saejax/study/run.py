@@ -30,15 +30,13 @@ from saejax.interventions import Interventions
 from saejax.lm import LanguageModel
 from saejax.study import baseline, effects, graphs, same, singles
 from saejax.study.baseline import Prompts, Refused, as_prompts
-from saejax.study.behaviours import as_jsonl, drawn
+from saejax.study.behaviours import Pair, as_jsonl, drawn
 from saejax.study.config import Study
-from saejax.study.effects import Group
-from saejax.study.graphs import Feature
 from saejax.study.pages import Examined, headlines, write_page
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
 
-Pairs = dict[str, dict[str, Prompts]]  # behaviour -> split
+Measured = dict[str, dict[str, Prompts]]  # behaviour -> split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +66,10 @@ def run_study(s: Study) -> int:
     work = Workspace(s.experiment)
     if not isinstance(lm := work.lm, LanguageModel):
         raise ConfigError("A study needs one model that JAX runs: lm.backend=jax, and no lm.second.")
+    pairs = _pairs(s, lm)
     given = {name: load(source) for name, source in _given(s).items()}
     layers_of(lm, at_model(lm, list(given.values()) or _to_be_trained(s, work)))
-    prompts = _prompts(s, lm)
+    prompts = _prompts(s, lm, pairs)
     refused = _baseline(s, lm, prompts)
     code = 0
     if not given:
@@ -89,9 +88,8 @@ def run_study(s: Study) -> int:
         table = Table(s.folder / f"effects.{name}.csv", effects.COLUMNS)
         effects.measure(opened.inside, name, one.test, one.groups, table, s.study, s.experiment.seed)
         table = Table(s.folder / f"singles.{name}.csv", singles.COLUMNS)
-        singles.measure(
-            opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer
-        )
+        singles.measure(opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer)
+    console.say("study: phase 6, the page")
     content = write_page(s, lm, opened.saes, opened.of_layer, examined, refused)
     for line in headlines(content):
         console.say(f"study: {line}")
@@ -122,22 +120,25 @@ def _to_be_trained(s: Study, work: Workspace) -> list[TrainedCoder]:
     return found
 
 
-def _prompts(s: Study, lm: LanguageModel) -> Pairs:
-    """{behaviour: {split: prompts}}, written as JSONL."""
-    c = s.study
-    pairs = {
-        name: drawn(name, lm.tokenizer, c.train_pairs, c.test_pairs, s.experiment.seed, file, lm.config.context_length)
+def _pairs(s: Study, lm: LanguageModel) -> dict[str, dict[str, list[Pair]]]:
+    c, longest = s.study, lm.config.context_length
+    return {
+        name: drawn(name, lm.tokenizer, c.train_pairs, c.test_pairs, s.experiment.seed, file, longest)
         for name, file in s.behaviours().items()
     }
+
+
+def _prompts(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[Pair]]]) -> Measured:
+    """{behaviour: {split: prompts}}, written as JSONL."""
     same.begin(s, lm, pairs)
     for name, splits in pairs.items():
         for split, own in splits.items():
             write_bytes(s.folder / "pairs" / f"{name}.{split}.jsonl", as_jsonl(own).encode())
-    console.say(f"study: phase 0, {c.train_pairs} + {c.test_pairs} pairs of {', '.join(pairs)}")
+    console.say(f"study: phase 0, {s.study.train_pairs} + {s.study.test_pairs} pairs of {', '.join(pairs)}")
     return {name: {split: as_prompts(own, lm) for split, own in splits.items()} for name, splits in pairs.items()}
 
 
-def _baseline(s: Study, lm: LanguageModel, prompts: Pairs) -> list[Refused]:
+def _baseline(s: Study, lm: LanguageModel, prompts: Measured) -> list[Refused]:
     """Which behaviours the model does not have."""
     console.say("study: phase 1, baseline")
     table = Table(s.folder / "baseline.csv", baseline.COLUMNS)
@@ -162,7 +163,9 @@ def _opened(s: Study, lm: LanguageModel, named: Mapping[str, TrainedCoder]) -> O
 def _graphs(o: Opened, behaviour: str, splits: Mapping[str, Prompts]) -> Examined:
     """Graphs of the behaviour, what they share (features.<behaviour>.csv), and the groups of it."""
     c, folder = o.s.study, o.s.folder
-    made = graphs.make(o.lm, o.saes, behaviour, splits["train"], c.graphs, o.s.attribution, folder / "graphs" / behaviour)
+    made = graphs.make(
+        o.lm, o.saes, behaviour, splits["train"], c.graphs, o.s.attribution, folder / "graphs" / behaviour
+    )
     features = graphs.merged(made)
     rows = [(behaviour, f.layer, f.latent, f.share, f.prompts, f.activation) for f in features]
     Table(folder / f"features.{behaviour}.csv", graphs.COLUMNS).replace(rows)

@@ -56,9 +56,9 @@ def group_of(name: str, layer: int, effects: Effects, turn: float, last: np.ndar
         last: int [R], the place of each pair's last token; the first token of a prompt is never patched.
     """
     own: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for (group, kind, _), values in sorted(effects.items()):
+    for (group, kind, _), measured in sorted(effects.items(), key=lambda item: item[0]):
         if group == name:
-            own.setdefault(kind, []).append(values)
+            own.setdefault(kind, []).append(measured)
     effect = interval(own["ablate"][0][1])
     controls = [float(np.mean(values)) for _, values in own["control"]]
     as_large = float(np.mean(np.abs(controls) >= abs(effect[0])))

@@ -63,7 +63,10 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
     assert read_pairs(path) == pairs
     splits = drawn("mine", LM.tokenizer, 4, 2, 0, str(path))
     assert {*splits["train"], *splits["test"]} <= {*pairs}
-    with pytest.raises(DataError, match=r"mine: 400 . 2 pairs are wanted, and 9 of 9 different ones in .*mine.jsonl can be compared. Lower"):
+    with pytest.raises(
+        DataError,
+        match=r"mine: 400 . 2 pairs are wanted, and 9 of 9 different ones in .*mine.jsonl can be compared. Lower",
+    ):
         drawn("mine", LM.tokenizer, 400, 2, 0, str(path))
     with pytest.raises(ConfigError, match="No behaviour 'brakets'; there are bracket"):
         drawn("brakets", LM.tokenizer, 4, 2, 0)

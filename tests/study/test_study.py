@@ -1,63 +1,42 @@
 """A whole study of the demo model with a small random dictionary: its tables, its page, and the same after any stop."""
 
 import csv
-import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny.by_hand import coder_of, random_params, sites_of
+from tiny.studies import brackets, dictionary, never, small, tables
 
-from saejax.app import experiments
-from saejax.attribution import Graph
+from saejax.attribution import Graph, attribute
 from saejax.attribution.prediction import predicted
-from saejax.core.errors import ConfigError, DataError
-from saejax.experiment import default_config
-from saejax.interventions import Interventions, zero
+from saejax.core.errors import DataError
+from saejax.interventions import Interventions, set_to
 from saejax.lm import load_lm
-from saejax.study import study
+from saejax.study import graphs, study
 from saejax.study.baseline import as_prompts
 from saejax.study.behaviours import read_pairs
 from saejax.study.run import run_study
-from saejax.trained import Origin, TrainedCoder
-
-READS, WRITES = ("blocks.0.mlp_in", "blocks.1.mlp_in"), ("blocks.0.mlp_out", "blocks.1.mlp_out")
-
-
-def small(folder: Path, **changes: Any) -> Any:
-    """A study of seconds, with the dictionary of `dictionary`."""
-    c = default_config()
-    c.name, c.runs_dir = "mine", str(folder / "runs")
-    c.study.dictionaries = (str(folder / "clt"),)
-    c.study.behaviours = ("bracket",)
-    c.study.train_pairs, c.study.test_pairs, c.study.graphs = 4, 4, 2
-    c.study.groups, c.study.group_size, c.study.controls = 2, 2, 2
-    c.study.positions, c.study.resamples, c.study.singles, c.study.every = 2, 1, 3, 8
-    c.attribution.max_features = 40
-    c.study.update(changes)
-    return c
-
-
-def dictionary(folder: Path) -> TrainedCoder:
-    coder = coder_of("clt", "topk", READS, WRITES, 40, 128)
-    sae = TrainedCoder(coder, random_params(coder), sites_of(coder, READS, WRITES), Origin(model="demo"))
-    sae.save(folder)
-    return sae
+from saejax.study.table import Table
+from saejax.trained import TrainedCoder
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("study")
     dictionary(folder / "clt")
-    assert run_study(study(small(folder))) == 0
+    brackets(folder), never(folder)
+    assert run_study(study(config(folder, folder))) == 0
     yield folder
 
 
-def tables(folder: Path) -> dict[str, bytes]:
-    found = (folder / "runs" / "mine" / "study").rglob("*")
-    return {path.name: path.read_bytes() for path in found if path.suffix in (".csv", ".html", ".json", ".jsonl")}
+def config(whole: Path, folder: Path, **changes: Any) -> Any:
+    """The study below `folder`, with the dictionary and the pairs of `whole`, which the page names."""
+    c = small(folder, behaviours=(f"own={whole}/own.jsonl", f"never={whole}/never.jsonl"), **changes)
+    c.study.dictionaries = (str(whole / "clt"),)
+    return c
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -69,34 +48,32 @@ def test_effects_are_those_of_single_runs(whole: Path) -> None:
     """Ablations and patches of the table, each by one run of its own."""
     lm, sae = load_lm("demo"), TrainedCoder.from_folder(whole / "clt")
     inside = Interventions(lm, {"sae": sae})
-    prompts = as_prompts(read_pairs(whole / "runs/mine/study/pairs/bracket.test.jsonl"), lm)
+    prompts = as_prompts(read_pairs(whole / "runs/mine/study/pairs/own.test.jsonl"), lm)
     clean, corrupt = inside.run(prompts.clean), inside.run(prompts.corrupt)
-    found = rows(whole, "effects.bracket.csv")
+    found = rows(whole, "effects.own.csv")
     assert len(found) == 2 * (1 + 2 + 2 + 1) * 4
     before = np.asarray(prompts.difference(clean.logits))
     np.testing.assert_allclose([float(row["clean"]) for row in found[:4]], before, rtol=1e-4)
-    features = rows(whole, "features.bracket.csv")
+    features = rows(whole, "features.own.csv")
+    place_S = np.arange(prompts.clean.shape[1])
+
+    def changed(latents: list[int], row: int, values: np.ndarray, at_S: np.ndarray) -> np.ndarray:
+        change = set_to(latents, np.broadcast_to(values, (1, len(place_S), 2)).astype(np.float32), at_S[None])
+        return np.asarray(inside.run(prompts.clean[row : row + 1], {"sae": change}).logits)
+
     for name in dict.fromkeys(row["group"] for row in found):
         layer, place = (int(part) for part in name.removeprefix("L").split("."))
         own = [int(f["latent"]) for f in features if int(f["layer"]) == layer and int(f["prompts"]) == 2]
         latents = [40 * layer + latent for latent in own[2 * (place - 1) : 2 * place]]
-        at = np.arange(prompts.clean.shape[1])[None] >= np.ones((4, 1), int)
-        want = prompts.difference(inside.run(prompts.clean, {"sae": zero(latents, at)}).logits)
-        got = [float(r["value"]) for r in found if (r["group"], r["kind"]) == (name, "ablate")]
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+        other = np.asarray(corrupt.latents["sae"]).reshape(4, -1, 80)[..., latents]
+        runs = {("ablate", 0): [changed(latents, row, np.zeros(2), place_S >= 1) for row in range(4)]}
         for back in (0, 1):
-            logits = []
-            for row in range(4):
-                from saejax.interventions import set_to
-
-                last = int(prompts.last[row]) - back
-                values = np.asarray(corrupt.latents["sae"]).reshape(4, -1, 80)[row, last, latents]
-                here = np.arange(prompts.clean.shape[1])[None] == last
-                change = set_to(latents, np.broadcast_to(values, (1, prompts.clean.shape[1], 2)), here)
-                logits.append(inside.run(prompts.clean[row : row + 1], {"sae": change}).logits)
+            last = [int(at) - back for at in prompts.last]
+            runs["patch", back] = [changed(latents, r, other[r, at], place_S == at) for r, at in enumerate(last)]
+        for (kind, number), logits in runs.items():
             want = prompts.difference(np.concatenate(logits))
             got = [
-                float(r["value"]) for r in found if (r["group"], r["kind"], r["number"]) == (name, "patch", str(back))
+                float(r["value"]) for r in found if (r["group"], r["kind"], int(r["number"])) == (name, kind, number)
             ]
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
@@ -104,53 +81,68 @@ def test_effects_are_those_of_single_runs(whole: Path) -> None:
 def test_the_page_and_its_graphs(whole: Path) -> None:
     folder = whole / "runs" / "mine" / "study"
     page = (folder / "study.html").read_text()
-    for word in ("closes the bracket", "baseline.csv", "graphs/bracket-0.html", "effects.bracket.csv", "Spearman"):
+    for word in ("own.jsonl", "never", "rows/baseline.html", "graphs/own-0.html", "rows/effects.own.html"):
         assert word in page
     assert "<script" not in page and "http" not in page.replace("http-equiv", "")
-    assert (folder / "graphs" / "bracket-1.html").stat().st_size > 10_000
+    assert (folder / "graphs" / "own-1.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    "stop",
-    ["no page", "half a line of effects", "no effects", "one graph", "half of the baseline"],
-)
-def test_a_stopped_study_ends_with_the_same_bytes(stop: str, whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "copy")
-    folder = tmp_path / "copy" / "runs" / "mine" / "study"
-    (folder / "study.html").unlink()
-    if stop == "half a line of effects":
-        path = folder / "effects.bracket.csv"
-        path.write_bytes(path.read_bytes()[:-700])
-    if stop in ("no effects", "one graph"):
-        (folder / "effects.bracket.csv").unlink()
-        (folder / "singles.bracket.csv").unlink()
-    if stop == "one graph":
-        (folder / "graphs" / "bracket" / "1.npz").unlink()
-        shutil.rmtree(folder / "graphs" / "bracket" / "1.rows")
-    if stop == "half of the baseline":
-        path = folder / "baseline.csv"
-        path.write_bytes(path.read_bytes()[:200])
-    config = small(tmp_path / "copy")
-    config.study.dictionaries = (str(whole / "clt"),)
-    run_study(study(config))
-    assert tables(tmp_path / "copy") == tables(whole)
+class Killed(BaseException):
+    """Nothing catches it."""
 
 
-def test_what_cannot_be_studied_is_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"none of the behaviours: .* right for argument in \d+%, and study.least_accuracy is 80%"
-    ):
-        run_study(study(small(tmp_path, behaviours=("argument",))))
-    with pytest.raises(ConfigError, match="No behaviour 'brackets'"):
-        run_study(study(small(tmp_path, behaviours=("brackets",))))
-    with pytest.raises(ConfigError, match=r"names .bracket.; names must differ"):
-        study(small(tmp_path, behaviours=("bracket", "bracket")))
-    with pytest.raises(ConfigError, match=r"study\.behaviours is empty"):
-        study(small(tmp_path, behaviours=()))
-    with pytest.raises(ConfigError, match="no section attribution or study"):
-        study(experiments.shipped("quickstart"))
-    with pytest.raises(DataError, match="holds another study"):
-        run_study(study(small(whole, controls=3)))
+def test_a_study_killed_while_it_writes_ends_with_the_same_bytes(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed with half a block on the disk in each table, and behind the first graph; no whole block comes twice."""
+    c = config(whole, tmp_path)
+    written: Counter[str] = Counter()
+    append = Table._append
+    stops = [("baseline.csv", 2), ("graph", 2), ("effects.own.csv", 4), ("singles.own.csv", 2)]
+
+    def half(table: Table, raw: bytes) -> None:
+        written[table.path.name] += 1
+        if stops and (table.path.name, written[table.path.name]) == stops[0]:
+            append(table, raw[: len(raw) // 2 + 3])
+            raise Killed
+        append(table, raw)
+
+    def drawn(*args: Any, **settings: Any) -> Graph:
+        written["graph"] += 1
+        if stops and ("graph", written["graph"]) == stops[0]:
+            raise Killed
+        return attribute(*args, **settings)
+
+    monkeypatch.setattr(Table, "_append", half)
+    monkeypatch.setattr(graphs, "attribute", drawn)
+    while stops:
+        with pytest.raises(Killed):
+            run_study(study(c))
+        del stops[0]
+    run_study(study(c))
+    assert tables(tmp_path) == tables(whole)
+    # Headings and blocks of an undisturbed run, and one more of each that was cut.
+    n_jobs = 2 * (1 + 2 + 2 + 1)
+    assert written == {
+        "baseline.csv": 1 + 4 + 1,
+        "graph": 2 + 1,
+        "effects.own.csv": 1 + n_jobs // 2 + 1,
+        "singles.own.csv": 1 + 1 + 1,
+    }
+
+
+def test_a_finished_study_computes_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tables(whole)
+    (whole / "runs" / "mine" / "study" / "study.html").unlink()
+    monkeypatch.setattr(Table, "_append", None)
+    monkeypatch.setattr(graphs, "attribute", None)
+    monkeypatch.setattr(Interventions, "blocks", None)
+    run_study(study(config(whole, whole, least_accuracy=0.7)))
+    assert tables(whole).keys() == before.keys()
+    changed = {Path(name).name for name, raw in tables(whole).items() if raw != before[name]}
+    assert changed == {"summary.json", "study.html"}, "the bar stands there"
+    run_study(study(config(whole, whole)))
+    assert tables(whole) == before
 
 
 def test_a_prediction_is_the_linear_effect_through_all_others() -> None:
