@@ -9,11 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags as absl_flags
+from tiny.asked import asked
 from tiny.by_hand import coder_of, random_params, sites_of
 
 from saejax.app.steer import features, run_steer
-from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import checkpoint, load_lm
 from saejax.lm.generation import Sampling, generate
@@ -44,19 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def asked(**given: Any) -> dict[str, Any]:
-    """The command's flags with their defaults."""
-    own = absl_flags.FlagValues()
-    names = []
-    for make in COMMANDS["steer"].flags:
-        names.append(make(flag_values=own).name)
-    own.mark_as_parsed()
-    return {name: own[name].value for name in names} | given
-
-
 def test_both_texts_and_what_is_said_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["def read(self):", "return self.read("]  # of as many tokens, for one program
-    run_steer([str(folder), *prompts], asked(feature="3", scale=5.0, tokens=6))
+    run_steer([str(folder), *prompts], asked("steer", feature="3", scale=5.0, tokens=6))
     out = capsys.readouterr().out
     lm, sae = load_lm(str(folder.parent / "lm")), dictionary()
     rows = [[0, *lm.tokenizer.encode(prompt)] for prompt in prompts]
@@ -110,4 +99,4 @@ def test_what_cannot_be_steered_is_refused(
     if not Path("unknown").exists():
         dictionary().save("unknown")
     with pytest.raises((ConfigError, DataError), match=match):
-        run_steer(words, asked(**given))
+        run_steer(words, asked("steer", **given))
