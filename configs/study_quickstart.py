@@ -11,7 +11,7 @@ from ml_collections import config_dict
 
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
-from saejax.study import default_study
+from saejax.experiment import default_config
 
 PRESETS = ("", "tiny")
 
@@ -19,7 +19,7 @@ PRESETS = ("", "tiny")
 def get_config(preset: str = "") -> config_dict.ConfigDict:
     if preset not in PRESETS:
         raise ConfigError(f"configs/study_quickstart.py has no preset {preset!r}.{nearest(preset, PRESETS[1:])}")
-    c = default_study()
+    c = default_config()
     c.name = f"study-quickstart-{preset}" if preset else "study-quickstart"
     c.store = "coders-mlps"
     c.reads = tuple(f"blocks.{i}.mlp_in" for i in range(6))

@@ -11,14 +11,12 @@ extras `data` and `chat`. A study with a shrunk random model is tested; with the
 from ml_collections import config_dict
 
 from saejax.experiment import shipped
-from saejax.study import default_study
 
 LAYERS = range(10, 25)
 
 
 def get_config() -> config_dict.ConfigDict:
-    c = default_study()
-    c.update(shipped("models", "qwen2.5-3b-instruct").to_dict())
+    c = shipped("models", "qwen2.5-3b-instruct")
     c.name = "study-qwen"
     c.hook_point = ""
     c.capture.hook_points = ("blocks.{10..24}.mlp_in", "blocks.{10..24}.mlp_out")

@@ -1,4 +1,4 @@
-"""From behaviours of a language model to the features that cause them: prompts, graphs, interventions, one page.
+"""From behaviours of a language model to the features that cause them, on one page.
 
     python -m launch.study --config=configs/study_quickstart.py
 

@@ -367,14 +367,15 @@ which needs no other file, <name>.json in circuit-tracer's format, and <name>.np
             partial(flags.DEFINE_string, "model", "", "The language model, where the dictionary does not say."),
             partial(flags.DEFINE_integer, "max_features", 7500, "Features at most; 0 for all.", lower_bound=0),
             partial(flags.DEFINE_integer, "logits", 10, "Next tokens at most.", lower_bound=1),
-            partial(flags.DEFINE_float, "node_share", 0.8, "Share of the influence that shown nodes keep."),
-            partial(flags.DEFINE_float, "edge_share", 0.98, "Share of the influence that shown edges keep."),
+            partial(flags.DEFINE_float, "node_share", 0.8, "Share of the influence that shown nodes keep.", 0, 1),
+            partial(flags.DEFINE_float, "edge_share", 0.98, "Share of the influence that shown edges keep.", 0, 1),
+            partial(flags.DEFINE_integer, "effects", 10, "Features to set to zero, one at a time.", lower_bound=0),
             partial(flags.DEFINE_string, "supernodes", "", "Pins and groups that the page has saved."),
         ),
     ),
     "study": Command(
         """\
-From behaviours of a language model to the features that cause them: prompts, graphs, interventions, one page.
+From behaviours of a language model to the features that cause them, on one page.
 
     saejax study --config=study_quickstart             minutes on 2 CPU cores
     saejax study --config=study_quickstart --config.study.behaviours=bracket,mine=pairs.jsonl

@@ -9,7 +9,9 @@ from typing import Any
 from ml_collections import config_dict
 
 from saejax.analysis import ReportConfig
+from saejax.app.study_config import StudyConfig
 from saejax.app.sweep.config import SweepConfig
+from saejax.attribution import AttributionConfig
 from saejax.capture import CaptureConfig
 from saejax.coders import CoderConfig
 from saejax.core import settings
@@ -73,6 +75,10 @@ class Experiment(Settings):
     gates: GateConfig = section(GateConfig, "What a run must reach.", decides=False)
     report: ReportConfig = section(ReportConfig, "The feature browser.", decides=False)
     sweep: SweepConfig = section(SweepConfig, "Many coders at once.", decides=False)
+    attribution: AttributionConfig = section(AttributionConfig, "The graphs of a study.", decides=False)
+    study: StudyConfig = section(
+        StudyConfig, "`saejax study`: which behaviours, and how they are examined.", decides=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

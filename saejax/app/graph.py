@@ -2,24 +2,34 @@
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
 from saejax.app.loaded import with_model
 from saejax.attribution import AttributionConfig, Graph, attribute
-from saejax.attribution.export import graph_json, write_graph
-from saejax.attribution.influence import pruned, scores
+from saejax.attribution.export import checked_slug, feature_json, graph_json, node_ids, write_features, write_graph
+from saejax.attribution.influence import influence, pruned, scores
 from saejax.attribution.layers import at_model, layers_of
+from saejax.attribution.prediction import predicted
 from saejax.core.errors import ConfigError
 from saejax.core.files import read_json
 from saejax.core.progress import Progress
+from saejax.interventions import Interventions, scaled, zero
+from saejax.interventions.metrics import at_tokens
 from saejax.lm import LanguageModel
 from saejax.report.graph_page import layer_tables, render_graph
 from saejax.report.read import read_features
 from saejax.trained import TrainedCoder
+
+# Activations of a passage that count as firing, as a share of its largest.
+_FIRES = 0.5
 
 Tables = dict[int, Mapping[str, Any]]  # layer of a graph -> {"vocab", "features"}, a row's id its latent
 
@@ -34,19 +44,22 @@ def run_graph(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     if len(words) < 2:
         raise ConfigError('Give one or more dictionaries and a prompt: saejax graph runs/clt "x = data[i"')
     *places, prompt = words
-    saes, lm = with_model(list(dictionaries(places).values()), flags["model"])
-    saes = at_model(lm, saes)
+    if not prompt:
+        raise ConfigError("The prompt is empty: give the text whose next token the graph is about.")
+    slug = checked_slug(flags["name"] or re.sub(r"\W+", "-", prompt, flags=re.ASCII).strip("-").lower()[:60] or "graph")
+    supernodes = read_json(flags["supernodes"]) if flags["supernodes"] else None
+    loaded, lm = with_model(list(dictionaries(places).values()), flags["model"])
+    saes = at_model(lm, loaded)
     bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
     config = AttributionConfig(max_features=flags["max_features"], logits=flags["logits"], silent=len(bos))
-    slug = flags["name"] or re.sub(r"\W+", "-", prompt).strip("-").lower()[:60] or "graph"
     folder = Path(flags["out"])
     tokens = bos + lm.tokenizer.encode(prompt)
     with _Rows() as rows:
         graph = attribute(lm, saes, tokens, config, folder=folder / f"{slug}.rows", progress=rows.done)
     graph.save(folder / f"{slug}.npz")
-    supernodes = read_json(flags["supernodes"]) if flags["supernodes"] else None
     shares = flags["node_share"], flags["edge_share"]
-    page = write_pages(lm, graph, folder, slug, shares, tables_of(lm, saes), supernodes=supernodes)
+    shown = {"supernodes": supernodes} | ablations(lm, saes, graph, flags["effects"])
+    page = write_pages(lm, graph, folder, slug, shares, tables_of(lm, saes), **shown)
     replacement, completeness = scores(graph)
     console.say(
         f"{graph.n_features} features, {len(graph.logits)} next tokens; replacement score {replacement:.2f}, "
@@ -69,6 +82,53 @@ class _Rows(contextlib.ExitStack):
         self._bar.advance(rows - self._bar.tokens)
 
 
+def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, count: int) -> dict[str, Any]:
+    """Effects of setting single features to 0 where they stand, beside what the graph says: for `render_graph`.
+
+    The `count` features of most influence, one at a time. The effect is the change of the likeliest next token's logit
+    less the mean of all logits.
+
+    Args:
+        saes: in the order of their layers, with the model's names of hook points.
+    """
+    order = np.argsort(-influence(graph)[graph.parts["features"]], kind="stable")[:count]
+    if not len(order):
+        return {}
+    first, likeliest, ids = first_latents(lm, saes), int(graph.logits[0]), node_ids(graph)
+    nodes = graph.features[order].tolist()
+    used = {first[layer][0] for layer, _, _ in nodes}
+    inside = Interventions(lm, {name: saes[int(name)] for name in sorted(used, key=int)})
+
+    def measure(logits_RSV: jax.Array) -> jax.Array:
+        z_RV = at_tokens(logits_RSV, -1)
+        return z_RV[:, likeliest] - z_RV.mean(1)
+
+    changes = []
+    for layer, position, latent in nodes:
+        name, at = first[layer][0], np.arange(len(graph.tokens))[None] == position
+        # All dictionaries change in every intervention, most of them by nothing: one program.
+        changes.append({other: scaled(0, 1.0, at) for other in used} | {name: zero(first[layer][1] + latent, at)})
+    before = float(measure(inside.run([graph.tokens]).logits)[0])
+    measured = inside.many([graph.tokens], changes, measure)[:, 0] - before
+    said = predicted(graph, [[int(place)] for place in order])[:, 0]
+    rows = [
+        {"nodes": [ids[place]], "what": f"set to zero at {at}", "predicted": p, "measured": m, "interval": None}
+        for place, at, p, m in zip(
+            order.tolist(), tokens_of(graph, order.tolist()), said.tolist(), measured.tolist(), strict=True
+        )
+    ]
+    token = lm.tokenizer.token_strings([likeliest])[0]
+    return {"effects": rows, "effects_of": f"Change of the logit of {token!r} less the mean of all logits"}
+
+
+def first_latents(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> dict[int, tuple[str, int]]:
+    """Layer of a graph -> (place of its dictionary among `saes`, as text; number of the layer's latent 0 in it)."""
+    return {
+        number: (str(layer.dictionary), layer.group * saes[layer.dictionary].coder.topology.d_sae)
+        for number, layer in enumerate(layers_of(lm, saes))
+    }
+
+
 def write_pages(
     lm: LanguageModel,
     graph: Graph,
@@ -78,7 +138,7 @@ def write_pages(
     tables: Tables,
     **shown: Any,
 ) -> Path:
-    """Writes <slug>.json, the index of all graphs of the folder, and <slug>.html; returns the page's path.
+    """Writes <slug>.json, the folder's index, what the kept features fire on, and <slug>.html; returns its path.
 
     Args:
         shares: of the influence that nodes and edges keep.
@@ -87,13 +147,53 @@ def write_pages(
     """
     kept = pruned(graph, *shares)
     strings = lm.tokenizer.token_strings(graph.logits.tolist())
+    rows = _kept(graph, kept.nodes, tables)
     content = graph_json(
-        graph, kept.nodes, kept.edges, kept.influence, slug=slug, logit_strings=strings, node_threshold=shares[0]
+        graph,
+        kept,
+        slug=slug,
+        logit_strings=strings,
+        node_threshold=shares[0],
+        labels={key: label_of(row, tables[key[0]]["vocab"]) for key, row in rows.items()},
     )
+    name = graph.names.get("dictionaries", "")
+    files = {
+        (layer, latent): feature_json(row, tables[layer]["vocab"], transcoder=name, index=latent)
+        for (layer, latent), row in rows.items()
+    }
     write_graph(folder, content)
+    write_features(folder, graph.names, files)
     replacement, completeness = scores(graph)
     figures = {"replacement score": replacement, "completeness score": completeness}
     return render_graph(folder / f"{slug}.html", content, tables=tables, figures=figures, **shown)
+
+
+def tokens_of(graph: Graph, places: Sequence[int]) -> list[str]:
+    """The token where each feature stands, and its number: '[', token 5."""
+    return [f"{graph.strings[position]!r}, token {position}" for position in graph.features[list(places), 1].tolist()]
+
+
+def _kept(graph: Graph, nodes: np.ndarray, tables: Tables) -> dict[tuple[int, int], Mapping[str, Any]]:
+    """(layer, latent) -> the row of its table, of each kept feature that a table describes."""
+    kept = {(layer, latent) for layer, _, latent in graph.features[nodes[graph.parts["features"]]].tolist()}
+    return {
+        (layer, row["id"]): row
+        for layer, table in tables.items()
+        for row in table["features"]
+        if (layer, row["id"]) in kept
+    }
+
+
+def label_of(row: Mapping[str, Any], vocab: Sequence[str]) -> str:
+    """The first explanation of a feature; of one without, the tokens that it fires on in its strongest passages."""
+    if row.get("explanations"):
+        return str(row["explanations"][0]["text"])
+    counts = Counter[str]()
+    for example in row.get("examples") or ():
+        values = np.asarray(example["activations"], float)
+        if values.size and values.max() > 0:
+            counts.update(vocab[example["tokens"][i]] for i in np.flatnonzero(values >= _FIRES * values.max()))
+    return " · ".join(repr(token)[1:-1] for token, _ in counts.most_common(4))
 
 
 def tables_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> Tables:

@@ -75,7 +75,11 @@ def next_command(path: Path) -> str:
 
 
 def _command(config: Any) -> str:
-    return "pipeline" if config.sweep.to_dict() == default_config().sweep.to_dict() else "sweep"
+    defaults = default_config()
+    for section, command in (("study", "study"), ("attribution", "study"), ("sweep", "sweep")):
+        if config[section].to_dict() != defaults[section].to_dict():
+            return command
+    return "pipeline"
 
 
 def _hides(name: str, path: Path) -> bool:

@@ -49,6 +49,8 @@ def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
         raise ConfigError("--feature is missing: which latents, as in --feature=123 or --feature=3,17.")
     if len(words) < 2:
         raise ConfigError('Give a dictionary and a prompt: saejax steer runs/quickstart --feature=123 "Once upon a"')
+    if not all(words[1:]):
+        raise ConfigError("A prompt is empty: give the text that the model continues.")
     if flags["operation"] not in _OPERATIONS:
         raise ConfigError(f"No operation {flags['operation']!r}.{nearest(flags['operation'], OPERATIONS)}")
     place, prompts = words[0], list(words[1:])

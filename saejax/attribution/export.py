@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from saejax.attribution.graph import Graph
+from saejax.attribution.influence import Pruned
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 
@@ -29,25 +30,20 @@ FeatureKey = tuple[int, int]  # layer, latent
 
 def graph_json(
     graph: Graph,
-    nodes: np.ndarray,
-    edges: np.ndarray,
-    influence: np.ndarray,
+    kept: Pruned,
     *,
     slug: str,
     logit_strings: Sequence[str],
     node_threshold: float | None = None,
     labels: Mapping[FeatureKey, str] | None = None,
 ) -> dict[str, Any]:
-    """{"metadata", "qParams", "nodes", "links"} of the kept nodes and of the kept edges whose weight is not 0.
+    """{"metadata", "qParams", "nodes", "links"} of the nodes and edges that are kept.
 
     A node's influence in the file is cumulative, as circuit-tracer's reader wants it: the share of all influence that
     this node and those of more influence have. Keeping the nodes below a threshold prunes there. Logits have none.
-    Features and errors without an edge are left out.
 
     Args:
-        nodes: bool [N], kept ones.
-        edges: bool [N, N], row target, column source.
-        influence: [N], >= 0, of every node of the graph.
+        kept: of `influence.pruned`.
         slug: the graph's name among others; its file is <slug>.json. Letters, digits, ".", "_" and "-".
         logit_strings: the tokens of the logits as text, in their order.
         node_threshold: the share of influence at which the nodes were pruned.
@@ -55,26 +51,17 @@ def graph_json(
 
     Raises:
         ConfigError: the slug cannot name a file.
-        DataError: the arrays are not of this graph.
+        DataError: `kept` or `logit_strings` is of another graph.
     """
     checked_slug(slug)
-    for name, array, shape in (
-        ("nodes", nodes, (graph.n_nodes,)),
-        ("edges", edges, (graph.n_nodes,) * 2),
-        ("influence", influence, (graph.n_nodes,)),
-    ):
-        if array.shape != shape:
-            raise DataError(f"{name} is {array.shape}; the graph of {graph.n_nodes} nodes needs {shape}.")
+    if len(kept.nodes) != graph.n_nodes:
+        raise DataError(f"What is kept is of {len(kept.nodes)} nodes; the graph has {graph.n_nodes}.")
     if len(logit_strings) != len(graph.logits):
         raise DataError(f"There are {len(logit_strings)} logit_strings; the graph has {len(graph.logits)} logits.")
-    targets, sources = np.nonzero(edges & nodes[:, None] & nodes[None, :] & (graph.weights != 0))
-    kept = np.zeros(graph.n_nodes, bool)
-    kept[targets] = kept[sources] = True
-    kept[graph.parts["tokens"]] = kept[graph.parts["logits"]] = True
-    kept &= nodes
+    targets, sources = np.nonzero(kept.edges)
     ids = node_ids(graph)
     weights = _floats(graph.weights[targets, sources])
-    described = _nodes(graph, ids, cumulative(influence), labels or {}, logit_strings)
+    described = _nodes(graph, ids, kept.cumulative, labels or {}, logit_strings)
     return {
         "metadata": {
             "slug": slug,
@@ -86,7 +73,7 @@ def graph_json(
             "schema_version": 1,
         },
         "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
-        "nodes": [node for node, keep in zip(described, kept, strict=True) if keep],
+        "nodes": [node for node, keep in zip(described, kept.nodes, strict=True) if keep],
         "links": [
             {"source": ids[s], "target": ids[t], "weight": weight}
             for s, t, weight in zip(sources.tolist(), targets.tolist(), weights, strict=True)
@@ -108,16 +95,6 @@ def scan_of(names: Mapping[str, str]) -> str:
     """
     said = json.dumps({key: value for key, value in names.items() if key != "prompt"}, sort_keys=True)
     return f"{_SERVED}features/{hashlib.sha256(said.encode()).hexdigest()[:12]}"
-
-
-def cumulative(influence: np.ndarray) -> np.ndarray:
-    """float64 [N]: the share of all influence that each node and those of more influence have together."""
-    order = np.argsort(-influence, kind="stable")
-    total = influence.sum(dtype=np.float64)
-    shares = np.zeros(len(influence))
-    if total:
-        shares[order] = np.cumsum(influence[order], dtype=np.float64) / total
-    return shares
 
 
 def feature_number(layer: int, latent: int) -> int:

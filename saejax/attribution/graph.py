@@ -73,6 +73,8 @@ class Graph:
         last = [len(self.hook_points) - 1, len(self.tokens) - 1, np.iinfo(np.int32).max]
         if ((self.features < 0) | (self.features > last)).any():
             raise DataError("A graph's features name a layer, a token or a latent that is not there.")
+        if len(np.unique(self.features, axis=0)) < self.n_features or len(np.unique(self.logits)) < len(self.logits):
+            raise DataError("A graph's features or logits name one twice.")
         for name in ("activations", "probabilities", "weights"):
             if not np.isfinite(getattr(self, name)).all():
                 raise DataError(f"A graph's {name} are not all finite numbers.")

@@ -24,7 +24,7 @@ class Pruned:
     """What is left of a graph.
 
     Attributes:
-        nodes: bool [N]. edges: bool [N, N], target by source.
+        nodes: bool [N]. edges: bool [N, N], target by source, between these nodes.
         influence: float64 [N], of the whole graph's nodes.
     """
 

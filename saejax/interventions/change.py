@@ -21,6 +21,9 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
 
 
 @flax.struct.dataclass
@@ -33,12 +36,12 @@ class Change:
         scale, shift, low, high: float32, broadcast against [R, S, K].
     """
 
-    latents: jax.Array
-    at: jax.Array
-    scale: jax.Array
-    shift: jax.Array
-    low: jax.Array
-    high: jax.Array
+    latents: Array
+    at: Array
+    scale: Array
+    shift: Array
+    low: Array
+    high: Array
 
     def __call__(self, f_RSK: jax.Array) -> jax.Array:
         """f' of the chosen latents; f itself at tokens that are left alone."""
@@ -98,30 +101,32 @@ def clamped(latents: Any, low: Any = -jnp.inf, high: Any = jnp.inf, at: Any = Tr
 
 
 def stacked(changes: Sequence[Change]) -> Change:
-    """Many changes as one with a leading axis, for `vmap`. Numbers broadcast; what has fewer latents is filled up with
-    latent 0, which the filling leaves as it is.
+    """Many changes as one with a leading axis, for `vmap`, of numpy arrays: only the part that runs goes to the device.
+
+    Numbers broadcast; what has fewer latents is filled up with latent 0, which the filling leaves as it is.
     """
     most = max(one.latents.shape[0] for one in changes)
 
     def filled(one: Change) -> Change:
         n = one.latents.shape[0]
 
-        def along(value: jax.Array, nothing: float) -> jax.Array:
-            value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, (n,)))
-            return jnp.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, most - n)], constant_values=nothing)
+        def along(value: Any, nothing: float) -> np.ndarray:
+            value = np.asarray(value)
+            value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (n,)))
+            return np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, most - n)], constant_values=nothing)
 
         return Change(
-            jnp.pad(one.latents, (0, most - n)),
-            one.at,
+            np.pad(np.asarray(one.latents), (0, most - n)),
+            np.asarray(one.at),
             along(one.scale, 1.0),
             along(one.shift, 0.0),
-            along(one.low, -jnp.inf),
-            along(one.high, jnp.inf),
+            along(one.low, -np.inf),
+            along(one.high, np.inf),
         )
 
-    def joined(*values: jax.Array) -> jax.Array:
-        shape = jnp.broadcast_shapes(*(value.shape for value in values))
-        return jnp.stack([jnp.broadcast_to(value, shape) for value in values])
+    def joined(*values: np.ndarray) -> np.ndarray:
+        shape = np.broadcast_shapes(*(value.shape for value in values))
+        return np.stack([np.broadcast_to(value, shape) for value in values])
 
     return jax.tree.map(joined, *map(filled, changes))
 

@@ -1,5 +1,6 @@
 """What an intervention refuses before anything runs, in one line each."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from saejax.trained import TrainedCoder
 
 Dictionaries = Mapping[str, TrainedCoder]
 Changes = Mapping[str, Change | Sequence[Change]]
+
+_NUMBERS = ("scale", "shift", "low", "high")
 
 
 def placed(lm: LanguageModel, dictionaries: Dictionaries) -> dict[str, TrainedCoder]:
@@ -85,6 +88,9 @@ def checked_changes(
 ) -> dict[str, tuple[Change, ...]]:
     """The changes of each dictionary, if rows of this shape [R, S] can have them.
 
+    All have one form, `at` [R, S] and numbers [1, 1, K] or [R, S, K], so that a program of one operation on K latents
+    runs the others too.
+
     Raises:
         ConfigError: no such dictionary.
         DataError: latents or tokens that do not exist.
@@ -94,7 +100,7 @@ def checked_changes(
         listed = (given,) if isinstance(given, Change) else tuple(given)
         for change in listed:
             _check(change, named(dictionaries, name), name, shape)
-        checked[name] = listed
+        checked[name] = tuple(_in_one_form(change, shape) for change in listed)
     return checked
 
 
@@ -116,6 +122,21 @@ def checked_errors(
     return "own", {name: dict(given) for name, given in errors.items()}
 
 
+def _in_one_form(change: Change, shape: tuple[int, ...]) -> Change:
+    n = change.latents.size
+
+    def along(value: Any) -> Any:
+        each = any(size > 1 for size in value.shape[max(0, value.ndim - 3) : -1])
+        return _broadcast(value, (*shape, n) if each else (1, 1, n))
+
+    numbers = {part: along(getattr(change, part)) for part in _NUMBERS}
+    return dataclasses.replace(change, at=_broadcast(change.at, shape), **numbers)
+
+
+def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
+    return value if value.shape == shape else np.broadcast_to(np.asarray(value), shape)
+
+
 def _check(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, ...]) -> None:
     latents = np.asarray(change.latents)
     if not latents.size:
@@ -123,9 +144,10 @@ def _check(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, ...])
     if latents.min() < 0 or latents.max() >= sae.n_latents:
         wrong = latents[(latents < 0) | (latents >= sae.n_latents)][0]
         raise DataError(f"{name} has no latent {wrong}; its latents are 0 to {sae.n_latents - 1}.")
-    numbers = {
-        part: (getattr(change, part).shape, (*shape, latents.size)) for part in ("scale", "shift", "low", "high")
-    }
+    different, counts = np.unique(latents, return_counts=True)
+    if counts.max() > 1:
+        raise DataError(f"A change of {name} names latent {different[counts.argmax()]} twice; name each once.")
+    numbers = {part: (getattr(change, part).shape, (*shape, latents.size)) for part in _NUMBERS}
     for part, (got, want) in {"at": (change.at.shape, shape), **numbers}.items():
         try:
             fits = np.broadcast_shapes(got, want) == want

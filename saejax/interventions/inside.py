@@ -87,7 +87,7 @@ class Inside:
     def _change(self, group: int, f_RSF: jax.Array) -> None:
         d_sae = f_RSF.shape[-1]
         for change in self.changes:
-            at_K = change.latents % d_sae
+            at_K = jnp.asarray(change.latents) % d_sae
             old_RSK = f_RSF[..., at_K]
             own_11K = (change.latents // d_sae == group)[None, None]
             delta_RSK = jnp.where(own_11K, change(old_RSK) - old_RSK, 0)

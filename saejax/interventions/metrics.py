@@ -17,8 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 Measure = Callable[[jax.Array], Any]
+
+
+def as_argument(measure: Measure) -> Partial:
+    """The measure as a pytree that a program takes: those of this module differ by arrays alone, and share one."""
+    return measure if isinstance(measure, Partial) else Partial(measure)
 
 
 def at_tokens(logits_RSV: jax.Array, at: Any) -> jax.Array:
@@ -30,37 +36,27 @@ def at_tokens(logits_RSV: jax.Array, at: Any) -> jax.Array:
 
 def logit_difference(at: Any, right: Any, wrong: Any) -> Measure:
     """z_right - z_wrong, [R]: at place `at`, of token ids that are one number or one a row."""
-
-    def measure(logits_RSV: jax.Array) -> jax.Array:
-        logits_RV = at_tokens(logits_RSV, at)
-        return _of(logits_RV, right) - _of(logits_RV, wrong)
-
-    return measure
+    return Partial(_logit_difference, at, right, wrong)
 
 
 def probability(at: Any, token: Any) -> Measure:
     """softmax(z)_token, [R]."""
-    return lambda logits_RSV: jnp.exp(_of(jax.nn.log_softmax(at_tokens(logits_RSV, at)), token))
+    return Partial(_probability, at, token)
 
 
 def loss(at: Any, token: Any) -> Measure:
     """-log softmax(z)_token, [R], in nats."""
-    return lambda logits_RSV: -_of(jax.nn.log_softmax(at_tokens(logits_RSV, at)), token)
+    return Partial(_loss, at, token)
 
 
 def kl_from(clean_RSV: jax.Array, at: Any) -> Measure:
     """KL(clean || changed) of the next token, [R], in nats."""
-
-    def measure(logits_RSV: jax.Array) -> jax.Array:
-        log_p_RV, log_q_RV = (jax.nn.log_softmax(at_tokens(z, at)) for z in (clean_RSV, logits_RSV))
-        return (jnp.exp(log_p_RV) * (log_p_RV - log_q_RV)).sum(-1)
-
-    return measure
+    return Partial(_kl, at_tokens(clean_RSV, at), at)
 
 
 def both(**measures: Measure) -> Measure:
     """{name: what each measures}, of one pass."""
-    return lambda logits_RSV: {name: measure(logits_RSV) for name, measure in measures.items()}
+    return Partial(_each, {name: as_argument(measure) for name, measure in measures.items()})
 
 
 def share(value: Any, none: Any, all_: Any) -> np.ndarray:
@@ -85,6 +81,28 @@ def interval(values: Any, level: float = 0.95, draws: int = 2_000, seed: int = 0
     means = values[rng.integers(0, len(values), (draws, len(values)))].mean(1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(values.mean()), float(low), float(high)
+
+
+def _logit_difference(at: Any, right: Any, wrong: Any, logits_RSV: jax.Array) -> jax.Array:
+    logits_RV = at_tokens(logits_RSV, at)
+    return _of(logits_RV, right) - _of(logits_RV, wrong)
+
+
+def _probability(at: Any, token: Any, logits_RSV: jax.Array) -> jax.Array:
+    return jnp.exp(-_loss(at, token, logits_RSV))
+
+
+def _loss(at: Any, token: Any, logits_RSV: jax.Array) -> jax.Array:
+    return -_of(jax.nn.log_softmax(at_tokens(logits_RSV, at)), token)
+
+
+def _kl(clean_RV: jax.Array, at: Any, logits_RSV: jax.Array) -> jax.Array:
+    log_p_RV, log_q_RV = (jax.nn.log_softmax(z_RV) for z_RV in (clean_RV, at_tokens(logits_RSV, at)))
+    return (jnp.exp(log_p_RV) * (log_p_RV - log_q_RV)).sum(-1)
+
+
+def _each(measures: dict[str, Measure], logits_RSV: jax.Array) -> dict[str, Any]:
+    return {name: measure(logits_RSV) for name, measure in measures.items()}
 
 
 def _of(values_RV: jax.Array, token: Any) -> jax.Array:

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.core.errors import ConfigError
-from saejax.interventions.change import added
 from saejax.interventions.inside import n_groups
-from saejax.interventions.runs import Interventions, Measure, Run
+from saejax.interventions.metrics import Measure
+from saejax.interventions.runs import Interventions, Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +72,7 @@ def estimated(
             "of the same number and length."
         )
     delta = source.latents[name] - clean.latents[name], _less(source.errors[name], clean.errors[name])
-    moved = jax.jit(jax.grad(functools.partial(_moved, inside, name, measure)))
-    gradient = functools.partial(moved, params=inside.params, tokens_RS=jnp.asarray(tokens_RS), held=dict(held or {}))
+    gradient = functools.partial(inside.gradient, name, measure, tokens_RS=tokens_RS, held=held or {})
     n_parts = n_groups(inside.dictionaries[name])
     total: Any = jax.tree.map(jnp.zeros_like, delta)
     # At alpha = 0 nothing has moved, and all parts have one gradient.
@@ -99,19 +98,3 @@ def _mask(delta: tuple[jax.Array, dict[str, jax.Array]], part: int, n_parts: int
         return jax.tree.map(jnp.ones_like, delta)
     of_group = jnp.zeros_like(latents).at[:, :, part].set(1)
     return of_group, {point: jnp.full_like(e, i == part) for i, (point, e) in enumerate(errors.items())}
-
-
-def _moved(
-    inside: Interventions,
-    name: str,
-    measure: Measure,
-    delta: tuple[jax.Array, dict[str, Any]],
-    params: Any,
-    tokens_RS: jax.Array,
-    held: Mapping[str, jax.Array],
-) -> jax.Array:
-    """The sum of a measure over rows with `delta` on top of one dictionary's latents and errors."""
-    latents, errors = delta
-    flat = latents.reshape(*latents.shape[:2], -1)
-    changes = {name: added(jnp.arange(flat.shape[-1]), flat)}
-    return measure(inside.logits_with(params, tokens_RS, changes, errors, held)).sum()

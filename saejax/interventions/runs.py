@@ -20,15 +20,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from saejax.core.errors import ConfigError
-from saejax.interventions.change import Change, stacked
+from saejax.interventions.change import Change, added, stacked
 from saejax.interventions.checks import Changes, checked_changes, checked_errors, checked_tokens, named, placed
 from saejax.interventions.inside import Inside, instead, n_groups, reads_all, together
+from saejax.interventions.metrics import Measure, as_argument
 from saejax.kernels.batch import DATA
 from saejax.lm import LanguageModel
 from saejax.parallel import tree_shardings
 from saejax.trained import TrainedCoder
-
-Measure = Callable[[jax.Array], Any]
 
 # Interventions that run at once, on each device.
 _AT_ONCE = 16
@@ -136,7 +135,8 @@ class Interventions:
     ) -> Iterator[Any]:
         """Results of `many`, block after block as they are known.
 
-        One program runs all blocks: interventions are vmapped, and shared out over the mesh's axis "data". What comes
+        One program runs all blocks: interventions are vmapped, and shared out over the mesh's axis "data". It is kept
+        for other rows and changes of the same shapes; a measure of your own must then be the same function. What comes
         before the first change is computed once a block. Every intervention changes the same dictionaries, as many
         times; whoever leaves one alone gives a change of no effect (`scaled(0, 1.0)`).
 
@@ -163,22 +163,15 @@ class Interventions:
         data = self.mesh.shape[DATA] if self.mesh else 1
         size = -(-min(at_once or _AT_ONCE * data, n) // data) * data
 
-        @jax.jit
-        def block(changes_N: Any, lm_params: Any, params: Any, *rest: Any) -> Any:
-            def one(changes: Any) -> Any:
-                tokens, given, held = rest
-                return measure(self._forward(lm_params, params, tokens, changes, given, held, kept).logits)
-
-            return jax.vmap(one)(changes_N)
-
-        rest = jnp.asarray(tokens_RS), errors_given, dict(held or {})
+        program, own = as_argument(measure), self.params
+        rest = jnp.asarray(tokens_RS), errors_given, dict(held or {}), kept
         for start in range(0, n, size):
             # The last block is filled up with its last intervention.
             at = np.minimum(np.arange(start, start + size), n - 1)
             part = jax.tree.map(lambda leaf, at=at: leaf[at], together_N)
             if self.mesh is not None:
                 part = jax.device_put(part, NamedSharding(self.mesh, PartitionSpec(DATA)))
-            result = block(part, *self.params, *rest)
+            result = self._block(program, part, *own, *rest)
             yield jax.tree.map(lambda leaf, start=start: np.asarray(leaf)[: n - start], result)
 
     @property
@@ -186,18 +179,19 @@ class Interventions:
         """Those of the language model, and of the dictionaries by name: what a program of one's own takes."""
         return self._lm_params, self._params
 
-    def logits_with(
+    def gradient(
         self,
-        params: Any,
-        tokens_RS: jax.Array,
-        changes: Changes,
-        added: Mapping[str, jax.Array],
+        name: str,
+        measure: Measure,
+        delta: tuple[jax.Array, dict[str, jax.Array]],
+        tokens_RS: Any,
         held: Mapping[str, jax.Array],
-    ) -> jax.Array:
-        """[R, S, V] with changes, and then {hook point: value} added to what stands there. Pure; nothing is checked."""
-        listed = {name: (given,) if isinstance(given, Change) else tuple(given) for name, given in changes.items()}
-        lm_params, own = params
-        return self._forward(lm_params, own, tokens_RS, listed, {}, held, added=added).logits
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """d (sum of the measure over rows) / d delta: what is added to one dictionary's latents and errors, in the
+        shapes of a `Run`. Nothing is checked.
+        """
+        tokens_RS = jnp.asarray(tokens_RS)
+        return self._gradient(delta, name, as_argument(measure), *self.params, tokens_RS, dict(held))
 
     # --- one pass -------------------------------------------------------------------------------------------------
 
@@ -219,6 +213,26 @@ class Interventions:
     def _run(self) -> Callable[..., Run]:
         return jax.jit(self._forward, static_argnums=(6, 7))
 
+    @functools.cached_property
+    def _block(self) -> Callable[..., Any]:
+        def block(measure: Measure, changes_N: Any, lm_params: Any, params: Any, tokens_RS: Any, *rest: Any) -> Any:
+            def one(changes: Any) -> Any:
+                return measure(self._forward(lm_params, params, tokens_RS, changes, *rest).logits)
+
+            return jax.vmap(one)(changes_N)
+
+        return jax.jit(block, static_argnums=7)
+
+    @functools.cached_property
+    def _gradient(self) -> Callable[..., Any]:
+        def moved(delta: Any, name: str, measure: Measure, lm_params: Any, params: Any, tokens: Any, held: Any) -> Any:
+            latents, errors = delta
+            flat = latents.reshape(*latents.shape[:2], -1)
+            changes = {name: [added(jnp.arange(flat.shape[-1]), flat)]}
+            return measure(self._forward(lm_params, params, tokens, changes, {}, held, extra=errors).logits).sum()
+
+        return jax.jit(jax.grad(moved), static_argnums=1)
+
     def _forward(
         self,
         lm_params: Any,
@@ -229,7 +243,7 @@ class Interventions:
         held: Mapping[str, jax.Array],
         errors: Literal["own", "none"] = "own",
         capture: tuple[str, ...] = (),
-        added: Mapping[str, jax.Array] | None = None,
+        extra: Mapping[str, jax.Array] | None = None,
     ) -> Run:
         latents = self._latents_first(lm_params, params, tokens_RS)
         insides = {
@@ -253,7 +267,7 @@ class Interventions:
             instead(held),
             {name: before(name) for name in points},
             *(inside.edits() for inside in insides.values()),
-            {name: plus(value) for name, value in (added or {}).items()},
+            {name: plus(value) for name, value in (extra or {}).items()},
         )
         logits, captured = self._apply(lm_params, tokens_RS, capture, edits)
         own = {

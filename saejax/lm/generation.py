@@ -27,6 +27,9 @@ from saejax.lm.rows import check_ids
 # What a step edits, by the place of each of its tokens in its row's text [B, S] (0 is the first, negative is filling),
 # and by arrays that the caller gives along, such as a dictionary's parameters.
 EditsAt = Callable[[jax.Array, Any], Mapping[str, decoder.Edit]]
+Edits = Mapping[str, decoder.Edit] | EditsAt | None
+
+_LENGTHS = 16  # prompts are filled up to a multiple of this, so that few lengths need programs of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +91,7 @@ def extend(
     params: decoder.Params,
     cache: Cache,
     tokens_BS: jax.Array,
-    edits: Mapping[str, decoder.Edit] | EditsAt | None = None,
+    edits: Edits = None,
     given: Any = None,
     capture: Sequence[str] = (),
 ) -> tuple[jax.Array, dict[str, jax.Array], Cache]:
@@ -150,12 +153,13 @@ def generate(
     params: decoder.Params,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
-    edits: Mapping[str, decoder.Edit] | EditsAt | None = None,
+    edits: Edits = None,
     given: Any = None,
 ) -> Iterator[np.ndarray]:
     """The next token of each row, int [B], one array a step, as soon as it is known; -1 in rows that have ended.
 
     Ends when every row has, or after `sampling.tokens`. Two programs are compiled: one for the prompt, one for a token.
+    Without edits they are kept for later prompts, of as many rows and about the same length.
 
     Raises:
         DataError: an empty prompt, an id that the model does not have, or more tokens than its context.
@@ -163,24 +167,19 @@ def generate(
     longest = max(map(len, prompts), default=0)
     if not prompts or not all(map(len, prompts)):
         raise DataError("A prompt has no tokens: there is nothing to continue.")
-    if (room := longest + sampling.tokens) > config.context_length:
+    if (most := longest + sampling.tokens) > config.context_length:
         raise DataError(
-            f"{longest} tokens of prompt and {sampling.tokens} more are {room}; the model reads "
+            f"{longest} tokens of prompt and {sampling.tokens} more are {most}; the model reads "
             f"{config.context_length}. Ask for fewer."
         )
     for row in prompts:
         check_ids("tokens", np.asarray([row]), config.vocab_size)
-    filling_B = np.asarray([longest - len(row) for row in prompts], np.int32)
+    columns = _rounded(longest)
+    filling_B = np.asarray([columns - len(row) for row in prompts], np.int32)
     tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (n, 0)) for row, n in zip(prompts, filling_B, strict=True)])
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def step(
-        params: decoder.Params, cache: Cache, tokens_BS: jax.Array, key: jax.Array, given: Any
-    ) -> tuple[jax.Array, Cache]:
-        logits_BSV, _, cache = extend(config, params, cache, tokens_BS, edits, given)
-        return choose(logits_BSV[:, -1], sampling, key), cache
-
-    cache = start_cache(config, jnp.asarray(filling_B), room, params["W_E"].dtype)
+    choice = dataclasses.replace(sampling, tokens=1, seed=0, stop=())
+    step = _kept_step(config, choice) if edits is None else _step(config, choice, edits)
+    cache = start_cache(config, jnp.asarray(filling_B), _rounded(columns + sampling.tokens), params["W_E"].dtype)
     going_B, root = np.ones(len(prompts), bool), jax.random.key(sampling.seed)
     new_BS = jnp.asarray(tokens_BS)
     for number in range(sampling.tokens):
@@ -190,3 +189,24 @@ def generate(
         if not going_B.any():
             return
         new_BS = next_B[:, None]
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _LENGTHS) * _LENGTHS
+
+
+def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Callable[..., tuple[jax.Array, Cache]]:
+    """jit of (params, cache, tokens [B, S], key, given) -> (the next token [B], the cache with these tokens)."""
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def step(
+        params: decoder.Params, cache: Cache, tokens_BS: jax.Array, key: jax.Array, given: Any
+    ) -> tuple[jax.Array, Cache]:
+        logits_BSV, _, cache = extend(config, params, cache, tokens_BS, edits, given)
+        return choose(logits_BSV[:, -1], choice, key), cache
+
+    return step
+
+
+# Edits hold on to what they were made of, such as a model's parameters: programs with edits are not kept.
+_kept_step = functools.lru_cache(maxsize=8)(functools.partial(_step, edits=None))

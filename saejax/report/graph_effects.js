@@ -34,10 +34,12 @@ class Effects {
   }
 
   table() {
-    const heads = ["nodes", "what was done", "predicted", "measured", "interval"];
+    const known = this.rows.some(({interval}) => interval);
+    const heads = ["nodes", "what was done", "predicted", "measured", ...(known ? ["interval"] : [])];
     const rows = this.rows.map((row, i) => el("tr", {onpointerenter: () => this.point(i), onpointerleave: () => this.point(null), onfocusin: () => this.point(i), onfocusout: () => this.point(null)},
       el("th", {scope: "row"}, this.nodes(row.nodes)), el("td", {}, el("bdi", {}, visibleLine(row.what))), el("td", {class: "num"}, this.value(row.predicted)),
-      el("td", {class: "num"}, this.value(row.measured)), el("td", {class: "num soft"}, row.interval ? `${this.value(row.interval[0])} to ${this.value(row.interval[1])}` : "\u2013")));
+      el("td", {class: "num"}, this.value(row.measured)),
+      known ? el("td", {class: "num soft"}, row.interval ? `${this.value(row.interval[0])} to ${this.value(row.interval[1])}` : "\u2013") : null));
     this.marks.push(rows);
     return el("div", {class: "scroll", tabindex: 0, role: "group", "aria-label": "table of interventions"}, el("table", {},
       el("thead", {}, el("tr", {}, heads.map((head, i) => el("th", {scope: "col", class: i > 1 ? "num" : null}, head)))), el("tbody", {}, rows)));

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from saejax.app.study_config import StudyConfig
 from saejax.core.progress import Progress
 from saejax.interventions import Change, Interventions, Run, matched, set_to, zero
 from saejax.study.baseline import Prompts
-from saejax.study.config import StudyConfig
 from saejax.study.table import Table
 
 COLUMNS = ("behaviour", "group", "kind", "number", "pair", "clean", "value")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from saejax.app.study_config import StudyConfig
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.influence import influence
 from saejax.core.progress import Progress
 from saejax.lm import LanguageModel
 from saejax.study.baseline import Prompts
-from saejax.study.config import StudyConfig
 from saejax.study.effects import Group
 from saejax.trained import TrainedCoder
 

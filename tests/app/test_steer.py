@@ -1,6 +1,8 @@
-"""`saejax steer` on the demo model: what it prints is what the model writes with the decoder row added by hand."""
+"""`saejax steer`: what it prints is what the model writes with the decoder row added by hand."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from tiny.by_hand import coder_of, random_params, sites_of
 from saejax.app.steer import features, run_steer
 from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
-from saejax.lm import load_lm
+from saejax.lm import checkpoint, load_lm
 from saejax.lm.generation import Sampling, generate
 from saejax.trained import Origin, TrainedCoder
 
-POINT, F = "blocks.3.resid_post", 40
+POINT, F = "blocks.0.resid_post", 40
+DEMO = Path(checkpoint.__file__).parent / "demo"
 
 
 def dictionary(**origin: Any) -> TrainedCoder:
@@ -29,8 +32,15 @@ def dictionary(**origin: Any) -> TrainedCoder:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dictionary of the demo model's first two layers, which are a model beside it."""
     path = tmp_path_factory.mktemp("steer") / "sae"
-    dictionary(model="demo").save(path)
+    model = path.parent / "lm"
+    params = load_lm("demo").params
+    config_json = json.loads((DEMO / "config.json").read_text()) | {"n_layer": 2}
+    checkpoint.write(model, config_json, params | {"blocks": params["blocks"][:2]})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, model / name)
+    dictionary(model=str(model)).save(path)
     return path
 
 
@@ -45,10 +55,10 @@ def asked(**given: Any) -> dict[str, Any]:
 
 
 def test_both_texts_and_what_is_said_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = ["def read(self):", "import os\nimport"]
+    prompts = ["def read(self):", "return self.read("]  # of as many tokens, for one program
     run_steer([str(folder), *prompts], asked(feature="3", scale=5.0, tokens=6))
     out = capsys.readouterr().out
-    lm, sae = load_lm("demo"), dictionary()
+    lm, sae = load_lm(str(folder.parent / "lm")), dictionary()
     rows = [[0, *lm.tokenizer.encode(prompt)] for prompt in prompts]
     row = jnp.asarray(sae.params["W_dec"][3]) * 5
 
@@ -84,6 +94,7 @@ def test_latents_are_named_by_number_or_by_layer() -> None:
     [
         (["sae"], {"feature": "3"}, "Give a dictionary and a prompt"),
         (["sae", "x"], {}, "--feature is missing"),
+        (["sae", ""], {"feature": "3"}, "A prompt is empty"),
         (["sae", "x"], {"feature": "3", "operation": "zer"}, "No operation 'zer'.*zero"),
         (["sae", "x"], {"feature": "40"}, "--feature=40: the latents are 0 to 39"),
         (["nothing", "x"], {"feature": "3"}, "nothing does not exist"),

@@ -33,6 +33,7 @@ def below(case: str, prefix: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): value for name, value in arrays(case).items() if name.startswith(prefix)}
 
 
+@functools.cache
 def lm_of(case: str) -> LanguageModel:
     config = DecoderConfig(LAYERS, 12, 3, 4, 20, VOCAB, 10, "gelu_new", 1e-5, tied_embeddings=False)
     params: dict[str, Any] = {"blocks": [{} for _ in range(LAYERS)]}
@@ -45,6 +46,7 @@ def lm_of(case: str) -> LanguageModel:
     return LanguageModel(config, params, tokenizer_of(VOCAB), {"model": "random"})
 
 
+@functools.cache
 def dictionaries(case: str) -> list[TrainedCoder]:
     reads, writes = (tuple(f"blocks.{i}.{name}" for i in range(LAYERS)) for name in ("mlp_in", "mlp_out"))
     if case == "clt":
@@ -61,7 +63,7 @@ def dictionaries(case: str) -> list[TrainedCoder]:
 
 @functools.cache
 def graph(case: str) -> Graph:
-    config = AttributionConfig(max_features=0, chunk=16)
+    config = AttributionConfig(max_features=0, chunk=4)
     return attribute(lm_of(case), dictionaries(case), arrays(case)["tokens"], config)
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from saejax.attribution.export import (
     INDEX,
-    cumulative,
     feature_json,
     feature_number,
     graph_json,
@@ -22,8 +21,9 @@ from saejax.attribution.export import (
     write_features,
     write_graph,
 )
+from saejax.attribution.influence import pruned
 from saejax.core.errors import ConfigError, DataError
-from tests.tiny.graphs import LOGITS, NAMES, VOCAB, kept, made_up_feature, made_up_graph
+from tests.tiny.graphs import LOGITS, NAMES, VOCAB, made_up_feature, made_up_graph
 
 # circuit-tracer 0.5: frontend/graph_models.py and frontend/feature_models.py.
 OPTIONAL_NUMBER = (float, NoneType)
@@ -76,9 +76,8 @@ def assert_fields(value: dict[str, Any], fields: dict[str, Any]) -> None:
 
 def exported(**changes: Any) -> dict[str, Any]:
     graph = made_up_graph()
-    nodes, edges, influence = kept(graph)
     given = {"slug": "dallas", "logit_strings": LOGITS, "node_threshold": 0.8, "labels": {(2, 8): "Texas"}}
-    return graph_json(graph, nodes, edges, influence, **given | changes)
+    return graph_json(graph, pruned(graph), **given | changes)
 
 
 def test_the_graph_has_circuit_tracers_fields(tmp_path: Path) -> None:
@@ -95,21 +94,18 @@ def test_the_graph_has_circuit_tracers_fields(tmp_path: Path) -> None:
 
 def test_nodes_and_links_are_the_kept_ones() -> None:
     graph = made_up_graph()
-    nodes, edges, influence = kept(graph)
+    kept = pruned(graph)
     content = exported()
     ids = node_ids(graph)
-    # The kept sets hold some nodes without an edge, which the file leaves out.
-    edges &= nodes[:, None] & nodes[None, :]
-    touched = edges.any(0) | edges.any(1)
-    touched[graph.parts["tokens"]] = touched[graph.parts["logits"]] = True
-    assert [node["node_id"] for node in content["nodes"]] == [ids[i] for i in np.flatnonzero(touched & nodes)]
+    assert 0 < kept.nodes.sum() < graph.n_nodes
+    assert [node["node_id"] for node in content["nodes"]] == [ids[i] for i in np.flatnonzero(kept.nodes)]
     weight = {(link["source"], link["target"]): link["weight"] for link in content["links"]}
     assert weight == {
-        (ids[s], ids[t]): pytest.approx(float(graph.weights[t, s]), rel=1e-6) for t, s in np.argwhere(edges)
+        (ids[s], ids[t]): pytest.approx(float(graph.weights[t, s]), rel=1e-6) for t, s in np.argwhere(kept.edges)
     }
     shares = {node["node_id"]: node["influence"] for node in content["nodes"]}
-    for i in np.flatnonzero(touched & nodes):
-        at_least = influence[influence >= influence[i]].sum() / influence.sum()
+    for i in np.flatnonzero(kept.nodes):
+        at_least = kept.influence[kept.influence >= kept.influence[i]].sum() / kept.influence.sum()
         assert shares[ids[i]] == (None if i >= graph.parts["logits"].start else pytest.approx(at_least))
     named = {node["clerp"] for node in content["nodes"] if node["feature_type"] == "cross layer transcoder"}
     assert named == {"", "Texas"}
@@ -169,11 +165,6 @@ def test_the_scan_is_a_digest_of_what_the_graph_is_of() -> None:
     assert scan_of(NAMES | {"dictionaries": "others"}) != scan_of(NAMES)
 
 
-def test_influence_accumulates_from_the_largest() -> None:
-    assert cumulative(np.array([1.0, 5.0, 0.0, 4.0])).tolist() == [1.0, 0.5, 1.0, 0.9]
-    assert cumulative(np.zeros(3)).tolist() == [0, 0, 0]
-
-
 def test_a_slug_replaces_its_graph_in_the_index(tmp_path: Path) -> None:
     for slug in ("one", "two", "one"):
         write_graph(tmp_path, exported(slug=slug))
@@ -217,12 +208,10 @@ def test_a_slug_that_cannot_name_a_file_is_refused(slug: str) -> None:
 
 def test_what_is_not_of_the_graph_is_refused(tmp_path: Path) -> None:
     graph = made_up_graph()
-    nodes, edges, influence = kept(graph)
-    given = {"slug": "a", "logit_strings": LOGITS}
-    with pytest.raises(DataError, match="nodes is"):
-        graph_json(graph, nodes[1:], edges, influence, **given)
+    with pytest.raises(DataError, match=f"the graph has {graph.n_nodes}"):
+        graph_json(graph, pruned(made_up_graph(features=30)), slug="a", logit_strings=LOGITS)
     with pytest.raises(DataError, match="logit_strings"):
-        graph_json(graph, nodes, edges, influence, slug="a", logit_strings=LOGITS[1:])
+        graph_json(graph, pruned(graph), slug="a", logit_strings=LOGITS[1:])
     (tmp_path / INDEX).write_text('{"graphs": [7]}')
     with pytest.raises(DataError, match="no list of graphs"):
         write_graph(tmp_path, exported())

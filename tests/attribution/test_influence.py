@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from saejax.attribution import Graph
-from saejax.attribution.influence import influence, pruned, scores
+from saejax.attribution.influence import Pruned, influence, pruned, scores
 from saejax.core.errors import ConfigError, DataError
 
 # Four features (f0, f1 read layer 0, f2, f3 layer 1), errors of 2 layers at 2 tokens, 2 tokens, logits a and b.
@@ -87,6 +87,12 @@ def test_a_share_of_one_keeps_all_that_matters() -> None:
     assert found.cumulative[NAMES.index("t1")] == pytest.approx((224 + 191 + 141) / 1004)
 
 
+def test_influence_accumulates_from_the_largest() -> None:
+    for given, shares in (([1.0, 5.0, 0.0, 4.0], [1.0, 0.5, 1.0, 0.9]), ([0.0, 0.0, 0.0], [0, 0, 0])):
+        nodes = np.ones(len(given), bool)
+        assert Pruned(nodes, nodes[:, None] & nodes, np.array(given)).cumulative.tolist() == shares
+
+
 def test_a_graph_without_any_effect() -> None:
     found = pruned(graph({}))
     assert named(found.nodes) == {"t0", "t1", "a", "b"} and not found.edges.any() and scores(graph({})) == (0.0, 1.0)
@@ -101,3 +107,6 @@ def test_what_is_no_graph_of_effects_is_refused() -> None:
         pruned(graph(), node_share=float("nan"))
     with pytest.raises(DataError, match="weights"):
         dataclasses.replace(graph(), weights=np.zeros((11, 12), np.float32))
+    for name, value in (("features", np.array([[0, 1, 8]] * 4, np.int32)), ("logits", np.array([1, 1], np.int32))):
+        with pytest.raises(DataError, match="twice"):
+            dataclasses.replace(graph(), **{name: value})

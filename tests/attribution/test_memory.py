@@ -36,11 +36,11 @@ def test_arguments_and_rows_are_those_of_the_shapes() -> None:
 def test_memory_grows_with_the_chunk_and_hardly_with_the_layers() -> None:
     # 6 layers' cotangents would be three times those of 2. What a layer does add: carries of its loops.
     assert memory(layers=6).temporaries < 1.9 * memory().temporaries
-    assert 1.5 < memory(chunk=32).temporaries / memory(chunk=16).temporaries < 2.5
+    assert 3 < memory(chunk=32).temporaries / memory().temporaries < 5
 
 
 def test_devices_divide_it() -> None:
-    one, by_latent, by_target = memory(), memory(mesh=(1, 4)), memory(mesh=(4, 1))
-    assert by_latent.arguments < 0.5 * one.arguments and by_latent.rows < 0.5 * one.rows
-    assert by_target.rows == pytest.approx(one.rows / 4, rel=0.05)
-    assert by_target.temporaries < 0.75 * one.temporaries
+    """Decoder rows by latent, targets along data, rows by both."""
+    one, many = memory(), memory(mesh=(2, 2))
+    assert many.arguments < 0.65 * one.arguments and many.temporaries < 0.6 * one.temporaries
+    assert many.rows == pytest.approx(one.rows / 4, rel=0.05)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny.by_hand import HOOK, coder_of, numpy_coder, random_params, sites_of
-from tiny.intervened import LM, OTHERS, TOKENS, F, R, S, dictionary
+from tiny.by_hand import HOOK, numpy_coder
+from tiny.intervened import LM, OTHERS, TOKENS, F, R, S, dictionary, inside, inside_at_the_end
 
 from saejax.coders import TOPOLOGIES
 from saejax.core.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ from saejax.trained import TrainedCoder
 
 @pytest.fixture(scope="module")
 def one() -> Interventions:
-    return Interventions(LM, {"sae": dictionary()})
+    return inside()
 
 
 def _captured(tokens: np.ndarray, points: tuple[str, ...], fixed: dict[str, np.ndarray]) -> Any:
@@ -52,7 +52,7 @@ def by_hand(topology: str, sae: TrainedCoder, tokens: np.ndarray, f_of: Any, err
         _, seen = _captured(tokens, sites.hook_points, fixed)
         reads = first if topology == "crosscoder" else seen  # a crosscoder's latents are those of the clean run
         x = np.stack([reads[name] for name in sites.reads], axis=2).reshape(R * S, len(sites.reads), -1)
-        f, y_hat = numpy_coder(topology, "topk", p, x)
+        f, y_hat = numpy_coder(topology, "relu", p, x)
         changed = f_of(f.reshape(R, S, -1)).reshape(R * S, -1)
         new = decoded(topology, p, changed, x).reshape(R, S, n_sites, -1)[:, :, i]
         old = y_hat.reshape(R, S, n_sites, -1)[:, :, i]
@@ -108,18 +108,25 @@ def changed(operation: Any, latents: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("errors", ["own", "none", "given"])
-def test_logits_are_those_of_a_run_by_hand(topology: str, errors: str) -> None:
-    """Latents of every group of a cross-layer transcoder are changed at once."""
-    sae = dictionary(topology)
-    inside = Interventions(LM, {"sae": sae})
-    latents = [n for g in range(sae.n_latents // F) for n in (g * F + 3, g * F + 17)]
-    given: Any = inside.run(OTHERS).errors if errors == "given" else errors
-    got = inside.run(TOKENS, {"sae": added(latents, 2.0)}, errors=given)
-    own = given["sae"] if errors == "given" else errors
-    want = by_hand(topology, sae, TOKENS, changed(lambda f: f + 2.0, latents), own)
-    np.testing.assert_allclose(got.logits, want, rtol=2e-4, atol=2e-4)
-    assert np.abs(want - _captured(TOKENS, (), {})[0]).max() > 0.05
+def test_logits_are_those_of_a_run_by_hand(topology: str) -> None:
+    """Latents of every group of a cross-layer transcoder are changed at once, with each kind of errors."""
+    made = inside(topology)
+    sae = made.dictionaries["sae"]
+    latents = _some(sae)
+    change, plain = {"sae": added(latents, 2.0)}, _captured(TOKENS, (), {})[0]
+    given = made.run(OTHERS, {"sae": scaled(latents, 1.0)}).errors
+    kinds: list[Any] = ["own", "none", given]
+    for errors in kinds:
+        got = made.run(TOKENS, change, errors=errors)
+        own = errors["sae"] if errors is given else errors
+        want = by_hand(topology, sae, TOKENS, changed(lambda f: f + 2.0, latents), own)
+        np.testing.assert_allclose(got.logits, want, rtol=2e-4, atol=2e-4)
+        assert np.abs(want - plain).max() > 0.05
+
+
+def _some(sae: TrainedCoder) -> list[int]:
+    """Two latents of each group."""
+    return [n for g in range(sae.n_latents // F) for n in (g * F + 3, g * F + 17)]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -141,27 +148,24 @@ def test_what_a_run_has_seen_adds_up(one: Interventions) -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_changes_of_no_effect_change_nothing(topology: str) -> None:
-    inside = Interventions(LM, {"sae": dictionary(topology)})
-    plain = np.asarray(_captured(TOKENS, (), {})[0])
-    run = inside.run(TOKENS)
+    made, plain = inside(topology), _captured(TOKENS, (), {})[0]
+    few = _some(made.dictionaries["sae"])
+    for change in (scaled(few, 1.0), added(few, 0.0), zero(few, np.zeros((R, S), bool))):
+        assert np.abs(made.run(TOKENS, {"sae": change}).logits - plain).max() < 1e-5
+    run = made.run(TOKENS)
     assert np.abs(run.logits - plain).max() < 1e-5
-    latents = run.latents["sae"]
-    flat = latents.reshape(R, S, -1)
-    every = jnp.arange(flat.shape[-1])
-    for change in (scaled([0, 5], 1.0), added([7], 0.0), zero([3], np.zeros((R, S), bool)), set_to(every, flat)):
-        assert np.abs(inside.run(TOKENS, {"sae": change}).logits - plain).max() < 1e-5
+    every = range(made.dictionaries["sae"].n_latents)
+    assert np.abs(made.run(TOKENS, {"sae": patched(every, run.latents["sae"])}).logits - plain).max() < 1e-5
 
 
-def test_all_features_and_errors_of_a_source_are_the_source() -> None:
-    """Two autoencoders after each other, and the dictionary's own place: the rest of the run is the source's."""
-    inside = Interventions(LM, {"sae": dictionary()})
-    source = inside.run(OTHERS)
+def test_all_features_and_errors_of_a_source_are_the_source(one: Interventions) -> None:
+    """The rest of the run is the source's, too."""
+    source = one.run(OTHERS, capture=["blocks.1.resid_post"])
     change = patched(range(F), source.latents["sae"])
-    got = inside.run(TOKENS, {"sae": change}, errors=source.errors, capture=["blocks.1.resid_post"])
-    want = inside.run(OTHERS, capture=["blocks.1.resid_post"])
+    got = one.run(TOKENS, {"sae": change}, errors=source.errors, capture=["blocks.1.resid_post"])
     np.testing.assert_allclose(got.logits, source.logits, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(got.captured["blocks.1.resid_post"], want.captured["blocks.1.resid_post"], atol=1e-5)
-    assert np.abs(inside.run(TOKENS).logits - source.logits).max() > 0.1
+    np.testing.assert_allclose(got.captured["blocks.1.resid_post"], source.captured["blocks.1.resid_post"], atol=1e-5)
+    assert np.abs(_captured(TOKENS, (), {})[0] - source.logits).max() > 0.1
 
 
 def test_several_dictionaries_act_in_one_pass() -> None:
@@ -169,12 +173,15 @@ def test_several_dictionaries_act_in_one_pass() -> None:
     second = dictionary("transcoder")
     sites = second.sites.__class__(("blocks.1.mlp_in",), ("blocks.1.mlp_out",), (1.0,), (1.0,))
     second = TrainedCoder(second.coder, second.params, sites)
-    inside = Interventions(LM, {"first": dictionary(), "second": second})
-    run = inside.run(TOKENS, {"first": added(3, 4.0), "second": zero(range(F))}, capture=["blocks.1.mlp_in"])
+    made = Interventions(LM, {"first": dictionary(), "second": second})
+    change = {"first": added(3, 4.0), "second": zero(range(F))}
+    run = made.run(TOKENS, change, capture=["blocks.1.mlp_in", HOOK])
     x = np.asarray(run.captured["blocks.1.mlp_in"])
     np.testing.assert_allclose(run.latents["second"], second.encode(x), rtol=1e-4, atol=1e-4)
-    only_first = Interventions(LM, {"first": dictionary()}).run(TOKENS, {"first": added(3, 4.0)}, capture=[HOOK])
-    fixed = {HOOK: np.asarray(only_first.captured[HOOK])}
+    # What the first one alone leaves: y + 4 W_dec,3.
+    _, clean = _captured(TOKENS, (HOOK,), {})
+    fixed = {HOOK: clean[HOOK] + 4.0 * dictionary().params["W_dec"][3]}
+    np.testing.assert_allclose(run.captured[HOOK], fixed[HOOK], rtol=1e-5, atol=1e-5)
     _, seen = _captured(TOKENS, ("blocks.1.mlp_out",), fixed)
     fixed["blocks.1.mlp_out"] = seen["blocks.1.mlp_out"] - second.encode(x) @ second.params["W_dec"]
     np.testing.assert_allclose(run.logits, _captured(TOKENS, (), fixed)[0], rtol=2e-4, atol=2e-4)
@@ -183,15 +190,12 @@ def test_several_dictionaries_act_in_one_pass() -> None:
 def test_held_patterns_and_scales_leave_the_direct_effect() -> None:
     """With all norms and patterns held, and no MLP behind, logits are linear in the change: twice the push is twice
     the effect. Without, they are not."""
-    reads = ("blocks.1.resid_post",)
-    coder = coder_of("autoencoder", "topk", reads, reads, F)
-    sae = TrainedCoder(coder, random_params(coder), sites_of(coder, reads, reads))
-    inside = Interventions(LM, {"sae": sae})
-    plain, held = inside.run(TOKENS).logits, inside.frozen(TOKENS)
+    made = inside_at_the_end()
+    plain, held = _captured(TOKENS, (), {})[0], made.frozen(TOKENS)
     assert {"blocks.0.attn_pattern", "ln_final_scale"} <= held.keys()
-    small, large = (inside.run(TOKENS, {"sae": added(3, x)}, held=held).logits - plain for x in (4.0, 8.0))
+    small, large = (made.run(TOKENS, {"sae": added(3, x)}, held=held).logits - plain for x in (4.0, 8.0))
     np.testing.assert_allclose(large, 2 * small, rtol=1e-3, atol=1e-4)
-    free = inside.run(TOKENS, {"sae": added(3, 8.0)}).logits - plain
+    free = made.run(TOKENS, {"sae": added(3, 8.0)}).logits - plain
     assert np.abs(free - large).max() > 0.1
 
 
@@ -208,34 +212,52 @@ def _measure(log: list[int]) -> Any:
     return measure
 
 
-@pytest.mark.parametrize("devices", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("devices", [0, 8, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 4))])
 def test_many_are_one_after_the_other_in_one_program(devices: int, one: Interventions) -> None:
     """Of different numbers of latents, at other tokens; the last block is filled up; measured once a program."""
     changes = [{"sae": OPERATIONS[name][0]} for name in OPERATIONS] + [{"sae": zero(7, AT)}, {"sae": added([1, 2], 3)}]
-    want = np.stack([logit_difference(-1, 5, 9)(one.run(TOKENS, change).logits) for change in changes])
+    alike = [*changes[:-2], {"sae": scaled([7, 1, 2], [0, 1, 1], AT)}, {"sae": added([1, 2, 5], [3, 3, 0])}]
+    want = np.stack([logit_difference(-1, 5, 9)(one.run(TOKENS, change).logits) for change in alike])
     mesh = make_mesh(ParallelConfig(mesh=(devices, 1)), jax.devices()[:devices]) if devices else None
-    inside, traced = Interventions(LM, {"sae": dictionary()}, mesh), []
-    got = inside.many(TOKENS, changes, _measure(traced), at_once=4)
+    made, traced = Interventions(LM, {"sae": dictionary()}, mesh), []
+    measure = _measure(traced)
+    got = made.many(TOKENS, changes, measure, at_once=4)
     assert got.shape == (len(changes), R) and len(traced) == 1
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    if not devices:
+        np.testing.assert_array_equal(made.many(TOKENS, changes[::-1], measure, at_once=4), got[::-1])
+        assert len(traced) == 1, "another call has the program"
 
 
-@pytest.mark.parametrize("sparsity", ["relu", "gated", "jumprelu", "abs_topk", "batchtopk"])
+def test_measures_of_other_tokens_share_a_program(one: Interventions) -> None:
+    changes = [{"sae": zero([f, f + 1, f + 2], AT)} for f in (3, 17)]
+    clean, logits = (np.asarray(one.run(TOKENS, c).logits) for c in changes)
+    made, rows = Interventions(LM, {"sae": dictionary()}), np.arange(R)
+    for at, right in ((np.array([6, 6, 6]), 5), (np.array([2, 6, 4]), 8)):
+        got = made.many(TOKENS, changes, both(difference=logit_difference(at, right, 9), kl=kl_from(clean, at)))
+        want = logits[rows, at, right] - logits[rows, at, 9]
+        np.testing.assert_allclose(got["difference"][1], want, rtol=1e-4, atol=1e-4)
+        assert (got["kl"][0] < 1e-5).all() and (got["kl"][1] > 1e-4).all()
+    assert made._block._cache_size() == 1
+
+
+@pytest.mark.parametrize("sparsity", ["topk", "gated", "jumprelu", pytest.param("abs_topk", marks=pytest.mark.soak)])
 def test_every_sparsity_can_be_mapped(sparsity: str) -> None:
     """Behind a change, latents of a second dictionary are encoded for each intervention."""
-    inside = Interventions(LM, {"sae": dictionary("clt", sparsity)})
+    made = Interventions(LM, {"sae": dictionary("clt", sparsity)})
     changes = [{"sae": added([f, F + f], 1.0)} for f in range(3)]
-    got = inside.many(TOKENS, changes, lambda logits: logits[:, -1], errors="none")
-    want = [inside.run(TOKENS, change, errors="none").logits[:, -1] for change in changes]
+    got = made.many(TOKENS, changes, lambda logits: logits[:, -1], errors="none")
+    want = [made.run(TOKENS, change, errors="none").logits[:, -1] for change in changes]
     np.testing.assert_allclose(got, np.stack(want), rtol=1e-4, atol=1e-4)
 
 
 def test_a_mesh_with_latents_spread_out(one: Interventions) -> None:
-    inside = Interventions(LM, {"sae": dictionary()}, make_mesh(ParallelConfig(mesh=(2, 2)), jax.devices()[:4]))
-    changes = [{"sae": set_to([f], 2.0)} for f in range(4)]
-    got, want = (i.many(TOKENS, changes, logit_difference(-1, 5, 9)) for i in (inside, one))
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(inside.run(TOKENS, changes[0]).logits, one.run(TOKENS, changes[0]).logits, atol=1e-4)
+    made = Interventions(LM, {"sae": dictionary()}, make_mesh(ParallelConfig(mesh=(2, 2)), jax.devices()[:4]))
+    changes = [{"sae": set_to([f, f + 4, f + 8], 2.0)} for f in range(4)]
+    want = [one.run(TOKENS, change).logits for change in changes]
+    got = made.many(TOKENS, changes, lambda logits: logits[:, -1])
+    np.testing.assert_allclose(got, np.stack(want)[:, :, -1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(made.run(TOKENS, changes[0]).logits, want[0], atol=1e-4)
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -261,13 +283,13 @@ def test_metrics_are_their_definitions() -> None:
 
 def test_rows_of_different_lengths_run_together(one: Interventions) -> None:
     """A row filled up behind gives what it gives alone."""
-    prompts = [[5, 9, 23], [60, 4, 8, 15, 16, 23, 42]]
+    prompts = [[5, 9, 23], [60, 4, 8, 15, 16, 23, 42], [7, 7, 31]]
     tokens, last = padded(prompts)
-    change = {"sae": added(3, 2.0)}
+    np.testing.assert_array_equal(last, [2, 6, 2])
+    change = {"sae": added(LATENTS, 2.0)}
     got = logit_difference(last, 5, 9)(one.run(tokens, change).logits)
-    for row, prompt in enumerate(prompts):
-        alone = logit_difference(-1, 5, 9)(one.run([prompt], change).logits)
-        np.testing.assert_allclose(got[row], alone[0], rtol=1e-4, atol=1e-5)
+    alone = logit_difference(-1, 5, 9)(one.run([prompts[0], prompts[2]], change).logits)
+    np.testing.assert_allclose(np.asarray(got)[[0, 2]], alone, rtol=1e-4, atol=1e-5)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -279,6 +301,7 @@ def test_rows_of_different_lengths_run_together(one: Interventions) -> None:
         (([[1, 2]], {"sae": zero(40)}), "sae has no latent 40; its latents are 0 to 39"),
         (([[1, 2]], {"sae": zero(-1)}), "no latent -1"),
         (([[1, 2]], {"sae": zero([])}), "names no latent"),
+        (([[1, 2]], {"sae": zero([7, 3, 7])}), "names latent 7 twice"),
         (([[1, 2]], {"sae": zero(3, np.ones((1, 5), bool))}), r"`at` of a change of sae is \(1, 5\)"),
         (([[1, 2]], {"sae": set_to([3, 4], np.zeros(3))}), r"`shift` of a change of sae is \(3,\)"),
         (([[1, 2]], {"other": zero(3)}), "no dictionary 'other'; there are sae"),

@@ -13,7 +13,7 @@ from tiny.families import MODELS, random_model
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import checkpoint, decoder, load_lm
-from saejax.lm.generation import Sampling, choose, extend, generate, start_cache
+from saejax.lm.generation import Sampling, _kept_step, choose, extend, generate, start_cache
 
 PROMPTS = [[95, 3, 14, 15, 9, 26, 53, 5, 8], [7], [31, 41, 59]]
 FAMILIES = ["gpt2", *(name for name in MODELS if "," not in name), "llama, llama3 rope"]
@@ -87,12 +87,16 @@ def test_edits_act_in_every_step(gpt2: tuple[Any, Any]) -> None:
     def later(place: jax.Array, push: jax.Array) -> Any:
         return {"blocks.1.resid_post": lambda x: x + jnp.where(place[..., None] >= 3, push, 0)}
 
-    def by_hand(edits: Any) -> list[list[int]]:
+    @jax.jit
+    def run(params: Any, tokens: jax.Array, first: jax.Array) -> Any:
+        here = jnp.arange(14)[None] - first + 3
+        return decoder.run(config, params, tokens, edits=later(here, push))
+
+    def by_hand(first: int) -> list[list[int]]:
         """Whole rows, filled up behind, where nothing attends to it."""
-        run = jax.jit(functools.partial(decoder.run, config, edits=edits))
         rows = [list(prompt) for prompt in PROMPTS]
         for _ in range(5):
-            logits, _ = run(params, np.stack([np.pad(row, (0, 14 - len(row))) for row in rows]))
+            logits = np.asarray(run(params, np.stack([np.pad(row, (0, 14 - len(row))) for row in rows]), first)[0])
             for i, row in enumerate(rows):
                 row.append(int(logits[i, len(row) - 1].argmax()))
         return [row[-5:] for row in rows]
@@ -100,8 +104,8 @@ def test_edits_act_in_every_step(gpt2: tuple[Any, Any]) -> None:
     plain, steered = (_all(config, params, PROMPTS, Sampling(tokens=5), e) for e in (None, edits))
     at_places = _all(config, params, PROMPTS, Sampling(tokens=5), later, push)
     assert (plain != steered).any() and (steered != at_places).any()
-    assert steered.tolist() == by_hand(edits)
-    assert at_places.tolist() == by_hand(later(jnp.arange(14)[None], push))
+    assert steered.tolist() == by_hand(0)
+    assert at_places.tolist() == by_hand(3)
 
 
 def test_rows_end_at_their_stop(gpt2: tuple[Any, Any]) -> None:
@@ -115,6 +119,16 @@ def test_rows_end_at_their_stop(gpt2: tuple[Any, Any]) -> None:
     for row, want, end in zip(got, free, ends, strict=True):
         np.testing.assert_array_equal(row[: end + 1], want[: end + 1])
         assert (row[end + 1 :] == -1).all()
+
+
+def test_prompts_of_about_one_length_share_programs(gpt2: tuple[Any, Any]) -> None:
+    """However long, the tokens are the same."""
+    step, want = _kept_step(gpt2[0], Sampling(tokens=1)), _all(*gpt2, PROMPTS, Sampling(tokens=6))
+    before = step._cache_size()  # type: ignore[attr-defined]
+    for n in (1, 4):
+        longer = [prompt + tokens[:n].tolist() for prompt, tokens in zip(PROMPTS, want, strict=True)]
+        np.testing.assert_array_equal(_all(*gpt2, longer, Sampling(tokens=6 - n)), want[:, n:])
+    assert step._cache_size() == before  # type: ignore[attr-defined]
 
 
 def test_draws_follow_the_probabilities_within_top_p() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tiny.studies import READS, WRITES, dictionary, never, small
 
-from saejax.app import experiments
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.study import study
 from saejax.study.behaviours import Pair, as_jsonl
@@ -97,11 +96,6 @@ def refused(config: Any, kind: type[SaejaxError], message: str) -> None:
 )
 def test_settings(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     refused(small(tmp_path, **settings), ConfigError, message)
-
-
-def test_an_experiment_is_no_study() -> None:
-    with pytest.raises(ConfigError, match="no section attribution or study"):
-        study(experiments.shipped("quickstart"))
 
 
 # --- dictionaries --------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Random decoders of several families with random dictionaries on them, for the tests of attribution."""
 
+import functools
 from typing import Any
 
 import jax
@@ -42,6 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
 def lm_of(family: str, seed: int = 0) -> LanguageModel:
     """Three layers of width 16; no parameter is zero or one."""
     config_json = {"model_type": family} | FAMILIES[family]
@@ -85,12 +87,17 @@ def dictionary(
     return TrainedCoder(coder, {name: np.asarray(value) for name, value in params.items()}, sites)
 
 
-def mlp_dictionaries(topology: str, seed: int = 0, preset: str = "standard", d_sae: int = 24) -> list[TrainedCoder]:
-    """For the MLPs of all layers: a transcoder each, or one cross-layer transcoder."""
+@functools.cache
+def mlp_dictionaries(
+    topology: str, seed: int = 0, preset: str = "standard", d_sae: int = 24
+) -> tuple[TrainedCoder, ...]:
+    """For the MLPs of all layers: a transcoder each, or one cross-layer transcoder. The same objects every time, which
+    keep their compiled programs.
+    """
     reads, writes = (tuple(f"blocks.{i}.{name}" for i in range(LAYERS)) for name in ("mlp_in", "mlp_out"))
     if topology.endswith("clt"):
-        return [dictionary(topology, reads, writes, seed, d_sae=d_sae, preset=preset)]
-    return [
+        return (dictionary(topology, reads, writes, seed, d_sae=d_sae, preset=preset),)
+    return tuple(
         dictionary(topology, (r,), (w,), seed + i, d_sae=d_sae, preset=preset)
         for i, (r, w) in enumerate(zip(reads, writes, strict=True))
-    ]
+    )

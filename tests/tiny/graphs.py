@@ -10,6 +10,7 @@ import numpy as np
 
 from saejax.attribution.export import graph_json
 from saejax.attribution.graph import Graph
+from saejax.attribution.influence import pruned
 
 PROMPT = ("<bos>", "Fact", ":", " the", " capital", " of", " the", " state", " containing", " Dallas", " is")
 LOGITS = (" Austin", " Texas", " the", " Houston", " a")
@@ -69,31 +70,12 @@ def made_up_graph(features: int = 60, layers: int = 4, strings: tuple[str, ...] 
     )
 
 
-def kept(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(nodes, edges, influence): the smallest sets that have these shares, tokens and logits always kept."""
-    sizes = np.abs(graph.weights).astype(np.float64)
-    shares = sizes / np.maximum(sizes.sum(1, keepdims=True), 1e-10)
-    ends = np.zeros(graph.n_nodes)
-    ends[graph.parts["logits"]] = graph.probabilities
-    influence = ends @ (np.linalg.inv(np.eye(graph.n_nodes) - shares) - np.eye(graph.n_nodes))
-    nodes = influence >= _bar(influence, node_share)
-    nodes[graph.parts["tokens"]] = nodes[graph.parts["logits"]] = True
-    scores = shares * (influence + ends)[:, None] * nodes[:, None] * nodes[None, :]
-    return nodes, (scores >= _bar(scores.ravel(), edge_share)) & (scores > 0), influence
-
-
-def _bar(scores: np.ndarray, share: float) -> float:
-    falling = np.sort(scores)[::-1]
-    return float(falling[min(len(falling) - 1, int(np.searchsorted(np.cumsum(falling), share * falling.sum())))])
-
-
 def made_up_json(
     strings: tuple[str, ...] = PROMPT, labels: Mapping[tuple[int, int], str] | None = None
 ) -> dict[str, Any]:
     """circuit-tracer's JSON of a made-up graph, with all nodes that have an edge."""
     graph = made_up_graph(strings=strings)
-    nodes, edges, influence = kept(graph, 1.0, 1.0)
-    return graph_json(graph, nodes, edges, influence, slug="dallas", logit_strings=LOGITS, labels=labels)
+    return graph_json(graph, pruned(graph, 1.0, 1.0), slug="dallas", logit_strings=LOGITS, labels=labels)
 
 
 VOCAB = [*PROMPT, " Texas", " Austin", " city", ",", " in", " near", " river", "\n"]

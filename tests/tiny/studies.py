@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from saejax.study import default_study
+from saejax.experiment import default_config
 from saejax.study.behaviours import Pair, as_jsonl
 from saejax.trained import Origin, TrainedCoder
 from tiny.by_hand import coder_of, random_params, sites_of
@@ -13,7 +13,7 @@ READS, WRITES = ("blocks.0.mlp_in", "blocks.1.mlp_in"), ("blocks.0.mlp_out", "bl
 
 def small(folder: Path, **changes: Any) -> Any:
     """The settings of a study below `folder`, with the dictionary that `dictionary` saves there."""
-    c = default_study()
+    c = default_config()
     c.name, c.runs_dir = "mine", str(folder / "runs")
     c.study.dictionaries = (str(folder / "clt"),)
     c.study.behaviours = ("bracket",)

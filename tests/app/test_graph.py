@@ -1,0 +1,127 @@
+"""`saejax graph`: the files that it writes, what stands in them, and what it refuses."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny.asked import asked
+from tiny.attributed import lm_of, mlp_dictionaries, prompt
+from tiny.by_hand import coder_of, random_params, sites_of
+from tiny.graphs import VOCAB, made_up_feature
+
+from saejax.app.graph import ablations, run_graph
+from saejax.attribution import AttributionConfig, Graph, attribute
+from saejax.attribution.export import node_ids
+from saejax.core.errors import ConfigError, DataError
+from saejax.interventions import Interventions, zero
+from saejax.lm import load_lm
+from saejax.trained import Origin, TrainedCoder
+
+READS, WRITES, F = ("blocks.1.mlp_in", "blocks.4.mlp_in"), ("blocks.1.mlp_out", "blocks.4.mlp_out"), 12
+PROMPT = "return data[x"
+
+
+def dictionary(topology: str = "clt", **origin: Any) -> TrainedCoder:
+    coder = coder_of(topology, "topk", READS, WRITES, F, 128)
+    params = {name: p * (4 if name.startswith("W_dec") else 1) for name, p in random_params(coder).items()}
+    return TrainedCoder(coder, params, sites_of(coder, READS, WRITES), Origin(**origin))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with graphs/ of a dictionary whose run has a table of features."""
+    folder = tmp_path_factory.mktemp("graph")
+    rows = [made_up_feature(0, latent) | {"id": latent} for latent in range(2 * F - 1)]
+    (folder / "run").mkdir()
+    table = json.dumps({"vocab": VOCAB, "features": rows}).encode()
+    (folder / "run" / "features.json.gz").write_bytes(gzip.compress(table))
+    dictionary(model="demo", source=str(folder / "run")).save(folder / "clt")
+    run_graph([str(folder / "clt"), PROMPT], asked("graph", out=str(folder / "graphs"), effects=4, node_share=0.99))
+    return folder
+
+
+def test_the_files_say_the_same(made: Path) -> None:
+    graph = Graph.load(made / "graphs" / "return-data-x.npz")
+    content = json.loads((made / "graphs" / "return-data-x.json").read_text())
+    lm = load_lm("demo")
+    assert graph.tokens.tolist() == [0, *lm.tokenizer.encode(PROMPT)]
+    ids = node_ids(graph)
+    shown = [node for node in content["nodes"] if "transcoder" in node["feature_type"]]
+    assert shown and {node["node_id"] for node in content["nodes"]} <= set(ids)
+    features = made / "graphs" / content["metadata"]["scan"].removeprefix("./data/")
+    for node in shown:
+        number = node["layer"], int(node["node_id"].split("_")[1])
+        described = number != ("1", F - 1)  # the one that the table lacks
+        assert (features / f"{node['feature']}.json").is_file() == described
+        assert bool(node["clerp"]) == described
+    index = json.loads((made / "graphs" / "graph-metadata.json").read_text())
+    assert [entry["slug"] for entry in index["graphs"]] == ["return-data-x"]
+
+
+def test_the_effects_are_those_of_a_model_edited_by_hand(made: Path) -> None:
+    graph = Graph.load(made / "graphs" / "return-data-x.npz")
+    page = (made / "graphs" / "return-data-x.html").read_text()
+    effects = json.loads(re.findall(r'id="summary-data">(.*?)</script>', page, re.DOTALL)[0])["effects"]
+    assert len(effects["rows"]) == 4 and effects["spearman"] is not None
+    lm, sae = load_lm("demo"), dictionary()
+    ids, best = node_ids(graph), int(graph.logits[0])
+    x = {p: np.asarray(v)[0] for p, v in lm.run([graph.tokens], capture=list(READS))[1].items()}
+    f = np.asarray(sae.encode(np.stack([x[p] for p in READS], 1)))
+    for row in effects["rows"]:
+        (place,) = [i for i, name in enumerate(ids) if [name] == row["nodes"]]
+        group, position, latent = graph.features[place].tolist()
+        off = f.copy()
+        off[position, group, latent] = 0
+        delta = np.asarray(sae.decode(off)) - np.asarray(sae.decode(f))
+        edits = {w: lambda y, d=delta[None, :, i]: y + d for i, w in enumerate(WRITES)}
+        z = [np.asarray(lm.run([graph.tokens], edits=e)[0])[0, -1] for e in ({}, edits)]
+        want = np.subtract(*[v[best] - v.mean() for v in reversed(z)])
+        assert row["measured"] == pytest.approx(want, abs=2e-4)
+
+
+def test_effects_of_several_dictionaries_are_those_of_each_alone() -> None:
+    lm, saes = lm_of("gpt2"), mlp_dictionaries("transcoder")
+    graph = attribute(lm, saes, prompt(5), AttributionConfig(max_features=12, silent=1))
+    shown = ablations(lm, saes, graph, 6)["effects"]
+    places = [node_ids(graph).index(row["nodes"][0]) for row in shown]
+    nodes, best = graph.features[places].tolist(), int(graph.logits[0])
+    assert len({layer for layer, _, _ in nodes}) > 1
+    for row, (layer, position, latent) in zip(shown, nodes, strict=True):
+        inside = Interventions(lm, {"one": saes[layer]})
+        off = zero(latent, np.arange(5)[None] == position)
+        z = [np.asarray(inside.run([graph.tokens], c).logits)[0, -1] for c in ({}, {"one": off})]
+        assert row["measured"] == pytest.approx(np.subtract(*[v[best] - v.mean() for v in z[::-1]]), abs=1e-5)
+
+
+def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_path: Path) -> None:
+    before = {p: p.read_bytes() for p in (made / "graphs").rglob("*") if p.is_file()}
+    run_graph([str(made / "clt"), PROMPT], asked("graph", out=str(made / "graphs"), effects=4, node_share=0.99))
+    assert {p: p.read_bytes() for p in before} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "match"),
+    [
+        (["clt"], {}, "Give one or more dictionaries and a prompt"),
+        (["nothing", "x"], {}, "nothing does not exist"),
+        (["clt", ""], {}, "The prompt is empty"),
+        (["clt", "x" * 2000], {}, "256"),
+        (["clt", "x"], {"name": "a/b"}, "'a/b' cannot name a graph"),
+        (["clt", "x"], {"supernodes": "none.json"}, "none.json"),
+        (["clt", "x"], {"model": "gpt17"}, "gpt17"),
+        (["crosscoder", "x"], {}, "Crosscoder.*one latent of it reads several hook points"),
+    ],
+)
+def test_what_has_no_graph_is_refused(
+    words: list[str], given: dict[str, Any], match: str, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made)
+    if not Path("crosscoder").exists():
+        dictionary("crosscoder", model="demo").save("crosscoder")
+    with pytest.raises((ConfigError, DataError), match=match):
+        run_graph(words, asked("graph", **given))
+    assert not Path("graphs", "x.html").exists()
