@@ -57,7 +57,8 @@ class Opened:
 
 
 def run_study(s: Study) -> int:
-    """All phases. Returns the exit code: of a training that a signal stopped, 1 where a gate of it failed, else 0.
+    """All phases. Returns the exit code: of a training that a signal stopped or that trained nothing, and then later
+    phases wait; 1 where a gate of it failed, else 0.
 
     Raises:
         ConfigError, DataError: settings, prompts, dictionaries or a model that cannot be used; behaviours none of which
@@ -75,7 +76,7 @@ def run_study(s: Study) -> int:
     if not given:
         console.say("study: phases 2 and 3, capture and dictionaries")
         code = (run_sweep if _swept(s) else run_pipeline)(work)
-        if code > 1:  # a signal; all is saved
+        if code > 1 or (code and _swept(s)):  # a signal, or no member trained; failed gates of a run stop nothing
             return code
         given = {name: load(source) for name, source in dictionaries([str(s.experiment.run_dir)]).items()}
     same.with_dictionaries(s, given)
