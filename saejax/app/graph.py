@@ -86,7 +86,7 @@ def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, cou
     """Effects of setting single features to 0 where they stand, beside what the graph says: for `render_graph`.
 
     The `count` features of most influence, one at a time. The effect is the change of the likeliest next token's logit
-    less the mean of all logits.
+    less the mean of all logits; where a model caps its logits, predicted before the cap and measured after it.
 
     Args:
         saes: in the order of their layers, with the model's names of hook points.
@@ -111,14 +111,16 @@ def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, cou
     before = float(measure(inside.run([graph.tokens]).logits)[0])
     measured = inside.many([graph.tokens], changes, measure)[:, 0] - before
     said = predicted(graph, [[int(place)] for place in order])[:, 0]
-    rows = [
-        {"nodes": [ids[place]], "what": f"set to zero at {at}", "predicted": p, "measured": m, "interval": None}
-        for place, at, p, m in zip(
-            order.tolist(), tokens_of(graph, order.tolist()), said.tolist(), measured.tolist(), strict=True
-        )
-    ]
+    rows = [effect_of(graph, ids, *row) for row in zip(order.tolist(), said.tolist(), measured.tolist(), strict=True)]
     token = lm.tokenizer.token_strings([likeliest])[0]
     return {"effects": rows, "effects_of": f"Change of the logit of {token!r} less the mean of all logits"}
+
+
+def effect_of(graph: Graph, ids: Sequence[str], place: int, predicted: float, measured: float) -> dict[str, Any]:
+    """The row of `render_graph` for the feature at `place` set to 0 where it stands; `ids` are those of the nodes."""
+    position = int(graph.features[place, 1])
+    what = f"set to zero at {graph.strings[position]!r}, token {position}"
+    return {"nodes": [ids[place]], "what": what, "predicted": predicted, "measured": measured, "interval": None}
 
 
 def first_latents(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> dict[int, tuple[str, int]]:
@@ -168,11 +170,6 @@ def write_pages(
     return render_graph(folder / f"{slug}.html", content, tables=tables, figures=figures, **shown)
 
 
-def tokens_of(graph: Graph, places: Sequence[int]) -> list[str]:
-    """The token where each feature stands, and its number: '[', token 5."""
-    return [f"{graph.strings[position]!r}, token {position}" for position in graph.features[list(places), 1].tolist()]
-
-
 def _kept(graph: Graph, nodes: np.ndarray, tables: Tables) -> dict[tuple[int, int], Mapping[str, Any]]:
     """(layer, latent) -> the row of its table, of each kept feature that a table describes."""
     kept = {(layer, latent) for layer, _, latent in graph.features[nodes[graph.parts["features"]]].tolist()}
@@ -185,15 +182,20 @@ def _kept(graph: Graph, nodes: np.ndarray, tables: Tables) -> dict[tuple[int, in
 
 
 def label_of(row: Mapping[str, Any], vocab: Sequence[str]) -> str:
-    """The first explanation of a feature; of one without, the tokens that it fires on in its strongest passages."""
+    """The first explanation of a feature; of one without, the tokens that it fires on."""
     if row.get("explanations"):
         return str(row["explanations"][0]["text"])
+    return " · ".join(repr(token)[1:-1] for token in fires_on(row, vocab))
+
+
+def fires_on(row: Mapping[str, Any], vocab: Sequence[str]) -> list[str]:
+    """The tokens that a feature fires on most often in its strongest passages, four at most."""
     counts = Counter[str]()
     for example in row.get("examples") or ():
         values = np.asarray(example["activations"], float)
         if values.size and values.max() > 0:
             counts.update(vocab[example["tokens"][i]] for i in np.flatnonzero(values >= _FIRES * values.max()))
-    return " · ".join(repr(token)[1:-1] for token, _ in counts.most_common(4))
+    return [token for token, _ in counts.most_common(4)]
 
 
 def tables_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> Tables:

@@ -17,6 +17,7 @@ from saejax.interventions import (
     added,
     clamped,
     kl_from,
+    padded,
     scaled,
     set_to,
     steered,
@@ -69,12 +70,13 @@ def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     given = steered(inside, place, change, rows, sampling, len(bos))
     with_change = _written(given)
     without = _written(generate(lm.config, lm.params, rows, sampling))
+    about = _about(inside, place, latents, rows, change, len(bos))
     console.say(f"{lm.identity['model']}, {sae!r}")
     console.say(f"latent {flags['feature']}: {reads.format(flags['scale'])}, at every token" + " but bos" * bool(bos))
     for i, prompt in enumerate(prompts):
         console.say()
         console.say(textwrap.fill(prompt, _WIDTH, initial_indent="prompt   ", subsequent_indent=" " * 9))
-        console.say(f"         {_about(inside, place, latents, rows[i], change, len(bos))}")
+        console.say(f"         {about[i]}")
         for title, texts in (("without", without), ("with", with_change)):
             text = lm.tokenizer.decode_inside(texts[i])
             lines = text.splitlines() or [""]
@@ -109,13 +111,22 @@ def _written(steps: Any) -> list[list[int]]:
     return [[int(token) for token in row if token >= 0] for row in np.stack(columns, axis=1)]
 
 
-def _about(inside: Interventions, name: str, latents: list[int], row: list[int], change: Any, first: int) -> str:
-    """What the latents do in the prompt as it is, and how far the next token's distribution moves."""
-    clean = inside.run([row])
-    f_SK = np.asarray(clean.latents[name]).reshape(len(row), -1)[first:, latents]
-    fires = (f_SK != 0).any(1).sum()
-    at = np.arange(len(row))[None] >= first
-    changed = inside.run([row], {name: change(at)})
-    kl = float(kl_from(clean.logits, -1)(changed.logits)[0])
-    most = f", at most {np.abs(f_SK).max():.3g}" if fires else ""
-    return f"fires at {fires} of {len(f_SK)} tokens{most}; the next token's distribution moves by {kl:.3g} nats (KL)"
+def _about(
+    inside: Interventions, name: str, latents: list[int], rows: Sequence[Sequence[int]], change: Any, first: int
+) -> list[str]:
+    """What the latents do in each prompt as it is, and how far the next token's distribution moves."""
+    tokens_RS, last_R = padded(rows)
+    there = np.broadcast_to(np.arange(tokens_RS.shape[1])[None] >= first, tokens_RS.shape)
+    clean = inside.run(tokens_RS)
+    changed = inside.run(tokens_RS, {name: change(there)})
+    kl_R = np.asarray(kl_from(clean.logits, last_R)(changed.logits))
+    f_RSK = np.asarray(clean.latents[name]).reshape(*tokens_RS.shape, -1)[..., latents]
+    said = []
+    for row_SK, last, kl in zip(f_RSK, last_R, kl_R, strict=True):
+        f_SK = row_SK[first : last + 1]
+        fires = (f_SK != 0).any(1).sum()
+        most = f", at most {np.abs(f_SK).max():.3g}" if fires else ""
+        said.append(
+            f"fires at {fires} of {len(f_SK)} tokens{most}; the next token's distribution moves by {kl:.3g} nats (KL)"
+        )
+    return said

@@ -3,14 +3,11 @@
 import dataclasses
 import os
 import urllib.parse
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from saejax.app.graph import Tables, tables_of, write_pages
+from saejax.app.graph import Tables, effect_of, fires_on, tables_of, write_pages
 from saejax.attribution import Graph
 from saejax.attribution.export import node_ids
 from saejax.attribution.layers import layers_of
@@ -28,8 +25,6 @@ from saejax.study.summary import Rows
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
 
-# Activations of a passage that count as firing, as a share of its largest.
-_FIRES = 0.5
 # Features of a behaviour that the page shows.
 _FEATURES = 15
 
@@ -168,20 +163,10 @@ def _titled(made: _Made, layer: int, latent: int) -> dict[str, Any]:
     return {
         "layer": layer,
         "latent": latent,
-        "fires_on": _fires_on(made.tables[layer]["vocab"], row) if row else [],
+        "fires_on": fires_on(row, made.tables[layer]["vocab"]) if row else [],
         "explanation": said[0]["text"],
         "href": f"{address}#feature={made.firsts[layer] + latent}" if address else "",
     }
-
-
-def _fires_on(vocab: Sequence[str], row: Mapping[str, Any]) -> list[str]:
-    """The tokens that a feature fires on most often in its strongest passages."""
-    counts = Counter[str]()
-    for example in row.get("examples") or ():
-        values = np.asarray(example["activations"], float)
-        if values.size and values.max() > 0:
-            counts.update(vocab[example["tokens"][i]] for i in np.flatnonzero(values >= _FIRES * values.max()))
-    return [token for token, _ in counts.most_common(4)]
 
 
 def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Rows) -> list[str]:
@@ -197,17 +182,11 @@ def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Row
 
 
 def _single_effects(graph: Graph, rows: Rows) -> list[dict[str, Any]]:
-    ids = node_ids(graph)
-    place = {tuple(node): i for i, node in enumerate(graph.features.tolist())}
+    ids, place = node_ids(graph), {tuple(node): i for i, node in enumerate(graph.features.tolist())}
+    at = [place[int(row["layer"]), int(row["position"]), int(row["latent"])] for row in rows]
     return [
-        {
-            "nodes": [ids[place[int(row["layer"]), int(row["position"]), int(row["latent"])]]],
-            "what": "set to zero",
-            "predicted": float(row["predicted"]),
-            "measured": float(row["measured"]),
-            "interval": None,
-        }
-        for row in rows
+        effect_of(graph, ids, i, float(row["predicted"]), float(row["measured"]))
+        for i, row in zip(at, rows, strict=True)
     ]
 
 
