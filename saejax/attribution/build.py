@@ -80,13 +80,13 @@ def attribute(
 
 
 def _check_size(local: LocalModel, config: AttributionConfig) -> None:
-    """Refuses, before hours of rows, a graph whose square matrix nobody can hold."""
-    n_nodes = _n_chosen(local, config) + local.n_errors + local.n_tokens + len(local.logits)
-    if 4 * n_nodes**2 > LARGEST:
+    """Refuses, before hours of rows, a graph whose weights nobody can hold."""
+    n_rows = _n_chosen(local, config) + len(local.logits)
+    n_nodes = n_rows + local.n_errors + local.n_tokens
+    if (size := 4 * n_rows * n_nodes) > LARGEST:
         raise DataError(
-            f"The graph would have {n_nodes:,} nodes, {local.n_errors:,} of them errors, and a matrix of "
-            f"{4 * n_nodes**2 / 1e9:,.0f} GB. Shorten the prompt of {local.n_tokens:,} tokens, or lower "
-            "attribution.max_features."
+            f"The graph would have {n_nodes:,} nodes, {local.n_errors:,} of them errors, and {size / 1e9:,.0f} GB of "
+            f"weights. Shorten the prompt of {local.n_tokens:,} tokens, or lower attribution.max_features."
         )
 
 
@@ -129,10 +129,8 @@ def _graph(
 ) -> Graph:
     targets = np.concatenate([chunk.targets for chunk in kept.chunks])
     chosen = np.sort(targets[targets < len(local.features)])
-    n, n_others, k = len(chosen), local.n_errors + local.n_tokens, len(local.logits)
-    rows = kept.weights(np.r_[chosen, local.n_sources + np.arange(k)], chosen, n_others)
-    weights = np.zeros((n + n_others + k,) * 2, np.float32)
-    weights[:n, : n + n_others], weights[n + n_others :, : n + n_others] = rows[:n], rows[n:]
+    n_others, k = local.n_errors + local.n_tokens, len(local.logits)
+    weights = kept.weights(np.r_[chosen, local.n_sources + np.arange(k)], chosen, n_others + k)
     return Graph(
         tokens_S,
         strings,

@@ -58,9 +58,9 @@ def graph_json(
         raise DataError(f"What is kept is of {len(kept.nodes)} nodes; the graph has {graph.n_nodes}.")
     if len(logit_strings) != len(graph.logits):
         raise DataError(f"There are {len(logit_strings)} logit_strings; the graph has {len(graph.logits)} logits.")
-    targets, sources = np.nonzero(kept.edges)
-    ids = node_ids(graph)
-    weights = _floats(graph.weights[targets, sources])
+    rows, sources = np.nonzero(kept.edges)
+    ids, targets = node_ids(graph), graph.targets[rows]
+    weights = _floats(graph.weights[rows, sources])
     described = _nodes(graph, ids, kept.cumulative, labels or {}, logit_strings)
     return {
         "metadata": {

@@ -1,6 +1,9 @@
 """An attribution graph as a value: its nodes, and the direct effect of each on each.
 
-Shape letters: N nodes, A active features, L layers, S tokens of the prompt, V logits.
+Only features and logits are acted on, so only they have a row. A square matrix would be mostly errors' empty rows: of a
+prompt of 8,192 tokens and 26 layers 200 GB.
+
+Shape letters: N nodes, R of them with a row, A active features, L layers, S tokens of the prompt, V logits.
 """
 
 import dataclasses
@@ -30,8 +33,8 @@ class Graph:
     """Direct effects between the nodes of one prompt.
 
     The N = A + L S + S + V nodes stand in this order: features, errors (layer by layer, token by token), tokens,
-    logits. weights[t, s] is what source s adds to target t while attention patterns, norms' scales and all other nodes
-    stay: to a feature's pre-activation, or to a logit less the mean of all logits.
+    logits. weights[r, s] is what source s adds to target targets[r] while attention patterns, norms' scales and all
+    other nodes stay: to a feature's pre-activation, or to a logit less the mean of all logits.
 
     Attributes:
         tokens: int32 [S], ids of the prompt.
@@ -41,7 +44,7 @@ class Graph:
         activations: float32 [A].
         logits: int32 [V], ids of the tokens whose logits are nodes, the likeliest first.
         probabilities: float32 [V], theirs.
-        weights: float32 [N, N], row target, column source. Rows of errors and tokens are zero.
+        weights: float32 [R, N], row target, column source; R = A + V, the features and then the logits.
         names: what the graph is of: model, dictionaries, prompt.
     """
 
@@ -65,7 +68,7 @@ class Graph:
             "activations": (len(self.activations), self.n_features),
             "probabilities": (len(self.probabilities), len(self.logits)),
             "features": (self.features.shape[1], 3),
-            "weights": (self.weights.shape, (self.n_nodes,) * 2),
+            "weights": (self.weights.shape, (len(self.targets), self.n_nodes)),
         }
         for name, (got, want) in wanted.items():
             if got != want:
@@ -105,6 +108,19 @@ class Graph:
             parts[kind] = slice(start, start + size)
             start += size
         return parts
+
+    @property
+    def targets(self) -> np.ndarray:
+        """int [R]: the nodes that have a row, in the order of the rows."""
+        features, logits = self.parts["features"], self.parts["logits"]
+        return np.r_[features, logits]
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """float32 [N, N]: the weights with the empty rows of errors and tokens; for small graphs."""
+        matrix_NN = np.zeros((self.n_nodes,) * 2, np.float32)
+        matrix_NN[self.targets] = self.weights
+        return matrix_NN
 
     def save(self, path: str | Path) -> None:
         """One .npz file, whole or not at all."""

@@ -24,7 +24,7 @@ class Pruned:
     """What is left of a graph.
 
     Attributes:
-        nodes: bool [N]. edges: bool [N, N], target by source, between these nodes.
+        nodes: bool [N]. edges: bool [R, N], target by source as in the graph's weights, between these nodes.
         influence: float64 [N], of the whole graph's nodes.
     """
 
@@ -47,7 +47,7 @@ def influence(graph: Graph) -> np.ndarray:
     Raises:
         DataError: a graph in which a node acts on itself through others; none comes from `attribute`.
     """
-    return _influence(graph, _normalised(graph, graph.weights[_rows(graph)]))
+    return _influence(graph, _normalised(graph.weights))
 
 
 def pruned(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> Pruned:
@@ -64,12 +64,11 @@ def pruned(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> P
     for name, share in (("node_share", node_share), ("edge_share", edge_share)):
         if not 0 <= share <= 1:
             raise ConfigError(f"{name} is {share}; it must be between 0 and 1.")
-    rows, parts = _rows(graph), graph.parts
+    rows, parts = graph.targets, graph.parts
     score = influence(graph)
     nodes = score >= _threshold(score, node_share)
     nodes[parts["tokens"].start :] = True
-    left_RN = np.where(nodes[rows][:, None] & nodes[None], graph.weights[rows], 0)
-    normalised_RN = _normalised(graph, left_RN)
+    normalised_RN = _normalised(np.where(nodes[rows][:, None] & nodes[None], graph.weights, 0))
     ends_N = _influence(graph, normalised_RN) + _p(graph)
     scores_RN = normalised_RN * ends_N[rows][:, None]
     edges_RN = (scores_RN >= _threshold(scores_RN[scores_RN > 0], edge_share)) & (scores_RN > 0)
@@ -81,9 +80,7 @@ def pruned(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> P
         edges_RN &= nodes[rows][:, None] & nodes[None]
         if np.array_equal(nodes, before):
             break
-    edges = np.zeros(graph.weights.shape, bool)
-    edges[rows] = edges_RN
-    return Pruned(nodes, edges, score)
+    return Pruned(nodes, edges_RN, score)
 
 
 def scores(graph: Graph) -> tuple[float, float]:
@@ -92,8 +89,8 @@ def scores(graph: Graph) -> tuple[float, float]:
     replacement = tokens' influence / (tokens' + errors'): what comes from the prompt and not from what is unexplained.
     completeness = sum_t (1 - the errors' share of A_t) (influence_t + p_t) / sum_t (influence_t + p_t).
     """
-    parts, rows = graph.parts, _rows(graph)
-    normalised_RN = _normalised(graph, graph.weights[rows])
+    parts, rows = graph.parts, graph.targets
+    normalised_RN = _normalised(graph.weights)
     score = _influence(graph, normalised_RN)
     tokens, errors = (float(score[parts[name]].sum()) for name in ("tokens", "errors"))
     ends_N = score + _p(graph)
@@ -103,24 +100,19 @@ def scores(graph: Graph) -> tuple[float, float]:
     return replacement, float(explained_N @ ends_N / ends_N.sum())
 
 
-def _rows(graph: Graph) -> np.ndarray:
-    """The nodes that have a row."""
-    return np.r_[graph.parts["features"], graph.parts["logits"]]
-
-
 def _p(graph: Graph) -> np.ndarray:
     p_N = np.zeros(graph.n_nodes)
     p_N[graph.parts["logits"]] = graph.probabilities
     return p_N
 
 
-def _normalised(graph: Graph, weights_RN: np.ndarray) -> np.ndarray:
+def _normalised(weights_RN: np.ndarray) -> np.ndarray:
     absolute_RN = np.abs(weights_RN)
     return absolute_RN / np.maximum(absolute_RN.sum(1, keepdims=True, dtype=np.float64), _LEAST_SUM)
 
 
 def _influence(graph: Graph, normalised_RN: np.ndarray) -> np.ndarray:
-    rows, step_N, total_N = _rows(graph), _p(graph), np.zeros(graph.n_nodes)
+    rows, step_N, total_N = graph.targets, _p(graph), np.zeros(graph.n_nodes)
     for _ in range(_MOST_STEPS):
         step_N = step_N[rows] @ normalised_RN
         if not step_N.any():

@@ -100,14 +100,16 @@ class Kept:
         return order[influence[order] >= 0]
 
     def weights(self, nodes: np.ndarray, features: np.ndarray, n_others: int) -> np.ndarray:
-        """[nodes, features + n_others]: the rows of `nodes`, of the sources that are chosen."""
+        """[nodes, features + n_others]: the rows of `nodes`, of the sources that are chosen; what is more than the rows
+        have stays 0.
+        """
         column = np.full(len(self._levels), -1)
         column[features] = np.arange(len(features))
         row_of = {int(node): row for row, node in enumerate(nodes)}
         found = np.zeros((len(nodes), len(features) + n_others), np.float32)
         for chunk in self.chunks:
             rows = np.array([row_of[int(node)] for node in chunk.targets])
-            found[rows, len(features) :] = chunk.others
+            found[rows, len(features) : len(features) + chunk.others.shape[1]] = chunk.others
             if chunk.places is None:
                 found[rows, : len(features)] = chunk.features[:, features]
                 continue

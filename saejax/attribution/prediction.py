@@ -27,18 +27,18 @@ def predicted(graph: Graph, taken: Sequence[Sequence[int]]) -> np.ndarray:
     Raises:
         DataError: a place that is no feature.
     """
-    A, (features, logits) = graph.n_features, (graph.parts[kind] for kind in ("features", "logits"))
+    A = graph.n_features
     d_PA = np.zeros((len(taken), A))
     for p, places in enumerate(taken):
         if wrong := [place for place in places if not 0 <= place < A]:
             raise DataError(f"The graph has no feature {wrong[0]}; it has {A}.")
         d_PA[p, list(places)] = -1
     gone_PA = d_PA != 0
-    own_AA = graph.weights[features, features].astype(np.float64) / graph.activations[:, None]
+    own_AA = graph.weights[:A, :A].astype(np.float64) / graph.activations[:, None]
     # Effects go from layer to layer: as many rounds as there are layers, and one finds nothing new.
     for _ in range(len(graph.hook_points) + 1):
         new_PA = np.where(gone_PA, -1, d_PA @ own_AA.T)
         if np.array_equal(new_PA, d_PA):
             break
         d_PA = new_PA
-    return d_PA @ graph.weights[logits, features].astype(np.float64).T
+    return d_PA @ graph.weights[A:, :A].astype(np.float64).T

@@ -94,17 +94,17 @@ def skipped(
     alone = local_model(
         lm, [_own_writes(sae) for sae in saes], graph.tokens, config, mesh, tuple(map(int, graph.logits))
     )
-    targets, nodes = _targets(graph, alone)
+    targets, rows = _targets(graph, alone)
     weight_N = influence(graph)
     weight_N[graph.parts["logits"]] += graph.probabilities
-    sums_N = np.abs(graph.weights).sum(1, dtype=np.float64)
+    share_R = weight_N[graph.targets] / np.maximum(np.abs(graph.weights).sum(1, dtype=np.float64), 1e-10)
     early_L, own_L = np.zeros((2, len(layers)))
     shape = (len(layers), len(graph.tokens))
     for start in range(0, len(targets), config.chunk):
         chunk = slice(start, start + config.chunk)
         rows_TN = alone.rows(targets[chunk], config.chunk).astype(np.float64)
-        at_T = nodes[chunk]
-        share_T = weight_N[at_T] / np.maximum(sums_N[at_T], 1e-10)
+        at_T = rows[chunk]
+        share_T = share_R[at_T]
         own_TLS = np.zeros((len(at_T), *shape))
         np.add.at(own_TLS, (slice(None), *alone.features[:, :2].T), rows_TN[:, : len(alone.features)])
         errors_TLS = rows_TN[:, len(alone.features) :][:, : alone.n_errors].reshape(-1, *shape)
@@ -126,7 +126,7 @@ def _own_writes(sae: TrainedCoder) -> TrainedCoder:
 
 
 def _targets(graph: Graph, local: LocalModel) -> tuple[np.ndarray, np.ndarray]:
-    """(local's numbers, graph's numbers) of the graph's features that have influence, and of its logits."""
+    """(local's numbers, the graph's rows) of the graph's features that have influence, and of its logits."""
     place = {tuple(feature): i for i, feature in enumerate(local.features.tolist())}
     logit = {token: local.n_sources + i for i, token in enumerate(local.logits.tolist())}
     features = np.flatnonzero(influence(graph)[graph.parts["features"]])
@@ -134,7 +134,7 @@ def _targets(graph: Graph, local: LocalModel) -> tuple[np.ndarray, np.ndarray]:
     if gone := [feature for feature in wanted if feature not in place]:
         raise DataError(f"Feature (layer, token, latent) {gone[0]} of the graph is not active in these dictionaries.")
     own = [*(place[feature] for feature in wanted), *(logit[token] for token in graph.logits.tolist())]
-    return np.array(own, np.int64), np.r_[features, np.r_[graph.parts["logits"]]]
+    return np.array(own, np.int64), np.r_[features, graph.n_features + np.arange(len(graph.logits))]
 
 
 def response_errors(

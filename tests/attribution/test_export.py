@@ -101,7 +101,8 @@ def test_nodes_and_links_are_the_kept_ones() -> None:
     assert [node["node_id"] for node in content["nodes"]] == [ids[i] for i in np.flatnonzero(kept.nodes)]
     weight = {(link["source"], link["target"]): link["weight"] for link in content["links"]}
     assert weight == {
-        (ids[s], ids[t]): pytest.approx(float(graph.weights[t, s]), rel=1e-6) for t, s in np.argwhere(kept.edges)
+        (ids[s], ids[graph.targets[r]]): pytest.approx(float(graph.weights[r, s]), rel=1e-6)
+        for r, s in np.argwhere(kept.edges)
     }
     shares = {node["node_id"]: node["influence"] for node in content["nodes"]}
     for i in np.flatnonzero(kept.nodes):

@@ -24,6 +24,9 @@ ROWS = {
 INFLUENCE = {"f0": 112, "f1": 76, "f2": 224, "f3": 80, "e00": 28, "e01": 40, "e10": 48, "e11": 64, "t0": 191, "t1": 141}
 
 
+TARGETS = [0, 1, 2, 3, 10, 11]  # features and logits: the nodes with a row
+
+
 def graph(rows: dict[str, dict[str, int]] = ROWS) -> Graph:
     weights = np.zeros((12, 12), np.float32)
     for target, sources in rows.items():
@@ -37,7 +40,7 @@ def graph(rows: dict[str, dict[str, int]] = ROWS) -> Graph:
         np.ones(4, np.float32),
         np.array([1, 2], np.int32),
         np.array([0.75, 0.25], np.float32),
-        weights,
+        weights[TARGETS],
     )
 
 
@@ -46,7 +49,7 @@ def named(mask: np.ndarray) -> set[str]:
 
 
 def edges(mask: np.ndarray) -> set[str]:
-    return {f"{NAMES[t]}<{NAMES[s]}" for t, s in np.argwhere(mask)}
+    return {f"{NAMES[TARGETS[r]]}<{NAMES[s]}" for r, s in np.argwhere(mask)}
 
 
 ALL_EDGES = {f"{target}<{source}" for target, sources in ROWS.items() for source in sources}
@@ -106,7 +109,7 @@ def test_what_is_no_graph_of_effects_is_refused() -> None:
     with pytest.raises(ConfigError, match="node_share is nan"):
         pruned(graph(), node_share=float("nan"))
     with pytest.raises(DataError, match="weights"):
-        dataclasses.replace(graph(), weights=np.zeros((11, 12), np.float32))
+        dataclasses.replace(graph(), weights=np.zeros((12, 12), np.float32))
     for name, value in (("features", np.array([[0, 1, 8]] * 4, np.int32)), ("logits", np.array([1, 1], np.int32))):
         with pytest.raises(DataError, match="twice"):
             dataclasses.replace(graph(), **{name: value})

@@ -68,7 +68,7 @@ def test_features_of_most_influence_are_chosen() -> None:
     assert score[chosen].sum() > 0.9 * np.sort(score)[-20:].sum() and score[chosen].sum() < 0.99 * score.sum()
     others = np.arange(whole.n_features, whole.n_nodes)
     kept = np.r_[chosen, others]
-    np.testing.assert_allclose(few.weights, whole.weights[np.ix_(kept, kept)], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(few.matrix, whole.matrix[np.ix_(kept, kept)], rtol=0, atol=1e-5)
 
 
 def test_a_row_keeps_its_largest_effects_and_the_sum_of_all() -> None:
@@ -91,7 +91,7 @@ def test_a_stopped_graph_of_kept_effects_goes_on_too(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_nobody_can_hold_is_refused_before_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saejax.attribution.build.LARGEST", 4 * 53**2 - 1)
+    monkeypatch.setattr("saejax.attribution.build.LARGEST", 4 * 26 * 54 - 1)
     told = r"54 nodes, 21 of them errors, .* Shorten the prompt of 7 tokens, or lower attribution\.max_features\."
     with pytest.raises(DataError, match=told):
         attribute(lm_of("gpt2"), SAES, prompt(), CONFIG, progress=lambda *_: pytest.fail("a row was computed"))

@@ -116,9 +116,9 @@ def check(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, small: 
     features, logits = measured(lm, graph, saes, small)
     sources = graph.n_nodes - len(graph.logits)
     assert graph.n_features > 15 and (features != 0).mean() > 0.05
-    np.testing.assert_allclose(graph.weights[graph.parts["features"], :sources], features, rtol=1e-5, atol=5e-4)
-    np.testing.assert_allclose(graph.weights[graph.parts["logits"], :sources], logits, rtol=1e-3, atol=1e-5)
-    assert not graph.weights[:, sources:].any() and not graph.weights[graph.n_features : sources].any()
+    np.testing.assert_allclose(graph.weights[: graph.n_features, :sources], features, rtol=1e-5, atol=5e-4)
+    np.testing.assert_allclose(graph.weights[graph.n_features :, :sources], logits, rtol=1e-3, atol=1e-5)
+    assert not graph.weights[:, sources:].any()
 
 
 FEW = {("gpt2", "transcoder"), ("gpt_neox", "clt"), ("qwen3", "skip_transcoder"), ("gemma2", "skip_clt")}
@@ -177,10 +177,8 @@ def test_a_path_ends_where_an_autoencoder_stands() -> None:
     # Rows, and the layers of columns that may be other than zero: embeddings reach layer 0, layer 2 the logits.
     layer = graph.features[:, 0]
     below = np.r_[layer, np.repeat(range(LAYERS), len(graph.tokens)), np.full(len(graph.tokens), -1)]
-    for node in range(graph.n_nodes):
-        reached = np.unique(below[np.flatnonzero(graph.weights[node])])
-        level = layer[node] if node < graph.n_features else LAYERS if node >= graph.parts["logits"].start else None
-        assert reached.tolist() == ([] if level is None else [level - 1])
+    for row, level in zip(graph.weights, [*layer, *[LAYERS] * len(graph.logits)], strict=True):
+        assert np.unique(below[np.flatnonzero(row)]).tolist() == [level - 1]
 
 
 def test_features_are_the_latents_that_are_active_and_logits_the_likeliest() -> None:
@@ -198,11 +196,11 @@ def test_features_are_the_latents_that_are_active_and_logits_the_likeliest() -> 
     np.testing.assert_allclose(graph.probabilities, p[graph.logits], rtol=1e-5)
     np.testing.assert_array_equal(graph.logits, np.argsort(-p)[: len(graph.logits)])
     assert graph.probabilities[:-1].sum() < 0.2 <= graph.probabilities.sum() and len(graph.logits) > 1
-    assert not graph.weights[:, graph.parts["errors"]].reshape(graph.n_nodes, LAYERS, -1)[:, :, 0].any()
+    assert not graph.weights[:, graph.parts["errors"]].reshape(len(graph.weights), LAYERS, -1)[:, :, 0].any()
     assert (graph.strings[0], graph.hook_points) == ("<bos>", saes[0].sites.writes)
     with_bos = attribute(lm, saes, prompt(), dataclasses.replace(ALL, silent=0))
     assert (with_bos.features[:, 1] == 0).any()
-    assert with_bos.weights[:, with_bos.parts["errors"]].reshape(with_bos.n_nodes, LAYERS, -1)[:, :, 0].any()
+    assert with_bos.weights[:, with_bos.parts["errors"]].reshape(len(with_bos.weights), LAYERS, -1)[:, :, 0].any()
 
 
 # Of the most that can be, and of little that is quick to compile.

@@ -37,7 +37,7 @@ def edges(graph: Graph, mask: np.ndarray) -> dict[tuple[str, str], float]:
     names = [f"{'AB'[layer]}{latent} {place}" for layer, place, latent in graph.features.tolist()]
     names += [f"error {i}" for i in range(graph.n_errors)]
     names += [f"token {i}" for i in range(len(graph.tokens))] + [f"y{token}" for token in graph.logits]
-    return {(names[s], names[t]): float(graph.weights[t, s]) for t, s in np.argwhere(mask)}
+    return {(names[s], names[graph.targets[r]]): float(graph.weights[r, s]) for r, s in np.argwhere(mask)}
 
 
 def test_the_model_answers_in_two_steps() -> None:
@@ -123,7 +123,7 @@ def test_what_passes_through_each_mlp_is_that_of_its_decoder_rows_alone() -> Non
     graph = attribute(lm, [sae], prompt(), config)
     found = skipped(lm, [sae], graph, config)
     p = np.r_[np.zeros(graph.n_nodes - len(graph.logits)), graph.probabilities]
-    h = (influence(graph) + p) / np.maximum(np.abs(graph.weights.astype(np.float64)).sum(1), 1e-10)
+    h = (influence(graph) + p) / np.maximum(np.abs(graph.matrix.astype(np.float64)).sum(1), 1e-10)
     layer, place = graph.features[:, 0], graph.features[:, 1]
     for m in range(LAYERS):
         rows = {f"W_dec_{g}": np.array(sae.params[f"W_dec_{g}"]) for g in range(LAYERS)}
@@ -131,7 +131,7 @@ def test_what_passes_through_each_mlp_is_that_of_its_decoder_rows_alone() -> Non
             W_FWD[:, [i for i in range(LAYERS - g) if g + i != m]] = 0
         of_m = attribute(lm, [dataclasses.replace(sae, params=sae.params | rows)], prompt(), config)
         assert np.array_equal(of_m.features, graph.features) and np.array_equal(of_m.logits, graph.logits)
-        effects = of_m.weights[:, : graph.n_features].astype(np.float64)
+        effects = of_m.matrix[:, : graph.n_features].astype(np.float64)
         for mass, sources in ((found.early[m], layer < m), (found.own[m], layer == m)):
             at_places = [effects[:, sources & (place == s)].sum(1) for s in range(len(graph.tokens))]
             assert mass == pytest.approx(float(h @ np.abs(at_places).sum(0)), rel=1e-4)

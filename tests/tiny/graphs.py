@@ -55,7 +55,7 @@ def made_up_graph(features: int = 60, layers: int = 4, strings: tuple[str, ...] 
     near = np.exp(-0.25 * (place[:, None] - place[None, :]))
     sparse = rng.random(acts.shape) < 0.5
     weights = np.where(acts & sparse, rng.normal(0.15, 0.3, acts.shape) * near * sources[None, :], 0.0)
-    weights[features : len(layer) - n_logits] = 0
+    weights = weights[np.r_[:features, len(layer) - n_logits : len(layer)]]
     probabilities = np.array([0.41, 0.12, 0.07, 0.05, 0.03], np.float32)
     return Graph(
         tokens=np.arange(100, 100 + length, dtype=np.int32),
