@@ -75,9 +75,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _SLOW = (
     *("pipeline", "conformance", "stages", "peers", "warm_start", "docs", "evaluate_any", "many_processes"),
     *("equality", "sweep", "coders", "first_latents", "wheel", "pairs", "sharded_selection", "torch_hooks", "planted"),
-    *("recipe", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "losses", "optim", "rows"),
-    *("interventions", "generation", "store_tools", "model_configs", "coder_config", "configs", "hooks", "guard"),
-    *("families", "lm", "analysis"),
+    *("study", "study_qwen", "recipe", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "losses"),
+    *("optim", "rows", "interventions", "generation", "store_tools", "model_configs", "coder_config", "configs"),
+    *("hooks", "guard", "families", "lm", "analysis", "graph"),
     *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
 )
 

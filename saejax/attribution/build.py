@@ -38,10 +38,11 @@ def attribute(
 ) -> Graph:
     """Direct effects between active features, errors, tokens and logits of one prompt, attention and norms frozen.
 
-    weights[t, s] is what s adds to t: to the pre-activation x W_enc + b_enc of a feature, or to a logit (before a cap,
-    where the model has one) less the mean of all logits. What is frozen, and what is not: `attribution.frozen`. An edge
-    starts with what a source writes (its activation times its decoder row at each layer, an error's vector, a token's
-    embedding) and ends where the next dictionary writes: through a skip connection it goes on.
+    A weight is what a source adds to a target: to the pre-activation x W_enc + b_enc of a feature, or to a logit
+    (before a cap, where the model has one) less the mean of all logits. What is frozen, and what is not:
+    `attribution.frozen`. An edge starts with what a source writes (its activation times its decoder row at each layer,
+    an error's vector, a token's embedding) and ends where the next dictionary writes: through a skip connection it goes
+    on.
 
     Args:
         dictionaries: transcoders of single layers, cross-layer transcoders or autoencoders, each hook point written by
