@@ -1,4 +1,4 @@
-"""Attribution graphs by circuit-tracer's own code, for tests/attribution/test_circuit_tracer.py to compare saejax with.
+"""Attribution graphs by circuit-tracer's own code: fixtures of tests/attribution/test_against_circuit_tracer.py.
 
     build/peers-venv/bin/python benchmarks/peers/make_attribution_fixtures.py [folder]
 

@@ -310,7 +310,8 @@ def test_attention_by_blocks_of_queries_is_attention(queries: int) -> None:
 
     @functools.partial(jax.jit, static_argnums=1)
     def attention(x: jax.Array, block: int) -> jax.Array:
-        return decoder._attention(config, p, x, mask_BST, None, block, lambda _, value: value)
+        attend = functools.partial(decoder._within_rows, config, mask_BST, block)
+        return decoder._attention(config, p, x, None, attend, lambda _, value: value)
 
     q, k, v = (
         np.einsum("bsm,mhd->bhsd", x_BSM, np.float64(p[f"W_{n}"])) + np.float64(p[f"b_{n}"])[:, None] for n in "QKV"
