@@ -14,13 +14,15 @@ from saejax.app import console
 from saejax.app.dictionaries import dictionaries
 from saejax.app.loaded import with_model
 from saejax.attribution import AttributionConfig, Graph, attribute
-from saejax.attribution.export import checked_slug, feature_json, graph_json, node_ids, write_features, write_graph
+from saejax.attribution.export import checked_slug, graph_json, node_ids, write_features, write_graph
 from saejax.attribution.influence import influence, pruned, scores
 from saejax.attribution.layers import at_model, layers_of
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import ConfigError
 from saejax.core.files import read_json
 from saejax.core.progress import Progress
+from saejax.interop.circuit_tracer_features import feature_file
+from saejax.interop.passages import token_strings
 from saejax.interventions import Interventions, scaled, zero
 from saejax.interventions.metrics import at_tokens
 from saejax.lm import LanguageModel
@@ -158,11 +160,8 @@ def write_pages(
         node_threshold=shares[0],
         labels={key: label_of(row, tables[key[0]]["vocab"]) for key, row in rows.items()},
     )
-    name = graph.names.get("dictionaries", "")
-    files = {
-        (layer, latent): feature_json(row, tables[layer]["vocab"], transcoder=name, index=latent)
-        for (layer, latent), row in rows.items()
-    }
+    vocabs = {layer: token_strings(table["vocab"]) for layer, table in tables.items()}
+    files = {key: feature_file(row, *key, vocabs[key[0]]) for key, row in rows.items()}
     write_graph(folder, content)
     write_features(folder, graph.names, files)
     replacement, completeness = scores(graph)

@@ -23,7 +23,6 @@ from saejax.core.files import read_json, write_json
 INDEX = "graph-metadata.json"
 # Where circuit-tracer's local page finds the folder that it serves.
 _SERVED = "./data/"
-_PERCENTILES = np.arange(1, 100) / 100
 
 FeatureKey = tuple[int, int]  # layer, latent
 
@@ -170,63 +169,6 @@ def _node(layer: int | str, position: int, kind: str, shown: str, number: int) -
     }
 
 
-def feature_json(feature: Mapping[str, Any], vocab: Sequence[str], *, transcoder: str, index: int) -> dict[str, Any]:
-    """What a feature fires on, in circuit-tracer's words, from one of saejax's feature tables (features.json.gz).
-
-    Percentiles of the activations are read off the table's histogram, linear within a bin. They, the histogram and the
-    bounds are of tokens on which the feature is active.
-
-    Args:
-        feature: {"density", "max", "examples"; "histogram", "quantiles", "top_logits", "bottom_logits"}.
-        vocab: the table's strings.
-        transcoder: what the dictionary is called.
-        index: the latent's number in it.
-    """
-    histogram = feature.get("histogram") or {"edges": [min(feature.get("min", 0.0), 0.0), feature["max"]], "counts": []}
-    edges, counts = histogram["edges"], histogram["counts"]
-    parts = [("Top activations", feature.get("examples") or [])]
-    for part in feature.get("quantiles") or []:
-        share = f"{part['low']:.3g} to {part['high']:.3g}, {part['fraction']:.3%} of tokens"
-        parts.append((share, part["examples"]))
-
-    def promoted(kind: str) -> list[str]:
-        return [token if isinstance(token, str) else vocab[token] for token, _ in feature.get(kind) or []]
-
-    return {
-        "transcoder_id": transcoder,
-        "index": index,
-        "examples_quantiles": [
-            {"quantile_name": name, "examples": [_example(example, vocab) for example in examples]}
-            for name, examples in parts
-            if examples
-        ],
-        "top_logits": promoted("top_logits"),
-        "bottom_logits": promoted("bottom_logits"),
-        "act_min": float(edges[0]),
-        "act_max": float(edges[-1]),
-        "quantile_values": _percentiles(edges, counts),
-        "histogram": [float(count) for count in counts],
-        "activation_frequency": float(feature["density"]),
-    }
-
-
-def _example(example: Mapping[str, Any], vocab: Sequence[str]) -> dict[str, Any]:
-    return {
-        "tokens_acts_list": [float(value) for value in example["activations"]],
-        "train_token_ind": example["peak"],
-        "is_repeated_datapoint": False,
-        "tokens": [vocab[token] for token in example["tokens"]],
-    }
-
-
-def _percentiles(edges: Sequence[float], counts: Sequence[float]) -> list[float]:
-    """The 1st to the 99th; none where nothing is counted."""
-    if not sum(counts):
-        return []
-    below = np.cumsum([0, *counts]) / sum(counts)
-    return np.interp(_PERCENTILES, below, edges).tolist()
-
-
 def write_graph(folder: str | Path, content: Mapping[str, Any]) -> Path:
     """Writes <folder>/<slug>.json and puts the graph into the folder's index, in place of an earlier one of that slug.
 
@@ -250,7 +192,10 @@ def write_graph(folder: str | Path, content: Mapping[str, Any]) -> Path:
 
 
 def write_features(folder: str | Path, names: Mapping[str, str], files: Mapping[FeatureKey, dict[str, Any]]) -> Path:
-    """Writes a file of `feature_json` for each (layer, latent) to where the page looks for those of a graph's `names`.
+    """Writes a file for each (layer, latent) to where the page looks for those of a graph's `names`.
+
+    Args:
+        files: what each says, as `interop.circuit_tracer_features.feature_file` gives it.
 
     Returns:
         the folder that they lie in.

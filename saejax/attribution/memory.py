@@ -99,5 +99,6 @@ def row_memory(
     }
     frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
     program = row_program(config, tuple(layers), settings.block, mesh)
+    # jit gives what `lower` is of; a `Callable` does not say so.
     memory = program.lower(params, frozen, sources, targets).compile().memory_analysis()  # type: ignore[attr-defined]
     return RowMemory(memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes)

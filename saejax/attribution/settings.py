@@ -21,8 +21,8 @@ class AttributionConfig(Settings, section="attribution"):
     )
     silent: int = setting(
         1,
-        "The first so many tokens have no features and no errors: what stands at a beginning of text is large and the "
-        "same in every prompt. 0 where the prompt has no such token.",
+        "How many of the first tokens have no features and no errors. A model's bos is large and the same in every "
+        "prompt. 0 for prompts without one.",
         low=0,
     )
     chunk: int = setting(64, "Rows computed at once: memory grows with it.", low=1)

@@ -40,7 +40,7 @@ def write_circuit_tracer_features(folder: Path, layers: Mapping[int, tuple[Mappi
             offsets = [0]
             with (folder / f"layer_{layer}.bin").open("wb") as handle:
                 for entry in entries:
-                    handle.write(packed := _packed(feature_file(entry, layer, width, strings)))
+                    handle.write(packed := _packed(feature_file(entry, layer, entry["id"] % width, strings)))
                     offsets.append(offsets[-1] + len(packed))
                     progress.advance(1)
             offsets += offsets[-1:] * (width - len(entries))
@@ -50,7 +50,7 @@ def write_circuit_tracer_features(folder: Path, layers: Mapping[int, tuple[Mappi
     return written
 
 
-def feature_file(entry: Mapping[str, Any], layer: int, width: int, strings: Sequence[str]) -> dict[str, Any]:
+def feature_file(entry: Mapping[str, Any], layer: int, latent: int, strings: Sequence[str]) -> dict[str, Any]:
     """What the page reads of one latent.
 
     quantile_values are the 1st to 100th percentile of its activations, as the report's histogram has them: straight
@@ -66,7 +66,7 @@ def feature_file(entry: Mapping[str, Any], layer: int, width: int, strings: Sequ
     logits = {key: _tokens(entry.get(key) or [], strings) for key in ("top_logits", "bottom_logits")}
     return {
         "transcoder_id": f"layer_{layer}",
-        "index": entry["id"] % width,
+        "index": latent,
         "examples_quantiles": lists,
         **logits,
         "act_min": histogram["edges"][0],

@@ -6,6 +6,7 @@ difference = z_right - z_wrong after the last token     correct: above 0 after t
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def measure(lm: LanguageModel, prompts: Prompts) -> np.ndarray:
     """float32 [R, 5]: the columns from clean_difference on."""
 
     @jax.jit
-    def measured(params, rows, last, right, wrong, answer):  # type: ignore[no-untyped-def]
+    def measured(params: Any, rows: Any, last: Any, right: Any, wrong: Any, answer: Any) -> Any:
         positions = jnp.broadcast_to(jnp.arange(rows.shape[1])[None], rows.shape)
         logits_RSV = lm.apply(params, rows, positions, jnp.zeros_like(positions))[0]
         return logit_difference(last, right, wrong)(logits_RSV), probability(last, answer)(logits_RSV)

@@ -173,4 +173,5 @@ def _whole(change: Change, rows: int, length: int) -> Change:
     shape: Any = (rows, length, change.latents.shape[0])
     names = ("scale", "shift", "low", "high")
     arrays: dict[str, Any] = {name: np.broadcast_to(getattr(change, name), shape) for name in names}
+    # Arrays of the host: `many` stacks them there, although the fields are declared as JAX's.
     return dataclasses.replace(change, **arrays, at=np.broadcast_to(change.at, shape[:2]))  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ import pytest
 
 from saejax.attribution.export import (
     INDEX,
-    feature_json,
     feature_number,
     graph_json,
     node_ids,
@@ -23,6 +22,7 @@ from saejax.attribution.export import (
 )
 from saejax.attribution.influence import pruned
 from saejax.core.errors import ConfigError, DataError
+from saejax.interop.circuit_tracer_features import feature_file
 from tests.tiny.graphs import LOGITS, NAMES, VOCAB, made_up_feature, made_up_graph
 
 # circuit-tracer 0.5: frontend/graph_models.py and frontend/feature_models.py.
@@ -174,7 +174,7 @@ def test_a_slug_replaces_its_graph_in_the_index(tmp_path: Path) -> None:
 
 def test_feature_files_have_circuit_tracers_fields(tmp_path: Path) -> None:
     row = made_up_feature(2, 8)
-    content = feature_json(row, VOCAB, transcoder="tiny-clt", index=8)
+    content = feature_file(row, 2, 8, VOCAB)
     folder = write_features(tmp_path, NAMES, {(2, 8): content})
     assert folder == tmp_path / "features" / "843528bb6fc6"
     read = json.loads((folder / f"{feature_number(2, 8)}.json").read_text())
@@ -189,16 +189,6 @@ def test_feature_files_have_circuit_tracers_fields(tmp_path: Path) -> None:
     assert read["top_logits"] == [token for token, _ in row["top_logits"]]
     assert (read["act_min"], read["act_max"], read["activation_frequency"]) == (0, row["max"], row["density"])
     assert read["histogram"] == row["histogram"]["counts"]
-
-
-def test_percentiles_come_from_the_histogram() -> None:
-    row = {"density": 0.1, "max": 4.0, "histogram": {"edges": [0, 1, 4], "counts": [30, 10]}}
-    found = feature_json(row, [], transcoder="", index=0)["quantile_values"]
-    # 30 values evenly in 0..1, 10 in 1..4; the file's first is the 1st percentile.
-    values = np.concatenate([np.linspace(0, 1, 30_001), np.linspace(1, 4, 10_001)])
-    np.testing.assert_allclose(found, np.percentile(values, range(1, 100)), atol=1e-3)
-    dead = feature_json({"density": 0.0, "max": 0.0, "examples": []}, [], transcoder="", index=0)
-    assert (dead["quantile_values"], dead["histogram"], dead["examples_quantiles"]) == ([], [], [])
 
 
 @pytest.mark.parametrize("slug", ["", "a/b", "..", ".hidden", "a b", "graph-metadata", "x" * 101])
