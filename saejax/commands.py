@@ -127,6 +127,21 @@ def _study(line: Line) -> int:
     return run_study(study(line.config))
 
 
+def _plan(line: Line) -> int:
+    from saejax.app.experiment import experiment
+    from saejax.plan.command import run_plan
+
+    return run_plan(experiment(line.config), line.flags)
+
+
+def _calibrate(line: Line) -> None:
+    from saejax.plan.calibrate import run_calibrate
+
+    if line.words:
+        raise ConfigError(f"Unexpected argument {line.words[0]!r}; `saejax calibrate` measures this machine.")
+    run_calibrate(line.flags["name"])
+
+
 def _steer(line: Line) -> None:
     from saejax.app.steer import run_steer
 
@@ -304,6 +319,46 @@ command continues after Ctrl-C; the report shows them. Exits with 1 when some fe
             _redo("Ask again although there is an answer; the new one counts."),
             partial(flags.DEFINE_boolean, "dry_run", False, "Say how many requests and tokens it takes, and stop."),
         ),
+    ),
+    "plan": Command(
+        """\
+Say what an experiment will take: memory, disk, time, cost, on devices that need not be there.
+
+    saejax plan --config=quickstart
+    saejax plan --config=models:llama-3-8b --device=h100 --devices=1,2,4,8 --deadline=12h --price=2.5
+    saejax plan --config=gpt2_small --device=rtx4090 --devices=1 --json
+
+Of the model only config.json is read. Every step is compiled for virtual devices and not run. Names the least devices
+that fit and meet the deadline, and where nothing fits, the smallest change that does; then it exits with 1.
+""",
+        _plan,
+        flags=(
+            partial(
+                flags.DEFINE_string,
+                "device",
+                "",
+                "a100-40gb, a100-80gb, h100, h200, b200, l40s, rtx6000, rtx6000-ada, rtx4090, tpu-v4, tpu-v5e, "
+                "tpu-v5p, tpu-v6e, cpu, here (after `saejax calibrate`), or one of yours. Empty: here, else cpu.",
+            ),
+            partial(flags.DEFINE_list, "devices", ["1", "2", "4", "8"], "Numbers of devices to plan for."),
+            partial(flags.DEFINE_string, "deadline", "", "The time that all stages may take, as 12h, 90min or 2d."),
+            partial(flags.DEFINE_float, "price", 0.0, "What one device costs for an hour, in any currency."),
+            partial(flags.DEFINE_boolean, "json", False, "Print the figures as JSON, in bytes and seconds."),
+        ),
+    ),
+    "calibrate": Command(
+        """\
+Measure what this machine really reaches, for plans: about a minute.
+
+    saejax calibrate
+    saejax plan --config=quickstart --device=here
+
+Writes one device into the file of your devices (docs/planning.md): speed of products and memory, of train steps of six
+kinds of coder, of a language model, of the store, the evaluation and the report.
+""",
+        _calibrate,
+        takes="words",
+        flags=(partial(flags.DEFINE_string, "name", "here", "What plans call this machine."),),
     ),
     "steer": Command(
         """\

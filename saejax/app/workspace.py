@@ -33,9 +33,13 @@ from saejax.trained import check_widths
 
 @dataclasses.dataclass
 class Workspace:
-    """What several stages need, loaded when first asked for."""
+    """What several stages need, loaded when first asked for.
+
+    `named` knows the hook points in place of a model that is not to be loaded.
+    """
 
     experiment: Experiment
+    named: Named | None = None
     _lm: Model | None = None
     _source: Source | None = None
 
@@ -113,6 +117,8 @@ class Workspace:
     @property
     def names(self) -> Named:
         """What knows the hook points and their widths: the model, or without one the store."""
+        if self.named is not None:
+            return self.named
         return self.lm if self.experiment.lm.model else StoreHookPoints(self._header("train"))
 
     def origin(self, split: str) -> Header | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.capture import finite, near
-from saejax.coders import Latents
+from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import DataError
 from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
@@ -83,17 +83,9 @@ def evaluate_together(
     """
     (sites,) = {sae.sites for sae in saes}
 
-    def alone(lm_params: Any, packed: dict[str, jax.Array]) -> Any:
-        def keep(captured: dict[str, jax.Array]) -> jax.Array:
-            return near(captured, packed["keep"], max_norm_ratio)
-
-        sums, clean = unspliced(lm, lm_params, sites, keep, packed)
-        bad = (packed["keep"] & ~finite(clean["captured"])).sum()
-        return sums | {"non_finite": sums["unpredicted"] + bad}, clean
-
     # Compiled before the clock starts.
     blank = _arrays(packer.blank(config.batch_rows))
-    run = compiled(lm, alone, lm.params, blank)
+    run = compiled(lm, clean_run(lm, sites, max_norm_ratio), lm.params, blank)
     parts = [_Part(sae, lm, run(lm.params, blank)[1], blank) for sae in saes]
     totals: dict[str, float] = {}
     with Progress("evaluate", config.tokens) as progress:
@@ -117,32 +109,60 @@ def evaluate_together(
         return [part.evaluated(totals, seconds) for part in parts]
 
 
+def clean_run(lm: Model, sites: Sites, max_norm_ratio: float) -> Callable[[Any, dict[str, jax.Array]], Any]:
+    """(model's parameters, packed rows) -> (sums, what every coder of these sites needs of them). Pure."""
+
+    def alone(lm_params: Any, packed: dict[str, jax.Array]) -> Any:
+        def keep(captured: dict[str, jax.Array]) -> jax.Array:
+            return near(captured, packed["keep"], max_norm_ratio)
+
+        sums, clean = unspliced(lm, lm_params, sites, keep, packed)
+        bad = (packed["keep"] & ~finite(clean["captured"])).sum()
+        return sums | {"non_finite": sums["unpredicted"] + bad}, clean
+
+    return alone
+
+
+def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Clean, dict[str, jax.Array]], Any]:
+    """(coder's parameters, model's, what `clean_run` gave, packed rows) -> (sums of the splice, of reconstruction).
+
+    Pure.
+    """
+    names = _sides(sites)
+
+    def batch(params: Any, lm_params: Any, clean: Clean, packed: dict[str, jax.Array]) -> Any:
+        captured, shift = clean["captured"], params["b_dec"].astype(jnp.float32)
+        seen = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})
+
+        def block(x: jax.Array, y: jax.Array, keep_B: jax.Array) -> tuple[jax.Array, Any]:
+            latents = coder.encode(params, x)
+            y_hat = coder.decode(params, latents, x)
+            return y_hat, _sums(names, y, y_hat, latents.flat(), keep_B, shift)
+
+        y_hat, sums = _in_blocks(block, (seen["x"], seen["y"], clean["keep"].ravel()), coder.few_tokens)
+        sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
+        rows = packed["tokens"].shape
+        values = {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}
+        return spliced(lm, lm_params, sites, values, clean, packed), sums
+
+    return batch
+
+
+def _sides(sites: Sites) -> tuple[str, ...]:
+    """What there are metrics of: all sites together, and each of several."""
+    return ("all", *sites.writes) if sites.stacked else ("all",)
+
+
 class _Part:
     """One coder's part of an evaluation: its program, and its sums so far."""
 
     def __init__(self, sae: TrainedCoder, lm: Model, clean: Clean, packed: dict[str, jax.Array]):
         # On the device once, not again with every batch.
         self._sae, self._lm, self._weights = sae, lm, jax.device_put(dict(sae.params))
-        self._names = ("all", *sae.sites.writes) if sae.sites.stacked else ("all",)
-        self._shift = self._weights["b_dec"].astype(jnp.float32)
+        self._names = _sides(sae.sites)
         self._reconstructions = {name: Reconstruction() for name in self._names}
         self._totals: dict[str, float] = {}
-        self._run = compiled(lm, self._batch, self._weights, lm.params, clean, packed)
-
-    def _batch(self, params: Any, lm_params: Any, clean: Clean, packed: dict[str, jax.Array]) -> Any:
-        coder, sites, captured = self._sae.coder, self._sae.sites, clean["captured"]
-        seen = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})
-
-        def block(x: jax.Array, y: jax.Array, keep_B: jax.Array) -> tuple[jax.Array, Any]:
-            latents = coder.encode(params, x)
-            y_hat = coder.decode(params, latents, x)
-            return y_hat, _sums(self._names, y, y_hat, latents.flat(), keep_B, self._shift)
-
-        y_hat, sums = _in_blocks(block, (seen["x"], seen["y"], clean["keep"].ravel()), coder.few_tokens)
-        sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
-        rows = packed["tokens"].shape
-        values = {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}
-        return spliced(self._lm, lm_params, sites, values, clean, packed), sums
+        self._run = compiled(lm, spliced_run(lm, sae.coder, sae.sites), self._weights, lm.params, clean, packed)
 
     def add(self, clean: Clean, packed: dict[str, jax.Array]) -> None:
         """Evaluate a batch."""

@@ -86,7 +86,19 @@ class Model(Protocol):
 
 
 def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
-    """`Model.make_forward` of a pure model: compiled, rows over "data", parameters over "latent".
+    """`Model.make_forward` of a pure model: compiled, rows over "data", parameters over "latent"."""
+    params = lm.placed(mesh)
+    program = forward_program(lm, params, names, shape, mesh)
+
+    def run(packed: PackedRows) -> Any:
+        arrays = (packed.tokens, packed.positions, packed.segments)
+        return program(params, *(jax.device_put(a, batch_sharding(mesh)) for a in arrays))
+
+    return run
+
+
+def forward_program(lm: Model, params: Any, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Any:
+    """The compiled program of a capture's forward pass; of `params` only the shapes and shardings are looked at.
 
     XLA drops what no hook point needs: the blocks after the last one, and the unembedding.
     """
@@ -99,14 +111,7 @@ def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], me
         return rounded, jnp.stack([jnp.isfinite(value).all(-1) for value in rounded.values()]).all(0)
 
     rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    params = lm.placed(mesh)
-    compiled = jax.jit(forward).lower(params, rows, rows, rows).compile()
-
-    def run(packed: PackedRows) -> Any:
-        arrays = (packed.tokens, packed.positions, packed.segments)
-        return compiled(params, *(jax.device_put(a, batch_sharding(mesh)) for a in arrays))
-
-    return run
+    return jax.jit(forward).lower(params, rows, rows, rows).compile()
 
 
 def compiled(lm: Model, function: F, *arguments: Any) -> F:

@@ -1,6 +1,6 @@
 """`configs/models.py`: each published model by its config.json at full size, and its experiment with a shrunk one.
 
-tests/fixtures/model_configs.json holds what the models' own config.json say of shapes and conventions, written by hand,
+saejax/plan/model_configs.json holds what the models' own config.json say of shapes and conventions, written by hand,
 and the number of parameters of the published weights.
 """
 
@@ -36,7 +36,7 @@ from saejax.lm import checkpoint, decoder, list_hook_points
 from saejax.lm.families import ARCHITECTURES
 from saejax.store import StoreReader
 
-PUBLISHED = json.loads((ROOT / "tests" / "fixtures" / "model_configs.json").read_text())
+PUBLISHED = json.loads((ROOT / "saejax" / "plan" / "model_configs.json").read_text())
 DEMO = Path(saejax.__file__).parent / "lm" / "demo"
 # Of each model what its papers and cards say: layers, width, heads, heads of keys and values, width of a head, of the
 # MLP, and what the first tokens meet: rotated numbers of a head (0: learned positions), base, activation, residual.
@@ -61,7 +61,8 @@ def published(name: str, folder: Path) -> str:
 
 
 def test_every_shipped_model_is_tested_and_no_other() -> None:
-    assert list(MODELS) == list(PUBLISHED) == list(FACTS)
+    assert list(MODELS) == list(FACTS)
+    assert {row.model for row in MODELS.values()} <= {one["model"] for one in PUBLISHED.values()}
 
 
 @pytest.mark.parametrize("name", MODELS)

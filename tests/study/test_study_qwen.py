@@ -23,8 +23,8 @@ from saejax.study import study
 from saejax.study.behaviours import BEHAVIOURS
 from saejax.study.run import run_study
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-PUBLISHED = json.loads((FIXTURES / "model_configs.json").read_text())["qwen2.5-3b-instruct"]["config"]
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = json.loads((ROOT / "saejax" / "plan" / "model_configs.json").read_text())["qwen2.5-3b-instruct"]["config"]
 WORDS = ["<unk>", *["question", "answer", "is", "are", ".", "?", ",", "what", "how", "many"]]
 
 

@@ -33,7 +33,7 @@ def load_torch(
         ConfigError: no torch, or a device that is not there.
         DataError: transformers cannot load it, or weights are missing.
     """
-    torch, transformers = _torch()
+    torch, transformers = torch_and_transformers()
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=where)
@@ -45,7 +45,7 @@ def load_torch(
     try:
         # Left open, transformers asks on the terminal whether to run the folder's code.
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        kind = _kind(transformers, config)
+        kind = kind_of(transformers, config)
         _refuse_larger(torch, kind, config, numbers)
         module = _from_pretrained(kind, folder, config, getattr(torch, dtype))
     except DataError:
@@ -72,7 +72,7 @@ def load_torch(
     return dataclasses.replace(lm, tokenizer=dataclasses.replace(tokenizer, bos_id=cls, bos_unknown=False))
 
 
-def _torch() -> tuple[Any, Any]:
+def torch_and_transformers() -> tuple[Any, Any]:
     try:
         import torch
         import transformers
@@ -109,7 +109,7 @@ def _refuse_larger(torch: Any, kind: Any, config: Any, numbers: int) -> None:
         raise ValueError(f"config.json describes {wanted:,} parameters, and the files hold {numbers:,} numbers")
 
 
-def _kind(transformers: Any, config: Any) -> Any:
+def kind_of(transformers: Any, config: Any) -> Any:
     """The class of transformers that reads this model."""
     named = " ".join(config.architectures or ["ForCausalLM"])
     classes = ["AutoModel"]

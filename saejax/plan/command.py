@@ -1,0 +1,99 @@
+"""`saejax plan`: what an experiment takes, on the devices that are asked for."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from saejax.app.console import say
+from saejax.app.experiment import Experiment
+from saejax.core.errors import ConfigError
+from saejax.plan import page
+from saejax.plan.choice import choose, over, remedy
+from saejax.plan.devices import HERE, device, devices
+from saejax.plan.estimate import Estimate, estimate, virtual_devices
+from saejax.plan.planned import Planned
+
+_MOST = 1024
+_UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def run_plan(e: Experiment, flags: Mapping[str, Any]) -> int:
+    """Print the plan. Returns 0, or 1 where no number of devices fits or meets the deadline.
+
+    Raises:
+        ConfigError: an unknown device, numbers that cannot be, a mesh that does not divide.
+        DataError: a model whose config.json cannot be read.
+    """
+    counts, deadline, price = _counts(flags["devices"]), seconds(flags["deadline"]), flags["price"]
+    if not 0 <= price < 1e9:
+        raise ConfigError(f"--price is {price}; it must be what a device costs for an hour, 0 or more.")
+    on = device(flags["device"] or default_device())
+    virtual_devices(max(counts))
+    planned = Planned.of(e)
+    found = estimate(planned, on, counts)
+    choice = choose(found, deadline)
+    unfit = next((one for one in found if not one.refused and over(one)), None)
+    remedies = remedy(planned, on, unfit.devices, over(unfit)) if unfit and choice.taken is None else []
+    if flags["json"]:
+        say(json.dumps(content(found), indent=2))
+    else:
+        for line in page.head(e.name, on, planned.models):
+            say(line)
+        say("\n" + page.table(found, price) + "\n")
+        for line in page.below(found, choice, remedies):
+            say(line)
+    return 0 if choice.taken else 1
+
+
+def default_device() -> str:
+    """The machine at hand: as it was measured, or its processor."""
+    return HERE if HERE in devices() else "cpu"
+
+
+def content(found: list[Estimate]) -> list[dict[str, Any]]:
+    """The estimates as JSON, in bytes and seconds."""
+    return [
+        {
+            "device": one.device.name,
+            "devices": one.devices,
+            "mesh": list(one.mesh),
+            "refused": one.refused,
+            "fits": one.fits,
+            "seconds": one.seconds,
+            "device_hours": one.device_hours,
+            "disk_bytes": one.disk_bytes,
+            "stages": [
+                dataclasses.asdict(stage) | {"parts": dict(stage.parts), "device_bytes": stage.device_bytes}
+                for stage in one.stages
+            ],
+        }
+        for one in found
+    ]
+
+
+def seconds(text: str) -> float:
+    """The seconds of 12h, 90min, 2d or 3600; 0 for nothing.
+
+    Raises:
+        ConfigError: it says no time.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if not text:
+        return 0.0
+    if not match or match[2] not in _UNITS:
+        raise ConfigError(f"--deadline is {text!r}; it must be a time such as 12h, 90min or 2d.")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _counts(words: list[str]) -> list[int]:
+    try:
+        found = sorted({int(word) for word in words})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found[-1] > _MOST:
+        raise ConfigError(f"--devices is {','.join(words)!r}; it must be numbers of devices, as in 1,2,4,8.")
+    return found
+
+

@@ -1,0 +1,163 @@
+"""What every stage of an experiment takes on so many devices of a kind: bytes, seconds, money.
+
+A step's bytes are those of its compiled program (`programs`). Seconds are work over speed (`laws`), with the host's part
+(`host`) beside it on an accelerator and added on a CPU, where both want the same cores.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from saejax.app.experiment import Experiment
+from saejax.core.errors import ConfigError
+from saejax.kernels.batch import DATA, LATENT
+from saejax.kernels.batch import DATA, LATENT
+from saejax.plan import lm_stages, train_stages
+from saejax.plan.devices import Device
+from saejax.plan.host import Host
+from saejax.plan.planned import ROOM, Planned, mesh_of
+from saejax.plan.stage import StageEstimate, Terms
+
+Make = Callable[[Planned, Terms], StageEstimate | None]
+
+# Stages over all devices, and those that one device does; in the order in which they run.
+SPREAD: dict[str, Make] = {"capture": lm_stages.capture, "train": train_stages.train, "sweep": train_stages.sweep}
+ALONE: dict[str, Make] = {
+    "evaluate": lm_stages.evaluate,
+    "report": lm_stages.report,
+    "graphs": lm_stages.graphs,
+    "interventions": lm_stages.interventions,
+}
+# Only `saejax study` has these.
+OF_STUDY = ("graphs", "interventions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """An experiment on a number of devices of one kind.
+
+    Attributes:
+        mesh: devices along data, latent.
+        stages: in the order in which they run.
+        refused: why this number of devices cannot be had; empty where it can.
+    """
+
+    device: Device
+    devices: int
+    mesh: tuple[int, int]
+    stages: tuple[StageEstimate, ...]
+    refused: str = ""
+
+    @property
+    def pipeline(self) -> tuple[StageEstimate, ...]:
+        """The stages of `saejax pipeline`, or of a sweep."""
+        return tuple(one for one in self.stages if one.stage not in OF_STUDY)
+
+    @property
+    def seconds(self) -> float:
+        """Of the pipeline."""
+        return sum(one.seconds for one in self.pipeline)
+
+    @property
+    def device_hours(self) -> float:
+        """Of the pipeline: all devices are held from its start to its end."""
+        return self.seconds * self.devices / 3600
+
+    @property
+    def device_bytes(self) -> float:
+        """Of the fullest device at the fullest moment of the pipeline."""
+        return max((one.device_bytes for one in self.pipeline), default=0.0)
+
+    @property
+    def disk_bytes(self) -> float:
+        return sum(one.disk_bytes for one in self.pipeline)
+
+    @property
+    def fits(self) -> bool:
+        return not self.refused and self.device_bytes <= ROOM * self.device.memory
+
+    @property
+    def utilisation(self) -> float:
+        """Operations of the pipeline over what all devices could do in its time."""
+        could = self.seconds * self.devices * self.device.bfloat16
+        return sum(one.flops for one in self.pipeline) / could if could else 0.0
+
+
+def estimate(planned: Planned, device: Device, counts: Sequence[int]) -> list[Estimate]:
+    """The estimate for each number of devices, or why there is none.
+
+    Raises:
+        ConfigError, DataError: an experiment that cannot be on one device, nor on any number of them.
+    """
+
+    def spread(devices: int) -> Estimate:
+        try:
+            mesh = mesh_of(planned.experiment, devices)
+            sized = planned.sized(device, mesh)
+            stages = _made(SPREAD, sized, Terms(device, mesh, Host.of(device)))
+        except ConfigError as error:
+            return Estimate(device, devices, (devices, 1), (), str(error))
+        return Estimate(device, devices, (mesh.shape[DATA], mesh.shape[LATENT]), stages)
+
+    def alone() -> tuple[StageEstimate, ...]:
+        return _made(ALONE, planned, Terms(device, mesh_of(_unsplit(planned.experiment), 1), Host.of(device)))
+
+    # XLA compiles without Python's lock.
+    with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+        rest = pool.submit(alone)
+        first, *others = sorted(set(counts))
+        compiled = [first, *others[:1], *others[-1:]] if len(others) > 2 else [first, *others]
+        by_count = dict(zip(compiled, pool.map(spread, compiled), strict=True))
+        if len(others) > 2 and not (planned.swept or any(one.refused for one in by_count.values())):
+            sized = planned.sized(device, mesh_of(planned.experiment, first))
+            sized.interpolate([mesh_of(sized.experiment, n) for n in sorted(set(counts))])
+        by_count |= {n: spread(n) for n in others if n not in by_count}
+        found = [by_count[n] for n in counts]
+    if all(one.refused for one in found):
+        raise ConfigError(found[0].refused)
+    return [one if one.refused else dataclasses.replace(one, stages=one.stages + rest.result()) for one in found]
+
+
+def stage_of(planned: Planned, device: Device, devices: int, stage: str) -> StageEstimate:
+    """One stage that the experiment has."""
+    e = planned.experiment if stage in SPREAD else _unsplit(planned.experiment)
+    mesh = mesh_of(e, devices if stage in SPREAD else 1)
+    found = (SPREAD | ALONE)[stage](planned.sized(device, mesh), Terms(device, mesh, Host.of(device)))
+    assert found is not None, f"the experiment has no stage {stage}"
+    return found
+
+
+def _made(makes: Mapping[str, Make], planned: Planned, terms: Terms) -> tuple[StageEstimate, ...]:
+    found = [make(planned, terms) for make in makes.values()]
+    return tuple(one for one in found if one is not None)
+
+
+def _unsplit(e: Experiment) -> Experiment:
+    return dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=()))
+
+
+def estimates(e: Experiment, device: Device, devices: int) -> tuple[StageEstimate, ...]:
+    """What each stage of an experiment takes on so many devices; see `StageEstimate`."""
+    return estimate(Planned.of(e), device, [devices])[0].stages
+
+
+def virtual_devices(count: int) -> None:
+    """Let JAX have so many virtual devices of this machine's CPU; before it is first asked for any.
+
+    Programs for them are compiled and not run, so XLA need not make them fast.
+
+    Raises:
+        ConfigError: it was asked already, and has fewer.
+    """
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        if len(jax.devices("cpu")) < count:
+            raise ConfigError(
+                f"A plan for {count} devices needs as many virtual ones, which JAX makes only at its start. Plan before "
+                f"anything else, or set XLA_FLAGS=--xla_force_host_platform_device_count={count}."
+            ) from None

@@ -1,0 +1,174 @@
+"""An experiment as a plan sees it: its models' shapes, its coder, its mesh; nothing is loaded and no store is needed."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from saejax.app.experiment import Experiment
+from saejax.app.sweep.members import Group, groups, members
+from saejax.app.workspace import Workspace
+from saejax.capture import expand_hook_points
+from saejax.coders import Coder
+from saejax.core.config import to_json
+from saejax.core.errors import ConfigError
+from saejax.kernels.batch import DATA, LATENT
+from saejax.parallel import ParallelConfig, check_divides, make_mesh
+from saejax.plan.devices import Device
+from saejax.plan.models import ModelShape, TwoModels, shapes_of
+from saejax.plan.programs import Footprint, step_footprint
+from saejax.store import StoreLayout
+from saejax.store.manifest import Header
+from saejax.store.space import predicted_bytes
+from saejax.training.batch_size import find
+
+# Of a device's memory, what a program may take: the rest is for the runtime, validation and the next batch.
+ROOM = 0.85
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """An experiment and what follows from it without running anything.
+
+    Attributes:
+        work: of the experiment, with the models' names in place of the models.
+        models: one, or two to compare.
+        captured: hook points that are stored.
+        known: footprints of train steps by what decides them, so that none is compiled twice.
+    """
+
+    work: Workspace
+    models: tuple[ModelShape, ...]
+    known: dict[Any, Footprint] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, e: Experiment) -> "Planned":
+        """Read the models' config.json.
+
+        Raises:
+            ConfigError, DataError: a model or hook point that there is not.
+        """
+        models = shapes_of(e.lm)
+        names = models[0].names if len(models) == 1 else TwoModels(models[0].names, models[1].names)
+        return cls(Workspace(e, named=names), models)
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.work.experiment
+
+    @functools.cached_property
+    def captured(self) -> tuple[str, ...]:
+        return expand_hook_points(self.experiment.capture.hook_points, self.work.names)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """{hook point stored: its width}."""
+        there = self.work.names.hook_points()
+        return {name: there[name] for name in self.captured}
+
+    @property
+    def swept(self) -> bool:
+        return any(to_json(self.experiment.sweep).values())
+
+    def groups(self) -> tuple[Group, ...]:
+        """The programs of its sweep."""
+        return tuple(groups(members(self.experiment)))
+
+    def with_experiment(self, e: Experiment) -> "Planned":
+        """The same models under other settings."""
+        return dataclasses.replace(self, work=dataclasses.replace(self.work, experiment=e))
+
+    def coder(self) -> Coder:
+        return self.work.build()
+
+    def header(self, split: str) -> Header:
+        """Of the store that a capture of this split writes."""
+        c = self.experiment.capture
+        tokens = c.tokens if split == "train" else c.heldout_tokens
+        layout: StoreLayout = c.layout(split)
+        return Header({}, self.widths, tokens, layout, 0, c.parts)
+
+    def store_bytes(self) -> dict[str, int]:
+        """{split: bytes on disk}, of what a capture writes."""
+        splits = ["heldout"] if self.experiment.capture.into == "training" else ["train", "heldout"]
+        return {split: predicted_bytes(self.header(split)) for split in splits}
+
+    def step(self, mesh: Mesh) -> tuple[Coder, Footprint]:
+        """(the experiment's coder, its compiled train step).
+
+        Raises:
+            ConfigError: what training itself would refuse of the mesh.
+        """
+        coder, e = self.coder(), self.experiment
+        check_divides(mesh, coder.topology.d_sae)
+        t, rows = e.train, mesh.shape[DATA]
+        if t.batch_size % (rows * t.accumulate):
+            raise ConfigError(
+                f"train.batch_size {t.batch_size} cannot be split over {rows} devices"
+                + (f" in {t.accumulate} parts (train.accumulate)." if t.accumulate > 1 else ".")
+            )
+        key = self._key(mesh)
+        if key not in self.known:
+            self.known[key] = step_footprint(e, coder, self.work.sites, mesh)
+        return coder, self.known[key]
+
+    def _key(self, mesh: Mesh) -> str:
+        e = self.experiment
+        parts = [to_json(e.coder), to_json(e.train), e.parallel.fsdp, e.parallel.mode, self.work.sites]
+        return json.dumps([*parts, mesh.shape[DATA], mesh.shape[LATENT]])
+
+    def interpolate(self, meshes: Sequence[Mesh]) -> None:
+        """Make the steps of some meshes known from those of others: the second and the last of at least four.
+
+        The meshes differ in their devices along "data" alone, from few to many. Each device then has a share of the
+        batch, and all else the same: its bytes and operations are a + b / n. On one device XLA makes another program,
+        which is why the first one has no part in it.
+        """
+        _, second, *between, last = meshes
+        n2, n9 = (1 / mesh.shape[DATA] for mesh in (second, last))
+        few, many = self.step(second)[1], self.step(last)[1]
+        for mesh in between:
+            share = (1 / mesh.shape[DATA] - n9) / (n2 - n9)
+            values = {
+                name: getattr(many, name) + share * (getattr(few, name) - getattr(many, name))
+                for name in ("batch", "temporaries", "flops", "moved", "sent", "operations")
+            }
+            self.known[self._key(mesh)] = dataclasses.replace(many, **values)
+
+    def sized(self, device: Device, mesh: Mesh) -> "Planned":
+        """The same with train.batch_size=0 replaced by the size that training would find on such devices."""
+        e = self.experiment
+        if e.train.batch_size:
+            return self
+
+        def needs(size: int) -> int:
+            return int(self._of_size(size).step(mesh)[1].bytes)
+
+        parts = mesh.shape[DATA] * e.train.accumulate
+        found = find(e.train.tokens, e.capture.tokens, parts, e.train.shares, needs, int(ROOM * device.memory))
+        return self._of_size(found.size)
+
+    def _of_size(self, size: int) -> "Planned":
+        e = self.experiment
+        return self.with_experiment(dataclasses.replace(e, train=dataclasses.replace(e.train, batch_size=size)))
+
+
+def mesh_of(e: Experiment, devices: int, virtual: Sequence[Any] | None = None) -> Mesh:
+    """The mesh that the experiment would have on so many devices: parallel.mesh's devices along "latent" stay.
+
+    Raises:
+        ConfigError: they do not divide, or this process has too few virtual devices.
+    """
+    latent = e.parallel.mesh[1] if e.parallel.mesh else 1
+    if devices % latent:
+        raise ConfigError(f"parallel.mesh has {latent} devices along latent, which does not divide {devices}.")
+    there = list(virtual or jax.devices("cpu"))
+    shape = (devices // latent, latent)
+    if math.prod(shape) > len(there):
+        raise ConfigError(f"A plan for {devices} devices needs as many virtual ones, and this process has {len(there)}.")
+    return make_mesh(ParallelConfig(shape), there)

@@ -1,0 +1,174 @@
+"""What compiled programs take on each device: lowered and compiled for devices that are not there, and never run.
+
+A device that is not there is one of the virtual devices of this machine's CPU. State and batch are the same on every
+kind of device. Temporaries are those of XLA's schedule for a CPU: another backend fuses otherwise.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.app.experiment import Experiment
+from saejax.coders import Coder, Sites
+from saejax.kernels.batch import DATA, LATENT
+from saejax.lm import LanguageModel, decoder, logical_axes
+from saejax.lm.forward import forward_program
+from saejax.parallel import sharding_of
+from saejax.plan.models import ModelShape
+from saejax.text import Tokenizer
+from saejax.training import Program, program_of_one
+from saejax.training.profile import step_bytes
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+# Blocks of a model that are compiled; all further ones need no more memory at once.
+_BLOCKS = 2
+
+_COLLECTIVE = re.compile(
+    r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+)
+_ARRAY = re.compile(r"(pred|[suf]\d+|bf16)\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """A compiled program on one device.
+
+    Attributes:
+        state: bytes that stay from call to call: parameters, moments, averages; or the language model.
+        batch: bytes of what comes in with each call.
+        temporaries: bytes of results and of what is between.
+        flops, moved: floating-point operations, and bytes read and written, as XLA counts them (a loop's body once).
+        sent: bytes that collectives carry away from it.
+        collectives: how many there are.
+        operations: instructions that run by themselves.
+    """
+
+    state: float
+    batch: float
+    temporaries: float
+    flops: float
+    moved: float
+    sent: float
+    collectives: int
+    operations: int
+
+    @property
+    def bytes(self) -> float:
+        """Of its memory, while it runs."""
+        return self.state + self.batch + self.temporaries
+
+
+def step_footprint(e: Experiment, coder: Coder, names: tuple[Sequence[str], Sequence[str]], mesh: Mesh) -> Footprint:
+    """The train step of an experiment on a mesh.
+
+    Raises:
+        ConfigError: what training itself would refuse of the mesh.
+    """
+    return step_program(e, coder, names, mesh)[1]
+
+
+def step_program(
+    e: Experiment, coder: Coder, names: tuple[Sequence[str], Sequence[str]], mesh: Mesh
+) -> tuple[Program, Footprint]:
+    """(the train step, compiled; what it takes on each device)."""
+    reads, writes = (tuple(side) for side in names)
+    sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
+    program = program_of_one(
+        coder, e.train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp, mode=e.parallel.mode
+    ).compiled(np.dtype(ml_dtypes.bfloat16))
+    widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
+    batch = sum(e.train.batch_size // mesh.shape[DATA] * width * 2 for width in widths.values())
+    return program, _footprint(program.step, bytes_on_one(program.abstract), batch)
+
+
+def forward_footprint(shape: ModelShape, names: Sequence[str], rows: tuple[int, int], dtype: str, mesh: Mesh) -> Footprint:
+    """The forward pass of a capture of these hook points, `rows` = (rows, tokens of each), over a mesh.
+
+    The model of PyTorch is not compiled: its temporaries are what its widest layer holds at once.
+    """
+    depth, width = shape.depth(tuple(names)), 2 if dtype == "bfloat16" else 4
+    devices, split = mesh.size, mesh.shape[LATENT]
+    n_tokens = rows[0] * rows[1] / mesh.shape[DATA]
+    operations = rows[0] * shape.operations(rows[1], depth) / devices
+    held = shape.n_parameters * width
+    stored = sum(shape.names.hook_points()[name] for name in names) * n_tokens * 2
+    if shape.config is None:
+        wide = n_tokens * (6 * shape.d_model + 2 * shape.d_mlp) * width
+        return Footprint(held, n_tokens * 12, wide + stored, operations, held + 4 * wide, 0.0, 0, 1)
+    lm, params = abstract_model(shape, min(_BLOCKS, shape.n_layer), _DTYPES[dtype], mesh)
+    last = f"blocks.{lm.config.n_layer - 1}.resid_post"
+    found = _footprint(forward_program(lm, params, [last], rows, mesh), bytes_on_one(params), n_tokens * 12)
+    one = n_tokens * shape.d_model * 2
+    repeats = max(1.0, depth / lm.config.n_layer)
+    whole = _abstract_params(shape.config, _DTYPES[dtype], mesh)
+    return dataclasses.replace(
+        found,
+        state=bytes_on_one(whole),
+        temporaries=found.temporaries - one + stored,
+        flops=operations,
+        moved=found.moved * repeats,
+        sent=found.sent * repeats,
+        collectives=round(found.collectives * repeats) if split > 1 else found.collectives,
+        operations=round(found.operations * repeats),
+    )
+
+
+def abstract_model(shape: ModelShape, n_layer: int, dtype: Any, mesh: Mesh) -> tuple[LanguageModel, Any]:
+    """The first blocks of a model, and the shapes of its parameters."""
+    assert shape.config is not None
+    config = dataclasses.replace(shape.config, n_layer=n_layer, windows=shape.config.windows[:n_layer])
+    params = _abstract_params(config, dtype, mesh)
+    # Nothing here asks for its tokens.
+    nobody: Tokenizer = None  # type: ignore[assignment]
+    return LanguageModel(config, params, nobody, {"model": shape.model}), params
+
+
+def _abstract_params(config: Any, dtype: Any, mesh: Mesh) -> Any:
+    shapes = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
+    return jax.tree.map(
+        lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding_of(mesh, leaf.shape, axes)),
+        shapes,
+        logical_axes(config),
+    )
+
+
+def bytes_on_one(tree: Any) -> float:
+    """Bytes of a tree of shapes with shardings, on the device that holds most."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(one.sharding.shard_shape(one.shape)) * one.dtype.itemsize for one in leaves)
+
+
+def _footprint(compiled: Any, state: float, batch: float) -> Footprint:
+    costs = compiled.cost_analysis() or {}
+    text = compiled.as_text()
+    sizes = [_sizes(match[1]) for line in text.splitlines() if (match := _COLLECTIVE.match(line))]
+    entry = text[text.find("\nENTRY ") :]
+    operations = len(re.findall(r" (?:fusion|dot|custom-call|while|conditional|sort|scatter|gather|copy)\(", entry))
+    whole = step_bytes(compiled.memory_analysis())
+    return Footprint(
+        state=state,
+        batch=batch,
+        temporaries=max(0.0, whole - state - batch),
+        flops=float(costs.get("flops", 0.0)),
+        moved=float(costs.get("bytes accessed", 0.0)),
+        sent=float(sum(sizes)),
+        collectives=len(sizes),
+        operations=operations,
+    )
+
+
+def _sizes(shapes: str) -> int:
+    """Bytes of the arrays that stand in a line of HLO before its operation."""
+    total = 0
+    for kind, dims in _ARRAY.findall(shapes):
+        width = 1 if kind == "pred" else int(re.sub(r"\D", "", kind)) / 8
+        total += int(math.prod(int(n) for n in dims.split(",") if n) * width)
+    return total
