@@ -258,7 +258,12 @@ def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, 
     recorded = sum(one["seconds"] for one in stages.values())
     return _Ran(
         (captured["tokens"], stored, max(0.0, captured["seconds"] - forward)),
-        (train_stages.amounts(coder, step, e.train.batch_size), e.train.steps, train["seconds"], e.train.batch_size * 256.0),
+        (
+            train_stages.amounts(coder, step, e.train.batch_size),
+            e.train.steps,
+            train["seconds"],
+            e.train.batch_size * 256.0,
+        ),
         (
             lm_stages.evaluation_amounts(shape, coder, evaluation, per_eval),
             stages["evaluate"]["seconds"] / -(-e.eval.tokens // per_eval),
@@ -277,7 +282,9 @@ def _host(found: Sequence[_Ran], step: Law) -> dict[str, float]:
     (tokens, few, alone), (_, many, more) = (one.captured for one in found)
     byte = max(0.0, more - alone) / (many - few)
     (narrow, short), (wide, long) = (one.pages for one in found)
-    loops = [max(0.0, seconds / steps - step.seconds(amounts)) for amounts, steps, seconds, _ in (one.loop for one in found)]
+    loops = [
+        max(0.0, seconds / steps - step.seconds(amounts)) for amounts, steps, seconds, _ in (one.loop for one in found)
+    ]
     return {
         "token": max(0.0, alone - byte * few) / tokens,
         "stored_byte": byte,

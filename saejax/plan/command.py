@@ -8,15 +8,27 @@ from typing import Any
 
 from saejax.app.console import say
 from saejax.app.experiment import Experiment
+from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
-from saejax.plan import page
+from saejax.plan import page, reports
 from saejax.plan.choice import choose, over, remedy
 from saejax.plan.devices import HERE, device, devices
 from saejax.plan.estimate import Estimate, estimate, virtual_devices
 from saejax.plan.planned import Planned
+from saejax.plan.reports import REPORTS
 
 _MOST = 1024
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def run_reports(name: str) -> int:
+    """Print a report's figures beside the plan's, or those of all."""
+    if name != "all" and name not in REPORTS:
+        raise ConfigError(f"There is no report {name!r}.{nearest(name, [*REPORTS, 'all'])}")
+    virtual_devices(2)
+    for text in reports.page(list(REPORTS) if name == "all" else [name]):
+        say(text)
+    return 0
 
 
 def run_plan(e: Experiment, flags: Mapping[str, Any]) -> int:
@@ -95,5 +107,3 @@ def _counts(words: list[str]) -> list[int]:
     if not found or found[0] < 1 or found[-1] > _MOST:
         raise ConfigError(f"--devices is {','.join(words)!r}; it must be numbers of devices, as in 1,2,4,8.")
     return found
-
-

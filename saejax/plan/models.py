@@ -120,7 +120,9 @@ def shape_of(model: str, revision: str = "", backend: str = "auto") -> ModelShap
     except DataError as error:
         kept = _kept().get(model)
         if kept is None:
-            raise DataError(f"{error} A plan needs config.json alone: a folder that holds nothing else will do.") from None
+            raise DataError(
+                f"{error} A plan needs config.json alone: a folder that holds nothing else will do."
+            ) from None
         config = ARCHITECTURES[kept["model_type"]].read_config(kept)
         return of_decoder(model, config, "config.json from the copy in saejax, since the hub could not be asked")
     if runs_in_torch(folder, backend):

@@ -25,7 +25,9 @@ _HEAD = (
 
 def head(name: str, device: Device, models: Sequence[ModelShape]) -> list[str]:
     """What is planned, for what, and by which figures."""
-    lines = [f"plan of {name} for {device.name}: {size(device.memory)}, {device.bfloat16 / 1e12:,.4g} TFLOP/s bfloat16, "]
+    lines = [
+        f"plan of {name} for {device.name}: {size(device.memory)}, {device.bfloat16 / 1e12:,.4g} TFLOP/s bfloat16, "
+    ]
     lines[0] += f"{device.float32 / 1e12:,.4g} float32, {device.bandwidth / 1e9:,.4g} GB/s ({device.source})"
     for one in models:
         note = f" ({one.note})" if one.note else ""

@@ -170,5 +170,7 @@ def mesh_of(e: Experiment, devices: int, virtual: Sequence[Any] | None = None) -
     there = list(virtual or jax.devices("cpu"))
     shape = (devices // latent, latent)
     if math.prod(shape) > len(there):
-        raise ConfigError(f"A plan for {devices} devices needs as many virtual ones, and this process has {len(there)}.")
+        raise ConfigError(
+            f"A plan for {devices} devices needs as many virtual ones, and this process has {len(there)}."
+        )
     return make_mesh(ParallelConfig(shape), there)

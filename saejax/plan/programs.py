@@ -89,7 +89,9 @@ def step_program(
     return program, _footprint(program.step, bytes_on_one(program.abstract), batch)
 
 
-def forward_footprint(shape: ModelShape, names: Sequence[str], rows: tuple[int, int], dtype: str, mesh: Mesh) -> Footprint:
+def forward_footprint(
+    shape: ModelShape, names: Sequence[str], rows: tuple[int, int], dtype: str, mesh: Mesh
+) -> Footprint:
     """The forward pass of a capture of these hook points, `rows` = (rows, tokens of each), over a mesh.
 
     The model of PyTorch is not compiled: its temporaries are what its widest layer holds at once.
