@@ -31,8 +31,12 @@ def _workspace(line: Line) -> Any:
 
 def _pipeline(line: Line) -> int:
     from saejax.app.stages import run_pipeline
+    from saejax.plan.refuse import refuse_what_cannot_end
 
-    return run_pipeline(_workspace(line))
+    work = _workspace(line)
+    if not line.flags["anyway"]:
+        refuse_what_cannot_end(work.experiment)
+    return run_pipeline(work)
 
 
 def _capture(line: Line) -> None:
@@ -203,6 +207,7 @@ _SAE = partial(
 )
 
 
+_ANYWAY = partial(flags.DEFINE_boolean, "anyway", False, "Start although disk or memory seem too small for all of it.")
 _PIPELINE = """\
 Each stage continues where it was; what is done is not done again. Exits with 1 when a gate fails, with 75 when a
 signal stopped the training (all saved; run it again).
@@ -219,6 +224,7 @@ Pipeline with the experiment quickstart: from text to an evaluated SAE of the de
 
 {_PIPELINE}""",
         _pipeline,
+        flags=(_ANYWAY,),
     ),
     "pipeline": Command(
         f"""\
@@ -229,6 +235,7 @@ The whole experiment: capture, train, evaluate, report; then one table of what c
 
 {_PIPELINE}""",
         _pipeline,
+        flags=(_ANYWAY,),
     ),
     "capture": Command(
         """\

@@ -11,6 +11,7 @@ The amounts of work are those of the programs that a plan compiles, which are a 
 
 import contextlib
 import dataclasses
+import functools
 import io
 import math
 import os
@@ -109,8 +110,8 @@ def _peaks(platform: str) -> dict[str, float]:
     found = {}
     for dtype, precision in (("float32", jax.lax.Precision.HIGHEST), ("bfloat16", jax.lax.Precision.DEFAULT)):
         a = jnp.ones((n, n), dtype)
-        product = jax.jit(lambda a, precision=precision: jnp.matmul(a, a, precision=precision))
-        found[dtype] = 2 * n**3 / _median(lambda a=a, product=product: product(a))
+        product = jax.jit(functools.partial(jnp.matmul, precision=precision))
+        found[dtype] = 2 * n**3 / _median(functools.partial(product, a, a))
     x = jnp.ones((2**24 if platform else 2**28,), jnp.float32)
     add = jax.jit(lambda x: x + 1)
     found["bandwidth"] = 2 * x.nbytes / _median(lambda: add(x))

@@ -57,7 +57,7 @@ class Device:
     launch: float = 5e-6
     host: float = 20 * _GB
     source: str = "yours"
-    measured: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for field in ("memory", "bandwidth", "bfloat16", "float32", "link", "host"):

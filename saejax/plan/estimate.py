@@ -1,7 +1,7 @@
 """What every stage of an experiment takes on so many devices of a kind: bytes, seconds, money.
 
-A step's bytes are those of its compiled program (`programs`). Seconds are work over speed (`laws`), with the host's part
-(`host`) beside it on an accelerator and added on a CPU, where both want the same cores.
+A step's bytes are those of its compiled program (`programs`). Seconds are work over speed (`laws`), with the host's
+part (`host`) beside it on an accelerator and added on a CPU, where both want the same cores.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ import jax
 
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError
-from saejax.kernels.batch import DATA, LATENT
 from saejax.kernels.batch import DATA, LATENT
 from saejax.plan import lm_stages, train_stages
 from saejax.plan.devices import Device
@@ -158,6 +157,6 @@ def virtual_devices(count: int) -> None:
     except RuntimeError:
         if len(jax.devices("cpu")) < count:
             raise ConfigError(
-                f"A plan for {count} devices needs as many virtual ones, which JAX makes only at its start. Plan before "
-                f"anything else, or set XLA_FLAGS=--xla_force_host_platform_device_count={count}."
+                f"A plan for {count} devices needs as many virtual ones, which JAX makes only at its start. Plan "
+                f"before anything else, or set XLA_FLAGS=--xla_force_host_platform_device_count={count}."
             ) from None

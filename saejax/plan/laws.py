@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from saejax.core.errors import ConfigError
 from saejax.plan.devices import EFFICIENCY, Device
@@ -71,6 +70,8 @@ class Law:
 
 def fitted(measured: Sequence[tuple[Sequence[float], float]]) -> Law:
     """The law of measured (amounts, seconds)."""
+    from scipy.optimize import nnls  # it takes as long to import as a plan's table to print
+
     amounts = np.array([at for at, _ in measured], float)
     seconds = np.array([s for _, s in measured], float)
     largest = np.maximum(amounts.max(0), 1e-300)

@@ -6,8 +6,6 @@ counts as stored: then more text is read than is said here.
 
 import math
 
-import jax
-
 from saejax.app.experiment import Experiment
 from saejax.coders import Coder
 from saejax.kernels.batch import DATA
@@ -16,6 +14,7 @@ from saejax.plan.models import ModelShape
 from saejax.plan.planned import Planned
 from saejax.plan.programs import Footprint, forward_footprint
 from saejax.plan.stage import StageEstimate, Terms
+from saejax.plan.train_stages import parameter_count
 
 # Of a process that has imported everything and holds no arrays.
 _PROCESS = 1.0e9
@@ -248,8 +247,7 @@ def _dense_operations(coder: Coder) -> float:
 
 def parameter_bytes(coder: Coder) -> int:
     """Of a coder in float32."""
-    shapes = jax.eval_shape(coder.init, jax.random.key(0))
-    return sum(math.prod(one.shape) * 4 for one in jax.tree.leaves(shapes))
+    return 4 * parameter_count(coder)
 
 
 def _layers(coder: Coder) -> int:

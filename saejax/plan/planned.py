@@ -1,4 +1,4 @@
-"""An experiment as a plan sees it: its models' shapes, its coder, its mesh; nothing is loaded and no store is needed."""
+"""An experiment as a plan sees it: models' shapes, coder, mesh; nothing is loaded and no store is needed."""
 
 import dataclasses
 import functools

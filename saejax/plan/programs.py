@@ -32,7 +32,8 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 _BLOCKS = 2
 
 _COLLECTIVE = re.compile(
-    r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+    r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) "
+    r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 )
 _ARRAY = re.compile(r"(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 

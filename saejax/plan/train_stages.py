@@ -40,7 +40,7 @@ def train(planned: Planned, terms: Terms) -> StageEstimate | None:
         terms.devices,
         {"state": work.state, "batch": work.batch, "temporaries": work.temporaries},
         _PROCESS + held + 2 * work.state,
-        _checkpoint_bytes(t, work.state * (terms.devices if e.parallel.fsdp else terms.mesh.shape[LATENT])),
+        checkpoint_bytes(t, work.state * (terms.devices if e.parallel.fsdp else terms.mesh.shape[LATENT])),
         host.start + seconds,
         t.steps * work.flops * terms.devices,
         _bound({"the step": each, "reading the store": read, "the loop": host.step}),
@@ -58,7 +58,7 @@ def sweep(planned: Planned, terms: Terms) -> StageEstimate | None:
     groups = planned.groups()
     sizes = {id(group): planned.with_experiment(group.experiment).coder() for group in groups}
     compiled: dict[str, tuple[Coder, Footprint, Experiment]] = {}
-    for group in sorted(groups, key=lambda group: -_parameters(sizes[id(group)])):
+    for group in sorted(groups, key=lambda group: -parameter_count(sizes[id(group)])):
         kind = kind_of(sizes[id(group)])
         if kind not in compiled:
             own = planned.with_experiment(group.experiment)
@@ -67,7 +67,7 @@ def sweep(planned: Planned, terms: Terms) -> StageEstimate | None:
     temporaries = flops = disk = batch = 0.0
     for group in groups:
         coder, work, e = compiled[kind_of(sizes[id(group)])]
-        share = _parameters(sizes[id(group)]) / _parameters(coder)
+        share = parameter_count(sizes[id(group)]) / parameter_count(coder)
         count = len(group.members)
         on = seconds.index(min(seconds))
         seconds[on] += share * count * step_seconds(alone, coder, work, e)
@@ -77,7 +77,7 @@ def sweep(planned: Planned, terms: Terms) -> StageEstimate | None:
         temporaries = max(temporaries, share * at_once * work.temporaries)
         batch = max(batch, work.batch)
         flops += share * count * work.flops
-        disk += count * _checkpoint_bytes(e.train, share * work.state)
+        disk += count * checkpoint_bytes(e.train, share * work.state)
     e = planned.experiment
     host = terms.host
     read = _read_bytes(planned, e.train) * host.read_byte
@@ -113,7 +113,7 @@ def amounts(coder: Coder, work: Footprint, batch_size: int) -> tuple[float, ...]
     groups = math.prod(topology.latent_shape) // topology.d_sae
     kept = (coder.sparsity.kept or 0) * groups if coder.sparsity.sparse else 0
     pairs = float(batch_size * kept * math.prod(topology.out_shape))
-    return 1.0, work.flops, work.moved, pairs, float(_parameters(coder))
+    return 1.0, work.flops, work.moved, pairs, float(parameter_count(coder))
 
 
 def kind_of(coder: Coder) -> str:
@@ -123,7 +123,8 @@ def kind_of(coder: Coder) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _parameters(coder: Coder) -> int:
+def parameter_count(coder: Coder) -> int:
+    """Numbers that a coder learns."""
     shapes = jax.eval_shape(coder.init, jax.random.key(0))
     return sum(math.prod(one.shape) for one in jax.tree.leaves(shapes))
 
@@ -144,7 +145,8 @@ def _heldout_steps(planned: Planned, t: TrainConfig) -> float:
     return planned.experiment.capture.heldout_tokens / t.batch_size
 
 
-def _checkpoint_bytes(t: TrainConfig, state: float) -> float:
+def checkpoint_bytes(t: TrainConfig, state: float) -> float:
+    """On disk at the end of a training whose state takes so many bytes."""
     kept = min(t.keep_checkpoints, -(-t.steps // t.checkpoint_every)) + bool(t.keep_best)
     return state * (kept + (t.steps // t.keep_every if t.keep_every else 0))
 

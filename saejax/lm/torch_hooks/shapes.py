@@ -47,7 +47,7 @@ class TorchShapes:
         return named | {f"{path}.out": width for path, width in self.modules.items()}
 
     def hook_point(self, name: str) -> str:
-        """The name itself, or a ConfigError with the nearest. (The model itself may know more, which only it can say.)"""
+        """The name itself, or a ConfigError with the nearest; a loaded model may know more names."""
         there = self.hook_points()
         if name not in there:
             raise ConfigError(f"The plan finds no hook point {name!r} in the model.{nearest(name, there)}")
