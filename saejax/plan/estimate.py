@@ -107,14 +107,7 @@ def estimate(planned: Planned, device: Device, counts: Sequence[int]) -> list[Es
     # XLA compiles without Python's lock.
     with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
         rest = pool.submit(alone)
-        first, *others = sorted(set(counts))
-        compiled = [first, *others[:1], *others[-1:]] if len(others) > 2 else [first, *others]
-        by_count = dict(zip(compiled, pool.map(spread, compiled), strict=True))
-        if len(others) > 2 and not (planned.swept or any(one.refused for one in by_count.values())):
-            sized = planned.sized(device, mesh_of(planned.experiment, first))
-            sized.interpolate([mesh_of(sized.experiment, n) for n in sorted(set(counts))])
-        by_count |= {n: spread(n) for n in others if n not in by_count}
-        found = [by_count[n] for n in counts]
+        found = list(pool.map(spread, counts))
     if all(one.refused for one in found):
         raise ConfigError(found[0].refused)
     return [one if one.refused else dataclasses.replace(one, stages=one.stages + rest.result()) for one in found]
@@ -151,7 +144,8 @@ def virtual_devices(count: int) -> None:
     Raises:
         ConfigError: it was asked already, and has fewer.
     """
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

@@ -18,8 +18,9 @@ from saejax.plan.train_stages import parameter_count
 
 # Of a process that has imported everything and holds no arrays.
 _PROCESS = 1.0e9
-# How many arrays of float32 logits, and of dense latents of a block, an evaluation's program holds at once.
-_LOGITS, _DENSE = 3.3, 3
+# How many arrays of float32 logits, and of dense latents of a block, an evaluation's program holds at once. (With
+# bfloat16 3.3 of the former, as compiled for Llama-3-8B.)
+_LOGITS, _DENSE = 3.1, 3
 # Bytes of features.json.gz and of report.html for each latent (quickstart, 2026-11-23).
 _PAGE_BYTES = 3.5e3
 # A study's prompts have about so many tokens, and so many of the latents' places in them are active.
@@ -88,8 +89,9 @@ def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: st
     own, latents = parameter_bytes(coder), math.prod(coder.topology.latent_shape)
     sites = math.prod(coder.topology.out_shape) + math.prod(coder.topology.in_shape)
     logits, dense = 4.0 * tokens * shape.vocab_size, 4.0 * tokens * latents
-    between = _LOGITS * logits + _DENSE * 4.0 * min(tokens, coder.few_tokens) * latents
-    between += tokens * (4 * shape.d_model + shape.d_mlp + 2 * sites) * 4
+    block = _DENSE * 4.0 * min(tokens, coder.few_tokens) * latents
+    # The clean run's logits are there all the time; with them the latents, and when these are gone two more logits.
+    between = max(_LOGITS * logits, logits + block) + tokens * 2 * sites
     operations = 3 * rows[0] * shape.operations(rows[1]) + 2.0 * tokens * own / 4
     held = shape.n_parameters * width
     moved = 3 * held + 8 * logits + 8 * dense

@@ -29,7 +29,11 @@ from saejax.lm.pair import PREFIX
 from saejax.lm.points import DecoderPoints
 from saejax.lm.torch_hooks.shapes import torch_shapes
 
-_KEPT = Path(__file__).parent / "model_configs.json"
+# {hub id: {"parameters", "config": config.json}} of the models that shipped experiments and reports name.
+PUBLISHED: dict[str, Any] = {
+    one["model"]: one
+    for one in json.loads((Path(__file__).parent / "model_configs.json").read_text(encoding="utf-8")).values()
+}
 _BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
 
 
@@ -118,16 +122,18 @@ def shape_of(model: str, revision: str = "", backend: str = "auto") -> ModelShap
     try:
         folder = config_folder(model, revision)
     except DataError as error:
-        kept = _kept().get(model)
-        if kept is None:
+        if model not in PUBLISHED:
             raise DataError(
                 f"{error} A plan needs config.json alone: a folder that holds nothing else will do."
             ) from None
+        kept = PUBLISHED[model]["config"]
         config = ARCHITECTURES[kept["model_type"]].read_config(kept)
         return of_decoder(model, config, "config.json from the copy in saejax, since the hub could not be asked")
     if runs_in_torch(folder, backend):
         found = torch_shapes(folder)
-        sizes = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "names"}
+        sizes = {
+            field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "modules"
+        }
         return ModelShape(model, **sizes, names=found, config=None)
     return of_decoder(model, checkpoint.read_config(folder)[1])
 
@@ -141,9 +147,3 @@ def of_decoder(model: str, config: DecoderConfig, note: str = "") -> ModelShape:
     c = config
     sizes = (c.n_layer, c.d_model, c.d_mlp, c.n_head, c.kv_heads, c.d_head, c.vocab_size, c.context_length)
     return ModelShape(model, *sizes, block, outer, DecoderPoints(c), c, note)
-
-
-@cache
-def _kept() -> dict[str, Any]:
-    """{hub id: config.json} of the models that shipped experiments and reports name."""
-    return {one["model"]: one["config"] for one in json.loads(_KEPT.read_text(encoding="utf-8")).values()}

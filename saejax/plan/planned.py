@@ -122,24 +122,6 @@ class Planned:
         parts = [to_json(e.coder), to_json(e.train), e.parallel.fsdp, e.parallel.mode, self.work.sites]
         return json.dumps([*parts, mesh.shape[DATA], mesh.shape[LATENT]])
 
-    def interpolate(self, meshes: Sequence[Mesh]) -> None:
-        """Make the steps of some meshes known from those of others: the second and the last of at least four.
-
-        The meshes differ in their devices along "data" alone, from few to many. Each device then has a share of the
-        batch, and all else the same: its bytes and operations are a + b / n. On one device XLA makes another program,
-        which is why the first one has no part in it.
-        """
-        _, second, *between, last = meshes
-        n2, n9 = (1 / mesh.shape[DATA] for mesh in (second, last))
-        few, many = self.step(second)[1], self.step(last)[1]
-        for mesh in between:
-            share = (1 / mesh.shape[DATA] - n9) / (n2 - n9)
-            values = {
-                name: getattr(many, name) + share * (getattr(few, name) - getattr(many, name))
-                for name in ("batch", "temporaries", "flops", "moved", "sent", "operations")
-            }
-            self.known[self._key(mesh)] = dataclasses.replace(many, **values)
-
     def sized(self, device: Device, mesh: Mesh) -> "Planned":
         """The same with train.batch_size=0 replaced by the size that training would find on such devices."""
         e = self.experiment

@@ -1,0 +1,153 @@
+"""`saejax plan`: every stage, bad input in a line, reports beside their own figures."""
+
+import io
+import json
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saejax.app.experiment import Experiment, default_config, experiment
+from saejax.core.errors import ConfigError, DataError
+from saejax.plan import estimates
+from saejax.plan.command import run_plan, run_reports, seconds
+from saejax.plan.devices import VARIABLE, device
+from saejax.plan.estimate import stage_of
+from saejax.plan.planned import Planned
+from saejax.plan.reports import REPORTS
+
+FLAGS = {"device": "h100", "devices": ["1", "2"], "deadline": "", "price": 0.0, "json": False}
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No devices of the user's; and the virtual devices that the suite has already."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "devices.yaml"))
+    monkeypatch.setattr("saejax.plan.command.virtual_devices", lambda count: None)
+
+
+def made(**values: Any) -> Experiment:
+    config = default_config()
+    small = {"coder.preset": "standard", "coder.d_sae": 256, "train.batch_size": 64, "train.tokens": 6400}
+    config.update_from_flattened_dict(small | {key.replace("__", "."): value for key, value in values.items()})
+    return experiment(config)
+
+
+def said(e: Experiment, **flags: Any) -> tuple[int, str]:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = run_plan(e, FLAGS | flags)
+    return code, out.getvalue()
+
+
+def test_a_plan_names_every_stage_for_each_number_of_devices_and_what_to_take() -> None:
+    code, text = said(made(), price=2.5, deadline="12h")
+    assert code == 0
+    for stage in ("capture", "train", "evaluate", "report", "graphs", "interventions", "all"):
+        assert len(re.findall(rf"^\| \(?[12]\)? +\| {stage} ", text, re.M)) == 2, stage
+    assert "Take 1 x h100: the least that fits and meets the deadline" in text
+    assert "of the operations that it could do are done" in text and "| cost " in text
+
+
+def test_the_figures_as_json_add_up() -> None:
+    code, text = said(made(), json=True)
+    one, two = json.loads(text)
+    assert (code, one["devices"], two["mesh"]) == (0, 1, [2, 1])
+    pipeline = [stage for stage in one["stages"] if stage["stage"] not in ("graphs", "interventions")]
+    assert one["seconds"] == pytest.approx(sum(stage["seconds"] for stage in pipeline))
+    assert two["device_hours"] == pytest.approx(2 * two["seconds"] / 3600)
+    train = next(stage for stage in one["stages"] if stage["stage"] == "train")
+    assert train["device_bytes"] == sum(train["parts"].values()) and train["parts"]["state"] > 12 * 2 * 128 * 256
+
+
+def test_a_sweep_has_its_programs_in_one_row() -> None:
+    code, text = said(made(sweep__seeds=(0, 1), sweep__d_saes=(128, 256)), devices=["1"])
+    assert code == 0 and re.search(r"^\| 1 +\| sweep ", text, re.M) and "4 members as 2 programs" in text
+    assert not re.search(r"^\| 1 +\| (train|evaluate) ", text, re.M)
+
+
+def test_more_devices_than_rows_is_a_row_that_says_so() -> None:
+    code, text = said(made(train__batch_size=63, train__tokens=6300), devices=["1", "2"])
+    assert code == 0 and "cannot be: train.batch_size 63 cannot be split over 2 devices" in text
+
+
+def test_what_does_not_fit_exits_with_one_and_says_what_would(tmp_path: Path) -> None:
+    (tmp_path / "devices.yaml").write_text(
+        "small: {memory: 13e6, bandwidth: 1e9, bfloat16: 2e9, float32: 1e9, link: 1e9}\n"
+    )
+    code, text = said(
+        made(eval__batch_rows=1, report__batch_rows=1, capture__batch_rows=1), device="small", devices=["1"]
+    )
+    assert code == 1 and "TOO MUCH" in text and "Nothing fits." in text
+    assert re.search(r"Does not fit\. evaluate: no change", text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        ({"device": "h1000"}, r"Unknown device 'h1000'. Did you mean 'h100'"),
+        ({"devices": ["1", "x"]}, r"--devices is '1,x'; it must be numbers of devices"),
+        ({"devices": ["0"]}, r"--devices is '0'"),
+        ({"price": -1.0}, r"--price is -1.0; it must be"),
+        ({"deadline": "soon"}, r"--deadline is 'soon'; it must be a time such as 12h"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_line(flags: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        run_plan(made(), FLAGS | flags)
+
+
+def test_bad_experiments_are_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 4 devices along latent, which does not divide 1"):
+        run_plan(made(parallel__mesh=(1, 4)), FLAGS | {"devices": ["1", "2"]})
+    with pytest.raises(ConfigError, match="no hook point 'blocks.9.resid_post'"):
+        run_plan(made(capture__hook_points=("blocks.9.resid_post",)), FLAGS)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match="config.json is not a usable model configuration"):
+        run_plan(made(lm__model=str(tmp_path), lm__backend="jax"), FLAGS)
+
+
+def test_times_of_deadlines() -> None:
+    assert [seconds(text) for text in ("", "12h", "90min", "2d", "3600", "1.5 h")] == [
+        0,
+        43200,
+        5400,
+        172800,
+        3600,
+        5400,
+    ]
+
+
+def test_a_batch_size_that_is_to_be_found_is_found_for_the_device() -> None:
+    e = made(train__batch_size=0, train__tokens=2_000_000)
+    found = stage_of(Planned.of(e), device("h100"), 1, "train")
+    assert found.parts["batch"] in [2**n * 128 * 2 for n in range(8, 17)]
+
+
+def test_others_get_the_stages_as_they_are() -> None:
+    stages = {one.stage: one for one in estimates(made(), device("h100"), 1)}
+    assert set(stages) == {"capture", "train", "evaluate", "report", "graphs", "interventions"}
+    assert all(one.seconds > 0 and one.device_bytes > 0 for one in stages.values())
+
+
+def reported(name: str) -> str:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert run_reports(name) == 0
+    return out.getvalue()
+
+
+def test_a_report_that_divided_two_models_by_its_devices_is_told() -> None:
+    text = reported("latentwire")
+    assert "| 4 x H100 | memory of each " in text and "8.5 GB" in text and "data parallelism each has both" in text
+    with pytest.raises(ConfigError, match="There is no report 'rtx600'. Did you mean 'rtx6000'"):
+        run_reports("rtx600")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_report_has_a_figure_of_ours_for_each_of_its_own(name: str) -> None:
+    rows = [line for line in reported(name).splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 5 and all(line.split("|")[4].strip() for line in rows)
