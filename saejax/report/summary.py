@@ -29,6 +29,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "density": evaluation.get("density"),
         "stages": run.stages,
         "profile": run.profile,
+        "attempts": run.attempts,
         "curves": curves,
         "has_validation": any(key.startswith("val/") for key in curves),
         "has_features": run.features is not None,
