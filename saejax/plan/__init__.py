@@ -1,0 +1,1 @@
+"""What an experiment takes, tried and predicted before it runs."""
