@@ -149,12 +149,12 @@ class _Flight:
             "disk, write",
             f"{size(wrote)}/s",
             good,
-            f"> {size(needed)}/s, what the model makes" if needed and e.capture.into == "store" else "",
+            f"> {size(needed)}/s" if needed and e.capture.into == "store" else "",
             remedy="The capture would wait for the disk: choose a faster one (stores_dir), or capture.dtype=int8.",
         )
 
     def _training(self, held: contextlib.ExitStack, captured: bool, ready: bool) -> None:
-        names = ("training", "disk, read", "free space, runs")
+        names = ("training", "training, speed", "disk, read", "free space, runs")
         if not ready:
             for name in names:
                 self.skip(name)
@@ -171,7 +171,8 @@ class _Flight:
             widths = self.work.names.hook_points()
             reads, writes = self.work.sites
             each = 2 * sum(widths[name] for name in dict.fromkeys((*reads, *writes)))
-            yield _r2(e, done, self.plans.get("train"))
+            yield _r2(e, done)
+            yield _speed(e, done, self.plans.get("train"))
             yield _memory(self.plans.get("train"))
             yield _read_speed(self.disk[1], done.rate * each, e)
             yield _runs_space(e, done)
@@ -270,16 +271,22 @@ def _forward(work: Workspace, names: Sequence[str], rows: int, times: int) -> tu
     return int(wanted.sum()) / seconds, good
 
 
-def _r2(e: Experiment, done: Trained, plan: StagePlan | None) -> Check:
-    whole = span(e.train.tokens / done.rate) if done.rate else "?"
-    said = "nothing held out" if done.r2 is None else f"R2 {done.r2:.3f} at step {done.steps:,}"
+def _r2(e: Experiment, done: Trained) -> Check:
+    found = "nothing held out" if done.r2 is None else f"R2 {done.r2:.3f} at step {done.steps:,}"
     remedy = (
         f"After {done.steps:,} of {done.asked:,} steps R2 is not above gates.r2. Raise coder.k or train.lr, or lower "
         "the sparsity weight; a wide coder may need more steps than these."
     )
     good = done.r2 is None or (math.isfinite(done.r2) and done.r2 > e.gates.r2)
-    found = f"{said}; {done.rate:,.0f} tokens/s: {whole} for {e.train.tokens:,}"
-    return Check("training", found, good, f"R2 > {e.gates.r2:g}", span(plan.seconds) if plan else "", remedy)
+    return Check("training", found, good, f"R2 > {e.gates.r2:g}", remedy=remedy)
+
+
+def _speed(e: Experiment, done: Trained, plan: StagePlan | None) -> Check:
+    """How long the whole training takes at the pace of the trial."""
+    whole = span(e.train.tokens / done.rate) if done.rate else "?"
+    found = f"{done.rate:,.0f} tokens/s: {whole} for {e.train.tokens:,}"
+    remedy = "Not one step was timed: run it on more steps, or look at what the training says."
+    return Check("training, speed", found, done.rate > 0, "", span(plan.seconds) if plan else "", remedy)
 
 
 def _memory(plan: StagePlan | None) -> Check:
@@ -296,7 +303,7 @@ def _read_speed(read: float, needed: float, e: Experiment) -> Check:
     remedy = "The training would wait for data: put the store on a faster disk (stores_dir), or raise train.batch_size."
     if e.capture.into == "training":
         return Check("disk, read", f"{size(read)}/s", True)
-    return Check("disk, read", f"{size(read)}/s", read > needed, f"> {size(needed)}/s, what steps take", remedy=remedy)
+    return Check("disk, read", f"{size(read)}/s", read > needed, f"> {size(needed)}/s", remedy=remedy)
 
 
 def _runs_space(e: Experiment, done: Trained) -> Check:
@@ -305,7 +312,7 @@ def _runs_space(e: Experiment, done: Trained) -> Check:
     needed = (kept + bool(e.train.keep_best)) * (1 + e.gates.retries) * done.state_bytes
     free = shutil.disk_usage(existing(e.runs_dir)).free
     remedy = "Free space, choose another disk (runs_dir), or lower train.keep_checkpoints."
-    return Check("free space, runs", size(free), free > needed, f"{size(needed)}, checkpoints", remedy=remedy)
+    return Check("free space, runs", size(free), free > needed, size(needed), remedy=remedy)
 
 
 def _device_bytes(most: bool) -> int:

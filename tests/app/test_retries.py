@@ -82,7 +82,7 @@ def test_a_stop_at_any_stage_continues_to_the_same(copy: Path, done: Path, monke
     run = copy / "runs" / "tiny"
     for name in ("attempts.json", "attempt-1", "escalation.md"):
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
-    own_train, own_evaluate, trained = retries.run_train, retries.run_evaluate, []
+    own_train, own_evaluate, trained = retries.run_train, retries.run_evaluate, list[Workspace]()
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -92,7 +92,12 @@ def test_a_stop_at_any_stage_continues_to_the_same(copy: Path, done: Path, monke
             patched.setattr(retries, name, stop)
             with pytest.raises(KeyboardInterrupt):
                 run_pipeline(Workspace(tried(copy)))
-    monkeypatch.setattr(retries, "run_train", lambda work: trained.append(work) or own_train(work))
+
+    def counted(work: Workspace) -> int:
+        trained.append(work)
+        return own_train(work)
+
+    monkeypatch.setattr(retries, "run_train", counted)
     assert run_pipeline(Workspace(tried(copy))) == 1
     assert told(run) == told(done / "runs" / "tiny") and own_evaluate is retries.run_evaluate
     metrics = [(folder / "runs/tiny/attempt-1/metrics.jsonl").read_text().count("val/") for folder in (copy, done)]

@@ -135,6 +135,7 @@ def test_attempts_survive_json() -> None:
     one = attempt("attempt-1", FIRST, 0.9, (Changed("coder.k", 24, 36, ("r2",)),), r2=0.1)
     for given in (one, Attempt("attempt-2", "attempt-1")):
         assert Attempt.from_json(json.loads(json.dumps(given.to_json()))) == given
-    for damaged in ({}, one.to_json() | {"changes": [1]}, one.to_json() | {"gates": 3}, [], None):
+    others: list[Any] = [{}, one.to_json() | {"changes": [1]}, one.to_json() | {"gates": 3}, [], None]
+    for damaged in others:
         with pytest.raises(DataError, match="not understood"):
-            Attempt.from_json(damaged)  # type: ignore[arg-type]
+            Attempt.from_json(damaged)

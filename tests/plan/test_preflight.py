@@ -25,6 +25,8 @@ from saejax.plan.checks import Check, is_out_of_memory, size, span, table
 from saejax.plan.preflight import run_preflight
 from saejax.store import StoreLayout
 
+ROOM = ("memory", "disk, read", "free space, runs")
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
@@ -60,9 +62,11 @@ def test_all_stages_are_tried_and_nothing_stays(tmp_path: Path, capsys: pytest.C
     code, lines, text = found(e, capsys, Stage("capture"), Stage("train"))
     assert code == 0 and "preflight: ready" in text and files(tmp_path) == []
     wanted = ["versions", "devices", "settings", "free space, stores", "one prompt, one layer", "ten prompts"]
-    assert list(lines) == [*wanted, "disk, write", "training", "memory", "disk, read", "free space, runs"]
+    assert list(lines) == [*wanted, "disk, write", "training", "training, speed", *ROOM]
     assert all(line.endswith("pass") for line in lines.values())
-    assert "5 GB" in lines["free space, stores"] and "2 h" in lines["training"] and "device 3 GB" in lines["memory"]
+    assert (
+        "5 GB" in lines["free space, stores"] and "2 h" in lines["training, speed"] and "device 3 GB" in lines["memory"]
+    )
     assert "tokens/s" in lines["ten prompts"] and "R2 " in lines["training"] and "R2 > 0" in lines["training"]
 
 
