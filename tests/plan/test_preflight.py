@@ -151,6 +151,22 @@ def test_the_disk_is_tried_and_left_as_it_was(tmp_path: Path, url: bool) -> None
     assert url or files(tmp_path) == []
 
 
+def test_a_signal_during_the_training_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training's own handler takes Ctrl-C; the trial is then over, and nothing of it stays."""
+    e = easy(planted_experiment(tmp_path, "planted"), r2=2.0)
+    before, own_fit = files(tmp_path), trial.fit
+
+    def interrupted(*given: Any, **how: Any) -> Any:
+        looks = how["writers"][0]
+        write = looks.write
+        looks.write = lambda step, row: (write(step, row), os.kill(os.getpid(), signal.SIGINT) if step == 3 else None)
+        return own_fit(*given, **how)
+
+    monkeypatch.setattr(trial, "fit", interrupted)
+    assert run_preflight(Workspace(e)) == 75
+    assert files(tmp_path) == before
+
+
 def test_a_table_lines_up_and_says_what_to_do() -> None:
     text = table([Check("a", "1 GB", True, "2 GB"), Check("long name", "0", False, remedy="Do this.\nThen that.")])
     assert text.splitlines()[2:] == [
