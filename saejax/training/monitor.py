@@ -117,6 +117,8 @@ class Waiting:
 
     remedy: str
     rows: collections.deque[tuple[float, float]] = dataclasses.field(default_factory=collections.deque)
+    total: float = 0.0
+    waited: float = 0.0
     said: bool = False
 
     def after(self, seconds: float, share: float) -> str:
@@ -124,13 +126,17 @@ class Waiting:
         if self.said:
             return ""
         self.rows.append((seconds, share * seconds))
-        while sum(one for one, _ in self.rows) - self.rows[0][0] >= _WINDOW:
-            self.rows.popleft()
-        total, waited = (sum(column) for column in zip(*self.rows, strict=True))
-        if total < _WINDOW or waited < _WAITS * total:
+        self.total += seconds
+        self.waited += share * seconds
+        while self.total - self.rows[0][0] >= _WINDOW:
+            gone, waited = self.rows.popleft()
+            self.total -= gone
+            self.waited -= waited
+        if self.total < _WINDOW or self.waited < _WAITS * self.total:
             return ""
         self.said = True
-        return f"it waited for data in {waited / total:.0%} of the last {total:.0f} seconds. {self.remedy}".strip()
+        share = self.waited / self.total
+        return f"it waited for data in {share:.0%} of the last {self.total:.0f} seconds. {self.remedy}".strip()
 
 
 @dataclasses.dataclass
