@@ -39,6 +39,12 @@ def _pipeline(line: Line) -> int:
     return run_pipeline(work)
 
 
+def _preflight(line: Line) -> int:
+    from saejax.plan.preflight import run_preflight
+
+    return run_preflight(_workspace(line))
+
+
 def _capture(line: Line) -> None:
     from saejax.app.stages import run_capture
 
@@ -236,6 +242,18 @@ The whole experiment: capture, train, evaluate, report; then one table of what c
 {_PIPELINE}""",
         _pipeline,
         flags=(_ANYWAY,),
+    ),
+    "preflight": Command(
+        """\
+Try an experiment on a small part of it: devices, disk, model, memory, speed and 1,000 steps of training.
+
+    saejax preflight --config=quickstart
+    saejax preflight --config=mine.py --config.stores_dir=/fast/stores
+
+Takes about a minute for a small model, and leaves nothing behind. Prints a table of what passed and what did not, with
+a remedy for each that failed. Exits with 1 when something fails, with 75 when a signal stopped it.
+""",
+        _preflight,
     ),
     "capture": Command(
         """\

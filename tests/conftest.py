@@ -77,7 +77,7 @@ _SLOW = (
     *("equality", "sweep", "coders", "first_latents", "wheel", "pairs", "sharded_selection", "torch_hooks", "planted"),
     *("study", "study_qwen", "recipe", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "losses"),
     *("optim", "rows", "interventions", "generation", "store_tools", "model_configs", "coder_config", "configs"),
-    *("hooks", "guard", "families", "lm", "analysis", "graph"),
+    *("hooks", "guard", "families", "lm", "analysis", "graph", "retries"),
     *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
 )
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from saejax.app.attempts import kept_folder
 from saejax.app.experiment import Experiment, from_json
 from saejax.app.loading import is_run, load
 from saejax.app.provenance import agreed
@@ -24,11 +25,14 @@ from saejax.trained import TrainedCoder
 def experiment_of(folder: str | Path) -> Experiment:
     """The experiment of a run or of an evaluated dictionary, wherever its folder was moved to: that is its run_dir.
 
+    Of a run with several attempts (`gates.retries`) it is that of the one that is kept.
+
     Raises:
         DataError: the folder is neither.
     """
     path = Path(folder)
     path = path if path.name not in ("", "..") else Path(os.path.abspath(path))
+    path = kept_folder(path) if is_run(path) else path
     content = read_json(path / "config.json") if is_run(path) else _evaluation(path)["experiment"]
     return dataclasses.replace(from_json(content), runs_dir=str(path.parent), name=path.name)
 

@@ -56,7 +56,7 @@ class _Run:
     @classmethod
     def of(cls, folder: Path, step: str) -> "_Run":
         e = experiment_of(folder)
-        return cls(folder, e, coder_of(folder, (int(step) if step.isdigit() else step) or None))
+        return cls(e.run_dir, e, coder_of(e.run_dir, (int(step) if step.isdigit() else step) or None))
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ from saejax.trained import TrainedCoder, make_sites, sites_to_meta
 from saejax.training import Outcome, Profiler, Setup, TrainState, program_of_one, put_on
 from saejax.training import train as run_loop
 from saejax.training.blame import make_blame
-from saejax.training.watch import Watch
+from saejax.training.monitor import Monitor
+from saejax.training.watch import Together, Watch
 
 Tell = Callable[[str], None]
 
@@ -126,16 +127,31 @@ def fit(
         blame=make_blame(e.run_dir, data.batches, data.open_reader) if checkpoints and together().first else None,
         tell=tell,
         shown=shown and together().first,
-        watch=_watch(e, mesh, tell),
+        watch=_watch(e, mesh, data, tell),
     )
     return run_loop(e.train, setup)
 
 
-def _watch(e: Experiment, mesh: Mesh, tell: Tell) -> Watch:
-    """Who measures where the time goes; of several processes the first."""
-    if not (e.train.profile and together().first):
+SLOW_STORE = (
+    "Reading the store is slower than the step: put it on a local disk (stores_dir), or leave CPU cores to the reader."
+)
+_SLOW_SOURCE = (
+    "What makes the activations is slower than the step: capture them into a store once (capture.into=store), or give "
+    "it faster or more devices."
+)
+
+
+def _watch(e: Experiment, mesh: Mesh, data: Data, tell: Tell) -> Watch:
+    """Who measures memory and where the time goes; of several processes the first."""
+    if not together().first:
         return Watch()
-    return Profiler(e.run_dir, [device for device in mesh.devices.flat if device in jax.local_devices()], tell)
+    devices = [device for device in mesh.devices.flat if device in jax.local_devices()]
+    watches: list[Watch] = []
+    if e.train.monitor:
+        watches.append(Monitor(devices, tell, data=SLOW_STORE if data.open_reader else _SLOW_SOURCE))
+    if e.train.profile:
+        watches.append(Profiler(e.run_dir, devices, tell))
+    return watches[0] if len(watches) == 1 else Together(watches)
 
 
 def _validated(of_state: Callable[[Any, Any], dict[str, float]], states: Sequence[TrainState]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from saejax import interop
+from saejax.app.attempts import is_attempt, kept_folder
 from saejax.app.experiment import from_json
 from saejax.app.hub import fetched, hub_place
 from saejax.app.provenance import PROVENANCE
@@ -18,6 +19,7 @@ from saejax.coders import CoderConfig, build
 from saejax.core.config import to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_json
+from saejax.evals.attempts import FIRST
 from saejax.trained import Origin, TrainedCoder, folded, is_saved, sites_from_meta, unscaled
 
 
@@ -26,7 +28,9 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
 
     Args:
         path: the folder or file; or hf://owner/name[@revision][/sub/folder] of the hub. hf:// may be left out where
-            nothing is at the path and no folder `owner` is here. origin.source then names the commit.
+            nothing is at the path and no folder `owner` is here. origin.source then names the commit. Of a run that was
+            tried again (gates.retries) it is the attempt that is kept, which origin.notes says; runs/<name>/attempt-0
+            is the run's own.
         step: of a run: which checkpoint (default: the newest), or "best" for what train.keep_best kept.
         hook_points: (what it reads,) or (reads, writes), for files of other projects that do not say.
 
@@ -37,8 +41,10 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
     if asked := hub_place(path):
         path, source = fetched(asked)
     path = Path(path)
+    if not source and path.name == FIRST and not path.exists() and is_run(path.parent):
+        return load_run(path.parent, step)
     if not source and is_run(path):
-        return _from_run(path, step)
+        return load_run(kept_folder(path), step)
     sae = interop.read(path, hook_points)
     if source:
         sae = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, source=source))
@@ -57,7 +63,8 @@ def is_run(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _from_run(run: Path, step: int | str | None) -> TrainedCoder:
+def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
+    """As `load`, of this very run, whichever of its attempts is kept."""
     experiment = from_json(read_json(run / "config.json"))
     with Checkpoints(run / "checkpoints") as checkpoints:
         at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
@@ -93,7 +100,8 @@ def _origin(run: Path, step: int, tokens: int) -> Origin:
     if (run / "environment.json").is_file():
         version = read_json(run / "environment.json").get("packages", {}).get("saejax") or ""
     model, revision, tokenizer = (str(lm.get(key) or "") for key in ("model", "revision", "tokenizer_sha256"))
-    return Origin(model, revision, tokenizer, text, tokens, step, str(run), version)
+    notes = (f"{run.name} of {run.parent}, by gates.retries",) if is_attempt(run) else ()
+    return Origin(model, revision, tokenizer, text, tokens, step, str(run), version, notes)
 
 
 def _figures(run: Path, step: int) -> dict[str, float]:

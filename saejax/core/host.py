@@ -1,4 +1,4 @@
-"""Memory of this machine, as far as its system says."""
+"""Memory and processors of this machine, as far as its system says."""
 
 import os
 from pathlib import Path
@@ -16,6 +16,14 @@ def resident_memory() -> int:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def processors() -> int:
+    """CPUs that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
 
 
 def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -6,12 +6,13 @@ The six come from the reports this project grew from (RTX 6000 training analysis
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from saejax.core.settings import Settings, setting
+from saejax.evals.changes import DECORRELATED, DENSER, FASTER, LONGER_WARMUP, NARROWER, SLOWER, SPARSER, Change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,13 @@ class GateConfig(Settings, section="gates"):
     runtime: float = setting(
         0.2, "Relative deviation of the training time from the prediction after the first steps stays below.", low=0
     )
+    retries: int = setting(
+        0,
+        "When a gate fails, `saejax pipeline` changes what the gate says and trains again from the stored activations, "
+        "so many times at most, as runs/<name>/attempt-1, attempt-2. The best is kept. Sweeps are not tried again.",
+        low=0,
+        high=9,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +53,15 @@ class Gate:
     bar: float
     comparison: str
     advice: str
+
+    @property
+    def miss(self) -> float:
+        """How far the value is beyond the bar, relative to the bar; 0 where it passed, infinite if not measured."""
+        if self.passed:
+            return 0.0
+        if self.value is None or not np.isfinite(self.value):
+            return math.inf
+        return abs(self.value - self.bar) / max(abs(self.bar), 1e-12)
 
     @property
     def passed(self) -> bool:
@@ -63,69 +80,105 @@ class Gate:
         return cls(**kept | {"bar": math.inf if gate["bar"] is None else gate["bar"]})
 
 
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """What there is to know of a gate before it is measured.
+
+    Attributes:
+        bar: its key in `GateConfig`.
+        measured: (bars, the evaluation's metrics, the training's rows) -> the value, or None.
+        changes: what a retry changes when it fails, the first that can be made; none where no setting helps.
+        of_training: whether it looks at the training's rows, and not at the evaluation.
+    """
+
+    name: str
+    title: str
+    measured: Callable[[GateConfig, Mapping[str, float], Sequence[dict[str, Any]]], float | None]
+    bar: str
+    comparison: str
+    advice: str
+    changes: tuple[Change, ...] = ()
+    of_training: bool = False
+
+    def gate(self, config: GateConfig, metrics: Mapping[str, float], rows: Sequence[dict[str, Any]]) -> Gate:
+        title = self.title.format(config.r2_step)
+        value, bar = self.measured(config, metrics, rows), getattr(config, self.bar)
+        return Gate(self.name, title, value, bar, self.comparison, self.advice)
+
+
+_ROWS = (
+    _Row(
+        "loss_falls",
+        "Loss falls: largest rise between fifths of training",
+        lambda config, metrics, rows: _largest_rise(rows),
+        "loss_rise",
+        "<",
+        "Lower train.lr, or lengthen train.warmup_fraction.",
+        (SLOWER, LONGER_WARMUP),
+        of_training=True,
+    ),
+    _Row(
+        "relative_error",
+        "Relative reconstruction error on held-out text",
+        lambda config, metrics, rows: metrics.get("relative_error"),
+        "relative_error",
+        "<",
+        "Raise coder.k (or lower coder.l1_coefficient), widen coder.expansion, or train on more tokens.",
+        (*DENSER, FASTER),
+    ),
+    _Row(
+        "sparsity",
+        "Latents that are zero",
+        lambda config, metrics, rows: metrics.get("zero_fraction"),
+        "zero_fraction",
+        ">",
+        "Lower coder.k, raise coder.l1_coefficient, or widen coder.expansion.",
+        SPARSER,
+    ),
+    _Row(
+        "decorrelation",
+        "Decoder Gram off-diagonal RMS",
+        lambda config, metrics, rows: metrics.get("gram_rms"),
+        "gram_rms",
+        "<",
+        "Lower coder.expansion or train.lr, or raise coder.decorrelation_coefficient; many latents have learnt the "
+        "same direction.",
+        (NARROWER, DECORRELATED, SLOWER),
+    ),
+    _Row(
+        "r2",
+        "Validation R2 after {:,} steps",
+        lambda config, metrics, rows: _r2_at(rows, config.r2_step),
+        "r2",
+        ">",
+        "Raise coder.k or train.lr; validate with train.validate_every.",
+        (*DENSER, FASTER),
+        of_training=True,
+    ),
+    _Row(
+        "runtime",
+        "Training time against the prediction after the first steps",
+        lambda config, metrics, rows: _runtime_deviation(rows),
+        "runtime",
+        "<",
+        "Something slowed the machine or the reading of the store; look at train/tokens_per_second in the report.",
+        of_training=True,
+    ),
+)
+
 # The gates that look at the training's rows, and not at the evaluation.
-OF_TRAINING = ("loss_falls", "r2", "runtime")
+OF_TRAINING = tuple(row.name for row in _ROWS if row.of_training)
+
+# {gate: what a retry changes when it fails}, of those that a setting can help.
+CHANGES = {row.name: row.changes for row in _ROWS if row.changes}
 
 
 def check_gates(
-    config: GateConfig, metrics: dict[str, float], rows: Sequence[dict[str, Any]] | None = None
+    config: GateConfig, metrics: Mapping[str, float], rows: Sequence[dict[str, Any]] | None = None
 ) -> list[Gate]:
     """All gates, from the evaluation's metrics and the rows of metrics.jsonl; without rows all but `OF_TRAINING`."""
-    gates = _gates(config, metrics, rows or ())
-    return gates if rows is not None else [gate for gate in gates if gate.name not in OF_TRAINING]
-
-
-def _gates(config: GateConfig, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> list[Gate]:
-    return [
-        Gate(
-            "loss_falls",
-            "Loss falls: largest rise between fifths of training",
-            _largest_rise(rows),
-            config.loss_rise,
-            "<",
-            "Lower train.lr, or lengthen train.warmup_fraction.",
-        ),
-        Gate(
-            "relative_error",
-            "Relative reconstruction error on held-out text",
-            metrics.get("relative_error"),
-            config.relative_error,
-            "<",
-            "Raise coder.k (or lower coder.l1_coefficient), widen coder.expansion, or train on more tokens.",
-        ),
-        Gate(
-            "sparsity",
-            "Latents that are zero",
-            metrics.get("zero_fraction"),
-            config.zero_fraction,
-            ">",
-            "Lower coder.k, raise coder.l1_coefficient, or widen coder.expansion.",
-        ),
-        Gate(
-            "decorrelation",
-            "Decoder Gram off-diagonal RMS",
-            metrics.get("gram_rms"),
-            config.gram_rms,
-            "<",
-            "Lower coder.expansion or train.lr; many latents have learnt the same direction.",
-        ),
-        Gate(
-            "r2",
-            f"Validation R2 after {config.r2_step:,} steps",
-            _r2_at(rows, config.r2_step),
-            config.r2,
-            ">",
-            "Raise coder.k or train.lr; validate with train.validate_every.",
-        ),
-        Gate(
-            "runtime",
-            "Training time against the prediction after the first steps",
-            _runtime_deviation(rows),
-            config.runtime,
-            "<",
-            "Something slowed the machine or the reading of the store; look at train/tokens_per_second in the report.",
-        ),
-    ]
+    judged = [row for row in _ROWS if rows is not None or not row.of_training]
+    return [row.gate(config, metrics, rows or ()) for row in judged]
 
 
 def _column(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:

@@ -64,6 +64,25 @@ function gatesSection({gates, skipped_gates: skipped, commands}) {
     skipped ? el("p", {class: "note"}, `Not judged, because they look at a training: ${skipped.join(", ")}.`) : null);
 }
 
+// What gates.retries tried: each attempt with its changes and what came of them.
+function attemptsSection({attempts: record}) {
+  if (!record) return null;
+  const rows = record.attempts.map((one) => {
+    const own = one.name === "attempt-0", gates = one.gates ?? [];
+    const changes = one.changes.map((c) => `${c.key} ${number(c.before)} \u2192 ${number(c.after)} (${c.gates.join(", ")})`).join("; ");
+    const failed = gates.filter((gate) => !gate.passed).map((gate) => gate.name).join(", ");
+    return el("tr", {class: one.name === record.kept ? "pass" : null},
+      el("th", {scope: "row"}, one.name, own ? " (this page)" : one.gates ? el("div", {}, el("code", {}, `${one.name}/report.html`)) : ""),
+      el("td", {}, one.begins_from || "\u2013"), el("td", {}, changes || "\u2013"),
+      el("td", {}, one.gates ? failed || "none" : "not evaluated yet"),
+      el("td", {class: "num"}, number(one.metrics.l0 ?? null)), el("td", {class: "num"}, number(one.metrics.fve ?? null)),
+      el("td", {}, one.name === record.kept ? el("span", {class: "badge"}, "kept") : ""));
+  });
+  return section("attempts", "Attempts", "Gates failed, so the training was tried again with other settings (gates.retries).",
+    table(["attempt", "from", "changed, and the gates that asked for it", "gates that fail", "L0", "FVE", ""], rows, [4, 5]),
+    el("p", {class: "note"}, `${record.kept} is kept. ${record.why ?? ""}`));
+}
+
 function withUnit(value, unit) {
   const text = value === null || value === undefined ? "n/a" : Math.abs(value) >= 1e4 ? integer(value) : String(Number(value.toPrecision(4)));
   return text + (unit ? (unit === "%" ? "" : "\u2009") + unit : "");
@@ -180,7 +199,7 @@ function navigation(sections) {
 
 function drawPage() {
   const summary = JSON.parse(document.getElementById("summary-data").textContent);
-  const sections = [gatesSection, curvesSection, densitySection, featuresSection, stagesSection, profileSection, provenanceSection].map((make) => make(summary)).filter(Boolean);
+  const sections = [gatesSection, attemptsSection, curvesSection, densitySection, featuresSection, stagesSection, monitorSection, profileSection, provenanceSection].map((make) => make(summary)).filter(Boolean);
   document.getElementById("page").replaceChildren(pageHeader(summary), navigation(sections), el("main", {}, sections));
   installTip(document.getElementById("page"), document.getElementById("tip"));
 }

@@ -62,3 +62,23 @@ function profileSection({profile}) {
     fold(`What the loop waited for, or did itself, in ${integer(session.steps)} steps of ${number(session.ms_per_step)} ms`, timesTable("the loop", phases)),
     memoryChart(profile.memory));
 }
+
+function monitorChart(title, hint, series, shown = {}) {
+  const list = Object.entries(series).map(([name, one]) => ({name, steps: one.steps, values: one.values})).filter((one) => one.steps.length > 1);
+  if (list.length === 0) return null;
+  const ends = list.flatMap((one) => [one.steps[0], one.steps[one.steps.length - 1]]);
+  const steps = padded([Math.min(...ends), Math.max(...ends)], 0);
+  return new LineChart({title, hint, series: list, steps, linear: true, ...shown}, new Cursor()).node;
+}
+
+// Memory, utilisation and the loop's work, as the rows of metrics have them (train.monitor).
+function monitorSection({monitor}) {
+  if (!monitor) return null;
+  const charts = [monitorChart("Memory (MB)", "of the process, and of its fullest device", monitor.memory),
+    monitorChart("Utilisation", "share of the CPUs that the process may use; of the device's time", monitor.use)].filter(Boolean);
+  const most = Object.entries(monitor.most).map(([name, value]) => `${name} ${number(value)} MB`);
+  return section("monitor", "What it took", most.length ? `Memory at most: ${most.join("; ")}.` : null,
+    charts.length ? el("div", {class: "charts"}, charts) : null,
+    monitor.phases.length ? timesTable("the loop", monitor.phases.map((row) => ({...row, part: "rest"}))) : null,
+    monitor.phases.length ? el("p", {class: "note"}, `Over ${integer(monitor.steps)} steps. "The step" is good: the device works then.`) : null);
+}

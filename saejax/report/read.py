@@ -8,6 +8,7 @@ a `DataError` that names it, never a page with a hole.
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from saejax.report import profile as profiles
 from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
 
 TRAIN = "saejax train --config=..."
+PIPELINE = "saejax pipeline --config=..."
 EVALUATE = "saejax evaluate --config=..."
 REPORT = "saejax report --config=..."
 EVALUATE_ANY = "saejax report --config=... --sae=..."
@@ -39,6 +41,7 @@ class RunFiles:
       features: features.json.gz with what explanations.jsonl says of each feature, or None.
       stages: stages.json, or None: {stage: tokens, seconds, tokens_per_second}.
       profile: profile.json, or None.
+      attempts: attempts.json, or None: the attempts of gates.retries, and which is kept.
       sources: (file name, bytes, sha256) of every file read.
     """
 
@@ -51,6 +54,7 @@ class RunFiles:
     features: dict[str, Any] | None
     stages: dict[str, Any] | None
     profile: dict[str, Any] | None
+    attempts: dict[str, Any] | None
     sources: tuple[tuple[str, int, str], ...]
 
 
@@ -63,7 +67,7 @@ def read_run(run_dir: Path) -> RunFiles:
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
     raw = {name: path.read_bytes() for name in _FILES if (path := run_dir / name).is_file()}
-    environment = evaluation = features = stages = profile = None
+    environment = evaluation = features = stages = profile = attempts = None
     if "environment.json" in raw:
         environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
     if "eval.json" in raw:
@@ -76,6 +80,8 @@ def read_run(run_dir: Path) -> RunFiles:
     if "profile.json" in raw:
         profile = _json_object(run_dir / "profile.json", raw["profile.json"], TRAIN)
         profile = profiles.checked(run_dir / "profile.json", profile)
+    if "attempts.json" in raw:
+        attempts = _attempts(run_dir / "attempts.json", raw["attempts.json"])
     described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
     if trained := "config.json" in raw:
         described = _json_object(run_dir / "config.json", raw["config.json"], TRAIN)
@@ -91,6 +97,7 @@ def read_run(run_dir: Path) -> RunFiles:
         features=features,
         stages=stages,
         profile=profile,
+        attempts=attempts,
         sources=tuple((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
     )
 
@@ -103,6 +110,7 @@ _FILES = (
     "features.json.gz",
     "stages.json",
     "profile.json",
+    "attempts.json",
     EXPLANATIONS,
 )
 
@@ -144,6 +152,32 @@ def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
         _check_histogram(path, "density", density, "log10_edges")
         _check_numbers(path, "density", density, ("dead", "n_tokens"))
     return evaluation
+
+
+def _attempts(path: Path, data: bytes) -> dict[str, Any]:
+    content = _json_object(path, data, PIPELINE)
+    attempts = content.get("attempts")
+    if not isinstance(attempts, list) or not isinstance(content.get("kept"), str):
+        raise _damaged(path, "it has no list of attempts, or does not say which is kept", PIPELINE)
+    for one in attempts:
+        kinds = (("name", str), ("begins_from", str), ("changes", list), ("metrics", dict))
+        if not isinstance(one, dict) or not all(isinstance(one.get(key), kind) for key, kind in kinds):
+            raise _damaged(path, f"the attempt {str(one)[:80]} lacks name, begins_from, changes or metrics", PIPELINE)
+        if not re.fullmatch(r"attempt-\d{1,3}", one["name"]):
+            raise _damaged(path, f"an attempt is called {one['name'][:80]!r}", PIPELINE)
+        _check_numbers(path, one["name"], one["metrics"], one["metrics"])
+        for change in one["changes"]:
+            if not isinstance(change, dict) or not isinstance(change.get("gates"), list):
+                raise _damaged(path, f"a change of {one['name']} is {str(change)[:80]}", PIPELINE)
+            _check_numbers(path, f"change of {one['name']}", change, ("before", "after"))
+        gates = one.get("gates") or []
+        if not isinstance(gates, list) or not all(
+            isinstance(g, dict) and {"name", "passed"} <= g.keys() for g in gates
+        ):
+            raise _damaged(path, f"the gates of {one['name']} are {str(gates)[:80]}", PIPELINE)
+    if content["kept"] not in [one["name"] for one in attempts]:
+        raise _damaged(path, f"it keeps {content['kept'][:80]!r}, which is none of its attempts", PIPELINE)
+    return content
 
 
 def _stages(path: Path, data: bytes) -> dict[str, Any]:

@@ -9,16 +9,17 @@ import shlex
 from typing import Any
 
 from saejax.core.files import finite
+from saejax.report.curves import thin
+from saejax.report.monitor import OF_MONITOR, monitored
 from saejax.report.read import EVALUATE, EVALUATE_ANY, TRAIN, RunFiles
 
-CURVE_POINTS = 1500
 _NOT_CURVES = ("step", "tokens", "time")
 
 
 def summarise(run: RunFiles) -> dict[str, Any]:
     """Everything the page shows except the features themselves, with NaN and infinities as None."""
     evaluation = run.evaluation or {}
-    curves = {key: _thin(*series) for key, series in _curves(run.metrics).items()}
+    curves = {key: thin(*series) for key, series in _curves(run.metrics).items()}
     summary = {
         "run": _header(run),
         "tiles": _tiles(run),
@@ -29,6 +30,8 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "density": evaluation.get("density"),
         "stages": run.stages,
         "profile": run.profile,
+        "attempts": run.attempts,
+        "monitor": monitored(run.metrics),
         "curves": curves,
         "has_validation": any(key.startswith("val/") for key in curves),
         "has_features": run.features is not None,
@@ -152,30 +155,14 @@ def _curves(metrics: list[dict[str, Any]]) -> dict[str, tuple[list[int], list[fl
     curves: dict[str, tuple[list[int], list[float | None]]] = {}
     for row in metrics:
         for key, value in row.items():
-            if key not in _NOT_CURVES and not key.startswith("time/") and (value is None or _number(value)):
+            if (
+                key not in _NOT_CURVES
+                and not key.startswith(("time/", *OF_MONITOR))
+                and (value is None or _number(value))
+            ):
                 steps, values = curves.setdefault(key, ([], []))
                 steps.append(row["step"])
                 # The metrics writer says null for NaN and infinities: a gap in the curve.
                 known = value is not None and math.isfinite(value)
                 values.append(float(f"{value:.6g}") if known else None)
     return curves
-
-
-def _thin(steps: list[int], values: list[float | None]) -> dict[str, Any]:
-    """At most about `CURVE_POINTS` points: of each bucket the lowest, the highest and the first NaN.
-
-    A plain stride would hide spikes, which are what one looks for; the first and the last point stay.
-    """
-    n = len(steps)
-    keep = list(range(n))
-    if n > CURVE_POINTS:
-        chosen = {0, n - 1}
-        buckets = CURVE_POINTS // 3
-        for bucket in range(buckets):
-            places = range(bucket * n // buckets, (bucket + 1) * n // buckets)
-            known = [(value, i) for i in places if (value := values[i]) is not None]
-            chosen.update(next(([i] for i in places if values[i] is None), []))
-            if known:
-                chosen.update((min(known)[1], max(known)[1]))
-        keep = sorted(chosen)
-    return {"steps": [steps[i] for i in keep], "values": [values[i] for i in keep], "logged": n}

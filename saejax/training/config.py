@@ -68,6 +68,13 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "profile.json and, of the trace, profile/. The report shows it. The numbers stay the same.",
         decides=False,
     )
+    monitor: bool = setting(
+        True,
+        "Each row of metrics.jsonl also has what the process and its devices take (memory, CPU, utilisation), and what "
+        "the loop did since the row before. A warning says when the training waits for data or memory keeps growing. "
+        "The numbers stay the same.",
+        decides=False,
+    )
     tensorboard: bool = setting(False, "Also write TensorBoard events into the run's folder.", decides=False)
 
     def __post_init__(self) -> None:

@@ -273,6 +273,7 @@ class _Session:
             "time": self.seconds(),
             "train/tokens_per_second": (step - self.first) * self.config.batch_size / passed,
             "train/data_wait": self.waited / passed,
+            **self.setup.watch.row(step),
         }
         self.write(
             step, {name: {f"train/{key}": value for key, value in row.items()} | timing for name, row in rows.items()}

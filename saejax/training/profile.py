@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from saejax.core.host import resident_memory
 from saejax.training.profile_text import as_markdown
 from saejax.training.program import Program
 from saejax.training.trace import HOST, by_component, device_spans, operations, row
-from saejax.training.watch import Watch
+from saejax.training.watch import Phases, Watch
 
 # Steps before the trace, and in it: the prediction of a run's length looks at later ones.
 _WARM, _TRACED = 3, 10
@@ -54,8 +53,7 @@ class Profiler(Watch):
 
     def __init__(self, folder: Path, devices: Sequence[jax.Device], tell: Callable[[str], None]):
         self._folder, self._devices, self._tell = folder, devices, tell
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._stack: list[str] = [""]
+        self._phases = Phases()
         self._memory: list[dict[str, float]] = []
         self._every = 1
         self._trace: dict[str, Any] | None = None
@@ -66,7 +64,7 @@ class Profiler(Watch):
         self._program, self._first, self._taken = programs[0].step, first, first
         self._from = first + _WARM
         self._to = min(total, self._from + _TRACED)
-        self._begun = self._mark = time.perf_counter()
+        self._begun, self._phases = time.perf_counter(), Phases()
         try:
             yield
         finally:
@@ -99,22 +97,12 @@ class Profiler(Watch):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._count(name)
+        self._phases.count(name)
         try:
             with jax.profiler.TraceAnnotation(HOST + name):
                 yield
         finally:
-            self._count(None)
-
-    def _count(self, entered: str | None) -> None:
-        """The time since the last call belongs to the innermost phase; `entered` begins, or None: that one ends."""
-        now = time.perf_counter()
-        self._seconds[self._stack[-1]] += now - self._mark
-        self._mark = now
-        if entered is None:
-            self._stack.pop()
-        else:
-            self._stack.append(entered)
+            self._phases.count()
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -167,7 +155,7 @@ class Profiler(Watch):
     def content(self) -> dict[str, Any]:
         """What profile.json holds."""
         passed, steps = time.perf_counter() - self._begun, max(1, self._taken - self._first)
-        each, seconds = 1e3 / steps, dict(self._seconds)
+        each, seconds = 1e3 / steps, dict(self._phases.seconds)
         seconds[""] = passed - sum(value for name, value in seconds.items() if name)
         device = self._devices[0]
         return {

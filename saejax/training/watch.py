@@ -1,7 +1,10 @@
 """Who watches a training from the outside: nobody, by default."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from saejax.training.program import Program
@@ -21,3 +24,57 @@ class Watch:
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Around one part of the loop's own work. Within another phase only the inner one counts."""
         return contextlib.nullcontext()
+
+    def row(self, step: int) -> Mapping[str, float]:
+        """What it adds to the row of metrics of a step, which is written now."""
+        return {}
+
+
+class Phases:
+    """Seconds by phase of the loop, in all; the time within a phase's inner one is the inner one's alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._stack, self._mark = [""], time.perf_counter()
+
+    def count(self, entered: str | None = None) -> None:
+        """The time since the last call belongs to the innermost phase; `entered` begins, or None: that one ends."""
+        self.look()
+        if entered is None:
+            self._stack.pop()
+        else:
+            self._stack.append(entered)
+
+    def look(self) -> None:
+        """Bring `seconds` up to now."""
+        now = time.perf_counter()
+        self.seconds[self._stack[-1]] += now - self._mark
+        self._mark = now
+
+
+@dataclasses.dataclass(frozen=True)
+class Together(Watch):
+    """Several who watch one training."""
+
+    watches: Sequence[Watch]
+
+    @contextlib.contextmanager
+    def over(self, programs: Sequence[Program], first: int, total: int) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for watch in self.watches:
+                stack.enter_context(watch.over(programs, first, total))
+            yield
+
+    def before_step(self, step: int, states: Sequence[Any]) -> None:
+        for watch in self.watches:
+            watch.before_step(step, states)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for watch in self.watches:
+                stack.enter_context(watch.phase(name))
+            yield
+
+    def row(self, step: int) -> Mapping[str, float]:
+        return {name: value for watch in self.watches for name, value in watch.row(step).items()}

@@ -16,8 +16,8 @@ import pytest
 
 from saejax.core.errors import DataError
 from saejax.report import render
+from saejax.report.curves import CURVE_POINTS
 from saejax.report.page import embed_json
-from saejax.report.summary import CURVE_POINTS
 
 HOSTILE = "</script><img src=x onerror=document.title='owned'>"
 VOCAB = [" the", "\n", HOSTILE, "", " cat", "\u202e", "\ud800", "{{script}}"]

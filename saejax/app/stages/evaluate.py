@@ -4,7 +4,7 @@ from typing import Any
 
 from saejax.app import console
 from saejax.app.experiment import Experiment
-from saejax.app.loading import load
+from saejax.app.loading import load_run
 from saejax.app.provenance import Provenance, agreed, write_down
 from saejax.app.records import record_stage, refuse_other_run
 from saejax.app.workspace import Workspace
@@ -27,7 +27,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     refuse_many(e.parallel, "saejax evaluate")
     path = e.run_dir / "eval.json"
     sae = finished_run(e)
-    wanted = {"step": sae.step, "config": {key: to_json(getattr(e, key)) for key in _DECIDES_EVAL}}
+    wanted = {"step": sae.step, "config": _decides(e)}
     if path.is_file() and not redo:
         result = read_json(path)
         if changed := differences({k: result.get(k) for k in wanted}, wanted):
@@ -44,6 +44,18 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     gates = [Gate.from_json(gate) for gate in result["gates"]]
     console.gates(gates)
     return 0 if all(gate.passed for gate in gates) else 1
+
+
+def _decides(e: Experiment) -> dict[str, Any]:
+    """The settings that eval.json depends on. How often a run is tried again says nothing of its figures."""
+    config = {key: to_json(getattr(e, key)) for key in _DECIDES_EVAL}
+    return config | {"gates": {key: bar for key, bar in config["gates"].items() if key != "retries"}}
+
+
+def stale(e: Experiment) -> bool:
+    """Whether there is an eval.json that was made with other settings."""
+    path = e.run_dir / "eval.json"
+    return path.is_file() and bool(differences(read_json(path).get("config", {}), _decides(e)))
 
 
 def _evaluated(work: Workspace, sae: TrainedCoder, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +97,7 @@ def finished_run(e: Experiment) -> TrainedCoder:
     if not (e.run_dir / "config.json").is_file():
         raise DataError(f"There is no run in {e.run_dir}. Train it first: saejax train with this --config.")
     refuse_other_run(e)
-    sae = load(e.run_dir)
+    sae = load_run(e.run_dir)
     if not sae.finished:
         raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: saejax train.")
     return sae

@@ -9,16 +9,22 @@ from saejax.app.records import read_stages, refuse_other_run
 from saejax.app.stages.capture import run_capture
 from saejax.app.stages.evaluate import run_evaluate
 from saejax.app.stages.report import run_report
+from saejax.app.stages.retries import check_retries, run_retries
 from saejax.app.stages.train import run_train
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
+from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.files import read_json
 from saejax.parallel import check_divides, own_rows, refuse_many
 
 
 def run_pipeline(work: Workspace) -> int:
-    """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1."""
+    """All stages. Returns the exit code of the first that does not end well; failed gates end it with 1.
+
+    With `gates.retries` failed gates are tried again first, and the code is that of the attempt that is kept.
+    """
     refuse_many(work.experiment.parallel, "saejax pipeline")
+    check_retries(work.experiment)
     work = with_batch_size(work)
     e = work.experiment
     # What training would refuse is refused before hours of capture.
@@ -33,7 +39,12 @@ def run_pipeline(work: Workspace) -> int:
     run_capture(work)
     if code := run_train(work):
         return code
-    code = run_evaluate(work)
+    kept, code = run_retries(work, run_evaluate(work))
+    if code == EXIT_PREEMPTED:
+        return code
     page = run_report(work)
-    console.summary(read_json(e.run_dir / "eval.json"), read_stages(e), page)
+    if kept.experiment != e:
+        page = run_report(kept)
+    stages = read_stages(e) | read_stages(kept.experiment)
+    console.summary(read_json(kept.experiment.run_dir / "eval.json"), stages, page)
     return code

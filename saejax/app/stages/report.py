@@ -19,7 +19,15 @@ from saejax.parallel import refuse_many
 from saejax.report import render
 
 # The files of a run whose content is on the page.
-_SHOWN = ("features.json.gz", "metrics.jsonl", "eval.json", "stages.json", "profile.json", "explanations.jsonl")
+_SHOWN = (
+    "features.json.gz",
+    "metrics.jsonl",
+    "eval.json",
+    "stages.json",
+    "profile.json",
+    "explanations.jsonl",
+    "attempts.json",
+)
 
 
 def run_report(work: Workspace, redo: bool = False) -> Path:

@@ -24,12 +24,12 @@ def run_train(work: Workspace) -> int:
     work = with_batch_size(work)
     e = work.experiment
     with joined(e.parallel) as process:
-        outcome = train_run(e, _Stored(work), process)
+        outcome = train_run(e, Stored(work), process)
     return 0 if outcome is None or outcome.finished else EXIT_PREEMPTED
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stored:
+class Stored:
     """An experiment's own stores and model, as what is trained on."""
 
     work: Workspace

@@ -16,7 +16,7 @@ from saejax.app import init_from
 from saejax.app.console import say
 from saejax.app.devices import training_devices
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
-from saejax.app.fit import run_writers
+from saejax.app.fit import SLOW_STORE, run_writers
 from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed, of_stores, write_down
 from saejax.app.stages import run_capture
@@ -35,6 +35,8 @@ from saejax.report.sweep_page import render_sweep, table
 from saejax.store import BatchSource
 from saejax.trained import make_sites
 from saejax.training import EXIT_PREEMPTED, Outcome, Setup, train
+from saejax.training.monitor import Monitor
+from saejax.training.watch import Watch
 
 
 def run_sweep(work: Workspace) -> int:
@@ -116,6 +118,7 @@ def _sweep(
             own=own,
             stage="sweep",
             tell=say,
+            watch=Monitor(jax.local_devices(), say, "sweep", SLOW_STORE) if e.train.monitor else Watch(),
         )
         outcome = train(e.train, setup)
     if not outcome.finished:

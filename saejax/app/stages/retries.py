@@ -1,0 +1,192 @@
+"""A run whose gates fail is trained again with other settings: attempt-1, attempt-2, and the best is kept.
+
+runs/<name>/attempt-1/     a whole run, made from the same stores
+runs/<name>/attempts.json  what each attempt changed and reached, and which is kept
+runs/<name>/escalation.md  where the last one fails too: what was tried, for those who look at it next
+
+The record is written before an attempt trains, so that the same command goes on where it was stopped.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from saejax.app import console, init_from
+from saejax.app.attempts import Record, read_record, write_record
+from saejax.app.devices import training_mesh
+from saejax.app.experiment import Experiment, from_json, to_run_json
+from saejax.app.loading import load
+from saejax.app.records import read_stages
+from saejax.app.stages.evaluate import run_evaluate, stale
+from saejax.app.stages.train import run_train
+from saejax.app.workspace import Workspace
+from saejax.core.config import to_json
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError
+from saejax.core.files import read_json
+from saejax.evals.attempts import FIRST, Attempt, Changed, best, next_changes
+from saejax.evals.gates import CHANGES, Gate
+from saejax.parallel import check_divides
+from saejax.report import render
+from saejax.report.escalation import remove_escalation, write_escalation
+
+_SETTLED = (
+    "Nothing more can be changed: each change that the failed gates name was tried, does nothing to this coder, or is "
+    "beyond its range."
+)
+
+
+def check_retries(e: Experiment) -> None:
+    """Raise ConfigError where there is nothing to train again from."""
+    if e.gates.retries and e.capture.into == "training":
+        raise ConfigError(
+            f"gates.retries={e.gates.retries} trains again from stored activations, and capture.into=training stores "
+            "none. Set capture.into=store, or gates.retries=0."
+        )
+
+
+def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
+    """Try again as long as a gate fails that a setting can help, and `gates.retries` allows.
+
+    Args:
+        work: of the run, which is trained and evaluated.
+        code: what its evaluation returned.
+
+    Returns:
+        The workspace of the attempt that is kept, and its evaluation's code; or EXIT_PREEMPTED when a signal stopped
+        a training (all is saved).
+    """
+    e, record = work.experiment, read_record(work.experiment.run_dir)
+    if record is None and not (code and e.gates.retries):
+        return work, code
+    first = _evaluated(Attempt(FIRST), work)
+    if record is None and not first.failed:
+        console.say("retry: no setting helps the gates that failed, so nothing is tried again")
+        return work, code
+    record = dataclasses.replace(record or Record(()), attempts=(first, *(record.attempts[1:] if record else ())))
+    codes, at, settled = {FIRST: code}, 1, ""
+    while at < len(record.attempts) or (at <= e.gates.retries and best(record.attempts).failed):
+        if at == len(record.attempts):
+            kept = best(record.attempts)
+            if not (changes := _changes(work, kept, record)):
+                settled = (
+                    "Nothing more can be changed: every change that the failed gates name was tried, does nothing "
+                )
+                settled += "to this coder, or is beyond its range."
+                console.say(f"retry: {settled}")
+                break
+            record = dataclasses.replace(
+                record, attempts=(*record.attempts, Attempt(f"attempt-{at}", kept.name, changes))
+            )
+            write_record(e.run_dir, record)
+        attempt = record.attempts[at]
+        _announce(attempt, at, e.gates.retries)
+        own = attempt_work(work, record, attempt.name)
+        if run_train(own):
+            return own, EXIT_PREEMPTED
+        codes[attempt.name] = run_evaluate(own, redo=stale(own.experiment))
+        render(own.experiment.run_dir)
+        done = list(record.attempts)
+        done[at] = _evaluated(attempt, own)
+        record = dataclasses.replace(record, attempts=tuple(done))
+        write_record(e.run_dir, _chosen(record))
+        at += 1
+    record = _chosen(record)
+    write_record(e.run_dir, record)
+    console.say(f"retry: {record.kept} is kept. {record.why}")
+    _escalate(work, record, settled)
+    return attempt_work(work, record, record.kept), codes[record.kept]
+
+
+def attempt_work(work: Workspace, record: Record, name: str) -> Workspace:
+    """The workspace of an attempt: the run's with all changes on the way to it, in a folder of its own."""
+    if name == FIRST:
+        return work
+    e, attempts = work.experiment, {one.name: one for one in record.attempts}
+    before, attempt = attempt_work(work, record, attempts[name].begins_from).experiment, attempts[name]
+    changed = _with(before, {change.key: change.after for change in attempt.changes})
+    gates = dataclasses.replace(e.gates, retries=0)
+    home: dict[str, Any] = {"name": name, "runs_dir": str(e.run_dir), "store": e.store or e.name, "gates": gates}
+    return dataclasses.replace(work, experiment=dataclasses.replace(changed, **home))
+
+
+def _changes(work: Workspace, kept: Attempt, record: Record) -> tuple[Changed, ...]:
+    """What the next attempt is to change of the one that is kept."""
+    own = attempt_work(work, record, kept.name)
+    e = own.experiment
+    coder = e.coder.resolved()
+    values = {key: _value(to_run_json(e), key) for row in CHANGES.values() for change in row for key in change.keys}
+
+    def possible(settings: Mapping[str, float]) -> bool:
+        """Whether a run can have them: all that would refuse it is asked."""
+        with contextlib.suppress(ConfigError):
+            tried = dataclasses.replace(own, experiment=_with(e, settings))
+            built = tried.build()
+            check_divides(training_mesh(tried.experiment), built.topology.d_sae)
+            init_from.check(tried.experiment, built, tried.sites, lambda: load(e.train.init_from))
+            return True
+        return False
+
+    return next_changes(kept, record.attempts, coder, values, possible)
+
+
+def _value(config: Mapping[str, Any], key: str) -> Any:
+    room, _, name = key.partition(".")
+    return config[room][name]
+
+
+def _with(e: Experiment, settings: Mapping[str, float]) -> Experiment:
+    """`e` with {"section.key": value} set, through the configuration's boundary."""
+    config = to_json(e)
+    for key, value in settings.items():
+        room, _, name = key.partition(".")
+        config[room] = config[room] | {name: value}
+    return from_json(config)
+
+
+def _evaluated(attempt: Attempt, work: Workspace) -> Attempt:
+    """The attempt with what its eval.json says."""
+    result = read_json(work.experiment.run_dir / "eval.json")
+    gates = tuple(Gate.from_json(gate) for gate in result["gates"])
+    shown = ("fve", "l0", "relative_error", "dead_fraction", "loss_recovered")
+    metrics = {name: result["metrics"].get(name) for name in shown}
+    return dataclasses.replace(attempt, gates=gates, metrics=metrics)
+
+
+def _announce(attempt: Attempt, at: int, most: int) -> None:
+    console.say()
+    console.say(f"retry: {attempt.name} (of {max(at, most)}), from {attempt.begins_from}:")
+    for change in attempt.changes:
+        console.say(f"  {change}")
+
+
+def _chosen(record: Record) -> Record:
+    """The record with the attempt that is kept, and why."""
+    kept = best(record.attempts)
+    passed, judged = sum(gate.passed for gate in kept.judged), len(kept.judged)
+    equal = [one for one in record.attempts if one.gates is not None and one.rank[0] == kept.rank[0]]
+    why = f"It passes {passed} of the {judged} gates that settings can help"
+    if len(equal) == 1:
+        why += ", more than any other."
+    elif any(one.rank[1] != kept.rank[1] for one in equal):
+        why += f"; of {len(equal)} that do, its worst miss is the smallest ({-kept.rank[1]:.1%} of the bar)."
+    elif any(one.rank[2] != kept.rank[2] for one in equal):
+        why += f"; of {len(equal)} that are as near, its FVE is the largest ({kept.rank[2]:.4f})."
+    else:
+        why += "; no other is better."
+    return dataclasses.replace(record, kept=kept.name, why=why)
+
+
+def _escalate(work: Workspace, record: Record, settled: str) -> None:
+    """escalation.md where the best still fails; what an earlier command wrote goes where it does not."""
+    e = work.experiment
+    if not best(record.attempts).failed:
+        remove_escalation(e.run_dir)
+        return
+    tokens = {
+        one.name: read_stages(attempt_work(work, record, one.name).experiment).get("train", {})
+        for one in record.attempts
+    }
+    about = {"model": e.lm.model, "store": e.store_dir("train"), "coder": e.coder.preset, "seed": e.seed}
+    path = write_escalation(e.run_dir, record.to_json() | {"settled": settled, "stages": tokens, "about": about})
+    console.say(f"retry: gates still fail; {path} says what was tried")

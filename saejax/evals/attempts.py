@@ -1,0 +1,122 @@
+"""Attempts at one run: what each changed, how its gates came out, which is the best, and what to change next."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from saejax.coders import CoderConfig
+from saejax.core.errors import DataError
+from saejax.evals.gates import CHANGES, Gate
+
+FIRST = "attempt-0"  # the run itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Changed:
+    """A setting that an attempt changes, and the gates that ask for it."""
+
+    key: str
+    before: float
+    after: float
+    gates: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.before:g} -> {self.after:g} ({', '.join(self.gates)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One training of the run.
+
+    Attributes:
+        name: "attempt-0" for the run itself, then "attempt-1" and so on, which are folders in the run's.
+        begins_from: the attempt whose settings it changes; empty for the run itself.
+        gates: None while it is not evaluated.
+        metrics: those of eval.json.
+    """
+
+    name: str
+    begins_from: str = ""
+    changes: tuple[Changed, ...] = ()
+    gates: tuple[Gate, ...] | None = None
+    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def judged(self) -> list[Gate]:
+        """The gates that a setting can help. How busy the machine was makes no coder better."""
+        return [gate for gate in self.gates or () if gate.name in CHANGES]
+
+    @property
+    def failed(self) -> list[Gate]:
+        """Those of them that ask for a change: what could not be measured asks for none."""
+        return [gate for gate in self.judged if not gate.passed and gate.miss < math.inf]
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """Larger is better: gates passed (and a hundredth for each that was measured), then the smallest worst miss,
+        then FVE.
+        """
+        fve, measured = self.metrics.get("fve"), [gate for gate in self.judged if gate.miss < math.inf]
+        passed = sum(gate.passed for gate in self.judged) + len(measured) / 100
+        worst = max((gate.miss for gate in measured), default=0.0)
+        return (passed, -worst, fve if fve is not None and math.isfinite(fve) else -math.inf)
+
+    def to_json(self) -> dict[str, Any]:
+        gates = None if self.gates is None else [gate.to_json() for gate in self.gates]
+        return dataclasses.asdict(self) | {"gates": gates, "metrics": dict(self.metrics)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Attempt":
+        """Raises DataError where it is not what `to_json` wrote."""
+        try:
+            changes = tuple(Changed(**one | {"gates": tuple(one["gates"])}) for one in value["changes"])
+            gates = None if value["gates"] is None else tuple(map(Gate.from_json, value["gates"]))
+            return cls(str(value["name"]), str(value["begins_from"]), changes, gates, dict(value["metrics"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"an attempt is not understood ({error!r})") from None
+
+
+def best(attempts: Sequence[Attempt]) -> Attempt:
+    """The best of those that are evaluated; of equals the earlier one."""
+    return max((one for one in attempts if one.gates is not None), key=lambda one: one.rank)
+
+
+def next_changes(
+    kept: Attempt,
+    attempts: Sequence[Attempt],
+    coder: CoderConfig,
+    values: Mapping[str, Any],
+    possible: Callable[[Mapping[str, float]], bool],
+) -> tuple[Changed, ...]:
+    """What an attempt from `kept` is to change: for each failed gate the first of its row's changes that can be made.
+
+    Each key changes once, for the gate that comes first. What was tried from the same settings, and was not better, is
+    not tried again.
+
+    Args:
+        coder: of `kept`, with its preset's values.
+        values: {key: value} of `kept`, of all keys that changes name.
+        possible: whether a run can have these values.
+    """
+    tried = {(c.key, c.after) for one in attempts if one.begins_from == kept.name for c in one.changes}
+    chosen: dict[str, Changed] = {}
+    for gate in kept.failed:
+        for new in _of(gate, coder, values):
+            if tried & set(new.items()):
+                continue
+            if all(key in chosen and chosen[key].after == value for key, value in new.items()):
+                chosen |= {key: _also(chosen[key], gate) for key in new}
+                break
+            if not new.keys() & chosen.keys() and possible({c.key: c.after for c in chosen.values()} | new):
+                chosen |= {key: Changed(key, values[key], value, (gate.name,)) for key, value in new.items()}
+                break
+    return tuple(chosen.values())
+
+
+def _of(gate: Gate, coder: CoderConfig, values: Mapping[str, Any]) -> Iterator[dict[str, float]]:
+    return (new for change in CHANGES[gate.name] if (new := change.of(coder, values)))
+
+
+def _also(changed: Changed, gate: Gate) -> Changed:
+    return dataclasses.replace(changed, gates=(*changed.gates, gate.name))

@@ -1,0 +1,87 @@
+"""The table of a preflight: what was looked at, what was found, what is needed, and what to do where it does not do."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from saejax.core.errors import SaejaxError
+
+
+class StagePlan(Protocol):
+    """What a plan says of a stage (`plan.estimates.StageEstimate`): bytes of each device, of the host and on disk."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def device_bytes(self) -> float: ...
+    @property
+    def host_bytes(self) -> float: ...
+    @property
+    def disk_bytes(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A line of the table.
+
+    Attributes:
+        passed: None where it was not tried, because something before it failed.
+        needed: what it must be, in words.
+        planned: what the plan says, in words.
+        remedy: what to do, as a sentence, where it failed.
+    """
+
+    name: str
+    found: str
+    passed: bool | None
+    needed: str = ""
+    planned: str = ""
+    remedy: str = ""
+
+
+def failed(name: str, error: Exception) -> Check:
+    """The line of a check that an error ended."""
+    text = str(error).partition("\n")[0] if not isinstance(error, SaejaxError) else str(error)
+    return Check(name, "refused", False, remedy=text[:600])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left: JAX, PyTorch and Python each say it in their own way."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+
+
+def table(checks: Sequence[Check]) -> str:
+    """The checks as columns that line up; below each that failed, its remedy."""
+    heads = ["check", "found", "needed", *(["plan"] if any(check.planned for check in checks) else []), "result"]
+    verdicts = {True: "pass", False: "FAIL", None: "not tried"}
+    lines = [[c.name, c.found, c.needed, *([c.planned] if "plan" in heads else []), verdicts[c.passed]] for c in checks]
+    widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
+
+    def drawn(line: Sequence[str]) -> str:
+        return "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+    out = [drawn(heads), "  " + "  ".join("-" * width for width in widths)]
+    for check, line in zip(checks, lines, strict=True):
+        out.append(drawn(line))
+        if check.passed is False and check.remedy:
+            out += [f"      {part}" for part in check.remedy.splitlines()]
+    return "\n".join(out)
+
+
+def size(count: float) -> str:
+    """Bytes in words, to three digits."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def span(seconds: float) -> str:
+    """Seconds in words."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

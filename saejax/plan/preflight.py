@@ -1,0 +1,321 @@
+"""`saejax preflight`: whether an experiment can run here, tried on a small part of it, in about a minute.
+
+Versions, devices, free space, the language model on one and on ten prompts, the speed of the disk, and up to 1,000
+steps of training. Nothing is left behind.
+"""
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+
+from saejax.app import console
+from saejax.app.batch_size import with_batch_size
+from saejax.app.devices import lm_mesh, training_mesh
+from saejax.app.experiment import Experiment
+from saejax.app.workspace import Workspace
+from saejax.capture import expand_hook_points
+from saejax.capture.capture import rows_for
+from saejax.core import environment
+from saejax.core.errors import EXIT_PREEMPTED, SaejaxError
+from saejax.core.files import read_json
+from saejax.core.host import available_memory, resident_memory
+from saejax.parallel import check_divides, own_rows, refuse_many
+from saejax.plan.checks import Check, StagePlan, failed, is_out_of_memory, size, span, table
+from saejax.plan.trial import Trained, disk_speed, existing, sampled, short_training, temporary
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import Header, read_manifest
+from saejax.store.space import bytes_on_disk, predicted_bytes
+from saejax.text import SPLITS
+
+_PROMPTS = 10
+_VERSIONS = ("saejax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy")
+_NOT_TRIED = "not tried"
+
+
+def run_preflight(work: Workspace, estimates: Sequence[StagePlan] | None = None) -> int:
+    """Try the experiment and print a table of what passed and what did not, with a remedy for each that failed.
+
+    Args:
+        estimates: of the stages "capture" and "train", printed beside what is found.
+
+    Returns:
+        0 when all pass, 1 when something fails, EXIT_PREEMPTED when a signal stopped it.
+    """
+    refuse_many(work.experiment.parallel, "saejax preflight")
+    flight = _Flight(work, {one.stage: one for one in estimates or ()})
+    try:
+        flight.run()
+    except _Signal:
+        console.say("preflight: stopped by a signal; nothing is left behind")
+        return EXIT_PREEMPTED
+    console.say()
+    console.say(table(flight.checks))
+    bad = [check.name for check in flight.checks if check.passed is not True]
+    console.say()
+    console.say(f"preflight: {', '.join(bad)}: not ready" if bad else "preflight: ready")
+    return 1 if bad else 0
+
+
+class _Signal(Exception):
+    """A signal came while the trial trained."""
+
+
+@dataclasses.dataclass
+class _Flight:
+    """One preflight: the checks so far, and the rates that later ones compare with."""
+
+    work: Workspace
+    plans: dict[str, StagePlan]
+    checks: list[Check] = dataclasses.field(default_factory=list)
+    lm_rate: float = 0.0
+    disk: tuple[float, float] = (0.0, 0.0)
+
+    def run(self) -> None:
+        self.add("versions", lambda: _versions(self.work.experiment))
+        # Too few devices, a batch or a width that does not divide: nothing after them can be tried.
+        ready = self.add("devices", lambda: _devices(self.work.experiment)) and self.add("settings", self._settings)
+        if ready:
+            self.add("free space, stores", lambda: _stores_space(self.work, self.plans.get("capture")))
+        captured = self._captured()
+        ran = ready and (captured or self._language_model())
+        with contextlib.ExitStack() as held:
+            there = ran and self.add("disk", lambda: self._disk(held))
+            self._training(held, captured, bool(there))
+
+    def add(self, name: str, look: Callable[[], Check | Iterable[Check]]) -> bool:
+        """Add what `look` finds; an error that has a remedy is a check that failed. Whether all passed."""
+        console.say(f"preflight: {name} ...")
+        try:
+            got = look()
+            found = [got] if isinstance(got, Check) else list(got)
+        except SaejaxError as error:
+            found = [failed(name, error)]
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            found = [Check(name, "out of memory", False, remedy=_SMALLER)]
+        self.checks += found
+        return all(check.passed for check in found)
+
+    def skip(self, name: str) -> None:
+        self.checks.append(Check(name, _NOT_TRIED, None))
+
+    # --- what is tried -----------------------------------------------------------------------------------------
+
+    def _settings(self) -> Check:
+        """Hook points, coder and batch fit each other, the model and the devices."""
+        self.work = with_batch_size(self.work, console.keep_quiet)
+        e, mesh, coder = self.work.experiment, training_mesh(self.work.experiment), self.work.build()
+        check_divides(mesh, coder.topology.d_sae)
+        own_rows(mesh, e.train.batch_size, e.train.accumulate)
+        wide = f"{coder.topology.d_in} -> {coder.topology.d_sae:,} latents"
+        return Check("settings", f"{e.coder.preset}, {wide}, batch {e.train.batch_size:,}", True)
+
+    def _captured(self) -> bool:
+        """Whether the training's activations are there already, and need no language model."""
+        e = self.work.experiment
+        manifest = read_manifest(StoreFiles(e.store_dir("train"))) if e.capture.into == "store" else None
+        return manifest is not None and manifest.complete
+
+    def _language_model(self) -> bool:
+        names = expand_hook_points(self.work.experiment.capture.hook_points, self.work.lm)
+        one = self.add("one prompt, one layer", lambda: _one_prompt(self.work, names[:1], self.plans.get("capture")))
+        if not one:
+            self.skip("ten prompts")
+            return False
+
+        def ten() -> Check:
+            self.lm_rate, check = _ten_prompts(self.work, names, self.plans.get("capture"))
+            return check
+
+        return self.add("ten prompts", ten)
+
+    def _disk(self, held: contextlib.ExitStack) -> Iterable[Check]:
+        e = self.work.experiment
+        with temporary(e.stores_dir) as folder:
+            widths = self.work.names.hook_points()
+            names = expand_hook_points(e.capture.hook_points, self.work.names) if e.lm.model else self.work.sites[0]
+            self.disk = disk_speed(folder, {name: widths[name] for name in names}, e.capture.layout("heldout"))
+        wrote = self.disk[0]
+        needed = self.lm_rate * 2 * sum(widths[name] for name in names)
+        good = wrote > needed or e.capture.into == "training"
+        yield Check(
+            "disk, write",
+            f"{size(wrote)}/s",
+            good,
+            f"> {size(needed)}/s" if needed and e.capture.into == "store" else "",
+            remedy="The capture would wait for the disk: choose a faster one (stores_dir), or capture.dtype=int8.",
+        )
+
+    def _training(self, held: contextlib.ExitStack, captured: bool, ready: bool) -> None:
+        names = ("training", "training, speed", "disk, read", "free space, runs")
+        if not ready:
+            for name in names:
+                self.skip(name)
+            return
+
+        def train() -> Iterable[Check]:
+            e = self.work.experiment
+            work = (
+                self.work if captured else sampled(self.work, held.enter_context(temporary(e.stores_dir)), self.lm_rate)
+            )
+            done = short_training(work, held.enter_context(temporary(e.runs_dir)))
+            if done.stopped:
+                raise _Signal
+            widths = self.work.names.hook_points()
+            reads, writes = self.work.sites
+            each = 2 * sum(widths[name] for name in dict.fromkeys((*reads, *writes)))
+            yield _r2(e, done)
+            yield _speed(e, done, self.plans.get("train"))
+            yield _memory(self.plans.get("train"))
+            yield _read_speed(self.disk[1], done.rate * each, e)
+            yield _runs_space(e, done)
+
+        self.add("training", train)
+
+
+_SMALLER = (
+    "Lower capture.batch_rows or text.context_length for the language model, train.batch_size (or raise "
+    "train.accumulate) for the training, or spread it over more devices: parallel.mesh, parallel.fsdp."
+)
+
+
+# --- one check each --------------------------------------------------------------------------------------------
+
+
+def _versions(e: Experiment) -> Check:
+    """A run that was begun goes on with the versions that it has, or its numbers change."""
+    now = environment.describe()["packages"]
+    shown = ", ".join(f"{name} {now[name]}" for name in _VERSIONS[:2])
+    path = e.run_dir / "environment.json"
+    if not path.is_file():
+        return Check("versions", shown, True)
+    before = read_json(path).get("packages", {})
+    other = [f"{name} {before[name]}" for name in _VERSIONS if name in before and before[name] != now[name]]
+    remedy = f"{e.run_dir} was begun with {', '.join(other)}: install these, or choose another --config.name."
+    return Check("versions", shown, not other, "those of the run" if other else "", remedy=remedy)
+
+
+def _devices(e: Experiment) -> Check:
+    """Raises ConfigError where the mesh that is asked for does not fit the devices that are there."""
+    mesh = training_mesh(e)
+    if e.capture.mesh:
+        lm_mesh(e)
+    there, first = jax.devices(), jax.devices()[0]
+    kind = "CPU" if first.platform == "cpu" else first.device_kind
+    shape = " x ".join(map(str, mesh.devices.shape))
+    return Check("devices", f"{len(there)} x {kind}", True, f"mesh {shape}")
+
+
+def _stores_space(work: Workspace, plan: StagePlan | None) -> Check:
+    """Room for both stores on their disk; URLs have no end that could be asked for."""
+    e, missing = work.experiment, 0.0
+    splits = [split for split in SPLITS if split == "heldout" or e.capture.into == "store"]
+    for split in splits if e.lm.model else ():
+        if work.origin(split):
+            continue
+        names, widths = expand_hook_points(e.capture.hook_points, work.lm), work.lm.hook_points()
+        tokens = e.capture.tokens if split == "train" else e.capture.heldout_tokens
+        header = Header({}, {name: widths[name] for name in names}, tokens, e.capture.layout(split), e.seed)
+        files = StoreFiles(e.store_dir(split))
+        missing += max(0.0, predicted_bytes(header) - (bytes_on_disk(files) or 0))
+    planned = size(plan.disk_bytes) if plan else ""
+    if "://" in e.stores_dir:
+        return Check("free space, stores", "not asked of a URL", True, size(missing), planned)
+    free = shutil.disk_usage(existing(e.stores_dir)).free
+    remedy = "Free space, choose another disk (stores_dir), fewer capture.tokens, or capture.dtype=int8 for half of it."
+    return Check("free space, stores", size(free), free > 1.01 * missing, size(missing), planned, remedy)
+
+
+def _one_prompt(work: Workspace, names: Sequence[str], plan: StagePlan | None) -> Check:
+    """Memory of the language model and of one prompt through it."""
+    before = resident_memory()
+    _, good = _forward(work, names, 1, times=1)
+    host, device = resident_memory(), _device_bytes(False)
+    found = f"host {size(host)} (+{size(max(0, host - before))})" + (f", device {size(device)}" if device else "")
+    planned = f"host {size(plan.host_bytes)}, device {size(plan.device_bytes)}" if plan else ""
+    remedy = "The activations are not finite: lm.dtype=float32 may be enough for this model."
+    return Check("one prompt, one layer", found, good, "finite", planned, remedy)
+
+
+def _ten_prompts(work: Workspace, names: Sequence[str], plan: StagePlan | None) -> tuple[float, Check]:
+    """(tokens a second, check) of ten prompts at all hook points, after a first pass that compiles."""
+    e = work.experiment
+    rate, good = _forward(work, names, _PROMPTS, times=2)
+    total = (e.capture.tokens if e.capture.into == "store" else e.train.tokens) + e.capture.heldout_tokens
+    found = f"{rate:,.0f} tokens/s: {span(total / rate)} for {total:,}"
+    planned = span(plan.seconds) if plan else ""
+    remedy = "Activations are not finite: lm.dtype=float32 may be enough for this model."
+    return rate, Check("ten prompts", found, good, "finite", planned, remedy)
+
+
+def _forward(work: Workspace, names: Sequence[str], rows: int, times: int) -> tuple[float, bool]:
+    """(tokens a second of the last of `times` passes, whether all was finite) of so many prompts of the text."""
+    mesh = lm_mesh(work.experiment)
+    rows = rows_for(rows, mesh)
+    forward = work.lm.make_forward(list(names), (rows, work.experiment.text.context_length), mesh)
+    packed = next(iter(work.packer.batches("train", rows)))
+    for _ in range(times):
+        started = time.perf_counter()
+        activations, finite = forward(packed)
+        jax.block_until_ready((activations, finite))
+        seconds = time.perf_counter() - started
+    wanted = np.asarray(packed.keep)
+    good = bool(np.asarray(finite).reshape(wanted.shape)[wanted].all())
+    return int(wanted.sum()) / seconds, good
+
+
+def _r2(e: Experiment, done: Trained) -> Check:
+    found = "nothing held out" if done.r2 is None else f"R2 {done.r2:.3f} at step {done.steps:,}"
+    remedy = (
+        f"After {done.steps:,} of {done.asked:,} steps R2 is not above gates.r2. Raise coder.k or train.lr, or lower "
+        "the sparsity weight; a wide coder may need more steps than these."
+    )
+    good = done.r2 is None or (math.isfinite(done.r2) and done.r2 > e.gates.r2)
+    return Check("training", found, good, f"R2 > {e.gates.r2:g}", remedy=remedy)
+
+
+def _speed(e: Experiment, done: Trained, plan: StagePlan | None) -> Check:
+    """How long the whole training takes at the pace of the trial."""
+    whole = span(e.train.tokens / done.rate) if done.rate else "?"
+    found = f"{done.rate:,.0f} tokens/s: {whole} for {e.train.tokens:,}"
+    remedy = "Not one step was timed: run it on more steps, or look at what the training says."
+    return Check("training, speed", found, done.rate > 0, "", span(plan.seconds) if plan else "", remedy)
+
+
+def _memory(plan: StagePlan | None) -> Check:
+    """What the process holds now, with model and training; of a device the most so far."""
+    host, left, device = resident_memory(), available_memory(), _device_bytes(True)
+    found = f"host {size(host)}" + (f", device at most {size(device)}" if device else "")
+    planned = f"host {size(plan.host_bytes)}, device {size(plan.device_bytes)}" if plan else ""
+    # Checkpoints hold the state once more while they are written.
+    remedy = f"Only {size(left)} are left on the host. {_SMALLER}"
+    return Check("memory", found, not left or left > 0.1 * host, f"{size(left)} left" if left else "", planned, remedy)
+
+
+def _read_speed(read: float, needed: float, e: Experiment) -> Check:
+    remedy = "The training would wait for data: put the store on a faster disk (stores_dir), or raise train.batch_size."
+    if e.capture.into == "training":
+        return Check("disk, read", f"{size(read)}/s", True)
+    return Check("disk, read", f"{size(read)}/s", read > needed, f"> {size(needed)}/s", remedy=remedy)
+
+
+def _runs_space(e: Experiment, done: Trained) -> Check:
+    """Room for the checkpoints that stay, one that is being written, and as many as keep_every adds."""
+    kept = e.train.keep_checkpoints + 1 + (e.train.steps // e.train.keep_every if e.train.keep_every else 0)
+    needed = (kept + bool(e.train.keep_best)) * (1 + e.gates.retries) * done.state_bytes
+    free = shutil.disk_usage(existing(e.runs_dir)).free
+    remedy = "Free space, choose another disk (runs_dir), or lower train.keep_checkpoints."
+    return Check("free space, runs", size(free), free > needed, size(needed), remedy=remedy)
+
+
+def _device_bytes(most: bool) -> int:
+    """In use on the fullest device, or the most so far; 0 where JAX does not say."""
+    key = "peak_bytes_in_use" if most else "bytes_in_use"
+    return max((stats.get(key, 0) for device in jax.local_devices() if (stats := device.memory_stats())), default=0)

@@ -1,0 +1,122 @@
+"""escalation.md of a run whose gates still fail after all attempts: what was tried, figures, and what is left."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from saejax.core.files import write_bytes
+from saejax.report.tables import COLOURS, DPI, markdown
+
+_TEXT, _PICTURE = "escalation.md", "escalation.png"
+# What could not be measured, or is further from its bar, is drawn here.
+_FURTHEST = 10.0
+
+
+def write_escalation(run: Path, content: Mapping[str, Any]) -> Path:
+    """Write escalation.md and escalation.png into the run's folder; returns the first's path.
+
+    Args:
+        content: that of attempts.json, with `about` {name: text}, `stages` {attempt: tokens and seconds of its
+            training} and `settled`: why no more was tried before the number of retries was reached, or empty.
+    """
+    with io.BytesIO() as buffer:
+        picture(content["attempts"], f"{run.name}: gates by attempt").savefig(buffer, dpi=DPI, format="png")
+        write_bytes(run / _PICTURE, buffer.getvalue())
+    write_bytes(run / _TEXT, _markdown(run.name, content).encode())
+    return run / _TEXT
+
+
+def remove_escalation(run: Path) -> None:
+    """Remove what an earlier `write_escalation` left."""
+    for name in (_TEXT, _PICTURE):
+        (run / name).unlink(missing_ok=True)
+
+
+def share_of_bar(gate: Mapping[str, Any]) -> float:
+    """How much of its bar a gate takes: below 1 it passes; value / bar, or bar / value where it must exceed the bar."""
+    value, bar = gate["value"], gate["bar"]
+    if value is None or bar is None:
+        return math.inf
+    above, below = (value, bar) if gate["comparison"] == "<" else (bar, value)
+    if below <= 0:  # a bar of 0 has no shares
+        return 0.0 if gate["passed"] else math.inf
+    return float(above / below)
+
+
+def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """A group of bars for each gate, a bar for each attempt: `share_of_bar` on a log axis. Above the line it fails."""
+    figure = Figure(figsize=(9.0, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    done = [one for one in attempts if one["gates"]]
+    names = [gate["name"] for gate in done[0]["gates"]]
+    wide = 0.8 / len(done)
+    for i, one in enumerate(done):
+        shares = [min(max(share_of_bar(gate), 1 / _FURTHEST), _FURTHEST) for gate in one["gates"]]
+        at = [place + (i - (len(done) - 1) / 2) * wide for place in range(len(names))]
+        heights = [math.log10(share) for share in shares]
+        axes.bar(at, heights, 0.9 * wide, color=COLOURS[i % len(COLOURS)], label=one["name"])
+    axes.axhline(0.0, color="0.2", linewidth=1)
+    axes.set_xticks(range(len(names)), names)
+    ticks = [0.1, 0.2, 0.5, 1, 2, 5, 10]
+    axes.set_yticks([math.log10(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
+    axes.set(title=title, ylabel="share of the bar: above 1 it fails", ylim=(-1.05, 1.05))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _markdown(name: str, content: Mapping[str, Any]) -> str:
+    attempts = [one for one in content["attempts"] if one["gates"]]
+    kept = next(one for one in attempts if one["name"] == content["kept"])
+    failed = [gate for gate in kept["gates"] if not gate["passed"]]
+    about = ", ".join(f"{key} {value}" for key, value in content["about"].items() if value not in (None, ""))
+    parts = [
+        f"# {name}: gates fail after {len(attempts) - 1} {'retry' if len(attempts) == 2 else 'retries'}",
+        f"{about}.",
+        f"{kept['name']} is kept. {content['why']}",
+        "## What was tried",
+        markdown(_tried(attempts, content)),
+        *([content["settled"]] if content["settled"] else []),
+        "## Gates",
+        markdown(_gates(attempts)),
+        f"![The gates of each attempt, relative to their bars]({_PICTURE})",
+        "## What is left",
+        "\n".join(
+            f"- `{gate['name']}`: {gate['title']}, {_number(gate['value'])}. {gate['advice']}" for gate in failed
+        ),
+        "Retries make no training longer and no coder wider. More tokens (train.tokens), more text (capture.tokens), a "
+        "wider dictionary (coder.expansion) or another preset (coder.preset) are for you to decide. The report page of "
+        "each attempt shows its curves.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _tried(attempts: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) -> list[list[str]]:
+    lines = [["attempt", "from", "changes", "L0", "FVE", "dead", "activations", "seconds"]]
+    for one in attempts:
+        changes = "; ".join(f"{c['key']} {c['before']:g} to {c['after']:g}" for c in one["changes"])
+        took, metrics = content["stages"].get(one["name"], {}), one["metrics"]
+        figures = [_number(metrics.get(key)) for key in ("l0", "fve", "dead_fraction")]
+        spent = [f"{took[key]:,.0f}" if key in took else "" for key in ("tokens", "seconds")]
+        lines.append([one["name"], one["begins_from"], changes, *figures, *spent])
+    return lines
+
+
+def _gates(attempts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    lines = [["gate", "bar", *(one["name"] for one in attempts)]]
+    for i, gate in enumerate(attempts[0]["gates"]):
+        values = [
+            f"{_number(one['gates'][i]['value'])} {'pass' if one['gates'][i]['passed'] else 'FAIL'}" for one in attempts
+        ]
+        lines.append([gate["name"], f"{gate['comparison']} {_number(gate['bar'])}", *values])
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.4g}"
