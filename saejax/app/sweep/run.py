@@ -8,6 +8,9 @@ import contextlib
 import dataclasses
 import functools
 import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,19 +29,25 @@ from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
 from saejax.core.config import differences
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
 from saejax.evals.heldout import VALIDATED
 from saejax.parallel import refuse_many
 from saejax.report.sweep_page import render_sweep, table
-from saejax.store import BatchSource
+from saejax.store import BatchSource, RowSource
 from saejax.trained import make_sites
 from saejax.training import EXIT_PREEMPTED, Outcome, Setup, train
 
+# Seconds that a program waits while others of the sweep begin.
+_PATIENCE = 600.0
 
-def run_sweep(work: Workspace) -> int:
+
+def run_sweep(work: Workspace, group: int | None = None) -> int:
     """Run the experiment's sweep. Returns 0, EXIT_PREEMPTED after a signal (all is saved), 1 if all members failed.
+
+    With `group` one of its programs alone, of which several may run at once, on a store that is complete. When all have
+    ended, the sweep without `group` finds them at their end and makes the table.
 
     Raises:
         ConfigError, DataError: what cannot be run is refused before anything is captured or written.
@@ -58,9 +67,13 @@ def run_sweep(work: Workspace) -> int:
         if not begun:
             init_from.check(own.experiment, coder, own.sites, source)
     _refuse_no_heldout(work)
+    if group is not None:
+        _refuse_group(e, group, len(works))
     if done:
         content = read_json(e.run_dir / "sweep.json")
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
+    elif group is not None:
+        return _run_group(work, plan, works, source, group)
     else:
         run_capture(work)
         with lease(e.run_dir):
@@ -84,49 +97,108 @@ def _sweep(
 ) -> dict[str, Any] | None:
     """All of it; the content of sweep.json, or None when a signal stopped the training."""
     e = work.experiment
-    hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
-    batches, heldout = work.training(hook_points), work.reader("heldout", hook_points)
-    made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
     with contextlib.ExitStack() as stack:
-        checkpoints = [stack.enter_context(one) for one in _checkpoints(e, len(works))]
-        programs, starts = _programs(works, groups(plan), batches, checkpoints, source)
-        made_from = starts[0].recorded(e, made_from)
-        write_json(e.run_dir / "sweep_config.json", decided(plan))
-        write_down(e, made_from, say if begun else None)
-        _say_size(e, programs)
-        dirs = {member.name: member.experiment.run_dir for member in plan}
-        every = e.train.keep_every or None
-        own = {
-            name: stack.enter_context(Checkpoints(folder / "checkpoints", keep_last=1, keep_every=every))
-            for name, folder in dirs.items()
-        }
-        writers = {
-            member.name: [stack.enter_context(contextlib.closing(w)) for w in run_writers(member.experiment)]
-            for member in plan
-        }
-        described = environment.describe()
-        for member in plan:
-            _begin(member, described, made_from)
-        setup = Setup(
-            programs=[program.program for program in programs],
-            batches=batches,
-            put=functools.partial(place, programs),
-            validate=lambda states: _validated(evaluate_heldout(programs, states, heldout)),
-            writers=writers,
-            own=own,
-            stage="sweep",
-            tell=say,
-        )
-        outcome = train(e.train, setup)
+        t = _begun(work, plan, works, groups(plan), range(len(works)), source, stack)
+        outcome = train(e.train, t.setup)
     if not outcome.finished:
         say(f"sweep: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
         return None
-    return _finish(e, programs, outcome, evaluate_heldout(programs, outcome.states, heldout), described)
+    return _finish(e, t.programs, outcome, evaluate_heldout(t.programs, outcome.states, t.heldout), t.described)
+
+
+def _run_group(
+    work: Workspace, plan: tuple[Member, ...], works: list[Workspace], source: init_from.Source, group: int
+) -> int:
+    """One program to its end, with its members' runs: the exit code."""
+    own, e = groups(plan)[group], work.experiment
+    with lease(e.run_dir / GROUPS / str(group)), contextlib.ExitStack() as stack:
+        with _turn(e.run_dir):
+            t = _begun(work, plan, [works[group]], (own,), (group,), source, stack)
+        outcome = train(e.train, t.setup)
+    if not outcome.finished:
+        say(f"sweep: program {group} stopped by a signal after step {outcome.step:,}, saved")
+        return EXIT_PREEMPTED
+    failed = [member.name for member in own.members if outcome.memories[member.name].failed is not None]
+    said = f"; {', '.join(failed)} did not stay finite" if failed else ""
+    say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(own.members)} coders{said}")
+    return 1 if len(failed) == len(own.members) else 0
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Hold the lease of a folder that several processes begin in, one after the other."""
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lease(folder))
+                break
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """A training that can begin, and what its end is made from."""
+
+    setup: Setup
+    programs: list[GroupProgram]
+    heldout: RowSource
+    described: dict[str, Any]
+
+
+def _begun(
+    work: Workspace,
+    plan: tuple[Member, ...],
+    works: list[Workspace],
+    own: Sequence[Group],
+    numbers: Sequence[int],
+    source: init_from.Source,
+    stack: contextlib.ExitStack,
+) -> _Training:
+    """The programs `numbers` of the sweep, ready to train; their members' folders are runs by then."""
+    e, every = work.experiment, _checkpoints(work.experiment, len(groups(plan)))
+    trained = [member for group in own for member in group.members]
+    hook_points = list(dict.fromkeys(name for one in works for side in one.sites for name in side))
+    batches, heldout = work.training(hook_points), work.reader("heldout", hook_points)
+    made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
+    checkpoints = [stack.enter_context(every[i]) for i in numbers]
+    programs, starts = _programs(works, own, batches, checkpoints, source)
+    made_from = starts[0].recorded(e, made_from)
+    write_json(e.run_dir / "sweep_config.json", decided(plan))
+    write_down(e, made_from, say if begun else None)
+    _say_size(e, programs)
+    keep = e.train.keep_every or None
+    folders = {member.name: member.experiment.run_dir / "checkpoints" for member in trained}
+    alone = {
+        name: stack.enter_context(Checkpoints(folder, keep_last=1, keep_every=keep)) for name, folder in folders.items()
+    }
+    writers = {
+        member.name: [stack.enter_context(contextlib.closing(w)) for w in run_writers(member.experiment)]
+        for member in trained
+    }
+    described = environment.describe()
+    for member in trained:
+        _begin(member, described, made_from)
+    setup = Setup(
+        programs=[program.program for program in programs],
+        batches=batches,
+        put=functools.partial(place, programs),
+        validate=lambda states: _validated(evaluate_heldout(programs, states, heldout)),
+        writers=writers,
+        own=alone,
+        stage="sweep",
+        tell=say,
+    )
+    return _Training(setup, programs, heldout, described)
 
 
 def _programs(
     works: list[Workspace],
-    plan: tuple[Group, ...],
+    plan: Sequence[Group],
     batches: BatchSource,
     checkpoints: list[Checkpoints],
     source: init_from.Source,
@@ -246,6 +318,18 @@ def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outco
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
+
+
+def _refuse_group(e: Experiment, group: int, count: int) -> None:
+    if group >= count:
+        raise ConfigError(f"--group is {group}, and the sweep has the programs 0 to {count - 1}.")
+    if e.train.early_stop_patience:
+        raise ConfigError(
+            "With train.early_stop_patience a sweep's programs end at different steps, and train together alone. "
+            "Leave --group away, or set train.early_stop_patience=0."
+        )
+    if e.capture.into != "store":
+        raise ConfigError("With capture.into=training all programs share one stream. Leave --group away.")
 
 
 def _refuse_settings(e: Experiment) -> None:

@@ -1,0 +1,1 @@
+"""L8: what an experiment will need, and the jobs that run it."""
