@@ -55,12 +55,15 @@ class Folder:
         """What runs a task: its words behind `saejax`, without what the current folder hides."""
         return [*self.python, "-P", "-m", "saejax", *words]
 
+    def run_of(self, words: Sequence[str]) -> Path:
+        """The folder of the run that a task with these words works on."""
+        named = [word.removeprefix(_NAME) for word in words if word.startswith(_NAME)]
+        return self.experiment.run_dir.with_name([self.experiment.name, *named][-1])
+
     def runs(self) -> list[Path]:
-        """The folders of the runs that the jobs make, in the order of the training's tasks; of a sweep its own."""
+        """The folders of the runs that the jobs make; of a sweep its own."""
         trained = [task for job in self.jobs if job.name == "train" for task in job.tasks]
-        words = [word for task in trained for word in task if word.startswith(_NAME)]
-        names = [word.removeprefix(_NAME) for word in words] or [self.experiment.name]
-        return [self.experiment.run_dir.with_name(name) for name in names]
+        return list(dict.fromkeys(map(self.run_of, trained or [()])))
 
     def to_json(self) -> dict[str, Any]:
         """What jobs.json holds."""

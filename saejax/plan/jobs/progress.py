@@ -32,9 +32,10 @@ def progress(folder: Folder, job: Job, task: int) -> Progress:
     if job.name == "capture":
         return Progress(_captured(e))
     if job.name == "train":
-        return _trained(e, folder.runs()[task] if job.array else e.run_dir)
+        return _trained(e, folder.run_of(job.tasks[task]))
     if job.name == "sweep":
-        first = groups(members(e))[task].members[0].experiment
+        programs = groups(members(e))
+        first = programs[min(task, len(programs) - 1)].members[0].experiment
         return _trained(first, first.run_dir)
     return Progress()
 

@@ -141,7 +141,7 @@ def _directives(folder: Folder, job: Job, site: Site, need: Asked, accelerators:
 def _around(site: Site) -> list[str]:
     # srun does not take over what sbatch was told of a task's cores.
     cores = ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'] if site.cpus else []
-    return [*(f"module load {shlex.quote(name)}" for name in site.modules), *site.setup, *cores]
+    return [*(f"module load {shlex.quote(name)} || exit 1" for name in site.modules), *site.setup, *cores]
 
 
 _SUBMIT = """\
