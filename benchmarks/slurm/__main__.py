@@ -29,11 +29,11 @@ _DATE = flags.DEFINE_string("date", time.strftime("%Y-%m-%d"), "The date above t
 _ROOT = Path(__file__).resolve().parents[2]
 _TABLE = _ROOT / "benchmarks" / "slurm.md"
 _PATIENCE = 240  # seconds for the jobs of one trial
+_LONG = 35  # seconds of training that a signal or a kill finds under way
 
-# A training of about a minute on one core of two: longer than a time limit of a minute with its start.
-_LONG = {"train.tokens": 512 * 8000, "train.checkpoint_every": 200, "train.validate_every": 4000}
 # Latents of a penalty: which of a TopK's are kept may turn with the last bit of a sum over two processes.
 _SMOOTH = {"coder.preset": "standard", "coder.l1_coefficient": 0.5, "coder.matmul_dtype": "float32"}
+# Slurm's shortest limit. It looks every half minute, so that the signal comes 10 to 40 seconds after the start.
 _WARNED = "time: 1m\nwarning: 20\n"
 
 
@@ -70,6 +70,13 @@ class Place:
             words = [f"--config.{key}={value}" for key, value in ({"name": name} | dict(settings)).items()]
             done = self.saejax("train", "--config=quickstart:tiny", *words)
             check(done.returncode == 0, done.stdout + done.stderr)
+
+    def long(self) -> dict[str, object]:
+        """Settings of a training of `_LONG` seconds, by the pace that the first one had here."""
+        lines = (self.folder / "runs" / "chain" / "metrics.jsonl").read_text().splitlines()
+        pace = max(json.loads(line).get("train/tokens_per_second", 0) for line in lines)
+        steps = max(300, round(pace * _LONG / 512 / 100) * 100)
+        return {"train.tokens": 512 * steps, "train.checkpoint_every": 100, "train.validate_every": steps // 2}
 
     def parameters(self, name: str) -> dict[str, np.ndarray]:
         """Of a run's end."""
@@ -108,6 +115,10 @@ class Jobs:
         """Wait until a job is over."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         self.wait(lambda: all(state in over for state in self.state(job).split(",")), f"the end of {job}")
+
+    def drop(self) -> None:
+        """Nobody waits for what is left."""
+        self.place.cluster.ask("scancel", *self.ids.values())
 
     def attempts(self, label: str) -> list[dict[str, object]]:
         path = self.place.folder / f"{self.name}-jobs" / "records" / f"{label}.json"
@@ -170,6 +181,7 @@ def two_tasks(place: Place) -> str:
     meeting = {"capture.parts": 2, "parallel.coordinator": f"127.0.0.1:{free_ports(1)[0]}"}
     jobs = place.submit("two", meeting | _SMOOTH, "stages:\n  train:\n    nodes: 2\n")
     jobs.end("train")
+    jobs.drop()
     check(jobs.state("train") == "COMPLETED", jobs.state("train") + jobs.logs())
     place.train("one", _SMOOTH)
     written = json.loads((place.folder / "runs" / "two" / "environment.json").read_text())
@@ -182,36 +194,38 @@ def two_tasks(place: Place) -> str:
 
 def time_limit(place: Place) -> str:
     """A time limit of a minute under a longer training: USR1, saved, requeued, to its end like one without it"""
-    jobs = place.submit("limited", _LONG | {"capture.parts": 2}, _WARNED)
+    jobs = place.submit("limited", place.long() | {"capture.parts": 2}, _WARNED)
     jobs.end("train")
+    jobs.drop()
     attempts = jobs.attempts("train")
     codes = [one.get("code") for one in attempts]
     check(jobs.state("train") == "COMPLETED" and codes[-1] == 0, f"{jobs.state('train')} {codes}\n{jobs.logs()}")
     check(len(codes) > 1 and set(codes[:-1]) == {75}, f"codes {codes}\n{jobs.logs()}")
-    place.train("undisturbed", _LONG)
+    place.train("undisturbed", place.long())
     same(place, "limited", "undisturbed")
     return f"exit codes {', '.join(map(str, codes))}; parameters equal bit by bit"
 
 
 def node_killed(place: Place) -> str:
     """A node killed in the middle of a training, with its daemon and all that runs there: requeued on the other"""
-    jobs = place.submit("killed", _LONG | {"capture.parts": 2})
+    jobs = place.submit("killed", place.long() | {"capture.parts": 2})
     jobs.wait(lambda: jobs.rows() > 5 and jobs.state("train") == "RUNNING", "a training that runs")
     node = place.cluster.ask("squeue", "-h", "-j", jobs.ids["train"], "-o", "%N").strip()
     place.cluster.kill_node(node)
     jobs.end("train")
+    jobs.drop()
     attempts = jobs.attempts("train")
     check(jobs.state("train") == "COMPLETED", jobs.state("train") + jobs.logs())
     nodes = [one.get("nodes") for one in attempts]
     check(len(nodes) > 1 and nodes[0] == node != nodes[-1] and "code" not in attempts[0], f"{attempts}")
-    place.train("undisturbed", _LONG)
+    place.train("undisturbed", place.long())
     same(place, "killed", "undisturbed")
     return f"on {nodes[0]}, then on {nodes[-1]}; parameters equal bit by bit"
 
 
 def cancelled(place: Place) -> str:
     """Cancelled in the middle of a training: it saves, and does not go back into the queue"""
-    jobs = place.submit("cancelled", _LONG | {"capture.parts": 2})
+    jobs = place.submit("cancelled", place.long() | {"capture.parts": 2})
     jobs.wait(lambda: jobs.rows() > 5, "a training that runs")
     done = place.saejax("jobs", "cancel", "cancelled-jobs")
     check(done.returncode == 0, done.stdout + done.stderr)

@@ -141,8 +141,11 @@ def running(folder: Path) -> Iterator[Cluster]:
     try:
         cluster.start()
         yield cluster
-        cluster.ask("scancel", "--quiet", "--user=root")
     finally:
+        # The steps of jobs are no children of the daemons, and would stay.
+        cluster.ask("scancel", "--quiet", "--user=root")
+        with contextlib.suppress(RuntimeError):
+            cluster._wait(lambda: not cluster.ask("squeue", "-h"), 45)
         cluster.stop()
 
 
