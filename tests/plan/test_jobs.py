@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import os
+import platform
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +25,7 @@ from saejax.plan.jobs import queue
 from saejax.plan.jobs.figures import gather
 from saejax.plan.jobs.folder import Folder, make, read
 from saejax.plan.jobs.graph import Job, jobs_of
-from saejax.plan.jobs.local import run_local
+from saejax.plan.jobs.local import run_local, runner
 from saejax.plan.jobs.run import run_jobs
 from saejax.plan.jobs.site import Site, read_site, seconds_of, site_of, slurm_time
 from saejax.plan.jobs.slurm import Asked, asked, write_scripts
@@ -77,7 +77,7 @@ def test_a_sweep_is_an_array_of_programs_and_a_table() -> None:
     # Programs that must go on together, or that are one, are one job.
     stops = dataclasses.replace(e, train=dataclasses.replace(e.train, early_stop_patience=2))
     one = experiment(shipped("sweep_quickstart", "standard"))
-    assert [chain(jobs_of(o, "sweep", "e.py"))[1:] for o in (stops, one)] == [[("table", 1, ("capture",))]] * 2
+    assert [chain(jobs_of(o, "sweep", "e.py"))[1:] for o in (stops, one)] == [[("sweep", 1, ("capture",))]] * 2
     with pytest.raises(ConfigError, match="is a sweep"):
         jobs_of(e, "sweep", "e.py", layers=True)
 
@@ -350,20 +350,24 @@ def test_a_task_that_was_told_to_stop_goes_on(tmp_path: Path) -> None:
     assert [one["code"] for one in read_attempts(folder.record("train"))] == [75, 0]
 
 
-def test_a_signal_to_the_runner_is_passed_on(tmp_path: Path) -> None:
+def test_cancelling_the_runner_is_passed_on(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     folder = runnable(tmp_path, Job("train", (("wait", str(mark)),)), Job("report", (("ok",),), ("train",)))
+
+    seen: list[Any] = []
 
     def interrupt() -> None:
         deadline = time.monotonic() + 30
         while not mark.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
+        seen.extend([runner(folder), rows(folder)[0].state])
+        cancel(folder)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     assert run_local(folder, at_once=1) == 75
     thread.join()
+    assert seen == [(platform.node(), os.getpid()), "running"] and runner(folder) is None
     assert read_attempts(folder.record("train"))[-1]["code"] == 75 and not folder.record("report").exists()
 
 

@@ -79,8 +79,7 @@ def jobs_of(e: Experiment, command: str, file: str, layers: bool = False, proces
             found += _training(e, base, after, _layers(e) if layers else ((),), processes)
     if study:
         own = () if swept or not layers or not found else _dictionaries(e)
-        after = ("table",) if swept and found else tuple(job.name for job in found[-1:])
-        found.append(Job("study", (("study", *base, *own),), after))
+        found.append(Job("study", (("study", *base, *own),), tuple(job.name for job in found[-1:])))
     return tuple(found)
 
 
@@ -96,7 +95,7 @@ def _sweep(e: Experiment, base: Words, after: Words) -> list[Job]:
     n = len(groups(members(e)))
     # What one group alone cannot do: stop early together with the others, or read a stream that all share.
     if n == 1 or e.train.early_stop_patience or e.capture.into != "store":
-        return [Job("table", (("sweep", *base),), after)]
+        return [Job("sweep", (("sweep", *base),), after)]
     tasks = tuple(("sweep", *base, f"--group={i}") for i in range(n))
     return [Job("sweep", tasks, after), Job("table", (("sweep", *base),), ("sweep",))]
 

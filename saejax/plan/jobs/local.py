@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import os
+import platform
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from saejax.app.console import say
-from saejax.core.errors import EXIT_PREEMPTED, DataError
+from saejax.core.errors import EXIT_PREEMPTED, BusyError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
 from saejax.plan.jobs.folder import Folder
@@ -103,7 +103,7 @@ def run_local(folder: Folder, at_once: int) -> int:
     """
     tasks = [Task(job, i) for job in folder.jobs for i in range(len(job.tasks))]
     with lease(folder.path):
-        write_json(folder.path / RUNNER, {"pid": os.getpid()})
+        write_json(folder.path / RUNNER, {"host": platform.node(), "pid": os.getpid()})
         run = _Run(folder, {task.label: 0 for task in tasks if _is_done(folder, task)})
         for label in run.codes:
             say(f"jobs: {label}: already done")
@@ -147,16 +147,21 @@ def _passing_on(run: _Run) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def runner(folder: Folder) -> int | None:
-    """The process that runs these jobs here; None where none does."""
-    path: Path = folder.path / RUNNER
+def runner(folder: Folder) -> tuple[str, int] | None:
+    """(machine, process) that runs these jobs; None where none does. The lease says so, not a file that was left.
+
+    Raises:
+        DataError: one does, and its file does not say which.
+    """
+    path = folder.path / RUNNER
     if not path.is_file():
         return None
-    pid = read_json(path).get("pid") if isinstance(read_json(path), dict) else None
-    if not isinstance(pid, int) or pid < 2:
-        raise DataError(f"{path} does not say which process runs the jobs; remove it.")
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return None
-    return pid if b"jobs" in command else None  # else another process has got its number
+        with lease(folder.path):
+            return None
+    except BusyError:
+        content = read_json(path)
+    host, pid = (content.get("host"), content.get("pid")) if isinstance(content, dict) else (None, None)
+    if not isinstance(host, str) or not isinstance(pid, int) or pid < 2:
+        raise DataError(f"{path} does not say which process runs the jobs; stop it by hand.")
+    return host, pid

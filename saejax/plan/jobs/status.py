@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import platform
 import signal
 from typing import Any
 
@@ -150,14 +151,17 @@ def cancel(folder: Folder) -> None:
     """Cancel all that was submitted, and tell the runner of this machine to stop; what is saved stays.
 
     Raises:
-        DataError: nothing of this folder was submitted or runs, or Slurm refuses.
+        DataError: nothing of this folder was submitted or runs, it runs on another machine, or Slurm refuses.
     """
-    ids, pid = submitted(folder), runner(folder)
-    if not ids and pid is None:
+    ids, here = submitted(folder), runner(folder)
+    if not ids and here is None:
         raise DataError(f"Nothing of {folder.path} was submitted or runs here.")
     if ids:
         queue.cancel(list(ids.values()))
         say(f"jobs: cancelled {', '.join(f'{name} {number}' for name, number in ids.items())}")
-    if pid is not None:
+    if here is not None:
+        host, pid = here
+        if host != platform.node():
+            raise DataError(f"The jobs run on {host}; cancel them there, or end its process {pid} by SIGTERM.")
         os.kill(pid, signal.SIGTERM)
         say(f"jobs: process {pid} saves and stops")
