@@ -108,10 +108,13 @@ class Cluster:
     def kill_node(self, node: str) -> None:
         """A node goes at once: its daemon, its jobs' steps and all that they run."""
         daemon = self._daemons.pop(f"slurmd {node}")
-        inside = _below(daemon.pid) | {pid for step in _steps(node) for pid in {step} | _below(step)}
-        for pid in {daemon.pid} | inside:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        steps = _steps(node)
+        inside = _below(daemon.pid) | {pid for step in steps for pid in _below(step)}
+        # Nothing on it may tell of another's end: all stand still before any of them goes.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in (daemon.pid, *steps, *inside):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         daemon.wait()
 
     def ask(self, *words: str) -> str:

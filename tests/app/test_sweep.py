@@ -261,7 +261,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Batches, "batch_at", counted)
-        for module in ("saejax.app.sweep.run", "saejax.app.console"):
+        for module in ("saejax.app.sweep.run", "saejax.app.sweep.begin", "saejax.app.console"):
             patch.setattr(f"{module}.say", lambda text="": lines.append(text))
         assert run_sweep(Workspace(e)) == 0
     return Done(folder, e, read, "\n".join(lines))

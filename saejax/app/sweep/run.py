@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,21 @@ import jax
 
 from saejax.app import init_from
 from saejax.app.console import say
-from saejax.app.devices import training_devices
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
-from saejax.app.fit import run_writers
 from saejax.app.loading import load
-from saejax.app.provenance import Provenance, agreed, of_stores, write_down
+from saejax.app.provenance import agreed, of_stores
 from saejax.app.stages import run_capture
-from saejax.app.sweep.members import GROUPS, Group, Member, groups, members
-from saejax.app.sweep.programs import GroupProgram, evaluate_heldout, make_program, place
+from saejax.app.sweep.begin import begin_training, checkpoints_of, name_of
+from saejax.app.sweep.members import GROUPS, Member, decided, groups, members
+from saejax.app.sweep.programs import GroupProgram, evaluate_heldout
 from saejax.app.workspace import Workspace
-from saejax.checkpoints import Checkpoints
-from saejax.core import environment
 from saejax.core.config import differences
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
-from saejax.evals.heldout import VALIDATED
 from saejax.parallel import refuse_many
 from saejax.report.sweep_page import render_sweep, table
-from saejax.store import BatchSource, RowSource
-from saejax.trained import make_sites
-from saejax.training import EXIT_PREEMPTED, Outcome, Setup, train
+from saejax.training import EXIT_PREEMPTED, Outcome, train
 
 # Seconds that a program waits while others of the sweep begin.
 _PATIENCE = 600.0
@@ -61,7 +55,7 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     agreed(e, of_stores(e))
     source = functools.cache(lambda: load(e.train.init_from))
     done = (e.run_dir / "sweep.json").is_file()
-    begun = done or init_from.is_begun(_checkpoints(e, len(works)))
+    begun = done or init_from.is_begun(checkpoints_of(e, len(works)))
     for own in works:
         coder = own.build()
         if not begun:
@@ -85,20 +79,13 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
 
-def _checkpoints(e: Experiment, count: int) -> list[Checkpoints]:
-    """Of each group."""
-    # Two at least: a kill may come when one group has its newest checkpoint and another has not.
-    last = max(2, e.train.keep_checkpoints)
-    return [Checkpoints(e.run_dir / GROUPS / str(i) / "checkpoints", keep_last=last) for i in range(count)]
-
-
 def _sweep(
     work: Workspace, plan: tuple[Member, ...], works: list[Workspace], source: init_from.Source
 ) -> dict[str, Any] | None:
     """All of it; the content of sweep.json, or None when a signal stopped the training."""
     e = work.experiment
     with contextlib.ExitStack() as stack:
-        t = _begun(work, plan, works, groups(plan), range(len(works)), source, stack)
+        t = begin_training(work, plan, works, groups(plan), range(len(works)), source, stack)
         outcome = train(e.train, t.setup)
     if not outcome.finished:
         say(f"sweep: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
@@ -113,7 +100,7 @@ def _run_group(
     own, e = groups(plan)[group], work.experiment
     with lease(e.run_dir / GROUPS / str(group)), contextlib.ExitStack() as stack:
         with _turn(e.run_dir):
-            t = _begun(work, plan, [works[group]], (own,), (group,), source, stack)
+            t = begin_training(work, plan, [works[group]], (own,), (group,), source, stack)
         outcome = train(e.train, t.setup)
     if not outcome.finished:
         say(f"sweep: program {group} stopped by a signal after step {outcome.step:,}, saved")
@@ -138,114 +125,6 @@ def _turn(folder: Path) -> Iterator[None]:
                     raise
             time.sleep(0.2)
         yield
-
-
-@dataclasses.dataclass(frozen=True)
-class _Training:
-    """A training that can begin, and what its end is made from."""
-
-    setup: Setup
-    programs: list[GroupProgram]
-    heldout: RowSource
-    described: dict[str, Any]
-
-
-def _begun(
-    work: Workspace,
-    plan: tuple[Member, ...],
-    works: list[Workspace],
-    own: Sequence[Group],
-    numbers: Sequence[int],
-    source: init_from.Source,
-    stack: contextlib.ExitStack,
-) -> _Training:
-    """The programs `numbers` of the sweep, ready to train; their members' folders are runs by then."""
-    e, every = work.experiment, _checkpoints(work.experiment, len(groups(plan)))
-    trained = [member for group in own for member in group.members]
-    hook_points = list(dict.fromkeys(name for one in works for side in one.sites for name in side))
-    batches, heldout = work.training(hook_points), work.reader("heldout", hook_points)
-    made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
-    checkpoints = [stack.enter_context(every[i]) for i in numbers]
-    programs, starts = _programs(works, own, batches, checkpoints, source)
-    made_from = starts[0].recorded(e, made_from)
-    write_json(e.run_dir / "sweep_config.json", decided(plan))
-    write_down(e, made_from, say if begun else None)
-    _say_size(e, programs)
-    keep = e.train.keep_every or None
-    folders = {member.name: member.experiment.run_dir / "checkpoints" for member in trained}
-    alone = {
-        name: stack.enter_context(Checkpoints(folder, keep_last=1, keep_every=keep)) for name, folder in folders.items()
-    }
-    writers = {
-        member.name: [stack.enter_context(contextlib.closing(w)) for w in run_writers(member.experiment)]
-        for member in trained
-    }
-    described = environment.describe()
-    for member in trained:
-        _begin(member, described, made_from)
-    setup = Setup(
-        programs=[program.program for program in programs],
-        batches=batches,
-        put=functools.partial(place, programs),
-        validate=lambda states: _validated(evaluate_heldout(programs, states, heldout)),
-        writers=writers,
-        own=alone,
-        stage="sweep",
-        tell=say,
-    )
-    return _Training(setup, programs, heldout, described)
-
-
-def _programs(
-    works: list[Workspace],
-    plan: Sequence[Group],
-    batches: BatchSource,
-    checkpoints: list[Checkpoints],
-    source: init_from.Source,
-) -> tuple[list[GroupProgram], list[init_from.Beginning]]:
-    """A program for each group, on the devices in turn, and what it begins with."""
-    devices = training_devices(works[0].experiment)
-    found, starts = [], []
-    for i, (own, group) in enumerate(zip(works, plan, strict=True)):
-        e, coder = group.experiment, own.build()
-        sites = make_sites(e.coder, coder.topology, *own.sites, batches.statistics)
-        start = init_from.begin(e, coder, sites, batches, source, checkpoints, say, stage="sweep", at=i)
-        device = devices[i % len(devices)]
-        found.append(make_program(group, coder, start, batches.statistics, device, checkpoints[i]))
-        starts.append(start)
-    return found, starts
-
-
-def _say_size(e: Experiment, programs: list[GroupProgram]) -> None:
-    """How large it will be: members, programs, devices, bytes."""
-    count = sum(len(program.group.members) for program in programs)
-    devices = list(dict.fromkeys(program.device for program in programs))
-    on = {device: sum(p.bytes()[1] for p in programs if p.device == device) for device in devices}
-    parameters = sum(program.bytes()[0] for program in programs)
-    say(
-        f"sweep: {count} coders in {len(programs)} programs on {len(devices)} of {jax.device_count()} devices, "
-        f"{e.train.steps:,} steps of {e.train.batch_size:,} activations; parameters {_megabytes(parameters)}, state "
-        f"with the optimizer's at most {_megabytes(max(on.values()))} on a device"
-    )
-    for i, program in enumerate(programs):
-        topology = program.coder.topology
-        say(
-            f"  {i} on {_name(program.device)}: {program.group.experiment.coder.preset}, "
-            f"{' '.join(program.sites.reads)} ({topology.d_in}) -> {topology.d_sae:,} latents, "
-            f"{_megabytes(program.bytes()[1])}: {', '.join(program.program.members)}"
-        )
-
-
-def _megabytes(n: int) -> str:
-    return f"{n / 1e6:,.1f} MB"
-
-
-def _name(device: jax.Device) -> str:
-    return f"{device.platform}:{device.id}"
-
-
-def _validated(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    return {name: {key: row[key] for key in VALIDATED} for name, row in metrics.items()}
 
 
 # --- the end ---------------------------------------------------------------------------------------------------
@@ -275,7 +154,7 @@ def _finish(
         "programs": [
             {
                 "members": list(p.program.members),
-                "device": _name(p.device),
+                "device": name_of(p.device),
                 "parameter_bytes": p.bytes()[0],
                 "state_bytes": p.bytes()[1],
             }
@@ -289,13 +168,6 @@ def _finish(
     write_json(e.run_dir / "sweep.json", content)
     say(f"sweep: {outcome.step:,} steps, {rate:,.0f} tokens/s through {len(rows)} coders, {e.run_dir / 'sweep.html'}")
     return content
-
-
-def _begin(member: Member, described: dict[str, Any], made_from: Provenance) -> None:
-    """The files that make a member's folder a run; its checkpoints come from the loop."""
-    write_json(member.experiment.run_dir / "config.json", to_run_json(member.experiment))
-    write_json(member.experiment.run_dir / "environment.json", described)
-    write_down(member.experiment, made_from)
 
 
 def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outcome: Outcome) -> dict[str, Any]:
@@ -381,8 +253,3 @@ def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
             "Choose another --config.name, restore these settings, or delete the folder."
         )
     return tuple(named[name] for name in begun)
-
-
-def decided(plan: tuple[Member, ...]) -> dict[str, Any]:
-    """What decides the numbers of a sweep, and the order of its members."""
-    return {member.name: deciding(to_run_json(member.experiment)) for member in plan}
