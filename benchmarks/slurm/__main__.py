@@ -241,7 +241,7 @@ def cancelled(place: Place) -> str:
 
 
 _ALWAYS = (chain, gate, two_tasks)
-_LATER = (cancelled, time_limit, node_killed)
+_LATER = (cancelled, node_killed, time_limit)
 
 
 def main(_: list[str]) -> None:

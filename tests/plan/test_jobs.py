@@ -200,7 +200,14 @@ def called(tmp_path: Path, command: str) -> list[str]:
 def test_the_scripts_say_what_the_site_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     site = {
-        **{"partition": "gpu", "account": "me", "modules": ["cuda/12"], "setup": ["export A=1"], "cpus": 8},
+        **{
+            "partition": "gpu",
+            "account": "me",
+            "modules": ["cuda/12"],
+            "setup": ["export A=1"],
+            "cpus": 8,
+            "at_once": 1,
+        },
         **{"container": "apptainer exec --nv s.sif", "python": "python3", "sbatch": ["--constraint=h100"]},
         "stages": {"train": {"nodes": 2, "memory": "64G"}, "report": {"partition": "cpu"}},
     }
@@ -215,7 +222,7 @@ def test_the_scripts_say_what_the_site_wants(tmp_path: Path, monkeypatch: pytest
     assert "module load cuda/12 || exit 1\nexport A=1\n" in train
     assert "srun --nodes=2 --ntasks=2 apptainer exec --nv s.sif python3 -P -m saejax.plan.jobs.task" in train
     assert "--config.parallel.processes=slurm" in train
-    assert "--partition=cpu" in report and "--nodes=1" in report and "#SBATCH --array=0-1\n" in capture
+    assert "--partition=cpu" in report and "--nodes=1" in report and "#SBATCH --array=0-1%1\n" in capture
     for path in (tmp_path / "jobs").glob("*.sh"):
         assert subprocess.run(["bash", "-n", path], check=False).returncode == 0, path
 

@@ -28,6 +28,7 @@ class Site:
         margin: a job asks for so many times what the plan says, and for ten minutes at least.
         warning: seconds before its limit at which a job is told to save.
         requeues: times that one job may be put back into the queue.
+        at_once: tasks of an array that run at a time; 0 for all.
         nodes: of each job; a training on several nodes is one task a node, joined.
         cpus: of each task; 0 leaves it to the site.
         memory: of each node, as "32G"; empty takes the plan's, or the site's default where there is none.
@@ -48,6 +49,7 @@ class Site:
     margin: float = 1.5
     warning: int = 120
     requeues: int = 20
+    at_once: int = 0
     nodes: int = 1
     cpus: int = 0
     memory: str = ""
@@ -72,7 +74,7 @@ class Site:
         for option in (*self.sbatch, *filter(None, [self.gpus])):
             if not option.startswith("-"):
                 raise ConfigError(f"site: {option!r} is no option of sbatch; write it as --constraint=a100.")
-        for name, low in (("margin", 1), ("warning", 1), ("requeues", 0), ("nodes", 1), ("cpus", 0)):
+        for name, low in (("margin", 1), ("warning", 1), ("requeues", 0), ("at_once", 0), ("nodes", 1), ("cpus", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"site: {name} is {getattr(self, name)}; it must be at least {low}.")
         seconds_of(self.time, "time")

@@ -115,6 +115,7 @@ def _script(folder: Folder, job: Job, need: Asked, accelerators: int) -> list[st
 
 def _directives(folder: Folder, job: Job, site: Site, need: Asked, accelerators: int) -> list[str]:
     log = "%A_%a" if job.array else "%j"
+    most = f"%{site.at_once}" if site.at_once else ""
     memory = site.memory or (f"{math.ceil(need.host_bytes / _GIB)}G" if need.host_bytes else "")
     options = {
         "job-name": f"{folder.experiment.name}-{job.name}",
@@ -126,7 +127,7 @@ def _directives(folder: Folder, job: Job, site: Site, need: Asked, accelerators:
         "kill-on-invalid-dep": "yes",
         "nodes": site.nodes,
         "ntasks-per-node": 1,
-        "array": f"0-{len(job.tasks) - 1}" if job.array else "",
+        "array": f"0-{len(job.tasks) - 1}{most}" if job.array else "",
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
