@@ -272,7 +272,11 @@ def main(_: list[str]) -> None:
         version = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.strip()
         lines = [f"| {' | '.join(row)} |" for row in rows]
         head = "| trial | held | what was seen | seconds |\n|---|---|---|---|\n"
-        text = f"`python -m benchmarks.slurm`, {_DATE.value}, {MACHINE}; {version}, two nodes on this machine."
+        load = os.getloadavg()[2]
+        text = (
+            f"`python -m benchmarks.slurm`, {_DATE.value}, {MACHINE}; {version}, two nodes on this machine, whose load "
+            f"was {load:.0f} at the end."
+        )
         _TABLE.write_text(f"# The jobs on a real Slurm\n\n{text}\n\n{head}" + "\n".join(lines) + "\n")
 
 
