@@ -269,7 +269,7 @@ def main(_: list[str]) -> None:
     if any(row[1] == "NO" for row in rows):
         sys.exit(1)
     if not _SHORT.value:
-        version = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+        version = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=False).stdout.strip()
         lines = [f"| {' | '.join(row)} |" for row in rows]
         head = "| trial | held | what was seen | seconds |\n|---|---|---|---|\n"
         load = os.getloadavg()[2]
