@@ -69,7 +69,7 @@ reliability: $(TEST_STAMP)  ## two tables: the same numbers on every mesh and mo
 	$(BIN)/python -m benchmarks.equality --output=benchmarks/equality.md
 	$(BIN)/python -m benchmarks.reliability --output=benchmarks/reliability.md $(ARGS)
 
-slurm: $(RUN_STAMP)  ## the jobs on a real Slurm of two nodes here, to benchmarks/slurm.md; ARGS=--short: two minutes
+slurm: $(RUN_STAMP)  ## the jobs on a real Slurm of two nodes here, to benchmarks/slurm.md; ARGS=--short: half of it
 	$(BIN)/python -m benchmarks.slurm $(ARGS)
 
 bench: $(RUN_STAMP)  ## saejax, the peers and the floor side by side, to benchmarks/RESULTS.md; ARGS=--quick: minutes
