@@ -38,7 +38,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test soak faults reliability bench docs lint format clean which-python
+.PHONY: help install quickstart check test soak faults reliability slurm bench docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -68,6 +68,9 @@ faults: $(TEST_STAMP)  ## try every fault a capture survives and write benchmark
 reliability: $(TEST_STAMP)  ## two tables: the same numbers on every mesh and mode; faults that a training survives
 	$(BIN)/python -m benchmarks.equality --output=benchmarks/equality.md
 	$(BIN)/python -m benchmarks.reliability --output=benchmarks/reliability.md $(ARGS)
+
+slurm: $(RUN_STAMP)  ## the jobs on a real Slurm of two nodes here, to benchmarks/slurm.md; ARGS=--short: half of it
+	$(BIN)/python -m benchmarks.slurm $(ARGS)
 
 bench: $(RUN_STAMP)  ## saejax, the peers and the floor side by side, to benchmarks/RESULTS.md; ARGS=--quick: minutes
 	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh || \

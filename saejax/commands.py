@@ -89,7 +89,7 @@ def _explain(line: Line) -> int:
 def _sweep(line: Line) -> int:
     from saejax.app.sweep.run import run_sweep
 
-    return run_sweep(_workspace(line))
+    return run_sweep(_workspace(line), line.flags["group"])
 
 
 def _store(line: Line) -> int:
@@ -152,6 +152,12 @@ def _calibrate(line: Line) -> None:
     if line.words:
         raise ConfigError(f"Unexpected argument {line.words[0]!r}; `saejax calibrate` measures this machine.")
     run_calibrate(line.flags["name"])
+
+
+def _jobs(line: Line) -> int:
+    from saejax.plan.jobs.run import run_jobs
+
+    return run_jobs(line.words, line.config, line.flags, line.given)
 
 
 def _steer(line: Line) -> None:
@@ -431,8 +437,10 @@ Captures what is missing, then writes runs/<name>/<member> for each coder, and s
 differs only in seed, learning rate and sparsity weight is one program; programs are spread over all devices.
 Continues where it was: SIGTERM and Ctrl-C finish the step, save and exit with code 75. Exits with 1 when no member
 stayed finite.
+--group=2 trains one of its programs alone, for as many jobs; the same command without it then makes the table.
 """,
         _sweep,
+        flags=(partial(flags.DEFINE_integer, "group", None, "Train this program alone, from 0.", lower_bound=0),),
     ),
     "graph": Command(
         """\
@@ -472,6 +480,34 @@ an attribution graph for some prompts, and measures what ablating, patching and 
 beside controls. Writes runs/<name>/study: CSV files, graphs and study.html. Continues where it was.
 """,
         _study,
+    ),
+    "jobs": Command(
+        """\
+Run an experiment as jobs: scripts for Slurm, or one job after another on this machine.
+
+    saejax jobs slurm --config=gpt2_small --out=jobs [--site=site.yaml] [--device=h100] [--devices=2]
+    jobs/submit.sh                                    hands them over and prints their ids
+    saejax jobs status jobs                           state, progress, time left, exit codes
+    saejax jobs cancel jobs
+    saejax jobs local --config=quickstart:tiny --out=jobs [--at_once=2]
+    saejax jobs figures jobs                          what each job took, from sacct where it answers
+
+One job a stage, each waiting for those before it to end well: a failed gate stops what depends on it. Parts of a
+capture, programs of a sweep and (--layers) hook points are arrays. A job that is told to stop saves, exits with 75 and
+goes on by itself. The site file names partition, account, modules, container and the like: docs/jobs.md.
+""",
+        _jobs,
+        takes="either",
+        flags=(
+            partial(flags.DEFINE_string, "out", "jobs", "slurm, local: the folder of scripts, logs and records."),
+            partial(flags.DEFINE_string, "site", "", "slurm: the cluster's YAML file."),
+            partial(
+                flags.DEFINE_string, "device", "gpu", "slurm: the accelerator; cpu, or what begins so, asks for none."
+            ),
+            partial(flags.DEFINE_integer, "devices", 1, "slurm: accelerators of each node.", lower_bound=1),
+            partial(flags.DEFINE_boolean, "layers", False, "slurm, local: a training for each captured hook point."),
+            partial(flags.DEFINE_integer, "at_once", 1, "local: tasks that run at a time.", lower_bound=1),
+        ),
     ),
     "convert": Command(
         """\

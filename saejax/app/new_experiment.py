@@ -49,6 +49,15 @@ def text_of(name: str, source: str) -> str:
     config = settings(load(file), preset)
     config.name = name
     experiment(config)
+    return as_file(
+        config,
+        f"{name}, made from {source}.",
+        f"saejax {command_of(config)} --config={name}.py [--config.train.lr=3e-4]",
+    )
+
+
+def as_file(config: Any, summary: str, example: str) -> str:
+    """An experiment file with these settings, flat: no shipped experiment decides anything of it any more."""
     top: list[str] = []
     sections: dict[str, list[str]] = {}
     for key, value in _differences(config.to_dict(), default_config().to_dict(), to_json(Experiment())):
@@ -56,8 +65,8 @@ def text_of(name: str, source: str) -> str:
         lines.append(f"    c.{key} = {_literal(value, 4 + len(f'c.{key} = '))}")
     body = "\n\n".join("\n".join(lines) for lines in (top, *sections.values()))
     return (
-        f'"""{name}, made from {source}.\n\n'
-        f"    saejax {_command(config)} --config={name}.py [--config.train.lr=3e-4]\n\n"
+        f'"""{summary}\n\n'
+        f"    {example}\n\n"
         "Each line sets what differs from its default; what is not here has its default.\n"
         '"""\n\n'
         "from ml_collections import config_dict\n\n"
@@ -71,10 +80,11 @@ def text_of(name: str, source: str) -> str:
 
 def next_command(path: Path) -> str:
     """The command that runs the whole experiment of a file."""
-    return f"saejax {_command(settings(load(path)))} --config={path}"
+    return f"saejax {command_of(settings(load(path)))} --config={path}"
 
 
-def _command(config: Any) -> str:
+def command_of(config: Any) -> str:
+    """The command that runs the whole of an experiment: pipeline, sweep or study."""
     defaults = default_config()
     for section, command in (("study", "study"), ("attribution", "study"), ("sweep", "sweep")):
         if config[section].to_dict() != defaults[section].to_dict():

@@ -124,7 +124,11 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
         problems = [problem for one in folders for problem in one.verify(step)]
         if not problems:
             restored = [one.restore(step, items) for one, items in zip(folders, wanted, strict=True)]
-            return step, [TrainState.from_items(items) for items, _ in restored], restored[0][1]
+            return (
+                step,
+                [TrainState.from_items(items) for items, _ in restored],
+                _joined([meta for _, meta in restored]),
+            )
         warnings.warn(f"checkpoint {step} of the sweep is not usable: {problems[0]}.", stacklevel=3)
     if common:
         raise DataError(
@@ -132,6 +136,15 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
             f"{sorted(common)}; see the warnings). Copy one back from elsewhere, or remove the folder to start anew."
         )
     return None
+
+
+def _joined(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the checkpoints of several programs say of their step: of programs that trained apart each knows its own
+    members, and the training took as long as the longest."""
+    if any("members" not in meta for meta in metas):  # of an earlier version, whose programs all know all
+        return dict(metas[0])
+    members = {name: memory for meta in metas for name, memory in meta["members"].items()}
+    return {**metas[0], "members": members, "seconds": max(meta.get("seconds", 0.0) for meta in metas)}
 
 
 class _Session:

@@ -261,7 +261,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Batches, "batch_at", counted)
-        for module in ("saejax.app.sweep.run", "saejax.app.console"):
+        for module in ("saejax.app.sweep.run", "saejax.app.sweep.begin", "saejax.app.console"):
             patch.setattr(f"{module}.say", lambda text="": lines.append(text))
         assert run_sweep(Workspace(e)) == 0
     return Done(folder, e, read, "\n".join(lines))
@@ -460,6 +460,43 @@ def test_a_stopped_sweep_continues_bitwise(done: Done, tmp_path: Path, capsys: p
         }
     # What had failed before the stop is still known to have.
     assert [ended[name]["status"] for name in BAD] == [done.rows[name]["status"] for name in BAD]
+
+
+def test_programs_one_by_one_are_the_sweep(done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each as a job of its own, one of them stopped and continued; then the table, which trains nothing any more."""
+    e = dataclasses.replace(done.experiment, runs_dir=str(tmp_path))
+    with stopped_in_step(13):
+        assert run_sweep(Workspace(e), group=1) == EXIT_PREEMPTED
+    assert [run_sweep(Workspace(e), group=i) for i in (1, 0)] == [0, 0]
+    assert "bad-sparsity0.5, bad-sparsity2.0 did not stay finite" in capsys.readouterr().out
+    assert not (e.run_dir / "sweep.json").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "batch_at", lambda *_: pytest.fail("a batch was read"))
+        assert run_sweep(Workspace(e)) == 0
+    ended = {row["member"]: row for row in json.loads((e.run_dir / "sweep.json").read_text())["members"]}
+    for name in FIRST + SECOND:
+        here, there = (
+            Checkpoints(folder / "checkpoints").restore_numpy(STEPS, names=("params", "stats", "opt_state"))[0]
+            for folder in (e.run_dir / name, done.member(name))
+        )
+        jax.tree.map(np.testing.assert_array_equal, here, there)
+    same = {"tokens_per_second": 0, "run": ""}
+    assert {name: row | same for name, row in ended.items()} == {name: row | same for name, row in done.rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("group", "changed", "message"),
+    [
+        (2, {}, "--group is 2, and the sweep has the programs 0 to 1"),
+        (0, {"early_stop_patience": 2}, "end at different steps"),
+    ],
+)
+def test_programs_that_cannot_train_alone_are_refused(
+    done: Done, tmp_path: Path, group: int, changed: dict[str, Any], message: str
+) -> None:
+    e = replaced(dataclasses.replace(done.experiment, runs_dir=str(tmp_path)), "train", **changed)
+    with pytest.raises(ConfigError, match=message):
+        run_sweep(Workspace(e), group=group)
 
 
 def test_what_a_single_run_may_a_sweep_may_too(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from saejax.app.experiment import Experiment, from_json
+from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.sweep.config import SweepConfig
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.config import differences, to_json
@@ -101,6 +101,11 @@ def groups(members: Sequence[Member]) -> tuple[Group, ...]:
     for member in members:
         found.setdefault(json.dumps(to_json(_common(member.unscaled)), sort_keys=True), []).append(member)
     return tuple(Group(of_one[0].unscaled, tuple(of_one)) for of_one in found.values())
+
+
+def decided(plan: tuple[Member, ...]) -> dict[str, Any]:
+    """What decides the numbers of a sweep, and the order of its members."""
+    return {member.name: deciding(to_run_json(member.experiment)) for member in plan}
 
 
 def _common(e: Experiment) -> Experiment:

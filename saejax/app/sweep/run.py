@@ -8,39 +8,40 @@ import contextlib
 import dataclasses
 import functools
 import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from saejax.app import init_from
 from saejax.app.console import say
-from saejax.app.devices import training_devices
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
-from saejax.app.fit import SLOW_STORE, run_writers
 from saejax.app.loading import load
-from saejax.app.provenance import Provenance, agreed, of_stores, write_down
+from saejax.app.provenance import agreed, of_stores
 from saejax.app.stages import run_capture
-from saejax.app.sweep.members import GROUPS, Group, Member, groups, members
-from saejax.app.sweep.programs import GroupProgram, evaluate_heldout, make_program, place
+from saejax.app.sweep.begin import begin_training, checkpoints_of, name_of
+from saejax.app.sweep.members import GROUPS, Member, decided, groups, members
+from saejax.app.sweep.programs import GroupProgram, evaluate_heldout
 from saejax.app.workspace import Workspace
-from saejax.checkpoints import Checkpoints
-from saejax.core import environment
 from saejax.core.config import differences
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
-from saejax.evals.heldout import VALIDATED
 from saejax.parallel import refuse_many
 from saejax.report.sweep_page import render_sweep, table
-from saejax.store import BatchSource
-from saejax.trained import make_sites
-from saejax.training import EXIT_PREEMPTED, Outcome, Setup, train
-from saejax.training.monitor import Monitor
-from saejax.training.watch import Watch
+from saejax.training import EXIT_PREEMPTED, Outcome, train
+
+# Seconds that a program waits while others of the sweep begin.
+_PATIENCE = 600.0
 
 
-def run_sweep(work: Workspace) -> int:
+def run_sweep(work: Workspace, group: int | None = None) -> int:
     """Run the experiment's sweep. Returns 0, EXIT_PREEMPTED after a signal (all is saved), 1 if all members failed.
+
+    With `group` one of its programs alone, of which several may run at once, on a store that is complete. When all have
+    ended, the sweep without `group` finds them at their end and makes the table.
 
     Raises:
         ConfigError, DataError: what cannot be run is refused before anything is captured or written.
@@ -54,15 +55,19 @@ def run_sweep(work: Workspace) -> int:
     agreed(e, of_stores(e))
     source = functools.cache(lambda: load(e.train.init_from))
     done = (e.run_dir / "sweep.json").is_file()
-    begun = done or init_from.is_begun(_checkpoints(e, len(works)))
+    begun = done or init_from.is_begun(checkpoints_of(e, len(works)))
     for own in works:
         coder = own.build()
         if not begun:
             init_from.check(own.experiment, coder, own.sites, source)
     _refuse_no_heldout(work)
+    if group is not None:
+        _refuse_group(e, group, len(works))
     if done:
         content = read_json(e.run_dir / "sweep.json")
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
+    elif group is not None:
+        return _run_group(work, plan, works, source, group)
     else:
         run_capture(work)
         with lease(e.run_dir):
@@ -74,109 +79,52 @@ def run_sweep(work: Workspace) -> int:
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
 
-def _checkpoints(e: Experiment, count: int) -> list[Checkpoints]:
-    """Of each group."""
-    # Two at least: a kill may come when one group has its newest checkpoint and another has not.
-    last = max(2, e.train.keep_checkpoints)
-    return [Checkpoints(e.run_dir / GROUPS / str(i) / "checkpoints", keep_last=last) for i in range(count)]
-
-
 def _sweep(
     work: Workspace, plan: tuple[Member, ...], works: list[Workspace], source: init_from.Source
 ) -> dict[str, Any] | None:
     """All of it; the content of sweep.json, or None when a signal stopped the training."""
     e = work.experiment
-    hook_points = list(dict.fromkeys(name for own in works for side in own.sites for name in side))
-    batches, heldout = work.training(hook_points), work.reader("heldout", hook_points)
-    made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
     with contextlib.ExitStack() as stack:
-        checkpoints = [stack.enter_context(one) for one in _checkpoints(e, len(works))]
-        programs, starts = _programs(works, groups(plan), batches, checkpoints, source)
-        made_from = starts[0].recorded(e, made_from)
-        write_json(e.run_dir / "sweep_config.json", decided(plan))
-        write_down(e, made_from, say if begun else None)
-        _say_size(e, programs)
-        dirs = {member.name: member.experiment.run_dir for member in plan}
-        every = e.train.keep_every or None
-        own = {
-            name: stack.enter_context(Checkpoints(folder / "checkpoints", keep_last=1, keep_every=every))
-            for name, folder in dirs.items()
-        }
-        writers = {
-            member.name: [stack.enter_context(contextlib.closing(w)) for w in run_writers(member.experiment)]
-            for member in plan
-        }
-        described = environment.describe()
-        for member in plan:
-            _begin(member, described, made_from)
-        setup = Setup(
-            programs=[program.program for program in programs],
-            batches=batches,
-            put=functools.partial(place, programs),
-            validate=lambda states: _validated(evaluate_heldout(programs, states, heldout)),
-            writers=writers,
-            own=own,
-            stage="sweep",
-            tell=say,
-            watch=Monitor(jax.local_devices(), say, "sweep", SLOW_STORE) if e.train.monitor else Watch(),
-        )
-        outcome = train(e.train, setup)
+        t = begin_training(work, plan, works, groups(plan), range(len(works)), source, stack)
+        outcome = train(e.train, t.setup)
     if not outcome.finished:
         say(f"sweep: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
         return None
-    return _finish(e, programs, outcome, evaluate_heldout(programs, outcome.states, heldout), described)
+    return _finish(e, t.programs, outcome, evaluate_heldout(t.programs, outcome.states, t.heldout), t.described)
 
 
-def _programs(
-    works: list[Workspace],
-    plan: tuple[Group, ...],
-    batches: BatchSource,
-    checkpoints: list[Checkpoints],
-    source: init_from.Source,
-) -> tuple[list[GroupProgram], list[init_from.Beginning]]:
-    """A program for each group, on the devices in turn, and what it begins with."""
-    devices = training_devices(works[0].experiment)
-    found, starts = [], []
-    for i, (own, group) in enumerate(zip(works, plan, strict=True)):
-        e, coder = group.experiment, own.build()
-        sites = make_sites(e.coder, coder.topology, *own.sites, batches.statistics)
-        start = init_from.begin(e, coder, sites, batches, source, checkpoints, say, stage="sweep", at=i)
-        device = devices[i % len(devices)]
-        found.append(make_program(group, coder, start, batches.statistics, device, checkpoints[i]))
-        starts.append(start)
-    return found, starts
+def _run_group(
+    work: Workspace, plan: tuple[Member, ...], works: list[Workspace], source: init_from.Source, group: int
+) -> int:
+    """One program to its end, with its members' runs: the exit code."""
+    own, e = groups(plan)[group], work.experiment
+    with lease(e.run_dir / GROUPS / str(group)), contextlib.ExitStack() as stack:
+        with _turn(e.run_dir):
+            t = begin_training(work, plan, [works[group]], (own,), (group,), source, stack)
+        outcome = train(e.train, t.setup)
+    if not outcome.finished:
+        say(f"sweep: program {group} stopped by a signal after step {outcome.step:,}, saved")
+        return EXIT_PREEMPTED
+    failed = [member.name for member in own.members if outcome.memories[member.name].failed is not None]
+    said = f"; {', '.join(failed)} did not stay finite" if failed else ""
+    say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(own.members)} coders{said}")
+    return 1 if len(failed) == len(own.members) else 0
 
 
-def _say_size(e: Experiment, programs: list[GroupProgram]) -> None:
-    """How large it will be: members, programs, devices, bytes."""
-    count = sum(len(program.group.members) for program in programs)
-    devices = list(dict.fromkeys(program.device for program in programs))
-    on = {device: sum(p.bytes()[1] for p in programs if p.device == device) for device in devices}
-    parameters = sum(program.bytes()[0] for program in programs)
-    say(
-        f"sweep: {count} coders in {len(programs)} programs on {len(devices)} of {jax.device_count()} devices, "
-        f"{e.train.steps:,} steps of {e.train.batch_size:,} activations; parameters {_megabytes(parameters)}, state "
-        f"with the optimizer's at most {_megabytes(max(on.values()))} on a device"
-    )
-    for i, program in enumerate(programs):
-        topology = program.coder.topology
-        say(
-            f"  {i} on {_name(program.device)}: {program.group.experiment.coder.preset}, "
-            f"{' '.join(program.sites.reads)} ({topology.d_in}) -> {topology.d_sae:,} latents, "
-            f"{_megabytes(program.bytes()[1])}: {', '.join(program.program.members)}"
-        )
-
-
-def _megabytes(n: int) -> str:
-    return f"{n / 1e6:,.1f} MB"
-
-
-def _name(device: jax.Device) -> str:
-    return f"{device.platform}:{device.id}"
-
-
-def _validated(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    return {name: {key: row[key] for key in VALIDATED} for name, row in metrics.items()}
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Hold the lease of a folder that several processes begin in, one after the other."""
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lease(folder))
+                break
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+        yield
 
 
 # --- the end ---------------------------------------------------------------------------------------------------
@@ -206,7 +154,7 @@ def _finish(
         "programs": [
             {
                 "members": list(p.program.members),
-                "device": _name(p.device),
+                "device": name_of(p.device),
                 "parameter_bytes": p.bytes()[0],
                 "state_bytes": p.bytes()[1],
             }
@@ -220,13 +168,6 @@ def _finish(
     write_json(e.run_dir / "sweep.json", content)
     say(f"sweep: {outcome.step:,} steps, {rate:,.0f} tokens/s through {len(rows)} coders, {e.run_dir / 'sweep.html'}")
     return content
-
-
-def _begin(member: Member, described: dict[str, Any], made_from: Provenance) -> None:
-    """The files that make a member's folder a run; its checkpoints come from the loop."""
-    write_json(member.experiment.run_dir / "config.json", to_run_json(member.experiment))
-    write_json(member.experiment.run_dir / "environment.json", described)
-    write_down(member.experiment, made_from)
 
 
 def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outcome: Outcome) -> dict[str, Any]:
@@ -249,6 +190,18 @@ def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outco
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
+
+
+def _refuse_group(e: Experiment, group: int, count: int) -> None:
+    if group >= count:
+        raise ConfigError(f"--group is {group}, and the sweep has the programs 0 to {count - 1}.")
+    if e.train.early_stop_patience:
+        raise ConfigError(
+            "With train.early_stop_patience a sweep's programs end at different steps, and train together alone. "
+            "Leave --group away, or set train.early_stop_patience=0."
+        )
+    if e.capture.into != "store":
+        raise ConfigError("With capture.into=training all programs share one stream. Leave --group away.")
 
 
 def _refuse_settings(e: Experiment) -> None:
@@ -300,8 +253,3 @@ def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
             "Choose another --config.name, restore these settings, or delete the folder."
         )
     return tuple(named[name] for name in begun)
-
-
-def decided(plan: tuple[Member, ...]) -> dict[str, Any]:
-    """What decides the numbers of a sweep, and the order of its members."""
-    return {member.name: deciding(to_run_json(member.experiment)) for member in plan}

@@ -1,0 +1,89 @@
+"""How far a job's work is, as its files say: steps of metrics.jsonl, shards that a store has committed."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from saejax.app.batch_size import as_begun
+from saejax.app.experiment import Experiment
+from saejax.app.sweep.members import groups, members
+from saejax.core.errors import SaejaxError
+from saejax.plan.jobs.folder import Folder
+from saejax.plan.jobs.graph import Job
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import read_manifest
+
+_TAIL = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """A share from 0 to 1, and seconds left at the last pace; None where no file says."""
+
+    share: float | None = None
+    seconds_left: float | None = None
+
+
+def progress(folder: Folder, job: Job, task: int) -> Progress:
+    """How far one task of a job is."""
+    e = folder.experiment
+    if job.name == "capture":
+        return Progress(_captured(e))
+    if job.name == "train":
+        return _trained(e, folder.run_of(job.tasks[task]))
+    if job.name == "sweep":
+        programs = groups(members(e))
+        first = programs[min(task, len(programs) - 1)].members[0].experiment
+        return _trained(first, first.run_dir)
+    return Progress()
+
+
+def _captured(e: Experiment) -> float | None:
+    """Of both splits together, by rows; None where the stores' files cannot be read."""
+    done, wanted = 0, e.capture.tokens + e.capture.heldout_tokens
+    try:
+        for split, n in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
+            files = StoreFiles(e.store_dir(split))
+            manifest = read_manifest(files)
+            if manifest is None:
+                continue
+            rows = (
+                len([key for key in files.list("commits") if key.endswith(".json")]) * manifest.header.layout.shard_rows
+            )
+            done += n if manifest.complete else min(n, rows)
+    except SaejaxError:
+        return None
+    return done / wanted
+
+
+def _trained(e: Experiment, run: Path) -> Progress:
+    try:
+        steps = as_begun(e).train.steps
+        row = _last_row(run / "metrics.jsonl")
+    except (SaejaxError, OSError):
+        return Progress()
+    step, rate = row.get("step"), row.get("train/tokens_per_second")
+    if not isinstance(step, int) or not steps:
+        return Progress(0.0)
+    left = None
+    if isinstance(rate, int | float) and rate > 0 and isinstance(row.get("tokens"), int):
+        left = max(0, steps - step) * (row["tokens"] / step) / rate
+    return Progress(min(1.0, step / steps), left)
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """The last row with a pace in it; a long file is read from its end alone. Empty where there is none."""
+    with path.open("rb") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - _TAIL))
+        lines = handle.read(_TAIL).split(b"\n")
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:  # torn at either end
+            continue
+        if isinstance(row, dict) and row.get("step") and "train/tokens_per_second" in row:
+            return row
+    return {}

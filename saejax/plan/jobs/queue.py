@@ -1,0 +1,158 @@
+"""What Slurm says of jobs: squeue of those in the queue, of others sacct, or scontrol where sacct keeps no accounts."""
+
+import dataclasses
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from saejax.core.errors import DataError
+
+_SECONDS = 60
+_MEMORY = re.compile(r"([\d.]+)([KMGTP]?)")
+_FACTOR = {unit: 1024**power for power, unit in enumerate(("", "K", "M", "G", "T", "P"))}
+_SACCT = ("JobID", "State", "ExitCode", "ElapsedRaw", "MaxRSS", "NodeList", "TotalCPU")
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What is known of one job, or of one task of an array.
+
+    Attributes:
+        state: in Slurm's words, as RUNNING.
+        code: exit code, where it ended.
+        reason: why it waits.
+        seconds: of its last start; None where nobody says.
+    """
+
+    state: str
+    code: int | None = None
+    reason: str = ""
+    seconds: float | None = None
+    max_rss_bytes: int | None = None
+    nodes: str = ""
+    source: str = "squeue"
+
+
+def seen(ids: Mapping[str, tuple[str, int]]) -> dict[str, Seen]:
+    """{label: what is known} of {label: (id of the job, its number in the array or -1)}.
+
+    Raises:
+        DataError: squeue is not there, or does not answer.
+    """
+    numbers = ",".join(dict.fromkeys(number for number, _ in ids.values()))
+    if not numbers:
+        return {}
+    found = _accounted(numbers) or _remembered(dict.fromkeys(number for number, _ in ids.values()))
+    found |= _queued(numbers)
+    keys = {label: number if at < 0 else f"{number}_{at}" for label, (number, at) in ids.items()}
+    return {label: found[key] for label, key in keys.items() if key in found}
+
+
+def cancel(ids: Sequence[str]) -> None:
+    """Cancel jobs; those that ended stay as they are.
+
+    Raises:
+        DataError: scancel is not there, or refuses.
+    """
+    code, said = _ask("scancel", "--quiet", *ids)
+    if code:
+        raise DataError(f"scancel refuses: {said.strip()}")
+
+
+def accounting() -> str:
+    """Empty where sacct answers, else what it says."""
+    try:
+        code, said = _ask("sacct", "--noheader", "--format=JobID", "--starttime=now")
+    except DataError as error:
+        return str(error)
+    return " ".join(said.split()) or "sacct fails" if code else ""
+
+
+def _queued(numbers: str) -> dict[str, Seen]:
+    # -r: each task of an array in a line of its own. A job that ended and is forgotten makes squeue fail.
+    code, said = _ask("squeue", "-h", "-r", "-o", "%i|%T|%r|%N", "--me")
+    if code:
+        raise DataError(f"squeue does not answer: {said.strip()}")
+    wanted, found = set(numbers.split(",")), {}
+    for line in said.splitlines():
+        key, state, reason, nodes = [*line.split("|"), "", "", ""][:4]
+        if key.partition("_")[0] in wanted:
+            found[key] = Seen(state, reason="" if reason == "None" else reason, nodes=nodes)
+    return found
+
+
+def _accounted(numbers: str) -> dict[str, Seen]:
+    """What sacct says; nothing where it keeps no accounts."""
+    code, said = _ask("sacct", "-P", "-n", "-j", numbers, f"--format={','.join(_SACCT)}")
+    if code:
+        return {}
+    found: dict[str, Seen] = {}
+    for line in said.splitlines():
+        fields = line.split("|")
+        if len(fields) != len(_SACCT):
+            continue
+        key, step = fields[0].partition(".")[::2]
+        rss = _bytes(fields[4])
+        if not step:
+            state = fields[1].split(" ")[0]  # CANCELLED by 1000
+            found[key] = Seen(state, _code(fields[2]), "", _number(fields[3]), None, fields[5], "sacct")
+        elif key in found and rss is not None:
+            most = max(rss, found[key].max_rss_bytes or 0)
+            found[key] = dataclasses.replace(found[key], max_rss_bytes=most)
+    return found
+
+
+def _remembered(numbers: Sequence[str] | Mapping[str, None]) -> dict[str, Seen]:
+    """What the controller still knows; it forgets jobs some minutes after their end."""
+    found: dict[str, Seen] = {}
+    for number in numbers:
+        code, said = _ask("scontrol", "-o", "show", "job", number)
+        for line in said.splitlines() if not code else ():
+            fields: dict[str, str] = dict(re.findall(r"(\w+)=(\S*)", line))
+            at = fields.get("ArrayTaskId", "")
+            owner = fields.get("ArrayJobId") or fields.get("JobId", "")
+            if fields.get("JobState") and (not at or at.isdecimal()):
+                found[f"{owner}_{at}" if at else owner] = Seen(
+                    fields["JobState"],
+                    _code(fields.get("ExitCode", "")),
+                    fields.get("Reason", "").replace("None", ""),
+                    _clock(fields.get("RunTime", "")),
+                    nodes=fields.get("NodeList", "").replace("(null)", ""),
+                    source="scontrol",
+                )
+    return found
+
+
+def _ask(*words: str) -> tuple[int, str]:
+    """(exit code, what it said)."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except FileNotFoundError:
+        raise DataError(f"{words[0]} is not here: run this on a machine of the cluster.") from None
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{words[0]} has not answered for {_SECONDS} s; try again.") from None
+    return done.returncode, done.stdout if not done.returncode else done.stderr or done.stdout
+
+
+def _code(text: str) -> int | None:
+    """Of code:signal, as a shell has it."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return None if match is None else int(match[1]) or (128 + int(match[2]) if int(match[2]) else 0)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None
+
+
+def _bytes(text: str) -> int | None:
+    match = _MEMORY.fullmatch(text)
+    return int(float(match[1]) * _FACTOR[match[2]]) if match else None
+
+
+def _clock(text: str) -> float | None:
+    """Seconds of [D-]HH:MM:SS."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
