@@ -40,9 +40,11 @@ def _pipeline(line: Line) -> int:
 
 
 def _preflight(line: Line) -> int:
+    from saejax.plan.command import of_this_machine
     from saejax.plan.preflight import run_preflight
 
-    return run_preflight(_workspace(line))
+    work = _workspace(line)
+    return run_preflight(work, of_this_machine(work.experiment))
 
 
 def _capture(line: Line) -> None:
@@ -155,9 +157,14 @@ def _calibrate(line: Line) -> None:
 
 
 def _jobs(line: Line) -> int:
+    from saejax.app.experiment import experiment
+    from saejax.plan.command import of_jobs
     from saejax.plan.jobs.run import run_jobs
 
-    return run_jobs(line.words, line.config, line.flags, line.given)
+    planned = line.config is not None and line.words[:1] == ["slurm"] and line.flags["device"]
+    named = (line.flags["device"], line.flags["devices"])
+    found = of_jobs(experiment(line.config), *named) if planned else ()
+    return run_jobs(line.words, line.config, line.flags, line.given, found)
 
 
 def _steer(line: Line) -> None:
@@ -502,7 +509,11 @@ goes on by itself. The site file names partition, account, modules, container an
             partial(flags.DEFINE_string, "out", "jobs", "slurm, local: the folder of scripts, logs and records."),
             partial(flags.DEFINE_string, "site", "", "slurm: the cluster's YAML file."),
             partial(
-                flags.DEFINE_string, "device", "gpu", "slurm: the accelerator; cpu, or what begins so, asks for none."
+                flags.DEFINE_string,
+                "device",
+                "",
+                "slurm: the device that limits of time and memory are planned for, of `saejax plan`; cpu asks for no "
+                "accelerator. Empty: an accelerator, and the site file's time.",
             ),
             partial(flags.DEFINE_integer, "devices", 1, "slurm: accelerators of each node.", lower_bound=1),
             partial(flags.DEFINE_boolean, "layers", False, "slurm, local: a training for each captured hook point."),

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from saejax.app.console import say
+from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
 from saejax.core.config import nearest
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, SaejaxError
 from saejax.plan import page, reports
 from saejax.plan.choice import choose, over, remedy
 from saejax.plan.devices import HERE, device, devices
-from saejax.plan.estimate import Estimate, estimate, virtual_devices
+from saejax.plan.estimate import OF_STUDY, Estimate, estimate, estimates, virtual_devices
 from saejax.plan.planned import Planned
 from saejax.plan.reports import REPORTS
+from saejax.plan.stage import StageEstimate
 
 _MOST = 1024
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -62,6 +64,30 @@ def run_plan(e: Experiment, flags: Mapping[str, Any]) -> int:
 def default_device() -> str:
     """The machine at hand: as it was measured, or its processor."""
     return HERE if HERE in devices() else "cpu"
+
+
+def of_jobs(e: Experiment, name: str, devices: int) -> tuple[StageEstimate, ...]:
+    """The stages as jobs have them: graphs and interventions are one, `study`.
+
+    Raises:
+        ConfigError, DataError: as `run_plan`.
+    """
+    on = device(name)
+    virtual_devices(devices)
+    found = {one.stage: one for one in estimates(e, on, devices)}
+    study = [found[name] for name in OF_STUDY if name in found]
+    if study:
+        most = max(study, key=lambda one: one.host_bytes)
+        found["study"] = dataclasses.replace(most, stage="study", seconds=sum(one.seconds for one in study))
+    return tuple(found.values())
+
+
+def of_this_machine(e: Experiment) -> tuple[StageEstimate, ...]:
+    """The stages on the devices that this process has; empty where they cannot be planned, which others then say."""
+    try:
+        return estimates(e, device(default_device()), training_mesh(e).size)
+    except SaejaxError:
+        return ()
 
 
 def content(found: list[Estimate]) -> list[dict[str, Any]]:

@@ -102,10 +102,10 @@ def test_bad_flags_are_refused_in_a_line(flags: dict[str, Any], match: str) -> N
 def test_bad_experiments_are_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 4 devices along latent, which does not divide 1"):
         run_plan(made(parallel__mesh=(1, 4)), FLAGS | {"devices": ["1", "2"]})
-    with pytest.raises(ConfigError, match="no hook point 'blocks.9.resid_post'"):
+    with pytest.raises(ConfigError, match=r"no hook point 'blocks\.9\.resid_post'"):
         run_plan(made(capture__hook_points=("blocks.9.resid_post",)), FLAGS)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match="config.json is not a usable model configuration"):
+    with pytest.raises(DataError, match=r"config\.json is not a usable model configuration"):
         run_plan(made(lm__model=str(tmp_path), lm__backend="jax"), FLAGS)
 
 
@@ -142,7 +142,7 @@ def reported(name: str) -> str:
 def test_a_report_that_divided_two_models_by_its_devices_is_told() -> None:
     text = reported("latentwire")
     assert "| 4 x H100 | memory of each " in text and "8.5 GB" in text and "data parallelism each has both" in text
-    with pytest.raises(ConfigError, match="There is no report 'rtx600'. Did you mean 'rtx6000'"):
+    with pytest.raises(ConfigError, match=r"There is no report 'rtx600'\. Did you mean 'rtx6000'"):
         run_reports("rtx600")
 
 

@@ -31,7 +31,7 @@ def test_published_models_have_their_published_parameters_without_a_network(
 def test_a_model_that_nobody_knows_is_told_what_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"config\.json alone: a folder that holds nothing else will do"):
         shape_of("nobody/nothing-at-all")
-    with pytest.raises(ConfigError, match="lm.model is empty"):
+    with pytest.raises(ConfigError, match=r"lm\.model is empty"):
         shapes_of(LMConfig(model=""))
 
 
