@@ -78,7 +78,19 @@ _SLOW = (
     *("study", "study_qwen", "recipe", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "losses"),
     *("optim", "rows", "interventions", "generation", "store_tools", "model_configs", "coder_config", "configs"),
     *("hooks", "guard", "families", "lm", "analysis", "graph"),
-    *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
+    *(
+        "config_fuzz",
+        "parts",
+        "object_store",
+        "store_faults",
+        "explain",
+        "bench",
+        "profile",
+        "kernels",
+        "dead",
+        "lowering",
+        "segments",
+    ),
 )
 
 

@@ -96,9 +96,9 @@ class Experiment(Settings):
                 )
         if "://" in self.runs_dir:
             raise ConfigError(
-                f"runs_dir is {self.runs_dir!r}; runs are written to a folder, not to a URL. Mount the bucket (gs://: "
-                "gcsfuse; s3://: s3fs or mountpoint-s3) and name the folder, or name one on a disk. Only stores_dir "
-                "may be a URL."
+                f"runs_dir is {self.runs_dir!r}; a run's files are appended to, renamed and locked, which no bucket can. "
+                "Name a folder on a disk, or mount the bucket (gs://: gcsfuse, s3://: s3fs) and name the mounted "
+                "folder. stores_dir may be a URL."
             )
         if not self.stores_dir:
             raise ConfigError("stores_dir is empty; name a folder ('.' is the current one).")

@@ -177,7 +177,9 @@ def _proxy(store: ObjectStore) -> Iterator[None]:
             for name, value in found.items():
                 if name.lower() not in ("content-length", "connection", "date", "server"):
                     self.send_header(name, value)
-            self.send_header("Content-Length", found.get("Content-Length", "0") if self.command == "HEAD" else len(text))
+            self.send_header(
+                "Content-Length", found.get("Content-Length", "0") if self.command == "HEAD" else len(text)
+            )
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(text)
