@@ -96,8 +96,8 @@ class Experiment(Settings):
                 )
         if "://" in self.runs_dir:
             raise ConfigError(
-                f"runs_dir is {self.runs_dir!r}; a run's files are appended to, renamed and locked, which no bucket can. "
-                "Name a folder on a disk, or mount the bucket (gs://: gcsfuse, s3://: s3fs) and name the mounted "
+                f"runs_dir is {self.runs_dir!r}; a run's files are appended to, renamed and locked, which no bucket "
+                "can. Name a folder on a disk, or mount the bucket (gs://: gcsfuse, s3://: s3fs) and name the mounted "
                 "folder. stores_dir may be a URL."
             )
         if not self.stores_dir:

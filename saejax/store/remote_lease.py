@@ -26,6 +26,7 @@ from saejax.store.files import StoreFiles
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 45.0
 _RELEASE_SECONDS = 5.0
+_TRIES = 20
 _LARGEST = 4096
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")
 
@@ -59,6 +60,7 @@ class RemoteLease:
             DataError: the server cannot be reached, or refuses.
         """
         watched: tuple[bytes, float] | None = None
+        tries = 0
         while True:
             generation, holder = self._look()
             if self._is_own(holder):  # an answer was lost: what was written is ours all the same
@@ -66,17 +68,22 @@ class RemoteLease:
                 break
             if not holder or _is_dead(holder):
                 free = True
-            elif _is_alive(holder) or (watched and watched[0] != generation):
+            elif _is_alive(holder) or (watched is not None and watched[0] != generation):
                 raise BusyError(
                     f"{self._what} is being written by another process ({_named(holder)}). Wait for it, stop it, or "
                     "choose another name."
                 )
             else:
-                free = bool(watched) and time.monotonic() - watched[1] >= STALE_SECONDS
+                free = watched is not None and time.monotonic() - watched[1] >= STALE_SECONDS
             if free and self._put(generation):
                 break
             if free:  # another was faster; or there is no bucket, which is the same to tensorstore and not to a listing
                 self._files.list("commits")
+                if (tries := tries + 1) == _TRIES:
+                    raise DataError(
+                        f"{self._files.name(self._key)} could not be written in {tries} tries: the server refuses "
+                        "writes that depend on what is there, or others are always faster. Use a store on a disk."
+                    )
                 time.sleep(0.1)
             else:
                 if watched is None:

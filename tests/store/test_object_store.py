@@ -179,6 +179,15 @@ def test_a_stale_lease_of_another_machine_is_taken_over_and_its_holder_stops(ser
     assert files.read(".lock") is None
 
 
+def test_a_server_that_makes_no_lease_ends_in_a_line(server):
+    """Each look finds nothing, and each write finds something: as where conditions are not understood."""
+    server.rule = lambda request: (
+        Answer(refused=(412, "PreconditionFailed", "No.")) if request.kind == "HEAD lock" else Answer()
+    )
+    with pytest.raises(DataError, match=r"in 20 tries"):
+        write(url("never"))
+
+
 def test_a_writer_without_its_lease_commits_nothing_more(server, monkeypatch):
     monkeypatch.setattr(remote_lease, "RENEW_SECONDS", 0.01)
     files, rows = StoreFiles(url("thief")), {"a": np.ones((BATCH, 8))}
