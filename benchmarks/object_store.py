@@ -1,6 +1,6 @@
 """Stores in a bucket: how many requests a capture and a training make, and how long a training waits for its data.
 
-    PYTHONPATH=tests python -m benchmarks.object_store [--output=benchmarks/object_store.md] [--quick]
+    PYTHONPATH=tests python -m benchmarks.object_store [--output=benchmarks/object_store.md] [--quick] [--latency=100]
 
 Requests are counted by the proxy of tests/tiny/object_store.py in front of a local S3 server (extra `s3`), which is far
 slower than a real one: its seconds mean nothing and are not shown. Waiting is measured against `benchmarks.bucket`,
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter
 
 _OUTPUT = flags.DEFINE_string("output", "", "Write the tables to this file; else print them.")
 _QUICK = flags.DEFINE_boolean("quick", False, "Fewer rows, steps and latencies.")
+_LATENCY = flags.DEFINE_multi_integer("latency", [], "Print the waiting at these latencies alone, in ms.")
 
 _LATENCIES, _AHEAD = (0, 20, 100), (1, 4)
 _D_IN, _BATCH = 384, 2048
@@ -102,12 +103,12 @@ def waits(path: str, ahead: int, d_sae: int, k: int, steps: int) -> tuple[float,
     return (steps - 1) * _BATCH / found["seconds"], found["data"]
 
 
-def reading(quick: bool) -> list[str]:
-    """Lines of a table: reading alone and a training's share of waiting, by latency and blocks ahead."""
+def reading(latencies: Sequence[int | None], quick: bool) -> list[str]:
+    """Lines of a table: reading alone and a training's share of waiting, by latency (None: a disk) and blocks ahead."""
     lines, steps = [], 20 if quick else 48
     with tempfile.TemporaryDirectory() as folder:
         write_store(Path(folder) / "store", _D_IN)
-        for latency in (None, *(_LATENCIES[:2] if quick else _LATENCIES)):
+        for latency in latencies:
             with bucket(Path(folder), latency) if latency is not None else contextlib.nullcontext():
                 path = "s3://bucket/store" if latency is not None else f"{folder}/store"
                 for ahead in _AHEAD:
@@ -121,6 +122,9 @@ def reading(quick: bool) -> list[str]:
 
 
 def main(_: list[str]) -> None:
+    if _LATENCY.value:
+        reading(_LATENCY.value, _QUICK.value)  # it prints each line
+        return
     rows = 65_536 if _QUICK.value else 131_072
     text = "\n".join(
         [
@@ -143,7 +147,7 @@ def main(_: list[str]) -> None:
             + "".join(f"| {d_sae:,} latents, rows/s | waited " for d_sae, _ in _SIZES)
             + "|",
             "|---" * (3 + 2 * len(_SIZES)) + "|",
-            *reading(_QUICK.value),
+            *reading((None, *_LATENCIES), _QUICK.value),
             "",
         ]
     )
