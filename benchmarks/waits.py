@@ -33,10 +33,10 @@ _BATCH = flags.DEFINE_integer("batch", 2048, "Tokens in a batch.")
 _STEPS = flags.DEFINE_integer("steps", 120, "Steps.")
 _EVERY = flags.DEFINE_integer("checkpoint_every", 40, "Steps from one checkpoint to the next.")
 
-_ROWS, _ACTIVE = 65_536, 24
+ROWS, _ACTIVE = 65_536, 24
 
 
-class _TimedCheckpoints(Checkpoints):
+class TimedCheckpoints(Checkpoints):
     """Checkpoints that know how long each save held its caller."""
 
     def __init__(self, directory: Path) -> None:
@@ -49,7 +49,7 @@ class _TimedCheckpoints(Checkpoints):
         self.held.append(time.perf_counter() - started)
 
 
-class _TimedBatches(Batches):
+class TimedBatches(Batches):
     """Batches that know how long they were waited for, from the second on: the first is read before a step can run."""
 
     waited = 0.0
@@ -68,17 +68,18 @@ def waits(d_in: int, d_sae: int, k: int, batch: int, steps: int, checkpoint_ever
     """{seconds: of the steps; data, put, checkpoints, main thread: share of them; save: seconds of one save}."""
     folder = Path(tempfile.mkdtemp())
     try:
-        _write(folder / "store", d_in)
-        batches = _TimedBatches(StoreReader.open(folder / "store"), batch, seed=0)
-        checkpoints = _TimedCheckpoints(folder / "checkpoints")
-        return _trained(batches, checkpoints, d_sae, k, steps, checkpoint_every)
+        write_store(folder / "store", d_in)
+        batches = TimedBatches(StoreReader.open(folder / "store"), batch, seed=0)
+        checkpoints = TimedCheckpoints(folder / "checkpoints")
+        return trained(batches, checkpoints, d_sae, k, steps, checkpoint_every)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _trained(
-    batches: _TimedBatches, checkpoints: _TimedCheckpoints, d_sae: int, k: int, steps: int, every: int
+def trained(
+    batches: TimedBatches, checkpoints: TimedCheckpoints, d_sae: int, k: int, steps: int, every: int
 ) -> dict[str, float]:
+    """A training of a TopK coder on these batches; what `waits` gives."""
     config = TrainConfig(batch_size=batches.batch_size, tokens=steps * batches.batch_size, checkpoint_every=every)
     sites, mesh = Sites(("h",), ("h",), (1.0,), (1.0,)), make_mesh(ParallelConfig((1, 1)))
     coder = build(CoderConfig("topk", d_sae=d_sae, k=k), batches.hook_points["h"], steps)
@@ -108,12 +109,12 @@ def _trained(
     }
 
 
-def _write(path: Path, d_in: int) -> None:
+def write_store(path: Path, d_in: int) -> None:
     """Rows that are sums of a few of 4,096 random directions."""
     rng = np.random.default_rng(0)
     directions = rng.standard_normal((4096, d_in)).astype(np.float32) / d_in**0.5
-    with StoreWriter.open(path, identity={}, hook_points={"h": d_in}, n_tokens=_ROWS) as writer:
-        for start in range(0, _ROWS, 8192):
+    with StoreWriter.open(path, identity={}, hook_points={"h": d_in}, n_tokens=ROWS) as writer:
+        for start in range(0, ROWS, 8192):
             strength = rng.exponential(1.0, (8192, _ACTIVE, 1)).astype(np.float32)
             which = rng.integers(0, len(directions), (8192, _ACTIVE))
             x = sum(strength[:, i] * directions[which[:, i]] for i in range(_ACTIVE))

@@ -79,6 +79,7 @@ _SLOW = (
     *("optim", "rows", "interventions", "generation", "store_tools", "model_configs", "coder_config", "configs"),
     *("hooks", "guard", "families", "lm", "analysis", "graph", "retries"),
     *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
+    *("object_store", "preflight", "jobs"),
 )
 
 

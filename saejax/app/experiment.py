@@ -94,6 +94,12 @@ class Experiment(Settings):
                 raise ConfigError(
                     f"{key} has {length} bytes ({value[:20]!r}...); the name of a folder has at most {_LONGEST_NAME}."
                 )
+        if "://" in self.runs_dir:
+            raise ConfigError(
+                f"runs_dir is {self.runs_dir!r}; a run's files are appended to, renamed and locked, which no bucket "
+                "can. Name a folder on a disk, or mount the bucket (gs://: gcsfuse, s3://: s3fs) and name the mounted "
+                "folder. stores_dir may be a URL."
+            )
         if not self.stores_dir:
             raise ConfigError("stores_dir is empty; name a folder ('.' is the current one).")
 

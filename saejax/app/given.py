@@ -282,7 +282,9 @@ class _Given:
             batches: BatchSource = rows
         else:
             span = own_rows(mesh, t.batch_size, t.accumulate)
-            batches = Batches(rows.only(names), t.batch_size, self.e.seed, t.block_chunks, span, t.max_rows, t.shares)
+            batches = Batches(
+                rows.only(names), t.batch_size, self.e.seed, t.block_chunks, span, t.max_rows, t.shares, t.blocks_ahead
+            )
         heldout = None if self.more is None else _source(self.more, reads[0])
         if isinstance(heldout, Iterable):
             raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")

@@ -219,7 +219,7 @@ class Workspace:
         e, t = self.experiment, self.experiment.train
         if e.capture.into == "store":
             reader = self.reader("train", hook_points)
-            return Batches(reader, t.batch_size, e.seed, t.block_chunks, rows, t.max_rows, t.shares)
+            return Batches(reader, t.batch_size, e.seed, t.block_chunks, rows, t.max_rows, t.shares, t.blocks_ahead)
         if jax.process_count() > 1 or t.shares > 1:
             raise ConfigError(
                 "capture.into=training is the work of one process, without train.shares: capture into a store first."

@@ -22,7 +22,8 @@ from saejax.store.order import EpochOrder, derive_key
 from saejax.store.places import places
 from saejax.store.statistics import Statistics
 
-_BLOCKS_KEPT = 3
+# The one that a batch begins in and the one that it ends in, besides those that are read ahead.
+_BLOCKS_IN_USE = 2
 
 _Block = dict[str, np.ndarray]
 
@@ -98,13 +99,14 @@ class Batches:
         reader: an open store, or rows in memory; all hook points are read, row-aligned.
         batch_size: B, rows of the global batch.
         seed: of the order.
-        block_chunks: inner chunks that are mixed in memory at a time, of all shares together; at most three blocks of
-            block_chunks * chunk_rows rows are held, and of those only the rows that are wanted. One thread at a time
-            may ask for batches.
+        block_chunks: inner chunks that are mixed in memory at a time, of all shares together; at most 2 + `ahead`
+            blocks of block_chunks * chunk_rows rows are held, and of those only the rows that are wanted. One thread at
+            a time may ask for batches.
         max_rows: use only this many rows, the store's first ones; 0 for all.
         rows: (first, stop): only these rows of each global batch, [stop - first, d]. With several shares it reads only
             the chunks of the shares that the rows come from; with one share it reads all and drops other rows.
         shares: into how many streams the store is dealt out.
+        ahead: blocks that `iterate` reads ahead, all at the same time. The batches are the same whatever it is.
 
     Attributes:
         hook_points: name -> width.
@@ -125,10 +127,13 @@ class Batches:
         rows: tuple[int, int] | None = None,
         max_rows: int = 0,
         shares: int = 1,
+        ahead: int = 1,
     ) -> None:
         first, stop = rows or (0, batch_size)
         if batch_size < 1 or not 0 <= first < stop <= batch_size:
             raise ConfigError(f"batch_size={batch_size}, rows={rows}: rows must be a range within the batch.")
+        if ahead < 1:
+            raise ConfigError(f"ahead={ahead}: give the number of blocks to read ahead, 1 or more.")
         if max_rows < 0:
             raise ConfigError(f"max_rows={max_rows}: give the number of rows to use, or 0 for all.")
         n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
@@ -138,7 +143,7 @@ class Batches:
         self.dtype = reader.dtype
         self._rows = stop - first
         self._whole = functools.partial(Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares)
-        loader, helper = (ThreadPoolExecutor(1, thread_name_prefix="store-reader") for _ in range(2))
+        loader, helper = (ThreadPoolExecutor(ahead, thread_name_prefix="store-reader") for _ in range(2))
         each = batch_size // shares
         self._shares = [
             _Share(
@@ -150,6 +155,7 @@ class Batches:
                 (max(0, first - share * each), min(each, stop - share * each)),
                 loader,
                 helper,
+                ahead,
             )
             for share in range(first // each, -(-stop // each))
         ]
@@ -180,7 +186,7 @@ class Batches:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
-        """batch_at(start_step), batch_at(start_step + 1), ... without end; the next block loads meanwhile."""
+        """batch_at(start_step), batch_at(start_step + 1), ... without end; the next blocks load meanwhile."""
         step = start_step
         while True:
             batch = self.batch_at(step)
@@ -206,8 +212,9 @@ class _Share:
         span: tuple[int, int],
         loader: ThreadPoolExecutor,
         helper: ThreadPoolExecutor,
+        ahead: int,
     ) -> None:
-        self.order = order
+        self.order, self._ahead = order, ahead
         self._reader, self._n_rows, self._of, self._each = reader, n_rows, of, each
         self._loader, self._helper = loader, helper
         self._low, self._high = span
@@ -239,9 +246,11 @@ class _Share:
         return found | {"chunk": chunk, "row": found["row"] + (chunk - found["chunk"]) * size}
 
     def read_ahead(self, step: int) -> None:
-        """Start to read the block behind the one with the batch's last row."""
+        """Start to read the blocks behind the one with the batch's last row."""
         (epoch, block), _ = self._locate(step * self._each + self._high - 1)
-        self._block((epoch, block + 1) if block + 1 < self.order.blocks else (epoch + 1, 0))
+        for following in range(block + 1, block + 1 + self._ahead):
+            later, own = divmod(following, self.order.blocks)
+            self._block((epoch + later, own))
 
     def _wanted(self, row: int) -> int:
         """How many rows of the endless stream before this one are wanted."""
@@ -257,7 +266,7 @@ class _Share:
     def _block(self, key: tuple[int, int]) -> Future[_Block]:
         future = self._blocks.pop(key, None)
         if future is None or (future.done() and future.exception() is not None):
-            while len(self._blocks) >= _BLOCKS_KEPT:
+            while len(self._blocks) >= _BLOCKS_IN_USE + self._ahead:
                 self._blocks.popitem(last=False)[1].cancel()
             future = self._loader.submit(self._load, *key)
         self._blocks[key] = future

@@ -15,6 +15,7 @@ from typing import Any
 import tensorstore as ts
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.store.remote import cause_of, context_of, plain, spec_of
 
 # One parent for every context made here: it owns what must be shared in a process (memory:// stores).
 _PROCESS_CONTEXT = ts.Context({})
@@ -68,14 +69,27 @@ class StoreFiles:
         text = os.fspath(path)
         if not text:
             raise ConfigError("The path of a store is empty; name a folder ('.' is the current one).")
-        self.context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}}, _PROCESS_CONTEXT)
         self.local = None if "://" in text else Path(os.path.abspath(text))
         self.url = text.rstrip("/") if self.local is None else str(self.local)
-        spec: Any = self.url + "/" if self.local is None else {"driver": "file", "path": f"{self.local}/"}
+        settings: dict[str, Any] = {"cache_pool": {"total_bytes_limit": _CACHE_BYTES}}
+        self.context = ts.Context(settings | ({} if self.local else context_of(self.url)), _PROCESS_CONTEXT)
+        spec: Any = spec_of(self.url) if self.local is None else {"driver": "file", "path": f"{self.local}/"}
         try:
             self._kv = ts.KvStore.open(spec, context=self.context).result()
         except Exception as error:  # tensorstore has no base class for its errors
-            raise DataError(f"Cannot open the store {self.url}: {error}") from error
+            raise DataError(f"Cannot open the store {self.url}: {self.trouble(error)}") from error
+
+    @property
+    def kv(self) -> Any:
+        """The key-value store of tensorstore, for writes that depend on what is there."""
+        return self._kv
+
+    def trouble(self, error: Exception) -> str:
+        """The cause of a failure, and for a URL its remedy too."""
+        if self.local is not None:
+            return str(error)
+        cause = cause_of(error)
+        return f"{cause[0]}. {cause[1]}" if cause else plain(str(error))
 
     def name(self, key: str) -> str:
         """What a message calls the file `key`."""
@@ -99,12 +113,14 @@ class StoreFiles:
             if probe.state == "missing":
                 return None
             raise DataError(too_long)
-        except (ValueError, IndexError):
-            pass  # shorter than the limit, as it should be; other troubles repeat below
+        except (ValueError, IndexError) as error:
+            if self.local is None and cause_of(error):
+                raise DataError(f"Cannot read {self.name(key)}: {self.trouble(error)}") from error
+            # Shorter than the limit, as it should be; other troubles repeat below.
         try:
             result = self._kv.read(key).result()
         except Exception as error:
-            raise DataError(f"Cannot read {self.name(key)}: {error}") from error
+            raise DataError(f"Cannot read {self.name(key)}: {self.trouble(error)}") from error
         return None if result.state == "missing" else bytes(result.value)
 
     def write(self, key: str, value: bytes) -> None:
@@ -124,14 +140,14 @@ class StoreFiles:
             for future in [self._kv.write(key, None) for key in keys]:
                 future.result()
         except Exception as error:
-            raise DataError(f"Cannot delete files in {self.url}: {error}") from error
+            raise DataError(f"Cannot delete files in {self.url}: {self.trouble(error)}") from error
 
     def list(self, folder: str) -> list[str]:
         """Names under `folder`, relative to it, sorted."""
         try:
             found = (self._kv / f"{folder}/").list().result()
         except Exception as error:
-            raise DataError(f"Cannot list {self.name(folder)}: {error}") from error
+            raise DataError(f"Cannot list {self.name(folder)}: {self.trouble(error)}") from error
         return sorted(key.decode(errors="replace") for key in found)
 
     def clear_stale_locks(self, mine: Callable[[str], bool]) -> None:
@@ -151,4 +167,6 @@ def write_trouble(files: StoreFiles, error: Exception) -> str:
         free = shutil.disk_usage(files.local).free
         cause = f"the disk is full or a size limit is reached ({free:,} bytes free at {files.local}): {text}. "
         return cause + "Committed shards are intact; free space and run the same command again."
-    return f"{text}. Committed shards are intact; remove the cause and run the same command again."
+    if files.local is None and cause_of(error):
+        return f"{files.trouble(error)} Committed shards are intact; the same command continues after them."
+    return f"{plain(text)}. Committed shards are intact; remove the cause and run the same command again."

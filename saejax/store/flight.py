@@ -1,11 +1,12 @@
 """Shards on their way from memory to disk, in threads of their own; each counts from its commit on, in their order."""
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from saejax.core.errors import DataError
+from saejax.core.errors import BusyError, DataError, SaejaxError
 from saejax.core.threads import give_way
 from saejax.store.commits import Commit, write_commit
 from saejax.store.files import StoreFiles, write_trouble
@@ -25,17 +26,24 @@ class Flight:
     Args:
         files, header: the store.
         commits: of the shards of this part that are durable already.
+        still_ours: raises BusyError if another process writes this part now; asked before each commit.
 
     Attributes:
         commits: of all shards of this part known to be durable, in order.
     """
 
-    def __init__(self, files: StoreFiles, header: Header, commits: list[Commit]) -> None:
-        self.commits = list(commits)
+    def __init__(
+        self,
+        files: StoreFiles,
+        header: Header,
+        commits: list[Commit],
+        still_ours: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.commits, self._still_ours = list(commits), still_ours
         self._files, self._header = files, header
         self._arrays: dict[str, Any] = {}
         self._under_way: deque[Future[Commit]] = deque()
-        self._failure: DataError | None = None
+        self._failure: SaejaxError | None = None
         self._writers = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="store-writer", initializer=give_way)
         self._hashers = ThreadPoolExecutor(_HASHERS, thread_name_prefix="store-hasher", initializer=give_way)
 
@@ -106,11 +114,16 @@ class Flight:
         if before is not None:
             before.result()  # a shard counts only after those before it; their failure is this one's too
         try:
+            self._still_ours()
             write_commit(self._files, self._header, commit)
+        except BusyError as error:
+            self._failure = error
+            raise
         except DataError as error:
             raise self._failed(f"commit of shard {shard.index}: {error}") from error
         return commit
 
     def _failed(self, what: str) -> DataError:
-        self._failure = DataError(f"Store {self._files.url}: {what}")
-        return self._failure
+        failure = DataError(f"Store {self._files.url}: {what}")
+        self._failure = failure
+        return failure

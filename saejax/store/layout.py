@@ -229,4 +229,4 @@ def open_array(files: StoreFiles, kind: ArrayKind, rows: int, layout: StoreLayou
     try:
         return ts.open(spec, open=True, context=files.context).result()
     except Exception as error:
-        raise DataError(f"Store {files.url}: cannot open array {kind.name!r}: {error}") from error
+        raise DataError(f"Store {files.url}: cannot open array {kind.name!r}: {files.trouble(error)}") from error

@@ -22,6 +22,7 @@ from saejax.store.manifest import Header, Manifest, differences, flatten, read_m
 from saejax.store.order import shard_positions
 from saejax.store.parts import RowOrder
 from saejax.store.quantize import expanded
+from saejax.store.remote import cause_of
 from saejax.store.statistics import Statistics
 
 
@@ -94,10 +95,13 @@ class ArrayReader:
     def _damage(self, low: int, high: int, error: Exception) -> DataError:
         kind, shard = self._kind, low // self._layout.shard_rows
         what = "hook point" if kind.width is not None else "array"
+        # A server that does not answer has lost nothing: then the shard stays.
+        away = self._files.local is None and cause_of(error)
+        remedy = "" if away else f". {shard_remedy(self._files, shard)}"
         return DataError(
             f"Store {self._files.url}: {what} {kind.name!r}, shard {shard} "
             f"(file {kind.folder}/{kind.shard_key(shard)}), rows {low} to {high} "
-            f"cannot be read: {error}. {shard_remedy(self._files, shard)}"
+            f"cannot be read: {self._files.trouble(error)}{remedy}"
         )
 
 
@@ -243,6 +247,8 @@ def any_manifest(files: StoreFiles) -> Manifest:
     """
     manifest = read_manifest(files)
     if manifest is None:
+        if files.local is None:
+            files.list("commits")  # where there is no bucket, a read finds nothing, and a listing says so
         raise DataError(
             f"There is no store at {files.url} (no manifest.json). Make it first: saejax capture with this --config."
         )

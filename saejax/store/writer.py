@@ -6,6 +6,7 @@ shards are a pure function of the rows and the seed, and only a shard's commit f
 
 import os
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from saejax.store.intake import Shard, as_bf16_rows, as_int32_rows
 from saejax.store.layout import METADATA_NAMES, StoreLayout, arrays_of, check_hook_points
 from saejax.store.manifest import Header, check_parts, plain_json
 from saejax.store.opening import Found, take_up
+from saejax.store.remote_lease import remote_lease
 from saejax.store.statistics import zero_sums
 
 
@@ -78,7 +80,7 @@ class StoreWriter:
             ConfigError: an argument that cannot be.
             DataError: the store there has another identity, hook points, layout, seed or n_tokens (each
                 difference is listed), or is damaged, or the disk has no room for all of it.
-            BusyError: another process is writing it, or this part of it (local paths).
+            BusyError: another process is writing it, or this part of it.
         """
         layout = layout or StoreLayout()
         check_hook_points(hook_points, layout)
@@ -88,11 +90,15 @@ class StoreWriter:
             raise ConfigError(f"There is no part {part} of {parts}; parts are numbered from 0.")
         header = Header(plain_json(identity, "identity"), dict(hook_points), n_tokens, layout, int(seed), parts)
         files = StoreFiles(path)
+        own = None if parts == 1 else part
         with ExitStack() as stack:
             if files.local is not None:
-                stack.enter_context(lease(files.local, None if parts == 1 else part))
+                stack.enter_context(lease(files.local, own))
+                flight = partial(Flight, files, header)
+            else:
+                flight = partial(Flight, files, header, still_ours=stack.enter_context(remote_lease(files, own)).check)
             found = take_up(files, header, part)
-            writer = cls(files, header, part, found, Flight(files, header, found.commits))
+            writer = cls(files, header, part, found, flight(commits=found.commits))
             if not found.done:
                 writer._flight.open_arrays(n_tokens)
                 writer._held = stack.pop_all()  # the lease; a finished part needs none

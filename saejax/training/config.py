@@ -56,6 +56,13 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
     )
     log_every: int = _every(10, "Steps between rows of metrics.jsonl.", low=1)
     block_chunks: int = setting(64, "Inner chunks of the store that are shuffled together in memory.", low=1)
+    blocks_ahead: int = setting(
+        1,
+        "Blocks of block_chunks chunks that are read ahead, all at the same time; 2 more are in memory. Raise it where "
+        "train/data_wait shows that the training waits for a store in a bucket.",
+        low=1,
+        decides=False,
+    )
     shares: int = setting(
         1,
         "The store is dealt out to so many streams, and a batch is as many rows of each. Several processes then read "

@@ -137,3 +137,10 @@ def test_a_runs_config_keeps_its_meaning_when_presets_and_keys_change(monkeypatc
     # A key that came after the run was written has its default.
     del written["train"]["ema_decay"]
     assert from_json(written).train.ema_decay == TrainConfig().ema_decay
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "gs://bucket/runs", "file:///runs"])
+def test_runs_in_a_bucket_are_refused_with_what_to_mount(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"runs_dir is .*gcsfuse.*s3fs"):
+        Experiment(runs_dir=url)
+    assert Experiment(stores_dir="s3://bucket/stores").store_dir("train") == "s3://bucket/stores/run/train"

@@ -451,3 +451,13 @@ def test_batches_without_rows_count_and_end_a_store(tmp_path):
     assert contents(tmp_path / "whole") == contents(tmp_path / "broken")
     reader = StoreReader.open(tmp_path / "whole")
     assert reader.n_tokens == 128 and reader.counters == {"dropped": 15}
+
+
+def test_blocks_read_ahead_change_no_batch(store):
+    plain = Batches(StoreReader.open(store), 100, seed=1, block_chunks=2).iterate(3)
+    deep = Batches(StoreReader.open(store), 100, seed=1, block_chunks=2, ahead=5).iterate(3)
+    for _ in range(25):
+        one, two = next(plain), next(deep)
+        assert all((one[name] == two[name]).all() for name in one)
+    with pytest.raises(ConfigError, match="ahead"):
+        Batches(StoreReader.open(store), 100, seed=1, ahead=0)
