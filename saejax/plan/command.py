@@ -75,6 +75,9 @@ def of_jobs(e: Experiment, name: str, devices: int) -> tuple[StageEstimate, ...]
     on = device(name)
     virtual_devices(devices)
     found = {one.stage: one for one in estimates(e, on, devices)}
+    if e.gates.retries and "train" in found:
+        each = sum(found[name].seconds for name in ("train", "evaluate", "report"))
+        found["train"] = dataclasses.replace(found["train"], seconds=(1 + e.gates.retries) * each)
     study = [found[name] for name in OF_STUDY if name in found]
     if study:
         most = max(study, key=lambda one: one.host_bytes)

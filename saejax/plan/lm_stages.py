@@ -51,6 +51,7 @@ def capture(planned: Planned, terms: Terms) -> StageEstimate:
         tokens / (rows * length) * sum(work.flops for work in works) * terms.devices,
         "the forward pass" if forward >= host_work else "packing and writing",
         _selected(planned),
+        start=host.start,
     )
 
 
@@ -77,6 +78,7 @@ def evaluate(planned: Planned, terms: Terms) -> StageEstimate | None:
         host.start + batches * each,
         batches * work.flops,
         "the forward passes",
+        start=host.start,
     )
 
 
@@ -127,6 +129,7 @@ def report(planned: Planned, terms: Terms) -> StageEstimate | None:
         host.start + batches * each + shown * host.latent,
         batches * work.flops,
         "the forward pass" if batches * each >= shown * host.latent else "the pages",
+        start=host.start,
     )
 
 
@@ -173,6 +176,7 @@ def graphs(planned: Planned, terms: Terms) -> StageEstimate | None:
         n_graphs * operations,
         "rows",
         f"prompts of {_PROMPT} tokens, {_ACTIVE} active latents a token and layer",
+        start=terms.host.start,
     )
 
 
@@ -204,6 +208,7 @@ def interventions(planned: Planned, terms: Terms) -> StageEstimate | None:
         per_row * passes,
         "the forward passes",
         f"prompts of {_PROMPT} tokens; the cache is of `saejax steer`",
+        start=terms.host.start,
     )
 
 

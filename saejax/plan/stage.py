@@ -20,7 +20,8 @@ class StageEstimate:
             key-value cache.
         host_bytes: of the host's memory.
         disk_bytes: what it leaves on disk.
-        seconds: from start to end, without waiting for machines.
+        seconds: from start to end, without waiting for machines; `start` of them go by before the stage's own clock
+            runs: imports, loading, compilation.
         flops: floating-point operations of the whole stage.
         bound: what most of the time goes to.
         note: what was assumed; empty for nothing.
@@ -35,6 +36,7 @@ class StageEstimate:
     flops: float
     bound: str = ""
     note: str = ""
+    start: float = 0.0
 
     @property
     def device_bytes(self) -> float:

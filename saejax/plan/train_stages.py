@@ -44,6 +44,7 @@ def train(planned: Planned, terms: Terms) -> StageEstimate | None:
         host.start + seconds,
         t.steps * work.flops * terms.devices,
         _bound({"the step": each, "reading the store": read, "the loop": host.step}),
+        start=host.start,
     )
 
 
@@ -82,6 +83,7 @@ def sweep(planned: Planned, terms: Terms) -> StageEstimate | None:
     host = terms.host
     read = _read_bytes(planned, e.train) * host.read_byte
     loop = terms.together(max(seconds), read) + host.step
+    validated = _validations(planned, e.train) * _heldout_steps(planned, e.train) * max(seconds) * _FORWARD_SHARE
     members = sum(len(group.members) for group in groups)
     return StageEstimate(
         "sweep",
@@ -89,10 +91,11 @@ def sweep(planned: Planned, terms: Terms) -> StageEstimate | None:
         {"state": max(state), "batch": batch, "temporaries": temporaries},
         _PROCESS + 2 * sum(state),
         disk,
-        host.start * len(groups) ** 0.5 + e.train.steps * loop * 1.1,
+        host.start * len(groups) ** 0.5 + e.train.steps * loop + validated,
         e.train.steps * flops,
         _bound({"the step": max(seconds), "reading the store": read, "the loop": host.step}),
         f"{members} members as {len(groups)} programs",
+        start=host.start * len(groups) ** 0.5,
     )
 
 

@@ -3,6 +3,7 @@
 capture (an array of parts) -> train -> evaluate -> report -> study
 capture -> sweep (an array of programs) -> table -> study
 capture -> train, evaluate, report (an array each, of hook points) -> study
+capture -> train (the pipeline, which trains again where gates.retries says so) -> study
 """
 
 import dataclasses
@@ -101,6 +102,14 @@ def _sweep(e: Experiment, base: Words, after: Words) -> list[Job]:
 
 
 def _training(e: Experiment, base: Words, after: Words, own: Sequence[Words], processes: int) -> list[Job]:
+    if e.gates.retries:
+        if processes > 1:
+            raise ConfigError(
+                "gates.retries trains again after an evaluation, which several tasks cannot do together: set "
+                "--config.gates.retries=0, or the site file's `nodes` of train to 1."
+            )
+        # Training, evaluation and what follows from failed gates are one job.
+        return [Job("train", tuple(("pipeline", *base, *words) for words in own), after)]
     together = ("--config.parallel.processes=slurm",) if processes > 1 else ()
     train = Job("train", tuple(("train", *base, *words, *together) for words in own), after)
     if not e.lm.model:

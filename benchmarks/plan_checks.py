@@ -1,0 +1,174 @@
+"""Plans beside what happened: bytes of train steps on many meshes, and seconds of stages on this machine.
+
+    saejax calibrate
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.plan_checks --output=benchmarks/plan_checks.md
+
+Bytes: what a plan says against `memory_analysis()` of the program that the training itself compiles, and the state
+against the arrays that it allocates. Seconds: what a plan with `--device=here` says against the clocks of real stages
+(stages.json), which start when the program is compiled.
+"""
+
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from absl import app, flags
+
+from saejax.app.experiment import Experiment, default_config, experiment
+from saejax.app.records import read_stages
+from saejax.app.stages import run_capture, run_evaluate, run_train
+from saejax.app.workspace import Workspace
+from saejax.coders import Sites
+from saejax.plan.devices import HERE, device
+from saejax.plan.estimate import stage_of
+from saejax.plan.planned import Planned, mesh_of
+from saejax.training import program_of_one
+from saejax.training.profile import step_bytes
+
+_OUTPUT = flags.DEFINE_string("output", "", "The Markdown file to write; without it the tables are printed.")
+_QUICK = flags.DEFINE_bool("quick", False, "Fewer coders and widths: a minute.")
+_BYTES = flags.DEFINE_bool("bytes", True, "The table of bytes.")
+_SECONDS = flags.DEFINE_bool("seconds", True, "The table of seconds.")
+
+CODERS = ("topk", "batchtopk", "standard", "gated", "jumprelu", "matryoshka")
+WIDTHS = (512, 1024, 2048)
+# Devices along data, latent; and whether the state is spread too.
+MESHES = ((1, 1, False), (2, 1, False), (8, 1, False), (2, 2, False), (1, 4, False), (4, 1, True))
+
+
+def made(**values: Any) -> Experiment:
+    """The demo model with a few settings."""
+    config = default_config()
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    return experiment(config)
+
+
+def compiled_bytes(e: Experiment, mesh: Any) -> tuple[int, int]:
+    """(bytes of the training's own compiled step, of its state as allocated), on the fullest device."""
+    planned = Planned.of(e)
+    coder, (reads, writes) = planned.coder(), planned.work.sites
+    sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
+    program = program_of_one(coder, e.train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp)
+    step = program.compiled(np.dtype(ml_dtypes.bfloat16)).step
+    held: dict[Any, int] = {}
+    for leaf in jax.tree.leaves(program.start()):
+        for shard in leaf.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return step_bytes(step.memory_analysis()), max(held.values())  # type: ignore[attr-defined]
+
+
+def bytes_table() -> Iterator[str]:
+    """A row for each coder, width and mesh."""
+    yield "| coder | latents | data x latent | plan, MB | compiled, MB | off | state: plan, MB | allocated, MB |"
+    yield "|---|---|---|---|---|---|---|---|"
+    worst = 0.0
+    for coder in CODERS[:2] if _QUICK.value else CODERS:
+        for width in WIDTHS[:1] if _QUICK.value else WIDTHS[::2]:
+            for data, latent, fsdp in MESHES[:3] if _QUICK.value else MESHES:
+                e = made(
+                    coder__preset=coder,
+                    coder__d_sae=width,
+                    coder__k=24,
+                    train__batch_size=2048,
+                    train__tokens=204_800,
+                    parallel__mesh=(data, latent),
+                    parallel__fsdp=fsdp,
+                )
+                mesh = mesh_of(e, data * latent)
+                said = stage_of(Planned.of(e), device("h100"), data * latent, "train")
+                found, held = compiled_bytes(e, mesh)
+                off = said.device_bytes / found - 1
+                worst = max(worst, abs(off))
+                what = f"{data} x {latent}" + (", fsdp" if fsdp else "")
+                numbers = (said.device_bytes, found, said.parts["state"], held)
+                mb = [f"{count / 1e6:.2f}" for count in numbers]
+                yield f"| {coder} | {width:,} | {what} | {mb[0]} | {mb[1]} | {off:+.1%} | {mb[2]} | {mb[3]} |"
+    yield f"\nThe largest difference is {worst:.1%}."
+
+
+def seconds_table(folder: Path) -> Iterator[str]:
+    """A row for each stage that ran."""
+    yield "| stage | of | plan, s | took, s | off |"
+    yield "|---|---|---|---|---|"
+    offs = []
+    for stage, what, said, took in ran(folder):
+        off = said / took - 1
+        offs.append(abs(off))
+        yield f"| {stage} | {what} | {said:.1f} | {took:.1f} | {off:+.0%} |"
+    within = sum(off <= 0.2 for off in offs)
+    yield f"\n{within} of {len(offs)} within 20 %; the median is {statistics.median(offs):.0%}, the largest {max(offs):.0%}."
+
+
+def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
+    """(stage, what of, seconds of the plan, seconds that it took), without starting, for stages that run here."""
+    on = device(HERE)
+    common = {
+        "runs_dir": str(folder / "runs"),
+        "stores_dir": str(folder / "stores"),
+        "coder.k": 24,
+        "train.batch_size": 2048,
+        "train.tokens": 2048 * 150,
+        "eval.tokens": 65_536,
+        "capture.tokens": 300_000,
+        "capture.heldout_tokens": 16_384,
+    }
+    hooks = {"1 hook point": ("blocks.3.resid_post",), "3 hook points": tuple(f"blocks.{i}.resid_post" for i in (1, 2, 3))}
+    for what, names in hooks.items():
+        config = default_config()
+        config.update_from_flattened_dict(common | {"name": "capture", "store": what[:1], "capture.hook_points": names})
+        e = experiment(config)
+        said = stage_of(Planned.of(e), on, 1, "capture")
+        run_capture(Workspace(e))
+        stages = read_stages(e)
+        took = sum(stages[f"capture {split}"]["seconds"] for split in ("train", "heldout"))
+        yield "capture", what, said.seconds - said.start, took
+        (e.run_dir / "stages.json").unlink()
+    for coder in CODERS[:2] if _QUICK.value else CODERS:
+        for width in WIDTHS[:2] if _QUICK.value else WIDTHS:
+            settings = common | {"name": f"{coder}-{width}", "store": "1", "coder.preset": coder, "coder.d_sae": width}
+            config = default_config()
+            config.update_from_flattened_dict(settings)
+            e = experiment(config)
+            planned = Planned.of(e)
+            stages_said = {name: stage_of(planned, on, 1, name) for name in ("train", "evaluate")}
+            run_train(Workspace(e))
+            if width == WIDTHS[1]:
+                run_evaluate(Workspace(e))
+            stages = read_stages(e)
+            for name, said in stages_said.items():
+                if name in stages:
+                    yield name, f"{coder}, {width:,} latents", said.seconds - said.start, stages[name]["seconds"]
+
+
+def main(_: list[str]) -> None:
+    parts = []
+    if _BYTES.value:
+        parts += ["## Bytes of a train step", "", *bytes_table(), ""]
+    if _SECONDS.value:
+        with tempfile.TemporaryDirectory() as folder:
+            parts += ["## Seconds of stages", "", *seconds_table(Path(folder)), ""]
+    chip = jax.devices()[0].device_kind
+    head = [
+        "# Plans beside what happened",
+        "",
+        *(line.strip() and f"    {line.strip()}" for line in (__doc__ or "").splitlines()[2:4]),
+        "",
+        f"{chip}, {dataclasses.asdict(device(HERE))['source'] if _SECONDS.value else 'no calibration'}; jax "
+        f"{jax.__version__}, {date.today()}. The demo model, width 128, batches of 2,048.",
+        "",
+    ]
+    text = "\n".join([*head, *parts])
+    if _OUTPUT.value:
+        Path(_OUTPUT.value).write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    app.run(main)
