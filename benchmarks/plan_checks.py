@@ -1,14 +1,17 @@
 """Plans beside what happened: bytes of train steps on many meshes, and seconds of stages on this machine.
 
     saejax calibrate
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.plan_checks --output=benchmarks/plan_checks.md
+    export XLA_FLAGS=--xla_force_host_platform_device_count=8
+    python -m benchmarks.plan_checks --seconds=false --output=benchmarks/plan_bytes.md
+    unset XLA_FLAGS
+    python -m benchmarks.plan_checks --bytes=false --output=benchmarks/plan_seconds.md
 
 Bytes: what a plan says against `memory_analysis()` of the program that the training itself compiles, and the state
 against the arrays that it allocates. Seconds: what a plan with `--device=here` says against the clocks of real stages
 (stages.json), which start when the program is compiled.
 """
 
-import dataclasses
+import os
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +22,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.app.records import read_stages
@@ -103,7 +106,8 @@ def seconds_table(folder: Path) -> Iterator[str]:
         offs.append(abs(off))
         yield f"| {stage} | {what} | {said:.1f} | {took:.1f} | {off:+.0%} |"
     within = sum(off <= 0.2 for off in offs)
-    yield f"\n{within} of {len(offs)} within 20 %; the median is {statistics.median(offs):.0%}, the largest {max(offs):.0%}."
+    middle, most = statistics.median(offs), max(offs)
+    yield f"\n{within} of {len(offs)} are within 20 %; the median is {middle:.0%}, the largest {most:.0%}."
 
 
 def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
@@ -119,7 +123,8 @@ def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
         "capture.tokens": 300_000,
         "capture.heldout_tokens": 16_384,
     }
-    hooks = {"1 hook point": ("blocks.3.resid_post",), "3 hook points": tuple(f"blocks.{i}.resid_post" for i in (1, 2, 3))}
+    three = tuple(f"blocks.{i}.resid_post" for i in (1, 2, 3))
+    hooks = {"1 hook point": three[2:], "3 hook points": three}
     for what, names in hooks.items():
         config = default_config()
         config.update_from_flattened_dict(common | {"name": "capture", "store": what[:1], "capture.hook_points": names})
@@ -148,26 +153,21 @@ def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
 
 
 def main(_: list[str]) -> None:
-    parts = []
+    logging.set_verbosity(logging.ERROR)
+    text = [f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}, {date.today()}. The demo"]
+    text[0] += " model, width 128, batches of 2,048 activations."
     if _BYTES.value:
-        parts += ["## Bytes of a train step", "", *bytes_table(), ""]
+        text += ["", *bytes_table()]
     if _SECONDS.value:
         with tempfile.TemporaryDirectory() as folder:
-            parts += ["## Seconds of stages", "", *seconds_table(Path(folder)), ""]
-    chip = jax.devices()[0].device_kind
-    head = [
-        "# Plans beside what happened",
-        "",
-        *(line.strip() and f"    {line.strip()}" for line in (__doc__ or "").splitlines()[2:4]),
-        "",
-        f"{chip}, {dataclasses.asdict(device(HERE))['source'] if _SECONDS.value else 'no calibration'}; jax "
-        f"{jax.__version__}, {date.today()}. The demo model, width 128, batches of 2,048.",
-        "",
-    ]
-    text = "\n".join([*head, *parts])
+            text += ["", *seconds_table(Path(folder))]
+    title = "Bytes of train steps" if _BYTES.value else "Seconds of stages"
+    page = "\n".join(
+        [f"# {title}: the plan beside what happened", "", "`benchmarks/plan_checks.py` says how.", "", *text]
+    )
     if _OUTPUT.value:
-        Path(_OUTPUT.value).write_text(text, encoding="utf-8")
-    print(text)
+        Path(_OUTPUT.value).write_text(page + "\n", encoding="utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

@@ -69,19 +69,3 @@ def table(checks: Sequence[Check]) -> str:
         if check.passed is False and check.remedy:
             out += [f"      {part}" for part in check.remedy.splitlines()]
     return "\n".join(out)
-
-
-def size(count: float) -> str:
-    """Bytes in words, to three digits."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def span(seconds: float) -> str:
-    """Seconds in words."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

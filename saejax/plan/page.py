@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from saejax.plan.amounts import size, span
 from saejax.plan.choice import Choice
 from saejax.plan.devices import EFFICIENCY, Device
 from saejax.plan.estimate import OF_STUDY, Estimate
@@ -57,15 +58,16 @@ def _row(whole: Estimate, one: StageEstimate, price: float, devices: str) -> lis
     could = one.seconds * whole.devices * whole.device.bfloat16
     over = one.device_bytes > ROOM * whole.device.memory
     cells = [devices, one.stage]
-    cells += [size(sum(one.parts.get(part, 0.0) for part in parts)) for _, parts in _BYTES]
+    held = (sum(one.parts.get(part, 0.0) for part in parts) for _, parts in _BYTES)
+    cells += [size(count) if count else "" for count in held]
     cells += [f"{one.device_bytes / whole.device.memory:.0%}" + (" TOO MUCH" if over else ""), size(one.disk_bytes)]
-    cells += [duration(one.seconds), f"{hours:,.2f}", f"{one.flops / could:.1%}" if could else "", one.bound]
+    cells += [span(one.seconds), f"{hours:,.2f}", f"{one.flops / could:.1%}" if could else "", one.bound]
     return [*cells, *([f"{price * hours:,.2f}"] if price else [])]
 
 
 def _total(one: Estimate, price: float) -> list[str]:
     cells = [str(one.devices), "all", *[""] * len(_BYTES), f"{one.device_bytes / one.device.memory:.0%}"]
-    cells += [size(one.disk_bytes), duration(one.seconds), f"{one.device_hours:,.2f}", f"{one.utilisation:.1%}", ""]
+    cells += [size(one.disk_bytes), span(one.seconds), f"{one.device_hours:,.2f}", f"{one.utilisation:.1%}", ""]
     return [*cells, *([f"{price * one.device_hours:,.2f}"] if price else [])]
 
 
@@ -83,19 +85,3 @@ def below(found: Sequence[Estimate], choice: Choice, remedies: Sequence[str]) ->
     if any(one.stage in OF_STUDY for estimate in found for one in estimate.stages):
         lines.append("Stages of numbers in brackets are of `saejax study` alone, and not in the sums.")
     return lines
-
-
-def size(count: float) -> str:
-    """1.23 GB: bytes in the unit that suits; nothing for none."""
-    for unit, of in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= of:
-            return f"{count / of:,.3g} {unit}"
-    return f"{count / 1e3:,.3g} kB" if count else ""
-
-
-def duration(seconds: float) -> str:
-    """45 s, 12 min, 3.4 h, 2.1 d."""
-    for unit, of, least in (("d", 86400, 2), ("h", 3600, 1.5), ("min", 60, 2)):
-        if seconds >= least * of:
-            return f"{seconds / of:,.3g} {unit}"
-    return f"{seconds:.3g} s"

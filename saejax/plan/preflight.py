@@ -26,7 +26,8 @@ from saejax.core.errors import EXIT_PREEMPTED, SaejaxError
 from saejax.core.files import read_json
 from saejax.core.host import available_memory, resident_memory
 from saejax.parallel import check_divides, own_rows, refuse_many
-from saejax.plan.checks import Check, StagePlan, failed, is_out_of_memory, size, span, table
+from saejax.plan.amounts import size, span
+from saejax.plan.checks import Check, StagePlan, failed, is_out_of_memory, table
 from saejax.plan.trial import Trained, disk_speed, existing, sampled, short_training, temporary
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest

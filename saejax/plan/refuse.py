@@ -14,7 +14,7 @@ from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.batch import DATA
-from saejax.plan.page import size
+from saejax.plan.amounts import size
 from saejax.plan.planned import Planned
 from saejax.plan.train_stages import checkpoint_bytes, parameter_count
 from saejax.store.files import StoreFiles

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from saejax.app.experiment import Experiment, default_config, experiment
+from saejax.plan.amounts import size, span
 from saejax.plan.devices import EFFICIENCY, Device, device
 from saejax.plan.estimate import stage_of
 from saejax.plan.models import shape_of
-from saejax.plan.page import duration, size
 from saejax.plan.planned import Planned
 from saejax.plan.stage import StageEstimate
 from saejax.report.tables import markdown
@@ -99,14 +99,14 @@ def _rtx6000() -> Iterator[Claim]:
         e = _of_six(name, 50_000_000)
         capture, train = _stage(e, on, "capture"), _stage(e, on, "train")
         spent[name] = (capture.seconds, train.seconds)
-        case, said = f"{name}, 50 M tokens", duration(3600 * train_hours)
+        case, said = f"{name}, 50 M tokens", span(3600 * train_hours)
         why = "the report measured 1,050 tokens/s with GPT-2 (13 h for 50 M), and planned with minutes"
-        yield Claim(case, "capture", duration(3600 * capture_hours), duration(capture.seconds), why)
+        yield Claim(case, "capture", span(3600 * capture_hours), span(capture.seconds), why)
         reached = train.flops / e.train.steps / _TIERS[batch] / 1e12
         why = f"{_TIERS[batch]} s for a step of {batch:,} tokens is {reached:.1f} TFLOP/s"
         if name == "GPT-2":
             why += "; the report's own runs took 0.037 s for as many tokens"
-        yield Claim(case, f"training, {epochs} epochs of {batch:,}", said, duration(train.seconds), why)
+        yield Claim(case, f"training, {epochs} epochs of {batch:,}", said, span(train.seconds), why)
         if name == "GPT-2":
             why = f"state is {size(train.parts['state'])}; the rest are dense latents of {batch:,} tokens"
             yield Claim(case, "memory of the training", "4 to 5 GB", size(train.device_bytes), why)
@@ -139,7 +139,7 @@ def _scenarios(on: Device, spent: dict[str, tuple[float, float]]) -> Iterator[Cl
         ("6 models x 2.5 layers, 100 M, 4 epochs", "40 to 50 h", whole(six, 5.0, 4), "the same"),
     )
     for number, (figure, theirs, ours, why) in enumerate(rows, 1):
-        yield Claim(f"scenario {number}", figure, theirs, duration(ours), why)
+        yield Claim(f"scenario {number}", figure, theirs, span(ours), why)
 
 
 # --- Qwen2.5-3B on A100s -------------------------------------------------------------------------------------------
@@ -168,18 +168,18 @@ def _qwen() -> Iterator[Claim]:
     why = "its formula, 2 bytes x 15 x 3,584 a token, gives 215 GB for 2 M tokens; 20 GB follow from nothing in it"
     yield Claim(many, "disk of a capture of 2 M tokens", "20 GB", size(capture.disk_bytes), why)
     why = "its 2 to 3 h are for 2 x 80 prompts, with loading"
-    yield Claim(many, "time of a capture of 2 M tokens", "2 to 3 h", duration(capture.seconds), why)
+    yield Claim(many, "time of a capture of 2 M tokens", "2 to 3 h", span(capture.seconds), why)
     why = "2,048 -> 8,192, where it has 3,584 -> 14,336"
     yield Claim(case, "memory", "2 GB, 10 GB with overhead", size(train.device_bytes), why)
     each = train.flops / e.train.steps / 1e12
     why = f"0.6 to 0.9 s for a step of {each:.2f} TFLOP; a batch of 256 leaves the card idle even so"
-    yield Claim(case, "50,000 steps of 256", "8 to 12 h", duration(train.seconds), why)
+    yield Claim(case, "50,000 steps of 256", "8 to 12 h", span(train.seconds), why)
     hours = layers * train.seconds / 3600
     why = "the same; one card can train them one after the other"
     yield Claim(f"{many} as an array", "device-hours", "180", f"{hours:,.1f}", why)
     wide = of_settings(base | {"lm.model": "Qwen/Qwen2.5-7B", "capture.hook_points": ("blocks.20.mlp_out",)})
     other, case = _stage(wide, on, "train"), "one layer of 14,336, the report's width"
-    yield Claim(case, "50,000 steps of 256", "8 to 12 h", duration(other.seconds), "three times the work")
+    yield Claim(case, "50,000 steps of 256", "8 to 12 h", span(other.seconds), "three times the work")
     why = f"parameters and moments are {size(other.parts['state'])}, gradients and latents the rest"
     yield Claim(case, "memory", "2 GB", size(other.device_bytes), why)
 
@@ -213,9 +213,9 @@ def _clt() -> Iterator[Claim]:
     sent = work.sent / (EFFICIENCY["links"] * on.link)
     yield Claim(case, "memory of each of 2 devices", "not said", size(two.device_bytes), "")
     why = "163 ms are 33 % of it there, 133 of them torch.topk; saejax halves bit patterns instead"
-    yield Claim(case, "a step", "0.49 s", duration(each), why)
+    yield Claim(case, "a step", "0.49 s", span(each), why)
     why = f"{size(work.sent)} a step: the sum of what both devices decode, and counts"
-    yield Claim(case, "communication", "1.16 ms of a selection", duration(sent), why)
+    yield Claim(case, "communication", "1.16 ms of a selection", span(sent), why)
     yield Claim(case, "communication, share of the step", "below 1 %", f"{sent / each:.1%}", "a shorter step")
 
 
@@ -247,7 +247,7 @@ def _latentwire() -> Iterator[Claim]:
         if devices == 1:
             share, used = EFFICIENCY["products"], 2 * operations / on.bfloat16
             why = f"{tokens} tokens a sample at {share:.0%} of the card; its 2 samples/s are {used:.0%} of it"
-        yield Claim(case, "8 epochs of 5,000 samples", duration(3600 * hours), duration(took), why)
+        yield Claim(case, "8 epochs of 5,000 samples", span(3600 * hours), span(took), why)
 
 
 REPORTS = {

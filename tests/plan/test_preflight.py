@@ -21,7 +21,8 @@ from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError
 from saejax.core.files import write_json
 from saejax.plan import preflight, trial
-from saejax.plan.checks import Check, is_out_of_memory, size, span, table
+from saejax.plan.amounts import size, span
+from saejax.plan.checks import Check, is_out_of_memory, table
 from saejax.plan.preflight import run_preflight
 from saejax.store import StoreLayout
 

@@ -69,10 +69,7 @@ def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
         if at == len(record.attempts):
             kept = best(record.attempts)
             if not (changes := _changes(work, kept, record)):
-                settled = (
-                    "Nothing more can be changed: every change that the failed gates name was tried, does nothing "
-                )
-                settled += "to this coder, or is beyond its range."
+                settled = _SETTLED
                 console.say(f"retry: {settled}")
                 break
             record = dataclasses.replace(
