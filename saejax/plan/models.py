@@ -132,7 +132,7 @@ def shape_of(model: str, revision: str = "", backend: str = "auto") -> ModelShap
     if runs_in_torch(folder, backend):
         found = torch_shapes(folder)
         sizes = {
-            field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "modules"
+            field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "places"
         }
         return ModelShape(model, **sizes, names=found, config=None)
     return of_decoder(model, checkpoint.read_config(folder)[1])

@@ -43,10 +43,22 @@ def refuse_what_cannot_end(e: Experiment) -> None:
     if not e.lm.model:
         return
     planned = Planned.of(e)
+    if not _known(planned):
+        return  # PyTorch's model has names of its own, which it says when it is loaded
     begun = (e.run_dir / "config.json").is_file()
     _refuse_disk(planned, begun)
     if e.train.batch_size and not planned.swept and not begun:
         _refuse_memory(planned)
+
+
+def _known(planned: Planned) -> bool:
+    """Whether all hook points are; for a model that JAX runs a wrong one is an error."""
+    try:
+        return bool(planned.widths)
+    except ConfigError:
+        if all(shape.config is not None for shape in planned.models):
+            raise
+        return False
 
 
 def _refuse_disk(planned: Planned, begun: bool) -> None:

@@ -83,6 +83,7 @@ def test_any_model_of_transformers_has_a_shape_by_its_config_alone(tmp_path: Pat
     assert (shape.n_layer, shape.d_model, shape.d_mlp, shape.n_head) == (3, 48, 96, 4)
     widths = shape.names.hook_points()
     assert widths["blocks.1.resid_post"] == 48 and widths["bert.encoder.layer.2.intermediate.dense.out"] == 96
+    assert widths["bert.encoder.layer.0.output.out"] == widths["bert.encoder.layer.1.in"] == 48
     with pytest.raises(ConfigError, match=r"finds no hook point 'blocks.9.resid_post'"):
         shape.names.hook_point("blocks.9.resid_post")
     assert torch.is_tensor(module.bert.embeddings.word_embeddings.weight)

@@ -1,6 +1,7 @@
 """The shapes of any model of transformers from its config.json: PyTorch's meta device, which holds no numbers."""
 
 import dataclasses
+import functools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.points import HOOK_NAMES
+from saejax.lm.torch_hooks.hooks import watching
 from saejax.lm.torch_hooks.load import kind_of, torch_and_transformers
 from saejax.lm.torch_hooks.probe import text_config
 
@@ -25,7 +27,7 @@ class TorchShapes:
 
     Attributes:
         block, outer: parameters of one block, and of all outside of the blocks, each counted once.
-        modules: {path: numbers that it gives for each token}, of the linear maps and norms.
+        places: {path.in or path.out: width}, of the modules that pass one vector a token.
     """
 
     n_layer: int
@@ -38,13 +40,13 @@ class TorchShapes:
     context_length: int
     block: int
     outer: int
-    modules: dict[str, int] = dataclasses.field(repr=False)
+    places: dict[str, int] = dataclasses.field(repr=False)
 
     def hook_points(self) -> dict[str, int]:
-        """{hook point: width}: the names in blocks, then the outputs of modules."""
+        """{hook point: width}: the names in blocks, then the places of modules."""
         widths = dict.fromkeys(HOOK_NAMES, self.d_model) | {"mlp_act": self.d_mlp, "attn_z": self.n_head * self.d_head}
         named = {f"blocks.{i}.{name}": widths[name] for i in range(self.n_layer) for name in HOOK_NAMES}
-        return named | {f"{path}.out": width for path, width in self.modules.items()}
+        return named | self.places
 
     def hook_point(self, name: str) -> str:
         """The name itself, or a ConfigError with the nearest; a loaded model may know more names."""
@@ -85,11 +87,6 @@ def _measured(torch: Any, module: Any) -> TorchShapes:
     n_layer = max(1, len(blocks))
     width = _said(own, _WIDTH) or _usual_width(torch, module)
     heads = _said(own, _HEADS)
-    modules = {
-        path: int(one.weight.shape[0])
-        for path, one in module.named_modules()
-        if isinstance(one, torch.nn.Linear | torch.nn.LayerNorm)
-    }
     return TorchShapes(
         n_layer=n_layer,
         d_model=width,
@@ -101,8 +98,28 @@ def _measured(torch: Any, module: Any) -> TorchShapes:
         context_length=_said(own, _CONTEXT) or 2**20,
         block=inside // n_layer,
         outer=total - inside // n_layer * n_layer,
-        modules=modules,
+        places=_places(torch, module),
     )
+
+
+def _places(torch: Any, module: Any) -> dict[str, int]:
+    """Widths of what passes the modules, by a pass of four tokens without numbers."""
+    rows, widths = (1, 4), dict[str, int]()
+
+    def visit(place: str, value: Any) -> None:
+        if value.dim() == 3 and tuple(value.shape[:2]) == rows:
+            widths[place] = int(value.shape[-1])
+
+    names = [path for path, _ in module.named_modules() if path]
+    try:
+        visits = {at: functools.partial(visit, at) for name in names for at in (f"{name}.in", f"{name}.out")}
+        with torch.no_grad(), watching(module.eval(), visits):
+            module(input_ids=torch.zeros(rows, dtype=torch.long, device="meta"))
+    except Exception:  # some models look at numbers in their forward pass, and there are none
+        for path, one in module.named_modules():
+            if isinstance(one, torch.nn.Linear | torch.nn.LayerNorm):
+                widths[f"{path}.out"] = int(one.weight.shape[0])
+    return widths
 
 
 def _said(config: Any, names: tuple[str, ...]) -> int:
