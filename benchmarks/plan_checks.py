@@ -41,7 +41,7 @@ _BYTES = flags.DEFINE_bool("bytes", True, "The table of bytes.")
 _SECONDS = flags.DEFINE_bool("seconds", True, "The table of seconds.")
 
 CODERS = ("topk", "batchtopk", "standard", "gated", "jumprelu", "matryoshka")
-WIDTHS = (512, 1024, 2048)
+WIDTHS = (768, 1024, 2048)
 # Devices along data, latent; and whether the state is spread too.
 MESHES = ((1, 1, False), (2, 1, False), (8, 1, False), (2, 2, False), (1, 4, False), (4, 1, True))
 
@@ -118,7 +118,7 @@ def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
         "stores_dir": str(folder / "stores"),
         "coder.k": 24,
         "train.batch_size": 2048,
-        "train.tokens": 2048 * 150,
+        "train.tokens": 2048 * 100,
         "eval.tokens": 65_536,
         "capture.tokens": 300_000,
         "capture.heldout_tokens": 16_384,
@@ -162,9 +162,8 @@ def main(_: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             text += ["", *seconds_table(Path(folder))]
     title = "Bytes of train steps" if _BYTES.value else "Seconds of stages"
-    page = "\n".join(
-        [f"# {title}: the plan beside what happened", "", "`benchmarks/plan_checks.py` says how.", "", *text]
-    )
+    lines = [f"# {title}: the plan beside what happened", "", "`benchmarks/plan_checks.py` says how.", "", *text]
+    page = "\n".join(lines)
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(page + "\n", encoding="utf-8")
     print(page)

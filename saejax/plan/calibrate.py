@@ -47,8 +47,8 @@ Point = tuple[tuple[float, ...], float]
 
 # (width, latents, batch, k): small for a CPU, and such as fill an accelerator.
 _STEPS = {
-    "cpu": ((128, 512, 2048, 24), (128, 1024, 2048, 24), (128, 4096, 1024, 24), (256, 2048, 1024, 32)),
-    "": ((768, 6144, 4096, 32), (1024, 16384, 4096, 32), (2048, 16384, 8192, 64), (768, 24576, 2048, 32)),
+    "cpu": ((128, 512, 2048, 24), (128, 1536, 2048, 24), (256, 4096, 1024, 32)),
+    "": ((768, 6144, 4096, 32), (768, 24576, 4096, 32), (2048, 16384, 8192, 64)),
 }
 PRESETS = ("topk", "batchtopk", "standard", "gated", "jumprelu", "matryoshka")
 # (d_model, layers, rows, tokens) of models with random weights.
@@ -91,7 +91,7 @@ def run_calibrate(name: str, tell: Callable[[str], None] = say) -> Device:
     return one
 
 
-def _median(run: Callable[[], Any], least: int = 5, seconds: float = 0.6) -> float:
+def _median(run: Callable[[], Any], least: int = 5, seconds: float = 1.0) -> float:
     """Median seconds of `run`, after two that do not count."""
     for _ in range(2):
         jax.block_until_ready(run())
@@ -267,11 +267,11 @@ def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, 
         ),
         (
             lm_stages.evaluation_amounts(shape, coder, evaluation, per_eval),
-            stages["evaluate"]["seconds"] / -(-e.eval.tokens // per_eval),
+            stages["evaluate"]["seconds"] / lm_stages.batches(stages["evaluate"]["tokens"], per_eval, 1.0),
         ),
         (
             lm_stages.report_amounts(scan, coder, per_report),
-            stages["features"]["seconds"] / -(-e.report.tokens // per_report),
+            stages["features"]["seconds"] / lm_stages.batches(stages["features"]["tokens"], per_report, 1.0),
         ),
         (latents, max(0.0, pages - stages["features"]["seconds"])),
         max(0.0, whole - recorded) / 4,

@@ -21,6 +21,8 @@ _PROCESS = 1.0e9
 # How many arrays of float32 logits, and of dense latents of a block, an evaluation's program holds at once. (With
 # bfloat16 3.3 of the former, as compiled for Llama-3-8B.)
 _LOGITS, _DENSE = 3.1, 3
+# Of the tokens that are read, those that are no bos and no filling.
+_KEPT = 0.99
 # Bytes of features.json.gz and of report.html for each latent (quickstart, 2026-11-23).
 _PAGE_BYTES = 3.5e3
 # A study's prompts have about so many tokens, and so many of the latents' places in them are active.
@@ -67,7 +69,7 @@ def evaluate(planned: Planned, terms: Terms) -> StageEstimate | None:
         each = law.seconds(evaluation_amounts(shape, coder, work, rows * length))
     else:
         each = roofline(terms.device, work, terms.device.peak(e.lm.dtype))
-    batches = -(-e.eval.tokens // (rows * length))
+    count = batches(e.eval.tokens, rows * length)
     held, own = shape.n_parameters * _width(e), parameter_bytes(coder)
     return StageEstimate(
         "evaluate",
@@ -75,11 +77,16 @@ def evaluate(planned: Planned, terms: Terms) -> StageEstimate | None:
         {"language model": held, "coder": own, "temporaries": work.temporaries},
         _PROCESS + held,
         _FILES,
-        host.start + batches * each,
-        batches * work.flops,
+        host.start + count * each,
+        count * work.flops,
         "the forward passes",
         start=host.start,
     )
+
+
+def batches(tokens: float, of: int, kept: float = _KEPT) -> int:
+    """How many batches of `of` tokens are read until `tokens` are there, if a share of them is kept."""
+    return max(1, math.ceil(tokens / (of * kept)))
 
 
 def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: str) -> Footprint:
@@ -101,8 +108,8 @@ def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: st
 
 
 def evaluation_amounts(shape: ModelShape, coder: Coder, work: Footprint, tokens: int) -> tuple[float, ...]:
-    """(1, operations, logits, latents) of a batch: what its measured law is about."""
-    return 1.0, work.flops, float(tokens * shape.vocab_size), float(tokens * math.prod(coder.topology.latent_shape))
+    """(operations, logits and latents) of a batch: what its measured law is about."""
+    return work.flops, float(tokens * (shape.vocab_size + math.prod(coder.topology.latent_shape)))
 
 
 def report(planned: Planned, terms: Terms) -> StageEstimate | None:
@@ -117,7 +124,7 @@ def report(planned: Planned, terms: Terms) -> StageEstimate | None:
         each = law.seconds(report_amounts(work, coder, rows * length))
     else:
         each = roofline(terms.device, work, terms.device.peak(e.lm.dtype))
-    batches, n_latents = -(-e.report.tokens // (rows * length)), math.prod(coder.topology.latent_shape)
+    count, n_latents = batches(e.report.tokens, rows * length), math.prod(coder.topology.latent_shape)
     shown = min(e.report.max_features or n_latents, n_latents)
     held, own = shape.n_parameters * _width(e), parameter_bytes(coder)
     return StageEstimate(
@@ -126,9 +133,9 @@ def report(planned: Planned, terms: Terms) -> StageEstimate | None:
         {"language model": held, "coder": own, "temporaries": work.temporaries},
         _PROCESS + held + e.report.tokens * 64 * 12,
         _PAGE_BYTES * shown,
-        host.start + batches * each + shown * host.latent,
-        batches * work.flops,
-        "the forward pass" if batches * each >= shown * host.latent else "the pages",
+        host.start + count * each + shown * host.latent,
+        count * work.flops,
+        "the forward pass" if count * each >= shown * host.latent else "the pages",
         start=host.start,
     )
 
@@ -146,8 +153,8 @@ def report_work(
 
 
 def report_amounts(work: Footprint, coder: Coder, tokens: int) -> tuple[float, ...]:
-    """(1, operations, latents) of a batch: what its measured law is about."""
-    return 1.0, work.flops, float(tokens * math.prod(coder.topology.latent_shape))
+    """(operations, latents) of a batch: what its measured law is about."""
+    return work.flops, float(tokens * math.prod(coder.topology.latent_shape))
 
 
 def graphs(planned: Planned, terms: Terms) -> StageEstimate | None:
