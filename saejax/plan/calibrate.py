@@ -71,7 +71,7 @@ def run_calibrate(name: str, tell: Callable[[str], None] = say) -> Device:
         peaks = _peaks(platform)
         progress.advance(1, next="train steps")
         for preset in PRESETS:
-            points = [_step(preset, *sizes) for sizes in _STEPS[platform]]
+            points = [step_point(preset, *sizes) for sizes in _STEPS[platform]]
             measured[f"train.{points[0][0]}"] = fitted([point for _, point in points]).to_json()
             progress.advance(1, next="train steps")
         measured["forward"] = fitted(list(_forwards(platform))).to_json()
@@ -81,7 +81,7 @@ def run_calibrate(name: str, tell: Callable[[str], None] = say) -> Device:
         measured["evaluate"] = fitted([one.evaluate for one in found]).to_json()
         measured["report"] = fitted([one.report for one in found]).to_json()
         progress.advance(2, next="")
-        measured["host"] = _host(found, Law.from_json(measured["train.topk"], "topk"))
+        measured["host"] = host_of(found, Law.from_json(measured["train.relu"], "relu"))
     one = Device(name.lower(), _memory(chip), **peaks, source=f"measured, {chip.device_kind}", measured=measured)
     tell(
         f"calibrate: products {one.float32 / 1e9:,.0f} GFLOP/s float32, {one.bfloat16 / 1e9:,.0f} bfloat16; memory "
@@ -121,7 +121,7 @@ def _peaks(platform: str) -> dict[str, float]:
     return found | {"link": found["bandwidth"] / 2}
 
 
-def _step(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[str, Point]:
+def step_point(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[str, Point]:
     """(kind of coder, (amounts, seconds)) of a train step."""
     e = _settings({"coder.preset": preset, "coder.d_sae": d_sae, "coder.k": k, "train.batch_size": batch})
     coder = build(e.coder, [d_in], e.train.steps, [d_in])
@@ -178,19 +178,19 @@ def _forward_seconds(shape: ModelShape, names: Sequence[str], rows: tuple[int, i
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ran:
+class Ran:
     """What a small experiment took.
 
     Attributes:
         captured: (tokens, bytes on disk, seconds beside the forward pass).
-        loop: (amounts of a step, steps, seconds of the training, bytes of a batch).
+        loop: (amounts of a step, steps, seconds of the training, with one checkpoint at its end).
         evaluate, report: (amounts, seconds) of a batch.
         pages: (latents, seconds of the report beside its forward pass).
         start: seconds of the stages before their clocks began.
     """
 
     captured: tuple[float, float, float]
-    loop: tuple[tuple[float, ...], int, float, float]
+    loop: tuple[tuple[float, ...], int, float]
     evaluate: Point
     report: Point
     pages: tuple[int, float]
@@ -199,10 +199,16 @@ class _Ran:
 
 # Of the first and the second experiment.
 _VARIED: tuple[dict[str, Any], ...] = (
-    {"capture.hook_points": ("blocks.3.resid_post",), "coder.d_sae": 512, "eval.batch_rows": 8},
+    {
+        "capture.hook_points": ("blocks.3.resid_post",),
+        "coder.d_sae": 512,
+        "train.tokens": 2048 * 40,
+        "eval.batch_rows": 8,
+    },
     {
         "capture.hook_points": tuple(f"blocks.{i}.resid_post" for i in (3, 0, 1, 2)),
-        "coder.d_sae": 2048,
+        "coder.d_sae": 1536,
+        "train.tokens": 2048 * 160,
         "eval.batch_rows": 16,
     },
 )
@@ -214,15 +220,14 @@ def _settings(values: dict[str, Any]) -> Experiment:
     return experiment(config)
 
 
-def _experiment(folder: Path, number: int) -> _Ran:
+def _experiment(folder: Path, number: int) -> Ran:
     fixed = {
         "name": f"calibrate-{number}",
         "runs_dir": str(folder),
         "stores_dir": str(folder),
         "capture.tokens": 131_072,
         "capture.heldout_tokens": 4096,
-        "coder.k": 24,
-        "train.tokens": 2048 * 60,
+        "coder.preset": "standard",
         "train.batch_size": 2048,
         "train.validate_every": 0,
         "train.checkpoint_every": 10_000,
@@ -245,7 +250,7 @@ def _experiment(folder: Path, number: int) -> _Ran:
     return _read(e, work, stages, pages, whole)
 
 
-def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, whole: float) -> _Ran:
+def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, whole: float) -> Ran:
     coder, shape, length = work.build(), shape_of("demo"), e.text.context_length
     cpu = make_mesh(ParallelConfig((1, 1)), jax.devices("cpu"))
     step = step_footprint(e, coder, work.sites, cpu)
@@ -257,14 +262,9 @@ def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, 
     forward = captured["tokens"] / captured["forward_tokens_per_second"]
     stored = 2.0 * sum(shape.names.hook_points()[name] for name in e.capture.hook_points) * captured["tokens"]
     recorded = sum(one["seconds"] for one in stages.values())
-    return _Ran(
+    return Ran(
         (captured["tokens"], stored, max(0.0, captured["seconds"] - forward)),
-        (
-            train_stages.amounts(coder, step, e.train.batch_size),
-            e.train.steps,
-            train["seconds"],
-            e.train.batch_size * 256.0,
-        ),
+        (train_stages.amounts(coder, step, e.train.batch_size), e.train.steps, train["seconds"]),
         (
             lm_stages.evaluation_amounts(shape, coder, evaluation, per_eval),
             stages["evaluate"]["seconds"] / lm_stages.batches(stages["evaluate"]["tokens"], per_eval, 1.0),
@@ -278,19 +278,22 @@ def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, 
     )
 
 
-def _host(found: Sequence[_Ran], step: Law) -> dict[str, float]:
+def host_of(found: Sequence[Ran], step: Law) -> dict[str, float]:
     """The host's part, from what the experiments took beside the device's."""
     (tokens, few, alone), (_, many, more) = (one.captured for one in found)
     byte = max(0.0, more - alone) / (many - few)
     (narrow, short), (wide, long) = (one.pages for one in found)
-    loops = [
-        max(0.0, seconds / steps - step.seconds(amounts)) for amounts, steps, seconds, _ in (one.loop for one in found)
-    ]
+    # Beside its steps a training of n takes n times the loop's own work, and one checkpoint at its end.
+    (n, short_run), (m, long_run) = (
+        (steps, seconds - steps * step.seconds(amounts)) for amounts, steps, seconds in (one.loop for one in found)
+    )
+    each = max(0.0, (long_run - short_run) / (m - n))
     return {
         "token": max(0.0, alone - byte * few) / tokens,
         "stored_byte": byte,
-        "read_byte": 0.0,
-        "step": float(np.mean(loops)),
+        "read_byte": 0.0,  # part of a step here
+        "step": each,
+        "save": max(0.0, short_run - n * each),
         "latent": max(0.0, long - short) / (wide - narrow),
         "start": float(np.mean([one.start for one in found])),
     }

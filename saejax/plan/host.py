@@ -18,6 +18,7 @@ class Host:
         stored_byte: to permute, hash and write one byte of a store.
         read_byte: to read, shuffle and hand over one byte of a batch.
         step: around each train step.
+        save: to write one checkpoint, as far as the training waits for it.
         latent: to look at one latent for the report's pages.
         start: to start a stage: imports, the model, compilation.
     """
@@ -26,6 +27,7 @@ class Host:
     stored_byte: float = 1e-8
     read_byte: float = 2e-9
     step: float = 1e-3
+    save: float = 0.5
     latent: float = 5e-3
     start: float = 30.0
 

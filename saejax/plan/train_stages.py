@@ -33,7 +33,7 @@ def train(planned: Planned, terms: Terms) -> StageEstimate | None:
     read = _read_bytes(planned, t) * host.read_byte
     loop = terms.together(each, read) + host.step
     validated = _validations(planned, t) * _heldout_steps(planned, t) * each * _FORWARD_SHARE
-    seconds = t.steps * loop + validated
+    seconds = t.steps * loop + validated + saves(t) * host.save
     held = sum(planned.widths.values()) * t.block_chunks * e.capture.chunk_rows * 2 * 2
     return StageEstimate(
         "train",
@@ -91,7 +91,7 @@ def sweep(planned: Planned, terms: Terms) -> StageEstimate | None:
         {"state": max(state), "batch": batch, "temporaries": temporaries},
         _PROCESS + 2 * sum(state),
         disk,
-        host.start * len(groups) ** 0.5 + e.train.steps * loop + validated,
+        host.start * len(groups) ** 0.5 + e.train.steps * loop + validated + members * saves(e.train) * host.save,
         e.train.steps * flops,
         _bound({"the step": max(seconds), "reading the store": read, "the loop": host.step}),
         f"{members} members as {len(groups)} programs",
@@ -148,9 +148,14 @@ def _heldout_steps(planned: Planned, t: TrainConfig) -> float:
     return planned.experiment.capture.heldout_tokens / t.batch_size
 
 
+def saves(t: TrainConfig) -> int:
+    """Checkpoints that a training writes."""
+    return -(-t.steps // t.checkpoint_every)
+
+
 def checkpoint_bytes(t: TrainConfig, state: float) -> float:
     """On disk at the end of a training whose state takes so many bytes."""
-    kept = min(t.keep_checkpoints, -(-t.steps // t.checkpoint_every)) + bool(t.keep_best)
+    kept = min(t.keep_checkpoints, saves(t)) + bool(t.keep_best)
     return state * (kept + (t.steps // t.keep_every if t.keep_every else 0))
 
 
