@@ -381,7 +381,7 @@ that fit and meet the deadline, and where nothing fits, the smallest change that
                 "a100-40gb, a100-80gb, h100, h200, b200, l40s, rtx6000, rtx6000-ada, rtx4090, tpu-v4, tpu-v5e, "
                 "tpu-v5p, tpu-v6e, cpu, here (after `saejax calibrate`), or one of yours. Empty: here, else cpu.",
             ),
-            partial(flags.DEFINE_list, "devices", ["1", "2", "4", "8"], "Numbers of devices to plan for."),
+            partial(flags.DEFINE_list, "devices", ["1", "8"], "Numbers of devices to plan for."),
             partial(flags.DEFINE_string, "deadline", "", "The time that all stages may take, as 12h, 90min or 2d."),
             partial(flags.DEFINE_float, "price", 0.0, "What one device costs for an hour, in any currency."),
             partial(flags.DEFINE_boolean, "json", False, "Print the figures as JSON, in bytes and seconds."),

@@ -2,7 +2,7 @@
 
 host/memory_bytes    what the process holds                 host/cpu     share of its CPUs that the process uses
 device/memory_bytes  in use on the fullest device           device/peak_memory_bytes  the most so far
-device/utilisation   share of the time in which a kernel ran (NVIDIA, where pynvml is installed); mean over devices
+device/utilisation   share of the time in which a kernel ran (NVIDIA; by the extras cuda, cuda13); mean over devices
 loop/...             shares of the time since the row before: data, step, metrics, validation, checkpoint, other
 """
 
