@@ -11,8 +11,8 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """45 s, 12 min, 3.4 h, 2.1 d: to three digits."""
+    """45 ms, 45 s, 12 min, 3.4 h, 2.1 d: to three digits."""
     for unit, of, least in (("d", 86400, 2), ("h", 3600, 2), ("min", 60, 2)):
         if seconds >= least * of:
             return f"{seconds / of:,.3g} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{seconds:.3g} s" if seconds >= 1 or not seconds else f"{1e3 * seconds:.3g} ms"

@@ -35,6 +35,8 @@ _COLLECTIVE = re.compile(
     r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) "
     r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 )
+# Which devices take part: {{0,1},{2,3}}, or [2,2]<=[4] for groups of two.
+_GROUP, _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}"), re.compile(r"replica_groups=\[\d+,(\d+)\]")
 _ARRAY = re.compile(r"(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 
 
@@ -152,7 +154,9 @@ def bytes_on_one(tree: Any) -> float:
 def _footprint(compiled: Any, state: float, batch: float) -> Footprint:
     costs = compiled.cost_analysis() or {}
     text = compiled.as_text()
-    sizes = [_sizes(match[1]) for line in text.splitlines() if (match := _COLLECTIVE.match(line))]
+    spread = re.search(r"\bnum_partitions=(\d+)", text)
+    devices = int(spread[1]) if spread else 1
+    sizes = [sent for line in text.splitlines() if (sent := sent_by(line, devices)) > 0]
     entry = text[text.find("\nENTRY ") :]
     operations = len(re.findall(r" (?:fusion|dot|custom-call|while|conditional|sort|scatter|gather|copy)\(", entry))
     whole = step_bytes(compiled.memory_analysis())
@@ -166,6 +170,18 @@ def _footprint(compiled: Any, state: float, batch: float) -> Footprint:
         collectives=len(sizes),
         operations=operations,
     )
+
+
+def sent_by(line: str, devices: int) -> float:
+    """Bytes that each device sends for a line of a program that is compiled for so many; 0 where it is no collective.
+
+    Of n devices in a ring a sum of s bytes sends 2 s (n - 1) / n, the others s (n - 1) / n.
+    """
+    if not (match := _COLLECTIVE.match(line)):
+        return 0.0
+    listed, counted = _GROUP.search(line), _GROUPS.search(line)
+    n = len(listed[1].split(",")) if listed else int(counted[1]) if counted else devices
+    return (2 if match[2] == "all-reduce" else 1) * _sizes(match[1]) * (n - 1) / n
 
 
 def _sizes(shapes: str) -> int:

@@ -106,7 +106,7 @@ def _rtx6000() -> Iterator[Claim]:
         why = f"{_TIERS[batch]} s for a step of {batch:,} tokens is {reached:.1f} TFLOP/s"
         if name == "GPT-2":
             why += "; the report's own runs took 0.037 s for as many tokens"
-        yield Claim(case, f"training, {epochs} epochs of {batch:,}", said, span(train.seconds), why)
+        yield Claim(case, f"training, {epochs} x 50 M, batch {batch:,}", said, span(train.seconds), why)
         if name == "GPT-2":
             why = f"state is {size(train.parts['state'])}; the rest are dense latents of {batch:,} tokens"
             yield Claim(case, "memory of the training", "4 to 5 GB", size(train.device_bytes), why)

@@ -17,7 +17,7 @@ from saejax.parallel import batch_sharding, replicated
 from saejax.plan import lm_stages
 from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned, mesh_of
-from saejax.plan.programs import bytes_on_one, forward_footprint, step_program
+from saejax.plan.programs import bytes_on_one, forward_footprint, sent_by, step_footprint, step_program
 from saejax.training.profile import step_bytes
 
 MESHES = ((1, 1), (4, 1), (2, 2), (1, 4))
@@ -102,3 +102,28 @@ def test_bytes_on_one_device_are_those_of_its_shards() -> None:
         jax.ShapeDtypeStruct((5,), np.int8, sharding=replicated(mesh)),
     ]
     assert bytes_on_one(shapes) == 2 * 3 * 4 + 5
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        ("  %all-reduce.1 = f32[10,5]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add", 2 * 200 * 3 / 4),
+        ("  ROOT %r = (f32[4]{0}, bf16[2]{0}) all-reduce(%x, %y), replica_groups=[2,2]<=[4], to_apply=%add", 20.0),
+        ("  %a = pred[8]{0} all-gather(%x), replica_groups={{0,1},{2,3}}, dimensions={0}", 4.0),
+        ("  %all-reduce.2 = f32[10,5]{1,0} all-reduce(%x), replica_groups={{0},{1}}, to_apply=%add", 0.0),
+        ("  %s = f32[10]{0} all-reduce-start(%x), replica_groups={}, to_apply=%add", 2 * 40 * 3 / 4),
+        ("  %add.2 = f32[10,5]{1,0} add(%x, %y)", 0.0),
+    ],
+)
+def test_what_a_collective_sends(line: str, sent: float) -> None:
+    assert sent_by(line, 4) == sent
+
+
+def test_a_step_on_one_device_sends_nothing_and_on_several_at_least_its_gradients() -> None:
+    e = made(coder__preset="standard")
+    alone, several = (
+        step_footprint(e, Planned.of(e).coder(), Planned.of(e).work.sites, mesh_of(e, n, jax.devices())) for n in (1, 4)
+    )
+    gradients = 4 * (2 * 128 * 256 + 256 + 128)
+    assert alone.sent == alone.collectives == 0
+    assert 2 * gradients * 3 / 4 <= several.sent <= 1.2 * 2 * gradients * 3 / 4
