@@ -4,6 +4,7 @@ Tokens that are read but not stored (bos, padding) are left out, and of a select
 counts as stored: then more text is read than is said here.
 """
 
+import dataclasses
 import math
 
 from saejax.app.experiment import Experiment
@@ -11,10 +12,9 @@ from saejax.coders import Coder
 from saejax.kernels.batch import DATA
 from saejax.plan.laws import law_of, roofline
 from saejax.plan.models import ModelShape
-from saejax.plan.planned import Planned
+from saejax.plan.planned import Planned, parameter_count
 from saejax.plan.programs import Footprint, forward_footprint
 from saejax.plan.stage import StageEstimate, Terms
-from saejax.plan.train_stages import parameter_count
 
 # Of a process that has imported everything and holds no arrays.
 _PROCESS = 1.0e9
@@ -30,27 +30,42 @@ _PROMPT, _ACTIVE = 64, 32
 _FILES = 1e6
 
 
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """The forward passes of all models: bytes on the fullest device; seconds and operations of one token."""
+
+    parts: dict[str, float]
+    seconds: float
+    flops: float
+
+
+def passes(planned: Planned, terms: Terms) -> Passes:
+    """What reads the hook points of an experiment."""
+    e, length = planned.experiment, planned.experiment.text.context_length
+    rows = -(-(e.capture.batch_rows or 32) // terms.mesh.shape[DATA]) * terms.mesh.shape[DATA]
+    own = [(shape, _own(planned, i)) for i, shape in enumerate(planned.models)]
+    works = [forward_footprint(shape, names, (rows, length), e.lm.dtype, terms.mesh) for shape, names in own if names]
+    each = sum(_forward_seconds(terms, work, e.lm.dtype) for work in works)
+    flops = sum(work.flops for work in works) * terms.devices
+    return Passes(_sum(works), each / (rows * length), flops / (rows * length))
+
+
 def capture(planned: Planned, terms: Terms) -> StageEstimate:
     """Text through the model, and activations to disk."""
-    e, host = planned.experiment, terms.host
-    c, length = e.capture, e.text.context_length
-    rows = -(-(c.batch_rows or 32) // terms.mesh.shape[DATA]) * terms.mesh.shape[DATA]
-    parts = [(shape, _own(planned, i)) for i, shape in enumerate(planned.models)]
-    works = [forward_footprint(shape, names, (rows, length), e.lm.dtype, terms.mesh) for shape, names in parts if names]
-    each = sum(_forward_seconds(terms, work, e.lm.dtype) for work in works)
+    c, host, found = planned.experiment.capture, terms.host, passes(planned, terms)
     tokens = (0 if c.into == "training" else c.tokens) + c.heldout_tokens
     stored = planned.store_bytes()
     host_work = tokens * host.token + sum(stored.values()) * host.stored_byte
-    forward = tokens / (rows * length) * each
+    forward = tokens * found.seconds
     shards = c.shard_rows * sum(planned.widths.values()) * 2
     return StageEstimate(
         "capture",
         terms.devices,
-        _sum(works),
-        _PROCESS + 3 * shards + sum(work.state for work in works),
+        found.parts,
+        _PROCESS + 3 * shards + found.parts["language model"],
         sum(stored.values()),
         host.start + terms.together(forward, host_work),
-        tokens / (rows * length) * sum(work.flops for work in works) * terms.devices,
+        tokens * found.flops,
         "the forward pass" if forward >= host_work else "packing and writing",
         _selected(planned),
         start=host.start,

@@ -156,3 +156,10 @@ def mesh_of(e: Experiment, devices: int, virtual: Sequence[Any] | None = None) -
             f"A plan for {devices} devices needs as many virtual ones, and this process has {len(there)}."
         )
     return make_mesh(ParallelConfig(shape), there)
+
+
+@functools.lru_cache(maxsize=256)
+def parameter_count(coder: Coder) -> int:
+    """Numbers that a coder learns."""
+    shapes = jax.eval_shape(coder.init, jax.random.key(0))
+    return sum(math.prod(one.shape) for one in jax.tree.leaves(shapes))

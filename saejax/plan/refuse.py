@@ -15,8 +15,8 @@ from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.batch import DATA
 from saejax.plan.amounts import size
-from saejax.plan.planned import Planned
-from saejax.plan.train_stages import checkpoint_bytes, parameter_count
+from saejax.plan.planned import Planned, parameter_count
+from saejax.plan.train_stages import checkpoint_bytes
 from saejax.store.files import StoreFiles
 from saejax.store.space import bytes_on_disk
 from saejax.training.batch_size import room_on

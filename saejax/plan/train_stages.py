@@ -1,17 +1,16 @@
 """Training and sweeps: state, batch and temporaries of the compiled step; seconds of steps, reading, validation."""
 
-import functools
 import math
 
-import jax
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
 from saejax.coders import Coder
 from saejax.kernels.batch import LATENT
 from saejax.parallel import ParallelConfig, make_mesh
+from saejax.plan import lm_stages
 from saejax.plan.laws import law_of, roofline, training_peak
-from saejax.plan.planned import Planned
+from saejax.plan.planned import Planned, parameter_count
 from saejax.plan.programs import Footprint
 from saejax.plan.stage import StageEstimate, Terms
 from saejax.training.config import TrainConfig
@@ -35,15 +34,32 @@ def train(planned: Planned, terms: Terms) -> StageEstimate | None:
     validated = _validations(planned, t) * _heldout_steps(planned, t) * each * _FORWARD_SHARE
     seconds = t.steps * loop + validated + saves(t) * host.save
     held = sum(planned.widths.values()) * t.block_chunks * e.capture.chunk_rows * 2 * 2
+    parts = {"state": work.state, "batch": work.batch, "temporaries": work.temporaries}
+    flops = t.steps * work.flops * terms.devices
+    streaming = 0.0
+    if e.capture.into == "training":  # the model runs beside it, on the same devices
+        passes = lm_stages.passes(planned, terms)
+        streaming = t.tokens * (passes.seconds + host.token)
+        parts |= {"language model": passes.parts["language model"]}
+        parts["temporaries"] = max(parts["temporaries"], passes.parts["temporaries"])
+        flops += t.tokens * passes.flops
+        held = 2 * e.capture.buffer_rows * sum(planned.widths.values()) * 2
     return StageEstimate(
         "train",
         terms.devices,
-        {"state": work.state, "batch": work.batch, "temporaries": work.temporaries},
+        parts,
         _PROCESS + held + 2 * work.state,
         checkpoint_bytes(t, work.state * (terms.devices if e.parallel.fsdp else terms.mesh.shape[LATENT])),
-        host.start + seconds,
-        t.steps * work.flops * terms.devices,
-        _bound({"the step": each, "reading the store": read, "the loop": host.step}),
+        host.start + seconds + streaming,
+        flops,
+        _bound(
+            {
+                "the step": each,
+                "reading the store": read,
+                "the loop": host.step,
+                "the language model": streaming / t.steps,
+            }
+        ),
         start=host.start,
     )
 
@@ -123,13 +139,6 @@ def kind_of(coder: Coder) -> str:
     """What a step's speed depends on besides amounts: how it selects, and whether it decodes prefixes."""
     nested = any("matryoshka" in term.name for term in coder.terms)
     return "matryoshka" if nested else type(coder.sparsity).__name__.lower()
-
-
-@functools.lru_cache(maxsize=256)
-def parameter_count(coder: Coder) -> int:
-    """Numbers that a coder learns."""
-    shapes = jax.eval_shape(coder.init, jax.random.key(0))
-    return sum(math.prod(one.shape) for one in jax.tree.leaves(shapes))
 
 
 def _read_bytes(planned: Planned, t: TrainConfig) -> float:

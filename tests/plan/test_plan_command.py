@@ -126,6 +126,15 @@ def test_a_batch_size_that_is_to_be_found_is_found_for_the_device() -> None:
     assert found.parts["batch"] in [2**n * 128 * 2 for n in range(8, 17)]
 
 
+def test_a_training_straight_from_the_model_has_the_model_beside_it() -> None:
+    both = (estimates(made(capture__into=into), device("h100"), 1) for into in ("store", "training"))
+    plain, streamed = ({one.stage: one for one in stages} for stages in both)
+    assert streamed["train"].parts["language model"] == streamed["capture"].parts["language model"] > 1e6
+    assert streamed["train"].seconds > plain["train"].seconds and streamed["train"].flops > 2 * plain["train"].flops
+    assert streamed["capture"].disk_bytes < plain["capture"].disk_bytes / 10
+    assert "language model" not in plain["train"].parts
+
+
 def test_others_get_the_stages_as_they_are() -> None:
     stages = {one.stage: one for one in estimates(made(), device("h100"), 1)}
     assert set(stages) == {"capture", "train", "evaluate", "report", "graphs", "interventions"}
