@@ -55,9 +55,9 @@ class Place:
 
     def submit(self, name: str, settings: Mapping[str, object], site: str = "") -> "Jobs":
         """The jobs of quickstart:tiny with these settings, handed over."""
-        (self.folder / f"{name}.yaml").write_text(site)
+        (self.folder / f"{name}.yaml").write_text(f'gpus: ""\n{site}')
         words = [f"--config.{key}={value}" for key, value in ({"name": name} | dict(settings)).items()]
-        words += [f"--out={name}-jobs", f"--site={name}.yaml", "--device=cpu"]
+        words += [f"--out={name}-jobs", f"--site={name}.yaml"]
         made = self.saejax("jobs", "slurm", "--config=quickstart:tiny", *words)
         check(made.returncode == 0, made.stdout + made.stderr)
         script = self.folder / f"{name}-jobs" / "submit.sh"

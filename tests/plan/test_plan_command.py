@@ -12,7 +12,7 @@ import pytest
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.core.errors import ConfigError, DataError
 from saejax.plan import estimates
-from saejax.plan.command import run_plan, run_reports, seconds
+from saejax.plan.command import of_jobs, run_plan, run_reports, seconds
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
 from saejax.plan.planned import Planned
@@ -139,6 +139,16 @@ def test_others_get_the_stages_as_they_are() -> None:
     stages = {one.stage: one for one in estimates(made(), device("h100"), 1)}
     assert set(stages) == {"capture", "train", "evaluate", "report", "graphs", "interventions"}
     assert all(one.seconds > 0 and one.device_bytes > 0 for one in stages.values())
+
+
+def test_jobs_get_a_study_as_one_stage_and_retries_as_one_training() -> None:
+    plain = {one.stage: one for one in of_jobs(made(), "h100", 1)}
+    again = {one.stage: one for one in of_jobs(made(gates__retries=2), "h100", 1)}
+    assert plain["study"].seconds == plain["graphs"].seconds + plain["interventions"].seconds
+    each = sum(plain[name].seconds for name in ("train", "evaluate", "report"))
+    assert again["train"].seconds == pytest.approx(3 * each)
+    with pytest.raises(ConfigError, match="Unknown device 'gpu'"):
+        of_jobs(made(), "gpu", 1)
 
 
 def reported(name: str) -> str:
