@@ -246,3 +246,26 @@ def test_new_overwrites_where_it_is_told_to_and_says_what_is_next(tmp_path: Path
     assert wrong.returncode == 2 and wrong.stderr == (
         "error: Give one name, got 0, as in: saejax new mine --from=quickstart\n"
     )
+
+
+_AT_WORK = """
+import os, signal, sys
+from saejax.app import cli
+signal.signal(signal.SIGTERM, cli._stop)
+with cli.guarded():
+    import jax, jax.numpy as jnp
+    work = jax.jit(lambda a: jax.lax.fori_loop(0, 400, lambda _, x: jnp.sin(x @ a), a))
+    a = jnp.ones((500, 500)) / 500
+    work(a).block_until_ready()
+    found = [work(a + i) for i in range(3)]  # they go on while the process ends
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    jax.block_until_ready(found)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
+def test_a_signal_amid_computing_ends_with_its_code_and_not_in_a_crash(name: str, code: int) -> None:
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", _AT_WORK, name], capture_output=True, text=True, check=False)
+        assert (done.returncode, "Fatal" in done.stderr) == (code, False), done.stderr[-2000:]
+        assert "the same command continues" in done.stderr
