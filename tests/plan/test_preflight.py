@@ -204,10 +204,10 @@ def test_a_model_in_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_signal_at_any_moment_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "saejax", "preflight", "--config=quickstart:tiny", "--config.gates.r2=2"]
     for seconds in (0, 5, 10, 15):
-        process = subprocess.Popen(command, cwd=tmp_path, env=one_device(), stdout=subprocess.PIPE)
-        assert process.stdout is not None and process.stdout.readline()  # before it, Python itself is at its start
-        time.sleep(seconds)
-        os.kill(process.pid, number)
-        process.stdout.close()
-        assert process.wait(timeout=120) in (75, 130, 1)
+        with subprocess.Popen(command, cwd=tmp_path, env=one_device(), stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline()  # before it, Python itself is at its start
+            time.sleep(seconds)
+            os.kill(process.pid, number)
+            process.communicate(timeout=120)
+        assert process.returncode in (75, 130, 1)
         assert files(tmp_path) == []
