@@ -39,9 +39,9 @@ class Workspace:
     """
 
     experiment: Experiment
-    named: Named | None = None
     _lm: Model | None = None
     _source: Source | None = None
+    named: Named | None = None
 
     @property
     def lm(self) -> Model:

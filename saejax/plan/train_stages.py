@@ -9,7 +9,8 @@ from saejax.coders import Coder
 from saejax.kernels.batch import LATENT
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.plan import lm_stages
-from saejax.plan.laws import law_of, roofline, training_peak
+from saejax.plan.devices import Device
+from saejax.plan.laws import Law, law_of, roofline, training_peak
 from saejax.plan.planned import Planned, parameter_count
 from saejax.plan.programs import Footprint
 from saejax.plan.stage import StageEstimate, Terms
@@ -117,7 +118,7 @@ def sweep(planned: Planned, terms: Terms) -> StageEstimate | None:
 
 def step_seconds(terms: Terms, coder: Coder, work: Footprint, e: Experiment) -> float:
     """One train step."""
-    law = law_of(terms.device, f"train.{kind_of(coder)}")
+    law = law_of_step(terms.device, coder)
     if law is not None and terms.devices == 1:
         return law.seconds(amounts(coder, work, e.train.batch_size))
     return roofline(terms.device, work, training_peak(terms.device, e.coder.matmul_dtype))
@@ -136,9 +137,16 @@ def amounts(coder: Coder, work: Footprint, batch_size: int) -> tuple[float, ...]
 
 
 def kind_of(coder: Coder) -> str:
-    """What a step's speed depends on besides amounts: how it selects, and whether it decodes prefixes."""
-    nested = any("matryoshka" in term.name for term in coder.terms)
-    return "matryoshka" if nested else type(coder.sparsity).__name__.lower()
+    """What a step's speed depends on besides amounts: how it selects, and the terms of its loss."""
+    return f"{type(coder.sparsity).__name__.lower()}.{'+'.join(sorted(term.name for term in coder.terms))}"
+
+
+def law_of_step(device: Device, coder: Coder) -> Law | None:
+    """What was measured of such steps; of other losses with the same selection where there is nothing else."""
+    kind = kind_of(coder)
+    alike = f"train.{kind.partition('.')[0]}."
+    names = [f"train.{kind}", *(name for name in device.measured if name.startswith(alike))]
+    return next((law for name in names if (law := law_of(device, name))), None)
 
 
 def _read_bytes(planned: Planned, t: TrainConfig) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from saejax.core.errors import ConfigError
-from saejax.plan import calibrate
+from saejax.plan import calibrate, train_stages
 from saejax.plan.calibrate import Ran, host_of, run_calibrate
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
@@ -13,6 +13,9 @@ from saejax.plan.host import Host
 from saejax.plan.laws import Law, law_of
 from saejax.plan.planned import Planned
 from saejax.plan.reports import of_settings
+from saejax.plan.train_stages import law_of_step
+
+ALL = ("topk", "standard", "gated", "p_anneal")
 
 
 def ran(tokens: float, stored: float, beside: float, latents: int, pages: float, steps: int) -> Ran:
@@ -41,7 +44,7 @@ def test_a_step_is_measured_with_the_amounts_that_a_plan_has_of_it() -> None:
             }
         )
     )
-    assert kind == "relu" and 0 < seconds < 5
+    assert kind == train_stages.kind_of(planned.coder()) == "relu.l1+mse" and 0 < seconds < 5
     assert amounts[0] == 1 and amounts[3] == 0 and amounts[4] == 2 * 16 * 64 + 64 + 16
     assert planned.coder().topology.d_sae == 64
 
@@ -59,7 +62,9 @@ def test_a_calibrated_machine_is_planned_by_its_own_laws(tmp_path: Path, monkeyp
     lines: list[str] = []
     run_calibrate("mine", lines.append)
     mine = device("mine")
-    assert law_of(mine, "train.topk") and law_of(mine, "forward") and not law_of(mine, "train.gated")
+    steps = {preset: law_of_step(mine, Planned.of(of_settings({"coder.preset": preset})).coder()) for preset in ALL}
+    assert steps["topk"] and steps["standard"] and steps["standard"] is not steps["topk"] and not steps["gated"]
+    assert steps["p_anneal"] == steps["standard"] and law_of(mine, "forward")
     assert Host.of(mine).token > 0 and mine.bandwidth > 1e8 and "kept as 'mine'" in lines[-1]
     e = of_settings(
         {"coder.preset": "standard", "coder.d_sae": 1024, "train.batch_size": 2048, "train.tokens": 204_800}
