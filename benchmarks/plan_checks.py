@@ -66,6 +66,7 @@ def compiled_bytes(e: Experiment, mesh: Any) -> tuple[int, int]:
     for leaf in jax.tree.leaves(program.start()):
         for shard in leaf.addressable_shards:
             held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    # A compiled step is typed as the function that it is; these attributes are jax's.
     return step_bytes(step.memory_analysis()), max(held.values())  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -129,9 +129,9 @@ class Cluster:
                 words, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
 
-    def _wait(self, true: object, seconds: float = 30) -> None:
+    def _wait(self, true: Callable[[], object], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
-        while not true():  # type: ignore[operator]
+        while not true():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Slurm does not come up; its logs are in {self.folder}.")
             time.sleep(0.2)

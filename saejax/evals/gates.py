@@ -36,8 +36,9 @@ class GateConfig(Settings, section="gates"):
     )
     retries: int = setting(
         0,
-        "When a gate fails, `saejax pipeline` changes what the gate says and trains again from the stored activations, "
-        "so many times at most, as runs/<name>/attempt-1, attempt-2. The best is kept. Sweeps are not tried again.",
+        "How often `saejax pipeline` may train again when a gate fails. Each time it changes what the gate names, and "
+        "trains from the stored activations into runs/<name>/attempt-1, attempt-2. The best is kept. Sweeps are not "
+        "tried again.",
         low=0,
         high=9,
     )

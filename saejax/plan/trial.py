@@ -86,6 +86,7 @@ def disk_speed(folder: str, hook_points: Mapping[str, int], layout: StoreLayout)
     tokens = {name: np.zeros(block, np.int32) for name in ("token_id", "document", "position")}
     started = time.perf_counter()
     how = {"identity": {"imported": "preflight"}, "hook_points": dict(hook_points), "n_tokens": n, "layout": layout}
+    # `how` holds the writer's own arguments, of several types.
     with StoreWriter.open(path, **how) as writer:  # type: ignore[arg-type]
         for i in range(-(-n // block)):
             writer.append(values, tokens, cursor={"batch": i})

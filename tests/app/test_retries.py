@@ -50,6 +50,7 @@ def told(run: Path) -> dict[str, Any]:
     content = json.loads((run / "attempts.json").read_text())
     for one in content["attempts"]:
         one["gates"] = [gate for gate in one["gates"] if gate["name"] != "runtime"]
+    # JSON, whose type nobody knows.
     return content  # type: ignore[no-any-return]
 
 
@@ -60,6 +61,7 @@ def test_the_best_is_kept_and_load_gives_it(done: Path) -> None:
     (change,) = record.attempts[1].changes
     assert (change.key, change.before, change.after, change.gates) == ("coder.k", 8, 12, ("relative_error",))
     own, kept = saejax.load(run / "attempt-0"), saejax.load(run)
+    # Both are TopK, which has k.
     assert own.coder.sparsity.k.end == 8 and kept.coder.sparsity.k.end == 12  # type: ignore[attr-defined]
     assert kept.origin.source == str(run / "attempt-1") and "attempt-1 of" in kept.origin.notes[0]
     assert kept.fingerprint() == saejax.load(run / "attempt-1").fingerprint() and not own.origin.notes
@@ -111,6 +113,7 @@ def test_a_bar_that_is_passed_ends_it(copy: Path, capsys: pytest.CaptureFixture[
     e = tried(copy, relative_error=error * 1.001)
     run_evaluate(Workspace(e), redo=True)
     assert run_pipeline(Workspace(e)) == 0
+    # None would fail here, as it should.
     assert read_record(run).kept == "attempt-1" and not (run / "escalation.md").exists()  # type: ignore[union-attr]
     assert "attempt-1 is kept. It passes 5 of the 5" in capsys.readouterr().out
 

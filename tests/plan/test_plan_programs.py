@@ -47,6 +47,7 @@ def test_state_and_batch_are_what_a_training_holds_on_its_fullest_device(mesh: t
             held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
     assert work.state == max(held.values())
     assert work.batch == 64 // mesh[0] * 128 * 2
+    # A compiled step is typed as the function that it is; memory_analysis is jax's.
     assert work.bytes == pytest.approx(step_bytes(program.step.memory_analysis()), rel=1e-6)  # type: ignore[attr-defined]
 
 

@@ -120,6 +120,7 @@ def object_store() -> Iterator[ObjectStore]:
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, **quiet) as server:  # type: ignore
         try:
+            # It was opened with a pipe.
             store = ObjectStore(f"http://127.0.0.1:{int(server.stdout.readline())}")  # type: ignore[union-attr]
             assert store.ask("PUT", f"/{BUCKET}")[0] == 200
             with _proxy(store):

@@ -170,6 +170,7 @@ def from_rows(rows: object, where: str) -> tuple[Job, ...]:
     """
     jobs: list[Job] = []
     try:
+        # It is whatever the file holds: what cannot be iterated raises the TypeError below.
         for row in rows:  # type: ignore[attr-defined]
             tasks = tuple(tuple(map(_text, task)) for task in row["tasks"])
             job = Job(_text(row["name"]), tasks, tuple(map(_text, row["after"])), row["each"] is True)
