@@ -38,7 +38,7 @@ class Runs:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every run, those that moved last first."""
-        names = {name: sweep for name, sweep in _found(self.root, self.root, _DEPTH)}
+        names = dict(_found(self.root, self.root, _DEPTH))
         self._kept = {name: kept for name, kept in self._kept.items() if name in names}
         rows = [self.row(name, sweep) for name, sweep in names.items()]
         return sorted(rows, key=lambda row: (-row["updated"], row["name"]))
