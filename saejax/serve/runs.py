@@ -148,11 +148,14 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
     failed = [str(gate.get("name")) for gate in gates or [] if not gate.get("passed")]
     last = last_rows(folder / "metrics.jsonl")
     step = last.get("step")
+    config = _of_config(folder)
+    if evaluation is not None:
+        config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
     checkpoints = folder / "checkpoints"
     return {
         "name": name,
         "sweep": sweep,
-        **_of_config(folder),
+        **config,
         "step": step,
         "tokens": last.get("tokens"),
         "tokens_per_second": last.get("train/tokens_per_second"),
@@ -167,7 +170,8 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         **_attempts(folder),
         "evaluated": _evaluated(folder),
         "updated": _updated(folder),
-    } | _left(folder, last)
+        "seconds_left": _left(config["steps"], last),
+    }
 
 
 def _of_config(folder: Path) -> dict[str, Any]:
@@ -190,13 +194,12 @@ def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, A
     return found | {name: metrics[key] for name, key in _OF_EVAL.items() if metrics.get(key) is not None}
 
 
-def _left(folder: Path, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds left at the last pace."""
-    config = _of_config(folder)
-    steps, step, tokens, rate = (config["steps"], *map(last.get, ("step", "tokens", "train/tokens_per_second")))
+def _left(steps: int | None, last: Mapping[str, Any]) -> float | None:
+    """Seconds left at the last pace; None where it is not known."""
+    step, tokens, rate = map(last.get, ("step", "tokens", "train/tokens_per_second"))
     if not (steps and step and tokens and rate):
-        return {"seconds_left": None}
-    return {"seconds_left": max(0, steps - step) * (tokens / step) / rate}
+        return None
+    return max(0, steps - step) * (tokens / step) / rate
 
 
 def _attempts(folder: Path) -> dict[str, Any]:
