@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import planted_experiment
 from tiny.served import RUN, Served, copied, served
 
+from saejax.app.stages import run_train
+from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError
 from saejax.core.lease import LOCK, lease
 from saejax.core.metrics import JsonlWriter, last_rows, read_metrics
@@ -97,6 +100,13 @@ def test_the_figures_are_those_of_the_files(tmp_path: Path) -> None:
     with (tmp_path / "half" / "metrics.jsonl").open("a") as torn:
         torn.write('{"step": 30, "train/fve": 0.3}\n{"step": 32, "tra')
     assert (runs.row("half")["step"], runs.row("half")["fve"]) == (30, 0.3)
+
+
+def test_a_training_that_stopped_by_its_own_rule_is_done(tmp_path: Path) -> None:
+    e = planted_experiment(tmp_path, "early", early_stop_patience=1, validate_every=2, lr=1e-9)
+    assert run_train(Workspace(e)) == 0
+    row = Runs(Path(e.runs_dir)).row("early")
+    assert row["step"] < row["steps"] and row["state"] == "trained" and row["seconds_left"] is None
 
 
 def test_last_rows_are_the_newest_values(tmp_path: Path) -> None:
