@@ -38,7 +38,8 @@ class Cache:
             coming = self._coming.get(key)
             if coming is None:
                 self._misses += 1
-                self._coming[key] = own = Future()
+                own: Future[Any] = Future()
+                self._coming[key] = own
             else:
                 self._hits += 1
         if coming is not None:

@@ -55,7 +55,9 @@ class Worker:
             if future.done():  # the work's own error is of this kind
                 raise
             future.cancel()
-            raise Problem(504, f"This took longer than {limit:g} s. Ask for less, or again when less is asked.") from None
+            raise Problem(
+                504, f"This took longer than {limit:g} s. Ask for less, or again when less is asked."
+            ) from None
 
     def close(self) -> None:
         """Begin nothing more; what waits is cancelled."""

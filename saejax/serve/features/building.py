@@ -92,7 +92,9 @@ class Indexes:
         with self._lock:
             if key not in self._making and key not in self._failed and not self._closed:
                 arguments = (key, source, index, small)
-                self._making[key] = threading.Thread(target=self._make, args=arguments, name="saejax-index", daemon=True)
+                self._making[key] = threading.Thread(
+                    target=self._make, args=arguments, name="saejax-index", daemon=True
+                )
                 self._making[key].start()
             return self._making.get(key)
 
@@ -121,7 +123,9 @@ class Indexes:
         with self._lock:
             if self._closed:
                 return
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
             self._processes.add(process)
         said = process.communicate()[1].decode(errors="replace").strip()
         with self._lock:

@@ -131,7 +131,7 @@ class _Pieces:
 
 def _first_pass(source: Path, folder: Path, tell: Tell) -> tuple[dict[str, Any], np.ndarray]:
     """(what stands beside the features, their ids [F]): their JSON and columns are written, their tokens wait."""
-    columns = {"id": array("q"), "density": array("d"), "strongest": array("d")}
+    columns: dict[str, array[Any]] = {"id": array("q"), "density": array("d"), "strongest": array("d")}
     with _Pieces(folder, "features") as kept, (folder / "waiting").open("w", encoding="utf-8") as waiting:
 
         def keep(feature: dict[str, Any], text: str) -> None:

@@ -66,6 +66,7 @@ class FeatureTable:
 
     Attributes:
         source: the features.json.gz, for messages.
+        key: the index's name: another one for another state of the file.
         head: what the file says beside its features: hook_point, model, d_sae, n_tokens, step.
         ids, density, strongest: [F], in the file's order.
         dead: how many never fired.
@@ -75,7 +76,7 @@ class FeatureTable:
     """
 
     def __init__(self, source: Path, index: Path):
-        self.source = source
+        self.source, self.key = source, index.name
         self.head = read_json(index / "index.json")
         try:
             if self.head["version"] != VERSION:
@@ -83,7 +84,9 @@ class FeatureTable:
             columns = {name: np.load(index / f"{name}.npy", allow_pickle=False) for name in COLUMNS}
             self._pieces = {name: _Pieces(index, name) for name in ("features", "vocab", "top", *SCOPES)}
             count = int(self.head["features"])
-            lengths = {len(one) for one in (*columns.values(), *(self._pieces[n] for n in ("features", "top", *SCOPES)))}
+            lengths = {
+                len(one) for one in (*columns.values(), *(self._pieces[n] for n in ("features", "top", *SCOPES)))
+            }
             if lengths != {count}:
                 raise ValueError(f"it should have {count} rows, and has {sorted(lengths)}")
         except (OSError, ValueError, KeyError, TypeError) as error:
