@@ -21,7 +21,7 @@ from saejax.serve.site import Site
 PORT = 8765
 _PORTS = 20
 _MISSING = "The page needs FastAPI, uvicorn and websockets: pip install 'saejax[serve]'"
-# Told to JAX in this process and not to its jobs: a model that answers questions leaves the accelerator to the trainings.
+# Told to JAX in this process and not to its jobs: a model that answers questions leaves the accelerator to trainings.
 OWN_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
