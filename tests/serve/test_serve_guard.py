@@ -133,7 +133,11 @@ def test_long_requests_are_refused(server: Served) -> None:
     status, body, _ = raw(server, "POST", "/api/encode", prompt, Content_Type="application/json")
     assert status == 413, body
     assert raw(server, "GET", "/api/runs/" + "a" * 70_000)[0] in (400, 404, 414)
-    assert raw(server, "GET", "/api/runs", X="b" * 1_000_000)[0] == 400
+    try:
+        status = raw(server, "GET", "/api/runs", X="b" * 1_000_000)[0]
+    except ConnectionError:  # closed while it was still sent
+        status = 400
+    assert status == 400
 
 
 def test_slow_requests_end(server: Served) -> None:
