@@ -167,6 +167,12 @@ def _jobs(line: Line) -> int:
     return run_jobs(line.words, line.config, line.flags, line.given, found)
 
 
+def _serve(line: Line) -> int:
+    from saejax.serve.command import run_serve
+
+    return run_serve(line.words, line.flags)
+
+
 def _steer(line: Line) -> None:
     from saejax.app.steer import run_steer
 
@@ -487,6 +493,33 @@ an attribution graph for some prompts, and measures what ablating, patching and 
 beside controls. Writes runs/<name>/study: CSV files, graphs and study.html. Continues where it was.
 """,
         _study,
+    ),
+    "serve": Command(
+        """\
+Show runs, stores, features and jobs live on one local page, with the API behind it.
+
+    saejax serve                                   runs/ and stores/ of the current folder
+    saejax serve --runs=/big/runs --stores=/big/stores --data=/big/activations
+    saejax serve --dictionaries=gemma=downloads/layer_20 --experiments=mine.py
+
+Prints the address of the page. It can be reached from this machine alone; elsewhere use an SSH tunnel, or --host with
+the token that the printed link carries. Trainings that are started from the page are processes of their own: they go
+on when the server ends. Needs the extra: pip install 'saejax[serve]'.
+""",
+        _serve,
+        takes="words",
+        flags=(
+            partial(flags.DEFINE_string, "runs", "runs", "The folder of all runs."),
+            partial(flags.DEFINE_string, "stores", "stores", "The folder of all stores."),
+            partial(flags.DEFINE_list, "data", [], "More folders whose activations and texts a training may read."),
+            partial(flags.DEFINE_list, "dictionaries", [], "Other dictionaries to show: folder, or label=folder."),
+            partial(flags.DEFINE_list, "experiments", [], "Experiment files to offer besides the shipped ones."),
+            partial(flags.DEFINE_string, "host", "127.0.0.1", "The address to listen on."),
+            partial(flags.DEFINE_integer, "port", 0, "The port; 0 takes the first free one from 8765.", 0, 65535),
+            partial(flags.DEFINE_list, "names", [], "Other names by which browsers may call this server."),
+            partial(flags.DEFINE_boolean, "token", False, "Ask for the token on this machine too, as others share it."),
+            partial(flags.DEFINE_integer, "jobs", 1, "Jobs that run at a time; others wait.", lower_bound=1),
+        ),
     ),
     "jobs": Command(
         """\

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from saejax.core.errors import DataError
 from saejax.core.files import writing
 
+# Bytes from the end of metrics.jsonl in which the last rows are looked for: some hundred of them.
+_TAIL = 1 << 16
+
 
 class Writer(Protocol):
     """Anything that takes rows of metrics."""
@@ -84,6 +87,29 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise DataError(f"{path}, line {number} is damaged; remove that line.") from None
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
+
+
+def last_rows(path: Path) -> dict[str, Any]:
+    """The newest value of each key among the last rows; a long file is read from its end alone, {} where there is none.
+
+    One dict says where a training is: "step" and "tokens" of its last row, the last validation's figures, the pace.
+    """
+    try:
+        with path.open("rb") as handle:
+            size = handle.seek(0, os.SEEK_END)
+            handle.seek(max(0, size - _TAIL))
+            lines = handle.read(_TAIL).split(b"\n")
+    except OSError:
+        return {}
+    found: dict[str, Any] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:  # torn at either end
+            continue
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            found |= row
+    return found
 
 
 def mend_last_line(path: Path) -> None:

@@ -58,23 +58,27 @@ class RunFiles:
     sources: tuple[tuple[str, int, str], ...]
 
 
-def read_run(run_dir: Path) -> RunFiles:
+def read_run(run_dir: Path, features: bool = True) -> RunFiles:
     """Reads every file of `run_dir` that the report shows.
+
+    Args:
+      features: read features.json.gz too, which may be large.
 
     Raises:
       DataError: no such folder, nothing in it that says what was evaluated, or a damaged file.
     """
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
-    raw = {name: path.read_bytes() for name in _FILES if (path := run_dir / name).is_file()}
-    environment = evaluation = features = stages = profile = attempts = None
+    wanted = _FILES if features else tuple(name for name in _FILES if name not in _OF_FEATURES)
+    raw = {name: path.read_bytes() for name in wanted if (path := run_dir / name).is_file()}
+    environment = evaluation = table = stages = profile = attempts = None
     if "environment.json" in raw:
         environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
     if "eval.json" in raw:
         evaluation = _evaluation(run_dir / "eval.json", raw["eval.json"])
     if "features.json.gz" in raw:
-        features = _features(run_dir / "features.json.gz", raw["features.json.gz"])
-        features = with_explanations(features, read_explanations(run_dir))
+        table = _features(run_dir / "features.json.gz", raw["features.json.gz"])
+        table = with_explanations(table, read_explanations(run_dir))
     if "stages.json" in raw:
         stages = _stages(run_dir / "stages.json", raw["stages.json"])
     if "profile.json" in raw:
@@ -94,7 +98,7 @@ def read_run(run_dir: Path) -> RunFiles:
         environment=environment,
         metrics=_metrics(run_dir / "metrics.jsonl") if "metrics.jsonl" in raw else [],
         evaluation=evaluation,
-        features=features,
+        features=table,
         stages=stages,
         profile=profile,
         attempts=attempts,
@@ -113,6 +117,7 @@ _FILES = (
     "attempts.json",
     EXPLANATIONS,
 )
+_OF_FEATURES = ("features.json.gz", EXPLANATIONS)
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:

@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.core import environment, files
+from saejax.core import lease as leases
 from saejax.core.config import differences, from_config_dict, nearest, to_config_dict, to_json
 from saejax.core.errors import BusyError, ConfigError, DataError, SaejaxError
 from saejax.core.files import read_json, unwritable, write_json
-from saejax.core.lease import lease
+from saejax.core.lease import held, lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, read_metrics
 from saejax.core.rng import stream
 
@@ -488,6 +489,65 @@ def test_an_error_inside_gives_the_lease_back(tmp_path: Path) -> None:
         raise RuntimeError
     with lease(tmp_path / "new"), lease(tmp_path / "other"):
         pass
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["by the kernel's list", "without it"])
+def test_who_holds_a_lease_is_asked_without_taking_it(
+    tmp_path: Path, holder: subprocess.Popen[str], listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not listed:
+        monkeypatch.setattr(leases, "_LOCKS", tmp_path / "no such list")
+    elif not leases._LOCKS.is_file():
+        pytest.skip("this kernel has no /proc/locks")
+    assert (held(tmp_path) or "").startswith(f"pid {holder.pid} on ")
+    assert held(tmp_path / "never held") is None and not (tmp_path / "never held").exists()
+    holder.kill()
+    holder.wait()
+    assert held(tmp_path) is None
+    with lease(tmp_path):
+        assert (held(tmp_path) or "").startswith(f"pid {os.getpid()} on ")
+        assert held(tmp_path, part=0) is None
+    with lease(tmp_path, part=0):
+        assert held(tmp_path) is None and held(tmp_path, part=0)
+
+
+def test_asking_does_not_disturb_a_writer_that_starts(tmp_path: Path) -> None:
+    """An asker that took the lock for a moment would refuse one of these."""
+    if not leases._LOCKS.is_file():
+        pytest.skip("this kernel has no /proc/locks")
+    with lease(tmp_path):
+        pass
+    ask = "import sys; from saejax.core.lease import held\nfor _ in iter(int, 1): held(sys.argv[1])"
+    asker = subprocess.Popen([sys.executable, "-c", ask, str(tmp_path)], cwd=ROOT)
+    try:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            with lease(tmp_path):
+                pass
+    finally:
+        asker.kill()
+        asker.wait()
+
+
+def test_a_container_s_lock_that_the_list_hides_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "locks").write_text("1: FLOCK  ADVISORY  WRITE 1 00:01:1 0 EOF\n")
+    monkeypatch.setattr(leases, "_LOCKS", tmp_path / "locks")
+    with lease(tmp_path):
+        (tmp_path / ".lock").write_text("pid 1 on 4f1c00aa\n")
+        assert held(tmp_path) == "pid 1 on 4f1c00aa"
+    assert held(tmp_path) is None
+
+
+def test_a_record_lock_as_of_a_shared_disk_is_seen(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("pid 7 on node3\n")
+    code = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, 2); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        assert held(tmp_path) == "pid 7 on node3"
+        other.communicate("end\n", timeout=60)
+    assert held(tmp_path) is None
 
 
 RACE = """

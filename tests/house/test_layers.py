@@ -31,6 +31,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"evals", "analysis", "report", "interop", "interventions", "attribution"}),
     frozenset({"app"}),
     frozenset({"plan", "study"}),
+    frozenset({"serve"}),
 )
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

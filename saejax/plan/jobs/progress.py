@@ -1,21 +1,17 @@
 """How far a job's work is, as its files say: steps of metrics.jsonl, shards that a store has committed."""
 
 import dataclasses
-import json
-import os
 from pathlib import Path
-from typing import Any
 
 from saejax.app.batch_size import as_begun
 from saejax.app.experiment import Experiment
 from saejax.app.sweep.members import groups, members
 from saejax.core.errors import SaejaxError
+from saejax.core.metrics import last_rows
 from saejax.plan.jobs.folder import Folder
 from saejax.plan.jobs.graph import Job
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
-
-_TAIL = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +57,7 @@ def _captured(e: Experiment) -> float | None:
 def _trained(e: Experiment, run: Path) -> Progress:
     try:
         steps = as_begun(e).train.steps
-        row = _last_row(run / "metrics.jsonl")
+        row = last_rows(run / "metrics.jsonl")
     except (SaejaxError, OSError):
         return Progress()
     step, rate = row.get("step"), row.get("train/tokens_per_second")
@@ -71,19 +67,3 @@ def _trained(e: Experiment, run: Path) -> Progress:
     if isinstance(rate, int | float) and rate > 0 and isinstance(row.get("tokens"), int):
         left = max(0, steps - step) * (row["tokens"] / step) / rate
     return Progress(min(1.0, step / steps), left)
-
-
-def _last_row(path: Path) -> dict[str, Any]:
-    """The last row with a pace in it; a long file is read from its end alone. Empty where there is none."""
-    with path.open("rb") as handle:
-        size = handle.seek(0, os.SEEK_END)
-        handle.seek(max(0, size - _TAIL))
-        lines = handle.read(_TAIL).split(b"\n")
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:  # torn at either end
-            continue
-        if isinstance(row, dict) and row.get("step") and "train/tokens_per_second" in row:
-            return row
-    return {}

@@ -1,0 +1,1 @@
+"""L9: the local page and its API, live."""

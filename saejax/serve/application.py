@@ -1,0 +1,61 @@
+"""The server's application: all routers behind one guard, errors as {"error": text}."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from saejax.core.errors import SaejaxError
+from saejax.serve.problems import status_of
+from saejax.serve.routes import page
+from saejax.serve.routes import runs as run_routes
+from saejax.serve.runs import Runs
+from saejax.serve.site import Site
+from saejax.serve.stores import Stores
+
+_ABOUT = """\
+Runs, stores, features and jobs of one machine, as JSON. Errors are {"error": "what is wrong, and the remedy"}. A body
+needs Content-Type: application/json. Names of runs are their places below the runs folder, with slashes.
+"""
+
+
+def application(site: Site) -> FastAPI:
+    """The application of a site, without its guard."""
+    app = FastAPI(title="saejax", description=_ABOUT, docs_url=None, redoc_url=None)
+    runs, stores = Runs(site.folders.runs), Stores(site.folders.stores)
+    app.include_router(run_routes.router(site, runs, stores))
+    app.include_router(page.router(site))
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    return app
+
+
+async def _ours(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SaejaxError)
+    return JSONResponse({"error": str(error)}, status_of(error))
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    said = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:5])
+    return JSONResponse({"error": said or "The request cannot be read."}, 400)
+
+
+async def _of_web(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+
+
+async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+    # The traceback is in the server's log; a stranger learns nothing of it.
+    return JSONResponse({"error": "The server made a mistake; its log has the traceback."}, 500)
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[JSONResponse]]] = {
+    SaejaxError: _ours,
+    RequestValidationError: _invalid,
+    HTTPException: _of_web,
+    Exception: _unforeseen,
+}

@@ -1,0 +1,243 @@
+"""The runs of a folder as they are now: state, progress, figures. Read from their files alone, whoever writes them."""
+
+import dataclasses
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from saejax.app.attempts import is_attempt, read_record
+from saejax.app.batch_size import as_begun
+from saejax.app.evaluated import is_evaluated
+from saejax.app.experiment import from_json
+from saejax.app.loading import is_run
+from saejax.core.errors import SaejaxError
+from saejax.core.files import read_json
+from saejax.core.lease import LOCK, held
+from saejax.core.metrics import last_rows
+from saejax.serve.folders import OWN
+
+# A run that another machine writes shows its life by its rows alone.
+_QUIET = 60.0  # seconds
+_DEPTH = 4
+_SWEEP = "sweep_config.json"
+_FILES = ("config.json", "metrics.jsonl", "eval.json", "features.json.gz", "report.html", "attempts.json", LOCK)
+_OF_EVAL = {"l0": "l0", "fve": "fve", "dead": "dead_fraction"}
+_OF_ROWS = ("l0", "fve", "dead", "loss")
+
+
+@dataclasses.dataclass
+class Runs:
+    """All runs below a folder, each read again only when its files have changed."""
+
+    root: Path
+    _kept: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = dataclasses.field(default_factory=dict)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every run, those that moved last first."""
+        names = {name: sweep for name, sweep in _found(self.root, self.root, _DEPTH)}
+        self._kept = {name: kept for name, kept in self._kept.items() if name in names}
+        rows = [self.row(name, sweep) for name, sweep in names.items()]
+        return sorted(rows, key=lambda row: (-row["updated"], row["name"]))
+
+    def row(self, name: str, sweep: str | None = None) -> dict[str, Any]:
+        """One run in a few figures. What its files do not say is None."""
+        folder = self.root / name
+        sweep = sweep or _sweep_of(self.root, folder)
+        signature = (sweep, *(_stamp(folder / file) for file in _FILES), _stamp(folder / "checkpoints"))
+        before = self._kept.get(name)
+        if before is None or before[0] != signature:
+            before = self._kept[name] = (signature, _described(self.root, folder, name, sweep))
+        row = before[1]
+        return row | {"state": state_of(folder, row, self.root)}
+
+    def state(self, name: str) -> str:
+        """The state of one run, in a word."""
+        return str(self.row(name)["state"])
+
+    def sweeps(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Every sweep, with its members' rows as they are now."""
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in _sweeps(self.root, self.root, _DEPTH)}
+        for row in rows:
+            if row["sweep"] in found:
+                found[row["sweep"]].append(row)
+        return [
+            {"name": name, "state": _together([row["state"] for row in own]), "members": _members(name, own)}
+            for name, own in sorted(found.items())
+        ]
+
+
+def state_of(folder: Path, row: Mapping[str, Any], root: Path) -> str:
+    """waiting, running, stopped, trained, evaluated, or failed where a gate failed."""
+    if is_written(folder) or (row["sweep"] and not row["evaluated_at"] and is_written(root / row["sweep"])):
+        return "running"
+    if row["gates_total"] is not None:
+        return "failed" if row["failed_gates"] else "evaluated"
+    if row["steps"] and row["step"] and row["step"] >= row["steps"]:
+        return "trained"
+    if row["step"] and _elsewhere(folder) and time.time() - row["updated"] < _QUIET:
+        return "running"
+    return "stopped" if row["step"] or row["has_checkpoint"] else "waiting"
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a process of this machine holds the folder's lease."""
+    return held(folder) is not None
+
+
+def _elsewhere(folder: Path) -> bool:
+    """Whether another machine held the lease last."""
+    try:
+        holder = (folder / LOCK).read_text(errors="replace")
+    except OSError:
+        return False
+    match = re.search(r" on (\S+)", holder)
+    return match is not None and match[1] != platform.node()
+
+
+def _found(root: Path, folder: Path, depth: int, sweep: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """(name, its sweep or None) of all runs below a folder, their attempts too."""
+    for path in _folders(folder):
+        name = path.relative_to(root).as_posix()
+        if is_run(path) and not (path / _SWEEP).is_file():
+            yield name, sweep
+            for inner in _folders(path):
+                if is_attempt(inner) and is_run(inner):
+                    yield inner.relative_to(root).as_posix(), sweep
+        elif depth > 1:
+            yield from _found(root, path, depth - 1, name if (path / _SWEEP).is_file() else sweep)
+
+
+def _sweeps(root: Path, folder: Path, depth: int) -> Iterator[str]:
+    for path in _folders(folder):
+        if (path / _SWEEP).is_file():
+            yield path.relative_to(root).as_posix()
+        elif depth > 1 and not is_run(path):
+            yield from _sweeps(root, path, depth - 1)
+
+
+def _sweep_of(root: Path, folder: Path) -> str | None:
+    above = next((path for path in folder.parents if root in path.parents and (path / _SWEEP).is_file()), None)
+    return above.relative_to(root).as_posix() if above else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [one.name for one in entries if one.name[0] != "." and one.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names) if name not in (OWN, "checkpoints", "groups", "evaluated")]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[str, Any]:
+    """What the files of a run say, without its state."""
+    evaluation = _json(folder / "eval.json") if (folder / "eval.json").is_file() else None
+    gates = (evaluation or {}).get("gates")
+    failed = [str(gate.get("name")) for gate in gates or [] if not gate.get("passed")]
+    last = last_rows(folder / "metrics.jsonl")
+    step = last.get("step")
+    checkpoints = folder / "checkpoints"
+    return {
+        "name": name,
+        "sweep": sweep,
+        **_of_config(folder),
+        "step": step,
+        "tokens": last.get("tokens"),
+        "tokens_per_second": last.get("train/tokens_per_second"),
+        **_figures((evaluation or {}).get("metrics") or {}, last),
+        "gates_passed": None if gates is None else len(gates) - len(failed),
+        "gates_total": None if gates is None else len(gates),
+        "failed_gates": failed,
+        "evaluated_at": None if evaluation is None else evaluation.get("step"),
+        "has_features": (folder / "features.json.gz").is_file(),
+        "has_report": (folder / "report.html").is_file(),
+        "has_checkpoint": checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir()),
+        **_attempts(folder),
+        "evaluated": _evaluated(folder),
+        "updated": _updated(folder),
+    } | _left(folder, last)
+
+
+def _of_config(folder: Path) -> dict[str, Any]:
+    """What config.json says of the run; None where it cannot be read: the run is shown all the same."""
+    nothing = dict.fromkeys(("preset", "model", "hook_point", "d_sae", "k", "steps", "tokens_total", "error"))
+    try:
+        e = as_begun(from_json(read_json(folder / "config.json")))
+        coder = e.coder.resolved()
+        hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
+        sizes = {"d_sae": coder.d_sae or None, "k": coder.k or None}
+        training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
+        return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
+    except (SaejaxError, OSError, ArithmeticError) as error:
+        return nothing | {"error": str(error)}
+
+
+def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the evaluation, else of the last validation, else of the last row of the training."""
+    found = {name: last.get(f"val/{name}", last.get(f"train/{name}")) for name in _OF_ROWS}
+    return found | {name: metrics[key] for name, key in _OF_EVAL.items() if metrics.get(key) is not None}
+
+
+def _left(folder: Path, last: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds left at the last pace."""
+    config = _of_config(folder)
+    steps, step, tokens, rate = (config["steps"], *map(last.get, ("step", "tokens", "train/tokens_per_second")))
+    if not (steps and step and tokens and rate):
+        return {"seconds_left": None}
+    return {"seconds_left": max(0, steps - step) * (tokens / step) / rate}
+
+
+def _attempts(folder: Path) -> dict[str, Any]:
+    try:
+        above = folder.parent if is_attempt(folder) else folder
+        record = read_record(above)
+    except SaejaxError:
+        record = None
+    if record is None:
+        return {"attempts": 0, "kept": True}
+    own = folder.name if is_attempt(folder) else "attempt-0"
+    return {"attempts": len(record.attempts), "kept": record.kept == own}
+
+
+def _evaluated(folder: Path) -> list[str]:
+    """Names of the dictionaries that `saejax evaluate --sae` evaluated in this run's folder."""
+    inner = folder / "evaluated"
+    return sorted(path.name for path in inner.iterdir() if is_evaluated(path)) if inner.is_dir() else []
+
+
+def _updated(folder: Path) -> float:
+    """When one of its files changed last, in seconds since 1970."""
+    stamps = [stamp for name in _FILES if name != LOCK and (stamp := _stamp(folder / name))]
+    return max((ns for ns, _ in stamps), default=0) / 1e9
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except SaejaxError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _members(sweep: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    kept = ("name", "preset", "d_sae", "k", "l0", "fve", "dead", "step", "steps", "state", "updated")
+    return [{key: row[key] for key in kept} | {"label": row["name"].removeprefix(f"{sweep}/")} for row in rows]
+
+
+def _together(states: list[str]) -> str:
+    for state in ("running", "stopped", "waiting", "failed"):
+        if state in states:
+            return state
+    return "trained" if "trained" in states else "evaluated" if states else "waiting"

@@ -1,0 +1,29 @@
+"""The web server's process: uvicorn around the guarded application."""
+
+import socket
+
+import uvicorn
+
+from saejax.serve.application import application
+from saejax.serve.connections import Patient
+from saejax.serve.guard import Guard
+from saejax.serve.site import Site
+
+_LARGEST_MESSAGE = 1 << 16
+
+
+def serve(site: Site, listener: socket.socket, names: tuple[str, ...], token: str, everywhere: bool) -> None:
+    """Answer on `listener` until SIGINT or SIGTERM comes, which then goes on to whoever called."""
+    guarded = Guard(application(site), names, token, everywhere)
+    config = uvicorn.Config(
+        guarded,
+        http=Patient,
+        ws="websockets-sansio",
+        ws_max_size=_LARGEST_MESSAGE,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        h11_max_incomplete_event_size=_LARGEST_MESSAGE,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,22 @@
+"""What every part of the server is given."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from saejax.serve.folders import Folders
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What one server shows and may do.
+
+    Attributes:
+        folders: the only ones that it looks into.
+        experiments: {label: file}: the only ones that it executes; the shipped ones and those of the command line.
+        jobs_at_once: processes that it runs at a time; others wait.
+    """
+
+    folders: Folders
+    experiments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    jobs_at_once: int = 1
