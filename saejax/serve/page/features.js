@@ -7,7 +7,7 @@ const FEATURE_COLUMNS = [
 const FEATURE_SCOPES = {
   any: "anywhere", explained: "in explanations and labels", fires: "in tokens it fires on", promotes: "in promoted tokens", label: "in labels",
 };
-const FEATURE_TABS = {examples: "Examples", similar: "Similar", steer: "Steer", origin: "Where it comes from"};
+const FEATURE_TABS = {examples: "Examples", similar: "Similar", steer: "Steer", origin: "Where from"};
 const SEARCH_MS = 120;
 const PREPARING_MS = 500;
 const KEPT_FEATURES = 60;

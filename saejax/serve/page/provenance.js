@@ -67,7 +67,7 @@ class ProvenancePanel {
     ];
     const known = links.map(([name, parts]) => [name, parts.filter((part) => part !== null && part !== undefined && part !== "")]).filter(([, parts]) => parts.length > 0);
     return el("dl", {class: "chain"}, known.map(([name, parts]) => el("div", {}, el("dt", {}, name),
-      el("dd", {}, parts.map((part, i) => [i > 0 ? ", " : null, el("bdi", {}, visibleLine(typeof part === "string" ? part : JSON.stringify(part)))])))));
+      el("dd", {}, parts.flatMap((part, i) => [i > 0 ? ", " : null, el("bdi", {}, visibleLine(typeof part === "string" ? part : JSON.stringify(part)))])))));
   }
 
   fold(title, value) {

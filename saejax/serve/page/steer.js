@@ -35,7 +35,7 @@ class SteerPanel {
 
   form() {
     const field = (label, input, kind = "") => el("label", {class: `field ${kind}`}, el("span", {}, label), input);
-    const whole = (name, value, low, high, step = 1) => el("input", {type: "number", name, value, min: low, max: high, step});
+    const figure = (name, value, low, high, step = 1) => el("input", {type: "number", name, value, min: low, max: high, step});
     this.prompt = el("textarea", {name: "prompt", rows: 2, required: true, spellcheck: "false", placeholder: "The model continues this text.", oninput: () => remember(STEER_PROMPT_KEY, this.prompt.value)});
     this.prompt.value = remembered(STEER_PROMPT_KEY);
     this.features = el("input", {type: "text", name: "features", required: true, pattern: "\\s*(\\d+:)?\\d+\\s*(,\\s*(\\d+:)?\\d+\\s*)*", title: "Numbers, as in 123 or 3, 17; of a layer, 2:123", autocomplete: "off"});
@@ -45,12 +45,13 @@ class SteerPanel {
     this.scale = el("input", {type: "number", name: "scale", step: "any", value: 5, "aria-label": "Scale", oninput: () => { this.slider.value = this.scale.value; }});
     this.slider.value = 5;
     this.button = el("button", {type: "submit", class: "primary"}, "Write both texts");
-    this.number = {tokens: whole("tokens", 40, 1, 200), temperature: whole("temperature", 0, 0, 10, "any"), seed: whole("seed", 0, 0, 4294967295)};
+    this.number = {tokens: figure("tokens", 40, 1, 200), temperature: figure("temperature", 0, 0, 10, "any"), top_p: figure("top_p", 1, 0, 1, "any"), seed: figure("seed", 0, 0, 4294967295)};
     return el("form", {class: "steer-form", onsubmit: (event) => { event.preventDefault(); this.run(); }},
       field("Prompt", this.prompt, "wide"),
       field("Features", this.features), field("At every token", this.operation),
       el("div", {class: "field scale-field"}, el("span", {}, "Scale"), el("div", {class: "scale-row"}, this.slider, this.scale)),
-      field("Tokens", this.number.tokens), field("Temperature", this.number.temperature), field("Seed", this.number.seed),
+      el("div", {class: "sampling"}, field("Tokens", this.number.tokens), field("Temperature", this.number.temperature),
+        field("Top p", this.number.top_p), field("Seed", this.number.seed)),
       el("div", {class: "field go"}, this.button));
   }
 
@@ -77,7 +78,7 @@ class SteerPanel {
     const features = this.features.value.split(",").map((part) => part.trim()).map((part) => (part.includes(":") ? part : Number(part)));
     return {
       dictionary: this.dictionary, features, operation: this.operation.value, scale: Number(this.scale.value), prompt: this.prompt.value,
-      tokens: Number(this.number.tokens.value), temperature: Number(this.number.temperature.value), top_p: 1, seed: Number(this.number.seed.value),
+      tokens: Number(this.number.tokens.value), temperature: Number(this.number.temperature.value), top_p: Number(this.number.top_p.value), seed: Number(this.number.seed.value),
     };
   }
 

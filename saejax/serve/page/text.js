@@ -119,7 +119,7 @@ class TextPanel {
     this.spans.forEach((span, i) => heat(span, activations[i], Math.max(here, scan), i === peak));
     for (const button of this.top.querySelectorAll("button")) button.setAttribute("aria-pressed", String(Number(button.dataset.id) === id));
     const fires = activations.filter((value) => value !== 0).length;
-    this.say(fires === 0 ? `feature ${id} fires on none of ${integer(activations.length)} tokens`
-      : `feature ${id} fires on ${integer(fires)} of ${integer(activations.length)} tokens, at most ${number(activations[peak])}`, false);
+    this.say(fires === 0 ? `feature ${id} fires on none of them`
+      : `feature ${id}: on ${integer(fires)} of ${integer(activations.length)}, at most ${number(activations[peak])}`, false);
   }
 }
