@@ -118,7 +118,7 @@ class FeaturePane {
       steer: new SteerPanel(view.dictionary), origin: new ProvenancePanel(view.dictionary),
     };
     const back = el("button", {type: "button", class: "back", "aria-label": "Back to the list", onclick: () => view.toList()}, "\u2039 List");
-    this.node = el("article", {class: "detail"},
+    this.node = el("article", {class: "detail empty"},
       el("header", {}, back, this.name, this.link, el("span", {class: "spread"}), step(-1, "Previous feature", "\u2190"), step(1, "Next feature", "\u2192")),
       this.notes.node, this.tabs(), Object.entries(this.panels).map(([key, panel]) =>
         fill(panel.node, {id: `panel-${key}`, role: "tabpanel", "aria-labelledby": `tab-${key}`, hidden: key !== this.tab}, [])));
@@ -154,6 +154,7 @@ class FeaturePane {
 
   show({id, vocab, feature, note}) {
     this.node.removeAttribute("aria-busy");
+    this.node.classList.remove("empty");
     this.shown = {id, vocab, most: feature.max === null ? null : strongest(feature), examples: feature.examples ?? []};
     this.notes.show(id, note);
     this.examples.replaceChildren(...this.detail({vocab}, feature).filter(Boolean));

@@ -26,7 +26,7 @@ class NoteEditor {
     this.kept = {label: note ? note.label : "", note: note ? note.note : ""};
     const draft = this.drafts.get(id);
     this.put(draft ?? this.kept);
-    this.say(draft ? draft.error : "", draft !== undefined);
+    this.say(draft === undefined ? "" : draft.error ?? "saving\u2026", draft !== undefined && draft.error !== null);
   }
 
   put({label, note}) {
