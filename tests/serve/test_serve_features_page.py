@@ -240,7 +240,14 @@ def test_steering_shows_both_texts_and_marks_what_changed(tab: Tab, site: tuple[
     tab.run("find('[name=tokens]').value = 8; find('[name=scale]').value = 60;")
     tab.click(".steer-form .primary")
     tab.until("document.querySelectorAll('.steer-text').length === 2", 60)
-    asked = {"dictionary": RUN, "features": [feature], "operation": "add", "scale": 60, "prompt": "def main", "tokens": 8}
+    asked = {
+        "dictionary": RUN,
+        "features": [feature],
+        "operation": "add",
+        "scale": 60,
+        "prompt": "def main",
+        "tokens": 8,
+    }
     truth = server.ask("/api/steer", asked | {"temperature": 0, "top_p": 1, "seed": 0})[1]
     counts = tab.run("return all('.steer-text').map((node) => node.querySelectorAll('.tok').length);")
     assert counts == [len(truth["tokens_without"]), len(truth["tokens_with"])]

@@ -169,18 +169,9 @@ class FeaturePane {
 
   origin(i) {
     return el("button", {type: "button", class: "origin-button", title: "Document, store, shard, model and run of this passage", onclick: () => {
-      this.tab = "origin";
       this.panels.origin.show(this.shown, i);
-      this.turnTo("origin");
+      this.turn("origin");
     }}, "where from");
-  }
-
-  // As `turn`, for a panel that shows already what it should.
-  turnTo(tab) {
-    const shown = this.shown;
-    this.shown = null;
-    this.turn(tab);
-    this.shown = shown;
   }
 
   fail(error) {
@@ -194,6 +185,7 @@ class FeatureView {
   constructor(dictionary) {
     this.dictionary = dictionary;
     this.id = null;
+    this.scrolled = 0;
     this.turns = 0;
     this.picks = 0;
     this.timers = {poll: 0, ahead: 0};
@@ -232,13 +224,15 @@ class FeatureView {
     host.replaceChildren(this.node);
     document.addEventListener("keydown", this.onKey);
     this.text.start();
-    if (this.windows === undefined) this.refresh(id);
-    else if (id !== null && id !== this.id) this.choose(id, false);
+    if (this.windows === undefined) this.refresh();
+    if (id !== null && id !== this.id) this.choose(id, false);
     this.present(id === null && this.phone() ? "list" : "detail");
+    this.list.node.scrollTop = this.scrolled;
     if (id === null && this.id !== null && !this.phone()) history.replaceState(null, "", featureAddress(this.dictionary, this.id));
   }
 
   leave() {
+    this.scrolled = this.list.node.scrollTop;
     document.removeEventListener("keydown", this.onKey);
     for (const timer of Object.values(this.timers)) clearTimeout(timer);
     this.text.stop();
@@ -259,8 +253,8 @@ class FeatureView {
     this.list.node.focus({preventScroll: true});
   }
 
-  // Asks for the rows anew; `first`: the feature to open with them. The old rows stay until the new ones are here.
-  async refresh(first = null) {
+  // Asks for the rows anew. The old ones stay until the new ones are here.
+  async refresh() {
     const turn = ++this.turns, asked = this.controls.parameters();
     clearTimeout(this.timers.poll);
     const path = `/api/features/${dictionaryPath(this.dictionary)}?${asked}`;
@@ -271,7 +265,7 @@ class FeatureView {
     });
     try {
       const answer = await windows.begin();
-      if (turn === this.turns) this.show(windows, answer, first);
+      if (turn === this.turns) this.show(windows, answer);
     } catch (error) {
       if (turn === this.turns && !wasAborted(error)) this.complain(error);
     }
@@ -283,31 +277,31 @@ class FeatureView {
     if (this.id === null) this.pane.fail(error);
   }
 
-  show(windows, answer, first) {
-    if (answer.preparing !== null) return this.wait(answer.preparing, first);
+  show(windows, answer) {
+    if (answer.preparing !== null) return this.wait(answer.preparing);
     this.controls.known(answer.has_examples);
     // Where no feature is known to be alive, hiding the others would leave nothing.
     if (answer.total === 0 && this.controls.live.checked && this.controls.query() === "" && (!answer.has_examples || answer.dead === answer.all)) {
       this.controls.live.checked = false;
-      return this.refresh(first);
+      return this.refresh();
     }
     if (this.windows !== undefined) this.windows.stop();
     this.windows = windows;
     this.list.show(windows);
     this.count.className = "count";
     this.count.replaceChildren(`${integer(answer.total)} of ${integer(answer.all)} features`, answer.dead > 0 ? `, ${integer(answer.dead)} dead` : "");
-    if (this.id !== null && first === null) return this.seek(this.id);
     const head = windows.at(0);
-    if (first !== null || head !== null) this.choose(first ?? head.id, false);
+    if (this.id !== null && this.pane.shown !== null) this.seek(this.id);
+    else if (this.id !== null || head !== null) this.choose(this.id ?? head.id, false);
     else this.pane.fail(new Error("The dictionary has no feature that could be shown."));
   }
 
   // The rows are being prepared: how far, and the same question a little later.
-  wait({done, total}, first) {
+  wait({done, total}) {
     this.count.className = "count";
     this.count.replaceChildren(el("span", {}, `Preparing the features: ${integer(done)} of ${integer(total)}`),
       el("progress", {max: Math.max(1, total), value: done, "aria-label": "Features prepared"}));
-    this.timers.poll = setTimeout(() => this.refresh(first), PREPARING_MS);
+    this.timers.poll = setTimeout(() => this.refresh(), PREPARING_MS);
   }
 
   // The row of a feature in sight, wherever it lies: in the order of ids its window can be found.
@@ -366,7 +360,7 @@ class FeatureView {
     this.cache.annotate(id, note);
     this.cache.get(id).then(({feature}) => {
       const said = (feature.explanations ?? [])[0];
-      this.windows.relabel(id, (note && note.label) || (said ? said.text : null));
+      if (this.windows !== undefined) this.windows.relabel(id, (note && note.label) || (said ? said.text : null));
     }, () => {});
   }
 

@@ -12,13 +12,13 @@ class ProvenancePanel {
     this.node = el("div", {class: "origin"}, this.lead, this.body);
   }
 
-  // feature: {id, examples, vocab} as shown; the first passage unless another is asked for.
-  show(feature, place = 0) {
-    if (this.shown !== null && this.shown.id === feature.id && this.place === place) return;
+  // feature: {id, examples, vocab} as shown; without a place the passage stays, and of another feature it is the first.
+  show(feature, place = null) {
+    if (this.shown !== null && this.shown.id === feature.id && (place === null || place === this.place)) return;
     this.shown = feature;
     this.lead.hidden = feature.examples.length === 0;
     this.picker.replaceChildren(...feature.examples.map((example, i) => el("option", {value: i}, `${i + 1}: ${this.name(example)}`)));
-    this.pick(place);
+    this.pick(place ?? 0);
   }
 
   name(example) {
