@@ -183,7 +183,11 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text:
         return await send({"type": "websocket.close", "code": 1008 if status < 500 else 1013, "reason": text[:120]})
     body = json.dumps({"error": text}).encode()
     # What is left of the body is not read: the connection ends.
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"connection", b"close"),
+        (b"content-length", b"%d" % len(body)),
+    ]
     await _with_headers(send)({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

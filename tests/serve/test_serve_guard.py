@@ -13,10 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tiny.served import RUN, Served, copied, served
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
-
-from tiny.served import RUN, Served, copied, served
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +140,9 @@ def test_slow_requests_end(server: Served) -> None:
     """A head that comes a byte a second, and a body that does not come, both lose their connection in time."""
     place = urlsplit(server.url)
     head = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n"
-    body = b"POST /api/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    body = (
+        b"POST /api/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    )
     slow = [socket.create_connection((place.hostname, place.port)) for _ in range(40)]
     try:
         for i, one in enumerate(slow):
@@ -218,9 +219,8 @@ def test_the_token_opens_and_nothing_else_does(asks_for_token: tuple[Served, str
 
 
 def test_one_server_a_folder(server: Served, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="being written by another process"):
-        with served(server.folder):
-            pass
+    with pytest.raises(AssertionError, match="being written by another process"), served(server.folder):
+        pass
 
 
 def test_no_job_comes_from_a_file_that_was_not_listed(server: Served, tmp_path: Path) -> None:
