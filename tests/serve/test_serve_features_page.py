@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -200,7 +199,7 @@ def test_a_text_is_coloured_as_one_types(tab: Tab, site: tuple[Served, int]) -> 
     tab.until(f"document.querySelectorAll('.try-tokens .on').length === {fires}")
     tab.click(f".try-top button[data-id='{top['id']}']")
     chosen(tab, top["id"])
-    assert tab.text(".try-status").startswith(f"feature {top['id']}: on {fires} of {len(truth['tokens'])}")
+    assert tab.text(".try-status").startswith(f"#{top['id']} on {fires} of {len(truth['tokens'])}")
     opened(tab, server)
     tab.until("document.querySelectorAll('.try-top li').length > 0")
     assert tab.evaluate("document.querySelector('.try textarea').value") == TYPED

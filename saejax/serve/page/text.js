@@ -111,7 +111,7 @@ class TextPanel {
   colour(id) {
     if (this.answer === null) return;
     const activations = id === null ? undefined : this.answer.activations[id];
-    if (activations === undefined) return this.say(id === null ? "" : `feature ${id}: reading\u2026`, false);
+    if (activations === undefined) return this.say(id === null ? "" : `#${id}: reading\u2026`, false);
     let peak = -1;
     activations.forEach((value, i) => { if (value !== 0 && (peak < 0 || Math.abs(value) > Math.abs(activations[peak]))) peak = i; });
     const here = peak < 0 ? 0 : Math.abs(activations[peak]);
@@ -119,7 +119,7 @@ class TextPanel {
     this.spans.forEach((span, i) => heat(span, activations[i], Math.max(here, scan), i === peak));
     for (const button of this.top.querySelectorAll("button")) button.setAttribute("aria-pressed", String(Number(button.dataset.id) === id));
     const fires = activations.filter((value) => value !== 0).length;
-    this.say(fires === 0 ? `feature ${id} fires on none of them`
-      : `feature ${id}: on ${integer(fires)} of ${integer(activations.length)}, at most ${number(activations[peak])}`, false);
+    this.say(fires === 0 ? `#${id} fires on none of them`
+      : `#${id} on ${integer(fires)} of ${integer(activations.length)}, at most ${number(activations[peak])}`, false);
   }
 }
