@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from saejax.core.errors import SaejaxError
 from saejax.serve.problems import status_of
-from saejax.serve.routes import page
+from saejax.serve.routes import features, page
 from saejax.serve.routes import runs as run_routes
 from saejax.serve.runs import Runs
 from saejax.serve.site import Site
@@ -26,6 +26,7 @@ def application(site: Site) -> FastAPI:
     app = FastAPI(title="saejax", description=_ABOUT, docs_url=None, redoc_url=None)
     runs, stores = Runs(site.folders.runs), Stores(site.folders.stores)
     app.include_router(run_routes.router(site, runs, stores))
+    app.include_router(features.router(site))
     app.include_router(page.router(site))
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
