@@ -37,7 +37,13 @@ def spoilt(run: Path) -> int:
     example["document"] = HOSTILE
     feature["top_logits"][0][0] = HOSTILE
     path.write_bytes(gzip.compress(json.dumps(table).encode()))
-    said = {"feature": feature["id"], "text": HOSTILE, "by": HOSTILE, "scores": {"detection": 0.5}}
+    said = {
+        "feature": feature["id"],
+        "text": HOSTILE,
+        "by": HOSTILE,
+        "scores": {"detection": 0.5},
+        "step": table["step"],
+    }
     (run / "explanations.jsonl").write_text(json.dumps(said) + "\n")
     return int(feature["id"])
 
@@ -286,7 +292,7 @@ def test_strangers_text_stays_text(tab: Tab, site: tuple[Served, int]) -> None:
     assert shown.count(SHOWN) >= 2  # explanation and who said it
     tab.click(".try textarea")
     tab.write("</script><img src=x onerror=window.owned=1>\u202e")
-    tab.until("document.querySelector('.try-tokens').innerText.includes('202e')")
+    tab.until("document.querySelector('.try-tokens').innerText.includes('onerror=window.owned=1>')")
     tab.click("#tab-origin")
     tab.until("document.querySelector('.chain')")
     for other in ("#tab-similar", "#tab-steer", "#tab-examples"):
@@ -326,3 +332,89 @@ def test_a_phone_shows_the_list_then_the_feature_and_comes_back(tab: Tab, site: 
     opened(tab, server, RUN, feature)
     assert tab.evaluate(seen) == [False, True]
     no_complaint(tab)
+
+
+MANY = 100_000
+# What a reader waits for: from a click or key to the frame that shows the feature.
+_TIMED = """
+  const shown = () => !find('.detail').hasAttribute('aria-busy') && find('.detail h3').textContent;
+  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
+  const timed = async (act) => {
+    const before = shown(), begun = performance.now();
+    act();
+    while (!shown() || shown() === before) await new Promise((done) => setTimeout(done, 0));
+    await frame();
+    return performance.now() - begun;
+  };
+"""
+
+
+def many_features(path: Path) -> None:
+    """A table of MANY features with 6 passages of 24 tokens each, every tenth dead."""
+    bodies = []
+    for kind in range(64):
+        acts = [0.0] * 16 + [4.0 + kind % 7] + [0.0] * 7
+        tokens = [(kind * 5 + i) % 50 for i in range(24)]
+        example = {"document": f"file{kind}.py", "position": 7, "tokens": tokens, "activations": acts, "peak": 16}
+        logits = [[f"tok{(kind + i) % 50}", 1.5 - i / 10] for i in range(10)]
+        histogram = {"edges": [float(i) for i in range(21)], "counts": list(range(20, 0, -1))}
+        body = {"mean": 1.5, "histogram": histogram, "top_logits": logits, "bottom_logits": logits}
+        passages = {"examples": [example] * 6, "quantiles": []}
+        bodies.append(json.dumps(body | passages)[1:])
+    head = {"hook_point": "blocks.1.resid_post", "model": "demo", "d_sae": MANY, "n_tokens": 10**8, "step": 40}
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write(json.dumps(head)[:-1] + ', "features": [')
+        for i in range(MANY):
+            dead = i % 10 == 0
+            sparse = {"id": i, "density": 0.0 if dead else (1 + i % 977) * 1e-5, "max": 0.0 if dead else 10.5}
+            file.write((", " if i else "") + json.dumps(sparse)[:-1] + ", " + bodies[i % 64])
+        file.write('], "vocab": ' + json.dumps([f"tok{i}" for i in range(50)]) + "}")
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_features_stay_fluid(tmp_path_factory: pytest.TempPathFactory, browser: Tab) -> None:
+    """First paint under 1 s, a feature under 100 ms, a list that is dragged about loses no frame worth seeing."""
+    folder = copied(tmp_path_factory, "many")
+    many_features(folder / "runs" / RUN / "features.json.gz")
+    browser.size(1280, 900)
+    with served(folder) as server:
+        begun = time.monotonic()
+        browser.open(f"{server.url.rstrip('/')}/#/features/{RUN}")
+        browser.until("document.querySelector('.row .id')", 600)
+        indexed = time.monotonic() - begun
+        opened(browser, server)
+        painted, listed = browser.run(
+            "return [performance.getEntriesByName('first-contentful-paint')[0].startTime, performance.now()];"
+        )
+        anew = browser.run(_TIMED + "const all = []; for (let i = 0; i < 30; i++) {"
+            "all.push(await timed(() => find('.controls button').click())); await wait(50); }"
+            "return all.sort((a, b) => a - b);")  # fmt: skip
+        steps = browser.run(_TIMED + "const all = []; find('.rows').focus(); for (let i = 0; i < 30; i++) {"
+            "all.push(await timed(() => find('[aria-label=\"Next feature\"]').click())); await wait(200); }"
+            "return all.sort((a, b) => a - b);")  # fmt: skip
+        frames = browser.run("""
+            const rows = find('.rows'), frames = [];
+            let last = performance.now(), going = true;
+            const tick = (now) => { frames.push(now - last); last = now; if (going) requestAnimationFrame(tick); };
+            requestAnimationFrame(tick);
+            for (let i = 0; i < 200; i++) { rows.scrollTop = rows.scrollHeight * (i * 37 % 200) / 200; await wait(16); }
+            going = false;
+            return frames.sort((a, b) => a - b);
+        """)
+        begun = time.monotonic()
+        browser.until("document.querySelectorAll('.row.waiting').length === 0")
+        filled = time.monotonic() - begun
+        search(browser, "tok31")
+        browser.until("document.querySelector('.count').textContent.includes(' of 100,000') && "
+                      "!document.querySelector('.count').textContent.startsWith('90,000 of')")  # fmt: skip
+    middle, slow = [len(anew) // 2, round(0.95 * (len(anew) - 1))]
+    print(
+        f"index {indexed:.1f} s; first paint {painted:.0f} ms, list and feature {listed:.0f} ms; a feature out of "
+        f"{MANY:,}: median {anew[middle]:.0f} ms, p95 {anew[slow]:.0f} ms; the next: median {steps[middle]:.0f} ms, "
+        f"p95 {steps[slow]:.0f} ms; dragged list: frames of {frames[len(frames) // 2]:.1f} ms, worst {frames[-1]:.0f} "
+        f"ms, rows {filled:.2f} s after it stops"
+    )
+    assert painted < 1000
+    assert anew[middle] < 100 and steps[middle] < 100
+    assert frames[len(frames) // 2] < 34
+    assert browser.layout_shift() < 0.02

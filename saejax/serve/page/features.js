@@ -285,15 +285,17 @@ class FeatureView {
       this.controls.live.checked = false;
       return this.refresh();
     }
-    if (this.windows !== undefined) this.windows.stop();
+    const before = this.windows;
+    if (before !== undefined) before.stop();
     this.windows = windows;
     this.list.show(windows);
     this.count.className = "count";
     this.count.replaceChildren(`${integer(answer.total)} of ${integer(answer.all)} features`, answer.dead > 0 ? `, ${integer(answer.dead)} dead` : "");
     const head = windows.at(0);
-    if (this.id !== null && this.pane.shown !== null) this.seek(this.id);
-    else if (this.id !== null || head !== null) this.choose(this.id ?? head.id, false);
-    else this.pane.fail(new Error("The dictionary has no feature that could be shown."));
+    if (this.id === null && head === null) this.pane.fail(new Error("The dictionary has no feature that could be shown."));
+    else if (this.pane.shown === null) this.choose(this.id ?? head.id, false);
+    // Another order begins at its top; only the first list goes to the feature of the address.
+    else if (before === undefined) this.seek(this.id);
   }
 
   // The rows are being prepared: how far, and the same question a little later.
