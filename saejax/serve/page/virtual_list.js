@@ -72,7 +72,12 @@ class FeatureWindows {
 
   fetchWanted() {
     const around = this.around();
-    this.pending.forEach(({controller, held}, index) => { if (!held && !around.includes(index)) controller.abort(); });
+    // What is given up is forgotten at once: a list that comes back to it asks anew.
+    for (const [index, {controller, held}] of [...this.pending]) {
+      if (held || around.includes(index)) continue;
+      this.pending.delete(index);
+      controller.abort();
+    }
     for (const index of around) this.load(index, false).catch(() => {});
   }
 
