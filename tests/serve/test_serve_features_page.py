@@ -136,6 +136,28 @@ def test_search_order_and_keys_choose_features(tab: Tab, site: tuple[Served, int
     no_complaint(tab)
 
 
+def test_the_answer_to_an_older_search_is_dropped(tab: Tab) -> None:
+    tab.run("""
+        const real = window.fetch;
+        window.__late = 0;
+        window.fetch = async (path, ...rest) => {
+          const answer = await real(path, rest[0] && {...rest[0], signal: undefined});
+          if (!String(path).includes("q=re")) return answer;
+          await wait(500);
+          window.__late++;
+          return answer;
+        };
+    """)
+    search(tab, "re")
+    tab.until("performance.getEntriesByType('resource').some(({name}) => name.includes('q=re'))")
+    search(tab, "#5")
+    tab.until("document.querySelectorAll('.row').length === 1")
+    tab.until("window.__late === 1")
+    tab.run("await wait(50)")
+    assert rows(tab) == [5]
+    no_complaint(tab)
+
+
 def test_a_range_of_densities_bounds_the_list(tab: Tab, site: tuple[Served, int]) -> None:
     server, _ = site
     everything = server.get(f"/api/features/{RUN}?live=1&limit=1000")["rows"]
@@ -242,12 +264,13 @@ def test_steering_shows_both_texts_and_marks_what_changed(tab: Tab, site: tuple[
     assert tab.evaluate("document.querySelector('[name=features]').value") == str(feature)
     tab.run("find('[name=prompt]').focus()")
     tab.write("def main")
+    tab.run(f"find('[name=features]').value = '{feature}, 5';")
     tab.run("find('[name=tokens]').value = 8; find('[name=scale]').value = 60;")
     tab.click(".steer-form .primary")
     tab.until("document.querySelectorAll('.steer-text').length === 2", 60)
     asked = {
         "dictionary": RUN,
-        "features": [feature],
+        "features": [feature, 5],
         "operation": "add",
         "scale": 60,
         "prompt": "def main",
@@ -258,7 +281,8 @@ def test_steering_shows_both_texts_and_marks_what_changed(tab: Tab, site: tuple[
     assert counts == [len(truth["tokens_without"]), len(truth["tokens_with"])]
     changed = tab.evaluate("document.querySelectorAll('.tok.changed').length")
     assert (changed > 0) == (truth["tokens_without"] != truth["tokens_with"])
-    assert truth["about"] in tab.text(".steer-result")
+    said = tab.text(".steer-result")
+    assert truth["about"] in said and f"features {feature}, 5: f + 60" in said
     no_complaint(tab)
     tab.run("find('[name=features]').value = '999999'")
     tab.click(".steer-form .primary")
@@ -380,6 +404,8 @@ def test_a_hundred_thousand_features_stay_fluid(tmp_path_factory: pytest.TempPat
     with served(folder) as server:
         begun = time.monotonic()
         browser.open(f"{server.url.rstrip('/')}/#/features/{RUN}")
+        browser.until("document.querySelector('progress')")
+        assert "Preparing the features" in browser.text(".count")
         browser.until("document.querySelector('.row .id')", 600)
         indexed = time.monotonic() - begun
         opened(browser, server)

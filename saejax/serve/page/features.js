@@ -16,7 +16,7 @@ const PHONE = "(max-width: 860px)";
 
 // The features that were looked at, and those beside them: promises of the server's answers, the oldest dropped.
 class FeatureCache {
-  constructor(dictionary) { this.path = dictionaryPath(dictionary); this.answers = new Map(); }
+  constructor(dictionary) { this.path = inPath(dictionary); this.answers = new Map(); }
 
   get(id) {
     const answer = this.answers.get(id) ?? api(`/api/feature/${this.path}?id=${id}`);
@@ -257,7 +257,7 @@ class FeatureView {
   async refresh() {
     const turn = ++this.turns, asked = this.controls.parameters();
     clearTimeout(this.timers.poll);
-    const path = `/api/features/${dictionaryPath(this.dictionary)}?${asked}`;
+    const path = `/api/features/${inPath(this.dictionary)}?${asked}`;
     if (this.asking) this.asking.abort();
     const beginning = this.asking = new AbortController();
     const windows = new FeatureWindows((offset, limit, signal) => api(`${path}&offset=${offset}&limit=${limit}`, {signal: signal ?? beginning.signal}), {
@@ -396,9 +396,24 @@ function featureView(dictionary) {
   return view;
 }
 
+// Without a name: the dictionary of the run that moved last, one with examples where there is any.
+async function anyDictionary(host) {
+  host.replaceChildren(el("p", {class: "note", role: "status"}, "Looking for a dictionary\u2026"));
+  const {runs, dictionaries} = await api("/api/overview");
+  const last = (some) => some.sort((one, other) => (other.updated ?? 0) - (one.updated ?? 0))[0];
+  const found = last(runs.filter((run) => run.has_features)) ?? last(runs.filter((run) => run.has_checkpoint)) ?? dictionaries[0];
+  if (found) location.replace(featureAddress(found.name, null));
+  else host.replaceChildren(el("p", {class: "note"}, "No run here has learnt anything yet. ", el("a", {href: "#/start"}, "Start a training")));
+}
+
 VIEWS.set("features", {
-  title: (rest) => `Features of ${rest}`,
+  title: (rest) => (rest === "" ? "Features" : `Features of ${rest}`),
   draw(host, rest, query) {
+    if (rest === "") {
+      let left = false;
+      anyDictionary(host).catch((error) => { if (!left) host.replaceChildren(el("p", {class: "note warn", role: "alert"}, error.message)); });
+      return () => { left = true; };
+    }
     const view = featureView(rest), id = query.get("id");
     view.enter(host, id !== null && /^\d+$/.test(id) ? Number(id) : null);
     return () => view.leave();

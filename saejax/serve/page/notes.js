@@ -69,7 +69,7 @@ class NoteEditor {
     this.drafts.set(id, {label, note, error: null});
     this.say("saving\u2026");
     try {
-      await api(`/api/notes/${dictionaryPath(this.dictionary)}`, {method: "PUT", body: {id, label, note}});
+      await api(`/api/notes/${inPath(this.dictionary)}`, {method: "PUT", body: {id, label, note}});
       this.drafts.delete(id);
       this.saved(id, label === "" && note === "" ? null : {label, note});
       if (this.id !== id) return;

@@ -34,7 +34,7 @@ class ProvenancePanel {
     this.body.setAttribute("aria-busy", "true");
     const which = `feature=${this.shown.id}&example=${place}`;
     try {
-      const answer = await api(`/api/provenance/${dictionaryPath(this.dictionary)}?${which}`, {signal: controller.signal});
+      const answer = await api(`/api/provenance/${inPath(this.dictionary)}?${which}`, {signal: controller.signal});
       if (controller === this.controller) this.body.replaceChildren(...this.draw(answer).filter(Boolean));
     } catch (error) {
       if (controller === this.controller && !wasAborted(error)) this.body.replaceChildren(el("p", {class: "note warn", role: "alert"}, error.message));
@@ -61,7 +61,7 @@ class ProvenancePanel {
     const place = example.row === null || example.row === undefined ? null : `row ${integer(example.row)}`;
     const links = [
       ["document", [example.document, example.document_index === null || example.document_index === undefined ? null : `number ${integer(example.document_index)}`]],
-      ["position", [position]], ["text", [example.text]], ["store", [example.store, example.split]],
+      ["position", [position]], ["passage", [example.text]], ["store", [example.store, example.split]],
       ["shard", [example.shard === null || example.shard === undefined ? null : String(example.shard), place]], ["shard's sha256", [example.shard_sha256]],
       ["model", [example.model]], ["revision", [example.revision]],
     ];

@@ -26,7 +26,7 @@ class SimilarPanel {
     const other = this.select.value === this.dictionary ? "" : `&other=${encodeURIComponent(this.select.value)}`;
     this.body.setAttribute("aria-busy", "true");
     try {
-      const answer = await api(`/api/similar/${dictionaryPath(this.dictionary)}?id=${this.id}&count=20${other}`, {signal: controller.signal});
+      const answer = await api(`/api/similar/${inPath(this.dictionary)}?id=${this.id}&count=20${other}`, {signal: controller.signal});
       if (controller === this.controller) this.draw(answer.rows);
     } catch (error) {
       if (controller === this.controller && !wasAborted(error)) this.body.replaceChildren(el("p", {class: "note warn", role: "alert"}, error.message));

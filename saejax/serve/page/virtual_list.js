@@ -6,13 +6,8 @@ const SPARE_WINDOW_ROWS = 60;
 // A list that is dragged along asks this often, and only for where it is.
 const SETTLE_MS = 30;
 
-// A name with "/" inside as a part of an address.
-function dictionaryPath(name) {
-  return name.split("/").map(encodeURIComponent).join("/");
-}
-
 function featureAddress(dictionary, id) {
-  return `#/features/${dictionaryPath(dictionary)}` + (id === null ? "" : `?id=${id}`);
+  return address("features", dictionary, id === null ? "" : `?id=${id}`);
 }
 
 function wasAborted(error) {
