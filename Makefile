@@ -38,7 +38,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check test soak faults reliability slurm bench docs lint format clean which-python
+.PHONY: help install quickstart serve check test soak faults reliability slurm bench docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -51,6 +51,9 @@ install: $(RUN_STAMP)  ## make the environment and install saejax into it
 
 quickstart: $(RUN_STAMP)  ## the whole way in one command: text, activations, training, evaluation, report
 	$(BIN)/python -m launch.pipeline --config=configs/quickstart.py $(ARGS)
+
+serve: $(RUN_STAMP)  ## the live page of runs/ and stores/: prints its address; Ctrl-C ends it
+	$(BIN)/python -m launch.serve $(ARGS)
 
 check: lint $(TEST_STAMP)  ## lint, and the tests but for the slow files: two to three minutes
 	$(BIN)/python -m pytest $(SHARED) -m "not soak and not slow" $(ARGS)
@@ -97,24 +100,24 @@ which-python: $(DEV_STAMP)
 	@echo $(BIN)/python
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e '.[serve]'
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev,serve]'
 	@touch $(RUN_STAMP) $@
 
 $(DOCS_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) -e '.[docs]'
+	$(PIP_INSTALL) -e '.[docs,serve]'
 	@touch $(RUN_STAMP) $@
 
 $(TEST_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@case "$(TORCH)" in auto|0|1) ;; *) echo "TORCH is '$(TORCH)'; it must be 0 or 1." >&2; exit 2;; esac
-	@torch="$(TORCH)"; extras=dev,s3; \
+	@torch="$(TORCH)"; extras=dev,s3,serve; \
 	if [ "$$torch" = auto ]; then \
 	  torch=$$($(BIN)/python -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))'); \
 	fi; \
-	if [ "$$torch" = 1 ]; then extras=dev,s3,torch; fi; \
+	if [ "$$torch" = 1 ]; then extras=dev,s3,serve,torch; fi; \
 	echo $(PIP_INSTALL) -e ".[$$extras]"; \
 	$(PIP_INSTALL) -e ".[$$extras]"
 	@touch $(RUN_STAMP) $(DEV_STAMP) $@

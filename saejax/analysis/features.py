@@ -105,10 +105,34 @@ def _describe(sites: Sites) -> str:
     return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
 
 
-def _into_residual(sae: TrainedCoder, lm: Model) -> np.ndarray | None:
-    """[G F, D]: what a unit of each latent adds to the residual stream; None where that is not known of some site."""
-    groups = []
-    for written in sae.coder.topology.written(dict(sae.params)):
+def logits_of(sae: TrainedCoder, lm: Model, latent: int, count: int) -> tuple[list[Any], list[Any]]:
+    """([[token, logit]] promoted most, suppressed most) of one latent, as `collect_features` gives them of all.
+
+    `sae` has the model's own names for its hook points. Both are empty where a latent's way to the logits is not known.
+    """
+    group, latent = divmod(latent, sae.coder.topology.d_sae)
+    added_GD = _into_residual(sae, lm, slice(latent, latent + 1))
+    if added_GD is None:
+        return [], []
+    writer = lm.owner(sae.sites.writes[-1]) if isinstance(lm, ModelPair) else lm
+    sides = promoted_logits(writer, added_GD[group : group + 1], count)
+    strings = [lm.tokenizer.token_strings(list(side[0][0])) for side in sides]
+    top, bottom = (
+        [[token, _short(value)] for token, value in zip(tokens, side[0][1], strict=True)]
+        for tokens, side in zip(strings, sides, strict=True)
+    )
+    return top, bottom
+
+
+def _into_residual(sae: TrainedCoder, lm: Model, chosen: slice | None = None) -> np.ndarray | None:
+    """[G F, D]: what a unit of each latent adds to the residual stream; None where that is not known of some site.
+
+    Of each group's latents only those `chosen`, if any are.
+    """
+    groups, params = [], dict(sae.params)
+    if chosen is not None:
+        params |= sae.coder.topology.restrict(params, chosen)
+    for written in sae.coder.topology.written(params):
         parts = [lm.into_residual(sae.sites.writes[site], np.asarray(rows)) for site, rows in written.items()]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
@@ -216,7 +240,8 @@ def _passage(
 ) -> dict[str, Any]:
     """The tokens around an entry, within its piece of the document, with this latent's value at each.
 
-    `position` is the peak's place in that piece, `peak` its place among the tokens shown.
+    `position` is the peak's place in that piece, `peak` its place among the tokens shown. `index` is the document's
+    number in the text, by which a store has it; names need not be different.
     """
     row, peak = int(scan.row[entry]), int(scan.position[entry])
     inside = np.flatnonzero(scan.segments[row] == scan.segments[row, peak])
@@ -224,8 +249,10 @@ def _passage(
     here = np.flatnonzero(scan.row[part] == row) + part.start
     activations = np.zeros(scan.tokens.shape[1])
     activations[scan.position[here]] = scan.value[here]
+    document = int(scan.documents[row, peak])
     return {
-        "document": names.get(int(scan.documents[row, peak]), ""),
+        "document": names.get(document, ""),
+        "index": document,
         "position": int(scan.positions[row, peak]),
         "tokens": [strings.index(t) for t in scan.tokens[row, start:stop].tolist()],
         "activations": [_short(a) for a in activations[start:stop].tolist()],

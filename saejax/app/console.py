@@ -57,8 +57,8 @@ def gates(found: Sequence[Gate]) -> None:
             say(f"        {gate.advice}")
 
 
-def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path) -> None:
-    """The one table at the end of the pipeline, from eval.json and stages.json."""
+def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, live: str) -> None:
+    """The one table at the end of the pipeline, from eval.json and stages.json; `live` is how the page is opened."""
     metrics = result["metrics"]
     # A coder that writes in the second of two models alone does not touch the loss of the first.
     recovered = metrics.get("loss_recovered")
@@ -71,6 +71,7 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path) ->
         ("gates passed", f"{sum(g['passed'] for g in result['gates'])} of {len(result['gates'])}"),
         *((f"  {g['name']}", _verdict(Gate.from_json(g))) for g in result["gates"]),
         ("report", str(page)),
+        ("live page", live),
     ]
     say()
     for name, value in rows:

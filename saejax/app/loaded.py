@@ -6,7 +6,8 @@ from pathlib import Path
 from saejax.app.evaluated import coder_of, experiment_of
 from saejax.app.loading import is_run, load
 from saejax.core.errors import ConfigError
-from saejax.lm import LanguageModel, load_lm
+from saejax.lm import LanguageModel, LMConfig, load_lm
+from saejax.lm.torch_hooks import TorchModel
 from saejax.trained import TrainedCoder
 
 
@@ -20,22 +21,48 @@ def with_model(places: Sequence[str], model: str = "") -> tuple[list[TrainedCode
         ConfigError: it is not said which model it is, or JAX does not run it.
         DataError: a dictionary or the model cannot be read.
     """
-    saes = [coder_of(Path(place)) if _of_run(place) else load(place) for place in places]
-    first, sae = places[0], saes[0]
-    if not (model or sae.origin.model or _of_run(first)):
-        raise ConfigError(f"{first} does not say which language model it belongs to: --model=owner/name")
-    if model:
-        lm = load_lm(model)
-    elif _of_run(first):
-        c = experiment_of(first).lm
-        lm = load_lm(c.model, c.revision, c.dtype, c.backend, c.device)
-    else:
-        lm = load_lm(sae.origin.model, sae.origin.revision)
+    saes = [coder_at(place) for place in places]
+    lm = model_of(places[0], saes[0], model)
     if not isinstance(lm, LanguageModel):
         raise ConfigError(
             f"{lm.identity['model']} is run by PyTorch; this needs a model that JAX runs (lm.backend=jax)."
         )
     return saes, lm
+
+
+def coder_at(place: str) -> TrainedCoder:
+    """The dictionary of a run, an evaluated dictionary, a folder, a file or a hub id.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    return coder_of(Path(place)) if _of_run(place) else load(place)
+
+
+def model_config(place: str, sae: TrainedCoder, model: str = "") -> LMConfig:
+    """Which language model the dictionary of a place belongs to; `model` names another.
+
+    Raises:
+        ConfigError: it is not said which.
+    """
+    if model:
+        return LMConfig(model)
+    if _of_run(place):
+        return experiment_of(place).lm
+    if not sae.origin.model:
+        raise ConfigError(f"{place} does not say which language model it belongs to: --model=owner/name")
+    return LMConfig(sae.origin.model, sae.origin.revision)
+
+
+def model_of(place: str, sae: TrainedCoder, model: str = "") -> LanguageModel | TorchModel:
+    """The (first) language model of a dictionary, loaded.
+
+    Raises:
+        ConfigError: as `model_config`.
+        DataError: the model cannot be read.
+    """
+    c = model_config(place, sae, model)
+    return load_lm(c.model, c.revision, c.dtype, c.backend, c.device)
 
 
 def _of_run(place: str) -> bool:

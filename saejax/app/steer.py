@@ -1,5 +1,6 @@
 """`saejax steer`: what a model writes after a prompt, as it is and with some latents of a dictionary changed."""
 
+import dataclasses
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -57,34 +58,95 @@ def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     place, prompts = words[0], list(words[1:])
     (sae,), lm = with_model([place], flags["model"])
     latents = features(flags["feature"], sae)
-    inside = Interventions(lm, {place: sae})
-    bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
-    rows = [bos + lm.tokenizer.encode(prompt) for prompt in prompts]
     stop = () if flags["past_end"] else tuple(lm.tokenizer.special_ids)
     sampling = Sampling(flags["tokens"], flags["temperature"], flags["top_p"], flags["seed"], stop)
-    make, reads = _OPERATIONS[flags["operation"]]
-
-    def change(at: Any) -> Change:
-        return make(latents, flags["scale"], at)
-
-    given = steered(inside, place, change, rows, sampling, len(bos))
-    with_change = _written(given)
-    without = _written(generate(lm.config, lm.params, rows, sampling))
-    about = _about(inside, place, latents, rows, change, len(bos))
+    operation = Operation(flags["operation"], latents, flags["scale"])
+    written = steer(Interventions(lm, {place: sae}), place, operation, prompts, sampling)
     console.say(f"{lm.identity['model']}, {sae!r}")
-    console.say(f"latent {flags['feature']}: {reads.format(flags['scale'])}, at every token" + " but bos" * bool(bos))
-    for i, prompt in enumerate(prompts):
+    bos = lm.tokenizer.bos_id is not None
+    console.say(f"latent {flags['feature']}: {operation.reads}, at every token" + " but bos" * bos)
+    for one in written:
         console.say()
-        console.say(textwrap.fill(prompt, _WIDTH, initial_indent="prompt   ", subsequent_indent=" " * 9))
-        console.say(f"         {about[i]}")
-        for title, texts in (("without", without), ("with", with_change)):
-            text = lm.tokenizer.decode_inside(texts[i])
+        console.say(textwrap.fill(one.prompt, _WIDTH, initial_indent="prompt   ", subsequent_indent=" " * 9))
+        console.say(f"         {one.about}")
+        for title, tokens in (("without", one.without), ("with", one.changed)):
+            text = lm.tokenizer.decode_inside(tokens)
             lines = text.splitlines() or [""]
             console.say("\n".join(f"{title if j == 0 else '':<7}| {line}" for j, line in enumerate(lines)))
 
 
-def features(text: str, sae: TrainedCoder) -> list[int]:
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What is done to some latents.
+
+    Attributes:
+        name: one of OPERATIONS.
+        latents: latent f of group g is g F + f.
+        number: what is added, set, multiplied by, or the bound; `zero` takes none.
+
+    Raises:
+        ConfigError: no such operation.
+    """
+
+    name: str
+    latents: Sequence[int]
+    number: float
+
+    def __post_init__(self) -> None:
+        if self.name not in _OPERATIONS:
+            raise ConfigError(f"No operation {self.name!r}.{nearest(self.name, OPERATIONS)}")
+
+    @property
+    def reads(self) -> str:
+        """How it reads, as in f + 5."""
+        return _OPERATIONS[self.name][1].format(self.number)
+
+    def at(self, there: Any) -> Change:
+        """The change where `there` is true."""
+        return _OPERATIONS[self.name][0](list(self.latents), self.number, there)
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What a model writes after one prompt.
+
+    Attributes:
+        prompt: the text.
+        without, changed: ids of the tokens that it adds, as it is and with the latents changed.
+        about: what the latents do in the prompt, and how far the next token's distribution moves.
+    """
+
+    prompt: str
+    without: list[int]
+    changed: list[int]
+    about: str
+
+
+def steer(
+    inside: Interventions, name: str, operation: Operation, prompts: Sequence[str], sampling: Sampling
+) -> list[Written]:
+    """What the model writes after each prompt, without and with latents of the dictionary `name` changed.
+
+    They are changed at every token but the model's bos, which is put in front of each prompt where there is one.
+
+    Raises:
+        ConfigError: a latent that cannot be changed so.
+        DataError: a prompt that is empty, or longer than the model reads.
+    """
+    lm = inside.lm
+    bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
+    rows = [bos + lm.tokenizer.encode(prompt) for prompt in prompts]
+    changed = _tokens(steered(inside, name, operation.at, rows, sampling, len(bos)))
+    without = _tokens(generate(lm.config, lm.params, rows, sampling))
+    about = _about(inside, name, list(operation.latents), rows, operation.at, len(bos))
+    return [Written(*one) for one in zip(prompts, without, changed, about, strict=True)]
+
+
+def features(text: str, sae: TrainedCoder, said: str = "--feature") -> list[int]:
     """Latents from `123`, `3,17`, or `layer:latent` of a cross-layer transcoder, whose layers count from its first.
+
+    Args:
+        said: where the text was given, for messages.
 
     Raises:
         ConfigError: something else, or a latent that the dictionary does not have.
@@ -93,19 +155,19 @@ def features(text: str, sae: TrainedCoder) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:(\d+):)?(\d+)\s*", part)
         if not match:
-            raise ConfigError(f"--feature={text}: give numbers, as in 123 or 3,17; of a layer, 2:123.")
+            raise ConfigError(f"{said}={text}: give numbers, as in 123 or 3,17; of a layer, 2:123.")
         group, latent = int(match[1] or 0), int(match[2])
         if match[1] and (len(shape) == 1 or group >= shape[0]):
             layers = f"0 to {shape[0] - 1}" if len(shape) == 2 else "none: it has one group of latents"
-            raise ConfigError(f"--feature={part.strip()}: there is no layer {group} of latents; there are {layers}.")
+            raise ConfigError(f"{said}={part.strip()}: there is no layer {group} of latents; there are {layers}.")
         largest = shape[-1] if match[1] else sae.n_latents
         if latent >= largest:
-            raise ConfigError(f"--feature={part.strip()}: the latents are 0 to {largest - 1}.")
+            raise ConfigError(f"{said}={part.strip()}: the latents are 0 to {largest - 1}.")
         latents.append(group * shape[-1] + latent)
     return latents
 
 
-def _written(steps: Any) -> list[list[int]]:
+def _tokens(steps: Any) -> list[list[int]]:
     """The tokens of each row, up to its end."""
     columns = list(steps)
     return [[int(token) for token in row if token >= 0] for row in np.stack(columns, axis=1)]

@@ -219,13 +219,18 @@ def _features(path: Path, data: bytes) -> dict[str, Any]:
     if not isinstance(features, list):
         raise _damaged(path, "'features' is not a list")
     for feature in features:
-        _check_feature(path, feature, len(vocab))
+        check_feature(path, feature, len(vocab))
     if len({feature["id"] for feature in features}) != len(features):
         raise _damaged(path, "two features have the same id")
     return table
 
 
-def _check_feature(path: Path, feature: Any, n_vocab: int) -> None:
+def check_feature(path: Path, feature: Any, n_vocab: int) -> None:
+    """Refuses a feature of `path` that the page could not show, or whose tokens are not of a table of `n_vocab`.
+
+    Raises:
+      DataError: says what is wrong with it.
+    """
     if not isinstance(feature, dict) or not isinstance(feature.get("id"), int):
         raise _damaged(path, f"a feature has no whole-number id: {str(feature)[:80]}")
     name = f"feature {feature['id']}"

@@ -13,9 +13,9 @@ from saejax.serve.jobs.plans import Plans
 from saejax.serve.jobs.queue import Queue
 from saejax.serve.live import Live
 from saejax.serve.problems import status_of
+from saejax.serve.routes import features, page
 from saejax.serve.routes import jobs as job_routes
 from saejax.serve.routes import live as live_routes
-from saejax.serve.routes import page
 from saejax.serve.routes import runs as run_routes
 from saejax.serve.runs import Runs
 from saejax.serve.site import Site
@@ -43,6 +43,7 @@ def application(site: Site, environment: Mapping[str, str] | None = None) -> Fas
     app.include_router(job_routes.router(site, queue, plans))
     app.include_router(live_routes.router(site, Live(runs.state), queue))
     app.include_router(run_routes.router(site, runs, stores))
+    app.include_router(features.router(site))
     app.include_router(page.router(site))
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)

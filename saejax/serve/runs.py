@@ -14,6 +14,9 @@ from saejax.app.batch_size import as_begun
 from saejax.app.evaluated import is_evaluated
 from saejax.app.experiment import from_json
 from saejax.app.loading import is_run
+from saejax.app.records import SWEEP
+from saejax.app.sweep.members import Member
+from saejax.checkpoints import Checkpoints
 from saejax.core.errors import SaejaxError
 from saejax.core.files import read_json
 from saejax.core.lease import LOCK, held
@@ -23,7 +26,6 @@ from saejax.serve.folders import OWN
 # A run that another machine writes shows its life by its rows alone.
 _QUIET = 60.0  # seconds
 _DEPTH = 4
-_SWEEP = "sweep_config.json"
 _FILES = ("config.json", "metrics.jsonl", "eval.json", "features.json.gz", "report.html", "attempts.json", LOCK)
 _OF_EVAL = {"l0": "l0", "fve": "fve", "dead": "dead_fraction"}
 _OF_ROWS = ("l0", "fve", "dead", "loss")
@@ -38,7 +40,7 @@ class Runs:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every run, those that moved last first."""
-        names = {name: sweep for name, sweep in _found(self.root, self.root, _DEPTH)}
+        names = dict(_found(self.root, self.root, _DEPTH))
         self._kept = {name: kept for name, kept in self._kept.items() if name in names}
         rows = [self.row(name, sweep) for name, sweep in names.items()]
         return sorted(rows, key=lambda row: (-row["updated"], row["name"]))
@@ -76,7 +78,7 @@ def state_of(folder: Path, row: Mapping[str, Any], root: Path) -> str:
         return "running"
     if row["gates_total"] is not None:
         return "failed" if row["failed_gates"] else "evaluated"
-    if row["steps"] and row["step"] and row["step"] >= row["steps"]:
+    if row["finished"]:
         return "trained"
     if row["step"] and _elsewhere(folder) and time.time() - row["updated"] < _QUIET:
         return "running"
@@ -102,25 +104,25 @@ def _found(root: Path, folder: Path, depth: int, sweep: str | None = None) -> It
     """(name, its sweep or None) of all runs below a folder, their attempts too."""
     for path in _folders(folder):
         name = path.relative_to(root).as_posix()
-        if is_run(path) and not (path / _SWEEP).is_file():
+        if is_run(path) and not (path / SWEEP).is_file():
             yield name, sweep
             for inner in _folders(path):
                 if is_attempt(inner) and is_run(inner):
                     yield inner.relative_to(root).as_posix(), sweep
         elif depth > 1:
-            yield from _found(root, path, depth - 1, name if (path / _SWEEP).is_file() else sweep)
+            yield from _found(root, path, depth - 1, name if (path / SWEEP).is_file() else sweep)
 
 
 def _sweeps(root: Path, folder: Path, depth: int) -> Iterator[str]:
     for path in _folders(folder):
-        if (path / _SWEEP).is_file():
+        if (path / SWEEP).is_file():
             yield path.relative_to(root).as_posix()
         elif depth > 1 and not is_run(path):
             yield from _sweeps(root, path, depth - 1)
 
 
 def _sweep_of(root: Path, folder: Path) -> str | None:
-    above = next((path for path in folder.parents if root in path.parents and (path / _SWEEP).is_file()), None)
+    above = next((path for path in folder.parents if root in path.parents and (path / SWEEP).is_file()), None)
     return above.relative_to(root).as_posix() if above else None
 
 
@@ -148,12 +150,17 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
     failed = [str(gate.get("name")) for gate in gates or [] if not gate.get("passed")]
     last = last_rows(folder / "metrics.jsonl")
     step = last.get("step")
+    config = _of_config(folder)
+    finished = bool(step and config["steps"]) and (step >= config["steps"] or _stopped_early(folder, last))
+    if evaluation is not None:
+        config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
     checkpoints = folder / "checkpoints"
     return {
         "name": name,
         "sweep": sweep,
-        **_of_config(folder),
+        **config,
         "step": step,
+        "finished": finished,
         "tokens": last.get("tokens"),
         "tokens_per_second": last.get("train/tokens_per_second"),
         **_figures((evaluation or {}).get("metrics") or {}, last),
@@ -167,7 +174,8 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         **_attempts(folder),
         "evaluated": _evaluated(folder),
         "updated": _updated(folder),
-    } | _left(folder, last)
+        "seconds_left": None if finished else _left(config["steps"], last),
+    }
 
 
 def _of_config(folder: Path) -> dict[str, Any]:
@@ -177,7 +185,7 @@ def _of_config(folder: Path) -> dict[str, Any]:
         e = as_begun(from_json(read_json(folder / "config.json")))
         coder = e.coder.resolved()
         hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
-        sizes = {"d_sae": coder.d_sae or None, "k": coder.k or None}
+        sizes = {"d_sae": coder.d_sae or None, "k": Member("", e, e, 1.0).k}
         training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
         return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
     except (SaejaxError, OSError, ArithmeticError) as error:
@@ -190,13 +198,24 @@ def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, A
     return found | {name: metrics[key] for name, key in _OF_EVAL.items() if metrics.get(key) is not None}
 
 
-def _left(folder: Path, last: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds left at the last pace."""
-    config = _of_config(folder)
-    steps, step, tokens, rate = (config["steps"], *map(last.get, ("step", "tokens", "train/tokens_per_second")))
+def _stopped_early(folder: Path, last: Mapping[str, Any]) -> bool:
+    """Whether the training ended by its own rule (train.early_stop_patience), as its newest checkpoint says."""
+    if "time/seconds" not in last:  # no session of it has ended
+        return False
+    try:
+        with Checkpoints(folder / "checkpoints") as checkpoints:
+            newest = checkpoints.latest()
+            return newest is not None and bool(checkpoints.restore_numpy(newest, names=())[1].get("stopped_early"))
+    except (SaejaxError, OSError):
+        return False
+
+
+def _left(steps: int | None, last: Mapping[str, Any]) -> float | None:
+    """Seconds left at the last pace; None where it is not known."""
+    step, tokens, rate = map(last.get, ("step", "tokens", "train/tokens_per_second"))
     if not (steps and step and tokens and rate):
-        return {"seconds_left": None}
-    return {"seconds_left": max(0, steps - step) * (tokens / step) / rate}
+        return None
+    return max(0, steps - step) * (tokens / step) / rate
 
 
 def _attempts(folder: Path) -> dict[str, Any]:

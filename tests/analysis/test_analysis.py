@@ -201,6 +201,7 @@ def test_the_examples_are_the_largest_of_all_tokens_one_for_each_row(both: tuple
         for k, (token, example) in enumerate(zip(want, got, strict=True)):
             if min(gaps[k], gaps[k + 1]) > 1e-3:  # of equal values either may come first
                 assert example["document"] == f"doc{search.documents[token.row, token.column]}"
+                assert example["index"] == search.documents[token.row, token.column]
                 assert example["position"] == search.positions[token.row, token.column]
                 checked += 1
     assert checked > 20

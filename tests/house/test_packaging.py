@@ -239,13 +239,13 @@ def test_make_installs_once_and_again_when_the_pins_change(checkout: Checkout) -
     os.utime(checkout.bin / "python3", (1_000_000_000, 1_000_000_000))
     checkout.make("test")
     made, installed, tested = checkout.log()
-    assert made == "venv .venv" and installed.endswith("-c constraints.txt -e .[dev,s3]") and tested == "pytest"
+    assert made == "venv .venv" and installed.endswith("-c constraints.txt -e .[dev,s3,serve]") and tested == "pytest"
     checkout.make("test", "install")
     assert checkout.log() == ["pytest"]
     later = (ROOT / "Makefile").stat().st_mtime + 10**9
     os.utime(checkout.folder / "constraints.txt", (later, later))
     checkout.make("install")
-    assert [line.split(" -c ")[1] for line in checkout.log()] == ["constraints.txt -e ."]
+    assert [line.split(" -c ")[1] for line in checkout.log()] == ["constraints.txt -e .[serve]"]
 
 
 @needs_make
@@ -256,17 +256,17 @@ def test_make_builds_the_environment_anew_when_its_interpreter_is_gone(checkout:
     done = checkout.make("install")
     assert done.returncode == 0, done.stderr
     made, installed = checkout.log()
-    assert made == "venv .venv" and installed.endswith("-e .")
+    assert made == "venv .venv" and installed.endswith("-e .[serve]")
 
 
 @needs_make
 @pytest.mark.parametrize(
     ("version", "torch", "extras"),
     [
-        ("3.11.4", None, ".[dev,s3,torch]"),
-        ("3.11.4", "0", ".[dev,s3]"),
-        ("3.13.0", None, ".[dev,s3]"),
-        ("3.13.0", "1", ".[dev,s3,torch]"),
+        ("3.11.4", None, ".[dev,s3,serve,torch]"),
+        ("3.11.4", "0", ".[dev,s3,serve]"),
+        ("3.13.0", None, ".[dev,s3,serve]"),
+        ("3.13.0", "1", ".[dev,s3,serve,torch]"),
     ],
 )
 def test_make_test_installs_torch_where_it_should(

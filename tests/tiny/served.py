@@ -91,6 +91,9 @@ def copied(factory: pytest.TempPathFactory, name: str = "served") -> Path:
     made = finished_run(factory)
     for part in ("runs", "stores"):
         shutil.copytree(made / part, folder / part)
+    for name in ("config.json", "provenance.json"):
+        path = folder / "runs" / RUN / name
+        path.write_text(path.read_text().replace(str(made), str(folder)))
     return folder
 
 

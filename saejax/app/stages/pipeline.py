@@ -3,6 +3,7 @@
 from saejax.app import console, init_from
 from saejax.app.batch_size import with_batch_size
 from saejax.app.devices import training_mesh
+from saejax.app.experiment import Experiment
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
 from saejax.app.records import read_stages, refuse_other_run
@@ -46,5 +47,11 @@ def run_pipeline(work: Workspace) -> int:
     if kept.experiment != e:
         page = run_report(kept)
     stages = read_stages(e) | read_stages(kept.experiment)
-    console.summary(read_json(kept.experiment.run_dir / "eval.json"), stages, page)
+    console.summary(read_json(kept.experiment.run_dir / "eval.json"), stages, page, _live(e))
     return code
+
+
+def _live(e: Experiment) -> str:
+    """The command that shows the run with all others."""
+    folders = [f" --{key}={value}" for key, value in (("runs", e.runs_dir), ("stores", e.stores_dir)) if value != key]
+    return f"saejax serve{''.join(folders)}" + ("" if folders else "   (in a checkout: make serve)")

@@ -1,0 +1,166 @@
+"""Dictionaries in memory, and the language model that belongs to the one in use. All of it runs in the worker."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.app.attempts import kept_folder
+from saejax.app.loaded import coder_at, model_config
+from saejax.app.loading import is_run, load
+from saejax.core.errors import ConfigError, SaejaxError
+from saejax.lm import LMConfig, load_lm
+from saejax.lm.forward import Model
+from saejax.lm.pair import ModelPair
+from saejax.serve.caches import Cache
+from saejax.serve.features.texts import Reader
+from saejax.serve.worker import Worker
+from saejax.trained import TrainedCoder
+
+# Parameters lie on the host and on the device.
+_COPIES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a dictionary lies.
+
+    Attributes:
+        name: as requests call it.
+        path: the folder of a run or of an evaluated dictionary, or where a foreign one lies.
+        foreign: it is no run's.
+    """
+
+    name: str
+    path: Path
+    foreign: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its report lies: of a run the folder of the attempt that is kept. A foreign one has none."""
+        if self.foreign:
+            return None
+        return kept_folder(self.path) if is_run(self.path) else self.path
+
+    @property
+    def features(self) -> Path | None:
+        """Its features.json.gz, if there is one."""
+        path = self.folder / "features.json.gz" if self.folder is not None else None
+        return path if path is not None and path.is_file() else None
+
+    def coder(self) -> TrainedCoder:
+        """Read it.
+
+        Raises:
+            DataError: there is none, or it cannot be read.
+        """
+        return load(self.path) if self.foreign else coder_at(str(self.folder))
+
+    def state(self) -> tuple[object, ...]:
+        """Another one when other parameters lie there."""
+        at = self.path if self.folder is None else self.folder
+        if is_run(at):
+            folder = at / "checkpoints"
+            steps = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+            return (str(at), *steps, _changed(at / "eval.json"))
+        inside = sorted(one.name for one in at.iterdir() if one.is_file()) if at.is_dir() else []
+        return (str(at), _changed(at), *((name, _changed(at / name)) for name in inside[:100]))
+
+
+class Dictionaries:
+    """Loads dictionaries and models, and keeps them: coders in the cache, one model beside it.
+
+    Args:
+        cache: of inference.
+        worker: in whose thread everything is read.
+    """
+
+    def __init__(self, cache: Cache, worker: Worker):
+        self.cache, self.worker = cache, worker
+        self._model: tuple[LMConfig, Model] | None = None
+        self._readers: dict[tuple[Any, ...], Reader] = {}
+
+    def coder(self, place: Place) -> TrainedCoder:
+        """The dictionary of a place; loaded in the worker.
+
+        Raises:
+            DataError: it cannot be read.
+            Problem: the worker is busy.
+        """
+
+        def make() -> TrainedCoder:
+            return self.worker.run(place.coder)
+
+        return self.cache.get(("coder", *place.state()), make, size_of)
+
+    def model(self, place: Place, sae: TrainedCoder) -> Model:
+        """The language model of a dictionary; to be called within the worker, and only there.
+
+        Raises:
+            ConfigError: it is not said which it is.
+            DataError: it cannot be read.
+        """
+        wanted = self._wanted(place, sae)
+        if self._model is None or self._model[0] != wanted:
+            self._model, self._readers = None, {}  # its memory first
+            self._model = (wanted, _load(wanted))
+        return self._model[1]
+
+    def reader(self, place: Place, sae: TrainedCoder) -> tuple[TrainedCoder, Reader]:
+        """(the dictionary with the model's names, what gives it the model's activations); only within the worker.
+
+        Raises:
+            ConfigError, DataError: as `model`; or the dictionary does not fit the model.
+        """
+        lm = self.model(place, sae)
+        named = sae.at(lm)
+        # What the dictionary has compiled stays with it.
+        key = ("named", self._model and self._model[0], *place.state())
+        named = sae if named.sites == sae.sites else self.cache.get(key, lambda: named, size_of)
+        sites = (named.sites.reads, named.sites.writes, named.sites.stacked)
+        if sites not in self._readers:
+            self._readers[sites] = Reader(lm, named)
+        return named, self._readers[sites]
+
+    def described(self, place: Place, sae: TrainedCoder) -> tuple[str, str]:
+        """(hook points, model) of a dictionary as a report names them; "" for a model that is not known."""
+        reads, writes = (", ".join(names) for names in (sae.sites.reads, sae.sites.writes))
+        try:
+            model = self._wanted(place, sae).model
+        except SaejaxError:
+            model = ""
+        return reads if reads == writes else f"{reads} -> {writes}", model
+
+    def _wanted(self, place: Place, sae: TrainedCoder) -> LMConfig:
+        if place.foreign:
+            if not sae.origin.model:
+                raise ConfigError(
+                    f"{place.name} does not say which language model it belongs to: its features can be looked at, and "
+                    "nothing that needs the model can be done."
+                )
+            return LMConfig(sae.origin.model, sae.origin.revision)
+        return model_config(str(place.folder), sae)
+
+
+def size_of(sae: TrainedCoder) -> int:
+    """Bytes of a dictionary in memory."""
+    return _COPIES * sum(np.asarray(value).nbytes for value in sae.params.values())
+
+
+def _load(wanted: LMConfig) -> Model:
+    how = (wanted.dtype, wanted.backend, wanted.device)
+    lm: Model = load_lm(wanted.model, wanted.revision, *how)
+    if wanted.second:
+        lm = ModelPair(lm, load_lm(wanted.second, wanted.second_revision, *how))
+    return lm
+
+
+def _changed(path: Path) -> tuple[int, int]:
+    """(mtime, bytes) of a file; zeros where there is none."""
+    try:
+        known = os.stat(path)
+    except OSError:
+        return 0, 0
+    return known.st_mtime_ns, known.st_size

@@ -1,0 +1,126 @@
+"""What needs a dictionary's parameters, mostly with its language model: similar features, texts, steering, logits."""
+
+import json
+from typing import Any
+
+from saejax.analysis.features import logits_of
+from saejax.core.errors import SaejaxError
+from saejax.serve.features.browser import Browser
+from saejax.serve.features.coders import Dictionaries, Place
+from saejax.serve.features.similar import Rows, checked_latent, nearest_rows
+from saejax.serve.features.steering import steered_text
+from saejax.serve.features.texts import Encoded, encoded
+
+_LOGITS = 10
+_STEERING = 180.0  # seconds: two programs are compiled for each change
+
+
+class Models:
+    """Answers of dictionaries and models, computed in the worker and kept in the inference cache.
+
+    Args:
+        browser: for what is known of the features that are found.
+        dictionaries: loads them.
+    """
+
+    def __init__(self, browser: Browser, dictionaries: Dictionaries):
+        self._browser, self._dictionaries = browser, dictionaries
+        self._cache, self._worker = dictionaries.cache, dictionaries.worker
+
+    def similar(self, place: Place, latent: int, other: Place | None, count: int) -> list[dict[str, Any]]:
+        """[{dictionary, id, cosine, token, label, density}] of the latents that write most alike.
+
+        Raises:
+            Problem: 404: no such latent.
+            ConfigError: two dictionaries that do not write the same width.
+            DataError: a dictionary cannot be read.
+        """
+        sae, there = self._dictionaries.coder(place), other or place
+        checked_latent(sae, place.name, latent)
+        same = there.state() == place.state()
+        other_sae = sae if same else self._dictionaries.coder(there)
+        row = Rows.of(sae, self._cache, place.state()).row(latent)
+        found = nearest_rows(row, Rows.of(other_sae, self._cache, there.state()), count, latent if same else -1)
+        marks = self._browser.marks(there, [at for at, _ in found])
+        return [
+            {"dictionary": there.name, "id": at, "cosine": cosine} | own
+            for (at, cosine), own in zip(found, marks, strict=True)
+        ]
+
+    def encode(self, place: Place, text: str, count: int, feature: int | None) -> dict[str, Any]:
+        """{tokens, top, activations, features_per_token} of a text.
+
+        Raises:
+            Problem: 404: no such feature; or the worker is busy.
+            ConfigError, DataError: no text, no model, or one that does not fit.
+        """
+        sae = self._dictionaries.coder(place)
+        if feature is not None:
+            checked_latent(sae, place.name, feature)
+
+        def work() -> Encoded:
+            named, reader = self._dictionaries.reader(place, sae)
+            return encoded(named, reader, text)
+
+        found = self._cache.get(
+            ("text", text, *place.state()), lambda: self._worker.run(work), lambda one: one.bytes + 4 * len(text)
+        )
+        top = found.strongest(count)
+        shown = list(dict.fromkeys([*(one["id"] for one in top), *([] if feature is None else [feature])]))
+        marks = self._browser.marks(place, [one["id"] for one in top])
+        return {
+            "tokens": list(found.tokens),
+            "top": [one | {"token": own["token"], "label": own["label"]} for one, own in zip(top, marks, strict=True)],
+            "activations": {str(latent): found.activations(latent) for latent in shown},
+            "features_per_token": found.per_token(),
+        }
+
+    def steer(self, place: Place, **asked: Any) -> dict[str, Any]:
+        """As `steered_text`, with its arguments by name.
+
+        Raises:
+            Problem: the worker is busy, or it takes too long.
+            ConfigError, DataError: as `steered_text`, or no model.
+        """
+        sae = self._dictionaries.coder(place)
+
+        def work() -> dict[str, Any]:
+            return steered_text(sae, self._dictionaries.model(place, sae), **asked)
+
+        # The same seed draws the same tokens.
+        key = ("steered", json.dumps(asked, sort_keys=True), *place.state())
+        return self._cache.get(key, lambda: self._worker.run(work, _STEERING), lambda one: 4 * len(json.dumps(one)))
+
+    def bare_feature(self, place: Place, number: int) -> dict[str, Any]:
+        """What can be said of a feature without a report: as `Browser.feature`, with its logits where there is a model.
+
+        Raises:
+            Problem: 404: no such feature; or the worker is busy.
+            DataError: the dictionary cannot be read.
+        """
+        sae = self._dictionaries.coder(place)
+        checked_latent(sae, place.name, number)
+
+        def work() -> tuple[Any, Any]:
+            try:
+                lm = self._dictionaries.model(place, sae)
+                return logits_of(sae.at(lm), lm, number, _LOGITS)
+            except SaejaxError:  # no model, or one that it does not fit: the rest can be said without
+                return [], []
+
+        key = ("logits", number, *place.state())
+        top, bottom = self._cache.get(key, lambda: self._worker.run(work), lambda _: 4000)
+        hook_points, model = self._dictionaries.described(place, sae)
+        grouped, said = len(sae.coder.topology.latent_shape) > 1, self._browser.said(place, None)
+        unknown = dict.fromkeys(("density", "max", "mean", "histogram"))
+        feature = {"id": number, **unknown, "top_logits": top, "bottom_logits": bottom, "examples": [], "quantiles": []}
+        if number in said.explanations:
+            feature["explanations"] = said.explanations[number]
+        return {
+            "vocab": [],
+            "feature": feature,
+            "note": said.notes.get(number),
+            "hook_point": hook_points,
+            "model": model,
+            "layer": number // sae.coder.topology.d_sae if grouped else None,
+        }

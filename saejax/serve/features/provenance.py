@@ -1,0 +1,237 @@
+"""Where a run and the examples of its features come from: command, commit, document, shard of the held-out store."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from saejax.app.experiment import Experiment, from_json
+from saejax.app.loading import is_run
+from saejax.app.provenance import PROVENANCE
+from saejax.core.errors import SaejaxError
+from saejax.core.files import read_json
+from saejax.lm.model import config_folder
+from saejax.serve.caches import Cache
+from saejax.serve.features.browser import Browser
+from saejax.serve.features.coders import Dictionaries, Place
+from saejax.serve.features.shards import Passage, passages_at
+from saejax.serve.problems import Problem
+from saejax.store.files import StoreFiles
+from saejax.store.reader import complete_manifest
+from saejax.text import Tokenizer, open_source
+
+_MADE_AGAIN = "Make the report again to know it (saejax report --config=... --redo)."
+
+
+class Provenance:
+    """Where things come from.
+
+    Args:
+        cache: of provenance.
+        browser: gives the features.
+        dictionaries: for foreign ones, which say themselves where they come from.
+        stores: the folder of all stores.
+    """
+
+    def __init__(self, cache: Cache, browser: Browser, dictionaries: Dictionaries, stores: Path):
+        self._cache, self._browser, self._dictionaries, self._stores = cache, browser, dictionaries, stores
+
+    def of(self, place: Place, feature: int | None, example: int = 0) -> dict[str, Any]:
+        """{run, feature, example, why}: what is null is not known or was not asked for, and `why` says which.
+
+        Raises:
+            Problem: 404: no such feature or example.
+            DataError: a damaged file of the run.
+        """
+        found: dict[str, Any] = {"run": self._run(place), "feature": None, "example": None, "why": []}
+        if feature is None:
+            return found
+        told = self._browser.feature(place, feature)
+        if told is None:
+            found["why"].append(f"{place.name} has no report, and so no examples.")
+            return found
+        own = told["feature"]
+        kept = ("density", "max", "mean", "layer")
+        found["feature"] = {"id": feature, "hook_point": told["hook_point"], "model": told["model"]} | {
+            key: own[key] for key in kept if key in own
+        }
+        examples = own.get("examples") or []
+        if not examples and example == 0:
+            found["why"].append("The feature never fired in the scan of the report: it has no example.")
+            return found
+        if not 0 <= example < len(examples):
+            raise Problem(404, f"Feature {feature} of {place.name} has no example {example}; it has {len(examples)}.")
+        found["example"], found["why"] = self._example(place, _Example.of(examples[example], told))
+        return found
+
+    def _run(self, place: Place) -> dict[str, Any]:
+        """What the files of a run say; of a foreign dictionary what it says of itself."""
+        if (folder := place.folder) is None:
+            sae = self._dictionaries.coder(place)
+            return {"name": place.name, "dictionary": sae.describe()}
+        files = {name: folder / f"{name}.json" for name in ("config", "environment", "provenance", "eval")}
+        key = ("run", str(folder), *(_stamp(path) for path in files.values()))
+
+        def make() -> dict[str, Any]:
+            content = {name: read_json(path) if path.is_file() else None for name, path in files.items()}
+            environment, evaluation = content["environment"] or {}, content["eval"] or {}
+            session = (environment.get("sessions") or [environment])[-1]
+            return {
+                "name": place.name,
+                "config": content["config"] or evaluation.get("experiment"),
+                "environment": session or None,
+                "command": session.get("command"),
+                "provenance": content["provenance"],
+                "evaluated": None if is_run(folder) else {k: evaluation.get(k) for k in ("source", "sha256", "on")},
+            }
+
+        return self._cache.get(key, make, lambda _: sum(3 * _stamp(path)[1] for path in files.values()) + 500)
+
+    def _example(self, place: Place, example: "_Example") -> tuple[dict[str, Any], list[str]]:
+        """(where an example comes from, sentences about what is not known)."""
+        folder = place.folder
+        assert folder is not None  # a foreign dictionary has no report
+        e = from_json(self._run(place)["config"])  # with its own name, by which its store may be called
+        record, path = folder / PROVENANCE, self._heldout(e)
+
+        def make() -> tuple[dict[str, Any], list[str]]:
+            return _traced(e, path, read_json(record) if record.is_file() else {}, example)
+
+        stamps = (_stamp(record), _stamp(path / "manifest.json"), _stamp(folder / "config.json"))
+        return self._cache.get(("example", str(folder), example, *stamps), make, lambda _: 4000)
+
+    def _heldout(self, e: Experiment) -> Path:
+        """Where the held-out store of an experiment lies, below the folder of stores.
+
+        Raises:
+            Problem: 404: it lies elsewhere.
+        """
+        path = Path(os.path.realpath(self._stores / (e.store or e.name) / "heldout"))
+        if self._stores not in path.parents:
+            raise Problem(404, f"The store {e.store or e.name} of the run lies outside of the server's stores.")
+        return path
+
+
+@dataclasses.dataclass(frozen=True)
+class _Example:
+    """A passage of a report: its document, the place of token `peak` in its piece of it, and the first point read."""
+
+    document: str
+    index: int | None
+    position: int
+    tokens: tuple[str, ...]
+    peak: int
+    hook_point: str
+
+    @classmethod
+    def of(cls, example: dict[str, Any], told: dict[str, Any]) -> "_Example":
+        tokens = tuple(told["vocab"][token] for token in example["tokens"])
+        index = example.get("index")
+        first = re.split(", | -> ", told["hook_point"])[0]
+        own = (str(example.get("document", "")), index if isinstance(index, int) else None, int(example["position"]))
+        return cls(*own, tokens, example["peak"], first)
+
+
+def _traced(e: Experiment, path: Path, record: dict[str, Any], example: _Example) -> tuple[dict[str, Any], list[str]]:
+    """(where an example comes from, why of what is null), from the held-out store at `path`.
+
+    Args:
+        record: provenance.json of the run.
+    """
+    lm = record.get("lm", {})
+    why: list[str] = []
+    if example.index is None:
+        index, why = _by_name(e, example.document)
+        example = dataclasses.replace(example, index=index)
+    found: dict[str, Any] = {
+        "document": example.document,
+        "document_index": example.index,
+        "position": example.position,
+        "text": "".join(example.tokens),
+        "split": "heldout",
+        "model": lm.get("model") or e.lm.model,
+        "revision": lm.get("revision") or e.lm.revision or None,
+        "weights_sha256": lm.get("weights_sha256"),
+        **dict.fromkeys(("store", "shard", "row", "shard_sha256", "array")),
+    }
+    if not found["revision"]:
+        why.append("The model has no revision: it is no repository of the hub, or none was given (lm.revision).")
+    try:
+        place, said = _stored(e, path, record, example)
+    except SaejaxError as error:
+        place, said = {}, [f"The held-out store cannot be read: {error}"]
+    return found | place, [*why, *said]
+
+
+def _by_name(e: Experiment, name: str) -> tuple[int | None, list[str]]:
+    """(the number of the held-out document of a name, why it is not known), for reports of earlier versions."""
+    before = f"The report is of an earlier version and does not say the document's number. {_MADE_AGAIN}"
+    if any(part.source != "stdlib" for part in e.text.parts):  # others may take minutes to read
+        return None, [before]
+    try:
+        found = [one.index for one in open_source(e.text).documents("heldout") if one.name == name]
+    except SaejaxError as error:
+        return None, [before, f"The text is not at hand either: {error}"]
+    if len(found) != 1:
+        return None, [f"{before} {len(found)} held-out documents have the name {name!r}."]
+    return found[0], ["The document's number was found by its name."]
+
+
+def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example) -> tuple[dict[str, Any], list[str]]:
+    """(store, shard, row, shard_sha256, array, as far as they are known, and why not)."""
+    if not (path / "manifest.json").is_file():
+        streamed = " The run trained on activations of the running model (capture.into=training)."
+        return {}, [f"There is no held-out store at {path}.{streamed * (e.capture.into == 'training')}"]
+    manifest = complete_manifest(StoreFiles(path))
+    known = record.get("heldout", {}).get("fingerprint")
+    if known and known != manifest.fingerprint:
+        return {}, [f"{path} is another store by now than the one that the run was made with."]
+    found: dict[str, Any] = {"store": str(path)}
+    if example.index is None:
+        return found, []
+    if {"merged", "imported"} & manifest.header.identity.keys():
+        return found, [f"{path} was merged or imported: its documents have other numbers than the report's text."]
+    passages = passages_at(path, manifest, example.index, example.position)
+    if not passages:
+        return found, [
+            f"The token is not in the held-out store: it holds {manifest.n_tokens:,} rows, and the report scans "
+            f"{e.report.tokens:,} tokens of the text itself."
+        ]
+    passage, why = _that_reads(e, passages, example.tokens, example.peak)
+    hashes = manifest.shards[passage.shard][1]
+    array = next(name for name in (example.hook_point, *manifest.header.hook_points) if name in hashes)
+    at = {"shard": passage.shard, "row": passage.row, "shard_sha256": hashes[array], "array": array}
+    return found | at, why
+
+
+def _that_reads(
+    e: Experiment, passages: Sequence[Passage], tokens: Sequence[str], peak: int
+) -> tuple[Passage, list[str]]:
+    """Of several pieces of one document the one that reads as an example does, whose token `peak` is the passage's."""
+    if len(passages) == 1:
+        return passages[0], []
+    several = f"The document has {len(passages)} pieces with a token at this position"
+    try:
+        tokenizer = Tokenizer.from_folder(config_folder(e.lm.model, e.lm.revision))
+    except SaejaxError:
+        return passages[0], [f"{several}, and without the model's tokenizer this is the first of them."]
+
+    def reads(passage: Passage) -> bool:
+        here = {peak + offset: token for offset, token in passage.tokens.items() if 0 <= peak + offset < len(tokens)}
+        return [tokens[at] for at in here] == tokenizer.token_strings(list(here.values()))
+
+    same = [passage for passage in passages if reads(passage)]
+    if len(same) == 1:
+        return same[0], []
+    return (same or passages)[0], [f"{several}, of which {len(same)} read as the example does; this is the first."]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """(mtime, bytes) of a file; zeros where there is none."""
+    try:
+        known = path.stat()
+    except OSError:
+        return 0, 0
+    return known.st_mtime_ns, known.st_size
