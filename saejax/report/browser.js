@@ -32,6 +32,7 @@ class FeatureBrowser {
     this.byId = new Map(table.features.map((feature) => [feature.id, feature]));
     this.dead = table.features.filter((feature) => !(feature.density > 0)).length;
     this.state = {query: "", scope: "any", column: COLUMNS[0], down: false, live: this.dead > 0 && this.dead < table.features.length};
+    this.rows = [];
     this.list = new FeatureList(table, (feature) => this.choose(feature, true));
     this.count = el("p", {class: "count", role: "status"});
     this.detail = el("div", {class: "detail-body"});
@@ -70,7 +71,7 @@ class FeatureBrowser {
 
   start() {
     this.refresh();
-    if (!this.follow()) this.choose(this.list.rows[0] ?? this.table.features[0], false);
+    if (!this.follow()) this.choose(this.rows[0] ?? this.table.features[0], false);
   }
 
   set(change) {
@@ -84,7 +85,8 @@ class FeatureBrowser {
 
   refresh() {
     const rows = this.sorted(this.matching());
-    this.list.show(rows);
+    this.rows = rows;
+    this.list.show(new RowsAtHand(rows));
     this.count.replaceChildren(`${integer(rows.length)} of ${integer(this.table.features.length)} features`,
       this.dead > 0 ? `, ${integer(this.dead)} dead` : "");
     COLUMNS.forEach((column, i) => {
@@ -118,7 +120,7 @@ class FeatureBrowser {
   // byHand: the reader picked it in the list; on a phone the detail is below and comes into view.
   choose(feature, byHand) {
     if (!feature) return;
-    this.list.select(feature);
+    this.list.select(feature.id);
     this.name.replaceChildren(`Feature ${feature.id}`);
     fill(this.link, {href: `#feature=${feature.id}`}, []);
     this.detail.replaceChildren(...featureDetail(this.table, feature).filter(Boolean));
@@ -128,12 +130,12 @@ class FeatureBrowser {
   }
 
   step(move) {
-    const {rows} = this.list, at = this.list.place();
+    const {rows} = this, at = this.list.place();
     if (rows.length > 0) this.choose(rows[at < 0 ? 0 : (at + move + rows.length) % rows.length], true);
   }
 
   random() {
-    const {rows} = this.list;
+    const {rows} = this;
     if (rows.length > 0) this.choose(rows[Math.floor(Math.random() * rows.length)], true);
   }
 

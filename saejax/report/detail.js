@@ -43,16 +43,17 @@ function logits(table, feature) {
   return [logitList(table, "Promotes", feature.top_logits, most, "up"), logitList(table, "Suppresses", feature.bottom_logits, most, "down")];
 }
 
-function exampleItem(table, feature, example) {
+// `tool`: one more thing to stand beside the document's name, or null.
+function exampleItem(table, feature, example, tool = null) {
   const peak = example.activations[example.peak];
   return el("li", {"aria-label": `activation ${number(peak)} on ${visibleText(table.vocab[example.tokens[example.peak]])}`},
     el("div", {class: "where"}, el("b", {class: "num"}, number(peak)),
       el("bdi", {class: "document", title: example.document}, example.document ?? ""),
-      example.position === undefined ? null : el("span", {}, `token ${integer(example.position)}`)),
+      example.position === undefined ? null : el("span", {}, `token ${integer(example.position)}`), tool),
     passage(table.vocab, example, Math.abs(strongest(feature))));
 }
 
-function examples(table, feature) {
+function examples(table, feature, tool) {
   const list = feature.examples ?? [];
   if (list.length === 0) {
     const why = feature.density > 0 ? "No passage was kept for this feature." : "This feature never fired on the tokens scanned, so there is no passage to show.";
@@ -60,7 +61,7 @@ function examples(table, feature) {
   }
   return [
     el("div", {class: "examples-head"}, el("h4", {}, "Top-activating passages"), heatLegend(feature)),
-    el("ol", {class: "examples"}, list.map((example) => exampleItem(table, feature, example))),
+    el("ol", {class: "examples"}, list.map((example, i) => exampleItem(table, feature, example, tool(i)))),
     quantiles(table, feature),
   ];
 }
@@ -88,11 +89,12 @@ function heatLegend(feature) {
   return el("span", {class: "legend"}, ...negative, "0", el("span", {class: "ramp", "aria-hidden": "true"}), number(most));
 }
 
-function featureDetail(table, feature) {
+// tool(i): what stands beside the document's name of the i-th of the strongest passages.
+function featureDetail(table, feature, tool = () => null) {
   return [
     ...explanations(feature),
     facts(feature),
     el("div", {class: "pair"}, activationHistogram(feature), el("div", {class: "logit-pair"}, logits(table, feature))),
-    examples(table, feature),
+    examples(table, feature, tool),
   ].flat();
 }

@@ -3,35 +3,46 @@
 const ROW_HEIGHT = 34;
 const SPARE_ROWS = 6;
 
-class FeatureList {
-  // table: {vocab, features}; onSelect(feature) when the reader picks a row.
-  constructor(table, onSelect) {
-    this.table = table;
+// Rows that are all here. Another source of rows has the same four members; its `at` gives null while a row is on
+// its way, and `seen` is where it learns which rows are looked at.
+class RowsAtHand {
+  constructor(rows) { this.rows = rows; }
+  get count() { return this.rows.length; }
+  at(place) { return this.rows[place] ?? null; }
+  placeOf(id) { return this.rows.findIndex((row) => row.id === id); }
+  seen() {}
+}
+
+class RowList {
+  // onSelect(row or null, place) when the reader picks one. How a row looks is in `cells` and `describe`.
+  constructor(label, onSelect) {
     this.onSelect = onSelect;
-    this.rows = [];
+    this.source = new RowsAtHand([]);
     this.selected = null;
+    this.drawn = new Map();
     this.canvas = el("div", {class: "canvas", role: "presentation"});
     this.node = el("div", {
-      class: "rows", role: "listbox", tabindex: 0, "aria-label": "Features",
+      class: "rows", role: "listbox", tabindex: 0, "aria-label": label,
       onscroll: () => this.paint(), onkeydown: (event) => this.key(event), onclick: (event) => this.click(event),
     }, this.canvas);
     if (window.ResizeObserver) new ResizeObserver(() => this.paint()).observe(this.node);
   }
 
-  show(rows) {
-    this.rows = rows;
-    this.canvas.style.height = `${rows.length * ROW_HEIGHT}px`;
+  show(source) {
+    this.source = source;
+    this.drawn.clear();
+    this.canvas.style.height = `${source.count * ROW_HEIGHT}px`;
     this.node.scrollTop = 0;
     this.paint();
   }
 
-  select(feature) {
-    this.selected = feature;
+  select(id) {
+    this.selected = id;
     this.reveal();
     this.paint();
   }
 
-  place() { return this.rows.indexOf(this.selected); }
+  place() { return this.selected === null ? -1 : this.source.placeOf(this.selected); }
 
   // Scrolls the list itself, and only it, so that the selected row is in sight.
   reveal() {
@@ -44,43 +55,72 @@ class FeatureList {
     else if (below > 0) this.node.scrollTop = top + 2 * ROW_HEIGHT - room;
   }
 
+  // A row that stays in sight keeps its node, so that a click begun on it ends on it.
   paint() {
+    const {count} = this.source;
     const first = Math.max(0, Math.floor(this.node.scrollTop / ROW_HEIGHT) - SPARE_ROWS);
-    const last = Math.min(this.rows.length, Math.ceil((this.node.scrollTop + this.node.clientHeight) / ROW_HEIGHT) + SPARE_ROWS);
-    const nodes = [];
-    for (let i = first; i < last; i++) nodes.push(this.row(this.rows[i], i));
-    this.canvas.replaceChildren(...nodes);
-    const shown = this.place() >= first && this.place() < last;
-    fill(this.node, {"aria-activedescendant": shown ? `row-${this.selected.id}` : ""}, []);
+    const last = Math.min(count, Math.ceil((this.node.scrollTop + this.node.clientHeight) / ROW_HEIGHT) + SPARE_ROWS);
+    this.source.seen(first, last);
+    const kept = this.drawn;
+    this.drawn = new Map();
+    for (let i = first; i < last; i++) {
+      const row = this.source.at(i), chosen = row !== null && row.id === this.selected, before = kept.get(i);
+      const same = before !== undefined && before.row === row && before.chosen === chosen;
+      this.drawn.set(i, same ? before : {row, chosen, node: this.row(row, i, chosen)});
+    }
+    this.canvas.replaceChildren(...[...this.drawn.values()].map(({node}) => node));
+    const shown = [...this.drawn.values()].some(({chosen}) => chosen);
+    fill(this.node, {"aria-activedescendant": shown ? `row-${this.selected}` : ""}, []);
   }
 
-  row(feature, i) {
-    const token = topToken(this.table, feature), said = (feature.explanations ?? [])[0];
-    const node = el("div", {
-      class: "row", role: "option", id: `row-${feature.id}`, "data-place": i,
-      "aria-selected": String(feature === this.selected), "aria-setsize": this.rows.length, "aria-posinset": i + 1,
-      title: said ? visibleLine(said.text) : null,
-      "aria-label": `feature ${feature.id}${said ? `, ${visibleLine(said.text)}` : ""}, density ${percent(feature.density)}, maximum ${number(strongest(feature))}` +
-        (token === null ? "" : `, promotes ${visibleText(token)}`),
-    },
-    el("span", {class: "id"}, String(feature.id)), el("span", {class: "num"}, percent(feature.density)),
-    el("span", {class: "num"}, feature.density > 0 ? number(strongest(feature)) : "dead"),
-    el("span", {class: "top"}, token === null ? "" : tokenChip(token)));
+  row(row, i, chosen) {
+    const place = {"data-place": i, "aria-setsize": this.source.count, "aria-posinset": i + 1};
+    const node = row === null
+      ? el("div", {class: "row waiting", role: "option", "aria-selected": "false", "aria-label": "on its way", ...place}, el("span", {class: "blank"}))
+      : el("div", {class: "row", role: "option", id: `row-${row.id}`, "aria-selected": String(chosen), ...place, ...this.describe(row)}, this.cells(row));
     node.style.top = `${i * ROW_HEIGHT}px`;
     return node;
   }
 
   click(event) {
     const row = event.target.closest(".row");
-    if (row) this.onSelect(this.rows[Number(row.dataset.place)]);
+    if (row) this.pick(Number(row.dataset.place));
   }
 
+  pick(place) { this.onSelect(this.source.at(place), place); }
+
   key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
     const page = Math.max(1, Math.floor(this.node.clientHeight / ROW_HEIGHT) - 1);
-    const move = {ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity}[event.key];
-    if (!move || this.rows.length === 0) return;
+    const move = {ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity}[event.key];
+    const {count} = this.source;
+    if (!move || count === 0) return;
     event.preventDefault();
-    this.onSelect(this.rows[Math.min(this.rows.length - 1, Math.max(0, this.place() + move))]);
+    this.pick(Math.min(count - 1, Math.max(0, this.place() + move)));
+  }
+}
+
+class FeatureList extends RowList {
+  // table: {vocab, features}; onSelect(feature) when the reader picks a row.
+  constructor(table, onSelect) {
+    super("Features", onSelect);
+    this.table = table;
+  }
+
+  describe(feature) {
+    const token = topToken(this.table, feature), said = (feature.explanations ?? [])[0];
+    return {
+      title: said ? visibleLine(said.text) : null,
+      "aria-label": `feature ${feature.id}${said ? `, ${visibleLine(said.text)}` : ""}, density ${percent(feature.density)}, maximum ${number(strongest(feature))}` +
+        (token === null ? "" : `, promotes ${visibleText(token)}`),
+    };
+  }
+
+  cells(feature) {
+    const token = topToken(this.table, feature);
+    return [el("span", {class: "id"}, String(feature.id)), el("span", {class: "num"}, percent(feature.density)),
+      el("span", {class: "num"}, feature.density > 0 ? number(strongest(feature)) : "dead"),
+      el("span", {class: "top"}, token === null ? "" : tokenChip(token))];
   }
 }
 

@@ -45,18 +45,21 @@ function tokenChip(token) {
   return el("bdi", {class: "chip"}, ...visible(token));
 }
 
-// One passage: every token with a background as strong as |activation| / `most`, of another colour where it is
-// negative, the peak token marked.
+// Colours a token's node by its activation, as strong as |activation| / `most`; of another colour where it is negative.
+function heat(node, activation, most, peak) {
+  node.className = `tok${activation ? " on" : ""}${activation < 0 ? " below" : ""}${peak ? " peak" : ""}`;
+  node.dataset.activation = number(activation, 4);
+  if (activation && most > 0) node.style.setProperty("--heat", (0.1 + 0.9 * Math.min(1, Math.abs(activation) / most)).toFixed(3));
+}
+
+// One passage: every token with its heat, the peak token marked.
 function passage(table, example, most) {
   const line = el("p", {class: "passage"});
   example.tokens.forEach((id, i) => {
-    const token = table[id], activation = example.activations[i];
-    const peak = i === example.peak;
-    const span = el(peak ? "mark" : "span", {
-      class: `tok${activation ? " on" : ""}${activation < 0 ? " below" : ""}${peak ? " peak" : ""}`, "data-activation": number(activation, 4),
-      "data-token": visibleText(token),
-    }, ...visible(token));
-    if (activation && most > 0) span.style.setProperty("--heat", (0.1 + 0.9 * Math.min(1, Math.abs(activation) / most)).toFixed(3));
+    const token = table[id], peak = i === example.peak;
+    const span = el(peak ? "mark" : "span", {}, ...visible(token));
+    heat(span, example.activations[i], most, peak);
+    span.dataset.token = visibleText(token);
     line.append(span, el("wbr"));
   });
   return line;

@@ -181,6 +181,7 @@ def test_search_sort_filter_and_keys(page: Path) -> None:
         press(document.body, "ArrowRight"); seen.right = [name(), location.hash];
         press(document.body, "ArrowLeft"); press(document.body, "ArrowLeft"); seen.wrapped = name();
         press(find(".rows"), "Home"); press(find(".rows"), "ArrowDown"); seen.down = name();
+        press(find(".rows"), "j"); press(find(".rows"), "j"); press(find(".rows"), "k"); seen.letters = name();
         find(".head.density").click(); seen.densest = rows().slice(0, 2);
         find(".head.density").click(); seen.rarest = rows().slice(0, 2);
         const live = find(".check input"); live.click(); seen.dead = rows().slice(0, 2);
@@ -204,6 +205,7 @@ def test_search_sort_filter_and_keys(page: Path) -> None:
         "right": ["Feature 2", "#feature=2"],
         "wrapped": "Feature 299",
         "down": "Feature 2",
+        "letters": "Feature 3",
         "densest": [299, 298],
         "rarest": [1, 2],
         "dead": [0, 10],
@@ -212,7 +214,7 @@ def test_search_sort_filter_and_keys(page: Path) -> None:
         "none": 0,
         "anywhere": "300 of 300 features, 30 dead",
         "promotes": "0 of 300 features, 30 dead",
-        "typing": "Feature 2",
+        "typing": "Feature 3",
         "deadFeature": True,
     }
 
