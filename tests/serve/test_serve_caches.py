@@ -125,7 +125,7 @@ def test_a_full_queue_and_a_late_answer_are_said(worker: Worker) -> None:
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(worker.run, slow)
         assert begun.wait(10)
-        with pytest.raises(Problem, match="longer than 0.05 s") as late:
+        with pytest.raises(Problem, match=r"longer than 0\.05 s") as late:
             worker.run(lambda: done.append("late"), 0.05)
         assert late.value.status == 504
         second = pool.submit(worker.run, lambda: done.append("second"))

@@ -39,7 +39,24 @@ from saejax.serve.routes.features import Services, router_of
 from saejax.serve.site import Site
 from saejax.serve.worker import Worker
 
-QUERIES = ("a", "THE", "straße", " ", "\n", "↵", "·x1", "self", "nowhere", "</script>", "t1", "日", "#12", "12", "\0", "?")
+QUERIES = (
+    "a",
+    "THE",
+    "straße",
+    " ",
+    "\n",
+    "↵",
+    "·x1",
+    "self",
+    "nowhere",
+    "</script>",
+    "t1",
+    "日",
+    "#12",
+    "12",
+    "\0",
+    "?",
+)
 
 
 def opened(tmp_path: Path, table: dict[str, Any], **how: Any) -> FeatureTable:
@@ -62,7 +79,9 @@ def test_searches_find_what_a_scan_finds(seed: int, tmp_path: Path) -> None:
             assert found == want, (query, scope)
     low, high = sorted((rng.random(), rng.random()))
     found = index.ids[index.matching(Wanted("a", "any", low, high, True), nothing)].tolist()
-    assert found == [f for f in scanned(table, "a", "any") if by_id[f]["density"] > 0 and low <= by_id[f]["density"] <= high]
+    assert found == [
+        f for f in scanned(table, "a", "any") if by_id[f]["density"] > 0 and low <= by_id[f]["density"] <= high
+    ]
     assert index.dead == sum(not f["density"] > 0 for f in table["features"])
 
 
@@ -86,7 +105,12 @@ def test_every_order_is_that_of_the_page(tmp_path: Path) -> None:
         top = f["top_logits"][0][0]
         return (top if isinstance(top, str) else table["vocab"][top]).strip().lower()
 
-    keys = {"id": lambda f: f["id"], "density": lambda f: f["density"], "max": lambda f: abs(strongest(f)), "token": token}
+    keys = {
+        "id": lambda f: f["id"],
+        "density": lambda f: f["density"],
+        "max": lambda f: abs(strongest(f)),
+        "token": token,
+    }
     for column, key in keys.items():
         for down in (False, True):
             rising = sorted(table["features"], key=lambda f: f["id"])
@@ -187,7 +211,13 @@ def test_torn_and_flipped_bytes_are_damage(tmp_path: Path) -> None:
         source.write_bytes(raw)
         with pytest.raises(DataError, match=r"features\.json\.gz is damaged"):
             build(source, tmp_path / "index")
-    for text in (b'{"features":[1 2],"vocab":[]}', b'{"features":[],"vocab":[]} x', b'{"features":[]', b"", b"[" * 10**5):
+    for text in (
+        b'{"features":[1 2],"vocab":[]}',
+        b'{"features":[],"vocab":[]} x',
+        b'{"features":[]',
+        b"",
+        b"[" * 10**5,
+    ):
         source.write_bytes(gzip.compress(text))
         with pytest.raises(DataError, match="damaged"):
             build(source, tmp_path / "index")

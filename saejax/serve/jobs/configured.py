@@ -9,6 +9,7 @@ from typing import Any
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment, from_json
 from saejax.app.loading import is_run
+from saejax.app.records import SWEEP, SWEEP_EXPERIMENT
 from saejax.coders import CoderConfig
 from saejax.core.config import nearest, to_config_dict, to_json
 from saejax.core.errors import ConfigError, SaejaxError
@@ -20,7 +21,6 @@ from saejax.serve.site import Site
 
 # Where runs and stores lie is the server's own.
 _OWN = ("runs_dir", "stores_dir")
-_SWEEP = "sweep_config.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +125,15 @@ def _settings(known: Mapping[str, Path], label: str, preset: str) -> Any:
 
 def _of_run(site: Site, name: str) -> Experiment:
     folder = site.folders.run(name)
-    if (folder / _SWEEP).is_file():
+    if (folder / SWEEP).is_file() and not (folder / SWEEP_EXPERIMENT).is_file():
         raise ConfigError(
-            f"{name} is a sweep, whose folder does not hold the experiment that it was made from: continue its job, or "
-            "give that `experiment`."
+            f"{name} is a sweep of an earlier version, whose folder does not hold the experiment that it was made "
+            "from: continue its job, or give that `experiment`."
         )
-    if not is_run(folder):
+    recorded = folder / (SWEEP_EXPERIMENT if (folder / SWEEP).is_file() else "config.json")
+    if recorded.name == "config.json" and not is_run(folder):
         raise Problem(404, f"{name} is no run.")
-    e = from_json(read_json(folder / "config.json"))
+    e = from_json(read_json(recorded))
     store, stores = e.store or e.name, str(site.folders.stores)
     # A run goes on with the store it was begun on, wherever that lies.
     elsewhere = "://" in e.stores_dir or (Path(e.stores_dir) / store).is_dir()

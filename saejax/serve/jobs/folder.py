@@ -15,6 +15,7 @@ import dataclasses
 import os
 import re
 import secrets
+import shlex
 import signal
 import socket
 import time
@@ -61,7 +62,7 @@ class View:
     ended: float | None
     seconds: float | None
     pid: int | None
-    words: list[list[str]]
+    words: list[str]
     run: str | None
     log_bytes: int
     can_continue: bool
@@ -173,7 +174,7 @@ class Job:
             ended=ended,
             seconds=None if started is None else (ended or (time.time() if state == "running" else started)) - started,
             pid=last["pid"] if last and state == "running" else None,
-            words=content["commands"],
+            words=[shlex.join(words) for words in content["commands"]],
             run=content["name"] if run.is_dir() and not sweep else None,
             log_bytes=self.log_bytes(),
             can_continue=state in ("failed", "stopped"),

@@ -49,6 +49,7 @@ class Queue:
         self.folder = runs / ".serve" / "jobs"
         self._lock = threading.Lock()
         self._turn = threading.Lock()
+        self._news = threading.Event()
         self._starting: set[str] = set()
         self._ended: dict[str, tuple[tuple[Any, ...], View]] = {}
         self._open = set(self._ids())
@@ -117,6 +118,7 @@ class Queue:
             write_bytes(path, raw)
             job.write(command, name, commands, self._here)
             self._open.add(job.path.name)
+        self._news.set()
         return self.view(job.path.name)
 
     def cancel(self, name: str) -> View:
@@ -150,6 +152,7 @@ class Queue:
             number = max([job.asked()[0], *(attempt["number"] for attempt in job.attempts())])
             job.ask(number + 1)
             self._open.add(name)
+        self._news.set()
         return self.view(name)
 
     def turn(self) -> None:
@@ -167,12 +170,14 @@ class Queue:
         ended = threading.Event()
 
         def loop() -> None:
-            while not ended.wait(seconds):
+            while not ended.is_set():
+                self._news.clear()
                 try:
                     self.turn()
                 except Exception:  # a full disk, say: the others wait until it has room
                     logging.getLogger(__name__).exception("A job could not be started")
                     ended.wait(_AFTER_MISTAKE)
+                self._news.wait(seconds)
 
         thread = threading.Thread(target=loop, name="jobs", daemon=True)
         thread.start()
@@ -180,6 +185,7 @@ class Queue:
             yield
         finally:
             ended.set()
+            self._news.set()
             thread.join(_AFTER_MISTAKE)
 
     def stop_run(self, name: str, folder: Path) -> int:
@@ -192,7 +198,7 @@ class Queue:
         if holder is None:
             raise Problem(409, f"Nobody trains {name}.")
         pid, _, machine = holder.removeprefix("pid ").partition(" on ")
-        if machine != socket.gethostname() or not pid.isdigit() or int(pid) < 2:
+        if machine != socket.gethostname() or not pid.isdigit() or int(pid) in (0, 1, os.getpid()):
             raise Problem(409, f"{name} is trained by {holder}, which cannot be told from here.")
         try:
             os.kill(int(pid), signal.SIGTERM)
