@@ -7,6 +7,9 @@ from saejax.core.config import differences
 from saejax.core.errors import DataError
 from saejax.core.files import read_json, write_json
 
+# Of a sweep's folder: what its members are, and the experiment that they were made from.
+SWEEP, SWEEP_EXPERIMENT = "sweep_config.json", "sweep_experiment.json"
+
 
 def record_stage(e: Experiment, stage: str, tokens: int, seconds: float, **last: float) -> None:
     """Add a session's tokens and seconds to a stage's totals in stages.json; `last` replaces what is there."""
@@ -25,7 +28,7 @@ def read_stages(e: Experiment) -> dict[str, Any]:
 
 def refuse_other_run(e: Experiment) -> None:
     """Raise DataError if the run's folder holds another experiment's run, or a sweep."""
-    if (e.run_dir / "sweep_config.json").is_file():
+    if (e.run_dir / SWEEP).is_file():
         raise DataError(f"{e.run_dir} holds a sweep. Choose another folder (--config.name) for a single run.")
     path = e.run_dir / "config.json"
     if path.is_file():

@@ -34,7 +34,7 @@ may differ in it. Integers end at 2147483647 unless the range says otherwise or 
 
 def reference() -> str:
     """Every key of an experiment, a table for each section."""
-    return "\n".join([_INTRODUCTION, *_section(Experiment, "", False, True)])
+    return "\n".join([_INTRODUCTION, *_tables()])
 
 
 def coders_table() -> str:
@@ -95,23 +95,69 @@ def with_table(page: str, start: str, table: str) -> str:
     return f"{page[:before]}\n{table}\n{page[after:]}"
 
 
-def _section(cls: type, prefix: str, of_member: bool, decides: bool) -> Iterator[str]:
-    """The table of a section's own keys, then its sections. What holds of a section holds of its keys."""
-    hints, rows, below = typing.get_type_hints(cls), [], []
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of an experiment, as it is documented.
+
+    Attributes:
+        name: with its section, as train.lr.
+        type: in words, as "list of str".
+        optional: whether it may be None.
+        default: what it is where nobody sets it.
+        decides: whether it decides a run's numbers; or the key of its section whose being set makes it do so.
+        per_member: whether the members of a sweep may differ in it.
+        known: what its field says of it.
+    """
+
+    name: str
+    type: str
+    optional: bool
+    default: Any
+    decides: bool | str
+    per_member: bool
+    known: Setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section's own keys; the first one, of the experiment itself, has no name."""
+
+    name: str
+    doc: str
+    keys: tuple[Key, ...]
+
+
+def sections(
+    cls: type = Experiment, name: str = "", doc: str = "", of_member: bool = False, decides: bool = True
+) -> Iterator[Section]:
+    """A section's own keys, then its sections. What holds of a section holds of its keys."""
+    hints, keys = typing.get_type_hints(cls), []
+    below: list[Section] = []
     for field in dataclasses.fields(cls):
         known: Setting = field.metadata["setting"]
         own, run = of_member or known.per_member, decides and known.decides
         if known.section:
-            below.append(f"\n## {field.name}\n\n{known.doc}\n")
-            below += _section(known.section, f"{field.name}.", own, bool(run))
+            below += sections(known.section, f"{name}{field.name}.", known.doc, own, bool(run))
             continue
         kind = _without_none(hints[field.name])
-        when = f"where {run} is set" if isinstance(run, str) else _yes(run)
-        range_ = _words(known.choices) if known.choices is not None else known.range()
-        default = _default(field.default, known)
-        rows.append((f"`{prefix}{field.name}`", _type(kind), default, range_, known.doc, when, _yes(own)))
-    yield _table(("key", "type", "default", "range", "meaning", "run", "sweep"), rows)
+        optional = kind is not hints[field.name]
+        keys.append(Key(f"{name}{field.name}", _type(kind), optional, field.default, run, own, known))
+    yield Section(name.rstrip("."), doc, tuple(keys))
     yield from below
+
+
+def _tables() -> Iterator[str]:
+    """A heading and a table for each section; what is of the experiment itself stands first, without one."""
+    for section in sections():
+        if section.name:
+            yield f"\n## {section.name}\n\n{section.doc}\n"
+        rows = []
+        for key in section.keys:
+            when = f"where {key.decides} is set" if isinstance(key.decides, str) else _yes(key.decides)
+            range_ = _words(key.known.choices) if key.known.choices is not None else key.known.range()
+            cells = (key.type, _default(key.default, key.known), range_, key.known.doc, when, _yes(key.per_member))
+            rows.append((f"`{key.name}`", *cells))
+        yield _table(("key", "type", "default", "range", "meaning", "run", "sweep"), rows)
 
 
 def _default(value: Any, known: Setting) -> str:

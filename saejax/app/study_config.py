@@ -12,6 +12,7 @@ class StudyConfig(Settings, section="study"):
     behaviours: tuple[str, ...] = setting(
         ("bracket", "quote"),
         "What the model does: names of the list in docs/study.md, or name=pairs.jsonl for pairs of your own.",
+        place="named path",
     )
     train_pairs: int = setting(80, "Pairs of prompts from which features are found, for each behaviour.", low=1)
     test_pairs: int = setting(20, "Other pairs, on which interventions are measured.", low=2)
@@ -25,6 +26,7 @@ class StudyConfig(Settings, section="study"):
     dictionaries: tuple[str, ...] = setting(
         (),
         "Dictionaries that are there: runs, folders, files, hub ids. Empty: the experiment's own are trained first.",
+        place="hub",
     )
     graphs: int = setting(6, "Training pairs whose clean prompt gets an attribution graph, for each behaviour.", low=1)
     node_share: float = setting(0.8, "Share of the influence that a graph's nodes keep.", above=0, high=1)

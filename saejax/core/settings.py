@@ -8,7 +8,7 @@ Flags, refusals, the comparison of runs, sweeps and the reference of all keys fo
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from saejax.core.config import in_float32, nearest
 from saejax.core.errors import ConfigError
@@ -33,6 +33,9 @@ class Setting:
             of its section, where it decides them exactly when that one is set.
         per_member: whether the members of a sweep may differ in it.
         sparsity_weight: whether a sweep over sparsity weights multiplies it.
+        place: where it names something to read: "path", a file or folder of this machine; "hub", that or an id of the
+            Hugging Face hub, which counts where nothing is at that path; "id", an id of the hub; "named path", a word
+            or word=path. What comes over a network may name places below some folders alone.
         section: the dataclass of its keys, where it is a section.
     """
 
@@ -46,6 +49,7 @@ class Setting:
     decides: bool | str = True
     per_member: bool = False
     sparsity_weight: bool = False
+    place: Literal["", "path", "hub", "id", "named path"] = ""
     section: type | None = None
 
     def fault(self, value: float) -> str:

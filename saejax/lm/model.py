@@ -31,7 +31,9 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 class LMConfig(Settings, section="lm"):
     """Which language model."""
 
-    model: str = setting("demo", "`demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.")
+    model: str = setting(
+        "demo", "`demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.", place="hub"
+    )
     revision: str = setting("", "Commit, tag or branch of a hub id; pin it.")
     dtype: str = setting(
         "float32",
@@ -43,6 +45,7 @@ class LMConfig(Settings, section="lm"):
         "",
         "Another model with the same tokenizer, to compare with (model diffing); its hook points are named "
         "second.blocks.3.resid_post. Empty: none.",
+        place="hub",
     )
     second_revision: str = setting("", "Commit, tag or branch of the second model.")
     backend: str = setting(

@@ -33,8 +33,35 @@ def run_reports(name: str) -> int:
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What an experiment takes.
+
+    Attributes:
+        found: for each number of devices.
+        fits: whether one of them can do it, and meets the deadline.
+        lines: the same as a text.
+    """
+
+    found: list[Estimate]
+    fits: bool
+    lines: list[str]
+
+
 def run_plan(e: Experiment, flags: Mapping[str, Any]) -> int:
     """Print the plan. Returns 0, or 1 where no number of devices fits or meets the deadline.
+
+    Raises:
+        ConfigError, DataError: as `plan`.
+    """
+    made = plan(e, flags)
+    for line in [json.dumps(content(made.found), indent=2)] if flags["json"] else made.lines:
+        say(line)
+    return 0 if made.fits else 1
+
+
+def plan(e: Experiment, flags: Mapping[str, Any]) -> Plan:
+    """The plan of an experiment: `flags` are device, devices, deadline and price of `saejax plan`.
 
     Raises:
         ConfigError: an unknown device, numbers that cannot be, a mesh that does not divide.
@@ -50,15 +77,9 @@ def run_plan(e: Experiment, flags: Mapping[str, Any]) -> int:
     choice = choose(found, deadline)
     unfit = next((one for one in found if not one.refused and over(one)), None)
     remedies = remedy(planned, on, unfit.devices, over(unfit)) if unfit and choice.taken is None else []
-    if flags["json"]:
-        say(json.dumps(content(found), indent=2))
-    else:
-        for line in page.head(e.name, on, planned.models):
-            say(line)
-        say("\n" + page.table(found, price) + "\n")
-        for line in page.below(found, choice, remedies):
-            say(line)
-    return 0 if choice.taken else 1
+    head, below = page.head(e.name, on, planned.models), page.below(found, choice, remedies)
+    lines = [*head, "\n" + page.table(found, price) + "\n", *below]
+    return Plan(found, bool(choice.taken), lines)
 
 
 def default_device() -> str:

@@ -1,6 +1,7 @@
 """The server's application: all routers behind one guard, errors as {"error": text}."""
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -8,8 +9,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from saejax.core.errors import SaejaxError
+from saejax.serve.jobs.plans import Plans
+from saejax.serve.jobs.queue import Queue
+from saejax.serve.live import Live
 from saejax.serve.problems import status_of
 from saejax.serve.routes import features, page
+from saejax.serve.routes import jobs as job_routes
+from saejax.serve.routes import live as live_routes
 from saejax.serve.routes import runs as run_routes
 from saejax.serve.runs import Runs
 from saejax.serve.site import Site
@@ -21,10 +27,21 @@ needs Content-Type: application/json. Names of runs are their places below the r
 """
 
 
-def application(site: Site) -> FastAPI:
-    """The application of a site, without its guard."""
-    app = FastAPI(title="saejax", description=_ABOUT, docs_url=None, redoc_url=None)
+def application(site: Site, environment: Mapping[str, str] | None = None) -> FastAPI:
+    """The application of a site, without its guard; `environment` is that of the jobs it starts."""
+    own = site.folders.own
+    queue = Queue(site.folders.runs, site.jobs_at_once, environment)
+    plans = Plans(own / "plans", environment)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with queue.turning(), contextlib.closing(plans):
+            yield
+
+    app = FastAPI(title="saejax", description=_ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan)
     runs, stores = Runs(site.folders.runs), Stores(site.folders.stores)
+    app.include_router(job_routes.router(site, queue, plans))
+    app.include_router(live_routes.router(site, Live(runs.state), queue))
     app.include_router(run_routes.router(site, runs, stores))
     app.include_router(features.router(site))
     app.include_router(page.router(site))

@@ -21,7 +21,7 @@ from saejax.serve.site import Site
 PORT = 8765
 _PORTS = 20
 _MISSING = "The page needs FastAPI, uvicorn and websockets: pip install 'saejax[serve]'"
-# Told to JAX in this process alone: a model that answers questions leaves the accelerator to the trainings.
+# Told to JAX in this process and not to its jobs: a model that answers questions leaves the accelerator to trainings.
 OWN_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
@@ -47,8 +47,10 @@ def run_serve(words: Sequence[str], flags: Mapping[str, Any]) -> int:
         _raise_limit()
         say(f"saejax serve: {url}")
         say(f"  runs {site.folders.runs}, stores {site.folders.stores}; Ctrl-C ends it, jobs go on")
+        environment = dict(os.environ)
+        os.environ.update(OWN_ENVIRONMENT)
         with contextlib.suppress(KeyboardInterrupt):
-            serve(site, listener, names, token, everywhere=not loopback)
+            serve(site, listener, names, token, everywhere=not loopback, environment=environment)
     say("serve: ended; jobs that run go on, and the next `saejax serve` finds them")
     return 0
 

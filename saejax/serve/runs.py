@@ -14,6 +14,7 @@ from saejax.app.batch_size import as_begun
 from saejax.app.evaluated import is_evaluated
 from saejax.app.experiment import from_json
 from saejax.app.loading import is_run
+from saejax.app.records import SWEEP
 from saejax.app.sweep.members import Member
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import SaejaxError
@@ -25,7 +26,6 @@ from saejax.serve.folders import OWN
 # A run that another machine writes shows its life by its rows alone.
 _QUIET = 60.0  # seconds
 _DEPTH = 4
-_SWEEP = "sweep_config.json"
 _FILES = ("config.json", "metrics.jsonl", "eval.json", "features.json.gz", "report.html", "attempts.json", LOCK)
 _OF_EVAL = {"l0": "l0", "fve": "fve", "dead": "dead_fraction"}
 _OF_ROWS = ("l0", "fve", "dead", "loss")
@@ -104,25 +104,25 @@ def _found(root: Path, folder: Path, depth: int, sweep: str | None = None) -> It
     """(name, its sweep or None) of all runs below a folder, their attempts too."""
     for path in _folders(folder):
         name = path.relative_to(root).as_posix()
-        if is_run(path) and not (path / _SWEEP).is_file():
+        if is_run(path) and not (path / SWEEP).is_file():
             yield name, sweep
             for inner in _folders(path):
                 if is_attempt(inner) and is_run(inner):
                     yield inner.relative_to(root).as_posix(), sweep
         elif depth > 1:
-            yield from _found(root, path, depth - 1, name if (path / _SWEEP).is_file() else sweep)
+            yield from _found(root, path, depth - 1, name if (path / SWEEP).is_file() else sweep)
 
 
 def _sweeps(root: Path, folder: Path, depth: int) -> Iterator[str]:
     for path in _folders(folder):
-        if (path / _SWEEP).is_file():
+        if (path / SWEEP).is_file():
             yield path.relative_to(root).as_posix()
         elif depth > 1 and not is_run(path):
             yield from _sweeps(root, path, depth - 1)
 
 
 def _sweep_of(root: Path, folder: Path) -> str | None:
-    above = next((path for path in folder.parents if root in path.parents and (path / _SWEEP).is_file()), None)
+    above = next((path for path in folder.parents if root in path.parents and (path / SWEEP).is_file()), None)
     return above.relative_to(root).as_posix() if above else None
 
 

@@ -1,6 +1,7 @@
 """The web server's process: uvicorn around the guarded application."""
 
 import socket
+from collections.abc import Mapping
 
 import uvicorn
 
@@ -12,9 +13,21 @@ from saejax.serve.site import Site
 _LARGEST_MESSAGE = 1 << 16
 
 
-def serve(site: Site, listener: socket.socket, names: tuple[str, ...], token: str, everywhere: bool) -> None:
-    """Answer on `listener` until SIGINT or SIGTERM comes, which then goes on to whoever called."""
-    guarded = Guard(application(site), names, token, everywhere)
+def serve(
+    site: Site,
+    listener: socket.socket,
+    names: tuple[str, ...],
+    token: str,
+    everywhere: bool,
+    environment: Mapping[str, str],
+) -> None:
+    """Answer on `listener` until SIGINT or SIGTERM comes, which then goes on to whoever called.
+
+    Args:
+        names, token, everywhere: of `Guard`.
+        environment: that of the jobs.
+    """
+    guarded = Guard(application(site, environment), names, token, everywhere)
     config = uvicorn.Config(
         guarded,
         http=Patient,

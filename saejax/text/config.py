@@ -21,6 +21,7 @@ class SourceConfig(Settings, section="text"):
         (),
         "For files and prompts: .txt (of UTF-8), .jsonl or .parquet files, folders of them, or glob patterns. A file "
         "that is named twice is read once.",
+        place="path",
     )
     column: str = setting("text", "Field of a .jsonl, .parquet or hub row that holds the text.")
     template: str = setting(
@@ -39,7 +40,7 @@ class SourceConfig(Settings, section="text"):
         "With chat, the column of what the assistant says. Without it the text ends where the assistant's answer would "
         "begin.",
     )
-    dataset: str = setting("", "For hub: a Hugging Face dataset, which is streamed.")
+    dataset: str = setting("", "For hub: a Hugging Face dataset, which is streamed.", place="id")
     subset: str = setting("", "For hub: the dataset's configuration.")
     dataset_split: str = setting("train", "For hub: the dataset's split.")
     revision: str = setting("", "For hub: commit, tag or branch; pin it.")

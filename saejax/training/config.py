@@ -25,6 +25,7 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "A run, a saved coder or another project's dictionary, all that `saejax.load` reads: training starts from it, "
         "with fresh moments, the usual warm-up of the learning rate and the source's latents in its first step. More "
         "latents than it has are added. Empty starts fresh.",
+        place="hub",
     )
     max_rows: int = setting(
         0, "Use at most so many stored activations (a sample limit); 0 uses all.", low=0, high=math.inf

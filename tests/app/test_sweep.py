@@ -375,6 +375,12 @@ def test_a_line_joins_one_seed_s_members_in_order_of_l0() -> None:
     assert [text.get_text() for text in nobody.texts] == ["no member finished"]
 
 
+def test_the_folder_holds_the_experiment_of_the_sweep(done: Done) -> None:
+    """Whoever continues the sweep needs nothing but its folder."""
+    recorded = from_json(json.loads((done.experiment.run_dir / "sweep_experiment.json").read_text()))
+    assert recorded == done.experiment
+
+
 def test_a_finished_sweep_is_not_done_again(done: Done, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.folder.rglob("*") if path.is_file()}
     assert run_sweep(Workspace(done.experiment)) == 0

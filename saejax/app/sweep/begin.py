@@ -14,11 +14,13 @@ from saejax.app.devices import training_devices
 from saejax.app.experiment import Experiment, to_run_json
 from saejax.app.fit import SLOW_STORE, run_writers
 from saejax.app.provenance import Provenance, write_down
+from saejax.app.records import SWEEP, SWEEP_EXPERIMENT
 from saejax.app.sweep.members import GROUPS, Group, Member, decided, groups
 from saejax.app.sweep.programs import GroupProgram, evaluate_heldout, make_program, place
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.core import environment
+from saejax.core.config import to_json
 from saejax.core.files import write_json
 from saejax.evals.heldout import VALIDATED
 from saejax.store import BatchSource, RowSource
@@ -59,11 +61,12 @@ def begin_training(
     trained = [member for group in own for member in group.members]
     hook_points = list(dict.fromkeys(name for one in works for side in one.sites for name in side))
     batches, heldout = work.training(hook_points), work.reader("heldout", hook_points)
-    made_from, begun = work.made_from(), (e.run_dir / "sweep_config.json").is_file()
+    made_from, begun = work.made_from(), (e.run_dir / SWEEP).is_file()
     checkpoints = [stack.enter_context(every[i]) for i in numbers]
     programs, starts = _programs(works, own, batches, checkpoints, source)
     made_from = starts[0].recorded(e, made_from)
-    write_json(e.run_dir / "sweep_config.json", decided(plan))
+    write_json(e.run_dir / SWEEP, decided(plan))
+    write_json(e.run_dir / SWEEP_EXPERIMENT, to_json(e))
     write_down(e, made_from, say if begun else None)
     _say_size(e, programs)
     keep = e.train.keep_every or None

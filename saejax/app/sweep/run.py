@@ -1,6 +1,6 @@
 """The stage: capture what is missing, train all members together, evaluate them, and leave each as a run of its own.
 
-sweep -> runs/<name>/{sweep_config.json, provenance.json, groups/<i>/checkpoints, <member>/...}
+sweep -> runs/<name>/{sweep_config.json, sweep_experiment.json, provenance.json, groups/<i>/checkpoints, <member>/...}
          runs/<name>/sweep.{json,md,png,html}
 """
 
@@ -20,6 +20,7 @@ from saejax.app.console import say
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
+from saejax.app.records import SWEEP
 from saejax.app.stages import run_capture
 from saejax.app.sweep.begin import begin_training, checkpoints_of, name_of
 from saejax.app.sweep.members import GROUPS, Member, decided, groups, members
@@ -242,7 +243,7 @@ def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
     """
     if (e.run_dir / "config.json").is_file():
         raise DataError(f"{e.run_dir} holds a single run. Choose another --config.name for the sweep.")
-    path = e.run_dir / "sweep_config.json"
+    path = e.run_dir / SWEEP
     if not path.is_file():
         return plan
     begun = {name: deciding(to_run_json(from_json(config))) for name, config in read_json(path).items()}

@@ -180,7 +180,7 @@ def _second_pass(source: Path, folder: Path, head: dict[str, Any], ids: np.ndarr
             for row, line in enumerate(lines):
                 try:
                     passages, fires, *logits = json.loads(line)
-                    shown = "\n\0".join("".join(vocab[t] for t in tokens) for tokens in passages)
+                    shown = "\0".join("".join(vocab[t] for t in tokens) for tokens in passages)
                     promoted, suppressed = ("\0".join(map(string, tokens)) for tokens in logits)
                     texts = ("\0".join((shown, promoted, suppressed)), "\0".join(vocab[t] for t in fires), promoted)
                 except IndexError:

@@ -1,5 +1,6 @@
 """What needs a dictionary's parameters, mostly with its language model: similar features, texts, steering, logits."""
 
+import json
 from typing import Any
 
 from saejax.analysis.features import logits_of
@@ -82,7 +83,13 @@ class Models:
             ConfigError, DataError: as `steered_text`, or no model.
         """
         sae = self._dictionaries.coder(place)
-        return self._worker.run(lambda: steered_text(sae, self._dictionaries.model(place, sae), **asked), _STEERING)
+
+        def work() -> dict[str, Any]:
+            return steered_text(sae, self._dictionaries.model(place, sae), **asked)
+
+        # The same seed draws the same tokens.
+        key = ("steered", json.dumps(asked, sort_keys=True), *place.state())
+        return self._cache.get(key, lambda: self._worker.run(work, _STEERING), lambda one: 4 * len(json.dumps(one)))
 
     def bare_feature(self, place: Place, number: int) -> dict[str, Any]:
         """What can be said of a feature without a report: as `Browser.feature`, with its logits where there is a model.

@@ -1,6 +1,8 @@
 """Where a run and the examples of its features come from: command, commit, document, shard of the held-out store."""
 
+import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,7 @@ class Provenance:
             return found
         if not 0 <= example < len(examples):
             raise Problem(404, f"Feature {feature} of {place.name} has no example {example}; it has {len(examples)}.")
-        found["example"], found["why"] = self._example(place, examples[example], told["vocab"])
+        found["example"], found["why"] = self._example(place, _Example.of(examples[example], told))
         return found
 
     def _run(self, place: Place) -> dict[str, Any]:
@@ -87,21 +89,18 @@ class Provenance:
 
         return self._cache.get(key, make, lambda _: sum(3 * _stamp(path)[1] for path in files.values()) + 500)
 
-    def _example(self, place: Place, example: dict[str, Any], vocab: list[str]) -> tuple[dict[str, Any], list[str]]:
+    def _example(self, place: Place, example: "_Example") -> tuple[dict[str, Any], list[str]]:
         """(where an example comes from, sentences about what is not known)."""
         folder = place.folder
         assert folder is not None  # a foreign dictionary has no report
         e = from_json(self._run(place)["config"])  # with its own name, by which its store may be called
-        tokens = [vocab[token] for token in example["tokens"]]
-        record = folder / PROVENANCE
-        path = self._heldout(e)
-        key = ("example", str(folder), example["document"], example.get("index"), example["position"], *tokens)
+        record, path = folder / PROVENANCE, self._heldout(e)
 
         def make() -> tuple[dict[str, Any], list[str]]:
-            return _traced(e, path, read_json(record) if record.is_file() else {}, example, tokens)
+            return _traced(e, path, read_json(record) if record.is_file() else {}, example)
 
         stamps = (_stamp(record), _stamp(path / "manifest.json"), _stamp(folder / "config.json"))
-        return self._cache.get((*key, *stamps), make, lambda _: 4000)
+        return self._cache.get(("example", str(folder), example, *stamps), make, lambda _: 4000)
 
     def _heldout(self, e: Experiment) -> Path:
         """Where the held-out store of an experiment lies, below the folder of stores.
@@ -115,19 +114,42 @@ class Provenance:
         return path
 
 
-def _traced(
-    e: Experiment, path: Path, record: dict[str, Any], example: dict[str, Any], tokens: list[str]
-) -> tuple[dict[str, Any], list[str]]:
-    lm, why = record.get("lm", {}), []
-    index = example.get("index")
-    if index is None:
-        index, said = _by_name(e, example["document"])
-        why += said
+@dataclasses.dataclass(frozen=True)
+class _Example:
+    """A passage of a report: its document, the place of token `peak` in its piece of it, and the first point read."""
+
+    document: str
+    index: int | None
+    position: int
+    tokens: tuple[str, ...]
+    peak: int
+    hook_point: str
+
+    @classmethod
+    def of(cls, example: dict[str, Any], told: dict[str, Any]) -> "_Example":
+        tokens = tuple(told["vocab"][token] for token in example["tokens"])
+        index = example.get("index")
+        first = re.split(", | -> ", told["hook_point"])[0]
+        own = (str(example.get("document", "")), index if isinstance(index, int) else None, int(example["position"]))
+        return cls(*own, tokens, example["peak"], first)
+
+
+def _traced(e: Experiment, path: Path, record: dict[str, Any], example: _Example) -> tuple[dict[str, Any], list[str]]:
+    """(where an example comes from, why of what is null), from the held-out store at `path`.
+
+    Args:
+        record: provenance.json of the run.
+    """
+    lm = record.get("lm", {})
+    why: list[str] = []
+    if example.index is None:
+        index, why = _by_name(e, example.document)
+        example = dataclasses.replace(example, index=index)
     found: dict[str, Any] = {
-        "document": example["document"],
-        "document_index": index,
-        "position": example["position"],
-        "text": "".join(tokens),
+        "document": example.document,
+        "document_index": example.index,
+        "position": example.position,
+        "text": "".join(example.tokens),
         "split": "heldout",
         "model": lm.get("model") or e.lm.model,
         "revision": lm.get("revision") or e.lm.revision or None,
@@ -137,7 +159,7 @@ def _traced(
     if not found["revision"]:
         why.append("The model has no revision: it is no repository of the hub, or none was given (lm.revision).")
     try:
-        place, said = _stored(e, path, record, index, example, tokens)
+        place, said = _stored(e, path, record, example)
     except SaejaxError as error:
         place, said = {}, [f"The held-out store cannot be read: {error}"]
     return found | place, [*why, *said]
@@ -146,7 +168,7 @@ def _traced(
 def _by_name(e: Experiment, name: str) -> tuple[int | None, list[str]]:
     """(the number of the held-out document of a name, why it is not known), for reports of earlier versions."""
     before = f"The report is of an earlier version and does not say the document's number. {_MADE_AGAIN}"
-    if any(part.chat or part.source == "hub" for part in e.text.parts):
+    if any(part.source != "stdlib" for part in e.text.parts):  # others may take minutes to read
         return None, [before]
     try:
         found = [one.index for one in open_source(e.text).documents("heldout") if one.name == name]
@@ -157,9 +179,7 @@ def _by_name(e: Experiment, name: str) -> tuple[int | None, list[str]]:
     return found[0], ["The document's number was found by its name."]
 
 
-def _stored(
-    e: Experiment, path: Path, record: dict[str, Any], index: int | None, example: dict[str, Any], tokens: list[str]
-) -> tuple[dict[str, Any], list[str]]:
+def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example) -> tuple[dict[str, Any], list[str]]:
     """(store, shard, row, shard_sha256, array, as far as they are known, and why not)."""
     if not (path / "manifest.json").is_file():
         streamed = " The run trained on activations of the running model (capture.into=training)."
@@ -169,25 +189,26 @@ def _stored(
     if known and known != manifest.fingerprint:
         return {}, [f"{path} is another store by now than the one that the run was made with."]
     found: dict[str, Any] = {"store": str(path)}
-    if index is None:
+    if example.index is None:
         return found, []
     if {"merged", "imported"} & manifest.header.identity.keys():
         return found, [f"{path} was merged or imported: its documents have other numbers than the report's text."]
-    passages = passages_at(path, manifest, index, example["position"])
+    passages = passages_at(path, manifest, example.index, example.position)
     if not passages:
         return found, [
             f"The token is not in the held-out store: it holds {manifest.n_tokens:,} rows, and the report scans "
             f"{e.report.tokens:,} tokens of the text itself."
         ]
-    passage, why = _that_reads(e, passages, tokens, example["peak"])
+    passage, why = _that_reads(e, passages, example.tokens, example.peak)
     hashes = manifest.shards[passage.shard][1]
-    array = next(name for name in (e.hook_point, *e.reads, *manifest.header.hook_points) if name in hashes)
-    return found | {
-        "shard": passage.shard, "row": passage.row, "shard_sha256": hashes[array], "array": array,
-    }, why  # fmt: skip
+    array = next(name for name in (example.hook_point, *manifest.header.hook_points) if name in hashes)
+    at = {"shard": passage.shard, "row": passage.row, "shard_sha256": hashes[array], "array": array}
+    return found | at, why
 
 
-def _that_reads(e: Experiment, passages: Sequence[Passage], tokens: list[str], peak: int) -> tuple[Passage, list[str]]:
+def _that_reads(
+    e: Experiment, passages: Sequence[Passage], tokens: Sequence[str], peak: int
+) -> tuple[Passage, list[str]]:
     """Of several pieces of one document the one that reads as an example does, whose token `peak` is the passage's."""
     if len(passages) == 1:
         return passages[0], []

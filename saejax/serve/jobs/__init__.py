@@ -1,0 +1,1 @@
+"""Work that the page starts: checked settings, processes that outlive the server, and what became of them."""

@@ -1,0 +1,325 @@
+"""`/api/sae/train`: the fields that others' trainers have, as an experiment on activations that are there."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from saejax.app.experiment import Experiment
+from saejax.coders import RECIPES
+from saejax.core.errors import ConfigError, DataError, SaejaxError
+from saejax.serve.jobs.configured import Asked, base, changed
+from saejax.serve.jobs.places import allowed_path
+from saejax.serve.site import Site
+from saejax.store.files import StoreFiles
+from saejax.store.foreign import open_foreign
+from saejax.store.manifest import Manifest, read_manifest
+
+ENDINGS = (".parquet", ".npy", ".safetensors")
+_MOST_FILES = 10_000
+_MOST_RUNS = 1000
+_STANDARD: Mapping[str, Any] = {"batch_size": 512, "max_epochs": 10, "learning_rate": 1e-3}
+_FAST: Mapping[str, Any] = {
+    "latent_dim": 8192,
+    "max_samples": 50_000,
+    "max_epochs": 50,
+    "learning_rate": 2e-3,
+    "batch_size": 1024,
+    "early_stopping_patience": 5,
+    "val_check_interval": 0.25,
+}
+_NEED_HELDOUT = ("early_stopping_patience", "val_check_interval")
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The fields of a request; None where it does not say."""
+
+    layer_idx: int
+    activation_data_path: str
+    heldout_data_path: str = ""
+    hook_point: str = ""
+    latent_dim: int | None = None
+    batch_size: int | None = None
+    max_samples: int | None = None
+    max_epochs: float | None = None
+    learning_rate: float | None = None
+    early_stopping_patience: int | None = None
+    val_check_interval: float | None = None
+    accumulate_grad_batches: int | None = None
+    gradient_accumulation_steps: int | None = None
+    num_workers: int | None = None
+    preset: str = ""
+    sparsity: int | str | None = None
+    name: str = ""
+    run: str = ""
+    experiment: str = ""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+    """What is trained on.
+
+    Attributes:
+        rows: how many.
+        stores_dir, store: where the store is or will be.
+        hook_point: what is read of it.
+        captured: it is a capture's, so model and text must be those of the capture.
+        heldout: whether there are held-out ones too.
+        imports: the words of the commands that make the store first.
+    """
+
+    rows: int
+    stores_dir: str
+    store: str
+    hook_point: str
+    captured: bool
+    heldout: bool
+    imports: tuple[tuple[str, ...], ...] = ()
+
+
+def training(site: Site, asked: Training, fast: bool = False) -> tuple[Experiment, tuple[tuple[str, ...], ...]]:
+    """(the experiment, the words of the `saejax` commands that come before `saejax train`).
+
+    Fields that the request leaves out have `train-fast`'s values where `fast`, as far as the activations allow.
+
+    Raises:
+        ConfigError: fields that contradict each other or do not fit the activations; a path that may not be read.
+        DataError: files that cannot be read, or a store that is not complete.
+    """
+    x = activations(site, asked)
+    given = {key: value for key, value in dataclasses.asdict(asked).items() if value is not None}
+    usual = {**_STANDARD, **(_FAST if fast else {})}
+    if not x.heldout:
+        for key in _NEED_HELDOUT:
+            usual.pop(key, None)
+            if given.get(key):
+                raise ConfigError(
+                    f"{key} needs held-out activations, and {x.store} has none: give heldout_data_path, or leave it "
+                    "away."
+                )
+    if "batch_size" not in given:
+        most = int(given.get("max_samples") or usual.get("max_samples") or x.rows)
+        usual["batch_size"] = _batch(min(x.rows, most), usual)
+    values = _values(usual | given, x, fast)
+    start = changed(_base(site, asked, x), {}, site.folders.allowed)
+    start = dataclasses.replace(start, stores_dir=x.stores_dir, name=asked.name or start.name)
+    return changed(start, values | dict(asked.config), site.folders.allowed), x.imports
+
+
+def _values(fields: Mapping[str, Any], x: Activations, fast: bool) -> dict[str, Any]:
+    """The keys of an experiment that the fields set."""
+    batch, parts = fields["batch_size"], _parts(fields)
+    rows = min(x.rows, fields.get("max_samples") or x.rows)
+    if batch * parts > rows:
+        raise ConfigError(
+            f"batch_size {batch} x {parts} is more than the {rows:,} activations that there are; lower it."
+        )
+    tokens = max(batch * parts, math.floor(fields["max_epochs"] * rows))
+    values: dict[str, Any] = {
+        "store": x.store,
+        "hook_point": x.hook_point,
+        "train.batch_size": batch * parts,
+        "train.accumulate": parts,
+        "train.tokens": tokens,
+        "train.lr": fields["learning_rate"],
+        # As `saejax.train` has it: the default of experiments is longer than most trainings on files.
+        "coder.dead_after_tokens": max(1, min(10_000_000, tokens // 10)),
+        **_coder(fields),
+    }
+    if rows < x.rows:
+        values["train.max_rows"] = rows
+    if fields.get("latent_dim"):
+        values["coder.d_sae"] = fields["latent_dim"]
+    if fields.get("early_stopping_patience"):
+        values["train.early_stop_patience"] = fields["early_stopping_patience"]
+    if interval := fields.get("val_check_interval"):
+        values |= {"train.validate_epochs": interval} if interval <= 1 else {"train.validate_every": round(interval)}
+    if not x.heldout:
+        values["train.validate_every"] = 0
+    if "num_workers" in fields:
+        # A worker of others is a process that reads ahead; here a block is, in a thread.
+        values["train.blocks_ahead"] = max(1, fields["num_workers"])
+    if fast:
+        values["coder.matmul_dtype"] = "bfloat16"
+    return values
+
+
+def _parts(fields: Mapping[str, Any]) -> int:
+    given = [fields[key] for key in ("accumulate_grad_batches", "gradient_accumulation_steps") if key in fields]
+    if len(set(given)) > 1:
+        raise ConfigError("accumulate_grad_batches and gradient_accumulation_steps are the same; give one of them.")
+    return int(given[0]) if given else 1
+
+
+def _coder(fields: Mapping[str, Any]) -> dict[str, Any]:
+    preset, sparsity = fields["preset"], fields.get("sparsity")
+    if isinstance(sparsity, str):
+        if preset and preset != sparsity:
+            raise ConfigError(f"preset is {preset!r} and sparsity {sparsity!r}; give one of them, or sparsity as k.")
+        preset = sparsity
+    found: dict[str, Any] = {"coder.preset": preset} if preset else {}
+    if isinstance(sparsity, int):
+        if preset and "topk" not in str(RECIPES[preset].settings.get("sparsity", "topk") if preset in RECIPES else ""):
+            raise ConfigError(f"sparsity is {sparsity}, and {preset} keeps no k latents; set its own keys in `config`.")
+        found["coder.k"] = sparsity
+    return found
+
+
+def _batch(rows: int, usual: Mapping[str, Any]) -> int:
+    """The usual batch, or the largest power of two of which four fit into the activations."""
+    return int(min(usual["batch_size"], 1 << max(1, (rows // 4).bit_length() - 1)))
+
+
+def _base(site: Site, asked: Training, x: Activations) -> Experiment:
+    """Model and text of the store, and defaults for all else."""
+    plain = Experiment(runs_dir=str(site.folders.runs), name=asked.name or _name(site, x))
+    if asked.run or asked.experiment:
+        known = base(site, Asked(asked.experiment, asked.run))
+    elif x.captured:
+        known = _captured_by(site, x)
+    else:
+        return dataclasses.replace(plain, lm=dataclasses.replace(plain.lm, model=""))
+    return dataclasses.replace(plain, lm=known.lm, text=known.text, capture=known.capture, parallel=known.parallel)
+
+
+def _captured_by(site: Site, x: Activations) -> Experiment:
+    """A run on the same store: it knows the model and the text.
+
+    Raises:
+        ConfigError: none is below the runs folder.
+    """
+    found = sorted(site.folders.runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found[:_MOST_RUNS]:
+        try:
+            e = base(site, Asked(run=path.parent.name))
+        except SaejaxError:
+            continue
+        if e.store == x.store:
+            return e
+    raise ConfigError(
+        f"{x.store} was captured, and no run here says of which model and text: give `experiment` or `run`, the one it "
+        "was captured with."
+    )
+
+
+def _name(site: Site, x: Activations) -> str:
+    """A new run's name: the store's with a number."""
+    number = 1
+    while (site.folders.runs / f"{x.store}-{number}").exists():
+        number += 1
+    return f"{x.store}-{number}"
+
+
+def activations(site: Site, asked: Training) -> Activations:
+    """What `activation_data_path` names.
+
+    Raises:
+        ConfigError, DataError: as `training`.
+    """
+    split = _store(site, asked.activation_data_path)
+    if split is None:
+        return _files(site, asked)
+    if asked.heldout_data_path:
+        raise ConfigError(
+            f"{asked.activation_data_path} is a store, whose held-out activations are in its own split heldout; leave "
+            "heldout_data_path away."
+        )
+    manifest = _complete(split)
+    return Activations(
+        manifest.n_tokens,
+        str(split.parents[1]),
+        split.parent.name,
+        _hook_point(list(manifest.header.hook_points), asked),
+        {"merged", "imported"}.isdisjoint(manifest.header.identity),
+        (split.parent / "heldout" / "manifest.json").is_file(),
+    )
+
+
+def _store(site: Site, text: str) -> Path | None:
+    """The training split of the store that a path names; None where it names files.
+
+    Raises:
+        ConfigError: it lies outside, or is the split of something else.
+    """
+    name = re.sub(r"/train$", "", text.rstrip("/"))
+    for short in dict.fromkeys((name, re.sub(r"^stores/", "", name))):
+        plain = re.fullmatch(r"[^/.@][^/]*", short)
+        if plain and (site.folders.stores / short / "train" / "manifest.json").is_file():
+            return allowed_path(str(site.folders.stores / short / "train"), site.folders.allowed)
+    path = allowed_path(text, site.folders.allowed)
+    for split in (path, path / "train"):
+        if (split / "manifest.json").is_file():
+            if split.name != "train":
+                raise ConfigError(f"{text} is no training split; name the folder that holds train/.")
+            return split
+    return None
+
+
+def _complete(split: Path) -> Manifest:
+    manifest = read_manifest(StoreFiles(split))
+    if manifest is None or not manifest.complete:
+        raise DataError(f"The store {split} is not complete; end its capture or import first.")
+    return manifest
+
+
+def _hook_point(there: list[str], asked: Training) -> str:
+    if asked.hook_point:
+        if asked.hook_point not in there:
+            raise ConfigError(f"hook_point is {asked.hook_point!r}; the store has {', '.join(there)}.")
+        return asked.hook_point
+    of_block = [name for name in there if f"blocks.{asked.layer_idx}." in f"{name}."]
+    if not of_block:
+        raise ConfigError(f"layer_idx is {asked.layer_idx}; the store has {', '.join(there)}. Or give hook_point.")
+    if len(of_block) > 1:
+        raise ConfigError(f"Block {asked.layer_idx} has {', '.join(of_block)} in the store; say which: hook_point.")
+    return of_block[0]
+
+
+def _files(site: Site, asked: Training) -> Activations:
+    """Files, which are imported into a store of their own first; the same ones once only."""
+    hook_point = asked.hook_point or f"blocks.{asked.layer_idx}.resid_post"
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}", hook_point):
+        raise ConfigError(f"hook_point is {hook_point[:80]!r}; it must be a name such as blocks.6.resid_post.")
+    splits = {"train": asked.activation_data_path, "heldout": asked.heldout_data_path}
+    files = {split: _listed(site, text) for split, text in splits.items() if text}
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(asked.activation_data_path.rstrip("/")).stem).strip("-") or "files"
+    store = f"{stem[:80]}-{_fingerprint(files, hook_point)}"
+    stores = site.folders.stores
+    imports = tuple(
+        ("store", "import", str(stores / store / split), *map(str, paths), f"--hook_point={hook_point}")
+        for split, paths in files.items()
+    )
+    rows = sum(open_foreign(path).n_rows for path in files["train"])
+    for path in files.get("heldout", ()):
+        open_foreign(path)
+    return Activations(rows, str(stores), store, hook_point, False, "heldout" in files, imports)
+
+
+def _listed(site: Site, text: str) -> list[Path]:
+    path = allowed_path(text, site.folders.allowed)
+    if not path.is_dir():
+        if path.suffix not in ENDINGS:
+            raise ConfigError(f"{text} is neither a store nor a file that ends in {', '.join(ENDINGS)}.")
+        if not path.is_file():
+            raise ConfigError(f"{text} does not exist.")
+        return [path]
+    found = sorted(one for one in path.iterdir() if one.suffix in ENDINGS and one.is_file())
+    if not found:
+        raise ConfigError(f"{text} is neither a store nor holds files that end in {', '.join(ENDINGS)}.")
+    if len(found) > _MOST_FILES:
+        raise ConfigError(f"{text} holds {len(found):,} files; at most {_MOST_FILES:,} are imported at a time.")
+    if len({one.suffix for one in found}) > 1:
+        raise ConfigError(f"{text} holds files of several kinds; name one of them, or a folder with one kind.")
+    # A link in the folder may lead elsewhere.
+    return [site.folders.allowed(str(one)) for one in found]
+
+
+def _fingerprint(files: Mapping[str, list[Path]], hook_point: str) -> str:
+    known = {split: [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths] for split, paths in files.items()}
+    return hashlib.sha256(json.dumps([known, hook_point]).encode()).hexdigest()[:8]

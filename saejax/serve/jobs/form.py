@@ -1,0 +1,94 @@
+"""The settings as data for a form: every key with its documentation, and its value in an experiment or a run."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from saejax.app import experiments
+from saejax.app.experiments import presets
+from saejax.app.reference import sections
+from saejax.core.config import to_json
+from saejax.serve.jobs.configured import Asked, base, flat
+from saejax.serve.site import Site
+
+COMMANDS = {
+    "pipeline": "The whole experiment: capture, train, evaluate, report. What is done is not done again.",
+    "capture": "Run text through the language model and store activations.",
+    "train": "Train on the stored activations, or go on with a training.",
+    "evaluate": "Evaluate the finished run on held-out text, and check the gates.",
+    "report": "Write the run's report, with a browser of its features.",
+    "sweep": "Train many coders together and compare them (settings of the section sweep).",
+}
+
+
+def settings(site: Site) -> dict[str, Any]:
+    """What `GET /api/settings` answers: experiments, commands, and the sections with their keys in order."""
+    return {
+        "experiments": [_experiment(name, path) for name, path in site.experiments.items()],
+        "commands": [{"name": name, "text": text} for name, text in COMMANDS.items()],
+        "sections": keys(),
+    }
+
+
+def values(site: Site, experiment: str = "", preset: str = "", run: str = "") -> dict[str, Any]:
+    """What `GET /api/experiments/{label}` answers: the value of every key, and whether its coder's preset gives others.
+
+    Raises:
+        ConfigError, Problem: there is no such experiment, preset or run.
+    """
+    e = base(site, Asked(experiment, run, preset))
+    return {"name": run or experiment, "values": flat(e)}
+
+
+@functools.cache
+def keys() -> list[dict[str, Any]]:
+    """Each section's keys; the first section, of the experiment itself, has no name."""
+    return [
+        {
+            "name": section.name,
+            "doc": section.doc,
+            "settings": [
+                {
+                    "key": key.name,
+                    "type": key.type,
+                    "optional": key.optional,
+                    "default": to_json(key.default),
+                    "base": to_json(key.known.base),
+                    "range": key.known.range(),
+                    "choices": None if key.known.choices is None else list(key.known.choices),
+                    "doc": key.known.doc,
+                    "decides": key.decides,
+                    "sweep": key.per_member,
+                    "place": key.known.place,
+                }
+                for key in section.keys
+            ],
+        }
+        for section in sections()
+    ]
+
+
+def _experiment(name: str, path: Path) -> dict[str, Any]:
+    shipped = name in experiments.names() and path == experiments.folder() / f"{name}.py"
+    known = _shipped(name) if shipped else _listed(path, path.stat().st_mtime_ns)
+    return {"name": name, "listed": not shipped, **known}
+
+
+@functools.cache
+def _shipped(name: str) -> Mapping[str, Any]:
+    module = experiments.module(name)
+    return {"summary": _summary(module.__doc__), "presets": list(presets(name))}
+
+
+@functools.lru_cache(maxsize=100)
+def _listed(path: Path, changed: int) -> Mapping[str, Any]:
+    try:
+        module = experiments.load(path)
+    except Exception as error:  # whatever the code of a listed file raises
+        return {"summary": f"cannot be read ({type(error).__name__}: {error})", "presets": []}
+    return {"summary": _summary(module.__doc__), "presets": [one for one in getattr(module, "PRESETS", ()) if one]}
+
+
+def _summary(doc: str | None) -> str:
+    return (doc or "").strip().partition("\n")[0]

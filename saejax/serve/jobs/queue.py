@@ -1,0 +1,284 @@
+"""The jobs of a runs folder: begun in order, at most so many at a time, found again by the next server."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saejax.app.experiment import Experiment
+from saejax.app.new_experiment import as_file
+from saejax.core.errors import BusyError, ConfigError, DataError, SaejaxError
+from saejax.core.files import write_bytes, writing
+from saejax.core.lease import held
+from saejax.serve.jobs.configured import as_settings
+from saejax.serve.jobs.folder import ENDED, EXPERIMENT, LOG, Job, View, is_id, new_id
+from saejax.serve.problems import Problem
+
+MOST_WAITING = 100
+MOST_LISTED = 1000
+_START_SECONDS = 120.0
+_LOOK = 0.25
+_AFTER_MISTAKE = 5.0
+# Commands that write the run's folder: two of them at a time would refuse each other.
+_WRITING = ("train", "pipeline", "sweep")
+
+
+class Queue:
+    """All jobs of a runs folder.
+
+    Args:
+        runs: the runs folder; jobs lie in its .serve/jobs.
+        at_once: jobs that run at a time.
+        environment: of the jobs' processes.
+        here: the folder in which they run.
+    """
+
+    def __init__(self, runs: Path, at_once: int = 1, environment: Mapping[str, str] | None = None, here: Path = Path()):
+        self.runs, self._at_once = runs, at_once
+        # What a command prints is in the log at once.
+        self._environment = {**(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"}
+        self._here = here.absolute()
+        self.folder = runs / ".serve" / "jobs"
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._news = threading.Event()
+        self._starting: set[str] = set()
+        self._ended: dict[str, tuple[tuple[Any, ...], View]] = {}
+        self._open = set(self._ids())
+
+    # --- what there is -------------------------------------------------------------------------------------------
+
+    def views(self, most: int = MOST_LISTED) -> list[View]:
+        """The jobs, newest first; a job whose files are damaged is left out."""
+        found = []
+        for name in sorted(self._ids(), reverse=True)[:most]:
+            with contextlib.suppress(SaejaxError):
+                found.append(self.view(name))
+        return found
+
+    def view(self, name: str) -> View:
+        """One job.
+
+        Raises:
+            Problem: 404: there is none.
+            DataError: its files are damaged.
+        """
+        job = self.job(name)
+        signature = job.signature()
+        kept = self._ended.get(name)
+        if kept is not None and kept[0] == signature:
+            return kept[1]
+        view = job.view(self.runs, name in self._starting)
+        if view.state in ENDED:
+            if len(self._ended) > 2 * MOST_LISTED:
+                self._ended.clear()
+            self._ended[name] = (signature, view)
+        return view
+
+    def job(self, name: str) -> Job:
+        """The folder of a job.
+
+        Raises:
+            Problem: 404: there is none.
+        """
+        if not is_id(name) or not (self.folder / name / "job.json").is_file():
+            raise Problem(404, f"There is no job {name[:80]!r}.")
+        return Job(self.folder / name)
+
+    # --- what can be done to them --------------------------------------------------------------------------------
+
+    def add(self, command: str, e: Experiment, before: Sequence[Sequence[str]] = ()) -> View:
+        """Write a new job: the `saejax` commands `before`, then `saejax <command>` of the experiment. `turn` starts it.
+
+        Raises:
+            ConfigError: settings that no file can hold.
+            BusyError: the run is being written, by another job or by others; or too many jobs wait.
+        """
+        name = e.run_dir.relative_to(self.runs).as_posix()
+        with self._lock:
+            self._refuse_second(command, name, e.run_dir)
+            job = Job(self.folder / new_id())
+            path = job.path / EXPERIMENT
+            commands = [["saejax", *words] for words in (*before, (command, f"--config={path}"))]
+            try:
+                text = as_file(
+                    as_settings(e), "What a job of saejax serve runs.", f"saejax {command} --config={EXPERIMENT}"
+                )
+                raw = text.encode()
+            except UnicodeEncodeError:
+                raise ConfigError("A setting holds half of a letter (a lone surrogate); send UTF-8.") from None
+            write_bytes(path, raw)
+            job.write(command, name, commands, self._here)
+            self._open.add(job.path.name)
+        self._news.set()
+        return self.view(job.path.name)
+
+    def cancel(self, name: str) -> View:
+        """Take a job out of the queue, or tell it to save and end.
+
+        Raises:
+            Problem: 404: there is none; 409: it has ended.
+        """
+        with self._lock:
+            job = self.job(name)
+            view = self.view(name)
+            if view.state in ENDED:
+                raise Problem(409, f"The job has ended ({view.state}).")
+            job.ask(job.asked()[0], cancelled=True)
+            with contextlib.suppress(ProcessLookupError):
+                job.tell_to_end()
+        return self.view(name)
+
+    def again(self, name: str) -> View:
+        """Ask for one more attempt of a job that was stopped or failed: its command continues where it was.
+
+        Raises:
+            Problem: 404: there is none; 409: it runs, or is done.
+            BusyError: as `add`.
+        """
+        with self._lock:
+            job, view = self.job(name), self.view(name)
+            if not view.can_continue:
+                raise Problem(409, f"The job is {view.state}; only one that was stopped or failed continues.")
+            self._refuse_second(view.command, view.name, self.runs / view.name)
+            number = max([job.asked()[0], *(attempt["number"] for attempt in job.attempts())])
+            job.ask(number + 1)
+            self._open.add(name)
+        self._news.set()
+        return self.view(name)
+
+    def turn(self) -> None:
+        """Start the jobs whose turn it is. Takes the seconds that their runners need to start."""
+        with self._turn:
+            while name := self._next():
+                try:
+                    self._start(name)
+                finally:
+                    self._starting.discard(name)
+
+    @contextlib.contextmanager
+    def turning(self, seconds: float = _LOOK) -> Iterator[None]:
+        """For the duration of the block jobs start when their turn has come; those that run go on after it."""
+        ended = threading.Event()
+
+        def loop() -> None:
+            while not ended.is_set():
+                self._news.clear()
+                try:
+                    self.turn()
+                except Exception:  # a full disk, say: the others wait until it has room
+                    logging.getLogger(__name__).exception("A job could not be started")
+                    ended.wait(_AFTER_MISTAKE)
+                self._news.wait(seconds)
+
+        thread = threading.Thread(target=loop, name="jobs", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            self._news.set()
+            thread.join(_AFTER_MISTAKE)
+
+    def stop_run(self, name: str, folder: Path) -> int:
+        """SIGTERM to the process of this machine that writes a run's folder: it saves and ends. Returns its pid.
+
+        Raises:
+            Problem: 409: nobody writes it, or a process of another machine; 403: the process is another user's.
+        """
+        holder = held(folder)
+        if holder is None:
+            raise Problem(409, f"Nobody trains {name}.")
+        pid, _, machine = holder.removeprefix("pid ").partition(" on ")
+        if machine != socket.gethostname() or not pid.isdigit() or int(pid) in (0, 1, os.getpid()):
+            raise Problem(409, f"{name} is trained by {holder}, which cannot be told from here.")
+        try:
+            os.kill(int(pid), signal.SIGTERM)
+        except ProcessLookupError:
+            raise Problem(409, f"Nobody trains {name} any more.") from None
+        except PermissionError:
+            raise Problem(403, f"{name} is trained by another user's process ({holder}).") from None
+        return int(pid)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _ids(self) -> Iterator[str]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            yield from [one.name for one in entries if is_id(one.name)]
+
+    def _open_views(self) -> list[View]:
+        """The jobs that have not ended, oldest first."""
+        found = []
+        for name in sorted(self._open):
+            try:
+                view = self.view(name)
+            except SaejaxError:
+                self._open.discard(name)
+                continue
+            if view.state in ENDED:
+                self._open.discard(name)
+            else:
+                found.append(view)
+        return found
+
+    def _next(self) -> str | None:
+        """The job to start now."""
+        with self._lock:
+            there = self._open_views()
+            waiting = [view.id for view in there if view.state == "queued"]
+            if not waiting or len(there) - len(waiting) >= self._at_once:
+                return None
+            self._starting.add(waiting[0])
+            return waiting[0]
+
+    def _start(self, name: str) -> None:
+        job = self.job(name)
+        with writing(job.path), (job.path / LOG).open("ab") as log:
+            try:
+                code = subprocess.run(
+                    [sys.executable, "-P", "-m", "saejax.serve.jobs.runner", str(job.path)],
+                    cwd=self._here,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=_START_SECONDS,
+                    check=False,
+                ).returncode
+            except (OSError, subprocess.TimeoutExpired) as error:
+                log.write(f"error: the job's process cannot be started: {error}\n".encode())
+                code = 1
+        if code and not job.alive():
+            # Else it would be started again and again.
+            attempts, (number, _) = job.attempts(), job.asked()
+            if not attempts or attempts[-1]["number"] < number:
+                now = dataclasses.asdict(job.view(self.runs))["created"]
+                job.record([*attempts, {"number": number, "pid": 0, "started": now, "ended": now, "code": 127}])
+
+    def _refuse_second(self, command: str, name: str, folder: Path) -> None:
+        there = self._open_views()
+        if sum(view.state == "queued" for view in there) >= MOST_WAITING:
+            raise BusyError(f"{MOST_WAITING} jobs wait already; cancel some, or wait for them.")
+        if command not in _WRITING:
+            return
+        for view in there:
+            if view.name == name and view.command in _WRITING:
+                raise BusyError(
+                    f"The job {view.id} is to {view.command} {name} ({view.state}); wait for it or cancel it."
+                )
+        try:
+            holder = held(folder)
+        except DataError:
+            holder = None
+        if holder:
+            raise BusyError(
+                f"{name} is being written by another process ({holder}). Wait for it, stop it, or choose another name."
+            )
