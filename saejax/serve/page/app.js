@@ -189,7 +189,8 @@ function route() {
   document.title = `${title} \u00b7 saejax`;
   drawNavigation(name, rest);
   window.scrollTo({top: 0, behavior: "instant"});
-  if (view) leave = view.draw(host, rest, query) ?? null;
+  if (name === "features" && rest === "") chooseDictionary(host);
+  else if (view) leave = view.draw(host, rest, query) ?? null;
   else host.append(el("p", {class: "note"}, "There is no such view. ", el("a", {href: "#/"}, "To the overview")));
 }
 
