@@ -1,7 +1,7 @@
 // Several runs side by side: one chart a quantity, one colour a run, and in what their settings differ.
 
 const COMPARE_MS = 5000;
-const MOST_COMPARED = 12;
+const MOST_BESIDE = 12;
 const FIGURES = [["L0", (run) => number(run.l0)], ["FVE", (run) => number(run.fve)], ["loss", (run) => number(run.loss)],
   ["dead", (run) => (run.dead === null ? "n/a" : percent(run.dead))], ["latents", (run) => integer(run.d_sae)], ["k", (run) => run.k ?? "\u2013"],
   ["steps", (run) => integer(run.step)], ["tokens", (run) => compact(run.tokens)], ["gates", gatesText]];
@@ -39,13 +39,13 @@ class Comparison {
   }
 
   go(names) {
-    location.hash = `#/compare?${new URLSearchParams([...new Set(names)].slice(0, MOST_COMPARED).map((name) => ["run", name]))}`;
+    location.hash = `#/compare?${new URLSearchParams([...new Set(names)].slice(0, MOST_BESIDE).map((name) => ["run", name]))}`;
   }
 
   known(runs) {
     const free = runs.map((run) => run.name).filter((name) => !this.names.includes(name));
     if (document.activeElement !== this.add) this.add.replaceChildren(el("option", {value: ""}, "Add a run\u2026"), ...free.map((name) => el("option", {value: name}, name)));
-    this.add.disabled = this.names.length >= MOST_COMPARED || free.length === 0;
+    this.add.disabled = this.names.length >= MOST_BESIDE || free.length === 0;
     this.figures.show(this.names.map((name) => runs.find((run) => run.name === name) ?? {name}));
   }
 
@@ -107,7 +107,7 @@ class Comparison {
 VIEWS.set("compare", {
   title: () => "Compare",
   draw(host, rest, query) {
-    const view = new Comparison(host, [...new Set(query.getAll("run"))].slice(0, MOST_COMPARED));
+    const view = new Comparison(host, [...new Set(query.getAll("run"))].slice(0, MOST_BESIDE));
     return () => view.stop();
   },
 });

@@ -102,7 +102,7 @@ class SweepView {
     this.rows.show(members);
     this.pages.show(sweep.pages);
     this.again.disabled = !["stopped", "waiting"].includes(sweep.state);
-    fill(this.compare, {href: `#/compare?${new URLSearchParams(members.slice(0, MOST_COMPARED).map((one) => ["run", one.name]))}`, "aria-disabled": String(members.length < 2)}, []);
+    fill(this.compare, {href: `#/compare?${new URLSearchParams(members.slice(0, MOST_BESIDE).map((one) => ["run", one.name]))}`, "aria-disabled": String(members.length < 2)}, []);
   }
 
   go() {
