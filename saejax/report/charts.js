@@ -52,41 +52,55 @@ class Cursor {
   set(step) { this.step = step; this.listeners.forEach((listener) => listener(step)); }
 }
 
+// Which colour a series has: its own where it says so (one run, one colour in all charts), else by its place.
+function hueOf(series, place) {
+  return series.hue ?? place;
+}
+
 class LineChart {
-  // series: [{name, steps, values}] of one quantity; cursor: the shared Cursor.
+  // series: [{name, steps, values}] of one quantity; steps: the ends of the axis; cursor: the shared Cursor.
   constructor({title, hint, series, steps, linear}, cursor) {
-    this.series = series;
+    const {width, height} = CHART;
     this.title = title;
+    this.linear = linear;
     this.cursor = cursor;
-    const {domain, log, cut} = valueDomain(series.flatMap((one) => one.values), !linear);
+    this.readout = el("span", {class: "readout"});
+    this.note = el("span", {class: "scale"});
+    this.svg = svg("svg", {
+      viewBox: `0 0 ${width} ${height}`, role: "slider", tabindex: 0, "aria-label": `${title} by step`,
+      onpointermove: (event) => this.hover(event), onpointerleave: () => this.cursor.set(null),
+      onkeydown: (event) => this.key(event), onblur: () => this.cursor.set(null),
+    });
+    this.node = el("figure", {class: "chart"}, el("figcaption", {title: hint}, el("b", {}, title), this.note, this.readout), this.svg);
+    cursor.listeners.push((step) => this.point(step));
+    this.show(series, steps);
+  }
+
+  // Takes other values, or more of them, in place: focus and cursor stay as they are.
+  show(series, steps) {
+    this.series = series;
+    const {domain, log, cut} = valueDomain(series.flatMap((one) => one.values), !this.linear);
     const {width, height, left, right, top, bottom} = CHART;
     this.x = scale(steps, [left, width - right], {ticks: 5});
     this.y = scale(domain, [height - bottom, top], {log, ticks: 4});
-    this.readout = el("span", {class: "readout"});
-    this.note = el("span", {class: "scale"}, log ? "log scale" : cut ? "outliers cut off" : "");
-    this.node = el("figure", {class: "chart"},
-      el("figcaption", {title: hint}, el("b", {}, title), this.note, this.readout),
-      this.draw());
-    cursor.listeners.push((step) => this.point(step));
-    this.point(null);
+    this.note.replaceChildren(log ? "log scale" : cut ? "outliers cut off" : "");
+    this.node.classList.toggle("many", series.length > DASHES.length);
+    this.draw();
+    this.point(this.cursor.step);
   }
 
   draw() {
     const {width, height, left, right, top, bottom} = CHART;
     const clip = `clip-${this.title.replace(/\W+/g, "-")}`;
     const lines = this.series.map((one, i) => svg("path", {
-      class: `line series-${i}`, d: pathOf(one, this.x, this.y), "stroke-dasharray": DASHES[i % 3],
+      class: `line series-${hueOf(one, i)}`, d: pathOf(one, this.x, this.y), "stroke-dasharray": DASHES[i % DASHES.length],
     }));
-    this.dots = this.series.map((_, i) => svg("circle", {class: `dot series-${i}`, r: 3, visibility: "hidden"}));
+    this.dots = this.series.map((one, i) => svg("circle", {class: `dot series-${hueOf(one, i)}`, r: 3, visibility: "hidden"}));
     this.rule = svg("line", {class: "rule", y1: top, y2: height - bottom, visibility: "hidden"});
-    this.svg = svg("svg", {
-      viewBox: `0 0 ${width} ${height}`, role: "slider", tabindex: 0, "aria-label": `${this.title} by step`,
-      "aria-valuemin": this.x.domain[0], "aria-valuemax": this.x.domain[1],
-      onpointermove: (event) => this.hover(event), onpointerleave: () => this.cursor.set(null),
-      onkeydown: (event) => this.key(event), onblur: () => this.cursor.set(null),
-    }, svg("clipPath", {id: clip}, svg("rect", {x: left, y: top - 2, width: width - left - right, height: height - top - bottom + 3})),
-    axes(this.x, this.y, CHART), this.rule, svg("g", {"clip-path": `url(#${clip})`}, lines), this.dots);
-    return this.svg;
+    fill(this.svg, {"aria-valuemin": this.x.domain[0], "aria-valuemax": this.x.domain[1]}, []);
+    this.svg.replaceChildren(
+      svg("clipPath", {id: clip}, svg("rect", {x: left, y: top - 2, width: width - left - right, height: height - top - bottom + 3})),
+      axes(this.x, this.y, CHART), this.rule, svg("g", {"clip-path": `url(#${clip})`}, lines), ...this.dots);
   }
 
   hover(event) {
@@ -111,7 +125,7 @@ class LineChart {
     const parts = this.series.map((one, i) => {
       const at = step === null ? one.steps.length - 1 : nearest(one.steps, step);
       this.mark(this.dots[i], step === null ? null : one.steps[at], one.values[at]);
-      return el("span", {class: `value series-${i}`}, this.series.length > 1 ? `${one.name} ` : "", number(one.values[at], 4));
+      return el("span", {class: `value series-${hueOf(one, i)}`}, this.series.length > 1 ? el("span", {class: "of"}, `${one.name} `) : "", number(one.values[at], 4));
     });
     const at = this.series[0].steps[step === null ? this.series[0].steps.length - 1 : nearest(this.series[0].steps, step)];
     this.note.hidden = step !== null;

@@ -34,6 +34,7 @@ _SCRIPTS = (
     "detail.js",
     "browser.js",
     "profile.js",
+    "sections.js",
     "page.js",
 )
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -356,6 +358,20 @@ def test_a_phone_shows_the_list_then_the_feature_and_comes_back(tab: Tab, site: 
     opened(tab, server, RUN, feature)
     assert tab.evaluate(seen) == [False, True]
     no_complaint(tab)
+
+
+def test_no_script_of_the_page_takes_a_name_of_another() -> None:
+    """They share one scope: a second `const` stops a script, a second `function` replaces the first in silence."""
+    folders = [resources.files("saejax.serve.page"), resources.files("saejax.report")]
+    scripts = re.findall(r'src="/static/([\w.]+)"', folders[0].joinpath("index.html").read_text())
+    taken: dict[str, str] = {}
+    for script in scripts:
+        file = next(one.joinpath(script) for one in folders if one.joinpath(script).is_file())
+        names = re.findall(r"^(?:async )?(?:const|let|class|function) (\w+)", file.read_text(), re.MULTILINE)
+        for name in names:
+            assert name not in taken, f"{script} and {taken[name]} both name {name}"
+            taken[name] = script
+    assert len(scripts) > 10 and "FeatureView" in taken and "api" in taken
 
 
 MANY = 100_000

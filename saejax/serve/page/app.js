@@ -82,11 +82,10 @@ function post(path, body) {
 // Gives a function that stops it; `now` of it asks at once. fail: told of an error other than silence.
 function watch(path, ms, show, fail = () => {}) {
   let timer = 0, stopped = false, tag = null, asking = null;
-  const at = typeof path === "function" ? path : () => path;
   const once = async () => {
     clearTimeout(timer);
     try {
-      const answer = await ask(at(), tag === null ? {} : {headers: {"If-None-Match": tag}});
+      const answer = await ask(path, tag === null ? {} : {headers: {"If-None-Match": tag}});
       if (answer.status !== 304) {
         const content = await answered(answer);
         tag = answer.headers.get("etag");
@@ -189,7 +188,8 @@ function route() {
   document.title = `${title} \u00b7 saejax`;
   drawNavigation(name, rest);
   window.scrollTo({top: 0, behavior: "instant"});
-  if (view) leave = view.draw(host, rest, query) ?? null;
+  if (name === "features" && rest === "") chooseDictionary(host);
+  else if (view) leave = view.draw(host, rest, query) ?? null;
   else host.append(el("p", {class: "note"}, "There is no such view. ", el("a", {href: "#/"}, "To the overview")));
 }
 

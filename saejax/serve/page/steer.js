@@ -7,7 +7,7 @@ const STEER_OPERATIONS = {
   least: ["keep it at least", "f \u2265 "], most: ["keep it at most", "f \u2264 "],
 };
 // Longer texts are not compared token by token.
-const MOST_COMPARED = 400;
+const MOST_MARKED = 400;
 
 // For every token of `after` whether it belongs to a longest common subsequence with `before`.
 function commonTokens(before, after) {
@@ -103,7 +103,7 @@ class SteerPanel {
   draw(asked, answer) {
     const [, reads] = STEER_OPERATIONS[asked.operation];
     const what = `${asked.features.length === 1 ? "feature" : "features"} ${asked.features.join(", ")}: ${reads}${asked.operation === "zero" ? "" : number(asked.scale)}`;
-    const long = Math.max(answer.tokens_without.length, answer.tokens_with.length) > MOST_COMPARED;
+    const long = Math.max(answer.tokens_without.length, answer.tokens_with.length) > MOST_MARKED;
     const kept = long ? answer.tokens_with.map(() => true) : commonTokens(answer.tokens_without, answer.tokens_with);
     this.result.replaceChildren(
       el("p", {class: "panel-lead"}, el("b", {}, what), ". ", el("bdi", {}, visibleLine(String(answer.about)))),
