@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
@@ -17,10 +18,12 @@ from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.metrics import read_metrics
 from saejax.serve import client as clients
 from saejax.serve.client import Client
+from saejax.serve.jobs.queue import Queue
+from saejax.serve.problems import Problem
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("client")
     draw = np.random.default_rng(0)
     codes = (draw.random((4096, 32)) < 0.1) * draw.exponential(2.0, (4096, 32))
@@ -28,7 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     np.save(folder / "data" / "x.npy", x)
     np.save(folder / "data" / "held.npy", x[:512])
-    return folder
+    try:
+        yield folder
+    finally:
+        # A job outlives its server, and so a test that fails.
+        queue = Queue(folder / "runs")
+        for view in queue.views():
+            with contextlib.suppress(Problem):
+                queue.cancel(view.id)
 
 
 def test_a_training_from_files_to_its_rows(folder: Path) -> None:

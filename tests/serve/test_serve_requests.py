@@ -254,16 +254,15 @@ HOSTILE = ['"""\nimport os\nos.mkdir("ran")\n"""', "'; import os; '", "\\", "\n"
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)
-def test_no_value_becomes_code(site: Site, text: str) -> None:
+def test_no_value_becomes_code(site: Site, text: str, tmp_path: Path) -> None:
     e = asked_for(site, Asked("mine", config={"text.column": text, "text.template": text * 3, "lm.device": text}))
     source = as_file(as_settings(e), "What a job runs.", "saejax train")
     tree = ast.parse(source)
     assert [type(node).__name__ for node in tree.body] == ["Expr", "ImportFrom", "ImportFrom", "FunctionDef"]
     called = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert called == ["default_config"]
-    made: dict[str, Any] = {}
-    exec(compile(tree, "experiment.py", "exec"), made)
-    assert experiment(made["get_config"]()) == e
+    (tmp_path / "experiment.py").write_text(source, encoding="utf-8")
+    assert experiment(experiments.settings(experiments.load(tmp_path / "experiment.py"))) == e
 
 
 # --- /api/sae/train ------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import dataclasses
 import os
 import re
 import secrets
-import shlex
 import signal
 import socket
 import time
@@ -47,7 +46,7 @@ class View:
         code: of the last attempt, where it has ended.
         started, ended, seconds: of the last attempt, in seconds (since 1970).
         pid: of its runner, while it runs.
-        words: the command lines.
+        words: of each command.
         last: the last line of the log.
     """
 
@@ -62,7 +61,7 @@ class View:
     ended: float | None
     seconds: float | None
     pid: int | None
-    words: list[str]
+    words: list[list[str]]
     run: str | None
     log_bytes: int
     can_continue: bool
@@ -174,7 +173,7 @@ class Job:
             ended=ended,
             seconds=None if started is None else (ended or (time.time() if state == "running" else started)) - started,
             pid=last["pid"] if last and state == "running" else None,
-            words=[shlex.join(words) for words in content["commands"]],
+            words=content["commands"],
             run=content["name"] if run.is_dir() and not sweep else None,
             log_bytes=self.log_bytes(),
             can_continue=state in ("failed", "stopped"),
