@@ -37,7 +37,6 @@ from saejax.serve.features.notes import save_note
 from saejax.serve.features.table import FeatureTable, Wanted
 from saejax.serve.folders import Folders
 from saejax.serve.problems import Problem
-from saejax.serve.routes.features import Services, router_of
 from saejax.serve.site import Site
 from saejax.serve.worker import Worker
 
@@ -186,7 +185,7 @@ def damaged(table: dict[str, Any], change: Any) -> bytes:
         (lambda t: t["features"][3].update(id=t["features"][2]["id"]), "same id"),
         (lambda t: t["features"][3].update(density=None), "no number 'density'"),
         (lambda t: t["features"][3].update(density=10**400), "too large"),
-        (lambda t: t["features"][3].update(id=10**30), "too large"),
+        (lambda t: t["features"][3].update(id=10**30), "too big"),
         (lambda t: t.update(vocab=t["vocab"][:1]), "outside the table of 1"),
         (lambda t: t.update(vocab=[1, 2]), "not a list of token strings"),
         (lambda t: t.pop("vocab") and None, "not a list of token strings"),
@@ -409,10 +408,7 @@ def test_of_a_run_that_was_tried_again_the_kept_attempt_is_shown(tmp_path: Path)
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = copied(tmp_path_factory, "features")
     site = Site(Folders(folder / "runs", folder / "stores"))
-    services = Services(site, Indexes(Cache(1 << 20), folder / "indexes"))
-    app = application(site)
-    app.include_router(router_of(services))
-    with TestClient(app) as one:
+    with TestClient(application(site)) as one:
         one.folder = folder  # type: ignore[attr-defined]
         yield one
 
