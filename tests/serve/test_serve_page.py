@@ -97,9 +97,7 @@ def visit(tab: Tab, site: Served, fragment: str) -> None:
     tab.until("document.querySelector('#view h1')")
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"), [(1000, False), (1000, True), (390, False)], ids=["light", "dark", "phone"]
-)
+@pytest.mark.parametrize(("width", "dark"), [(1000, False), (1000, True), (390, False)], ids=["light", "dark", "phone"])
 def test_every_view_draws_itself_and_nothing_moves(tab: Tab, site: Served, width: int, dark: bool) -> None:
     tab.size(width, 844, phone=width < 500)
     tab.prefer(dark=dark)
