@@ -151,7 +151,8 @@ class _Looks:
     def look(self) -> Hashable:
         seen = self._look()
         if self._state_of is not None and self._count % _STATES == 0:
-            self.state = self._state_of()
+            with contextlib.suppress(OSError, SaejaxError):  # the run's folder is not there yet
+                self.state = self._state_of()
         self._count += 1
         return seen, self.state
 

@@ -23,7 +23,9 @@ from tiny import one_device
 from tiny.feature_tables import made_up, scanned, strongest, written
 from tiny.served import RUN, copied
 
+from saejax.app.attempts import Record, write_record
 from saejax.core.errors import DataError
+from saejax.evals.attempts import Attempt
 from saejax.report.explanations import EXPLANATIONS
 from saejax.serve.application import application
 from saejax.serve.caches import Cache, Caches
@@ -183,6 +185,8 @@ def damaged(table: dict[str, Any], change: Any) -> bytes:
         (lambda t: t["features"][3].update(id="x"), "whole-number id"),
         (lambda t: t["features"][3].update(id=t["features"][2]["id"]), "same id"),
         (lambda t: t["features"][3].update(density=None), "no number 'density'"),
+        (lambda t: t["features"][3].update(density=10**400), "too large"),
+        (lambda t: t["features"][3].update(id=10**30), "too large"),
         (lambda t: t.update(vocab=t["vocab"][:1]), "outside the table of 1"),
         (lambda t: t.update(vocab=[1, 2]), "not a list of token strings"),
         (lambda t: t.pop("vocab") and None, "not a list of token strings"),
@@ -384,6 +388,18 @@ def test_windows_of_a_list_are_its_parts(made: tuple[Browser, Place, dict[str, A
     by_id = {f["id"]: f for f in table["features"]}
     for row in whole["rows"]:
         assert row["density"] == by_id[row["id"]]["density"] and row["max"] == strongest(by_id[row["id"]])
+
+
+def test_of_a_run_that_was_tried_again_the_kept_attempt_is_shown(tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    for folder in (run, run / "attempt-1"):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    write_record(run, Record(tuple(Attempt(f"attempt-{i}", "attempt-0" * i) for i in range(2)), "attempt-1"))
+    assert Place("r", run).folder == run / "attempt-1" and Place("r", run).features is None
+    written(run / "attempt-1" / "features.json.gz", made_up(3))
+    assert Place("r", run).features == Place("r/attempt-1", run / "attempt-1").features is not None
+    assert Place("@r", run, True).folder is None
 
 
 # --- over HTTP ----------------------------------------------------------------------------------------------------

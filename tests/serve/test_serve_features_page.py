@@ -16,10 +16,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-
-from tests.tiny.browser import CHROMIUM
-from tests.tiny.cdp import Tab, chromium
-from tests.tiny.served import RUN, Served, copied, served
+from tiny.browser import CHROMIUM
+from tiny.cdp import Tab, chromium
+from tiny.served import RUN, Served, copied, served
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
 

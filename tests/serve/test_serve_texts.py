@@ -106,7 +106,7 @@ def test_a_text_has_the_latents_of_its_activations(kind: str, sparsity: str) -> 
     lm, rng = tiny_lm(), np.random.default_rng(2)
     sae = dictionary(kind, sparsity)
     reader = Reader(lm, sae)
-    for length in (1, 7, 23, 24, 70):
+    for length in (1, 23, 70):
         ids = rng.integers(0, BOS, length).tolist()
         found = encoded(sae, reader, " ".join(f"w{i}" for i in ids))
         f = by_hand(sae, lm, ids)

@@ -98,7 +98,9 @@ class Browser:
             path = folder / EXPLANATIONS
             version = _version(path)
             explanations = self._kept(
-                ("explanations", str(path), version, *sorted(about.items())), path, lambda: _explained(folder, about)
+                ("explanations", str(path), version, json.dumps(about, sort_keys=True)),
+                path,
+                lambda: _explained(folder, about),
             )
         notes_folder = self.notes_folder(place)
         noted = _version(notes_folder / NOTES)

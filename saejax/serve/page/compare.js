@@ -29,12 +29,14 @@ class Comparison {
     this.rows = [];
     this.keys = el("div");
     this.add = el("select", {"aria-label": "Add a run", onchange: () => this.go([...this.names, this.add.value])}, el("option", {value: ""}, "Add a run\u2026"));
-    const wide = el("div", {class: "toolbar"}, this.add);
-    host.append(headed("Compare"), wide, this.figures.node,
+    // Nothing is shown before both answers are there, so that nothing moves.
+    this.body = el("div", {hidden: names.length > 0}, this.figures.node,
       section("training", "Curves", "By step; point at one chart to read the same step in all of them.", this.grid),
       section("settings", "Settings", null, el("div", {class: "toolbar"}, el("label", {class: "check"}, this.all, "also those that are the same")), this.keys));
+    this.body.querySelectorAll("section").forEach((node) => { node.hidden = names.length === 0; });
+    host.append(headed("Compare", this.add), this.body);
     this.stops = [watch("/api/overview", COMPARE_MS, ({runs}) => this.known(runs))];
-    if (names.length) this.stops.push(watch(`/api/compare?${new URLSearchParams(names.map((name) => ["run", name]))}`, COMPARE_MS, (answer) => this.show(answer), (error) => this.keys.replaceChildren(problem(error))));
+    if (names.length) this.stops.push(watch(`/api/compare?${new URLSearchParams(names.map((name) => ["run", name]))}`, COMPARE_MS, (answer) => this.show(answer), (error) => { this.drawn = true; this.grid.replaceChildren(problem(error)); this.open(); }));
     else this.figures.show([]);
   }
 
@@ -42,20 +44,28 @@ class Comparison {
     location.hash = `#/compare?${new URLSearchParams([...new Set(names)].slice(0, MOST_BESIDE).map((name) => ["run", name]))}`;
   }
 
+  open() {
+    if (this.runs && this.drawn) this.body.hidden = false;
+  }
+
   known(runs) {
+    this.runs = runs;
     const free = runs.map((run) => run.name).filter((name) => !this.names.includes(name));
     if (document.activeElement !== this.add) this.add.replaceChildren(el("option", {value: ""}, "Add a run\u2026"), ...free.map((name) => el("option", {value: name}, name)));
     this.add.disabled = this.names.length >= MOST_BESIDE || free.length === 0;
     this.figures.show(this.names.map((name) => runs.find((run) => run.name === name) ?? {name}));
+    this.open();
   }
 
   table(runs) {
     if (runs.length === 0) return el("div", {class: "scroll"}, el("p", {class: "empty"}, "Choose runs here, or tick them in the overview."));
-    return table(["run", "state", ...FIGURES.map(([label]) => label), ""], runs.map((run, i) => el("tr", {},
+    const node = table(["run", "state", ...FIGURES.map(([label]) => label), ""], runs.map((run, i) => el("tr", {},
       el("th", {scope: "row"}, swatch(i), el("a", {href: address("run", run.name)}, run.name)),
       el("td", {}, el("span", {class: `state ${run.state ?? ""}`}, run.state ?? "n/a")), FIGURES.map(([, text]) => el("td", {class: "num"}, run.state ? text(run) : "n/a")),
       el("td", {}, el("button", {type: "button", "aria-label": `Take ${run.name} out`, onclick: () => this.go(this.names.filter((name) => name !== run.name))}, "\u00d7")))),
     FIGURES.map((_, i) => i + 2));
+    node.classList.add("figures");
+    return node;
   }
 
   // {"train/fve": [{name, steps, values}]} -> [["fve", "train", series]]: one chart for each key, in the report's order.
@@ -76,6 +86,8 @@ class Comparison {
     });
     this.rows = rows;
     this.differences();
+    this.drawn = true;
+    this.open();
   }
 
   async differences() {

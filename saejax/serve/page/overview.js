@@ -118,7 +118,7 @@ class Overview {
     this.inner = el("input", {type: "checkbox", onchange: () => { overviewState.inner = this.inner.checked; this.show(); }});
     this.inner.checked = overviewState.inner;
     this.compare = el("a", {class: "button", "aria-disabled": "true"}, "Compare");
-    this.count = el("span", {class: "quiet small", role: "status"});
+    this.count = el("span", {class: "quiet small counted", role: "status"});
     const runs = listing([["", 0], ["run", 0], ["state", 0], ["tokens/s", 1], ["L0", 1], ["FVE", 1], ["dead", 1], ["gates", 1], ["moved", 0]], "Runs");
     this.runs = new KeyedRows(runs.body, (run) => run.name, () => runRow((box) => this.pick(box)));
     this.runsTable = runs.node;

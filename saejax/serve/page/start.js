@@ -97,6 +97,7 @@ class StartForm {
       el("div", {class: "two"}, el("div", {}, el("div", {class: "toolbar"}, this.search), this.folds.map(({node}) => node)),
         el("div", {class: "beside"}, el("div", {class: "card"}, el("h2", {}, "What will run"), this.line,
           el("div", {class: "actions"}, this.start, el("button", {type: "button", onclick: () => copyText(this.line.textContent)}, "Copy")), this.error, this.list), this.prediction.node)));
+    this.show();
     this.load();
   }
 
@@ -172,7 +173,7 @@ class StartForm {
     }
     // A run has no experiment file that a shell could name; the request is what a script can send.
     setText(this.line, run === undefined
-      ? ["saejax", command, `--config=${experiment}${preset ? `:${preset}` : ""}`, ...[...this.changes].map(([key, value]) => asFlag(key, value))].map(quoted).join(" \\\n  ")
+      ? ["saejax", command, `--config=${experiment}${preset ? `:${preset}` : ""}`, ...[...this.changes].map(([key, value]) => asFlag(key, value))].map(quoted).join(" ").replaceAll(" --config.", " \\\n  --config.")
       : `curl ${location.origin}/api/jobs -H 'Content-Type: application/json' -d ${quoted(JSON.stringify({command, ...this.asked()}))}`);
     this.list.replaceChildren(...[...this.changes].map(([key, value]) => el("li", {},
       el("span", {}, el("code", {}, key), ` ${textOf(this.values[key]) || "none"} \u2192 ${textOf(value) || "none"}`),

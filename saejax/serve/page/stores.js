@@ -23,11 +23,13 @@ VIEWS.set("store", {
     const facts = el("dl", {class: "facts"}), info = new Slot((lines) => section("info", "What it holds", null, el("pre", {class: "lines"}, (lines ?? []).join("\n"))));
     const {node, body} = listing([["split", 0], ["state", 0], ["rows", 1], ["size", 1], ["numbers", 1], ["shards", 1]], "Splits", "plain");
     const rows = new KeyedRows(body, ([split]) => split, splitRow);
-    host.append(el("header", {class: "masthead"}, el("p", {class: "crumb"}, "store"), el("div", {class: "title-row"}, el("h1", {}, rest)), facts), node, info.node);
+    const all = el("div", {hidden: true}, el("header", {class: "masthead"}, el("p", {class: "crumb"}, "store"), el("div", {class: "title-row"}, el("h1", {}, rest)), facts), node, info.node);
+    host.append(all);
     const stop = watch(`/api/stores/${inPath(rest)}`, STORE_MS, (store) => {
       facts.replaceChildren(...[["size", largeBytes(store.bytes)], ["moved", moment(store.updated)]].map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value))));
       rows.show(Object.entries(store.splits));
       info.show(store.lines);
+      all.hidden = false;
     }, (error) => { host.append(problem(error)); stop(); });
     return stop;
   },

@@ -2,20 +2,23 @@
 
 const SWEEP_MS = 2000;
 const SCATTER = {width: 760, height: 380, left: 58, right: 20, top: 14, bottom: 44};
+// On a phone the same letters in a smaller picture.
+const SMALL_SCATTER = {width: 360, height: 300, left: 52, right: 12, top: 10, bottom: 40};
 
 function groupOf(member) {
-  return `${member.preset ?? "?"}, ${integer(member.d_sae)} latents`;
+  return [member.preset ?? "members", member.d_sae ? `${integer(member.d_sae)} latents` : null].filter(Boolean).join(", ");
 }
 
 class Scatter {
   constructor() {
+    this.frame = window.matchMedia("(max-width: 720px)").matches ? SMALL_SCATTER : SCATTER;
     this.said = el("p", {class: "said", role: "status"});
     this.legend = el("div", {class: "legend-row"});
     this.axes = svg("g");
     this.marks = svg("g");
     this.points = new Map();
     this.node = el("figure", {class: "chart wide-chart"}, el("figcaption", {}, el("b", {}, "FVE by L0")),
-      svg("svg", {viewBox: `0 0 ${SCATTER.width} ${SCATTER.height}`, role: "group", "aria-label": "Members by L0 and FVE"}, this.axes, this.marks), this.said);
+      svg("svg", {viewBox: `0 0 ${this.frame.width} ${this.frame.height}`, role: "group", "aria-label": "Members by L0 and FVE"}, this.axes, this.marks), this.said);
     this.groups = [];
   }
 
@@ -24,12 +27,12 @@ class Scatter {
     for (const [name, {link}] of this.points) if (!known.some((one) => one.name === name)) { link.remove(); this.points.delete(name); }
     if (known.length === 0) { setText(this.said, "No member has a figure yet."); return; }
     for (const one of members) if (!this.groups.includes(groupOf(one))) this.groups.push(groupOf(one));
-    const {width, height, left, right, top, bottom} = SCATTER;
+    const {width, height, left, right, top, bottom} = this.frame;
     const l0 = known.map((one) => one.l0), fve = known.map((one) => one.fve);
     const log = Math.min(...l0) > 0 && Math.max(...l0) / Math.min(...l0) > 4;
     const across = log ? [Math.min(...l0) / 1.25, Math.max(...l0) * 1.25] : padded([Math.min(...l0), Math.max(...l0)], 0.08);
     const x = scale(across, [left, width - right], {log, ticks: 6}), y = scale(padded([Math.min(...fve), Math.max(...fve)], 0.1), [height - bottom, top], {ticks: 6});
-    this.axes.replaceChildren(axes(x, y, SCATTER),
+    this.axes.replaceChildren(axes(x, y, this.frame),
       svg("text", {class: "axis-name", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle"}, `L0: latents active per token${log ? ", log scale" : ""}`),
       svg("text", {class: "axis-name", x: 14, y: (top + height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 14 ${(top + height - bottom) / 2})`}, "FVE"));
     for (const one of known) this.place(one, x(one.l0), y(one.fve));
