@@ -103,8 +103,8 @@ def test_what_cannot_be_steered_is_refused(
         run_steer(words, asked("steer", **given))
 
 
-def test_other_latents_and_numbers_take_the_same_programs() -> None:
-    lm, prompts = load_lm("demo"), ["def read(self):", "x ="]
+def test_other_latents_and_numbers_take_the_same_programs(folder: Path) -> None:
+    lm, prompts = load_lm(str(folder.parent / "lm")), ["def read(self):", "x ="]
     inside = Interventions(lm, {"x": dictionary()})
     bos = lm.tokenizer.bos_id
     rows = [[bos, *lm.tokenizer.encode(prompt)] for prompt in prompts]

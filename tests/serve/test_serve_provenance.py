@@ -16,12 +16,9 @@ from tiny.served import RUN, copied
 
 from saejax.lm import load_lm
 from saejax.serve.application import application
-from saejax.serve.caches import Cache
-from saejax.serve.features.building import Indexes
 from saejax.serve.features.provenance import _that_reads
 from saejax.serve.features.shards import Passage, passages_at
 from saejax.serve.folders import Folders
-from saejax.serve.routes.features import Services, router_of
 from saejax.serve.site import Site
 from saejax.store import StoreLayout, StoreReader, StoreWriter
 from saejax.store.files import StoreFiles
@@ -36,10 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[TestClient]:
     site = Site(Folders(folder / "runs", folder / "stores"))
-    services = Services(site, Indexes(Cache(1 << 20), folder / "indexes"))
-    app = application(site)
-    app.include_router(router_of(services))
-    with TestClient(app) as one:
+    with TestClient(application(site)) as one:
         yield one
 
 
