@@ -141,9 +141,13 @@ class Tab:
         return self.evaluate(f"(async () => {{ {helpers} {body} }})()", timeout)
 
     def until(self, expression: str, timeout: float = 10.0) -> None:
-        """Waits until a JavaScript expression is true. Raises PageError with the page's text where it stays false."""
+        """Waits until a JavaScript expression is true; one that throws is not true yet.
+
+        Raises:
+            PageError: with the page's text, where it stays false.
+        """
         end = time.monotonic() + timeout
-        while not self.evaluate(f"(async () => Boolean(await ({expression})))()"):
+        while not self.evaluate(f"(async () => Boolean(await ({expression})))().catch(() => false)"):
             if time.monotonic() > end:
                 text = self.evaluate("document.body ? document.body.innerText.slice(0, 3000) : ''")
                 raise PageError(f"not within {timeout:g} s: {expression}\nconsole: {self.console}\nthe page:\n{text}")
@@ -168,11 +172,11 @@ class Tab:
         self.call("Input.insertText", text=text)
 
     def place(self, selector: str) -> tuple[float, float]:
-        """The middle of the first element of a selector, after it was scrolled into view."""
+        """The middle of an element's first line, after the first element of a selector was scrolled into view."""
         x, y = self.run(
             f"const node = find({json.dumps(selector)});"
             "if (!node) throw new Error('no such element');"
-            "node.scrollIntoView({block: 'center', behavior: 'instant'}); const box = node.getBoundingClientRect();"
+            "node.scrollIntoView({block: 'center', behavior: 'instant'}); const [box] = node.getClientRects();"
             "return [box.left + box.width / 2, box.top + box.height / 2];"
         )
         return x, y

@@ -219,7 +219,7 @@ function showHelp() {
 let chord = 0;
 
 function onKey(event) {
-  const typing = event.target.closest("input, select, textarea, [contenteditable]");
+  const typing = event.target.closest("input:not([type=checkbox]), select, textarea, [contenteditable]");
   if (event.key === "Escape" && typing) typing.blur();
   if (typing || event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || document.querySelector("dialog[open]")) return;
   const going = performance.now() - chord < CHORD_MS;

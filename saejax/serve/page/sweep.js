@@ -91,15 +91,17 @@ class SweepView {
     const {node, body} = listing([["member", 0], ["state", 0], ["L0", 1], ["FVE", 1], ["dead", 1], ["latents", 1], ["k", 1]], "Members", "plain");
     this.rows = new KeyedRows(body, (one) => one.name, memberRow);
     this.pages = new Slot(pagesSection);
-    host.append(el("header", {class: "masthead"}, el("p", {class: "crumb"}, "sweep"), el("div", {class: "title-row"}, el("h1", {}, name), this.badge.node),
+    this.body = el("div", {hidden: true}, el("header", {class: "masthead"}, el("p", {class: "crumb"}, "sweep"), el("div", {class: "title-row"}, el("h1", {}, name), this.badge.node),
       el("div", {class: "actions"}, this.compare, this.again)),
     section("picture", "Sparsity and fidelity", "Up and to the left is better: more of the variance with fewer latents.", this.scatter.legend, this.scatter.node),
     section("members", "Members", null, node), this.pages.node);
+    host.append(this.body);
     this.stop = watch(`/api/sweeps/${inPath(name)}`, SWEEP_MS, (sweep) => this.show(sweep), (error) => { host.append(problem(error)); this.stop(); });
   }
 
   show(sweep) {
     const members = sweep.members;
+    this.body.hidden = false;
     this.badge.show(sweep.state);
     this.scatter.show(members);
     this.rows.show(members);
