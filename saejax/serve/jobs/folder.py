@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import EXIT_PREEMPTED, DataError
-from saejax.core.files import read_json, write_json
+from saejax.core.files import read_json, stamp, write_json
 from saejax.core.lease import held
 
 LOG, EXPERIMENT = "log.txt", "experiment.py"
@@ -182,7 +182,7 @@ class Job:
 
     def signature(self) -> tuple[Any, ...]:
         """Equal as long as nothing that is written of the job has changed."""
-        return tuple(_stamp(self.path / name) for name in (_ASKED, _ATTEMPTS, LOG))
+        return tuple(stamp(self.path / name) for name in (_ASKED, _ATTEMPTS, LOG))
 
     def tell_to_end(self) -> bool:
         """SIGTERM to all processes of the attempt that runs; False where none does."""
@@ -196,8 +196,8 @@ class Job:
         return bool(ours)
 
     def log_bytes(self) -> int:
-        stamp = _stamp(self.path / LOG)
-        return stamp[1] if stamp else 0
+        known = stamp(self.path / LOG)
+        return known.size if known else 0
 
     def log(self, at: int, most: int = _PIECE) -> tuple[str, int]:
         """(text of the log from byte `at` on, at most `most` bytes of it, where the next piece begins)."""
@@ -254,11 +254,3 @@ def _state(last: dict[str, Any] | None, cancelled: bool, alive: bool, starting: 
     if last["code"] is None:
         return "running" if alive else "failed"
     return "done" if last["code"] == 0 else "stopped" if last["code"] == EXIT_PREEMPTED else "failed"
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
