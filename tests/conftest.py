@@ -82,7 +82,8 @@ _SLOW = (
     *("optim", "rows", "interventions", "generation", "store_tools", "model_configs", "coder_config", "configs"),
     *("hooks", "serve_texts", "guard", "families", "lm", "analysis", "graph", "retries"),
     *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
-    *("object_store", "preflight", "jobs"),
+    *("object_store", "preflight", "jobs", "serve_client", "serve_page", "serve_features_page", "serve_jobs"),
+    *("serve_live", "serve_guard"),
 )
 
 

@@ -11,7 +11,7 @@ from saejax.app.experiment import Experiment, from_json
 from saejax.app.loading import is_run
 from saejax.app.provenance import PROVENANCE
 from saejax.core.errors import SaejaxError
-from saejax.core.files import read_json
+from saejax.core.files import read_json, stamp
 from saejax.lm.model import config_folder
 from saejax.serve.caches import Cache
 from saejax.serve.features.browser import Browser
@@ -72,7 +72,7 @@ class Provenance:
             sae = self._dictionaries.coder(place)
             return {"name": place.name, "dictionary": sae.describe()}
         files = {name: folder / f"{name}.json" for name in ("config", "environment", "provenance", "eval")}
-        key = ("run", str(folder), *(_stamp(path) for path in files.values()))
+        key = ("run", str(folder), *(stamp(path) for path in files.values()))
 
         def make() -> dict[str, Any]:
             content = {name: read_json(path) if path.is_file() else None for name, path in files.items()}
@@ -87,7 +87,9 @@ class Provenance:
                 "evaluated": None if is_run(folder) else {k: evaluation.get(k) for k in ("source", "sha256", "on")},
             }
 
-        return self._cache.get(key, make, lambda _: sum(3 * _stamp(path)[1] for path in files.values()) + 500)
+        return self._cache.get(
+            key, make, lambda _: 500 + 3 * sum(known.size for path in files.values() if (known := stamp(path)))
+        )
 
     def _example(self, place: Place, example: "_Example") -> tuple[dict[str, Any], list[str]]:
         """(where an example comes from, sentences about what is not known)."""
@@ -99,7 +101,7 @@ class Provenance:
         def make() -> tuple[dict[str, Any], list[str]]:
             return _traced(e, path, read_json(record) if record.is_file() else {}, example)
 
-        stamps = (_stamp(record), _stamp(path / "manifest.json"), _stamp(folder / "config.json"))
+        stamps = (stamp(record), stamp(path / "manifest.json"), stamp(folder / "config.json"))
         return self._cache.get(("example", str(folder), example, *stamps), make, lambda _: 4000)
 
     def _heldout(self, e: Experiment) -> Path:
@@ -226,12 +228,3 @@ def _that_reads(
     if len(same) == 1:
         return same[0], []
     return (same or passages)[0], [f"{several}, of which {len(same)} read as the example does; this is the first."]
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """(mtime, bytes) of a file; zeros where there is none."""
-    try:
-        known = path.stat()
-    except OSError:
-        return 0, 0
-    return known.st_mtime_ns, known.st_size
