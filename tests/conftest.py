@@ -23,6 +23,8 @@ N_DEVICES = 8
 _HF_HOME = tempfile.mkdtemp(prefix="saejax-tests-hf-")
 # Tests compile the same small programs again and again, and so do the processes that they start.
 _COMPILED = tempfile.mkdtemp(prefix="saejax-tests-xla-")
+# Where servers that tests start keep their indexes of features.
+_INDEXES = tempfile.mkdtemp(prefix="saejax-tests-indexes-")
 
 _other_xla_flags = [
     flag
@@ -46,6 +48,7 @@ os.environ.update(
     JAX_PLATFORMS="cpu",
     # Nothing is downloaded, and nothing that this machine happens to have cached is found.
     HF_HOME=_HF_HOME,
+    SAEJAX_INDEXES=_INDEXES,
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
@@ -77,7 +80,7 @@ _SLOW = (
     *("equality", "sweep", "coders", "first_latents", "wheel", "pairs", "sharded_selection", "torch_hooks", "planted"),
     *("study", "study_qwen", "recipe", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "losses"),
     *("optim", "rows", "interventions", "generation", "store_tools", "model_configs", "coder_config", "configs"),
-    *("hooks", "guard", "families", "lm", "analysis", "graph", "retries"),
+    *("hooks", "serve_texts", "guard", "families", "lm", "analysis", "graph", "retries"),
     *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
     *("object_store", "preflight", "jobs"),
 )
@@ -116,3 +119,4 @@ def pytest_unconfigure() -> None:
     """Removes the folders made above, also after a session that ran no test."""
     shutil.rmtree(_HF_HOME, ignore_errors=True)
     shutil.rmtree(_COMPILED, ignore_errors=True)
+    shutil.rmtree(_INDEXES, ignore_errors=True)

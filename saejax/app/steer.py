@@ -38,6 +38,7 @@ _OPERATIONS: dict[str, tuple[Callable[[Any, float, Any], Change], str]] = {
 }
 OPERATIONS = tuple(_OPERATIONS)
 _WIDTH = 110
+_LENGTHS = 16  # rows of few lengths, so few programs
 
 
 def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
@@ -136,7 +137,7 @@ def steer(
     lm = inside.lm
     bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
     rows = [bos + lm.tokenizer.encode(prompt) for prompt in prompts]
-    changed = _tokens(steered(inside, name, operation.at, rows, sampling, len(bos)))
+    changed = _tokens(steered(inside, name, operation.at(True), rows, sampling, len(bos)))
     without = _tokens(generate(lm.config, lm.params, rows, sampling))
     about = _about(inside, name, list(operation.latents), rows, operation.at, len(bos))
     return [Written(*one) for one in zip(prompts, without, changed, about, strict=True)]
@@ -178,6 +179,8 @@ def _about(
 ) -> list[str]:
     """What the latents do in each prompt as it is, and how far the next token's distribution moves."""
     tokens_RS, last_R = padded(rows)
+    more = min(-len(tokens_RS[0]) % _LENGTHS, inside.lm.config.context_length - len(tokens_RS[0]))
+    tokens_RS = np.pad(tokens_RS, ((0, 0), (0, max(0, more))))  # nothing attends to what stands behind it
     there = np.broadcast_to(np.arange(tokens_RS.shape[1])[None] >= first, tokens_RS.shape)
     clean = inside.run(tokens_RS)
     changed = inside.run(tokens_RS, {name: change(there)})

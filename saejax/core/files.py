@@ -8,11 +8,28 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from saejax.core.errors import DataError
 
 LARGEST_JSON = 256 << 20
+
+
+class Stamp(NamedTuple):
+    """What of a file is another once it was written or replaced."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+def stamp(path: str | os.PathLike) -> Stamp | None:
+    """The stamp of a file or folder as it is now; None where there is none, or none that can be looked at."""
+    try:
+        known = os.stat(path)
+    except OSError:
+        return None
+    return Stamp(known.st_ino, known.st_size, known.st_mtime_ns)
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

@@ -193,6 +193,11 @@ class Interventions:
         tokens_RS = jnp.asarray(tokens_RS)
         return self._gradient(delta, name, as_argument(measure), *self.params, tokens_RS, dict(held))
 
+    @functools.cached_property
+    def kept(self) -> dict[Any, Any]:
+        """Programs of `steered`, by dictionary and first token."""
+        return {}
+
     # --- one pass -------------------------------------------------------------------------------------------------
 
     @functools.cached_property

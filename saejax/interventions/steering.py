@@ -15,7 +15,8 @@ from saejax.interventions.change import Change
 from saejax.interventions.checks import checked_changes
 from saejax.interventions.inside import Inside, reads_all
 from saejax.interventions.runs import Interventions
-from saejax.lm.generation import Sampling, generate
+from saejax.lm.generation import EditsAt, Sampling, generate
+from saejax.trained import TrainedCoder
 
 # The change of tokens where `at` [B, S] is true.
 ChangeAt = Callable[[jax.Array], Change]
@@ -24,7 +25,7 @@ ChangeAt = Callable[[jax.Array], Change]
 def steered(
     inside: Interventions,
     name: str,
-    change: ChangeAt,
+    change: ChangeAt | Change,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     first: int = 0,
@@ -33,7 +34,8 @@ def steered(
 
     Args:
         name: of the dictionary.
-        change: at -> the change, as in lambda at: added(123, 5.0, at).
+        change: at -> the change, as in lambda at: added(123, 5.0, at). Or a change of all tokens, added(123, 5.0):
+            then `inside` keeps the programs, for other changes of as many latents.
         first: the place of the first token that is changed; 1 spares the model's bos.
 
     Raises:
@@ -41,16 +43,32 @@ def steered(
         DataError: as `generate`.
     """
     sae = inside.named(name)
+    own = change if isinstance(change, Change) else change(jnp.ones((1, 1), bool))
     if reads_all(sae):
         raise ConfigError(
             f"{name} reads several hook points for one latent, so that it cannot steer while a text is written. Take "
             "a dictionary of one hook point, or Interventions.run on a whole text."
         )
 
-    def edits(place_BS: jax.Array, params: Any) -> Any:
+    # What cannot be changed is refused before anything runs.
+    checked_changes(inside.dictionaries, {name: own}, (1, 1))
+    lm_params, params = inside.params
+    if isinstance(change, Change):
+        edits, kept = inside.kept.setdefault((name, first), (_edits_of_all(sae, first), {}))
+        yield from generate(inside.lm.config, lm_params, prompts, sampling, edits, (params[name], own), kept)
+        return
+
+    def edits_at(place_BS: jax.Array, params: Any) -> Any:
         return Inside(sae, params, [change(place_BS >= first)]).edits()
 
-    # What cannot be changed is refused before anything runs.
-    checked_changes(inside.dictionaries, {name: change(jnp.ones((1, 1), bool))}, (1, 1))
-    lm_params, params = inside.params
-    yield from generate(inside.lm.config, lm_params, prompts, sampling, edits, params[name])
+    yield from generate(inside.lm.config, lm_params, prompts, sampling, edits_at, params[name])
+
+
+def _edits_of_all(sae: TrainedCoder, first: int) -> EditsAt:
+    """Edits by (parameters, change) of the tokens from place `first` on."""
+
+    def edits(place_BS: jax.Array, given: Any) -> Any:
+        params, change = given
+        return Inside(sae, params, [change.replace(at=change.at & (place_BS >= first))]).edits()
+
+    return edits

@@ -29,6 +29,10 @@ from saejax.lm.rows import check_ids
 EditsAt = Callable[[jax.Array, Any], Mapping[str, decoder.Edit]]
 Edits = Mapping[str, decoder.Edit] | EditsAt | None
 
+# (parameters, cache, tokens [B, S], key, given) -> (the next token [B], the cache with these tokens), compiled.
+Step = Callable[..., tuple[jax.Array, "Cache"]]
+
+_MOST_KEPT = 8
 _LENGTHS = 16  # prompts are filled up to a multiple of this, so that few lengths need programs of their own
 
 
@@ -155,11 +159,16 @@ def generate(
     sampling: Sampling,
     edits: Edits = None,
     given: Any = None,
+    kept: dict[Sampling, Step] | None = None,
 ) -> Iterator[np.ndarray]:
     """The next token of each row, int [B], one array a step, as soon as it is known; -1 in rows that have ended.
 
     Ends when every row has, or after `sampling.tokens`. Two programs are compiled: one for the prompt, one for a token.
     Without edits they are kept for later prompts, of as many rows and about the same length.
+
+    Args:
+        kept: where programs with edits are kept, for later calls with this very function `edits` and other arrays
+            `given`.
 
     Raises:
         DataError: an empty prompt, an id that the model does not have, or more tokens than its context.
@@ -178,7 +187,7 @@ def generate(
     filling_B = np.asarray([columns - len(row) for row in prompts], np.int32)
     tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (n, 0)) for row, n in zip(prompts, filling_B, strict=True)])
     choice = dataclasses.replace(sampling, tokens=1, seed=0, stop=())
-    step = _kept_step(config, choice) if edits is None else _step(config, choice, edits)
+    step = _kept_step(config, choice) if edits is None else _found(kept, config, choice, edits)
     cache = start_cache(config, jnp.asarray(filling_B), _rounded(columns + sampling.tokens), params["W_E"].dtype)
     going_B, root = np.ones(len(prompts), bool), jax.random.key(sampling.seed)
     new_BS = jnp.asarray(tokens_BS)
@@ -195,7 +204,7 @@ def _rounded(length: int) -> int:
     return -(-length // _LENGTHS) * _LENGTHS
 
 
-def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Callable[..., tuple[jax.Array, Cache]]:
+def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
     """jit of (params, cache, tokens [B, S], key, given) -> (the next token [B], the cache with these tokens)."""
 
     @functools.partial(jax.jit, donate_argnums=1)
@@ -208,5 +217,15 @@ def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Callable[...
     return step
 
 
-# Edits hold on to what they were made of, such as a model's parameters: programs with edits are not kept.
-_kept_step = functools.lru_cache(maxsize=8)(functools.partial(_step, edits=None))
+def _found(kept: dict[Sampling, Step] | None, config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
+    if kept is None:
+        return _step(config, choice, edits)
+    if choice not in kept:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        kept[choice] = _step(config, choice, edits)
+    return kept[choice]
+
+
+# Edits hold on to what they were made of, such as a model's parameters: here programs with edits are not kept.
+_kept_step = functools.lru_cache(maxsize=_MOST_KEPT)(functools.partial(_step, edits=None))

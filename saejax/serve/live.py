@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from saejax.core.errors import SaejaxError
+from saejax.core.files import stamp
 from saejax.serve.jobs.folder import ENDED, View
 from saejax.serve.jobs.queue import Queue
 from saejax.serve.rows import Cursor, behind_step
@@ -53,7 +54,7 @@ class Live:
         path = folder / _METRICS
         cursor = Cursor(path, at if step is None else await self._thread(behind_step, path, step))
         state = ""
-        looks = _Looks(lambda: _stamp(path), lambda: self._state_of(name))
+        looks = _Looks(lambda: stamp(path), lambda: self._state_of(name))
         with self._watching(("run", name), looks) as watched:
             while True:
                 seen = watched.seen
@@ -75,7 +76,7 @@ class Live:
         view = await self._thread(queue.view, name)
         cursor, job = Cursor(queue.runs / view.name / _METRICS, at), queue.job(name)
         said: tuple[Any, ...] | None = None
-        looks = _Looks(lambda: (_stamp(cursor.path), job.signature(), _news(queue.view(name))))
+        looks = _Looks(lambda: (stamp(cursor.path), job.signature(), _news(queue.view(name))))
         with self._watching(("job", name), looks) as watched:
             while True:
                 seen = watched.seen
@@ -151,7 +152,8 @@ class _Looks:
     def look(self) -> Hashable:
         seen = self._look()
         if self._state_of is not None and self._count % _STATES == 0:
-            self.state = self._state_of()
+            with contextlib.suppress(OSError, SaejaxError):  # the run's folder is not there yet
+                self.state = self._state_of()
         self._count += 1
         return seen, self.state
 
@@ -180,11 +182,3 @@ class _Watched:
 def _news(view: View) -> tuple[Any, ...]:
     """What of a job is worth a message; its seconds and its log have others."""
     return view.state, view.code, view.started, view.ended, view.pid, view.run
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

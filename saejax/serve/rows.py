@@ -46,8 +46,8 @@ class Cursor:
             raw = handle.read(PIECE)
             end = raw.rfind(b"\n") + 1
             if not end and len(raw) == PIECE:
-                self.at = _next_line(handle, self.at)
-                return [], self.at < known.st_size, False
+                before, self.at = self.at, _next_line(handle, self.at)
+                return [], self.at > before, False
             self.at += end
             return [row for line in raw[:end].splitlines() if (row := _row(line)) is not None], len(raw) == PIECE, False
 

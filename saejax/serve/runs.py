@@ -18,7 +18,7 @@ from saejax.app.records import SWEEP
 from saejax.app.sweep.members import Member
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import SaejaxError
-from saejax.core.files import read_json
+from saejax.core.files import read_json, stamp
 from saejax.core.lease import LOCK, held
 from saejax.core.metrics import last_rows
 from saejax.serve.folders import OWN
@@ -49,7 +49,7 @@ class Runs:
         """One run in a few figures. What its files do not say is None."""
         folder = self.root / name
         sweep = sweep or _sweep_of(self.root, folder)
-        signature = (sweep, *(_stamp(folder / file) for file in _FILES), _stamp(folder / "checkpoints"))
+        signature = (sweep, *(stamp(folder / file) for file in _FILES), stamp(folder / "checkpoints"))
         before = self._kept.get(name)
         if before is None or before[0] != signature:
             before = self._kept[name] = (signature, _described(self.root, folder, name, sweep))
@@ -133,14 +133,6 @@ def _folders(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [folder / name for name in sorted(names) if name not in (OWN, "checkpoints", "groups", "evaluated")]
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[str, Any]:
@@ -238,8 +230,8 @@ def _evaluated(folder: Path) -> list[str]:
 
 def _updated(folder: Path) -> float:
     """When one of its files changed last, in seconds since 1970."""
-    stamps = [stamp for name in _FILES if name != LOCK and (stamp := _stamp(folder / name))]
-    return max((ns for ns, _ in stamps), default=0) / 1e9
+    found = [known for name in _FILES if name != LOCK and (known := stamp(folder / name))]
+    return max((known.mtime_ns for known in found), default=0) / 1e9
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import pytest
 from tiny.asked import asked
 from tiny.by_hand import coder_of, random_params, sites_of
 
-from saejax.app.steer import features, run_steer
+from saejax.app.steer import Operation, features, run_steer, steer
 from saejax.core.errors import ConfigError, DataError
+from saejax.interventions import Interventions, steered
 from saejax.lm import checkpoint, load_lm
 from saejax.lm.generation import Sampling, generate
 from saejax.trained import Origin, TrainedCoder
@@ -100,3 +101,19 @@ def test_what_cannot_be_steered_is_refused(
         dictionary().save("unknown")
     with pytest.raises((ConfigError, DataError), match=match):
         run_steer(words, asked("steer", **given))
+
+
+def test_other_latents_and_numbers_take_the_same_programs(folder: Path) -> None:
+    lm, prompts = load_lm(str(folder.parent / "lm")), ["def read(self):", "x ="]
+    inside = Interventions(lm, {"x": dictionary()})
+    bos = lm.tokenizer.bos_id
+    rows = [[bos, *lm.tokenizer.encode(prompt)] for prompt in prompts]
+    for operation in (Operation("set", [9], 40.0), Operation("most", [3], 0.5)):
+        written = steer(inside, "x", operation, prompts, Sampling(4))
+        own = list(steered(inside, "x", operation.at, rows, Sampling(4), 1))
+        assert [one.changed for one in written] == np.stack(own, axis=1).tolist()
+    (_, kept) = inside.kept["x", 1]
+    assert [step._cache_size() for step in kept.values()] == [2]  # of a prompt, of a token
+    assert written[0].changed != steer(inside, "x", Operation("set", [9], 40.0), prompts, Sampling(4))[0].changed
+    with pytest.raises(ConfigError, match="No operation 'ad'"):
+        Operation("ad", [3], 1.0)

@@ -26,6 +26,7 @@ from saejax.core.metrics import read_metrics
 from saejax.plan.jobs.task import read_attempts
 from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import Training, training
+from saejax.serve.jobs.configured import Asked, asked_for
 from saejax.serve.jobs.folder import ENDED, Job, View, new_id
 from saejax.serve.jobs.plans import Plans
 from saejax.serve.jobs.queue import Queue
@@ -319,19 +320,20 @@ def test_a_setting_of_half_a_letter_is_no_job(site: Site, queue: Queue) -> None:
 
 
 def test_a_plan_is_made_once_by_a_process_of_its_own(site: Site, tmp_path: Path) -> None:
+    small = {"coder.preset": "standard", "coder.d_sae": 64, "train.batch_size": 64, "train.tokens": 6400}
+    e = asked_for(site, Asked("quickstart", config=small))
     plans = Plans(tmp_path / "plans", one_device())
     with contextlib.closing(plans):
-        asked = plans.ask(short(site, "planned"), "cpu", [1])
+        asked = plans.ask(e, "cpu", [1])
         assert asked["state"] == "running"
-        assert plans.ask(short(site, "planned"), "cpu", [1])["id"] == asked["id"]
-        refused = plans.ask(short(site, "planned"), "nosuch", [1])["id"]
+        assert plans.ask(e, "cpu", [1])["id"] == asked["id"]
+        with pytest.raises(ConfigError, match="Did you mean 'h100'"):
+            plans.ask(e, "h10", [1])
         until(lambda: plans.state(asked["id"])["state"] != "running", "the plan does not end", 120)
-        until(lambda: plans.state(refused)["state"] != "running", "the plan does not end", 120)
         made = plans.state(asked["id"])
         assert made["state"] == "done", made
         assert made["estimates"][0]["seconds"] > 0 and "| train" in made["text"]
-        assert "nosuch" in plans.state(refused)["error"] and plans.state(refused)["state"] == "failed"
-        assert plans.ask(short(site, "planned"), "cpu", [1]) == made, "it is kept"
+        assert plans.ask(e, "cpu", [1]) == made, "it is kept"
     for name in ("", "..", "0" * 32):
         with pytest.raises(Problem):
             plans.state(name)

@@ -9,10 +9,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-
-from tests.tiny.browser import CHROMIUM
-from tests.tiny.cdp import Tab, chromium
-from tests.tiny.served import RUN, Served, copied, served
+from tiny.browser import CHROMIUM
+from tiny.cdp import Tab, chromium
+from tiny.served import RUN, Served, copied, served
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
 

@@ -25,6 +25,7 @@ from saejax.serve.jobs.configured import Asked, as_settings, asked_for, flat
 from saejax.serve.jobs.requests import JobBody, TrainBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
+from saejax.store import StoreLayout, StoreWriter
 
 ROWS = 5000
 
@@ -253,16 +254,15 @@ HOSTILE = ['"""\nimport os\nos.mkdir("ran")\n"""', "'; import os; '", "\\", "\n"
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)
-def test_no_value_becomes_code(site: Site, text: str) -> None:
+def test_no_value_becomes_code(site: Site, text: str, tmp_path: Path) -> None:
     e = asked_for(site, Asked("mine", config={"text.column": text, "text.template": text * 3, "lm.device": text}))
     source = as_file(as_settings(e), "What a job runs.", "saejax train")
     tree = ast.parse(source)
     assert [type(node).__name__ for node in tree.body] == ["Expr", "ImportFrom", "ImportFrom", "FunctionDef"]
     called = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert called == ["default_config"]
-    made: dict[str, Any] = {}
-    exec(compile(tree, "experiment.py", "exec"), made)
-    assert experiment(made["get_config"]()) == e
+    (tmp_path / "experiment.py").write_text(source, encoding="utf-8")
+    assert experiment(experiments.settings(experiments.load(tmp_path / "experiment.py"))) == e
 
 
 # --- /api/sae/train ------------------------------------------------------------------------------------------------
@@ -367,6 +367,32 @@ def test_trainings_that_cannot_be(site: Site, fields: dict[str, Any], said: str)
     given = {"hook_point": "h"} | fields | {"activation_data_path": str(short.get(path, path))}
     with pytest.raises(ConfigError, match=said):
         training(site, Training(6, **given))
+
+
+def test_a_captured_store_needs_the_model_and_text_it_was_captured_with(site: Site) -> None:
+    path = site.folders.stores / "captured" / "train"
+    points = {"blocks.1.resid_post": 4, "blocks.2.resid_post": 4, "blocks.2.mlp_out": 4}
+    tokens = {name: np.zeros(64, np.int32) for name in ("token_id", "document", "position")}
+    layout = StoreLayout(shard_rows=64, chunk_rows=64)
+    identity = {"lm": {"model": "owner/name"}}
+    with StoreWriter.open(path, identity=identity, hook_points=points, n_tokens=64, layout=layout) as writer:
+        writer.append({name: np.ones((64, 4), np.float32) for name in points}, tokens, cursor={})
+        writer.finish()
+    with pytest.raises(ConfigError, match="no run here says of which model"):
+        training(site, Training(1, "captured", batch_size=16))
+    known = Experiment(name="old", store="captured", train=dataclasses.replace(Experiment().train, lr=0.5))
+    known = dataclasses.replace(known, lm=dataclasses.replace(known.lm, model="owner/name"))
+    write_json(site.folders.runs / "old" / "config.json", to_run_json(known))
+    e, _ = training(site, Training(1, "captured", batch_size=16))
+    assert (e.lm.model, e.hook_point, e.name, e.train.lr) == ("owner/name", "blocks.1.resid_post", "captured-1", 1e-3)
+    with pytest.raises(ConfigError, match=r"say which: hook_point"):
+        training(site, Training(2, "captured", batch_size=16))
+    with pytest.raises(ConfigError, match=r"layer_idx is 3; the store has blocks\.1"):
+        training(site, Training(3, "captured", batch_size=16))
+    e, _ = training(
+        site, Training(0, "captured", batch_size=16, experiment="gpt2_small", hook_point="blocks.2.mlp_out")
+    )
+    assert e.lm.model == "openai-community/gpt2"
 
 
 def test_stopping_early_needs_something_held_out(site: Site) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.tiny.browser import CHROMIUM
+from tiny.browser import CHROMIUM
 
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from saejax.core.files import finite
+from saejax.core.files import Stamp, finite, stamp
 from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
 from saejax.serve.caches import Cache
 from saejax.serve.features.building import Indexes, Preparing
@@ -93,15 +93,17 @@ class Browser:
         """
         about = {} if table is None else {key: table.head[key] for key in ("step", "sha256") if key in table.head}
         explanations: dict[int, list[dict[str, Any]]] = {}
-        version: tuple[Any, ...] = ()
+        version: Stamp | None = None
         if (folder := place.folder) is not None:
             path = folder / EXPLANATIONS
-            version = _version(path)
+            version = stamp(path)
             explanations = self._kept(
-                ("explanations", str(path), version, *sorted(about.items())), path, lambda: _explained(folder, about)
+                ("explanations", str(path), version, json.dumps(about, sort_keys=True)),
+                path,
+                lambda: _explained(folder, about),
             )
         notes_folder = self.notes_folder(place)
-        noted = _version(notes_folder / NOTES)
+        noted = stamp(notes_folder / NOTES)
         notes = self._kept(("notes", str(notes_folder), noted), notes_folder / NOTES, lambda: read_notes(notes_folder))
         return Said(explanations, notes, (version, noted))
 
@@ -235,7 +237,8 @@ class Browser:
 
 def _size(path: Path) -> int:
     """Bytes of a file, and some for what surrounds it; of one that is not there some."""
-    return 200 + _version(path)[1]
+    known = stamp(path)
+    return 200 + (known.size if known else 0)
 
 
 def _explained(folder: Path, about: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
@@ -244,15 +247,6 @@ def _explained(folder: Path, about: dict[str, Any]) -> dict[int, list[dict[str, 
     features = [{"id": feature} for feature in sorted({row["feature"] for row in rows})]
     table = with_explanations(about | {"features": features}, rows)
     return {one["id"]: one["explanations"] for one in table["features"] if "explanations" in one}
-
-
-def _version(path: Path) -> tuple[int, int]:
-    """(mtime, bytes) of a file; zeros where there is none."""
-    try:
-        known = path.stat()
-    except OSError:
-        return 0, 0
-    return known.st_mtime_ns, known.st_size
 
 
 def _no_feature(place: Place, feature: int) -> Problem:

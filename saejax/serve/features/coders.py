@@ -11,7 +11,8 @@ from saejax.app.attempts import kept_folder
 from saejax.app.loaded import coder_at, model_config
 from saejax.app.loading import is_run, load
 from saejax.core.errors import ConfigError, SaejaxError
-from saejax.lm import LMConfig, load_lm
+from saejax.interventions import Interventions
+from saejax.lm import LanguageModel, LMConfig, load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
 from saejax.serve.caches import Cache
@@ -81,6 +82,7 @@ class Dictionaries:
         self.cache, self.worker = cache, worker
         self._model: tuple[LMConfig, Model] | None = None
         self._readers: dict[tuple[Any, ...], Reader] = {}
+        self._inside: tuple[Any, Interventions] | None = None
 
     def coder(self, place: Place) -> TrainedCoder:
         """The dictionary of a place; loaded in the worker.
@@ -104,7 +106,7 @@ class Dictionaries:
         """
         wanted = self._wanted(place, sae)
         if self._model is None or self._model[0] != wanted:
-            self._model, self._readers = None, {}  # its memory first
+            self._model, self._readers, self._inside = None, {}, None  # its memory first
             self._model = (wanted, _load(wanted))
         return self._model[1]
 
@@ -123,6 +125,19 @@ class Dictionaries:
         if sites not in self._readers:
             self._readers[sites] = Reader(lm, named)
         return named, self._readers[sites]
+
+    def inside(self, place: Place, sae: TrainedCoder) -> Interventions:
+        """The dictionary in its model, as "dictionary", for steering; the last one is kept. Only within the worker.
+
+        Raises:
+            ConfigError, DataError: as `model`; or JAX does not run the model, or the dictionary does not fit it.
+        """
+        lm = self.model(place, sae)
+        if not isinstance(lm, LanguageModel):
+            raise ConfigError(f"{lm.identity['model']} is no single model that JAX runs: its text cannot be steered.")
+        if self._inside is None or self._inside[0] != place.state():
+            self._inside = (place.state(), Interventions(lm, {"dictionary": sae}))
+        return self._inside[1]
 
     def described(self, place: Place, sae: TrainedCoder) -> tuple[str, str]:
         """(hook points, model) of a dictionary as a report names them; "" for a model that is not known."""

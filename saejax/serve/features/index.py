@@ -55,7 +55,16 @@ def build(source: Path, index: Path, tell: Tell = lambda done: None) -> None:
         size = source.stat().st_size
         try:
             head, ids = _first_pass(source, folder, tell)
-        except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, RecursionError, LookupError, TypeError) as error:
+        except (
+            gzip.BadGzipFile,
+            EOFError,
+            zlib.error,
+            ValueError,
+            RecursionError,
+            LookupError,
+            TypeError,
+            OverflowError,
+        ) as error:
             raise DataError(f"{source} is damaged ({error}); make it again with `{REPORT}`") from None
         _second_pass(source, folder, head, ids)
         del head["vocab"]

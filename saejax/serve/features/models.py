@@ -85,7 +85,7 @@ class Models:
         sae = self._dictionaries.coder(place)
 
         def work() -> dict[str, Any]:
-            return steered_text(sae, self._dictionaries.model(place, sae), **asked)
+            return steered_text(self._dictionaries.inside(place, sae), **asked)
 
         # The same seed draws the same tokens.
         key = ("steered", json.dumps(asked, sort_keys=True), *place.state())

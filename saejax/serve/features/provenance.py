@@ -120,7 +120,7 @@ class _Example:
 
     document: str
     index: int | None
-    position: int
+    position: int | None
     tokens: tuple[str, ...]
     peak: int
     hook_point: str
@@ -129,9 +129,9 @@ class _Example:
     def of(cls, example: dict[str, Any], told: dict[str, Any]) -> "_Example":
         tokens = tuple(told["vocab"][token] for token in example["tokens"])
         index = example.get("index")
-        first = re.split(", | -> ", told["hook_point"])[0]
-        own = (str(example.get("document", "")), index if isinstance(index, int) else None, int(example["position"]))
-        return cls(*own, tokens, example["peak"], first)
+        first = re.split(", | -> ", str(told["hook_point"]))[0]
+        index, position = (value if type(value) is int else None for value in (index, example.get("position")))
+        return cls(str(example.get("document", "")), index, position, tokens, example["peak"], first)
 
 
 def _traced(e: Experiment, path: Path, record: dict[str, Any], example: _Example) -> tuple[dict[str, Any], list[str]]:
@@ -189,7 +189,7 @@ def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example
     if known and known != manifest.fingerprint:
         return {}, [f"{path} is another store by now than the one that the run was made with."]
     found: dict[str, Any] = {"store": str(path)}
-    if example.index is None:
+    if example.index is None or example.position is None:
         return found, []
     if {"merged", "imported"} & manifest.header.identity.keys():
         return found, [f"{path} was merged or imported: its documents have other numbers than the report's text."]

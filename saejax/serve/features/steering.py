@@ -5,33 +5,30 @@ from typing import Any
 from saejax.app.steer import Operation, features, steer
 from saejax.core.errors import ConfigError
 from saejax.interventions import Interventions
-from saejax.lm import LanguageModel
-from saejax.lm.forward import Model
 from saejax.lm.generation import Sampling
-from saejax.trained import TrainedCoder
 
 
 def steered_text(
-    sae: TrainedCoder, lm: Model, latents: list[int | str], operation: str, scale: float, prompt: str, **choice: Any
+    inside: Interventions, latents: list[int | str], operation: str, scale: float, prompt: str, **choice: Any
 ) -> dict[str, Any]:
     """{prompt, without, with, about, operation, tokens_without, tokens_with}, as `saejax steer` prints it.
 
     Args:
+        inside: with one dictionary.
         latents: numbers, or layer:latent of a cross-layer transcoder.
         choice: tokens, temperature, top_p, seed, as of `Sampling`.
 
     Raises:
-        ConfigError: latents, an operation or numbers that are not there, or a model that JAX does not run.
+        ConfigError: latents, an operation or numbers that are not there.
         DataError: a prompt without a token, or longer than the model reads.
     """
-    if not isinstance(lm, LanguageModel):
-        raise ConfigError(f"{lm.identity['model']} is no single model that JAX runs: its text cannot be steered.")
+    lm, (name, sae) = inside.lm, next(iter(inside.dictionaries.items()))
     if not lm.tokenizer.encode(prompt):
         raise ConfigError("The prompt is empty: give the text that the model continues.")
     numbers = features(",".join(map(str, latents)), sae, "features")
     change = Operation(operation, numbers, scale)
     sampling = Sampling(**choice, stop=tuple(lm.tokenizer.special_ids))
-    (written,) = steer(Interventions(lm, {"dictionary": sae}), "dictionary", change, [prompt], sampling)
+    (written,) = steer(inside, name, change, [prompt], sampling)
     return {
         "prompt": prompt,
         "without": lm.tokenizer.decode_inside(written.without),

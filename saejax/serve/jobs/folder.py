@@ -15,7 +15,6 @@ import dataclasses
 import os
 import re
 import secrets
-import shlex
 import signal
 import socket
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import EXIT_PREEMPTED, DataError
-from saejax.core.files import read_json, write_json
+from saejax.core.files import read_json, stamp, write_json
 from saejax.core.lease import held
 
 LOG, EXPERIMENT = "log.txt", "experiment.py"
@@ -47,7 +46,7 @@ class View:
         code: of the last attempt, where it has ended.
         started, ended, seconds: of the last attempt, in seconds (since 1970).
         pid: of its runner, while it runs.
-        words: the command lines.
+        words: of each command.
         last: the last line of the log.
     """
 
@@ -62,7 +61,7 @@ class View:
     ended: float | None
     seconds: float | None
     pid: int | None
-    words: list[str]
+    words: list[list[str]]
     run: str | None
     log_bytes: int
     can_continue: bool
@@ -174,7 +173,7 @@ class Job:
             ended=ended,
             seconds=None if started is None else (ended or (time.time() if state == "running" else started)) - started,
             pid=last["pid"] if last and state == "running" else None,
-            words=[shlex.join(words) for words in content["commands"]],
+            words=content["commands"],
             run=content["name"] if run.is_dir() and not sweep else None,
             log_bytes=self.log_bytes(),
             can_continue=state in ("failed", "stopped"),
@@ -183,7 +182,7 @@ class Job:
 
     def signature(self) -> tuple[Any, ...]:
         """Equal as long as nothing that is written of the job has changed."""
-        return tuple(_stamp(self.path / name) for name in (_ASKED, _ATTEMPTS, LOG))
+        return tuple(stamp(self.path / name) for name in (_ASKED, _ATTEMPTS, LOG))
 
     def tell_to_end(self) -> bool:
         """SIGTERM to all processes of the attempt that runs; False where none does."""
@@ -197,8 +196,8 @@ class Job:
         return bool(ours)
 
     def log_bytes(self) -> int:
-        stamp = _stamp(self.path / LOG)
-        return stamp[1] if stamp else 0
+        known = stamp(self.path / LOG)
+        return known.size if known else 0
 
     def log(self, at: int, most: int = _PIECE) -> tuple[str, int]:
         """(text of the log from byte `at` on, at most `most` bytes of it, where the next piece begins)."""
@@ -255,11 +254,3 @@ def _state(last: dict[str, Any] | None, cancelled: bool, alive: bool, starting: 
     if last["code"] is None:
         return "running" if alive else "failed"
     return "done" if last["code"] == 0 else "stopped" if last["code"] == EXIT_PREEMPTED else "failed"
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size

@@ -24,6 +24,7 @@ from saejax.app.new_experiment import as_file
 from saejax.core.compiled import keep_programs
 from saejax.core.errors import BusyError, ConfigError, SaejaxError
 from saejax.core.files import finite, read_json, write_bytes, write_json
+from saejax.plan.devices import device as known_device
 from saejax.serve.jobs.configured import as_settings
 from saejax.serve.problems import Problem
 
@@ -53,9 +54,11 @@ class Plans:
         """A plan that is there, or begin one.
 
         Raises:
-            ConfigError: settings that no file can hold.
+            ConfigError: settings that no file can hold, or an unknown device.
             BusyError: too many wait already.
         """
+        if device:
+            known_device(device)
         try:
             text = as_file(as_settings(e), "What a plan of saejax serve is about.", "saejax plan").encode()
         except UnicodeEncodeError:

@@ -93,6 +93,11 @@ class Queue:
             raise Problem(404, f"There is no job {name[:80]!r}.")
         return Job(self.folder / name)
 
+    def expects(self, run: str) -> bool:
+        """Whether a job that has not ended is to write a run."""
+        with self._lock:
+            return any(view.name == run for view in self._open_views())
+
     # --- what can be done to them --------------------------------------------------------------------------------
 
     def add(self, command: str, e: Experiment, before: Sequence[Sequence[str]] = ()) -> View:

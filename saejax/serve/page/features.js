@@ -47,7 +47,9 @@ class FeatureControls {
     this.scope = el("select", {"aria-label": "Where to search", onchange: changed}, Object.entries(FEATURE_SCOPES).map(([value, label]) => el("option", {value}, label)));
     this.live = el("input", {type: "checkbox", onchange: changed});
     this.live.checked = true;
-    const bound = (label, placeholder) => el("input", {type: "text", inputmode: "decimal", "aria-label": `${label} density in percent of tokens`, placeholder, autocomplete: "off", oninput: later});
+    const bound = (label, placeholder) => el("input", {
+      type: "text", inputmode: "decimal", "aria-label": `${label} density in percent of tokens`, placeholder, autocomplete: "off", oninput: later,
+    });
     this.low = bound("Lowest", "0");
     this.high = bound("Highest", "100");
     this.heads = FEATURE_COLUMNS.map((column) => el("button", {type: "button", class: `head ${column.key}`, onclick: () => this.sortBy(column)}));
@@ -202,7 +204,8 @@ class FeatureView {
   }
 
   head() {
-    const select = el("select", {"aria-label": "Dictionary", onchange: () => { location.hash = featureAddress(select.value, null); }}, el("option", {value: this.dictionary}, this.dictionary));
+    const open = () => { location.hash = featureAddress(select.value, null); };
+    const select = el("select", {"aria-label": "Dictionary", onchange: open}, el("option", {value: this.dictionary}, this.dictionary));
     this.about = el("p", {class: "eyebrow"}, "\u00a0");
     this.dictionaries().then((names) => {
       const all = names.includes(this.dictionary) ? names : [this.dictionary, ...names];

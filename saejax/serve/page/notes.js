@@ -9,8 +9,9 @@ class NoteEditor {
     this.kept = {label: "", note: ""};
     // What could not be saved stays here until it can be, also when the reader looks at other features meanwhile.
     this.drafts = new Map();
-    this.label = el("input", {type: "text", class: "label-field", placeholder: "Add a label", "aria-label": "Label of this feature", autocomplete: "off", spellcheck: "false", dir: "auto"});
-    this.note = el("textarea", {class: "note-field", rows: 1, placeholder: "Add a note", "aria-label": "Note on this feature", spellcheck: "false", dir: "auto"});
+    const either = {autocomplete: "off", spellcheck: "false", dir: "auto"};
+    this.label = el("input", {type: "text", class: "label-field", placeholder: "Add a label", "aria-label": "Label of this feature", ...either});
+    this.note = el("textarea", {class: "note-field", rows: 1, placeholder: "Add a note", "aria-label": "Note on this feature", ...either});
     this.status = el("p", {class: "note-status", role: "status"});
     for (const field of [this.label, this.note]) {
       field.addEventListener("keydown", (event) => this.key(event, field));

@@ -36,16 +36,25 @@ class SteerPanel {
   form() {
     const field = (label, input, kind = "") => el("label", {class: `field ${kind}`}, el("span", {}, label), input);
     const figure = (name, value, low, high, step = 1) => el("input", {type: "number", name, value, min: low, max: high, step});
-    this.prompt = el("textarea", {name: "prompt", rows: 2, required: true, spellcheck: "false", placeholder: "The model continues this text.", oninput: () => remember(STEER_PROMPT_KEY, this.prompt.value)});
+    this.prompt = el("textarea", {
+      name: "prompt", rows: 2, required: true, spellcheck: "false", placeholder: "The model continues this text.",
+      oninput: () => remember(STEER_PROMPT_KEY, this.prompt.value),
+    });
     this.prompt.value = remembered(STEER_PROMPT_KEY);
-    this.features = el("input", {type: "text", name: "features", required: true, pattern: "\\s*(\\d+:)?\\d+\\s*(,\\s*(\\d+:)?\\d+\\s*)*", title: "Numbers, as in 123 or 3, 17; of a layer, 2:123", autocomplete: "off"});
+    this.features = el("input", {
+      type: "text", name: "features", required: true, pattern: "\\s*(\\d+:)?\\d+\\s*(,\\s*(\\d+:)?\\d+\\s*)*",
+      title: "Numbers, as in 123 or 3, 17; of a layer, 2:123", autocomplete: "off",
+    });
     this.operation = el("select", {name: "operation", onchange: () => this.operate()},
       Object.entries(STEER_OPERATIONS).map(([value, [label]]) => el("option", {value}, label)));
     this.slider = el("input", {type: "range", "aria-label": "Scale, as a slider", min: -20, max: 20, step: 0.1, oninput: () => { this.scale.value = this.slider.value; }});
     this.scale = el("input", {type: "number", name: "scale", step: "any", value: 5, "aria-label": "Scale", oninput: () => { this.slider.value = this.scale.value; }});
     this.slider.value = 5;
     this.button = el("button", {type: "submit", class: "primary"}, "Write both texts");
-    this.number = {tokens: figure("tokens", 40, 1, 200), temperature: figure("temperature", 0, 0, 10, "any"), top_p: figure("top_p", 1, 0, 1, "any"), seed: figure("seed", 0, 0, 4294967295)};
+    this.number = {
+      tokens: figure("tokens", 40, 1, 200), temperature: figure("temperature", 0, 0, 100, "any"),
+      top_p: figure("top_p", 1, 0.01, 1, "any"), seed: figure("seed", 0, 0, 2147483647),
+    };
     return el("form", {class: "steer-form", onsubmit: (event) => { event.preventDefault(); this.run(); }},
       field("Prompt", this.prompt, "wide"),
       field("Features", this.features), field("At every token", this.operation),
@@ -115,7 +124,10 @@ class SteerPanel {
 
   text(title, prompt, tokens, kept) {
     const line = el("p", {class: "passage"}, el("span", {class: "prompt"}, ...visible(prompt)));
-    tokens.forEach((token, i) => line.append(el(kept === null || kept[i] ? "span" : "mark", {class: kept === null || kept[i] ? "tok" : "tok changed"}, ...visible(token)), el("wbr")));
+    tokens.forEach((token, i) => {
+      const same = kept === null || kept[i];
+      line.append(el(same ? "span" : "mark", {class: same ? "tok" : "tok changed"}, ...visible(token)), el("wbr"));
+    });
     return el("div", {class: "steer-text"}, el("h4", {}, title), line);
   }
 }

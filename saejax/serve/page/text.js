@@ -41,7 +41,8 @@ class TextPanel {
     this.clear();
   }
 
-  start() { if (this.field.value !== "") this.later(0); }
+  // The kept text waits a little for the first feature, so that one question brings both.
+  start() { if (this.field.value !== "") this.later(this.chosen === null ? 500 : 0); }
 
   stop() {
     clearTimeout(this.timer);
@@ -51,8 +52,9 @@ class TextPanel {
   // The feature that colours the text: {id, most}; most: its largest activation in the scan, or null.
   choose(feature) {
     this.chosen = feature;
-    if (this.answer === null) return;
-    if (this.answer.activations[feature.id] === undefined) this.later(120);
+    if (this.answer === null) {
+      if (this.field.value !== "") this.later(0);
+    } else if (this.answer.activations[feature.id] === undefined) this.later(120);
     else this.colour(feature.id);
   }
 

@@ -71,15 +71,11 @@ class NoteOf(_Body):
 
 
 class Services:
-    """Everything behind these addresses; `close` ends what is being made.
+    """Everything behind these addresses; `close` ends what is being made."""
 
-    Args:
-        indexes: given by tests.
-    """
-
-    def __init__(self, site: Site, indexes: Indexes | None = None):
+    def __init__(self, site: Site):
         self.site, self.caches, self.worker = site, Caches(), Worker()
-        self.indexes = indexes or Indexes(self.caches.feature)
+        self.indexes = Indexes(self.caches.feature)
         dictionaries = Dictionaries(self.caches.inference, self.worker)
         self.browser = Browser(self.caches.feature, self.indexes, dictionaries, site.folders.own)
         self.models = Models(self.browser, dictionaries)
@@ -100,12 +96,8 @@ class Services:
 
 
 def router(site: Site) -> APIRouter:
-    """The addresses, with services of their own."""
-    return router_of(Services(site))
-
-
-def router_of(services: Services) -> APIRouter:
-    """The addresses in front of these services, which end with the server."""
+    """The addresses, in front of services that end with the server."""
+    services = Services(site)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:

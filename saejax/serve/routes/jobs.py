@@ -74,9 +74,10 @@ def router(site: Site, queue: Queue, plans: Plans) -> APIRouter:
 
     @routes.get("/jobs/{name}/logs", summary="The log from a byte on, at most 256 kB of it.")
     def logs(name: str, at: _Offset = 0) -> dict[str, Any]:
+        # Before the log: what a job has written by its end is read then.
         ended = queue.view(name).state in ENDED
         text, behind = queue.job(name).log(at)
-        return {"text": text, "at": behind, "ended": ended and behind >= queue.job(name).log_bytes()}
+        return {"text": text, "at": behind, "ended": ended and (not text or behind >= queue.job(name).log_bytes())}
 
     @routes.post("/stop", summary="Tell whoever trains a run on this machine to save and end.")
     def stop(body: StopBody) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
@@ -24,10 +25,14 @@ def router(site: Site, live: Live, queue: Queue) -> APIRouter:
     """/ws/runs/{name} and /ws/jobs/{id}; what they send is said in `saejax.serve.live`."""
     routes = APIRouter(prefix="/ws")
 
+    def followed(name: str) -> Path:
+        """The run's folder, which may be still to come."""
+        return site.folders.runs / name if queue.expects(name) else site.folders.run(name)
+
     @routes.websocket("/runs/{name:path}")
     async def run(socket: WebSocket, name: str, at: _Offset = 0, step: _Offset | None = None) -> None:
         try:
-            folder = await anyio.to_thread.run_sync(site.folders.run, name)
+            folder = await anyio.to_thread.run_sync(followed, name)
         except SaejaxError as error:
             return await _refuse(socket, error)
         await _send(socket, live.run(name, folder, at, step))
