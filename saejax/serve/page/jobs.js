@@ -74,7 +74,7 @@ class JobView {
     const ends = job.ended ? moment(job.ended) : null, code = job.code === null ? null : String(job.code);
     this.facts.replaceChildren(...[["asked for", moment(job.created)], ["begun", job.started ? moment(job.started) : null], ["ended", ends], ["exit code", code], ["process", job.pid]]
       .filter(([, value]) => value !== null).map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, String(value)))));
-    setText(this.words, job.words.join("\n"));
+    setText(this.words, job.words.map((line) => line.map(quoted).join(" ")).join("\n"));
     this.cancel.disabled = !["queued", "starting", "running"].includes(job.state);
     this.again.disabled = !job.can_continue;
     fill(this.run, {href: job.run ? address(job.sweep ? "sweep" : "run", job.run) : "#/", "aria-disabled": String(!job.run)}, []);

@@ -170,6 +170,12 @@ class Overview {
     this.showPart("sweeps", all.sweeps.map(sweepAsRow));
     this.showPart("stores", [...all.stores].sort((one, other) => other.updated - one.updated).map(storeAsRow));
     this.showPart("dictionaries", all.dictionaries.map(dictionaryAsRow));
+    this.showJobs();
+  }
+
+  // Jobs stand last, and come when the rest is there: so they move nothing.
+  showJobs() {
+    if (this.all && this.jobs) this.showPart("jobs", this.jobs.slice(0, MOST_JOBS).map(jobAsRow));
   }
 
   showPart(name, rows) {
@@ -191,9 +197,8 @@ VIEWS.set("", {
   title: () => "Runs",
   draw(host) {
     const view = new Overview(host);
-    // Jobs stand last: what comes later than the rest moves nothing.
     const stops = [watch("/api/overview", OVERVIEW_MS, (all) => view.show(all), (error) => toast(error.message, "bad")),
-      watch("/api/jobs", OVERVIEW_MS, ({jobs}) => view.showPart("jobs", jobs.slice(0, MOST_JOBS).map(jobAsRow)))];
+      watch("/api/jobs", OVERVIEW_MS, ({jobs}) => { view.jobs = jobs; view.showJobs(); })];
     return () => stops.forEach((stop) => stop());
   },
 });
