@@ -69,7 +69,7 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
     """
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
-    wanted = _FILES if features else tuple(name for name in _FILES if name not in _OF_FEATURES)
+    wanted = FILES if features else tuple(name for name in FILES if name not in _OF_FEATURES)
     raw = {name: path.read_bytes() for name in wanted if (path := run_dir / name).is_file()}
     environment = evaluation = table = stages = profile = attempts = None
     if "environment.json" in raw:
@@ -106,7 +106,7 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
     )
 
 
-_FILES = (
+FILES = (
     "config.json",
     "environment.json",
     "metrics.jsonl",

@@ -1,31 +1,78 @@
 """One run at length: what its report would show, read anew while it trains."""
 
+import dataclasses
 import os
+import threading
+import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from saejax.report.read import read_run
+from saejax.core.files import Stamp, stamp
+from saejax.report.read import FILES, read_run
 from saejax.report.summary import summarise
 
 # Of all pages of a run those that are shown, and how deep they may lie.
 _MOST_PAGES = 200
 _DEPTH = 4
+_METRICS = "metrics.jsonl"
+_MOST_KEPT = 32
+_PAUSE = 20  # times as long as it took
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """{"summary": as the report has it, "at": the bytes of metrics.jsonl that its curves are made of}.
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """What was made of a run's files, from which of them, when, and how long it took (seconds)."""
 
-    The features are left out: they have addresses of their own.
+    content: dict[str, Any]
+    files: tuple[Stamp | None, ...]
+    metrics: Stamp | None
+    at: float
+    took: float
+
+
+class Descriptions:
+    """Descriptions of runs, made again where a file has changed.
+
+    The rows of a long training take seconds to read. A page that follows them by its socket needs no newer curves, so
+    for metrics.jsonl alone a run is read again only so often that it takes a twentieth of a core.
     """
-    at = whole_rows(folder / "metrics.jsonl")
-    run = read_run(folder, features=False)
-    summary = summarise(run)
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Path, _Made] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, folder: Path) -> dict[str, Any]:
+        """{"summary": as the report has it, "at": the bytes of metrics.jsonl that its curves are made of}.
+
+        The features are left out: they have addresses of their own.
+
+        Raises:
+            DataError: it is no run, or a file of it is damaged.
+        """
+        with self._lock:
+            files = tuple(stamp(folder / name) for name in (*FILES, "features.json.gz") if name != _METRICS)
+            metrics, now = stamp(folder / _METRICS), time.monotonic()
+            made = self._kept.get(folder)
+            same = made is not None and made.files == files
+            if made is None or not same or (made.metrics != metrics and now - made.at > _PAUSE * made.took):
+                content = _described(folder)
+                made = _Made(content, files, metrics, now, time.monotonic() - now)
+                self._kept[folder] = made
+            self._kept.move_to_end(folder)
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return made.content
+
+    def curves(self, folder: Path) -> dict[str, Any]:
+        """{quantity: {"steps", "values"}} of a run."""
+        return self.of(folder)["summary"]["curves"]
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    at = whole_rows(folder / _METRICS)
+    summary = summarise(read_run(folder, features=False))
     return {"summary": summary | {"has_features": (folder / "features.json.gz").is_file()}, "at": at}
-
-
-def curves(folder: Path) -> dict[str, Any]:
-    """{quantity: {"steps", "values"}} of a run."""
-    return described(folder)["summary"]["curves"]
 
 
 def whole_rows(path: Path) -> int:

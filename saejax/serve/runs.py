@@ -12,7 +12,7 @@ from typing import Any
 from saejax.app.attempts import is_attempt, read_record
 from saejax.app.batch_size import as_begun
 from saejax.app.evaluated import is_evaluated
-from saejax.app.experiment import from_json
+from saejax.app.experiment import Experiment, from_json
 from saejax.app.loading import is_run
 from saejax.app.records import SWEEP
 from saejax.app.sweep.members import Member
@@ -22,6 +22,8 @@ from saejax.core.files import read_json, stamp
 from saejax.core.lease import LOCK, held
 from saejax.core.metrics import last_rows
 from saejax.serve.folders import OWN
+from saejax.store.files import StoreFiles
+from saejax.store.manifest import read_manifest
 
 # A run that another machine writes shows its life by its rows alone.
 _QUIET = 60.0  # seconds
@@ -177,11 +179,20 @@ def _of_config(folder: Path) -> dict[str, Any]:
         e = as_begun(from_json(read_json(folder / "config.json")))
         coder = e.coder.resolved()
         hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
-        sizes = {"d_sae": coder.d_sae or None, "k": Member("", e, e, 1.0).k}
+        sizes = {"d_sae": coder.d_sae or _wide(e, coder.expansion), "k": Member("", e, e, 1.0).k}
         training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
         return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
     except (SaejaxError, OSError, ArithmeticError) as error:
         return nothing | {"error": str(error)}
+
+
+def _wide(e: Experiment, expansion: int) -> int | None:
+    """Latents of a coder that is so many times as wide as what it reads, where the run's store is here."""
+    if "://" in e.stores_dir or (manifest := read_manifest(StoreFiles(e.store_dir("train")))) is None:
+        return None
+    widths = manifest.header.hook_points
+    reads = (*(name for name in (e.hook_point, *e.reads) if name), *widths)
+    return next((expansion * widths[name] for name in reads if name in widths), None)
 
 
 def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:

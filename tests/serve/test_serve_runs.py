@@ -19,7 +19,7 @@ from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError
 from saejax.core.lease import LOCK, lease
 from saejax.core.metrics import JsonlWriter, last_rows, read_metrics
-from saejax.serve.described import pages, whole_rows
+from saejax.serve.described import Descriptions, pages, whole_rows
 from saejax.serve.folders import Folders
 from saejax.serve.problems import Problem
 from saejax.serve.runs import Runs
@@ -173,6 +173,26 @@ def test_whole_rows(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert whole_rows(path) == whole
     assert whole_rows(tmp_path / "none") == 0
+
+
+def test_curves_and_the_offset_to_follow_from_belong_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However old a description is, the rows behind its offset are those that its curves do not have."""
+    run = a_run(tmp_path, "r", 10)
+    descriptions = Descriptions()
+    seen = []
+    for step in range(12, 40, 2):
+        monkeypatch.setattr("saejax.serve.described._PAUSE", 0 if step % 6 == 0 else 1e9)
+        with (run / "metrics.jsonl").open("a") as rows:
+            rows.write(json.dumps({"step": step, "train/fve": 0.5}) + "\n" + '{"step": ')
+        found = descriptions.of(run)
+        lines = (run / "metrics.jsonl").read_bytes()[: found["at"]].splitlines()
+        assert found["summary"]["curves"]["train/fve"]["steps"][-1] == json.loads(lines[-1])["step"]
+        seen.append(found["at"])
+        (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes().removesuffix(b'{"step": '))
+    assert 1 < len(set(seen)) < len(seen)
+    # What is new in any other file is seen at once.
+    (run / "eval.json").write_text(json.dumps(gates(True)))
+    assert descriptions.of(run)["summary"]["gates"]
 
 
 def test_names_stay_below_their_folder(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from saejax.serve.problems import Problem
 from saejax.serve.site import Site
 
 # Where runs and stores lie is the server's own.
-_OWN = ("runs_dir", "stores_dir")
+OWN = ("runs_dir", "stores_dir")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def changed(e: Experiment, config: Mapping[str, Any], allowed: Allowed) -> Exper
     if config.get("coder.preset", e.coder.preset) != e.coder.preset:
         values["coder"] = _without_preset(e.coder)
     for key, value in config.items():
-        if key in _OWN:
+        if key in OWN:
             raise ConfigError(f"{key} is the server's own and cannot be set; start the server with another folder.")
         _set(values, key, value)
     if values["name"] != e.name and not values["store"]:

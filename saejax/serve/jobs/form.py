@@ -9,7 +9,7 @@ from saejax.app import experiments
 from saejax.app.experiments import presets
 from saejax.app.reference import sections
 from saejax.core.config import to_json
-from saejax.serve.jobs.configured import Asked, base, flat
+from saejax.serve.jobs.configured import OWN, Asked, base, flat
 from saejax.serve.site import Site
 
 COMMANDS = {
@@ -63,6 +63,7 @@ def keys() -> list[dict[str, Any]]:
                     "place": key.known.place,
                 }
                 for key in section.keys
+                if key.name not in OWN
             ],
         }
         for section in sections()

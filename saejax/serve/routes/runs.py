@@ -14,7 +14,7 @@ from saejax.app.evaluated import is_evaluated
 from saejax.app.loading import is_run
 from saejax.core.config import differences
 from saejax.core.files import finite, read_json
-from saejax.serve.described import curves, described, pages
+from saejax.serve.described import Descriptions, pages
 from saejax.serve.folders import FOREIGN
 from saejax.serve.problems import Problem
 from saejax.serve.runs import Runs
@@ -27,6 +27,7 @@ _MOST_COMPARED = 12
 def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
     """What is there, and how it stands."""
     routes = APIRouter(prefix="/api")
+    descriptions = Descriptions()
 
     @routes.get("/health", summary="Whether the server answers, and what it shows.")
     def health() -> dict[str, Any]:
@@ -59,7 +60,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
             keys.update(dict.fromkeys(line.partition(": ")[0] for line in differences(configs[0], other)))
         named: dict[str, list[dict[str, Any]]] = {}
         for name, folder in zip(run, folders, strict=True):
-            for key, curve in curves(folder).items():
+            for key, curve in descriptions.curves(folder).items():
                 named.setdefault(key, []).append({"name": name, **curve})
         rows = [{"key": key, "values": [_at(config, key) for config in configs]} for key in keys]
         return finite({"runs": run, "rows": rows, "curves": named})
@@ -72,7 +73,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
     def one_run(name: str) -> dict[str, Any]:
         folder = _run(site, name)
         found = pages(site.folders.runs, folder)
-        return finite({"run": runs.row(name) | {"pages": found}, **described(folder), "pages": found})
+        return finite({"run": runs.row(name) | {"pages": found}, **descriptions.of(folder), "pages": found})
 
     @routes.get("/sweeps/{name:path}", summary="One sweep and its members.")
     def one_sweep(name: str) -> dict[str, Any]:
