@@ -250,8 +250,8 @@ def page(found: dict[str, Any]) -> str:
         f"| beside {who} | {median['loaded server']:,.0f} | {ratios['loaded server']:.3f} |",
         "",
         f"Each turn: {', '.join(f'{case} ' + ' '.join(f'{x:,.0f}' for x in found[case]) for case in median)}. Turns of "
-        f"one case differ by up to {apart:.0%}, so a loss smaller than that is not seen here; the server's share of the "
-        "cores, below, bounds what it can take.",
+        f"one case differ by up to {apart:.0%}, so a loss smaller than that is not seen here; the server's share of "
+        "the cores, below, bounds what it can take.",
         "",
         "| an answer, one feature of the run's | ms |",
         "|---|---|",

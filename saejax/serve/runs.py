@@ -168,7 +168,7 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         **_attempts(folder),
         "evaluated": _evaluated(folder),
         "updated": _updated(folder),
-        "seconds_left": None if finished else _left(config["steps"], last),
+        "seconds_left": None if finished else _left(config["tokens_total"], last),
     }
 
 
@@ -213,12 +213,10 @@ def _stopped_early(folder: Path, last: Mapping[str, Any]) -> bool:
         return False
 
 
-def _left(steps: int | None, last: Mapping[str, Any]) -> float | None:
-    """Seconds left at the last pace; None where it is not known."""
-    step, tokens, rate = map(last.get, ("step", "tokens", "train/tokens_per_second"))
-    if not (steps and step and tokens and rate):
-        return None
-    return max(0, steps - step) * (tokens / step) / rate
+def _left(wanted: int | None, last: Mapping[str, Any]) -> float | None:
+    """Seconds for what is left of the activations at the last pace; None where it is not known."""
+    tokens, rate = map(last.get, ("tokens", "train/tokens_per_second"))
+    return max(0, wanted - tokens) / rate if wanted and tokens and rate else None
 
 
 def _attempts(folder: Path) -> dict[str, Any]:

@@ -56,14 +56,13 @@ def _captured(e: Experiment) -> float | None:
 
 def _trained(e: Experiment, run: Path) -> Progress:
     try:
-        steps = as_begun(e).train.steps
+        t = as_begun(e).train
         row = last_rows(run / "metrics.jsonl")
     except (SaejaxError, OSError):
         return Progress()
-    step, rate = row.get("step"), row.get("train/tokens_per_second")
-    if not isinstance(step, int) or not steps:
+    done, rate = row.get("tokens"), row.get("train/tokens_per_second")
+    if not isinstance(done, int) or not t.steps:
         return Progress(0.0)
-    left = None
-    if isinstance(rate, int | float) and rate > 0 and isinstance(row.get("tokens"), int):
-        left = max(0, steps - step) * (row["tokens"] / step) / rate
-    return Progress(min(1.0, step / steps), left)
+    wanted = t.steps * t.batch_size
+    left = max(0, wanted - done) / rate if isinstance(rate, int | float) and rate > 0 else None
+    return Progress(min(1.0, done / wanted), left)
