@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from tiny import one_device
 from tiny.browser import CHROMIUM
 from tiny.cdp import Tab, chromium
 from tiny.served import RUN, Served, copied, served
@@ -218,6 +222,19 @@ def test_a_command_is_started_and_its_log_followed(tab: Tab, site: Served) -> No
     tab.go("#/jobs")
     tab.until("document.querySelectorAll('.listing tbody tr').length === 1")
     assert "done" in tab.text(".listing tbody tr")
+
+
+def test_stop_reaches_the_process_that_trains(tab: Tab, site: Served) -> None:
+    """One that the server did not start: it holds the run's lease, and SIGTERM is what it is told."""
+    code = "import sys, time, saejax.core.lease as l\nwith l.lease(sys.argv[1]): print(1, flush=True); time.sleep(99)"
+    command = [sys.executable, "-c", code, str(site.runs / WIDER)]
+    with subprocess.Popen(command, env=one_device(), stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None and trainer.stdout.readline() == b"1\n"
+        visit(tab, site, f"#/run/{WIDER}")
+        tab.until("document.querySelector('.state').textContent === 'running'", 20)
+        tab.run("all('main button').find((button) => button.textContent === 'Stop').click();")
+        assert trainer.wait(20) == -signal.SIGTERM
+    tab.until("document.querySelector('.state').textContent !== 'running'", 20)
 
 
 def test_keys(tab: Tab, site: Served) -> None:

@@ -1,7 +1,6 @@
 """Dictionaries in memory, and the language model that belongs to the one in use. All of it runs in the worker."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from saejax.app.attempts import kept_folder
 from saejax.app.loaded import coder_at, model_config
 from saejax.app.loading import is_run, load
 from saejax.core.errors import ConfigError, SaejaxError
+from saejax.core.files import stamp
 from saejax.interventions import Interventions
 from saejax.lm import LanguageModel, LMConfig, load_lm
 from saejax.lm.forward import Model
@@ -65,9 +65,9 @@ class Place:
         if is_run(at):
             folder = at / "checkpoints"
             steps = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
-            return (str(at), *steps, _changed(at / "eval.json"))
+            return (str(at), *steps, stamp(at / "eval.json"))
         inside = sorted(one.name for one in at.iterdir() if one.is_file()) if at.is_dir() else []
-        return (str(at), _changed(at), *((name, _changed(at / name)) for name in inside[:100]))
+        return (str(at), stamp(at), *((name, stamp(at / name)) for name in inside[:100]))
 
 
 class Dictionaries:
@@ -170,12 +170,3 @@ def _load(wanted: LMConfig) -> Model:
     if wanted.second:
         lm = ModelPair(lm, load_lm(wanted.second, wanted.second_revision, *how))
     return lm
-
-
-def _changed(path: Path) -> tuple[int, int]:
-    """(mtime, bytes) of a file; zeros where there is none."""
-    try:
-        known = os.stat(path)
-    except OSError:
-        return 0, 0
-    return known.st_mtime_ns, known.st_size
