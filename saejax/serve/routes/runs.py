@@ -70,10 +70,10 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
         return finite({"runs": runs.rows()})
 
     @routes.get("/runs/{name:path}", summary="One run: its figures, gates, curves, settings, environment and pages.")
-    def one_run(name: str) -> dict[str, Any]:
+    def one_run(name: str, request: Request) -> Response:
         folder = _run(site, name)
         found = pages(site.folders.runs, folder)
-        return finite({"run": runs.row(name) | {"pages": found}, **descriptions.of(folder), "pages": found})
+        return tagged(request, {"run": runs.row(name) | {"pages": found}, **descriptions.of(folder), "pages": found})
 
     @routes.get("/sweeps/{name:path}", summary="One sweep and its members.")
     def one_sweep(name: str) -> dict[str, Any]:
