@@ -31,7 +31,8 @@ class Cursor:
         there. The cursor is then at 0. A line that is no row is passed over; a torn last line waits for its rest.
         """
         try:
-            handle = self.path.open("rb")
+            # Without a buffer: one that was filled before a torn line was replaced would be read with its new end.
+            handle = self.path.open("rb", buffering=0)
         except OSError:
             gone, self.at, self._file = self.at > 0, 0, None
             return [], False, gone

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
-from saejax.coders import RECIPES
+from saejax.coders import RECIPES, SPARSITIES, CoderConfig
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.serve.jobs.configured import Asked, base, changed
 from saejax.serve.jobs.places import allowed_path
@@ -165,7 +165,7 @@ def _coder(fields: Mapping[str, Any]) -> dict[str, Any]:
         preset = sparsity
     found: dict[str, Any] = {"coder.preset": preset} if preset else {}
     if isinstance(sparsity, int):
-        if preset and "topk" not in str(RECIPES[preset].settings.get("sparsity", "topk") if preset in RECIPES else ""):
+        if preset in RECIPES and "k" not in SPARSITIES[CoderConfig(preset=preset).resolved().sparsity].provides:
             raise ConfigError(f"sparsity is {sparsity}, and {preset} keeps no k latents; set its own keys in `config`.")
         found["coder.k"] = sparsity
     return found
