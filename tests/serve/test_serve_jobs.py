@@ -282,6 +282,8 @@ def test_a_run_that_others_train_is_neither_started_nor_continued(site: Site, qu
         with pytest.raises(BusyError, match=f"taken is being written by another process \\(pid {os.getpid()}"):
             queue.add("train", taken)
         assert queue.add("report", taken).command == "report", "which writes nothing that they write"
+    # A process that another thread starts has a copy of the lock's file for a moment.
+    until(lambda: held(taken.run_dir) is None, "the lease is not given back")
     with pytest.raises(Problem, match="Nobody trains") as caught:
         queue.stop_run("taken", taken.run_dir)
     assert caught.value.status == 409
