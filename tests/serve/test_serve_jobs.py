@@ -153,7 +153,7 @@ def test_one_at_a_time_in_order_and_those_that_wait_can_go(site: Site, tmp_path:
         queue.again(names[0])
 
 
-@pytest.mark.parametrize("name", ["..", "a/../..", "20260101-000000-000-abcdef", "x" * 5000, ""])
+@pytest.mark.parametrize("name", ["..", "a/../..", "20260101-000000-000000-abcdef", "x" * 5000, ""])
 def test_no_such_job(queue: Queue, name: str) -> None:
     with pytest.raises(Problem) as caught:
         queue.view(name)

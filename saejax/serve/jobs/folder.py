@@ -71,11 +71,11 @@ class View:
 def new_id() -> str:
     """Ids of later jobs sort after those of earlier ones."""
     now = time.time()
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03d}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1_000_000):06d}-{secrets.token_hex(3)}"
 
 
 def is_id(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9]{3}-[0-9a-f]{6}", text) is not None
+    return re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{6}", text) is not None
 
 
 @dataclasses.dataclass(frozen=True)
