@@ -96,11 +96,11 @@ class Client:
 
     def train(self, fast: bool = False, **fields: Any) -> Job:
         """Train on activations: layer_idx, activation_data_path, latent_dim, ...; `config` holds any other key."""
-        return self._ask("/api/sae/train-fast" if fast else "/api/sae/train", fields)  # type: ignore[return-value]
+        return self._ask("/api/sae/train-fast" if fast else "/api/sae/train", fields)
 
     def start(self, command: str, **asked: Any) -> Job:
         """Start a command: experiment or run, preset, config."""
-        return self._ask("/api/jobs", {"command": command, **asked})  # type: ignore[return-value]
+        return self._ask("/api/jobs", {"command": command, **asked})
 
     def jobs(self) -> list[Job]:
         """The jobs, newest first."""
@@ -108,15 +108,15 @@ class Client:
 
     def job(self, job: str) -> Job:
         """One job, by its id."""
-        return self._ask(f"/api/jobs/{job}")  # type: ignore[return-value]
+        return self._ask(f"/api/jobs/{job}")
 
     def cancel(self, job: str) -> Job:
         """Tell a job to save and end."""
-        return self._ask(f"/api/jobs/{job}/cancel", {})  # type: ignore[return-value]
+        return self._ask(f"/api/jobs/{job}/cancel", {})
 
     def resume(self, job: str) -> Job:
         """Go on with a job that was stopped or failed."""
-        return self._ask(f"/api/jobs/{job}/continue", {})  # type: ignore[return-value]
+        return self._ask(f"/api/jobs/{job}/continue", {})
 
     def wait(self, job: str, seconds: float = float("inf")) -> Job:
         """The job once it has ended. Raises TimeoutError after `seconds`."""
@@ -130,7 +130,7 @@ class Client:
     def note(self, dictionary: str, id: int, label: str, note: str = "") -> Note:
         """Write a feature's label and note; both empty remove it."""
         body = {"id": id, "label": label, "note": note}
-        return self._ask(f"/api/notes/{quote(dictionary)}", body, "PUT")  # type: ignore[return-value]
+        return self._ask(f"/api/notes/{quote(dictionary)}", body, "PUT")
 
     def follow_run(self, name: str, at: int = 0) -> Iterator[Row]:
         """The rows of a run's metrics, those that are there and each new one, without end; reconnects by itself."""

@@ -61,6 +61,7 @@ async def _send(socket: WebSocket, messages: AsyncIterator[Message]) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_until_gone, socket, tasks.cancel_scope)
         try:
+            # An async generator, which has an aclose; its type says only that it is iterated.
             async with contextlib.aclosing(messages):  # type: ignore[type-var]
                 async for message in messages:
                     with anyio.fail_after(SEND_SECONDS):

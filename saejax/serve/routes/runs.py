@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import fastapi
 from fastapi import APIRouter, Query, Request, Response
@@ -52,7 +52,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
         return tagged(request, content)
 
     @routes.get("/compare", summary="Several runs side by side: in what their configurations differ, and their curves.")
-    def compare(run: list[str] = Query(min_length=1, max_length=_MOST_COMPARED)) -> dict[str, Any]:  # noqa: B008 -- FastAPI's way to say where an argument comes from
+    def compare(run: Annotated[list[str], Query(min_length=1, max_length=_MOST_COMPARED)]) -> dict[str, Any]:
         folders = [_run(site, name) for name in run]
         configs = [read_json(folder / "config.json") for folder in folders]
         keys: dict[str, None] = {}
