@@ -1,11 +1,12 @@
 """The live page under load: how long its answers take, and what a training beside it loses.
 
-    python -m benchmarks.serve_load [--output=benchmarks/serve_load.md] [--features=100000] [--rounds=3]
+    python -m benchmarks.serve_load [--output=benchmarks/serve_load.md] [--features=100000] [--windows=24]
 
-A training runs by turns alone, beside the server that nobody asks, and beside the server with `--clients` readers of
-features and `--sockets` pages that follow the training. A reader asks for a random feature, waits for --pause seconds
-on average as someone who reads does, and asks again. The readers are one process on the same cores, so the training
-pays for them too. Their answers are timed from the first byte sent to the last byte received.
+One training runs beside the server. By turns of --seconds nobody asks the server, and `--clients` readers of features
+and `--sockets` pages that follow the training do: the pace of a turn is compared with that of the turn before it, so
+that slow and fast minutes of the machine fall out. A reader asks for a random feature, waits for --pause seconds on
+average as someone who reads does, and asks again. The readers are one process on the same cores, so the training pays
+for them too. Their answers are timed from the first byte sent to the last byte received.
 """
 
 import asyncio
@@ -28,19 +29,20 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from saejax.core.metrics import read_metrics
+from saejax.core.metrics import last_rows
 from saejax.store import StoreLayout, StoreWriter
 
 _OUTPUT = flags.DEFINE_string("output", "", "Write the table to this file; else print it.")
 _FEATURES = flags.DEFINE_integer("features", 100_000, "Features of the run that is read.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of the three.")
+_WINDOWS = flags.DEFINE_integer("windows", 24, "Turns, half of them with readers.")
+_SECONDS = flags.DEFINE_float("seconds", 12.0, "Of a turn.")
 _CLIENTS = flags.DEFINE_integer("clients", 50, "Readers.")
 _SOCKETS = flags.DEFINE_integer("sockets", 5, "Pages that follow the training.")
 _PAUSE = flags.DEFINE_float("pause", 4.0, "Seconds that a reader waits on average.")
-_STEPS = flags.DEFINE_integer("steps", 1500, "Steps of each training.")
 
 _D_IN, _BATCH, _PORT = 128, 2048, 8790
-_SETTLED = 0.2  # of the training: compilation and start are over
+_STEPS = 1_000_000  # more than are taken: the training is told to end
+_SETTLED = 5.0  # seconds: compilation and start are over
 
 
 def made_up_features(path: Path, count: int, seed: int = 0) -> None:
@@ -92,19 +94,12 @@ def start_training(folder: Path, name: str) -> "subprocess.Popen[bytes]":
     """`saejax train` of a TopK coder, 128 -> 1,024."""
     flags_ = {
         "name": name, "store": "made", "lm.model": "", "coder.d_sae": 1024, "coder.k": 24, "hook_point": "h",
-        "train.batch_size": _BATCH, "train.tokens": _BATCH * _STEPS.value, "train.validate_every": 0,
-        "train.checkpoint_every": 10**6,
+        "train.batch_size": _BATCH, "train.tokens": _BATCH * _STEPS, "train.validate_every": 0,
+        "train.checkpoint_every": 10**7,
     }  # fmt: skip
     words = [f"--config.{key}={value}" for key, value in flags_.items()]
     command = [sys.executable, "-m", "saejax", "train", "--config=quickstart", *words]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def pace(run: Path) -> float:
-    """Tokens a second after the start, by the rows' own clock."""
-    rows = [row for row in read_metrics(run / "metrics.jsonl") if "train/tokens_per_second" in row]
-    first, last = rows[int(len(rows) * _SETTLED)], rows[-1]
-    return (last["tokens"] - first["tokens"]) / (last["time"] - first["time"])
 
 
 @contextlib.contextmanager
@@ -160,47 +155,43 @@ async def follower(name: str, seen: list[int], end: asyncio.Event) -> None:
                 seen.append(len(message.get("rows", [])))
 
 
-async def loaded(training: "subprocess.Popen[bytes]", name: str, run: Path) -> tuple[list[float], int]:
-    """Readers and followers until the training has ended: (seconds of each answer, rows that the pages saw)."""
-    took: list[float] = []
-    seen: list[int] = []
-    end = asyncio.Event()
+async def turns(training: "subprocess.Popen[bytes]", name: str, run: Path, pid: int) -> dict[str, Any]:
+    """{with readers or not: tokens a second of each turn}, seconds of each answer, rows that pages saw, CPU shares."""
+    found: dict[str, Any] = {"quiet": [], "asked": [], "took": [], "seen": [], "cpu quiet": [], "cpu asked": []}
     while not (run / "metrics.jsonl").is_file() and training.poll() is None:
         await asyncio.sleep(0.1)
-    tasks = [asyncio.create_task(reader(i, _FEATURES.value, took, end)) for i in range(_CLIENTS.value)]
-    tasks += [asyncio.create_task(follower(name, seen, end)) for _ in range(_SOCKETS.value)]
-    while training.poll() is None:
-        await asyncio.sleep(0.1)
-    end.set()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-    return took, sum(seen)
+    await asyncio.sleep(_SETTLED)
+    for turn in range(_WINDOWS.value):
+        asked, end = turn % 2 == 1, asyncio.Event()
+        tasks = []
+        if asked:
+            tasks = [asyncio.create_task(reader(i, _FEATURES.value, found["took"], end)) for i in range(_CLIENTS.value)]
+            tasks += [asyncio.create_task(follower(name, found["seen"], end)) for _ in range(_SOCKETS.value)]
+        first, cpu, begun = last_rows(run / "metrics.jsonl"), cpu_seconds(pid), time.monotonic()
+        await asyncio.sleep(_SECONDS.value)
+        last, took = last_rows(run / "metrics.jsonl"), time.monotonic() - begun
+        case = "asked" if asked else "quiet"
+        found[f"cpu {case}"].append((cpu_seconds(pid) - cpu) / took)
+        found[case].append((last["tokens"] - first["tokens"]) / (last["time"] - first["time"]))
+        end.set()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        if training.poll() is not None:
+            raise RuntimeError("the training has ended")
+    return found
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """Tokens a second of the three cases by turns, the answers' times, the rows that were followed."""
-    found: dict[str, Any] = {"alone": [], "idle server": [], "loaded server": [], "took": [], "rows": 0, "cpu": []}
-    for turn in range(_ROUNDS.value):
-        for case in ("alone", "idle server", "loaded server"):
-            name = f"{case.split()[0]}-{turn}"
-            run = folder / "runs" / name
-            with contextlib.ExitStack() as held:
-                pid = held.enter_context(server(folder)) if case != "alone" else 0
-                if pid:
-                    ready()
-                training = start_training(folder, name)
-                if case == "loaded server":
-                    before = cpu_seconds(pid), time.monotonic()
-                    took, rows = asyncio.run(loaded(training, name, run))
-                    found["took"] += took
-                    found["rows"] += rows
-                    found["cpu"].append((cpu_seconds(pid) - before[0]) / (time.monotonic() - before[1]))
-                if training.wait():
-                    raise RuntimeError(f"the training {name} failed")
-            found[case].append(pace(run))
-            print(f"turn {turn}, {case}: {found[case][-1]:,.0f} tokens/s", file=sys.stderr, flush=True)
-    return found
+    """As `turns`, of one training beside one server."""
+    with server(folder) as pid:
+        ready()
+        training = start_training(folder, "training")
+        try:
+            return asyncio.run(turns(training, "training", folder / "runs" / "training", pid))
+        finally:
+            training.terminate()
+            training.wait()
 
 
 def ready() -> None:
@@ -226,40 +217,34 @@ def cpu_seconds(pid: int) -> float:
 
 def page(found: dict[str, Any]) -> str:
     """The figures as a table, with how they came about."""
-    median = {case: statistics.median(found[case]) for case in ("alone", "idle server", "loaded server")}
-    ratios = {
-        case: statistics.median(now / alone for now, alone in zip(found[case], found["alone"], strict=True))
-        for case in ("idle server", "loaded server")
-    }
-    apart = max(max(found[case]) / min(found[case]) - 1 for case in median)
+    ratios = sorted(asked / quiet for quiet, asked in zip(found["quiet"], found["asked"], strict=True))
     took = sorted(found["took"])
     at = {share: 1000 * took[min(len(took) - 1, int(share * len(took)))] for share in (0.5, 0.9, 0.99)}
-    flags_ = f"--features={_FEATURES.value} --rounds={_ROUNDS.value} --pause={_PAUSE.value:g}"
-    who = f"{_CLIENTS.value} readers and {_SOCKETS.value} pages that follow it"
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    options = f"--features={_FEATURES.value} --windows={_WINDOWS.value} --seconds={_SECONDS.value:g}"
     lines = [
         "# The live page under load",
         "",
-        f"`python -m benchmarks.serve_load {flags_}`"
-        f", {time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPU cores ({platform.machine()}), no accelerator, Python "
-        f"{platform.python_version()}. The readers are a process on the same cores.",
+        f"`python -m benchmarks.serve_load {options} --pause={_PAUSE.value:g}`, {time.strftime('%Y-%m-%d')}, "
+        f"{os.cpu_count()} CPU cores ({platform.machine()}), no accelerator, Python {platform.python_version()}. The "
+        "readers are a process on the same cores.",
         "",
-        "| a training (TopK 128 -> 1,024, batches of 2,048) | tokens/s, median | of its turn alone, median |",
-        "|---|---|---|",
-        f"| alone | {median['alone']:,.0f} | |",
-        f"| beside a server that nobody asks | {median['idle server']:,.0f} | {ratios['idle server']:.3f} |",
-        f"| beside {who} | {median['loaded server']:,.0f} | {ratios['loaded server']:.3f} |",
-        "",
-        f"Each turn: {', '.join(f'{case} ' + ' '.join(f'{x:,.0f}' for x in found[case]) for case in median)}. Turns of "
-        f"one case differ by up to {apart:.0%}, so a loss smaller than that is not seen here; the server's share of "
-        "the cores, below, bounds what it can take.",
+        f"| a training (TopK 128 -> 1,024, batches of 2,048), {len(ratios)} turns of each kind | tokens/s, median |",
+        "|---|---|",
+        f"| beside a server that nobody asks | {statistics.median(found['quiet']):,.0f} |",
+        f"| beside {_CLIENTS.value} readers and {_SOCKETS.value} pages that follow it | "
+        f"{statistics.median(found['asked']):,.0f} |",
+        f"| a turn over the turn before it: median (middle half) | {statistics.median(ratios):.3f} ({low:.3f} to "
+        f"{high:.3f}) |",
         "",
         "| an answer, one feature of the run's | ms |",
         "|---|---|",
         *(f"| {label} | {at[share]:.1f} |" for share, label in ((0.5, "median"), (0.9, "p90"), (0.99, "p99"))),
         f"| longest | {1000 * took[-1]:.1f} |",
         "",
-        f"{len(took):,} answers; the pages saw {found['rows']:,} rows of metrics. The server took "
-        f"{statistics.median(found['cpu']):.1%} of one core while it was asked.",
+        f"{len(took):,} answers; the pages saw {sum(found['seen']):,} rows of metrics. The server took "
+        f"{statistics.median(found['cpu asked']):.1%} of one core while it was asked, and "
+        f"{statistics.median(found['cpu quiet']):.1%} while it was not.",
     ]
     return "\n".join(lines) + "\n"
 
