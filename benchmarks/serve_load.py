@@ -30,6 +30,7 @@ import numpy as np
 from absl import app, flags
 
 from saejax.core.metrics import last_rows
+from saejax.serve.described import whole_rows
 from saejax.store import StoreLayout, StoreWriter
 
 _OUTPUT = flags.DEFINE_string("output", "", "Write the table to this file; else print it.")
@@ -144,11 +145,11 @@ async def reader(number: int, count: int, took: list[float], end: asyncio.Event)
         link[1].close()
 
 
-async def follower(name: str, seen: list[int], end: asyncio.Event) -> None:
-    """One page that shows the training's curves."""
+async def follower(name: str, at: int, seen: list[int], end: asyncio.Event) -> None:
+    """One page that shows the training's curves, and has those rows that lie before byte `at`."""
     from websockets.asyncio.client import connect
 
-    async with connect(f"ws://127.0.0.1:{_PORT}/ws/runs/{name}") as socket:
+    async with connect(f"ws://127.0.0.1:{_PORT}/ws/runs/{name}?at={at}") as socket:
         while not end.is_set():
             with contextlib.suppress(TimeoutError):
                 message = json.loads(await asyncio.wait_for(socket.recv(), 1))
@@ -166,7 +167,8 @@ async def turns(training: "subprocess.Popen[bytes]", name: str, run: Path, pid: 
         tasks = []
         if asked:
             tasks = [asyncio.create_task(reader(i, _FEATURES.value, found["took"], end)) for i in range(_CLIENTS.value)]
-            tasks += [asyncio.create_task(follower(name, found["seen"], end)) for _ in range(_SOCKETS.value)]
+            at = whole_rows(run / "metrics.jsonl")
+            tasks += [asyncio.create_task(follower(name, at, found["seen"], end)) for _ in range(_SOCKETS.value)]
         first, cpu, begun = last_rows(run / "metrics.jsonl"), cpu_seconds(pid), time.monotonic()
         await asyncio.sleep(_SECONDS.value)
         last, took = last_rows(run / "metrics.jsonl"), time.monotonic() - begun
