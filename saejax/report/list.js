@@ -127,3 +127,12 @@ class FeatureList extends RowList {
 function topToken(table, feature) {
   return feature.top_logits && feature.top_logits.length ? tokenText(table, feature.top_logits[0][0]) : null;
 }
+
+// -1 or 1 where the left or right arrow is pressed and nobody types, and the key is then used up; else 0.
+function arrowMove(event) {
+  const move = {ArrowLeft: -1, ArrowRight: 1}[event.key] ?? 0;
+  const typing = event.target.closest && event.target.closest("input, select, textarea, [role=slider]");
+  if (!move || typing || event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return 0;
+  event.preventDefault();
+  return move;
+}

@@ -81,7 +81,7 @@ def test_an_error_goes_to_whoever_asked_and_is_not_kept() -> None:
     assert cache.get("key", lambda: "mended", len) == "mended"
     # Of a size that cannot be told nothing is kept either, and the next one does not wait for ever.
     with pytest.raises(TypeError):
-        cache.get("number", lambda: 3, len)  # type: ignore[arg-type]
+        cache.get("number", lambda: 3, len)
     assert cache.get("number", lambda: 3, lambda _: 1) == 3
     assert cache.stats()["entries"] == 2
 

@@ -407,12 +407,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = copied(tmp_path_factory, "features")
     site = Site(Folders(folder / "runs", folder / "stores"))
     with TestClient(application(site)) as one:
-        one.folder = folder  # type: ignore[attr-defined]
+        one.folder = folder
         yield one
 
 
 def test_lists_and_features_of_a_run(client: TestClient) -> None:
-    table = json.loads(gzip.decompress((client.folder / "runs" / RUN / "features.json.gz").read_bytes()))  # type: ignore[attr-defined]
+    table = json.loads(gzip.decompress((client.folder / "runs" / RUN / "features.json.gz").read_bytes()))
     list_ = client.get(f"/api/features/{RUN}", params={"q": "self", "scope": "any", "limit": 1000}).json()
     assert sorted(row["id"] for row in list_["rows"]) == scanned(table, "self", "any") and list_["preparing"] is None
     assert list_["total"] == len(list_["rows"]) > 0 and list_["all"] == 256 and list_["has_examples"]
@@ -471,7 +471,7 @@ def test_what_cannot_be_answered_says_why(
 
 
 def test_a_damaged_report_is_named(client: TestClient) -> None:
-    runs = client.folder / "runs"  # type: ignore[attr-defined]
+    runs = client.folder / "runs"
     shutil.copytree(runs / RUN, runs / "damaged")
     path = runs / "damaged" / "features.json.gz"
     path.write_bytes(path.read_bytes()[:-5])

@@ -64,7 +64,7 @@ def queue_of(runs: Path, here: Path, at_once: int = 1) -> Iterator[Queue]:
             job = own.job(view.id)
             with contextlib.suppress(Problem):
                 own.cancel(view.id)
-            until(lambda job=job: not job.alive() or job.tell_to_end() is None, "a job does not end")  # type: ignore[misc]
+            until(lambda job=job: not job.alive() or job.tell_to_end() is None, "a job does not end")
             assert not processes(job), "processes are left"
 
 

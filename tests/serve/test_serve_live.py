@@ -315,7 +315,7 @@ def test_a_look_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
 
     async def first() -> dict[str, Any]:
         live = Live(state_of, 0.01)
-        async with contextlib.aclosing(live.run("x", tmp_path)) as found:  # type: ignore[type-var]
+        async with contextlib.aclosing(live.run("x", tmp_path)) as found:
             return await asyncio.wait_for(anext(found), 10)
 
     assert asyncio.run(first()) == {"kind": "state", "state": "running"}

@@ -234,9 +234,9 @@ def test_pieces_that_read_alike_are_said(folder: Path) -> None:
 
     right = Passage(0, 1, {i - 2: token for i, token in enumerate(ids)})
     wrong = Passage(0, 0, {0: ids[2], 1: ids[0]})
-    assert _that_reads(Demo(), [wrong, right], tokens, 2) == (right, [])  # type: ignore[arg-type]
-    first, why = _that_reads(Demo(), [wrong, right, right], tokens, 2)  # type: ignore[arg-type]
+    assert _that_reads(Demo(), [wrong, right], tokens, 2) == (right, [])
+    first, why = _that_reads(Demo(), [wrong, right, right], tokens, 2)
     assert first == right and "3 pieces" in why[0] and "2 read as" in why[0]
     Demo.lm.model = "no/such-model"
-    first, why = _that_reads(Demo(), [wrong, right], tokens, 2)  # type: ignore[arg-type]
+    first, why = _that_reads(Demo(), [wrong, right], tokens, 2)
     assert first == wrong and "without the model's tokenizer" in why[0]

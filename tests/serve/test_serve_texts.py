@@ -59,7 +59,7 @@ def written_by(sae: TrainedCoder) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_nearest_rows_are_those_of_the_largest_cosine(kind: str) -> None:
     sae, other = dictionary(kind), dictionary(kind, seed=1)
-    sae.params["W_dec_0" if kind == "clt" else "W_dec"][7] = 0  # type: ignore[index]
+    sae.params["W_dec_0" if kind == "clt" else "W_dec"][7] = 0
     cache, mine, theirs = Cache(1 << 20), written_by(sae), written_by(other)
     rows, other_rows = Rows.of(sae, cache, (1,)), Rows.of(other, cache, (2,))
     for latent in (0, 3, len(mine) - 1):
@@ -137,7 +137,7 @@ def test_few_lengths_are_compiled() -> None:
     reader = Reader(lm, sae)
     for length in range(1, 24):
         encoded(sae, reader, " ".join(["w1"] * length))
-    assert reader._run._cache_size() <= 2  # type: ignore[attr-defined]
+    assert reader._run._cache_size() <= 2
 
 
 def test_a_text_on_which_nothing_fires() -> None:

@@ -154,7 +154,8 @@ class Tab:
             time.sleep(0.03)
 
     def text(self, selector: str = "body") -> str:
-        """The text that a reader sees in the first element of a selector."""
+        """The text that a reader sees in the first element of a selector, once there is one."""
+        self.until(f"document.querySelector({json.dumps(selector)})")
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def press(self, *keys: str) -> None:

@@ -31,7 +31,7 @@ def with_allowed_places(old: T, new: T, allowed: Allowed, where: str = "") -> T:
         ConfigError: a place that may not be named; says which key and why.
     """
     changed: dict[str, Any] = {}
-    # T is a dataclass, which no type of Python's can say.
+    # T is a dataclass, which no type of Python's can say: here and at the end.
     for field in dataclasses.fields(new):  # type: ignore[arg-type]
         known: Setting = field.metadata["setting"]
         before, now = getattr(old, field.name), getattr(new, field.name)

@@ -380,11 +380,8 @@ class FeatureView {
   }
 
   key(event) {
-    const move = {ArrowLeft: -1, ArrowRight: 1}[event.key];
-    const typing = event.target.closest && event.target.closest("input, select, textarea, [role=slider]");
-    if (!move || typing || event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    event.preventDefault();
-    this.step(move);
+    const move = arrowMove(event);
+    if (move) this.step(move);
   }
 }
 
