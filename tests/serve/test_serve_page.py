@@ -165,6 +165,8 @@ def test_the_overview_changes_in_place(tab: Tab, site: Served) -> None:
     tab.click(".toolbar .button")
     tab.until("document.querySelectorAll('.compared svg').length > 2")
     assert tab.evaluate("location.hash") == f"#/compare?run={RUN}&run={WIDER}"
+    # The page shows nothing before all its answers are there; hidden rows have no text between their cells.
+    tab.until("document.querySelector('.differs').checkVisibility()")
     keys = tab.run("return all('.differs tbody tr').map((row) => row.innerText.split(/\\s+/));")
     assert ["coder.k", "8", "16"] in keys and "seed" not in [key for key, *_ in keys]
     tab.click("[id=settings] input")

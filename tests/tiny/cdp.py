@@ -154,8 +154,8 @@ class Tab:
             time.sleep(0.03)
 
     def text(self, selector: str = "body") -> str:
-        """The text that a reader sees in the first element of a selector, once there is one."""
-        self.until(f"document.querySelector({json.dumps(selector)})")
+        """The text that a reader sees in the first element of a selector, once it is there and shown."""
+        self.until(f"document.querySelector({json.dumps(selector)}).checkVisibility()")
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def press(self, *keys: str) -> None:
