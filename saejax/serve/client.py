@@ -15,12 +15,12 @@ from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
 
 from saejax.core.errors import BusyError, ConfigError, DataError
+from saejax.serve.jobs.folder import ENDED
 
 _SECONDS = 120.0
 _AGAIN = 1.0
 _LARGEST_MESSAGE = 1 << 23
 _DONE, _REFUSED = 1000, 1008
-_ENDED = ("done", "failed", "stopped")
 
 Row = dict[str, Any]
 
@@ -121,7 +121,7 @@ class Client:
     def wait(self, job: str, seconds: float = float("inf")) -> Job:
         """The job once it has ended. Raises TimeoutError after `seconds`."""
         until = time.monotonic() + seconds
-        while (found := self.job(job))["state"] not in _ENDED:
+        while (found := self.job(job))["state"] not in ENDED:
             if time.monotonic() > until:
                 raise TimeoutError(f"The job {job} is {found['state']} after {seconds:g} s.")
             time.sleep(0.5)
@@ -133,12 +133,20 @@ class Client:
         return self._ask(f"/api/notes/{quote(dictionary)}", body, "PUT")
 
     def follow_run(self, name: str, at: int = 0) -> Iterator[Row]:
-        """The rows of a run's metrics, those that are there and each new one, without end; reconnects by itself."""
+        """The rows of a run's metrics, those that are there and each new one, without end; reconnects by itself.
+
+        Raises:
+            DataError: there is no such run, or no server.
+        """
         for message in self._follow(f"/ws/runs/{quote(name)}", {"at": at}):
             yield from message.get("rows", [])
 
     def follow_job(self, job: str) -> Iterator[dict[str, Any]]:
-        """The messages about a job until it has ended: {"kind": "rows" | "log" | "job", ...}; reconnects by itself."""
+        """The messages about a job until it has ended: {"kind": "rows" | "log" | "job", ...}; reconnects by itself.
+
+        Raises:
+            DataError: there is no such job, or no server.
+        """
         yield from self._follow(f"/ws/jobs/{job}", {"at": 0, "log": 0})
 
     def _follow(self, path: str, places: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -146,11 +154,13 @@ class Client:
         from websockets.sync.client import connect
 
         url = "ws" + self._url.removeprefix("http") + path
+        reached = False
         while True:
             try:
                 with connect(
                     f"{url}?{urlencode(places)}", additional_headers=self._headers, max_size=_LARGEST_MESSAGE
                 ) as socket:
+                    reached = True
                     for raw in socket:
                         message = json.loads(raw)
                         # Where this client goes on from after a break: nothing comes twice, nothing is missing.
@@ -165,8 +175,10 @@ class Client:
                     raise DataError(closed.rcvd.reason) from None
             except InvalidStatus as error:
                 raise DataError(f"The server refused: {error}") from None
-            except (InvalidHandshake, OSError):  # the server is gone, perhaps for a moment
-                pass
+            except (InvalidHandshake, OSError) as error:
+                if not reached:
+                    raise self._silent(error) from None
+                # The server is gone, perhaps for a moment.
             time.sleep(_AGAIN)
 
     def _ask(self, path: str, body: Any = None, method: str = "", query: dict[str, Any] | None = None) -> Any:
@@ -181,7 +193,10 @@ class Client:
             with error:
                 raise _error(error.code, error.read()) from None
         except (urllib.error.URLError, ValueError) as error:
-            raise DataError(f"{self._url} does not answer: {error}") from None
+            raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> DataError:
+        return DataError(f"{self._url} does not answer: {error}")
 
 
 def _error(status: int, raw: bytes) -> Exception:

@@ -86,11 +86,12 @@ def test_a_server_that_is_killed_loses_no_job_and_no_row(folder: Path, monkeypat
     """Followed by one client through the death of the server and the start of the next one at the same address."""
     monkeypatch.setattr(clients, "_AGAIN", 0.1)
     seen: list[dict[str, Any]] = []
-    enough = threading.Event()
+    connected, enough = threading.Event(), threading.Event()
 
     def follow(client: Client) -> None:
         for row in client.follow_run("kept"):
             seen.append(row)
+            connected.set()
             if enough.is_set() and row["step"] >= last:
                 return
 
@@ -110,6 +111,7 @@ def test_a_server_that_is_killed_loses_no_job_and_no_row(folder: Path, monkeypat
         next(client.follow_run("kept"))
         reader = threading.Thread(target=follow, args=(client,))
         reader.start()
+        assert connected.wait(60)
         server.process.kill()
         server.process.wait()
     with served(folder, "--data=data", f"--port={_port(server)}") as server:
@@ -215,3 +217,10 @@ def test_errors_say_what_the_server_says(
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(DataError, match="does not answer"):
         Client("http://127.0.0.1:9").runs()
+
+
+def test_nothing_is_followed_where_no_server_ever_was() -> None:
+    """A server that goes away is waited for; a wrong address is not."""
+    for messages in (Client("http://127.0.0.1:9").follow_run("x"), Client("http://127.0.0.1:9").follow_job("x")):
+        with pytest.raises(DataError, match="does not answer"):
+            next(messages)
