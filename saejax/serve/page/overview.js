@@ -160,12 +160,11 @@ class Overview {
     this.choose();
     this.runs.show(found.slice(0, MOST_ROWS));
     setText(this.count, all.runs.length ? `${integer(Math.min(found.length, MOST_ROWS))} of ${integer(all.runs.length)} runs` : "");
+    setClass(this.runsBox, "");
     if (all.runs.length > 0) {
       if (this.runsTable.parentNode === null) this.runsBox.replaceChildren(this.runsTable);
-      setClass(this.runsBox, "");
-    } else {
-      setClass(this.runsBox, "");
-      if (!this.runsBox.querySelector(".first-step")) this.runsBox.replaceChildren(firstStep());
+    } else if (!this.runsBox.querySelector(".first-step")) {
+      this.runsBox.replaceChildren(firstStep());
     }
     this.showPart("sweeps", all.sweeps.map(sweepAsRow));
     this.showPart("stores", [...all.stores].sort((one, other) => other.updated - one.updated).map(storeAsRow));

@@ -194,7 +194,7 @@ class RunView {
   }
 
   show({run, summary, at, pages}) {
-    // The sockets rows are newer than what was asked for before they came.
+    // Rows of the socket are newer than an answer that was asked for before they came.
     if (this.latest && this.latest.step > (run.step ?? 0) && run.state === "running") Object.assign(run, this.latest);
     this.header.show(run, summary);
     for (const [part, slot] of this.sections) if (part) slot.show(part({...summary, pages}));
