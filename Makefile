@@ -113,11 +113,11 @@ $(DOCS_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 
 $(TEST_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@case "$(TORCH)" in auto|0|1) ;; *) echo "TORCH is '$(TORCH)'; it must be 0 or 1." >&2; exit 2;; esac
-	@torch="$(TORCH)"; extras=dev,s3,serve; \
+	@torch="$(TORCH)"; extras=dev,s3,serve,probes; \
 	if [ "$$torch" = auto ]; then \
 	  torch=$$($(BIN)/python -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))'); \
 	fi; \
-	if [ "$$torch" = 1 ]; then extras=dev,s3,serve,torch; fi; \
+	if [ "$$torch" = 1 ]; then extras=dev,s3,serve,probes,torch; fi; \
 	echo $(PIP_INSTALL) -e ".[$$extras]"; \
 	$(PIP_INSTALL) -e ".[$$extras]"
 	@touch $(RUN_STAMP) $(DEV_STAMP) $@

@@ -63,7 +63,17 @@ def _evaluate(line: Line) -> int:
     from saejax.app.stages import run_dictionaries, run_evaluate
 
     work, redo = _workspace(line), line.flags["redo"]
-    return run_dictionaries(work, line.flags["sae"], redo) if "sae" in line.given else run_evaluate(work, redo)
+    words = line.flags["sae"] if "sae" in line.given else None
+    probes = _probes(work, line.flags["probes"]) if "probes" in line.given else None
+    code = run_evaluate(work, redo) if words is None else run_dictionaries(work, words, redo)
+    return max(code, probes(words, redo)) if probes else code
+
+
+def _probes(work: Any, words: str) -> Any:
+    """What runs the probes after the evaluation; refused before it where they cannot run."""
+    from saejax.app.probes import asked, run_probes
+
+    return partial(run_probes, work, asked(work.experiment.probes, words))
 
 
 def _report(line: Line) -> int:
@@ -302,13 +312,25 @@ Evaluate a finished run, or any dictionaries, on held-out text and check the gat
 
     saejax evaluate --config=quickstart [--redo]
     saejax evaluate --config=quickstart --sae=runs/mine,their/folder,owner/name
+    saejax evaluate --config=quickstart --probes=95_toxic_is,117_us_state_* [--sae=...]
 
 Writes runs/<name>/eval.json. With --sae the model, the text and the settings of the evaluation are the config's, and no
 store or training is needed: writes runs/<name>/evaluated/<dictionary>/eval.json, and table.md, table.png and table.html
 of all that were named. Exits with 1 when a gate fails or a dictionary cannot be evaluated.
+--probes also asks what k latents tell about the texts of sae-probes, and writes probes.json beside each eval.json.
 """,
         _evaluate,
-        flags=(_redo("Evaluate again although eval.json is there."), _SAE),
+        flags=(
+            _redo("Evaluate again although eval.json is there."),
+            _SAE,
+            partial(
+                flags.DEFINE_string,
+                "probes",
+                "",
+                "Sparse probing: all, or names and patterns of data sets with commas; first_letter for splitting and "
+                "absorption, which all has too.",
+            ),
+        ),
     ),
     "report": Command(
         """\

@@ -19,6 +19,7 @@ from saejax.core.config import from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, section, setting
 from saejax.evals import EvalConfig, GateConfig
+from saejax.evals.probing import ProbesConfig
 from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
 from saejax.text import TextConfig
@@ -72,6 +73,7 @@ class Experiment(Settings):
     train: TrainConfig = section(TrainConfig, "Its training.")
     parallel: ParallelConfig = section(ParallelConfig, "Devices and processes.", decides=False)
     eval: EvalConfig = section(EvalConfig, "Evaluation on held-out text.", decides=False)
+    probes: ProbesConfig = section(ProbesConfig, "`saejax evaluate --probes`.", decides=False)
     gates: GateConfig = section(GateConfig, "What a run must reach.", decides=False)
     report: ReportConfig = section(ReportConfig, "The feature browser.", decides=False)
     sweep: SweepConfig = section(SweepConfig, "Many coders at once.", decides=False)

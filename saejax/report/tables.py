@@ -48,7 +48,13 @@ def log_axis(axes: Any, l0: Sequence[float]) -> None:
 
 
 def page(
-    title: str, lead: str, lines: Sequence[Sequence[str]], png: bytes, words: Sequence[int], below: Sequence[str] = ()
+    title: str,
+    lead: str,
+    lines: Sequence[Sequence[str]],
+    png: bytes,
+    words: Sequence[int],
+    below: Sequence[str] = (),
+    alt: str = "FVE over L0",
 ) -> str:
     """One HTML file that needs no other: the picture, the table, and paragraphs `below` it.
 
@@ -68,7 +74,7 @@ th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right
 </style>
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(lead)}</p>
-<img alt="FVE over L0" src="data:image/png;base64,{base64.b64encode(png).decode()}">
+<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">
 <div style="overflow-x: auto"><table><tr>{"".join(f"<th>{html.escape(cell)}</th>" for cell in head)}</tr>
 {body}</table></div>
 {"".join(f"<p>{html.escape(line)}</p>" for line in below)}

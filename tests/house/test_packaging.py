@@ -20,6 +20,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHONS = ("3.11", "3.12", "3.13")
+# Distributions that are not called like their module.
+OTHERWISE = {"pynvml": "nvidia-ml-py", "sklearn": "scikit-learn"}
 PIN = re.compile(r'[A-Za-z0-9._-]+==[0-9][0-9a-z.]*( ; python_version (<|>=) "3\.\d+")?')
 
 
@@ -111,7 +113,7 @@ def test_pyproject_names_all_that_the_code_imports() -> None:
                 continue
             foreign = tops - sys.stdlib_module_names - {"saejax", "launch", "configs", "benchmarks"}
             # A module that is not installed belongs to an extra: its distribution is taken to have its name.
-            homes_of = {top: homes.get(top, ["nvidia-ml-py"] if top == "pynvml" else [top]) for top in foreign}
+            homes_of = {top: homes.get(top, [OTHERWISE.get(top, top)]) for top in foreign}
             unnamed |= {top for top, own in homes_of.items() if not named & {canonicalize_name(d) for d in own}}
     assert not unnamed, f"imported, but not in pyproject.toml: {sorted(unnamed)}"
 
@@ -239,7 +241,11 @@ def test_make_installs_once_and_again_when_the_pins_change(checkout: Checkout) -
     os.utime(checkout.bin / "python3", (1_000_000_000, 1_000_000_000))
     checkout.make("test")
     made, installed, tested = checkout.log()
-    assert made == "venv .venv" and installed.endswith("-c constraints.txt -e .[dev,s3,serve]") and tested == "pytest"
+    assert (
+        made == "venv .venv"
+        and installed.endswith("-c constraints.txt -e .[dev,s3,serve,probes]")
+        and tested == "pytest"
+    )
     checkout.make("test", "install")
     assert checkout.log() == ["pytest"]
     later = (ROOT / "Makefile").stat().st_mtime + 10**9
@@ -263,10 +269,10 @@ def test_make_builds_the_environment_anew_when_its_interpreter_is_gone(checkout:
 @pytest.mark.parametrize(
     ("version", "torch", "extras"),
     [
-        ("3.11.4", None, ".[dev,s3,serve,torch]"),
-        ("3.11.4", "0", ".[dev,s3,serve]"),
-        ("3.13.0", None, ".[dev,s3,serve]"),
-        ("3.13.0", "1", ".[dev,s3,serve,torch]"),
+        ("3.11.4", None, ".[dev,s3,serve,probes,torch]"),
+        ("3.11.4", "0", ".[dev,s3,serve,probes]"),
+        ("3.13.0", None, ".[dev,s3,serve,probes]"),
+        ("3.13.0", "1", ".[dev,s3,serve,probes,torch]"),
     ],
 )
 def test_make_test_installs_torch_where_it_should(

@@ -1,0 +1,251 @@
+"""`saejax evaluate --probes`: probes.json beside the eval.json of a run or of each dictionary, and a table of all.
+
+runs/<name>/probes.json                        runs/<name>/probes.{md,png,html}
+runs/<name>/evaluated/<dictionary>/probes.json runs/<name>/evaluated/probes.{md,png,html}
+runs/.probes/                                  activations and baselines, for all runs of the folder
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.app import console
+from saejax.app.dictionaries import dictionaries
+from saejax.app.evaluated import coder_of
+from saejax.app.stages.evaluate import finished_run
+from saejax.app.workspace import Workspace
+from saejax.core.config import differences
+from saejax.core.errors import ConfigError, DataError, SaejaxError
+from saejax.core.files import read_json, write_json
+from saejax.core.progress import Progress
+from saejax.evals.probing import (
+    LabelledTexts,
+    ProbesConfig,
+    Reader,
+    Scores,
+    Task,
+    chosen,
+    data_folder,
+    difference,
+    files,
+    first_letters,
+    mean_over,
+    needed,
+    probe_activations,
+    probe_latents,
+    read,
+    refused_coder,
+    split,
+    task_of,
+)
+from saejax.report.probes_page import render_probes
+from saejax.trained import TrainedCoder
+
+FIRST_LETTER = "first_letter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What is to be probed: files of data sets by name, and whether the first-letter task."""
+
+    files: dict[str, Path]
+    first_letter: bool
+
+
+def asked(config: ProbesConfig, words: str) -> Asked:
+    """What the value of --probes means: all; or names and patterns of data sets and first_letter, with commas.
+
+    Raises:
+        ConfigError: a package or the data is missing (says how to install it), or there is no such data set.
+    """
+    needed("sklearn", "scikit-learn")
+    given = [word.strip() for word in words.split(",") if word.strip()]
+    if not given:
+        raise ConfigError("--probes is empty; give all, names of data sets, or first_letter.")
+    everything = "all" in given
+    names = [word for word in given if word not in ("all", FIRST_LETTER)]
+    found = files(data_folder(config.data)) if everything or names else {}
+    taken = list(found) if everything else chosen(names, [*found, FIRST_LETTER])
+    return Asked({name: found[name] for name in taken if name in found}, everything or FIRST_LETTER in given)
+
+
+def run_probes(work: Workspace, wanted: Asked, words: list[str] | None = None, redo: bool = False) -> int:
+    """Probe the config's own run, or the dictionaries that `words` mean, which were evaluated before.
+
+    What probes.json has already is not done again, and it is written after each data set.
+
+    Returns:
+        0, or 1 where one of several dictionaries cannot be probed; the page says why.
+
+    Raises:
+        SaejaxError: of one dictionary alone: what is wrong with it.
+    """
+    e = work.experiment
+    if words is None:
+        folders, place = {e.name: e.run_dir}, e.run_dir
+    else:
+        place = e.run_dir / "evaluated"
+        folders = {name: place / name for name in dictionaries(words)}
+    rows: list[dict[str, Any]] = []
+    tasks: dict[str, Task | str] = {}
+    for name, folder in folders.items():
+        try:
+            sae = finished_run(e).at(work.lm) if words is None else coder_of(folder)
+            content = _probed(work, name, folder, sae, wanted, tasks, redo)
+        except SaejaxError as error:
+            if len(folders) == 1:
+                raise
+            console.say(f"{name}: error: {error}")
+            content = {"error": str(error)}
+        rows.append({"name": name} | content)
+    _show(e.probes, place, f"Probes on {work.lm.identity['model']}", rows, wanted)
+    return int(any("error" in row for row in rows))
+
+
+def _probed(
+    work: Workspace,
+    name: str,
+    folder: Path,
+    sae: TrainedCoder,
+    wanted: Asked,
+    tasks: dict[str, Task | str],
+    redo: bool,
+) -> dict[str, Any]:
+    """The content of one dictionary's probes.json, brought up to what is wanted."""
+    config, path = work.experiment.probes, folder / "probes.json"
+    reader = _reader(work, sae.sites.reads)
+    content: dict[str, Any] = _before(path, {"sha256": sae.fingerprint(), "on": _on(work, reader)}, redo)
+    missing = [one for one in wanted.files if one not in content["datasets"]]
+    with Progress(f"probe {name}", len(missing), unit="data sets") as progress:
+        for one in missing:
+            content["datasets"][one] = _data_set(config, reader, sae, read(wanted.files[one]))
+            write_json(path, content)
+            progress.advance(1)
+    if wanted.first_letter:
+        content["first_letter"] = _first_letter(work, sae, tasks, content.get("first_letter"))
+        write_json(path, content)
+    return content
+
+
+def _reader(work: Workspace, names: tuple[str, ...]) -> Reader:
+    e = work.experiment
+    folder = Path(e.runs_dir) / ".probes"
+    return Reader(work.lm, names, e.text.prepend_bos, e.probes.max_tokens, e.probes.batch_tokens, e.lm.dtype, folder)
+
+
+def _on(work: Workspace, reader: Reader) -> dict[str, Any]:
+    """What decides the figures of a dictionary besides itself and the data set."""
+    config = work.experiment.probes
+    keys = ("ks", "penalty", "seed", "train_rows", "test_rows")
+    read_by = {"lm": work.lm.identity, "dtype": reader.dtype, "bos": reader.prepend_bos, "max_tokens": reader.longest}
+    return json.loads(json.dumps(read_by | {key: getattr(config, key) for key in keys}))
+
+
+def _before(path: Path, decided: dict[str, Any], redo: bool) -> dict[str, Any]:
+    """What is there already; else an empty content.
+
+    Raises:
+        DataError: it is of another dictionary, model or settings.
+    """
+    if redo or not path.is_file():
+        return decided | {"datasets": {}}
+    content = read_json(path)
+    if changed := differences({key: content.get(key) for key in decided}, decided):
+        raise DataError(
+            f"{path} is of another dictionary, model or settings ({'; '.join(changed[:5])}). Pass --redo to replace it."
+        )
+    return content
+
+
+def _data_set(config: ProbesConfig, reader: Reader, sae: TrainedCoder, data: LabelledTexts) -> dict[str, Any]:
+    """The scores of one dictionary on one data set, as JSON."""
+    rows = split(data.name, data.labels, config.seed, config.train_rows, config.test_rows)
+    used = np.union1d(*rows)
+    own = type(rows)(*(np.searchsorted(used, part) for part in rows))
+    labels, captured = data.labels[used], reader.of_texts(data.name, [data.texts[i] for i in used])
+    parts = [captured[hook] for hook in sae.sites.reads]
+    x = np.stack(parts, axis=1) if sae.sites.stacked else parts[0]
+
+    def encode(block: np.ndarray) -> np.ndarray:
+        return sae.encode(block).reshape(len(block), -1)
+
+    scores, latents = probe_latents(encode, x, labels, own, config.ks, config.penalty, config.seed)
+    kept = _kept_baseline(reader.folder, data.name, x, [labels, *own], config.seed)
+    if not kept.is_file():
+        write_json(kept, dataclasses.asdict(probe_activations(x, labels, own, config.seed)))
+    return {
+        "rows": [len(part) for part in rows],
+        "activations": dataclasses.asdict(Scores(**read_json(kept))),
+        "k": {str(k): dataclasses.asdict(score) for k, score in scores.items()},
+        "latents": latents.tolist(),
+    }
+
+
+def _kept_baseline(folder: Path, name: str, x: np.ndarray, others: Sequence[np.ndarray], seed: int) -> Path:
+    """Where the scores of a probe on these activations are kept."""
+    digest = hashlib.sha256(f"{x.shape} {seed}".encode())
+    for array in (x, *others):
+        digest.update(np.ascontiguousarray(array).data)
+    return folder / f"{name}-{digest.hexdigest()[:16]}.json"
+
+
+def _first_letter(
+    work: Workspace, sae: TrainedCoder, tasks: dict[str, Task | str], before: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The first-letter task of one dictionary, as JSON: figures, or why it is refused."""
+    config, hook = work.experiment.probes, sae.hook_point
+    keys = ("words", "most_latents", "split_gain", "least_f1", "least_letters")
+    on = {key: getattr(config, key) for key in keys}
+    if before is not None and before["on"] == on:
+        return before
+    if why := refused_coder(sae):
+        return {"on": on, "refused": why}
+    if hook not in tasks:
+        tasks[hook] = _task(work, hook)
+    task = tasks[hook]
+    if isinstance(task, str) or (why := task.refusal(config)):
+        return {"on": on, "refused": task if isinstance(task, str) else why}
+    return {"on": on, "model_f1": list(task.f1)} | first_letters(sae, task, config)
+
+
+def _task(work: Workspace, hook: str) -> Task | str:
+    """The task on a hook point; or why there is none."""
+    reader, tokenizer = _reader(work, (hook,)), work.lm.tokenizer
+    bos = [tokenizer.bos_id] if reader.prepend_bos and tokenizer.bos_id is not None else []
+    try:
+        return task_of(tokenizer, bos, work.experiment.probes, lambda name, ids: reader.of_ids(name, ids)[hook])
+    except DataError as error:
+        return str(error)
+
+
+def _show(config: ProbesConfig, place: Path, title: str, rows: list[dict[str, Any]], wanted: Asked) -> None:
+    """Say and write the table, the comparisons and the picture."""
+    names = set(wanted.files)
+    mean = functools.partial(mean_over, resamples=config.resamples, seed=config.seed)
+    shown = []
+    for row in rows:
+        own = {n: data for n, data in row.get("datasets", {}).items() if n in names}
+        curve = {k: mean([data["k"][str(k)]["auc"] for data in own.values()]) for k in config.ks} if own else {}
+        base = mean([data["activations"]["auc"] for data in own.values()]) if own else None
+        letters = row.get("first_letter", {}) if wanted.first_letter else {}
+        shown.append(
+            {"name": row["name"], "error": row.get("error"), "curve": curve, "activations": base, "letters": letters}
+        )
+    compared = [
+        (row["name"], rows[0]["name"], k, found)
+        for row in rows[1:]
+        for k in config.ks
+        if (found := difference(_aucs(row, k, names), _aucs(rows[0], k, names), config.resamples, config.seed))
+    ]
+    console.say(render_probes(place, title, shown, compared))
+    console.say(f"probes: {place / 'probes.html'}")
+
+
+def _aucs(row: dict[str, Any], k: int, names: set[str]) -> dict[str, float]:
+    return {n: data["k"][str(k)]["auc"] for n, data in row.get("datasets", {}).items() if n in names}

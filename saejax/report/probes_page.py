@@ -1,0 +1,135 @@
+"""Probes of dictionaries: mean AUC over the data sets for each number of latents, as a table, a picture and a page.
+
+Made from rows {"name", "error", "curve": {k: mean}, "activations": mean or None, "letters"}; a mean has mean, low, high
+and n. `letters` are the figures of the first-letter task, {"refused": why}, or {}.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from saejax.core.files import writing
+from saejax.report.tables import COLOURS, DPI, MARKERS, markdown, page
+
+_INCHES = (8.5, 5.2)
+_LETTERS = (
+    ("splits", "latents a letter", ".2f"),
+    ("absorption_fraction", "absorption fraction", ".3f"),
+    ("full_absorption", "full absorption", ".3f"),
+)
+
+
+class Mean(Protocol):
+    """A mean with its interval; `verdict` of a difference."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+# (dictionary, the one it is compared with, k, mean difference of AUC).
+Compared = tuple[str, str, int, Mean]
+
+
+def render_probes(folder: Path, title: str, rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> str:
+    """Writes probes.md, probes.png and probes.html, which needs no other file, into `folder`; returns the tables."""
+    lines, lead, below = _lines(rows), _lead(rows), _below(rows, compared)
+    figure = _picture(rows, title)
+    text = "\n".join([lead, "", markdown(lines), *(f"\n{line}" for line in below)])
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / "probes.png", dpi=DPI)
+        (folder / "probes.md").write_text(f"# {title}\n\n{text}\n", encoding="utf-8")
+        png = (folder / "probes.png").read_bytes()
+        shown = page(title, lead, lines, png, (0,), below, alt="mean AUC over k")
+        (folder / "probes.html").write_text(shown, encoding="utf-8")
+    return text
+
+
+def _lead(rows: Sequence[Mapping[str, Any]]) -> str:
+    n = max((mean.n for row in rows for mean in row["curve"].values()), default=0)
+    if not n:
+        return "No data set was probed."
+    said = f"Mean AUC of probes on k latents over {n} data set{'s' * (n > 1)}"
+    return f"{said}, with 95 % intervals over data sets." if n > 1 else f"{said}; one data set gives no interval."
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    ks = list(dict.fromkeys(k for row in rows for k in row["curve"]))
+    letters = any(key in row["letters"] for row in rows for key, _, _ in _LETTERS)
+    heads = ["dictionary", *(f"k {k}" for k in ks), *(["activations"] if ks else [])]
+    lines = [heads + [title for _, title, _ in _LETTERS] * letters]
+    for row in rows:
+        line = [row["name"], *(_said(row["curve"].get(k)) for k in ks), *([_said(row["activations"])] if ks else [])]
+        for key, _, form in _LETTERS if letters else ():
+            own = row["letters"].get(key)
+            line.append(_bounds(own["mean"], own["low"], own["high"], form) if own else "")
+        lines.append(line)
+    return lines
+
+
+def _said(mean: Mean | None) -> str:
+    return "" if mean is None else _bounds(mean.mean, mean.low, mean.high, ".3f")
+
+
+def _bounds(mean: float, low: float | None, high: float | None, form: str) -> str:
+    return f"{mean:{form}}" if low is None or high is None else f"{mean:{form}} ({low:{form}} to {high:{form}})"
+
+
+def _below(rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> list[str]:
+    lines = [f"{row['name']}: {row['error']}" for row in rows if row["error"]]
+    lines += [
+        f"{name} against {other}, k {k}: {_bounds(mean.mean, mean.low, mean.high, '+.4f')}"
+        + (f", {mean.verdict}" if mean.verdict != "open" else ", no difference shown")
+        + f" (paired, {mean.n} data set{'s' * (mean.n > 1)})"
+        for name, other, k, mean in compared
+    ]
+    refused: dict[str, list[str]] = {}
+    for row in rows:
+        if why := row["letters"].get("refused"):
+            refused.setdefault(why, []).append(row["name"])
+    return lines + [f"First letters, {', '.join(names)}: refused, {why}." for why, names in refused.items()]
+
+
+def _picture(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Mean AUC over k, a line for each dictionary, and of the activations a level for each different one."""
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set_title(title, parse_math=False)
+    axes.set(xlabel="k: latents a probe sees", ylabel="mean AUC on test rows")
+    axes.grid(True, color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    drawn = [row for row in rows if row["curve"]]
+    ks = sorted({k for row in drawn for k in row["curve"]})
+    for i, row in enumerate(drawn):
+        own = sorted(row["curve"])
+        means = [row["curve"][k] for k in own]
+        at = [k * (1 + 0.02 * (i - (len(drawn) - 1) / 2)) for k in own]  # side by side where they are equal
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        below = [m.mean - (m.mean if m.low is None else m.low) for m in means]
+        above = [(m.mean if m.high is None else m.high) - m.mean for m in means]
+        axes.errorbar(at, [m.mean for m in means], (below, above), color=colour, marker=marker, capsize=3,
+                      label=row["name"])  # fmt: skip
+    for level in dict.fromkeys(row["activations"].mean for row in drawn):
+        axes.axhline(level, color="0.4", linestyle="--", label="activations")
+    if drawn:
+        axes.set_xscale("log")
+        axes.set_xticks(ks, [str(k) for k in ks])
+        axes.set_xticks([], minor=True)
+        handles, labels = axes.get_legend_handles_labels()
+        named = dict(zip(labels, handles, strict=True))
+        axes.legend(named.values(), named.keys(), frameon=False, loc="best")
+    else:
+        axes.text(0.5, 0.5, "no data set was probed", ha="center", transform=axes.transAxes)
+    return figure
