@@ -23,7 +23,9 @@ import tempfile
 from types import SimpleNamespace
 from typing import Any
 
-import run_sae_probes  # puts the peers on the path, and their stand-ins
+import run_sae_probes  # puts the peers on the path, and their stand-ins before them
+
+# isort: split
 import numpy as np
 import pandas as pd
 import torch

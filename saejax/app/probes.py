@@ -209,14 +209,16 @@ def _first_letter(
     if hook not in tasks:
         tasks[hook] = _task(work, hook)
     task = tasks[hook]
-    if isinstance(task, str) or (why := task.refusal(config)):
-        return {"on": on, "refused": task if isinstance(task, str) else why}
-    return {"on": on, "model_f1": list(task.f1)} | first_letters(sae, task, config)
+    if isinstance(task, str):
+        return {"on": on, "refused": task}
+    found = {"refused": why} if (why := task.refusal(config)) else first_letters(sae, task, config)
+    return {"on": on, "model_f1": list(task.f1)} | found
 
 
 def _task(work: Workspace, hook: str) -> Task | str:
     """The task on a hook point; or why there is none."""
-    reader, tokenizer = _reader(work, (hook,)), work.lm.tokenizer
+    tokenizer = work.lm.tokenizer
+    reader = dataclasses.replace(_reader(work, (hook,)), max_tokens=work.lm.config.context_length)
     bos = [tokenizer.bos_id] if reader.prepend_bos and tokenizer.bos_id is not None else []
     try:
         return task_of(tokenizer, bos, work.experiment.probes, lambda name, ids: reader.of_ids(name, ids)[hook])

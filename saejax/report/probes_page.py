@@ -98,7 +98,7 @@ def _below(rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> l
     for row in rows:
         if why := row["letters"].get("refused"):
             refused.setdefault(why, []).append(row["name"])
-    return lines + [f"First letters, {', '.join(names)}: refused, {why}." for why, names in refused.items()]
+    return lines + [f"First letters, {', '.join(names)}: refused, {why.rstrip('.')}." for why, names in refused.items()]
 
 
 def _picture(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:

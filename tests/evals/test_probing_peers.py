@@ -1,4 +1,7 @@
-"""Probes, activations and absorption beside the code of sae-probes and SAEBench (benchmarks/peers/make_probe_fixtures.py)."""
+"""Probes, activations and absorption beside the code of sae-probes and SAEBench.
+
+benchmarks/peers/make_probe_fixtures.py makes the fixtures.
+"""
 
 import json
 from pathlib import Path
@@ -21,9 +24,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("name", "penalty", "n_train"), CASES)
-def test_latents_and_scores_of_sae_probes(
-    arrays: dict[str, np.ndarray], name: str, penalty: str, n_train: int
-) -> None:
+def test_latents_and_scores_of_sae_probes(arrays: dict[str, np.ndarray], name: str, penalty: str, n_train: int) -> None:
     pytest.importorskip("sklearn.linear_model", exc_type=ImportError)
     theirs = {r["k"]: r for r in ROWS if (r["dataset"], r["penalty"], r["train_rows"]) == (name, penalty, n_train)}
     theirs.pop(0, None)

@@ -84,7 +84,13 @@ class Reader:
         return self.of_ids(name, self.ids(texts))
 
     def of_ids(self, name: str, ids: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-        """As `of_texts`, of texts that are tokens already, as the model gets them."""
+        """As `of_texts`, of texts that are tokens already, as the model gets them.
+
+        Raises:
+            DataError: also for a text that is too long.
+        """
+        if (most := max(map(len, ids), default=0)) > self.longest:
+            raise DataError(f"A text of {name} has {most} tokens, and the model is to read at most {self.longest}.")
         paths = {hook: self._path(name, hook, ids) for hook in self.names}
         if missing := tuple(hook for hook, path in paths.items() if not path.is_file()):
             for hook, rows in dataclasses.replace(self, names=missing)._run(name, ids).items():
