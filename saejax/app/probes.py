@@ -120,7 +120,7 @@ def _probed(
     """The content of one dictionary's probes.json, brought up to what is wanted."""
     config, path = work.experiment.probes, folder / "probes.json"
     reader = _reader(work, sae.sites.reads)
-    content: dict[str, Any] = _before(path, {"sha256": sae.fingerprint(), "on": _on(work, reader)}, redo)
+    content = _before(path, {"sha256": sae.fingerprint(), "on": _on(work, reader)}, wanted, redo)
     missing = [one for one in wanted.files if one not in content["datasets"]]
     with Progress(f"probe {name}", len(missing), unit="data sets") as progress:
         for one in missing:
@@ -128,7 +128,7 @@ def _probed(
             write_json(path, content)
             progress.advance(1)
     if wanted.first_letter:
-        content["first_letter"] = _first_letter(work, sae, tasks, content.get("first_letter"))
+        content[FIRST_LETTER] = _first_letter(work, sae, tasks, content.get(FIRST_LETTER))
         write_json(path, content)
     return content
 
@@ -147,19 +147,25 @@ def _on(work: Workspace, reader: Reader) -> dict[str, Any]:
     return json.loads(json.dumps(read_by | {key: getattr(config, key) for key in keys}))
 
 
-def _before(path: Path, decided: dict[str, Any], redo: bool) -> dict[str, Any]:
-    """What is there already; else an empty content.
+def _before(path: Path, decided: dict[str, Any], wanted: Asked, redo: bool) -> dict[str, Any]:
+    """What is there already, with `redo` without what is wanted; else an empty content.
 
     Raises:
-        DataError: it is of another dictionary, model or settings.
+        DataError: it is of another dictionary, model or settings, and not to be replaced.
     """
-    if redo or not path.is_file():
-        return decided | {"datasets": {}}
-    content = read_json(path)
-    if changed := differences({key: content.get(key) for key in decided}, decided):
+    content = read_json(path) if path.is_file() else decided | {"datasets": {}}
+    changed = differences({key: content.get(key) for key in decided}, decided)
+    if changed and not redo:
         raise DataError(
             f"{path} is of another dictionary, model or settings ({'; '.join(changed[:5])}). Pass --redo to replace it."
         )
+    if changed:
+        return decided | {"datasets": {}}
+    if redo:
+        kept = {name: data for name, data in content["datasets"].items() if name not in wanted.files}
+        content = {k: v for k, v in content.items() if k != FIRST_LETTER or not wanted.first_letter} | {
+            "datasets": kept
+        }
     return content
 
 
@@ -235,7 +241,7 @@ def _show(config: ProbesConfig, place: Path, title: str, rows: list[dict[str, An
         own = {n: data for n, data in row.get("datasets", {}).items() if n in names}
         curve = {k: mean([data["k"][str(k)]["auc"] for data in own.values()]) for k in config.ks} if own else {}
         base = mean([data["activations"]["auc"] for data in own.values()]) if own else None
-        letters = row.get("first_letter", {}) if wanted.first_letter else {}
+        letters = row.get(FIRST_LETTER, {}) if wanted.first_letter else {}
         shown.append(
             {"name": row["name"], "error": row.get("error"), "curve": curve, "activations": base, "letters": letters}
         )

@@ -58,10 +58,13 @@ def render_probes(folder: Path, title: str, rows: Sequence[Mapping[str, Any]], c
 
 def _lead(rows: Sequence[Mapping[str, Any]]) -> str:
     n = max((mean.n for row in rows for mean in row["curve"].values()), default=0)
-    if not n:
-        return "No data set was probed."
-    said = f"Mean AUC of probes on k latents over {n} data set{'s' * (n > 1)}"
-    return f"{said}, with 95 % intervals over data sets." if n > 1 else f"{said}; one data set gives no interval."
+    said = []
+    if n:
+        over = f"Mean AUC of probes on k latents over {n} data set{'s' * (n > 1)}"
+        said.append(f"{over}, with 95 % intervals over them." if n > 1 else f"{over}; one gives no interval.")
+    if any(key in row["letters"] for row in rows for key, _, _ in _LETTERS):
+        said.append("First letters: means over the letters that the model knows, with 95 % intervals over them.")
+    return " ".join(said) or "There are no figures."
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -131,5 +134,5 @@ def _picture(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         named = dict(zip(labels, handles, strict=True))
         axes.legend(named.values(), named.keys(), frameon=False, loc="best")
     else:
-        axes.text(0.5, 0.5, "no data set was probed", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "there are no data sets", ha="center", transform=axes.transAxes)
     return figure

@@ -67,7 +67,7 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
     content = json.loads((folder / "probes.json").read_text())
     code = content["datasets"]["code"]
     assert code["rows"] == [32, 99] and code["activations"]["auc"] > 0.95 and set(code["k"]) == {"1", "2"}
-    assert "one data set gives no interval" in capsys.readouterr().out
+    assert "over 1 data set; one gives no interval" in capsys.readouterr().out
     # Another data set and the letters come beside it; what is there is not fitted again.
     fitted: list[str] = []
     plain = probes._data_set
@@ -81,6 +81,9 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
     page = (folder / "probes.html").read_text()
     assert why.replace("'", "&#x27;") in page and "mean AUC over k" in page and "(0." in page
     assert (folder / "probes.png").read_bytes()[:4] == b"\x89PNG" and "| tiny " in (folder / "probes.md").read_text()
+    # --redo fits again what is named, and leaves the rest.
+    assert run_probes(work, asked(work.experiment.probes, "coin"), redo=True) == 0
+    assert fitted == ["coin", "coin"] and json.loads((folder / "probes.json").read_text()) == content
     # Other settings are not mixed with these figures.
     with pytest.raises(DataError, match=r"penalty: 'l1' -> 'l2'.*--redo"):
         run_probes(Workspace(replaced(work.experiment, "probes", penalty="l2")), asked(work.experiment.probes, "code"))
