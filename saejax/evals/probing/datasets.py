@@ -106,9 +106,7 @@ def chosen(words: Sequence[str], names: Sequence[str]) -> list[str]:
     for word in words:
         meant = [name for name in names if fnmatchcase(name, word)]
         if not meant:
-            raise ConfigError(
-                f"There is no data set {word!r}.{nearest(word, names)} --probes=all takes all {len(names)}."
-            )
+            raise ConfigError(f"There is no data set {word!r}.{nearest(word, names)} --probes=all takes all.")
         taken |= dict.fromkeys(meant)
     return list(taken)
 
