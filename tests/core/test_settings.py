@@ -96,7 +96,7 @@ def test_what_no_program_counts_may_be_larger_and_choices_may_grow() -> None:
 # --- what follows: runs and sweeps ---------------------------------------------------------------------------
 
 # The rules before settings said it themselves.
-RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
+RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train", "truth")
 TIMING = (
     *("profile", "monitor", "blocks_ahead"),
     *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
