@@ -347,7 +347,7 @@ runs/<name>/scored/table.md has all that were named. Exits with 75 when a signal
                 flags.DEFINE_multi_string,
                 "sae",
                 None,
-                "A dictionary to score in place of a training: a run, a folder, a file or a hub id; several with commas.",
+                "A dictionary to score, and no training: a run, a folder, a file or a hub id; several with commas.",
             ),
         ),
     ),

@@ -1,6 +1,6 @@
 """What SAELens' own synthetic data and scores are, for tests/evals/test_truth_peers.py: tests/fixtures/peers/truth.
 
-    build/peers-venv/bin/python benchmarks/peers/make_truth_fixtures.py          (sae-lens 6.54.12; about 20 s)
+    build/peers-venv/bin/python benchmarks/peers/make_truth_fixtures.py          (sae-lens 6.54.12; 75 s of CPU)
 
 worlds.json has each world's settings in saejax's names, and one .npz a world:
 

@@ -23,6 +23,9 @@ from saejax.report.truth_page import picture_of, table, table_of_many
 from saejax.trained import TrainedCoder
 
 
+_SLOW = "Samples are drawn more slowly than a step takes them: more CPU cores or a GPU help."
+
+
 def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     """Train on the world of an experiment and score the result; with `words` score the dictionaries that they mean.
 
@@ -75,8 +78,8 @@ class Known:
         topology = TOPOLOGIES[self.e.coder.resolved().topology]
         if topology.stacked or not topology.tied:
             raise ConfigError(
-                f"coder.preset is {self.e.coder.preset!r}; planted activations are of one hook point, which a coder must "
-                "reconstruct. Choose an autoencoder, such as topk or batchtopk."
+                f"coder.preset is {self.e.coder.preset!r}; planted activations are of one hook point, which a coder "
+                "must reconstruct. Choose an autoencoder, such as topk or batchtopk."
             )
         width = self.e.truth.d_in
         return build(self.e.coder, [width], self.e.train.steps, [width])
@@ -85,7 +88,7 @@ class Known:
         t, seed = self.e.train, self.e.seed
         rows = own_rows(mesh, t.batch_size, t.accumulate)
         batches = PlantedBatches(self.planted, t.batch_size, seed, rows, epoch_rows=t.tokens)
-        return Data(batches, heldout(self.planted, seed), (NAME,), (NAME,))
+        return Data(batches, heldout(self.planted, seed), (NAME,), (NAME,), slow=_SLOW)
 
     def source_coder(self) -> TrainedCoder:
         return load(self.e.train.init_from)

@@ -1,4 +1,4 @@
-"""The known truth against SAELens' own synthetic data and scores, which benchmarks/peers/make_truth_fixtures.py wrote."""
+"""The known truth against SAELens' own samples and scores, which benchmarks/peers/make_truth_fixtures.py wrote."""
 
 import dataclasses
 import json
@@ -62,7 +62,7 @@ def test_the_hierarchy_is_theirs_for_the_same_seed(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, w in WORLDS.items() if w.get("rank")])
 def test_thresholds_are_theirs_but_for_their_rounding(name: str) -> None:
-    """SAELens takes erfinv(1 - 2 p) in float32: half a unit of 1 - 2 p moves t by sqrt(2 pi) exp(t^2 / 2) / 2 as much."""
+    """SAELens takes erfinv(1 - 2 p) in float32; t moves by sqrt(2 pi) exp(t^2 / 2) / 2 times what 1 - 2 p is off."""
     theirs = fixture(name)
     exact_N = thresholds(theirs["probability"].astype(np.float64))
     rounding_N = np.sqrt(2 * np.pi) / 2 * np.exp(exact_N**2 / 2) * 2**-24

@@ -54,7 +54,9 @@ class Hierarchy:
         return np.concatenate(
             [np.zeros((0, 2), np.int64)]
             + [
-                np.stack([g.first_parent + np.arange(g.stop - g.start) // self.branching, np.arange(g.start, g.stop)], 1)
+                np.stack(
+                    [g.first_parent + np.arange(g.stop - g.start) // self.branching, np.arange(g.start, g.stop)], 1
+                )
                 for g in self.generations
             ]
         )
@@ -118,9 +120,7 @@ def make_hierarchy(world: World) -> Hierarchy:
     # The children of each parent; a last one with a single child competes with nobody.
     sizes = [np.diff(np.append(np.arange(0, stop - start, world.branching), stop - start)) for _, start, stop in spans]
     eligible = np.concatenate([np.zeros(0, np.int64), *sizes]) >= 2
-    chosen = random.Random(world.seed + _SEED).sample(
-        range(int(eligible.sum())), int(eligible.sum() * world.exclusive)
-    )
+    chosen = random.Random(world.seed + _SEED).sample(range(int(eligible.sum())), int(eligible.sum() * world.exclusive))
     flags = np.zeros(len(eligible), bool)
     flags[np.flatnonzero(eligible)[chosen]] = True
     ends = np.cumsum([len(size) for size in sizes])

@@ -63,7 +63,7 @@ def pair(W_dec_FD: np.ndarray, directions_ND: np.ndarray, families_P2: np.ndarra
 
 
 def parents_share(rows_PD: np.ndarray, directions_ND: np.ndarray, families_P2: np.ndarray) -> np.ndarray:
-    """beta [P] of w / |w| = +-(alpha d_child + beta d_parent), by least squares, with the sign that makes alpha >= 0."""
+    """beta [P] of w / |w| = +-(alpha d_child + beta d_parent) by least squares, with the sign of alpha >= 0."""
     rows_PD = rows_PD / np.maximum(np.linalg.norm(rows_PD, axis=1, keepdims=True), 1e-12)
     parent_PD, child_PD = (np.asarray(directions_ND, np.float64)[families_P2[:, i]] for i in (0, 1))
     c_P, w_child_P, w_parent_P = (

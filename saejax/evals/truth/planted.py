@@ -114,9 +114,7 @@ def _draw(of: dict[str, Any], key: jax.Array, n: int) -> jax.Array:
     return jnp.where(fires_BN, jax.nn.relu(drawn_BN), 0)
 
 
-def _keep(
-    hierarchy: Hierarchy, of: dict[str, Any], key: jax.Array, drawn_BN: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _keep(hierarchy: Hierarchy, of: dict[str, Any], key: jax.Array, drawn_BN: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(activations [B, D], magnitudes [B, N]) of what the hierarchy leaves."""
     a_BN = hierarchy.apply(jax.random.split(key, 4)[3], drawn_BN, of["mean"])
     return jnp.matmul(a_BN, of["directions"], precision=EXACT) + of["bias"][None], a_BN

@@ -37,7 +37,12 @@ class PlantedBatches:
     """
 
     def __init__(
-        self, planted: Planted, batch_size: int, seed: int, rows: tuple[int, int] | None = None, epoch_rows: int = 1 << 20
+        self,
+        planted: Planted,
+        batch_size: int,
+        seed: int,
+        rows: tuple[int, int] | None = None,
+        epoch_rows: int = 1 << 20,
     ) -> None:
         self._first, self._stop = rows or (0, batch_size)
         if not 0 <= self._first < self._stop <= batch_size:
@@ -45,7 +50,9 @@ class PlantedBatches:
         self._planted, self._seed = planted, seed
         self.batch_size, self.epoch_rows = batch_size, epoch_rows
         self.hook_points, self.dtype = {NAME: planted.world.d_in}, np.dtype(np.float32)
-        self.statistics = {NAME: moments(sum(map(sums_of, _pieces(planted, seed, "statistics")), zero_sums(planted.world.d_in)))}
+        self.statistics = {
+            NAME: moments(sum(map(sums_of, _pieces(planted, seed, "statistics")), zero_sums(planted.world.d_in)))
+        }
 
     def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
         """The batches of start_step, start_step + 1, ...; the next one is drawn while one is trained on."""
