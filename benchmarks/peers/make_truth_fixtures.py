@@ -66,7 +66,7 @@ WORLDS: dict[str, dict[str, Any]] = {
         "mean": LINEAR,
         "std": SPREAD,
     },
-    "ragged": {**TREES, "n_features": 30, "branching": 4, "depth": 3, "exclusive": 1.0},
+    "ragged": {**TREES, "n_features": 29, "branching": 4, "depth": 3, "exclusive": 1.0},
 }
 
 

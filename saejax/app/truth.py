@@ -22,7 +22,6 @@ from saejax.parallel import joined, own_rows
 from saejax.report.truth_page import picture_of, table, table_of_many
 from saejax.trained import TrainedCoder
 
-
 _SLOW = "Samples are drawn more slowly than a step takes them: more CPU cores or a GPU help."
 
 
