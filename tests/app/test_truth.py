@@ -14,6 +14,7 @@ import saejax
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment
 from saejax.app.truth import run_truth
+from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.evals.truth import PlantedBatches
 
@@ -86,10 +87,10 @@ def test_dictionaries_are_scored_together(
     trained: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saejax.load(trained.run_dir).save(tmp_path / "saved")
-    rng = np.random.default_rng(0)
-    other = saejax.train(
-        rng.normal(size=(256, 8)).astype(np.float32), "topk", k=2, d_sae=16, tokens=512, progress=False
-    )
+    shapes = {"W_enc": (8, 16), "b_enc": (16,), "W_dec": (16, 8), "b_dec": (8,)}
+    coder = build(CoderConfig(preset="standard", d_sae=16), [8], 10, [8])
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    other = saejax.TrainedCoder(coder, zeros, Sites(("x",), ("x",), (1.0,), (1.0,), False))
     other.save(tmp_path / "narrow")
     e = dataclasses.replace(trained, name="scores", runs_dir=str(tmp_path))
     assert run_truth(e, [f"{trained.run_dir},{tmp_path / 'saved'},{tmp_path / 'narrow'}"]) == 1

@@ -23,8 +23,8 @@ FOLDER = ROOT / "tests" / "fixtures" / "peers" / "truth"
 ABOUT = json.loads((FOLDER / "worlds.json").read_text())
 WORLDS, SAMPLES = ABOUT["worlds"], ABOUT["samples"]
 SCORES = json.loads((FOLDER / "scores.json").read_text())
-# Ours, with as many numbers compared as there are: a statistic of 200,000 samples of theirs and 100,000 of ours.
-OURS, PIECE, FAR = 100_000, 10_000, 6.0
+# Samples of ours, and how many standard errors a statistic may be from theirs, with some 1,600 compared in each world.
+OURS, PIECE, FAR = 60_000, 10_000, 6.0
 
 
 def fixture(name: str) -> dict[str, np.ndarray]:
