@@ -149,6 +149,13 @@ def _study(line: Line) -> int:
     return run_study(study(line.config))
 
 
+def _truth(line: Line) -> int:
+    from saejax.app.experiment import experiment
+    from saejax.app.truth import run_truth
+
+    return run_truth(experiment(line.config), line.flags["sae"] if "sae" in line.given else None)
+
+
 def _plan(line: Line) -> int:
     from saejax.app.experiment import experiment
     from saejax.plan.command import run_plan, run_reports
@@ -344,6 +351,27 @@ and writes runs/<name>/evaluated/<dictionary>/report.html.
 """,
         _report,
         flags=(_redo("Make the report again although it is there."), _SAE),
+    ),
+    "truth": Command(
+        """\
+Train on activations whose features are known, and score which of them a dictionary found.
+
+    saejax truth --config=truth [--config.coder.preset=topk --config.coder.k=12]
+    saejax truth --config=truth --sae=runs/mine,their/folder,owner/name
+
+Writes runs/<name>, with truth.json (figures with intervals) and truth.png; the same command continues a training that
+was stopped. With --sae nothing is trained: the dictionaries are scored on the config's world, and
+runs/<name>/scored/table.md has all that were named. Exits with 75 when a signal stopped the training.
+""",
+        _truth,
+        flags=(
+            partial(
+                flags.DEFINE_multi_string,
+                "sae",
+                None,
+                "A dictionary to score, and no training: a run, a folder, a file or a hub id; several with commas.",
+            ),
+        ),
     ),
     "explain": Command(
         """\

@@ -20,6 +20,7 @@ from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, section, setting
 from saejax.evals import EvalConfig, GateConfig
 from saejax.evals.probing import ProbesConfig
+from saejax.evals.truth.world import World
 from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
 from saejax.text import TextConfig
@@ -81,6 +82,8 @@ class Experiment(Settings):
     study: StudyConfig = section(
         StudyConfig, "`saejax study`: which behaviours, and how they are examined.", decides=False
     )
+
+    truth: World = section(World, "`saejax truth`: the features that are planted.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

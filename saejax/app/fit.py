@@ -43,6 +43,7 @@ class Data:
         heldout: for validation; None for none.
         reads, writes: hook points, in the order of the coder's sites.
         open_reader: of the store that the batches come from; None where there is none.
+        slow: what is said where the training waits for the batches; empty for what is usual.
     """
 
     batches: BatchSource
@@ -50,6 +51,7 @@ class Data:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     open_reader: Callable[[], StoreReader] | None = None
+    slow: str = ""
 
 
 class Materials(Protocol):
@@ -148,7 +150,7 @@ def _watch(e: Experiment, mesh: Mesh, data: Data, tell: Tell) -> Watch:
     devices = [device for device in mesh.devices.flat if device in jax.local_devices()]
     watches: list[Watch] = []
     if e.train.monitor:
-        watches.append(Monitor(devices, tell, data=SLOW_STORE if data.open_reader else _SLOW_SOURCE))
+        watches.append(Monitor(devices, tell, data=data.slow or (SLOW_STORE if data.open_reader else _SLOW_SOURCE)))
     if e.train.profile:
         watches.append(Profiler(e.run_dir, devices, tell))
     return watches[0] if len(watches) == 1 else Together(watches)

@@ -84,9 +84,9 @@ def next_command(path: Path) -> str:
 
 
 def command_of(config: Any) -> str:
-    """The command that runs the whole of an experiment: pipeline, sweep or study."""
+    """The command that runs the whole of an experiment: pipeline, sweep, study or truth."""
     defaults = default_config()
-    for section, command in (("study", "study"), ("attribution", "study"), ("sweep", "sweep")):
+    for section, command in (("study", "study"), ("attribution", "study"), ("sweep", "sweep"), ("truth", "truth")):
         if config[section].to_dict() != defaults[section].to_dict():
             return command
     return "pipeline"

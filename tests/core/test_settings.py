@@ -96,7 +96,7 @@ def test_what_no_program_counts_may_be_larger_and_choices_may_grow() -> None:
 # --- what follows: runs and sweeps ---------------------------------------------------------------------------
 
 # The rules before settings said it themselves.
-RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train")
+RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train", "truth")
 TIMING = (
     *("profile", "monitor", "blocks_ahead"),
     *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
@@ -117,6 +117,7 @@ def test_what_decides_a_run_is_what_did_but_for_validations() -> None:
         config = to_run_json(from_json(OLD | {"train": OLD["train"] | {"early_stop_patience": patience}}))
         before = {key: config[key] for key in RUN}
         before["lm"] = {key: value for key, value in before["lm"].items() if key != "device"}
+        before["truth"] = {key: value for key, value in config["truth"].items() if key != "score_samples"}
         before["capture"] = {key: value for key, value in before["capture"].items() if key != "mesh"}
         before["train"] = {key: value for key, value in before["train"].items() if key not in TIMING}
         now = deciding(config)

@@ -1,0 +1,124 @@
+"""`saejax truth`: a training on planted features and its scores, or the scores of dictionaries that are there."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from saejax.app.batch_size import as_begun, found
+from saejax.app.console import say
+from saejax.app.dictionaries import dictionaries
+from saejax.app.experiment import Experiment
+from saejax.app.fit import Data, Tell, train_run
+from saejax.app.loading import load
+from saejax.app.provenance import Provenance, agreed
+from saejax.coders import TOPOLOGIES, Coder, build
+from saejax.core.config import to_json
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
+from saejax.core.files import write_bytes, write_json
+from saejax.evals.truth import NAME, Planted, PlantedBatches, Scores, heldout, plant, score
+from saejax.parallel import joined, own_rows
+from saejax.report.truth_page import picture_of, table, table_of_many
+from saejax.trained import TrainedCoder
+
+_SLOW = "Samples are drawn more slowly than a step takes them: more CPU cores or a GPU help."
+
+
+def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
+    """Train on the world of an experiment and score the result; with `words` score the dictionaries that they mean.
+
+    Returns:
+        0; EXIT_PREEMPTED where a signal stopped the training (all is saved); 1 where one of several dictionaries cannot
+        be scored.
+
+    Raises:
+        SaejaxError: as `app.fit.train_run`; of one dictionary alone, what is wrong with it.
+    """
+    planted = plant(e.truth)
+    if words is not None:
+        return _score_all(e, planted, words)
+    known = Known(as_begun(e), planted).with_batch_size(say)
+    with joined(e.parallel) as process:
+        outcome = train_run(known.e, known, process)
+        if outcome is not None and not outcome.finished:
+            return EXIT_PREEMPTED
+        if process.first:
+            scores = _written(e, planted, load(e.run_dir), e.run_dir)
+            say(f"truth: {scores.n_samples:,} fresh samples; {e.run_dir / 'truth.png'}")
+            say(table(scores))
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """A world as what is trained on: `fit.Materials`."""
+
+    e: Experiment
+    planted: Planted
+
+    def with_batch_size(self, tell: Tell) -> "Known":
+        """The same with a batch size, where `e` leaves it open."""
+        t = self.e.train
+        if t.batch_size:
+            return self
+        sized = found(self.e, lambda sized: Known(sized, self.planted).coder(), ((NAME,), (NAME,)), t.tokens, tell)
+        return dataclasses.replace(self, e=sized)
+
+    def known(self) -> Provenance:
+        return self.made_from()
+
+    def made_from(self) -> Provenance:
+        own = {"store": "truth", "rows": self.e.train.tokens, "fingerprint": self.planted.fingerprint}
+        nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
+        return agreed(self.e, nothing | {"train": own}, unrecorded=nothing)
+
+    def coder(self) -> Coder:
+        topology = TOPOLOGIES[self.e.coder.resolved().topology]
+        if topology.stacked or not topology.tied:
+            raise ConfigError(
+                f"coder.preset is {self.e.coder.preset!r}; planted activations are of one hook point, which a coder "
+                "must reconstruct. Choose an autoencoder, such as topk or batchtopk."
+            )
+        width = self.e.truth.d_in
+        return build(self.e.coder, [width], self.e.train.steps, [width])
+
+    def data(self, mesh: Mesh, tell: Tell) -> Data:
+        t, seed = self.e.train, self.e.seed
+        rows = own_rows(mesh, t.batch_size, t.accumulate)
+        batches = PlantedBatches(self.planted, t.batch_size, seed, rows, epoch_rows=t.tokens)
+        return Data(batches, heldout(self.planted, seed), (NAME,), (NAME,), slow=_SLOW)
+
+    def source_coder(self) -> TrainedCoder:
+        return load(self.e.train.init_from)
+
+
+def _written(e: Experiment, planted: Planted, sae: TrainedCoder, folder: Path) -> Scores:
+    """Score a dictionary and write truth.json and truth.png."""
+    scores = score(sae, planted, e.truth.score_samples, shown=True)
+    about = {"step": sae.step, "sha256": sae.fingerprint(), "world": to_json(e.truth)}
+    write_json(folder / "truth.json", about | scores.to_json())
+    write_bytes(folder / "truth.png", picture_of(scores, f"{folder.name}: the {planted.world.n_features:,} features"))
+    return scores
+
+
+def _score_all(e: Experiment, planted: Planted, words: Sequence[str]) -> int:
+    """Score each dictionary into a folder of its own, and write the table of all."""
+    named, folder = dictionaries(words), e.run_dir / "scored"
+    rows: dict[str, Scores | str] = {}
+    for name, source in named.items():
+        say(f"{name}: {source}")
+        try:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            rows[name] = _written(e, planted, load(source, hook_points=(NAME,)), folder / name)
+        except SaejaxError as error:
+            if len(named) == 1:
+                raise
+            say(f"{name}: error: {error}")
+            rows[name] = str(error)
+    one = next(iter(rows.values()))
+    shown = table(one) if len(rows) == 1 and isinstance(one, Scores) else table_of_many(rows)
+    write_bytes(folder / "table.md", (shown + "\n").encode())
+    say(shown)
+    say(f"truth: {folder / 'table.md'}")
+    return 1 if any(isinstance(row, str) for row in rows.values()) else 0

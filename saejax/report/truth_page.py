@@ -1,0 +1,106 @@
+"""What a dictionary found of a known truth, as a table and a picture."""
+
+import io
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from saejax.report.tables import COLOURS, DPI, markdown
+
+
+class Scored(Protocol):
+    """`evals.truth.Scores`, as far as it is shown."""
+
+    @property
+    def figures(self) -> Mapping[str, float]: ...
+    @property
+    def intervals(self) -> Mapping[str, tuple[float, float]]: ...
+    @property
+    def features(self) -> Mapping[str, np.ndarray]: ...
+    @property
+    def latents(self) -> Mapping[str, np.ndarray]: ...
+
+
+# (figure, what the table calls it)
+_NAMES = (
+    ("mcc", "MCC"),
+    ("uniqueness", "uniqueness"),
+    ("f1", "F1 of latents"),
+    ("precision", "precision of latents"),
+    ("recall", "recall of latents"),
+    ("accuracy", "accuracy of latents"),
+    ("feature_f1", "F1 of features"),
+    ("feature_precision", "precision of features"),
+    ("feature_recall", "recall of features"),
+    ("feature_accuracy", "accuracy of features"),
+    ("absorption", "absorption"),
+    ("shrinkage", "shrinkage"),
+    ("fve", "FVE"),
+    ("l0", "L0"),
+    ("true_l0", "true L0"),
+    ("dead", "dead latents"),
+)
+_OF_MANY = ("mcc", "uniqueness", "f1", "precision", "recall", "feature_f1", "absorption", "fve", "l0", "dead")
+
+
+def table(scores: Scored) -> str:
+    """Every figure of one dictionary, with its interval."""
+    lines = [["figure", "value", "95 % interval"]]
+    for name, title in _NAMES:
+        ends = [_number(end) for end in scores.intervals.get(name, ())]
+        lines.append([title, _number(scores.figures[name]), " to ".join(ends)])
+    return markdown(lines)
+
+
+def table_of_many(rows: Mapping[str, Any]) -> str:
+    """A line for each dictionary, the intervals in brackets; of one that could not be scored, why."""
+    lines = [["dictionary", *(dict(_NAMES)[name] for name in _OF_MANY)]]
+    for name, scores in rows.items():
+        if isinstance(scores, str):
+            lines.append([name, scores, *[""] * (len(_OF_MANY) - 1)])
+            continue
+        cells = []
+        for one in _OF_MANY:
+            ends = " to ".join(_number(end) for end in scores.intervals.get(one, ()))
+            cells.append(_number(scores.figures[one]) + (f" ({ends})" if ends else ""))
+        lines.append([name, *cells])
+    return markdown(lines)
+
+
+def picture_of(scores: Scored, title: str) -> bytes:
+    """A PNG: cosine of each feature's best latent, and its F1, over how often the feature fires; F1 of the latents."""
+    figure = Figure(figsize=(12.0, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    cosines, f1s, histogram = figure.subplots(1, 3)
+    _over_rate(cosines, scores, "cosine", "|cos| of the best latent")
+    _over_rate(f1s, scores, "f1", "F1 of the best latent")
+    histogram.hist(scores.latents["f1"], np.linspace(0, 1, 21), color=COLOURS[0])
+    histogram.axvline(scores.figures["f1"], color=COLOURS[1], label=f"mean {scores.figures['f1']:.3f}")
+    histogram.set(xlabel="F1 of a latent for its best feature", ylabel="latents", xlim=(0, 1))
+    histogram.legend(frameon=False)
+    for axes in (cosines, f1s, histogram):
+        axes.spines[["top", "right"]].set_visible(False)
+    with io.BytesIO() as buffer:
+        figure.savefig(buffer, dpi=DPI, format="png")
+        return buffer.getvalue()
+
+
+def _over_rate(axes: Axes, scores: Scored, name: str, label: str) -> None:
+    """A point for each feature that fires, and the median of twelve groups of equal size."""
+    rate_N, value_N = scores.features["rate"], scores.features[name]
+    fires = np.flatnonzero(rate_N > 0)
+    axes.scatter(rate_N[fires], value_N[fires], s=5, color=COLOURS[0], alpha=0.5, linewidths=0)
+    groups = [group for group in np.array_split(fires[np.argsort(rate_N[fires])], 12) if len(group)]
+    medians = [[np.median(of[group]) for group in groups] for of in (rate_N, value_N)]
+    axes.plot(*medians, color=COLOURS[1], label="median")
+    axes.set(xscale="log", xlabel="share of the samples on which a feature fires", ylabel=label, ylim=(0, 1.02))
+    axes.legend(frameon=False)
+
+
+def _number(value: float) -> str:
+    return "not measured" if np.isnan(value) else f"{value:.4g}"
