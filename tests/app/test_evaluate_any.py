@@ -87,9 +87,15 @@ def test_a_run_and_its_copies_have_the_figures_of_the_run_s_own_evaluation(
     assert not (tmp_path / "stores").exists() and not (e.run_dir / "config.json").exists()
     folder = e.run_dir / "evaluated"
     table = (folder / "table.md").read_text()
-    assert [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")] == [
-        "dictionary", "tiny", "saved", "like",
-    ]  # fmt: skip
+    tables = [
+        [line.split("|")[1].strip() for line in part.splitlines() if line.startswith("| ")]
+        for part in table.split("\n## ")
+    ]
+    assert tables == [
+        ["dictionary", "tiny", "saved", "like"],
+        ["dictionary", "saved"],
+        ["dictionary", "tiny", "tiny", "saved"],
+    ]
     assert f"{own['metrics']['loss_recovered']:.4f}" in table and f"{own['metrics']['kl']:.4f}" in table
     assert table.split("\n\n", 2)[2].strip() in capsys.readouterr().out
     assert (folder / "table.png").read_bytes().startswith(b"\x89PNG")
@@ -310,5 +316,6 @@ def test_the_command_in_a_process_of_its_own(runs: Path, tmp_path: Path) -> None
     assert done.returncode == 1, done.stderr
     assert "FAIL" in done.stdout and "| saved " in done.stdout and "tokens/s" in done.stderr
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
-        f"runs/quickstart-tiny/evaluated/{name}" for name in ("saved/eval.json", "table.html", "table.md", "table.png")
+        f"runs/quickstart-tiny/evaluated/{name}"
+        for name in ("saved/documents.npz", "saved/eval.json", "table.html", "table.md", "table.png")
     ]
