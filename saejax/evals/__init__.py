@@ -2,17 +2,25 @@
 
 from saejax.evals.evaluate import EvalConfig, Evaluated, evaluate, evaluate_together
 from saejax.evals.gates import OF_TRAINING, Gate, GateConfig, check_gates
+from saejax.evals.intervals import Difference, Documents, compare
 from saejax.evals.reconstruction import Reconstruction, decoder_gram_rms
+from saejax.evals.similarity import SAME, Stability, stability
 
 __all__ = [
     "OF_TRAINING",
+    "SAME",
+    "Difference",
+    "Documents",
     "EvalConfig",
     "Evaluated",
     "Gate",
     "GateConfig",
     "Reconstruction",
+    "Stability",
     "check_gates",
+    "compare",
     "decoder_gram_rms",
     "evaluate",
     "evaluate_together",
+    "stability",
 ]

@@ -1,8 +1,10 @@
 """One pass over held-out text: reconstruction, sparsity and what the language model loses."""
 
+import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +16,12 @@ from saejax.coders import Coder, Latents, Sites
 from saejax.core.errors import DataError
 from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
-from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram
+from saejax.evals.breakdown import ReadText
+from saejax.evals.intervals import Documents
+from saejax.evals.per_document import CoderSums, Shared
+from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram, token_sums
+from saejax.evals.resampled import Slots, TextSums
+from saejax.evals.similarity import CoActivation, cosine_histogram, firing
 from saejax.evals.splice import Clean, splice_metrics, spliced, unspliced
 from saejax.lm.forward import Model, compiled
 from saejax.text import PackedRows, Packer
@@ -36,10 +43,17 @@ class EvalConfig(Settings, section="eval"):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Metrics by name, the density histogram, and how much was evaluated how fast.
+    """What came out, and how much was evaluated how fast.
 
-    `non_finite` counts what is in no metric: tokens whose activation is NaN or infinite, and tokens after which the
-    model predicts NaN.
+    Attributes:
+        metrics: by name.
+        density: histogram of how often latents fire.
+        non_finite: what is in no metric: tokens whose activation is NaN or infinite, and tokens after which the model
+            predicts NaN.
+        documents: sums of each document and the resampled metrics; has the metrics' intervals.
+        breakdown: figures by position, frequency and source of the tokens.
+        cosine: histogram of each latent's largest |cos| with another, of what they write.
+        coactivation: histogram of each latent's largest Jaccard index with another, of when they fire.
     """
 
     metrics: dict[str, float]
@@ -47,6 +61,10 @@ class Evaluated:
     tokens: int
     seconds: float
     non_finite: int
+    documents: Documents
+    breakdown: dict[str, Any]
+    cosine: dict[str, Any]
+    coactivation: dict[str, Any]
 
 
 def evaluate(
@@ -86,15 +104,21 @@ def evaluate_together(
     # Compiled before the clock starts.
     blank = _arrays(packer.blank(config.batch_rows))
     run = compiled(lm, clean_run(lm, sites, max_norm_ratio), lm.params, blank)
-    parts = [_Part(sae, lm, run(lm.params, blank)[1], blank) for sae in saes]
+    clean = run(lm.params, blank)[1]
+    parts = [_Part(sae, lm, clean, blank, config) for sae in saes]
     totals: dict[str, float] = {}
-    with Progress("evaluate", config.tokens) as progress:
-        for packed in packer.batches("heldout", config.batch_rows):
+    with contextlib.ExitStack() as within, Progress("evaluate", config.tokens) as progress:
+        read = ReadText(packer, config.batch_rows, config.tokens)
+        text = within.enter_context(TextSums(read.n_groups))
+        for packed, codes in read.batches():
             kept, arrays = int(packed.keep.sum()), _arrays(packed)
             sums, clean = run(lm.params, arrays)
             _add(totals, sums)
+            keep, losses = np.asarray(clean["keep"]).ravel(), _by_token(clean["losses"])
+            _add(totals, {name: losses[name].sum(dtype=np.float64) for name in losses if name != "predicted"})
+            slots = text.add(packed, codes, _written(sites, clean["captured"]), keep, losses)
             for part in parts:
-                part.add(clean, arrays)
+                part.add(clean, arrays, slots, keep)
             progress.advance(kept)
             if progress.tokens >= config.tokens:
                 break
@@ -105,8 +129,10 @@ def evaluate_together(
             )
         if not totals.get("predicted") or not progress.tokens:
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
+        shared = Shared.of(text, read.breakdowns)
+        found = [part.evaluated(totals, shared) for part in parts]
         seconds = progress.seconds / len(parts)
-        return [part.evaluated(totals, seconds) for part in parts]
+        return [dataclasses.replace(one, seconds=seconds) for one in found]
 
 
 def clean_run(lm: Model, sites: Sites, max_norm_ratio: float) -> Callable[[Any, dict[str, jax.Array]], Any]:
@@ -124,9 +150,10 @@ def clean_run(lm: Model, sites: Sites, max_norm_ratio: float) -> Callable[[Any, 
 
 
 def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Clean, dict[str, jax.Array]], Any]:
-    """(coder's parameters, model's, what `clean_run` gave, packed rows) -> (sums of the splice, of reconstruction).
+    """(coder's parameters, model's, what `clean_run` gave, packed rows) -> what a coder adds to it. Pure.
 
-    Pure.
+    That is the sums of reconstruction; of each token `token_sums` [B], which latents are `firing` and the splice's
+    losses [R, S - 1]; and y - y_hat [B, R], zeros for tokens that are not kept.
     """
     names = _sides(sites)
 
@@ -134,16 +161,20 @@ def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Cl
         captured, shift = clean["captured"], params["b_dec"].astype(jnp.float32)
         seen = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})
 
-        def block(x: jax.Array, y: jax.Array, keep_B: jax.Array) -> tuple[jax.Array, Any]:
+        def block(x: jax.Array, y: jax.Array, keep_B: jax.Array) -> tuple[Any, Any]:
             latents = coder.encode(params, x)
             y_hat = coder.decode(params, latents, x)
-            return y_hat, _sums(names, y, y_hat, latents.flat(), keep_B, shift)
+            flat = latents.flat()
+            tokens = token_sums(y.reshape(len(keep_B), -1), y_hat.reshape(len(keep_B), -1), flat, keep_B)
+            return (y_hat, tokens, firing(flat)), _sums(names, y, y_hat, flat, keep_B, shift)
 
-        y_hat, sums = _in_blocks(block, (seen["x"], seen["y"], clean["keep"].ravel()), coder.few_tokens)
+        (y_hat, tokens, bits), sums = _in_blocks(block, (seen["x"], seen["y"], clean["keep"].ravel()), coder.few_tokens)
         sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
         rows = packed["tokens"].shape
         values = {name: side.reshape(*rows, -1) for name, side in zip(sites.writes, sides, strict=True)}
-        return spliced(lm, lm_params, sites, values, clean, packed), sums
+        losses = spliced(lm, lm_params, sites, values, clean, packed)
+        error = (seen["y"] - y_hat).astype(jnp.float32).reshape(len(y_hat), -1)
+        return sums, tokens, bits, losses, jnp.where(clean["keep"].reshape(-1, 1), error, 0)
 
     return batch
 
@@ -156,34 +187,52 @@ def _sides(sites: Sites) -> tuple[str, ...]:
 class _Part:
     """One coder's part of an evaluation: its program, and its sums so far."""
 
-    def __init__(self, sae: TrainedCoder, lm: Model, clean: Clean, packed: dict[str, jax.Array]):
+    def __init__(self, sae: TrainedCoder, lm: Model, clean: Clean, packed: dict[str, jax.Array], config: EvalConfig):
         # On the device once, not again with every batch.
         self._sae, self._lm, self._weights = sae, lm, jax.device_put(dict(sae.params))
         self._names = _sides(sae.sites)
         self._reconstructions = {name: Reconstruction() for name in self._names}
         self._totals: dict[str, float] = {}
         self._run = compiled(lm, spliced_run(lm, sae.coder, sae.sites), self._weights, lm.params, clean, packed)
+        self._resampled: CoderSums | None = None
+        self._together = CoActivation(sae.n_latents, packed["tokens"].size, config.tokens)
 
-    def add(self, clean: Clean, packed: dict[str, jax.Array]) -> None:
+    def add(self, clean: Clean, packed: dict[str, jax.Array], slots: Slots, keep_B: np.ndarray) -> None:
         """Evaluate a batch."""
-        totals, sums = self._run(self._weights, self._lm.params, clean, packed)
-        _add(self._totals, totals)
+        sums, tokens, bits, losses, error_BR = self._run(self._weights, self._lm.params, clean, packed)
+        by_token = _by_token(losses)
+        _add(self._totals, {name: value.sum(dtype=np.float64) for name, value in by_token.items()})
         for name, part in sums.items():
             self._reconstructions[name].add(part)
+        if self._resampled is None:
+            self._resampled = CoderSums(slots.n_groups)
+        self._resampled.add(slots, error_BR, {**tokens, **by_token})
+        self._together.add(np.asarray(bits), keep_B)
 
     @property
     def n_tokens(self) -> int:
         return int(self._reconstructions["all"].sums["n"])
 
-    def evaluated(self, totals: dict[str, float], seconds: float) -> Evaluated:
+    def evaluated(self, totals: dict[str, float], shared: Shared) -> Evaluated:
         """What came out, with the sums of the model by itself."""
         whole, n_tokens = self._reconstructions["all"], self.n_tokens
-        metrics = whole.metrics() | splice_metrics(totals | self._totals)
+        metrics = whole.metrics() | {name: float(v) for name, v in splice_metrics(totals | self._totals).items()}
         metrics |= {f"fve/{name}": self._reconstructions[name].metrics()["fve"] for name in self._names[1:]}
-        gram = [decoder_gram_rms(np.asarray(rows)) for rows in self._sae.coder.topology.decoder_rows(self._weights)]
-        metrics["gram_rms"] = float(np.sqrt(np.mean(np.square(gram))))
-        density = density_histogram(whole.counts, n_tokens)
-        return Evaluated(metrics, density, n_tokens, seconds, int(totals["non_finite"]))
+        decoders = self._sae.coder.topology.decoder_rows(self._weights)
+        metrics["gram_rms"] = float(np.sqrt(np.mean(np.square([decoder_gram_rms(np.asarray(d)) for d in decoders]))))
+        assert self._resampled is not None
+        documents, breakdown = self._resampled.against(shared, self._sae.sites.writes, metrics, whole)
+        return Evaluated(
+            metrics,
+            density_histogram(whole.counts, n_tokens),
+            n_tokens,
+            0.0,
+            int(totals["non_finite"]),
+            documents,
+            breakdown,
+            cosine_histogram(decoders),
+            self._together.histogram(),
+        )
 
 
 def _add(totals: dict[str, float], sums: Any) -> None:
@@ -191,9 +240,7 @@ def _add(totals: dict[str, float], sums: Any) -> None:
         totals[name] = totals.get(name, 0.0) + float(value)
 
 
-def _in_blocks(
-    function: Callable[..., tuple[jax.Array, Any]], arrays: tuple[jax.Array, ...], most: int
-) -> tuple[jax.Array, Any]:
+def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array, ...], most: int) -> tuple[Any, Any]:
     """(rows, sums) = function(*arrays) with at most so many rows at once; sums are added up, rows of zeros fill up."""
     n = len(arrays[0])
     if n <= most:
@@ -204,7 +251,8 @@ def _in_blocks(
         jnp.pad(a, ((0, count * size - n), *[(0, 0)] * (a.ndim - 1))).reshape(count, size, *a.shape[1:]) for a in arrays
     ]
     rows, sums = jax.lax.map(lambda block: function(*block), blocks)
-    return rows.reshape(-1, *rows.shape[2:])[:n], jax.tree.map(lambda s: s.sum(0), sums)
+    joined = jax.tree.map(lambda row: row.reshape(-1, *row.shape[2:])[:n], rows)
+    return joined, jax.tree.map(lambda s: s.sum(0), sums)
 
 
 def _sums(
@@ -220,3 +268,16 @@ def _sums(
 
 def _arrays(packed: PackedRows) -> dict[str, jax.Array]:
     return {name: jnp.asarray(getattr(packed, name)) for name in ("tokens", "positions", "segments", "keep")}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _written(sites: Sites, captured: dict[str, jax.Array]) -> jax.Array:
+    """All that the sites write, side by side, float32 [B, R]."""
+    flat = {name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()}
+    y = sites.batch(flat)["y"]
+    return y.reshape(len(y), -1).astype(jnp.float32)
+
+
+def _by_token(losses: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    """{name: [B]} of {name: [R, S - 1]}: what is said of the next token belongs to the token before it."""
+    return {name: np.pad(np.asarray(value), ((0, 0), (0, 1))).ravel() for name, value in losses.items()}

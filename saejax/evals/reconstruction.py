@@ -6,6 +6,7 @@ x - shift, with a constant shift near the mean, so that float32 partial sums do 
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,13 +23,11 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
     Other tokens may hold anything, NaN too.
     """
     w_B = keep_B.astype(jnp.float32)
-    # A weight of 0 does not silence a NaN.
-    x_BD, x_hat_BD = (jnp.where(keep_B[:, None], a.astype(jnp.float32), 0) for a in (x_BD, x_hat_BD))
+    x_BD, x_hat_BD, kept = _kept(x_BD, x_hat_BD, latents, keep_B)
     error_BD, centred_BD = x_BD - x_hat_BD, x_BD - shift_D[None]
     norm_B, norm_hat_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(x_hat_BD, axis=1)
     error_norm_B = jnp.linalg.norm(error_BD, axis=1)
     cosine_B = (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * norm_hat_B, 1e-12)
-    kept = dataclasses.replace(latents, values=jnp.where(keep_B[:, None], latents.values, 0))
     over = functools.partial(jnp.matmul, w_B, precision=EXACT)
     return {
         "n": w_B.sum(),
@@ -42,6 +41,29 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
         "l0": kept.active().sum(dtype=jnp.float32),
         "counts": kept.counts(),
     }
+
+
+def token_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> dict[str, jax.Array]:
+    """What `batch_sums` adds up, of each token by itself: {name: [B]}, zeros where `keep` is false. Pure, float32.
+
+    "error2" is ||x - x_hat||^2; "norm2" ||x||^2; "relative" ||x - x_hat|| / ||x||; "cosine"; "l0".
+    """
+    x_BD, x_hat_BD, kept = _kept(x_BD, x_hat_BD, latents, keep_B)
+    error2_B, norm2_B, norm2_hat_B = (jnp.square(a).sum(1) for a in (x_BD - x_hat_BD, x_BD, x_hat_BD))
+    norm_B = jnp.sqrt(norm2_B)
+    return {
+        "error2": error2_B,
+        "norm2": norm2_B,
+        "relative": jnp.sqrt(error2_B) / jnp.maximum(norm_B, 1e-12),
+        "cosine": (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * jnp.sqrt(norm2_hat_B), 1e-12),
+        "l0": kept.active().sum(1, dtype=jnp.float32),
+    }
+
+
+def _kept(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> Any:
+    """The same in float32 with zeros for tokens that are not kept. A weight of 0 does not silence a NaN."""
+    x_BD, x_hat_BD = (jnp.where(keep_B[:, None], a.astype(jnp.float32), 0) for a in (x_BD, x_hat_BD))
+    return x_BD, x_hat_BD, dataclasses.replace(latents, values=jnp.where(keep_B[:, None], latents.values, 0))
 
 
 class Reconstruction:
@@ -78,27 +100,42 @@ class Reconstruction:
         """Tokens for which each latent fired, int64 [F]."""
         return self.sums["counts"].astype(np.int64)
 
-    def metrics(self) -> dict[str, float]:
+    @property
+    def varies(self) -> np.ndarray:
+        """Dimensions that have a variance, bool [D]."""
         s = self.sums
-        n, width = s["n"], s["counts"].size
-        variance_D = s["x2"] / n - np.square(s["x"] / n)
-        error2_D = s["e2"] / n
-        error_variance_D = error2_D - np.square(s["e"] / n)
+        variance_D = s["x2"] / s["n"] - np.square(s["x"] / s["n"])
         # Below the second bound a difference of two float32 sums is rounding.
-        varies = variance_D > np.maximum(1e-12 * variance_D.max(), 1e-6 * s["x2"] / n)
-        values = {
-            "l0": s["l0"] / n,
-            "fve": 1 - error2_D.sum() / variance_D.sum(),
-            "r2": (1 - error2_D[varies] / variance_D[varies]).mean(),
-            "fve_centred_error": 1 - error_variance_D.sum() / variance_D.sum(),
-            "relative_error": error2_D.sum() / (s["norm2"] / n),
-            "relative_norm_error": s["relative"] / n,
-            "mse": error2_D.mean(),
-            "cosine": s["cosine"] / n,
-            "zero_fraction": 1 - s["l0"] / n / width,
-            "dead_fraction": (s["counts"] == 0).mean(),
-        }
+        return np.asarray(variance_D > np.maximum(1e-12 * variance_D.max(), 1e-6 * s["x2"] / s["n"]))
+
+    def metrics(self) -> dict[str, float]:
+        values = metrics_of(self.sums, self.counts.size, self.varies)
+        values["dead_fraction"] = (self.sums["counts"] == 0).mean()
         return {name: float(value) for name, value in values.items()}
+
+
+def metrics_of(s: Mapping[str, np.ndarray], width: int, varies: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics of `Reconstruction`, but dead_fraction, from its sums: numbers [...] and, by dimension, [..., D].
+
+    Args:
+        width: how many latents there are.
+        varies: the dimensions that r2 is a mean over, bool [D].
+    """
+    n = s["n"]
+    mean_D, error_D = s["x"] / n[..., None], s["e"] / n[..., None]
+    variance_D, error2_D = s["x2"] / n[..., None] - np.square(mean_D), s["e2"] / n[..., None]
+    error_variance_D = error2_D - np.square(error_D)
+    return {
+        "l0": s["l0"] / n,
+        "fve": 1 - error2_D.sum(-1) / variance_D.sum(-1),
+        "r2": (1 - error2_D[..., varies] / variance_D[..., varies]).mean(-1),
+        "fve_centred_error": 1 - error_variance_D.sum(-1) / variance_D.sum(-1),
+        "relative_error": error2_D.sum(-1) / (s["norm2"] / n),
+        "relative_norm_error": s["relative"] / n,
+        "mse": error2_D.mean(-1),
+        "cosine": s["cosine"] / n,
+        "zero_fraction": 1 - s["l0"] / n / width,
+    }
 
 
 def density_histogram(counts_F: np.ndarray, n_tokens: int, bins: int = 40) -> dict[str, Any]:

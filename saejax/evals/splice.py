@@ -19,12 +19,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from saejax.coders import Sites
 from saejax.lm.forward import Edit, Model
 
 # What the model does by itself on a batch: {"captured": {hook point: [R, S, D]}, "keep": which tokens are replaced
-# [R, S], "predicted": which predicted tokens count [R, S - 1], "log_p" [R, S - 1, V]}.
+# [R, S], "predicted": which predicted tokens count [R, S - 1], "log_p" [R, S - 1, V], "losses": {"predicted",
+# "ce_clean", "ce_zero": [R, S - 1]}}, as far as there is a loss.
 Clean = dict[str, Any]
 
 
@@ -35,27 +37,28 @@ def unspliced(
     keep: Callable[[dict[str, jax.Array]], jax.Array],
     packed: dict[str, jax.Array],
 ) -> tuple[dict[str, jax.Array], Clean]:
-    """(sums over predicted tokens, what `spliced` needs) of a batch, for every coder of these sites. Pure.
+    """(how many tokens are predicted, what `spliced` needs) of a batch, for every coder of these sites. Pure.
 
     `keep` says of the clean activations which tokens are replaced [R, S]. Where the loss does not see what the sites
-    write (`Model.measures_loss`), the sums are `predicted` and `ce_clean` alone; where there is no loss, `predicted`.
+    write (`Model.measures_loss`), the losses are `ce_clean` alone; where there is no loss, there are none.
     `unpredicted` counts tokens that are left out because the clean run predicts NaN after them.
     """
     rows = (packed["tokens"], packed["positions"], packed["segments"])
     logits_RSV, captured = lm.apply(lm_params, *rows, sites.hook_points)
     segments = packed["segments"]
     predicted_RS = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
-    clean: Clean = {"captured": captured, "keep": keep(captured)}
+    clean: Clean = {"captured": captured, "keep": keep(captured), "losses": {}}
     if not lm.measures_loss(()):
         return {"predicted": predicted_RS.sum(), "unpredicted": jnp.int32(0)}, clean
     clean["log_p"] = jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
     nan_RS = predicted_RS & jnp.isnan(clean["log_p"]).any(-1)
     clean["predicted"] = predicted_RS & ~nan_RS
     sums = {"predicted": clean["predicted"].sum(), "unpredicted": nan_RS.sum()}
-    sums["ce_clean"] = _cross_entropy(clean["log_p"], clean, packed)
+    clean["losses"]["predicted"] = clean["predicted"].astype(jnp.float32)
+    clean["losses"]["ce_clean"] = _cross_entropy(clean["log_p"], clean, packed)
     if lm.measures_loss(sites.writes):
         zeros = {name: jnp.zeros_like(captured[name]) for name in sites.writes}
-        sums["ce_zero"] = _cross_entropy(_run(lm, lm_params, sites, zeros, clean, packed), clean, packed)
+        clean["losses"]["ce_zero"] = _cross_entropy(_run(lm, lm_params, sites, zeros, clean, packed), clean, packed)
     return sums, clean
 
 
@@ -67,13 +70,16 @@ def spliced(
     clean: Clean,
     packed: dict[str, jax.Array],
 ) -> dict[str, jax.Array]:
-    """Sums over predicted tokens with {hook point written: [R, S, D]} all put in at once; {} without a loss. Pure."""
+    """Of each predicted token [R, S - 1], with {hook point written: [R, S, D]} all put in at once; {} without a loss.
+
+    Zeros for other tokens. Pure.
+    """
     if not lm.measures_loss(tuple(reconstructed)):
         return {}
     log_p_RSV, log_q_RSV = clean["log_p"], _run(lm, lm_params, sites, reconstructed, clean, packed)
     return {
         "ce_sae": _cross_entropy(log_q_RSV, clean, packed),
-        "kl": _total((jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV)).sum(-1), clean),
+        "kl": _of_predicted((jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV)).sum(-1), clean),
     }
 
 
@@ -91,25 +97,26 @@ def _run(
     return jax.nn.log_softmax(logits_RSV[:, :-1].astype(jnp.float32))
 
 
-def _total(value_RS: jax.Array, clean: Clean) -> jax.Array:
-    return jnp.where(clean["predicted"], value_RS, 0).sum()
+def _of_predicted(value_RS: jax.Array, clean: Clean) -> jax.Array:
+    return jnp.where(clean["predicted"], value_RS, 0)
 
 
 def _cross_entropy(log_p_RSV: jax.Array, clean: Clean, packed: dict[str, jax.Array]) -> jax.Array:
     next_RS1 = packed["tokens"][:, 1:, None]
-    return _total(-jnp.take_along_axis(log_p_RSV, next_RS1, axis=2)[:, :, 0], clean)
+    return _of_predicted(-jnp.take_along_axis(log_p_RSV, next_RS1, axis=2)[:, :, 0], clean)
 
 
-def splice_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """Metrics from the sums of all batches; those that the sums do not say are left out."""
+def splice_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics from the sums of all batches, numbers or arrays; those that the sums do not say are left out."""
     n = sums["predicted"]
     if "ce_sae" not in sums:
         return {name: sums[name] / n for name in ("ce_clean",) if name in sums}
     clean, sae, zero = (sums[name] / n for name in ("ce_clean", "ce_sae", "ce_zero"))
+    apart = np.where(zero != clean, np.subtract(zero, clean), np.nan)
     return {
         "ce_clean": clean,
         "ce_sae": sae,
         "ce_zero": zero,
-        "loss_recovered": (zero - sae) / (zero - clean) if zero != clean else float("nan"),
+        "loss_recovered": np.subtract(zero, sae) / apart,
         "kl": sums["kl"] / n,
     }

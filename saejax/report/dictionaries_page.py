@@ -1,7 +1,7 @@
 """Dictionaries from anywhere, evaluated on one text: one table, one picture, and a page that holds both.
 
-Made from rows: {"name", "source", "coder", "reads", "writes", "d_sae", "metrics", "gates", "notes"}, and of those that
-could not be evaluated {"name", "source", "error"}.
+Made from rows: {"name", "source", "coder", "reads", "writes", "d_sae", "metrics", "gates", "notes"} and, of evaluations
+that have them, "intervals"; and of those that could not be evaluated {"name", "source", "error"}.
 """
 
 import itertools
@@ -19,7 +19,9 @@ _COLUMNS: Columns = (
     ("dictionary", "name", ""),
     ("L0", "l0", ".1f"),
     ("FVE", "fve", ".4f"),
+    ("95 %", "fve_interval", ""),
     ("loss recovered", "loss_recovered", ".4f"),
+    ("95 %", "loss_recovered_interval", ""),
     ("CE", "ce_sae", ".4f"),
     ("KL", "kl", ".4f"),
     ("dead", "dead_fraction", ".2%"),
@@ -29,7 +31,7 @@ _COLUMNS: Columns = (
     ("gates", "gates", ""),
     ("notes", "notes", ""),
 )
-_WORDS = (0, 8, 9, 10, 11)
+_WORDS = tuple(i for i, (_, key, _) in enumerate(_COLUMNS) if key in ("name", "coder", "at", "gates", "notes"))
 # (metric, what its axis says): the panels of the picture.
 _PANELS = (
     ("fve", "FVE: fraction of variance explained"),
@@ -41,20 +43,28 @@ _INCHES = (13.5, 5.6)
 _NAMED = 24
 
 
-def render_dictionaries(folder: Path, title: str, lead: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Writes table.md, table.png and table.html, which needs no other file, into `folder`; returns the table."""
+def render_dictionaries(
+    folder: Path, title: str, lead: str, rows: Sequence[dict[str, Any]], sections: Sequence[dict[str, Any]] = ()
+) -> str:
+    """Writes table.md, table.png and table.html, which needs no other file, into `folder`; returns the tables.
+
+    Args:
+        sections: more tables: {"title", "lead", "columns": as of `tables.cells`, "rows"}.
+    """
     rows = [_flat(row) for row in rows]
     lines = cells(_COLUMNS, rows)
     if len({row["at"] for row in rows if "at" in row}) > 1:
         lead += " They are at different hook points, where the same FVE or loss recovered does not mean the same."
     below = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
     figure = _picture(rows, title)
+    more = [(part["title"], part["lead"], cells(part["columns"], part["rows"])) for part in sections]
     text = "\n".join([markdown(lines), *(f"\n{line}" for line in below)])
+    text += "".join(f"\n\n## {name}\n\n{above}\n\n{markdown(own)}" for name, above, own in more)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / "table.png", dpi=DPI)
         (folder / "table.md").write_text(f"# {title}\n\n{lead}\n\n{text}\n", encoding="utf-8")
-        shown = page(title, lead, lines, (folder / "table.png").read_bytes(), _WORDS, below)
+        shown = page(title, lead, lines, (folder / "table.png").read_bytes(), _WORDS, below, more)
         (folder / "table.html").write_text(shown, encoding="utf-8")
     return text
 
@@ -68,11 +78,21 @@ def _flat(row: Row) -> dict[str, Any]:
     failed = ", ".join(gate["name"] for gate in gates if not gate["passed"])
     return {
         **{key: value for key, value in row["metrics"].items() if value is not None},
+        **_intervals(row),
         **{key: row[key] for key in ("name", "d_sae", "coder")},
         "at": reads if reads == writes else f"{reads} -> {writes}",
         "gates": f"fails {failed}" if failed else f"{len(gates)} of {len(gates)}",
         "notes": "; ".join(row["notes"]),
     }
+
+
+def _intervals(row: Row) -> dict[str, Any]:
+    """Those of the panels and columns, as numbers and as words; earlier versions wrote none."""
+    found: dict[str, Any] = {}
+    for metric, _ in _PANELS:
+        if own := (row.get("intervals") or {}).get(metric):
+            found |= {f"{metric}_interval": f"{own[0]:.4f} to {own[1]:.4f}", f"{metric}_ends": own}
+    return found
 
 
 def _picture(rows: Sequence[Row], title: str) -> Figure:
@@ -92,6 +112,8 @@ def _picture(rows: Sequence[Row], title: str) -> Figure:
             points = [(row["l0"], row[metric]) for row in own]
             axes.plot(*zip(*points, strict=True) if points else ((), ()), marker, color=colour, markersize=8,
                       markeredgecolor="white", label=f"{coder}, {at}")  # fmt: skip
+            ends = [(row["l0"], *row[f"{metric}_ends"]) for row in own if f"{metric}_ends" in row]
+            axes.vlines(*zip(*ends, strict=True) if ends else ((), (), ()), color=colour, linewidth=1.2)
         if not any(metric in row for row in good):
             axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
         if good:

@@ -19,7 +19,7 @@ function navigation(sections) {
 
 function drawPage() {
   const summary = JSON.parse(document.getElementById("summary-data").textContent);
-  const sections = [gatesSection, attemptsSection, curvesSection, densitySection, featuresSection, stagesSection, monitorSection, profileSection, provenanceSection].map((make) => make(summary)).filter(Boolean);
+  const sections = [gatesSection, attemptsSection, curvesSection, intervalsSection, breakdownSection, densitySection, similaritySection, featuresSection, stagesSection, monitorSection, profileSection, provenanceSection].map((make) => make(summary)).filter(Boolean);
   document.getElementById("page").replaceChildren(pageHeader(summary), navigation(sections), el("main", {}, sections));
   installTip(document.getElementById("page"), document.getElementById("tip"));
 }

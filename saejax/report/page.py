@@ -35,6 +35,7 @@ _SCRIPTS = (
     "browser.js",
     "profile.js",
     "sections.js",
+    "evaluation.js",
     "page.js",
 )
 

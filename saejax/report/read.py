@@ -18,6 +18,7 @@ from typing import Any
 from saejax.core.errors import DataError
 from saejax.core.metrics import read_metrics
 from saejax.report import profile as profiles
+from saejax.report.evaluation import wrong_in
 from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
 
 TRAIN = "saejax train --config=..."
@@ -156,6 +157,12 @@ def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
     if density := evaluation.get("density"):
         _check_histogram(path, "density", density, "log10_edges")
         _check_numbers(path, "density", density, ("dead", "n_tokens"))
+    for key in ("cosine", "coactivation"):
+        if histogram := evaluation.get(key):
+            _check_histogram(path, key, histogram, "edges")
+            _check_numbers(path, key, histogram, ("tokens", "latents", "rare"))
+    if wrong := wrong_in(evaluation):
+        raise _damaged(path, wrong)
     return evaluation
 
 

@@ -28,6 +28,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "eval_step": evaluation.get("step"),
         "eval_metrics": evaluation.get("metrics"),
         "density": evaluation.get("density"),
+        **{key: evaluation.get(key) for key in ("intervals", "documents", "breakdown", "cosine", "coactivation")},
         "stages": run.stages,
         "profile": run.profile,
         "attempts": run.attempts,

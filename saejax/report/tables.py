@@ -55,14 +55,16 @@ def page(
     words: Sequence[int],
     below: Sequence[str] = (),
     alt: str = "FVE over L0",
+    sections: Sequence[tuple[str, str, Sequence[Sequence[str]]]] = (),
 ) -> str:
-    """One HTML file that needs no other: the picture, the table, and paragraphs `below` it.
+    """One HTML file that needs no other: the picture, the table, paragraphs `below` it, and more tables.
 
-    The columns `words` hold words, not numbers.
+    The columns `words` hold words, not numbers. `sections` are (title, what stands above the table, its cells).
     """
-    head, *rows = lines
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-    left = ", ".join(f"th:nth-child({i + 1}), td:nth-child({i + 1})" for i in words)
+    left = ", ".join(f".first th:nth-child({i + 1}), .first td:nth-child({i + 1})" for i in words)
+    more = "".join(
+        f"<h2>{html.escape(name)}</h2>\n<p>{html.escape(text)}</p>\n{_table(own)}\n" for name, text, own in sections
+    )
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>
 <style>
@@ -70,13 +72,22 @@ body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem aut
 img {{ max-width: 100% }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }}
-{left} {{ text-align: left }}
+{left}, td:first-child, th:first-child {{ text-align: left }}
 </style>
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(lead)}</p>
 <img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">
 <div style="overflow-x: auto"><table><tr>{"".join(f"<th>{html.escape(cell)}</th>" for cell in head)}</tr>
 {body}</table></div>
+<img alt="FVE over L0" src="data:image/png;base64,{base64.b64encode(png).decode()}">
+{_table(lines, ' class="first"')}
 {"".join(f"<p>{html.escape(line)}</p>" for line in below)}
-</html>
+{more}</html>
 """
+
+
+def _table(lines: Sequence[Sequence[str]], kind: str = "") -> str:
+    head, *rows = lines
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+    heads = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    return f'<div style="overflow-x: auto"><table{kind}><tr>{heads}</tr>\n{body}</table></div>'

@@ -3,6 +3,7 @@
 from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import SPLITS, Document, Source
+from saejax.text.mixture import parts_of
 from saejax.text.packing import PackedRows, Packer
 from saejax.text.sources import open_source
 from saejax.text.tokenizer import Tokenizer
@@ -18,4 +19,5 @@ __all__ = [
     "TextConfig",
     "Tokenizer",
     "open_source",
+    "parts_of",
 ]

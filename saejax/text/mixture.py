@@ -6,7 +6,8 @@ documents that source c gave before index i has a closed form, and the mixture i
 own: at index i, source c is entered at q_c floor(i / 4096) and what the period's places before i add.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,18 @@ def quotas(weights: Sequence[float]) -> np.ndarray:
             "raise it, or leave the source out."
         )
     return quotas_C
+
+
+def parts_of(identity: Mapping[str, Any], documents: Sequence[int] | np.ndarray) -> list[int]:
+    """Which source of the mixture with this identity gives each of some documents."""
+    quotas_C, found = np.asarray(identity["places"]), []
+    turns: dict[int, np.ndarray] = {}
+    for index in documents:
+        period, offset = divmod(int(index), _PERIOD)
+        if period not in turns:
+            turns = {period: _turns(quotas_C, identity["seed"], period)}
+        found.append(int(turns[period][offset]))
+    return found
 
 
 def _turns(quotas_C: np.ndarray, seed: int, period: int) -> np.ndarray:

@@ -87,9 +87,15 @@ def test_a_run_and_its_copies_have_the_figures_of_the_run_s_own_evaluation(
     assert not (tmp_path / "stores").exists() and not (e.run_dir / "config.json").exists()
     folder = e.run_dir / "evaluated"
     table = (folder / "table.md").read_text()
-    assert [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")] == [
-        "dictionary", "tiny", "saved", "like",
-    ]  # fmt: skip
+    tables = [
+        [line.split("|")[1].strip() for line in part.splitlines() if line.startswith("| ")]
+        for part in table.split("\n## ")
+    ]
+    assert tables == [
+        ["dictionary", "tiny", "saved", "like"],
+        ["dictionary", "saved", "like"],
+        ["dictionary", "tiny", "tiny", "saved"],
+    ]
     assert f"{own['metrics']['loss_recovered']:.4f}" in table and f"{own['metrics']['kl']:.4f}" in table
     assert table.split("\n\n", 2)[2].strip() in capsys.readouterr().out
     assert (folder / "table.png").read_bytes().startswith(b"\x89PNG")
@@ -117,7 +123,7 @@ def test_a_folder_of_several_with_a_bad_one_among_them(
     assert list(dictionaries([str(folder)])) == ["run", "bad", "saved", "theirs"]
     e = other(tmp_path)
     assert run_dictionaries(Workspace(e), [str(folder)]) == 1
-    table = (e.run_dir / "evaluated" / "table.md").read_text()
+    table = (e.run_dir / "evaluated" / "table.md").read_text().split("\n## ")[0]
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     assert "not evaluated" in rows["bad"] and list(rows)[1:] == ["run", "bad", "saved", "theirs"]
     own, theirs = (evaluated(e, name) for name in ("run", "theirs"))
@@ -310,5 +316,6 @@ def test_the_command_in_a_process_of_its_own(runs: Path, tmp_path: Path) -> None
     assert done.returncode == 1, done.stderr
     assert "FAIL" in done.stdout and "| saved " in done.stdout and "tokens/s" in done.stderr
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
-        f"runs/quickstart-tiny/evaluated/{name}" for name in ("saved/eval.json", "table.html", "table.md", "table.png")
+        f"runs/quickstart-tiny/evaluated/{name}"
+        for name in ("saved/documents.npz", "saved/eval.json", "table.html", "table.md", "table.png")
     ]

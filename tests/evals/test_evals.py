@@ -254,7 +254,8 @@ def splice_sums(lm: LanguageModel, packed: PackedRows, sites: Sites, reconstruct
     rows = arrays(packed)
     sums, clean = splice.unspliced(lm, lm.params, sites, lambda seen: rows["keep"], rows)
     captured = clean["captured"]
-    return sums | splice.spliced(lm, lm.params, sites, reconstruct(captured), clean, rows), captured
+    losses = clean["losses"] | splice.spliced(lm, lm.params, sites, reconstruct(captured), clean, rows)
+    return sums | {name: value.sum() for name, value in losses.items()}, captured
 
 
 def spliced(lm: LanguageModel, packed: PackedRows, reconstruct: Any) -> dict[str, float]:

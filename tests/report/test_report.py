@@ -297,6 +297,17 @@ def broken_features(**changes: Any) -> bytes:
     return gzip.compress(json.dumps(table).encode(), mtime=0)
 
 
+def broken_breakdown(**changes: Any) -> bytes:
+    part = {
+        "groups": ["1", "2-3"],
+        "tokens": [4, 5],
+        "documents": [1, 2],
+        "fve": [0.5, None],
+        "fve_interval": [None] * 2,
+    }
+    return json.dumps({"breakdown": {"position": part | changes}}).encode()
+
+
 def broken_example(**changes: Any) -> bytes:
     return broken_features(examples=[{**feature(0)["examples"][0], **changes}])
 
@@ -313,6 +324,13 @@ def broken_example(**changes: Any) -> bytes:
         ("eval.json", broken_gate(value="9%"), "not a number"),
         ("stages.json", b'{"train": {"tokens": "many"}}', "not a number"),
         ("eval.json", b'{"density": {"log10_edges": [1, 2], "counts": [1, 2]}}', "one edge more"),
+        ("eval.json", b'{"cosine": {"edges": [1], "counts": [1]}}', "one edge more"),
+        ("eval.json", b'{"intervals": {"fve": [1, 2, 3]}}', "an interval is not [low, high]"),
+        ("eval.json", b'{"documents": {"count": "3"}}', "'documents' holds something that is not a number"),
+        ("eval.json", b'{"breakdown": ["position"]}', "is not an object"),
+        ("eval.json", broken_breakdown(fve=[1]), "'position' does not have a value for each group"),
+        ("eval.json", broken_breakdown(tokens=None), "'position' does not have a value for each group"),
+        ("eval.json", broken_breakdown(fve_interval=[[1], None]), "'position' does not have a value for each group"),
         ("profile.json", b"{}", "'session' is not an object"),
         ("profile.json", broken_profile("trace", to=[]), "'trace' is not an object"),
         ("profile.json", broken_profile("trace", "step_ms", to="1"), "the step_ms '1', which is not a number"),

@@ -113,6 +113,42 @@ def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
     assert "<img" not in body and "&lt;/script&gt;&lt;img" in body
 
 
+def test_an_evaluation_shows_its_intervals_its_breakdowns_and_latents_that_are_alike(tmp_path: Path) -> None:
+    """Groups of a hostile name, a group without a figure, a figure without an interval."""
+    histogram = {"edges": [0, 0.5, 1], "counts": [3, 4]}
+    position = {
+        "groups": ["1", "2-3", HOSTILE],
+        "tokens": [5, 6, 7],
+        "documents": [5, 6, 20],
+        "fve": [None, 0.5, 0.75],
+        "fve_interval": [None, None, [0.7, 0.8]],
+        "l0": [8.0, 8.0, 8.0],
+        "l0_interval": [None, None, [8.0, 8.0]],
+    }
+    evaluation = {
+        "step": 39,
+        "metrics": {"fve": 0.91234},
+        "intervals": {"fve": [0.9, 0.92], HOSTILE: None},
+        "documents": {"count": 20, "resamples": 1000, "note": HOSTILE},
+        "breakdown": {"position": position, "source": position},
+        "cosine": histogram,
+        "coactivation": histogram | {"tokens": 100, "latents": 7, "rare": 1},
+    }
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "eval.json").write_text(json.dumps(evaluation))
+    dom, console = visit(render(tmp_path).as_uri())
+    assert console == []
+    body = dom[dom.index('<div id="page">') : dom.index('id="summary-data"')]
+    for heading in ("Intervals", "For which tokens", "Latents that are alike"):
+        assert re.search(rf"<h2[^>]*>{heading}</h2>", body)
+    assert "0.9000 to 0.9200" in body and "1,000 resamples of the 20 documents" in body
+    # FVE has two points and one interval, L0 three and one; by source it is a table.
+    assert body.count("<circle") == 5 and body.count('<line class="line series-0"') == 2
+    assert "0.7000 to 0.8000" in body and body.count("no interval") >= 4
+    assert "7 latents on 100 tokens" in body
+    assert "<img" not in body and "&lt;/script&gt;&lt;img" in body
+
+
 def test_an_address_opens_its_feature_with_coloured_tokens(page: Path) -> None:
     dom, console = visit(page.as_uri() + "#feature=123")
     assert console == []

@@ -1,6 +1,7 @@
 """Dictionaries from anywhere, on the experiment's model and held-out text: eval.json of each, and all in one table.
 
-runs/<name>/evaluated/<dictionary>/{eval.json, features.json.gz, report.html}, and beside them table.{md,png,html}
+runs/<name>/evaluated/<dictionary>/{eval.json, documents.npz, features.json.gz, report.html}, and beside them
+table.{md,png,html}
 """
 
 import dataclasses
@@ -15,7 +16,8 @@ from saejax.app.dictionaries import dictionaries
 from saejax.app.evaluated import evaluated_on
 from saejax.app.experiment import to_run_json
 from saejax.app.loading import load
-from saejax.app.stages.evaluate import figures
+from saejax.app.stages.comparisons import comparisons
+from saejax.app.stages.evaluate import DOCUMENTS, figures
 from saejax.app.stages.report import write_page
 from saejax.app.workspace import Workspace
 from saejax.core.config import differences, to_json
@@ -62,6 +64,8 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
     named, folder, on = dictionaries(words), work.experiment.run_dir / "evaluated", evaluated_on(work)
     rows: dict[str, dict[str, Any]] = {}
     waiting: list[_Opened] = []
+    saes: dict[str, TrainedCoder] = {}
+    room = _BYTES
 
     def evaluate_waiting() -> None:
         for one, content in zip(waiting, _evaluated(work, waiting), strict=True):
@@ -78,6 +82,8 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
             console.say(f"{name}: error: {error}")
             rows[name] = {"error": str(error)}
             continue
+        if (room := room - one.bytes) >= 0:
+            saes[name] = one.sae
         if before is not None:
             rows[name] = _finished(work, one, before, redo, report)
             continue
@@ -86,23 +92,25 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
         waiting.append(one)
     if waiting:
         evaluate_waiting()
-    return _shown(work, folder, [{"name": name} | rows[name] for name in named])
+    return _shown(work, folder, [{"name": name} | rows[name] for name in named], saes)
 
 
-def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]]) -> int:
+def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict[str, TrainedCoder]) -> int:
     """Say and write the table; 0, or 1 where a dictionary was not evaluated or fails a gate."""
     evaluated = [row for row in rows if "error" not in row]
     if len(rows) == 1:
         console.gates([Gate.from_json(gate) for gate in rows[0]["gates"]])
     tokens = max((row["density"]["n_tokens"] for row in evaluated), default=0)
     lead = (
-        f"Evaluated on {tokens:,} tokens of held-out text, the same for all. Gates that look at a training are not "
-        f"judged: {', '.join(OF_TRAINING)}."
+        f"Evaluated on {tokens:,} tokens of held-out text, the same for all. Intervals are of 95 %, by the bootstrap "
+        "over documents. Gates that look at a training are not judged: "
+        f"{', '.join(OF_TRAINING)}."
     )
     if not evaluated:
         lead = "Not one of them could be evaluated."
     console.say(lead)
-    console.say(render_dictionaries(folder, f"Dictionaries on {work.lm.identity['model']}", lead, rows))
+    title, below = f"Dictionaries on {work.lm.identity['model']}", comparisons(folder, rows, saes)
+    console.say(render_dictionaries(folder, title, lead, rows, below))
     console.say(f"evaluate: {folder / 'table.html'}")
     passed = all(gate["passed"] for row in evaluated for gate in row["gates"])
     return 0 if passed and len(evaluated) == len(rows) else 1
@@ -159,6 +167,7 @@ def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]
     saes = [one.sae for one in together]
     all_done = evaluate_together(saes, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     for one, done in zip(together, all_done, strict=True):
+        done.documents.save(one.folder / DOCUMENTS)
         described = {key: value for key, value in one.sae.describe().items() if key != "figures"}
         kind = described["sparsity"]
         content = {

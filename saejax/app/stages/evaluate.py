@@ -1,4 +1,4 @@
-"""The stage after training: held-out text -> eval.json and the gates."""
+"""The stage after training: held-out text -> eval.json, documents.npz and the gates."""
 
 from typing import Any
 
@@ -13,10 +13,13 @@ from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import read_metrics
-from saejax.evals import Evaluated, Gate, check_gates, evaluate
+from saejax.evals import Documents, Evaluated, Gate, check_gates, evaluate
+from saejax.evals.intervals import FEWEST, LEVEL, RESAMPLES
 from saejax.parallel import refuse_many
 from saejax.trained import TrainedCoder
 
+# Beside eval.json: sums of each document and the resampled metrics, for paired comparisons.
+DOCUMENTS = "documents.npz"
 # Sections of the configuration that decide what eval.json says.
 _DECIDES_EVAL = ("eval", "gates")
 
@@ -62,6 +65,7 @@ def _evaluated(work: Workspace, sae: TrainedCoder, wanted: dict[str, Any]) -> di
     """The content of eval.json."""
     e, made_from = work.experiment, of_text_and_model(work)
     done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
+    done.documents.save(e.run_dir / DOCUMENTS)
     gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
     write_down(e, made_from, console.say)
     record_stage(e, "evaluate", done.tokens, done.seconds)
@@ -78,9 +82,22 @@ def figures(work: Workspace, sae: TrainedCoder, done: Evaluated) -> dict[str, An
         "d_in": sae.coder.topology.d_in,
         "d_sae": sae.n_latents,
         "metrics": done.metrics,
+        **of_documents(done.documents),
         "density": done.density,
+        "cosine": done.cosine,
+        "coactivation": done.coactivation,
+        "breakdown": done.breakdown,
         "non_finite_tokens": done.non_finite,
     }
+
+
+def of_documents(documents: Documents) -> dict[str, Any]:
+    """The intervals of the metrics, and from what they are."""
+    count = len(documents.numbers)
+    said: dict[str, Any] = {"count": count, "text_sha256": documents.text, "resamples": RESAMPLES, "level": LEVEL}
+    if count < FEWEST:
+        said["note"] = f"no intervals: {count} documents, and they need {FEWEST}"
+    return {"intervals": documents.intervals, "documents": said}
 
 
 def _k(coder: CoderConfig) -> int | None:

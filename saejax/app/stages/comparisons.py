@@ -1,0 +1,99 @@
+"""Several dictionaries evaluated on one text, beside each other: paired differences, and latents that they share."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from saejax.app.stages.evaluate import DOCUMENTS
+from saejax.core.errors import DataError
+from saejax.evals import SAME, Documents, compare, stability
+from saejax.trained import TrainedCoder
+
+# Of these metrics the table says who is better; the others' differences can be had from documents.npz.
+_METRICS = (("fve", "FVE"), ("loss_recovered", "loss recovered"))
+# A matching of 4,096 latents takes seconds, and pairs grow with the square: so many dictionaries of a hook point.
+_MATCHED = 8
+
+
+def comparisons(
+    folder: Path, rows: Sequence[Mapping[str, Any]], saes: Mapping[str, TrainedCoder]
+) -> list[dict[str, Any]]:
+    """The sections that stand below the table: {"title", "lead", "columns", "rows"}.
+
+    Args:
+        folder: with a folder for each dictionary.
+        rows: eval.json of each, with "name"; or {"name", "error"}.
+        saes: those whose weights are at hand.
+    """
+    by_sites: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if "error" not in row:
+            by_sites.setdefault((tuple(row["reads"]), tuple(row["writes"])), []).append(row)
+    apart = [line for group in by_sites.values() for line in _differences(folder, group)]
+    alike = [line for group in by_sites.values() for line in _alike(group, saes)]
+    sections = []
+    if apart:
+        lead = (
+            "Each dictionary minus the first of its hook point, document by document on the same resamples: difference "
+            "and 95 % interval. It is better or worse only where the interval excludes 0."
+        )
+        columns = [("dictionary", "name", ""), ("against", "against", "")]
+        for metric, label in _METRICS:
+            columns += [(label, metric, ""), ("verdict", f"{metric}_verdict", "")]
+        sections.append({"title": "Differences", "lead": lead, "columns": columns, "rows": apart})
+    if alike:
+        lead = (
+            "What latents of two dictionaries write: mean |cos| of the pairs, and the share of pairs above "
+            f"{SAME}. Matched one to one up to 4,096 latents; above it the largest |cos| of each latent, both ways. "
+            f"Of the first {_MATCHED} dictionaries of a hook point."
+        )
+        columns = [("dictionary", "name", ""), ("and", "other", ""), ("pairs", "method", "")]
+        columns += [("mean |cos|", "mean", ".4f"), (f"above {SAME}", "share", ".1%")]
+        sections.append({"title": "Shared latents", "lead": lead, "columns": columns, "rows": alike})
+    return sections
+
+
+def _differences(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    first, *others = rows
+    if not others:
+        return []
+    found, baseline = [], _documents(folder, first)
+    for row in others:
+        line: dict[str, Any] = {"name": row["name"], "against": first["name"]}
+        own = _documents(folder, row)
+        try:
+            if own is None or baseline is None:
+                raise DataError("no documents.npz beside eval.json: evaluate again, with --redo")
+            differences = compare(own, baseline)
+        except DataError as error:
+            found.append(line | {"fve_verdict": f"not compared: {error}"})
+            continue
+        for metric, _ in _METRICS:
+            if metric in differences:
+                one = differences[metric]
+                line[metric] = f"{one.value:+.4f}"
+                if one.interval:
+                    low, high = one.interval
+                    line[metric] += f" [{low:+.4f}, {high:+.4f}]"
+                line[f"{metric}_verdict"] = one.verdict
+        found.append(line)
+    return found
+
+
+def _documents(folder: Path, row: Mapping[str, Any]) -> Documents | None:
+    path = folder / row["name"] / DOCUMENTS
+    return Documents.load(path) if path.is_file() else None
+
+
+def _alike(rows: Sequence[Mapping[str, Any]], saes: Mapping[str, TrainedCoder]) -> list[dict[str, Any]]:
+    found = []
+    names = [row["name"] for row in rows if row["name"] in saes][:_MATCHED]
+    for name, other in itertools.combinations(names, 2):
+        try:
+            one = stability(saes[name], saes[other])
+        except DataError:  # an autoencoder and a cross-layer transcoder, say
+            continue
+        line = {"name": name, "other": other, "method": one.method, "mean": one.mean, "share": one.share_above}
+        found.append(line)
+    return found

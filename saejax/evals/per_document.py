@@ -1,0 +1,82 @@
+"""A coder's sums over documents and resamples, and what they say beside its metrics: intervals and breakdowns."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from saejax.evals.breakdown import Breakdown, broken_down
+from saejax.evals.intervals import Documents
+from saejax.evals.reconstruction import Reconstruction, metrics_of
+from saejax.evals.resampled import Columns, Dimensions, Slots, TextSums
+from saejax.evals.splice import splice_metrics
+
+# Columns of a text and of a coder that make the metrics of the splice.
+_LOSSES = ("predicted", "ce_clean", "ce_zero", "ce_sae", "kl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What all coders of an evaluation share when the text has gone by.
+
+    Attributes:
+        x, x2: sums of what is written (about a constant) and of its square over each resample, float64 [W, R].
+        variance_N, variance_G: sums of ||y - mean||^2 over each document and each group.
+    """
+
+    text: TextSums
+    breakdowns: Sequence[Breakdown]
+    x: np.ndarray
+    x2: np.ndarray
+    variance_N: np.ndarray
+    variance_G: np.ndarray
+
+    @classmethod
+    def of(cls, text: TextSums, breakdowns: Sequence[Breakdown]) -> "Shared":
+        return cls(text, breakdowns, *text.dimension_sums(), *text.variances())
+
+
+class CoderSums:
+    """Collects what a coder makes of each batch."""
+
+    def __init__(self, n_groups: int):
+        self._columns, self._errors = Columns(n_groups), Dimensions()
+
+    def add(self, batch: Slots, error_BR: jax.Array, columns: Mapping[str, Any]) -> None:
+        """Add y - y_hat [B, R], zeros where a token is not kept, and numbers of each token {name: [B]}."""
+        self._errors.add(batch, error_BR)
+        self._columns.add(batch, {name: np.asarray(value) for name, value in columns.items()})
+
+    def against(
+        self, shared: Shared, writes: tuple[str, ...], metrics: Mapping[str, float], whole: Reconstruction
+    ) -> tuple[Documents, dict[str, Any]]:
+        """(documents with the resampled metrics, the breakdowns)."""
+        text = shared.text
+        count = len(text.numbers)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            resampled = self._metrics(shared, writes, whole)
+        columns = text.columns.documents(count) | self._columns.documents(count)
+        del columns["square"]
+        documents = Documents(
+            text.sha256, writes, text.numbers, columns | {"variance": shared.variance_N}, dict(metrics), resampled
+        )
+        groups = text.columns.groups | self._columns.groups
+        return documents, broken_down(shared.breakdowns, groups, shared.variance_G, text.documents_of_groups())
+
+    def _metrics(self, shared: Shared, writes: tuple[str, ...], whole: Reconstruction) -> dict[str, np.ndarray]:
+        """{metric: [W]}: of each resample what `Reconstruction` and `splice_metrics` say of the text."""
+        error_WR, error2_WR = self._errors.sums()
+        of_text, own = ({n: v[1:] for n, v in one.resampled.items()} for one in (shared.text.columns, self._columns))
+        sums = {"n": of_text["tokens"], "x": shared.x, "x2": shared.x2, "e": error_WR, "e2": error2_WR, **own}
+        resampled = metrics_of(sums, whole.counts.size, whole.varies)
+        losses = {name: (of_text | own)[name] for name in _LOSSES if name in of_text | own}
+        if "ce_clean" in losses:
+            resampled |= splice_metrics(losses)
+        if len(writes) > 1:
+            variance_WR = shared.x2 - np.square(shared.x) / sums["n"][:, None]
+            parts = zip(*(np.split(a, len(writes), axis=1) for a in (error2_WR, variance_WR)), strict=True)
+            for name, (error2, variance) in zip(writes, parts, strict=True):
+                resampled[f"fve/{name}"] = 1 - error2.sum(1) / variance.sum(1)
+        return resampled

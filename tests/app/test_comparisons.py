@@ -1,0 +1,61 @@
+"""Dictionaries beside each other: who is better, and what cannot be compared."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.app.stages.comparisons import comparisons
+from saejax.evals import Documents
+from saejax.evals.intervals import weights
+from saejax.report.dictionaries_page import render_dictionaries
+
+
+def row(name: str, at: str = "h") -> dict[str, Any]:
+    """eval.json of an earlier version: without intervals."""
+    metrics = {"l0": 8.0, "fve": 0.9, "dead_fraction": 0.0}
+    own = {"reads": [at], "writes": [at], "d_sae": 4, "coder": "c", "gates": [], "notes": []}
+    return {"name": name, "metrics": metrics, **own}
+
+
+def documents(fve: float, text: str = "text") -> Documents:
+    values_N = fve + np.random.default_rng(0).normal(0, 0.02, 30)
+    drawn_WN = weights(np.arange(30))
+    resampled = {"fve": drawn_WN @ values_N / drawn_WN.sum(1)}
+    return Documents(text, ("h",), np.arange(30), {}, {"fve": float(values_N.mean())}, resampled)
+
+
+def test_each_is_compared_with_the_first_of_its_hook_point(tmp_path: Path) -> None:
+    """Also where one was evaluated by an earlier version, on another text, or not at all."""
+    for name, own in {
+        "first": documents(0.9),
+        "more": documents(0.91),
+        "same": documents(0.9),
+        "text": documents(0.9, "another"),
+        "elsewhere": documents(0.5),
+    }.items():
+        own.save(tmp_path / name / "documents.npz")
+    rows = [row("first"), row("elsewhere", "g"), row("more"), {"name": "bad", "error": "broken"}, row("same")]
+    rows += [row("text"), row("old")]
+    (section,) = comparisons(tmp_path, rows, {})
+    found = {line["name"]: line for line in section["rows"]}
+    assert list(found) == ["more", "same", "text", "old"] and {line["against"] for line in found.values()} == {"first"}
+    assert found["more"]["fve_verdict"] == "better" and found["more"]["fve"] == "+0.0100 [+0.0100, +0.0100]"
+    assert found["same"]["fve_verdict"] == "not distinguishable"
+    assert "different text" in found["text"]["fve_verdict"] and "--redo" in found["old"]["fve_verdict"]
+    # The page takes rows without intervals beside such that have them.
+    rows[0]["intervals"] = {"fve": [0.88, 0.92], "loss_recovered": None}
+    text = render_dictionaries(tmp_path, "title", "lead", [dict(line) for line in rows], [section])
+    assert "0.8800 to 0.9200" in text and "## Differences" in text and "bad: broken" in text
+    page = (tmp_path / "table.html").read_text()
+    assert "<h2>Differences</h2>" in page and "not distinguishable" in page
+    assert comparisons(tmp_path, rows[:2], {}) == []
+
+
+def test_a_difference_needs_documents(tmp_path: Path) -> None:
+    few = dataclasses.replace(documents(0.9), numbers=np.arange(3))
+    for name in ("a", "b"):
+        few.save(tmp_path / name / "documents.npz")
+    (section,) = comparisons(tmp_path, [row("a"), row("b")], {})
+    assert section["rows"][0]["fve_verdict"] == "no interval" and section["rows"][0]["fve"] == "+0.0000"
