@@ -77,6 +77,7 @@ RECIPES: dict[str, Recipe] = {
         "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
     ),
     "batchtopk": _recipe("BatchTopK + AuxK", _BATCHTOPK, sparsity="batchtopk", **_UNIT),
+    # Where b_enc starts: benchmarks/quality/jumprelu_start.md.
     "jumprelu": _recipe(
         "JumpReLU at a chosen L0",
         _JUMPRELU,
