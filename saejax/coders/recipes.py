@@ -97,7 +97,7 @@ RECIPES: dict[str, Recipe] = {
     "gemma_scope_2": _recipe(
         "Matryoshka JumpReLU + quadratic L0 + frequency penalty",
         _GEMMA_SCOPE_2,
-        target_l0_coefficient=1.0,
+        target_l0_coefficient=0.02,
         target_l0_of="token",
         target_l0_start=2.0,
         frequency_coefficient=1e-3,

@@ -40,7 +40,7 @@ TABLE: dict[str, Tree] = {
     "batchtopk": {},
     "jumprelu": {},
     "jumprelu_l0": {"l0_coefficient": 0.03, "normalize": "mean_square"},
-    "gemma_scope_2": {"prefixes": (1.0,)},  # equal features have no order
+    "gemma_scope_2": {"prefixes": (1.0,), "target_l0_coefficient": 1.0},  # equal features have no order
     "jumprelu_tanh": {"tanh_coefficient": 0.5},
     "matryoshka": {},
     "transcoder": _NO_AUXK,
