@@ -2,10 +2,10 @@
 
 from saejax.coders.autoencoder import Autoencoder
 from saejax.coders.build import build
-from saejax.coders.calibration import bias_for_rate
+from saejax.coders.calibration import bias_for_rate, first_rate
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
-from saejax.coders.cross_layer import CrossLayerTranscoder, SkipCrossLayerTranscoder
+from saejax.coders.cross_layer import CausalCrosscoder, CrossLayerTranscoder, SkipCrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.latents import Latents
 from saejax.coders.layernorm import LayerNormAutoencoder
@@ -20,6 +20,7 @@ __all__ = [
     "SPARSITIES",
     "TOPOLOGIES",
     "Autoencoder",
+    "CausalCrosscoder",
     "Coder",
     "CoderConfig",
     "CrossLayerTranscoder",
@@ -33,4 +34,5 @@ __all__ = [
     "Transcoder",
     "bias_for_rate",
     "build",
+    "first_rate",
 ]

@@ -7,9 +7,10 @@ from typing import Any
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
 from saejax.coders.initialisation import reconstructing_scale
-from saejax.coders.losses import TERMS, Term
+from saejax.coders.losses import TERMS
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity import SPARSITIES, Sparsity
+from saejax.coders.term import Term
 from saejax.coders.topologies import TOPOLOGIES
 from saejax.core.errors import ConfigError
 
@@ -35,6 +36,8 @@ def build(
     sparsity = SPARSITIES[c.sparsity].build(c, at)
     if c.k_start and not sparsity.kept:
         raise ConfigError(f"coder.k_start is set, but {c.sparsity} has no k to anneal; remove it.")
+    if c.k_start and c.hierarchical_every:
+        raise ConfigError("coder.hierarchical_every trains every number of latents up to k: remove coder.k_start.")
     return Coder(
         topology=topology(
             d_in=reads[0],
@@ -90,16 +93,21 @@ def _scale_by_rule(c: CoderConfig, sparsity: Sparsity, d_in: int, width: int) ->
 
 def _terms(c: CoderConfig, sparsity: Sparsity, at: At) -> tuple[Term, ...]:
     """The reconstruction, and every term whose weight is not 0."""
-    chosen = []
+    chosen: list[Term] = [c.term(at)]
+    _check_needs(c, sparsity, chosen[0], "hierarchical_every")
     for kind in TERMS:
         if not (weight := getattr(c, kind.key())):
             continue
-        if missing := kind.needs - sparsity.provides:
-            fitting = [name for name, one in SPARSITIES.items() if kind.needs <= one.provides]
-            raise ConfigError(
-                f"The loss {kind.name} needs a sparsity with {', '.join(sorted(missing))}, which {c.sparsity} has not. "
-                f"Use {' or '.join(fitting)}, or set its coefficient to 0."
-            )
+        _check_needs(c, sparsity, kind, kind.key())
         coefficient = Ramp(0.0, weight, at.warmup) if kind.is_sparsity_weight() else Ramp.constant(weight)
         chosen.append(kind.build(coefficient, c, at))
-    return (c.term(at), *chosen)
+    return tuple(chosen)
+
+
+def _check_needs(c: CoderConfig, sparsity: Sparsity, term: Term | type[Term], key: str) -> None:
+    if missing := term.needs - sparsity.provides:
+        fitting = [name for name, one in SPARSITIES.items() if term.needs <= one.provides]
+        raise ConfigError(
+            f"The loss {term.name} needs a sparsity with {', '.join(sorted(missing))}, which {c.sparsity} has not. "
+            f"Use {' or '.join(fitting)}, or set coder.{key} to 0."
+        )

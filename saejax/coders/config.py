@@ -4,8 +4,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 from saejax.coders.initialisation import INITS
-from saejax.coders.losses import TERMS, ReconstructionSettings
+from saejax.coders.losses import TERMS
 from saejax.coders.recipes import RECIPES
+from saejax.coders.reconstruction import ReconstructionSettings
 from saejax.coders.sparsity import SPARSITIES
 from saejax.coders.topologies import TOPOLOGIES
 from saejax.core.config import in_float32

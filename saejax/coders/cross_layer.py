@@ -1,11 +1,13 @@
-"""Topology: cross-layer transcoder, with and without a linear skip.  x [B, L, D] -> f [B, L, F] -> y_hat [B, L, D].
+"""Topologies: cross-layer transcoder, with and without a linear skip, and weakly causal crosscoder.
+
+    x [B, L, D] -> f [B, L, F] -> y_hat [B, L, D]
 
     pre_l   = x_l W_enc,l + b_enc,l
     y_hat_m = sum_{l <= m} f_l W_dec,l->m + b_dec,m  (+ x_m W_skip,m)
 
-x_l is what layer l's MLP reads, y_m what layer m's MLP writes. W_dec_l [F, L - l, D] holds latent group l's rows for
-layers l, l + 1, ..., source-major as in circuit-tracer; nothing is stored for the layers below.
-(Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025; the skip: Gemma Scope 2)
+x_l is what layer l's MLP reads, y_m what layer m's MLP writes; of a crosscoder y is x. W_dec_l [F, L - l, D] holds
+latent group l's rows for layers l, l + 1, ..., source-major as in circuit-tracer; nothing is stored for the layers
+below. (Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025; the skip: Gemma Scope 2)
 """
 
 from typing import Any, ClassVar
@@ -235,3 +237,14 @@ class SkipCrossLayerTranscoder(CrossLayerTranscoder):
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         reads, writes = (jnp.asarray(scales, jnp.float32)[:, None, None] for scales in (read_scales, write_scales))
         return super().fold(params, read_scales, write_scales) | {"W_skip": params["W_skip"] * (reads / writes)}
+
+
+class CausalCrosscoder(CrossLayerTranscoder):
+    """Weakly causal crosscoder: writes what it reads. A latent reads one site and writes that site and those after it.
+
+    Sites are in the order in which the model computes them, so that no latent sees what comes after what it writes.
+    The encoder sees x itself, as in Gemma Scope 2's files; that project trains with x - b_dec and folds b_dec in.
+    (Gemma Scope 2, technical report, section 2.6; Anthropic, "Sparse Crosscoders", October 2024, variants)
+    """
+
+    tied: ClassVar[bool] = True

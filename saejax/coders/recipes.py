@@ -31,6 +31,11 @@ _GAO = "https://arxiv.org/abs/2406.04093"
 _BATCHTOPK = "https://arxiv.org/abs/2412.06410"
 _JUMPRELU = "https://arxiv.org/abs/2407.14435"
 _GEMMA_SCOPE = "https://arxiv.org/abs/2408.05147"
+_GEMMA_SCOPE_2 = (
+    "https://deepmind.google/blog/"
+    "gemma-scope-2-helping-the-ai-safety-community-deepen-understanding-of-complex-language-model-behavior/"
+)
+_HIERARCHICAL = "https://arxiv.org/abs/2505.24473"
 _APRIL = "https://transformer-circuits.pub/2024/april-update/index.html"
 _JANUARY = "https://transformer-circuits.pub/2025/january-update/index.html"
 _TRANSCODERS = "https://arxiv.org/abs/2406.11944"
@@ -62,6 +67,9 @@ RECIPES: dict[str, Recipe] = {
         unit_decoder_every=1,
     ),
     "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
+    "hierarchical_topk": _recipe(
+        "TopK at every number of latents up to k", _HIERARCHICAL, hierarchical_every=1, **_UNIT
+    ),
     "multi_topk": _recipe("TopK at k and 4 k", _GAO, multi_topk_coefficient=1 / 8, **_UNIT),
     "abs_topk": _recipe("TopK of both signs", "https://arxiv.org/abs/2510.00404", sparsity="abs_topk", **_UNIT),
     # The paper penalises each latent's largest cosine; this is the mean square over all pairs.
@@ -69,16 +77,32 @@ RECIPES: dict[str, Recipe] = {
         "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
     ),
     "batchtopk": _recipe("BatchTopK + AuxK", _BATCHTOPK, sparsity="batchtopk", **_UNIT),
+    # Where b_enc starts: benchmarks/quality/jumprelu_start.md.
     "jumprelu": _recipe(
         "JumpReLU at a chosen L0",
         _JUMPRELU,
         target_l0_coefficient=1.0,
+        target_l0_start=2.0,
+        auxk_coefficient=1 / 32,
         **_THRESHOLD,
     ),
     "jumprelu_l0": _recipe(
         "JumpReLU + L0",
         _GEMMA_SCOPE,
         l0_coefficient=3e-3,
+        **_THRESHOLD,
+    ),
+    # Sections 2.3 and 3 of the report. Ours is what it leaves open: the prefixes, the form of the frequency penalty and
+    # all weights; and the bandwidth, of which it has a tenth at a far lower learning rate.
+    "gemma_scope_2": _recipe(
+        "Matryoshka JumpReLU + quadratic L0 + frequency penalty",
+        _GEMMA_SCOPE_2,
+        target_l0_coefficient=0.02,
+        target_l0_of="token",
+        target_l0_start=2.0,
+        frequency_coefficient=1e-3,
+        prefixes=_PREFIXES,
+        reconstruction="mse",
         **_THRESHOLD,
     ),
     "jumprelu_tanh": _recipe(
@@ -117,6 +141,15 @@ RECIPES: dict[str, Recipe] = {
         topology="crosscoder",
         sparsity="batchtopk",
         **_UNIT,
+    ),
+    # As published: trained as a BatchTopK, which is a JumpReLU afterwards (appendix B.1 of the report).
+    "crosscoder_causal": _recipe(
+        "weakly causal crosscoder, BatchTopK",
+        _GEMMA_SCOPE_2,
+        topology="causal_crosscoder",
+        sparsity="batchtopk",
+        init="uniform",
+        auxk_coefficient=1 / 32,
     ),
     "clt": _recipe(
         "cross-layer transcoder, BatchTopK",

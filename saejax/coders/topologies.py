@@ -1,7 +1,7 @@
 """The topologies by name."""
 
 from saejax.coders.autoencoder import Autoencoder
-from saejax.coders.cross_layer import CrossLayerTranscoder, SkipCrossLayerTranscoder
+from saejax.coders.cross_layer import CausalCrosscoder, CrossLayerTranscoder, SkipCrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.layernorm import LayerNormAutoencoder
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
@@ -11,6 +11,7 @@ Topology = (
     | Transcoder
     | SkipTranscoder
     | Crosscoder
+    | CausalCrosscoder
     | CrossLayerTranscoder
     | SkipCrossLayerTranscoder
     | LayerNormAutoencoder
@@ -24,4 +25,5 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "clt": CrossLayerTranscoder,
     "skip_clt": SkipCrossLayerTranscoder,
     "layernorm_autoencoder": LayerNormAutoencoder,
+    "causal_crosscoder": CausalCrosscoder,
 }

@@ -5,7 +5,7 @@
 The encoder sees x itself, not x - b_dec. Version 1 says nothing of models and places: they are in the folders' names
 (gemma-scope-2b-pt-res/layer_20/width_16k/average_l0_71). Version 2 has a config.json and dictionaries of several layers
 in params_layer_0.safetensors, ...: layer l's latents see layer l and write to all of them, in a cross-layer transcoder
-and in a weakly causal crosscoder (Gemma Scope 2, section 2.6) to their own layer and those above.
+and in a weakly causal crosscoder (Gemma Scope 2, section 2.6) to their own layer and those above: 0 to those below.
 """
 
 import json
@@ -56,6 +56,16 @@ _MODULES = {
     "attn_out": "post_attention_layernorm.output",  # in Gemma 3 behind attention; elsewhere before the MLP
     "mlp_in": "pre_feedforward_layernorm.output",
     "mlp_out": "post_feedforward_layernorm.output",
+}
+
+
+# Dictionaries of several layers, and what config.json calls a dictionary: (of several layers, of what it reads).
+_SEVERAL = ("causal_crosscoder", "clt", "skip_clt")
+_TYPES = {
+    (False, True): "sae",
+    (False, False): "transcoder",
+    (True, True): "crosscoder",
+    (True, False): "clt",
 }
 
 
@@ -118,8 +128,7 @@ class GemmaScope2(Format):
     files = f"{_CONFIG}, {_WEIGHTS} or params_layer_0.safetensors, ..."
     needs = ((_CONFIG, _WEIGHTS), (_CONFIG, "params_layer_*.safetensors"))
     reads = frozenset(
-        (topology, "jumprelu")
-        for topology in (UNCENTRED, "transcoder", "skip_transcoder", "crosscoder", "clt", "skip_clt")
+        (topology, "jumprelu") for topology in (UNCENTRED, "transcoder", "skip_transcoder", "crosscoder", *_SEVERAL)
     )
 
     def here(self, path: Path) -> list[Path]:
@@ -153,26 +162,31 @@ class GemmaScope2(Format):
         kind = kind_of(sae)
         if kind in _written(("autoencoder", UNCENTRED, "transcoder", "skip_transcoder")):
             return ""
-        if kind[0] in ("crosscoder", "clt", "skip_clt"):
-            return "saejax reads its dictionaries of several layers and does not write them (circuit_tracer has CLTs)"
+        if kind in _written(_SEVERAL):
+            sides = [_together(side) for side in (sae.sites.reads, sae.sites.writes)]
+            return "" if all(sides) else "its files name one module of several layers, as blocks.{3,5}.resid_post"
+        if kind[0] == "crosscoder":
+            return "a latent of its crosscoders reads one layer, and writes that layer and those above"
         return f"Gemma Scope has no {kind[0]} with {kind[1]}"
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)), f"dictionary of {self.title}")
         arrays, t = _arrays(sae), sae.coder.topology
+        several, same = kind_of(sae)[0] in _SEVERAL, sae.sites.reads == sae.sites.writes
         config = {
             "architecture": "jump_relu",
             "model_name": sae.origin.model,
-            "hf_hook_point_in": _module(sae.sites.reads[0]),
-            "hf_hook_point_out": _module(sae.sites.writes[0]),
-            "width": t.d_sae,
+            "hf_hook_point_in": _module(_together(sae.sites.reads) if several else sae.sites.reads[0]),
+            "hf_hook_point_out": _module(_together(sae.sites.writes) if several else sae.sites.writes[0]),
+            "width": t.d_sae * t.sites if several else t.d_sae,
             "l0": round(sae.figures["l0"]) if "l0" in sae.figures else None,
             "affine_connection": "W_skip" in arrays,
-            "type": "sae" if sae.sites.reads == sae.sites.writes else "transcoder",
+            "type": _TYPES[several, same],
         }
         theirs = {ours: name for name, ours in _OURS.items()}
         with replacing(folder) as beside:
-            write_safetensors(beside / _WEIGHTS, {theirs.get(name, name): value for name, value in arrays.items()})
+            for file, own in _by_layer(arrays).items() if several else [(_WEIGHTS, arrays)]:
+                write_safetensors(beside / file, {theirs.get(name, name): value for name, value in own.items()})
             (beside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         return []
 
@@ -232,10 +246,19 @@ def _bits(path: Path) -> tuple[str, ...]:
 
 def _module(hook_point: str) -> str | None:
     """blocks.6.mlp_out -> model.layers.6.post_feedforward_layernorm.output; other names stay."""
-    match = re.fullmatch(r"blocks\.(\d+)\.(\w+)", hook_point)
+    match = re.fullmatch(r"blocks\.(\d+|\{[\d,]+\})\.(\w+)", hook_point)
     if match and match[2] in _MODULES:
         return f"model.layers.{match[1]}.{_MODULES[match[2]]}"
     return None if hook_point == UNKNOWN else hook_point
+
+
+def _together(hook_points: Sequence[str]) -> str:
+    """blocks.3.resid_post, blocks.5.resid_post -> blocks.{3,5}.resid_post; empty where they are of several kinds."""
+    parts = [re.fullmatch(r"blocks\.(\d+)\.(\w+)", name) for name in hook_points]
+    found = [part for part in parts if part is not None]
+    if len(found) != len(parts) or len({part[2] for part in found}) != 1:
+        return ""
+    return f"blocks.{{{','.join(part[1] for part in found)}}}.{found[0][2]}"
 
 
 def _hooks(path: Path, config: Mapping[str, Any], side: str, layers: int) -> tuple[str, ...]:
@@ -306,16 +329,27 @@ def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
     return out | {f"W_dec_{i}": part for i, part in enumerate(decoders)}, _bits(files[0]), len(files), topology
 
 
+def _by_layer(arrays: Arrays) -> dict[str, Arrays]:
+    """{file: its arrays} of a cross-layer dictionary, whose latents write 0 to the layers below their own."""
+    n = len(arrays["W_enc"])
+    own = {name: value for name, value in arrays.items() if not name.startswith("W_dec_")}
+    files = {_layer(i): {name: np.ascontiguousarray(value[i]) for name, value in own.items()} for i in range(n)}
+    for i, file in enumerate(files.values()):
+        file["W_dec"] = np.pad(arrays[f"W_dec_{i}"], ((0, 0), (i, 0), (0, 0)))
+    return files
+
+
 def _split(path: Path, arrays: Arrays, topology: str, same: bool) -> tuple[Arrays, str, tuple[str, ...]]:
     """(parameters, topology, notes) of a dictionary of several layers whose decoders W_dec_i write to all layers.
 
-    Where no layer writes below itself, that is a cross-layer transcoder (for a crosscoder, one that writes what it
-    reads). Where one does, a crosscoder says it: all latents in one group, and W_enc 0 but for the latent's own layer.
+    Where no layer writes below itself, that is a cross-layer transcoder, or a weakly causal crosscoder if it writes
+    what it reads. Where one does, a crosscoder says it: all latents in one group, and W_enc 0 but for the latent's own
+    layer.
     """
     decoders = {name: value for name, value in arrays.items() if name.startswith("W_dec_")}
     if all(not value[:, :layer].any() for layer, value in enumerate(decoders.values())):
         above = {name: value[:, layer:] for layer, (name, value) in enumerate(decoders.items())}
-        return arrays | above, topology, ()
+        return arrays | above, "causal_crosscoder" if same and topology == "clt" else topology, ()
     if not same or topology != "clt":
         raise DataError(
             f"{path}: its latents write to layers below their own; saejax's {topology} does not. It is damaged."

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from saejax.coders import TOPOLOGIES, CrossLayerTranscoder
 from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.interop.hooks import UNKNOWN
@@ -81,7 +82,8 @@ def made(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequence[s
 
 def _described(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequence[str]) -> dict[str, Any]:
     """The description that `coder_of` takes, with sizes from the arrays."""
-    clt = found.topology == "clt" or found.topology == "skip_clt"
+    kind = TOPOLOGIES[found.topology]
+    clt = issubclass(kind, CrossLayerTranscoder)
     names = {"W_enc": "W_enc", "W_dec": "W_dec_0" if clt else "W_dec"}
     W_enc, W_dec = (arrays.get(name, np.zeros(0)) for name in names.values())
     if W_enc.ndim < 2 or W_dec.ndim < 2:
@@ -89,14 +91,14 @@ def _described(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequ
     sites = W_enc.shape[0] if W_enc.ndim == 3 else 1
     given = tuple(hook_points)
     reads = found.reads or given[: sites or 1] or (UNKNOWN,) * sites
-    writes = found.writes or given[sites:] or (reads if found.topology in _TIED else (UNKNOWN,) * sites)
+    writes = found.writes or given[sites:] or (reads if kind.tied else (UNKNOWN,) * sites)
     numbers: dict[str, Any] = {"name": found.sparsity}
     if found.sparsity == "jumprelu":
         numbers |= {"threshold": 0.0, "bandwidth": 1.0, "through_input": False}
     if found.k is not None:
         numbers |= {"k": found.k}
     sizes = {"d_in": int(W_enc.shape[-2]), "d_sae": int(W_enc.shape[-1]), "d_out": int(W_dec.shape[-1])}
-    one = found.topology in _TIED or (reads == writes and UNKNOWN not in reads)
+    one = kind.tied or (reads == writes and UNKNOWN not in reads)
     if one and sizes["d_in"] != sizes["d_out"]:
         raise DataError(
             f"{found.path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: other widths at one hook point. "
@@ -109,9 +111,6 @@ def _described(found: Found, arrays: Mapping[str, np.ndarray], hook_points: Sequ
         "reads": list(reads),
         "writes": list(writes),
     }
-
-
-_TIED = ("autoencoder", "layernorm_autoencoder", "crosscoder")
 
 
 def kind_of(sae: TrainedCoder) -> Kind:

@@ -17,6 +17,8 @@ import numpy as np
 from ml_collections import FrozenConfigDict
 
 from saejax.coders import Coder, Latents, Sites
+from saejax.coders.ramp import Ramp
+from saejax.coders.sparsity import TopK
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.selection import top_k
 from saejax.lm.forward import Model
@@ -187,6 +189,23 @@ class TrainedCoder:
         )
         check_widths(f"The coder of {what}", widths, f"the model {lm.identity['model']}", lm.hook_points())
         return dataclasses.replace(self, sites=sites)
+
+    def with_k(self, k: int) -> "TrainedCoder":
+        """The same coder keeping the k largest latents of a token (and layer): a HierarchicalTopK at any k.
+
+        Every coder that keeps k latents can do so; one that was trained at another k alone was not made for it.
+        Figures of an evaluation belong to the k they were measured at, so they are left out.
+
+        Raises:
+            ConfigError: the coder keeps no number of latents, or has fewer than k.
+        """
+        sparsity, width = self.coder.sparsity, self.coder.topology.d_sae
+        if not isinstance(sparsity, TopK):
+            raise ConfigError(f"with_k needs a coder that keeps its k largest latents (topk, abs_topk), not {self}.")
+        if not 1 <= k <= width:
+            raise ConfigError(f"with_k({k}): k must be between 1 and {width}, the number of latents.")
+        other = dataclasses.replace(self.coder, sparsity=dataclasses.replace(sparsity, k=Ramp.constant(k)))
+        return dataclasses.replace(self, coder=other, figures={})
 
     def describe(self) -> dict[str, Any]:
         """What it is, as JSON: topology, sparsity, sizes, hook points, origin, figures and settings."""

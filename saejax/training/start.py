@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.coders import Coder, CoderConfig, Sites, bias_for_rate
+from saejax.coders import Coder, CoderConfig, Sites, bias_for_rate, first_rate
 from saejax.store import BatchSource, Statistics
 from saejax.training.center import geometric_median
 
@@ -17,14 +17,15 @@ def make_prepare(config: CoderConfig, coder: Coder, sites: Sites, batches: Batch
     What it needs of the data is read here: the function itself is traced, and reads nothing.
     """
     # One shuffled batch: a fair sample, and the same on every machine.
-    wanted = config.firing_rate_init or config.b_dec_init == "geometric_median"
+    rate = first_rate(config, coder)
+    wanted = rate or config.b_dec_init == "geometric_median"
     sample = batches.whole_batch_at(0) if wanted else {}
     b_dec = initial_b_dec(config.b_dec_init, sites, sample, batches.statistics)
-    x = sites.batch({name: jnp.asarray(v) for name, v in sample.items()})["x"] if config.firing_rate_init else None
+    x = sites.batch({name: jnp.asarray(v) for name, v in sample.items()})["x"] if rate else None
 
     def prepare(params: Any) -> Any:
         params = params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
-        return params if x is None else bias_for_rate(coder, params, x, config.firing_rate_init)
+        return params if x is None else bias_for_rate(coder, params, x, rate)
 
     return prepare
 

@@ -43,6 +43,9 @@ class Shrink(Sparsity[ShrinkSettings]):
 '''
 
 TERM = """
+from saejax.kernels.batch import per_token
+
+
 @dataclasses.dataclass(frozen=True)
 class HoyerSettings(Settings, section="coder"):
     hoyer_coefficient: float | None = weight("Weight of sum f^power.", sparsity=True)

@@ -62,7 +62,8 @@ def test_every_preset_resolves_and_builds(preset: str) -> None:
     coder = _build(preset=preset)
     assert isinstance(coder.topology, TOPOLOGIES[resolved.topology])
     assert isinstance(coder.sparsity, SPARSITIES[resolved.sparsity])
-    assert _names(coder)[0] == ("matryoshka" if resolved.prefixes else resolved.reconstruction)
+    parts = "matryoshka" if resolved.prefixes else "hierarchical" if resolved.hierarchical_every else ""
+    assert _names(coder)[0] == (parts or resolved.reconstruction)
     assert hash(coder) == hash(_build(preset=preset))  # a coder may be the key of a cache of programs
 
 
@@ -74,10 +75,12 @@ LOSSES = {
     "decorrelated": ["fvu", "auxk", "decorrelation"],
     "gated": ["mse", "l1", "gate_reconstruction"],
     "topk": ["fvu", "auxk"],
+    "hierarchical_topk": ["hierarchical", "auxk"],
     "multi_topk": ["fvu", "multi_topk", "auxk"],
     "abs_topk": ["fvu", "auxk"],
     "batchtopk": ["fvu", "auxk"],
-    "jumprelu": ["fvu", "target_l0"],
+    "jumprelu": ["fvu", "target_l0", "auxk"],
+    "gemma_scope_2": ["matryoshka", "target_l0", "frequency"],
     "jumprelu_l0": ["fvu", "l0_loss"],
     "jumprelu_tanh": ["mse", "tanh", "pre_activation"],
     "matryoshka": ["matryoshka", "auxk"],
@@ -85,6 +88,7 @@ LOSSES = {
     "skip_transcoder": ["fvu", "auxk"],
     "crosscoder": ["mse", "l1"],
     "crosscoder_batchtopk": ["fvu", "auxk"],
+    "crosscoder_causal": ["fvu", "auxk"],
     "clt": ["fvu", "auxk"],
     "clt_jumprelu": ["mse", "tanh", "pre_activation"],
 }
@@ -117,7 +121,7 @@ def test_schedules_are_shares_of_the_training() -> None:
     assert lp.coefficient == Ramp(0.0, RECIPES["p_anneal"].settings["lp_coefficient"], 4)
     # A sweep over sparsity weights moves penalties, and neither reconstruction nor the care for dead latents.
     scaled = {t.name for p in RECIPES for t in _build(preset=p).terms if t.is_sparsity_weight()}
-    assert scaled == {"l1", "lp", "tanh", "l0_loss", "target_l0"}
+    assert scaled == {"l1", "lp", "tanh", "l0_loss", "target_l0", "frequency"}
 
 
 @pytest.mark.parametrize("init", INITS)

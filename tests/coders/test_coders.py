@@ -18,8 +18,10 @@ from jax.lax import Precision
 from tiny import equations, products
 
 from saejax.coders import Coder, CoderConfig, Latents, build
+from saejax.coders.auxk import AuxK
 from saejax.coders.context import Context
-from saejax.coders.losses import AuxK, Fvu, Mse, NormWeightedL1
+from saejax.coders.error import Fvu, Mse
+from saejax.coders.penalties import NormWeightedL1
 from saejax.coders.ramp import Ramp
 from saejax.coders.recipes import RECIPES
 from saejax.coders.sparsity import Relu, TopK

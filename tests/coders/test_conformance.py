@@ -26,15 +26,21 @@ import pytest
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Latents, build
 from saejax.coders.sparsity import JumpRelu
 
+Tree = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+
 B, D, OUT, F, K, S, STEPS = 6, 5, 4, 12, 3, 3, 10
 N_DEAD, DEAD_AFTER, AUXK_K, STEP = 4, 100, 2, jnp.int32(4)
 PREFIXES = (3, 7, F)
-CODES: dict[str, tuple[int, ...]] = {"whole": (), "matryoshka": PREFIXES}
+EVERY = 2
+CODES: dict[str, Tree] = {
+    "whole": {},
+    "matryoshka": {"prefixes": PREFIXES},
+    "hierarchical": {"hierarchical_every": EVERY},
+}
 THETA, EPS, TARGET, P_END = 0.3, 1.5, 4.0, 0.5
 LN, CONSTANTS = "layernorm_autoencoder", {"ln_eps"}  # parameters without a gradient
 
-Tree = dict[str, Any]
-Arrays = dict[str, np.ndarray]
 
 # What each sparsity's own losses are; AuxK beside them always.
 LOSSES: dict[str, Tree] = {
@@ -43,9 +49,15 @@ LOSSES: dict[str, Tree] = {
     "topk": {"multi_topk_coefficient": 0.25, "multi_topk_factor": 2},
     "abs_topk": {"multi_topk_coefficient": 0.25, "multi_topk_factor": 2},
     "batchtopk": {"multi_topk_coefficient": 0.25, "multi_topk_factor": 2},
-    "jumprelu": {"target_l0_coefficient": 0.5, "pre_activation_coefficient": 0.2, "target_l0": TARGET},
+    "jumprelu": {
+        "target_l0_coefficient": 0.5,
+        "target_l0": TARGET,
+        "frequency_coefficient": 0.1,
+        "frequency_scale": 0.2,
+        "pre_activation_coefficient": 0.2,
+    },
 }
-CLTS = ("clt", "skip_clt")
+CLTS = ("clt", "skip_clt", "causal_crosscoder")
 every_combination = pytest.mark.parametrize(("topology", "sparsity"), list(itertools.product(TOPOLOGIES, SPARSITIES)))
 # Where a topology and a sparsity meet only in the arrays that they hand on: both ways through a topology with every
 # sparsity, both forms of a selection with every topology; the rest in the soak.
@@ -76,8 +88,8 @@ def _config(topology: str, sparsity: str, **changes: Any) -> CoderConfig:
 
 
 @functools.cache
-def _coder(topology: str, sparsity: str, prefixes: tuple[int, ...] = (), **changes: Any) -> Coder:
-    return build(_config(topology, sparsity, prefixes=prefixes, **changes), *_widths(topology))
+def _coder(topology: str, sparsity: str, **changes: Any) -> Coder:
+    return build(_config(topology, sparsity, **changes), *_widths(topology))
 
 
 def _widths(topology: str) -> tuple[Any, int, Any]:
@@ -184,13 +196,15 @@ def _fvu(y: np.ndarray, y_hat: np.ndarray) -> Any:
     return ((y - y_hat) ** 2).sum() / ((y - y.mean(0)) ** 2).sum()
 
 
-def _reference(
-    topology: str, sparsity: str, prefixes: tuple[int, ...], n_dead: int, p: Arrays, p0: Arrays, x: Any, y: Any
-) -> Any:
+def _reference(topology: str, sparsity: str, code: str, n_dead: int, p: Arrays, p0: Arrays, x: Any, y: Any) -> Any:
     p = p | {name: p0[name] for name in CONSTANTS & p.keys()}
     pre, pre0 = (_pre(topology, q, x) for q in (p, p0))
     f, f0, norms = _latents(sparsity, pre, pre0, p, p0), _latents(sparsity, pre0, pre0, p0, p0), _norms(topology, p)
-    levels = [np.where(np.arange(F) < m, f, 0) for m in prefixes or (F,)]
+    levels = [f]
+    if code == "matryoshka":
+        levels = [np.where(np.arange(F) < m, f, 0) for m in PREFIXES]
+    if code == "hierarchical":
+        levels = [np.where(_among_largest(np.abs(f0), j), f, 0) for j in range(K, 0, -EVERY)]
     loss = sum(_fvu(y, _y_hat(topology, p, level, x)) for level in levels) / len(levels)
 
     if sparsity == "relu":  # p falls from 1 to 0.5 in two updates over 10 steps; at step 4 half of it is done
@@ -204,7 +218,7 @@ def _reference(
     if sparsity == "jumprelu":
         soft = (pre0 > p0["threshold"]) - (p["threshold"] - p0["threshold"]) * _rect(pre0, p0) / EPS
         below = np.where(pre0 < p0["threshold"], p["threshold"] - pre, 0) * norms
-        loss += 0.5 * (soft.sum() / B / TARGET - 1) ** 2 + 0.2 * below.sum() / B
+        loss += 0.5 * (soft.sum() / B / TARGET - 1) ** 2 + 0.1 * (soft.mean(0) ** 2).sum() / 0.2 + 0.2 * below.sum() / B
     if n_dead:
         e, resting = y - _y_hat(topology, p0, f0, x), p | {"b_dec": p0["b_dec"]}
         score = np.where(np.arange(F) < n_dead, pre0, -np.inf)
@@ -229,26 +243,28 @@ def _reference_gradients(p0: Arrays, *case: Any, x: Any, y: Any) -> tuple[float,
 def _cases() -> Iterator[Any]:
     """Every combination as it is, but a clt's skip with two; with prefixes every sparsity in one layer and topk in all.
 
-    The rest in the soak: a skip adds nothing to what is selected, and W_skip's gradient is in the two.
+    The rest in the soak: a skip adds nothing to what is selected, and W_skip's gradient is in the two. A causal
+    crosscoder is a clt with y = x.
     """
     for (topology, sparsity), name in itertools.product(itertools.product(TOPOLOGIES, SPARSITIES), CODES):
+        if name == "hierarchical" and "ranks" not in SPARSITIES[sparsity].provides:
+            continue
         alone = topology == "autoencoder" or (topology, sparsity) == ("clt", "topk")
-        long = not alone if name == "matryoshka" else topology == "skip_clt" and sparsity not in ("relu", "topk")
+        few = {"skip_clt": ("relu", "topk"), "causal_crosscoder": ("jumprelu",)}.get(topology, tuple(SPARSITIES))
+        long = sparsity not in few if name == "whole" else not alone
         marks = [pytest.mark.soak] if long else []
-        yield pytest.param(topology, sparsity, CODES[name], id=f"{topology}-{sparsity}-{name}", marks=marks)
+        yield pytest.param(topology, sparsity, name, id=f"{topology}-{sparsity}-{name}", marks=marks)
 
 
-@pytest.mark.parametrize(("topology", "sparsity", "prefixes"), list(_cases()))
-def test_loss_and_every_gradient_equal_the_dense_reference(
-    topology: str, sparsity: str, prefixes: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize(("topology", "sparsity", "code"), list(_cases()))
+def test_loss_and_every_gradient_equal_the_dense_reference(topology: str, sparsity: str, code: str) -> None:
     """More dead latents than AuxK takes for a token with all of F, fewer with prefixes: both of its branches."""
-    coder, n_dead = _coder(topology, sparsity, prefixes), 1 if prefixes else N_DEAD
+    coder, n_dead = _coder(topology, sparsity, **CODES[code]), N_DEAD if code == "whole" else 1
     p, batch = _params(coder), _batch(coder)
     (loss, (metrics, stats)), grads = _loss_and_grads(coder, p, n_dead)
     p0, x, y = ({k: np.array(v, np.float64) for k, v in t.items()} for t in (p, batch, batch))
     x, y = x["x"], y["y"]
-    want_loss, want = _reference_gradients(p0, topology, sparsity, prefixes, n_dead, x=x, y=y)
+    want_loss, want = _reference_gradients(p0, topology, sparsity, code, n_dead, x=x, y=y)
     assert float(loss) == pytest.approx(want_loss, rel=1e-5)
     assert grads.keys() == want.keys() == p.keys()
     for name in want:
@@ -277,7 +293,7 @@ def _large_cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("topology", "sparsity"), list(_large_cases()))
 def test_so_they_do_where_kept_entries_are_taken_by_blocks(topology: str, sparsity: str) -> None:
     """Both forms of a list, and both ways through a topology; the other pairs in the soak."""
-    test_loss_and_every_gradient_equal_the_dense_reference(topology, sparsity, ())
+    test_loss_and_every_gradient_equal_the_dense_reference(topology, sparsity, "whole")
 
 
 # --- shapes, latents, files --------------------------------------------------------------------------------
@@ -461,7 +477,8 @@ def test_the_error_falls_in_a_few_steps_of_adam(topology: str, sparsity: str) ->
 
 # Each topology and each sparsity once, compiled; where b_enc of the dead begins, so that they are beside the living. A
 # latent that is never above 0 has no gradient from AuxK: where firing means being above 0, ghosts bring it back.
-DIAGONAL = list(zip(TOPOLOGIES, itertools.cycle(SPARSITIES), strict=False))
+OWN_WAYS = [name for name in TOPOLOGIES if name != "causal_crosscoder"]  # which computes as a clt does
+DIAGONAL = list(zip(OWN_WAYS, itertools.cycle(SPARSITIES), strict=False))
 DEAD_BIAS = {"relu": -0.5, "gated": -0.5, "topk": -0.1, "abs_topk": -0.15, "batchtopk": -0.2, "jumprelu": -0.4}
 GHOSTS = {"ghost_coefficient": 1.0, "auxk_coefficient": 0.0}
 AUXK = {"threshold_init": 0.3, "pre_activation_coefficient": 0.0}

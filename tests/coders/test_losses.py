@@ -13,26 +13,15 @@ import numpy as np
 import pytest
 
 from saejax.coders import SPARSITIES, Autoencoder, CrossLayerTranscoder, Latents
+from saejax.coders.auxk import AuxK
 from saejax.coders.context import Context
-from saejax.coders.losses import (
-    L0,
-    AnnealedLp,
-    AuxK,
-    Decorrelation,
-    Fvu,
-    GateReconstruction,
-    GhostGradients,
-    Matryoshka,
-    Mse,
-    MultiTopK,
-    NormWeightedL1,
-    PreActivation,
-    Tanh,
-    TargetL0,
-    Term,
-)
+from saejax.coders.error import Fvu, Mse
+from saejax.coders.losses import Decorrelation, GateReconstruction, GhostGradients, MultiTopK
+from saejax.coders.nested import Matryoshka
+from saejax.coders.penalties import L0, AnnealedLp, FiringFrequency, NormWeightedL1, PreActivation, Tanh, TargetL0
 from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity import AbsTopK, BatchTopK, Gated, JumpRelu, Relu, Sparsity, TopK
+from saejax.coders.term import Term
 
 B, D, F, K, G, EPS = 7, 5, 12, 3, 2, 1.0
 
@@ -251,6 +240,8 @@ def test_l0_counts_and_target_l0_is_its_square_distance() -> None:
     l0 = (a["pre"] > a["theta"]).sum() / B
     _close(L0()(c), l0)
     _close(TargetL0(target=4.0)(c), (l0 / 4 - 1) ** 2)
+    _close(TargetL0(target=4.0, each=True)(c), ((((a["pre"] > a["theta"]).sum(1)) / 4 - 1) ** 2).mean())
+    _close(FiringFrequency(scale=0.3)(c), ((a["pre"] > a["theta"]).mean(0) ** 2).sum() / 0.3)
 
 
 @pytest.mark.parametrize("through_input", [False, True])
@@ -266,6 +257,11 @@ def test_gradients_of_l0_and_its_target(through_input: bool) -> None:
     l0 = (a["pre"] > a["theta"]).sum() / B
     for name in ("threshold", "b_enc", "W_enc"):
         _close(h[name], 2 * (l0 / 4 - 1) / 4 * g[name], 1e-4)
+    of_token = _gradient(TargetL0(target=4.0, each=True), sparsity)
+    counts = (a["pre"] > a["theta"]).sum(1, keepdims=True)
+    _close(of_token["threshold"], -(2 * (counts / 4 - 1) / 4 * rect).sum(0) / B)
+    of_frequency = _gradient(FiringFrequency(scale=0.3), sparsity)
+    _close(of_frequency["threshold"], -2 * (a["pre"] > a["theta"]).mean(0) / 0.3 * rect.mean(0))
 
 
 def _jump(pre: list[float], raw: float, of: str, through_input: bool = False) -> tuple[np.ndarray, ...]:

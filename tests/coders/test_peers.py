@@ -20,24 +20,17 @@ import optax
 import pytest
 
 from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.auxk import AuxK
 from saejax.coders.coder import Coder
 from saejax.coders.context import Context, squared_error
+from saejax.coders.error import Mse
 from saejax.coders.latents import Latents
-from saejax.coders.losses import (
-    L0,
-    AnnealedLp,
-    AuxK,
-    GateReconstruction,
-    Matryoshka,
-    Mse,
-    NormWeightedL1,
-    PreActivation,
-    Tanh,
-    TargetL0,
-    Term,
-)
+from saejax.coders.losses import GateReconstruction
+from saejax.coders.nested import Matryoshka
+from saejax.coders.penalties import L0, AnnealedLp, NormWeightedL1, PreActivation, Tanh, TargetL0
 from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity import BatchTopK, Gated, JumpRelu, Relu, Sparsity, TopK
+from saejax.coders.term import Term
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer
@@ -108,14 +101,6 @@ class UnfrozenGateReconstruction(GateReconstruction):
     def __call__(self, c: Context) -> jax.Array:
         gate = Latents(jax.nn.relu(c.pre), None, F)
         return squared_error(c.y, c.topology.decode(c.params, gate, c.x))
-
-
-class PerTokenTargetL0(TargetL0):
-    """SAELens, `quadratic`: (2 / T) mean_b (L0_b - T)^2, each token at T; ours holds the mean L0 at T."""
-
-    def __call__(self, c: Context) -> jax.Array:
-        per_token = c.sparsity.soft_l0(c.pre, c.params).sum(-1)  # type: ignore[attr-defined]
-        return 2 / self.target * jnp.square(per_token - self.target).mean()
 
 
 class TargetL0OfLatents(TargetL0):
@@ -238,7 +223,7 @@ CASES: dict[str, Case] = {
     ),
     "saelens_jumprelu_negative_threshold": _sl_jumprelu(JUMP, L0(constant(0.3)), parts={"l0_loss": ("l0_loss", 0.3)}),
     "saelens_jumprelu_quadratic": _sl_jumprelu(
-        JUMP, PerTokenTargetL0(constant(0.3), 10.0), parts={"target_l0": ("l0_loss", 0.3)}
+        JUMP, TargetL0(constant(2 * 10 * 0.3), 10.0, each=True), parts={"target_l0": ("l0_loss", 2 * 10 * 0.3)}
     ),
     "saelens_jumprelu_tanh": _sl_jumprelu(JUMP_TO_ALL, Tanh(constant(0.3)), PRE_ACTIVATION, parts=SL_TANH),
     "saelens_jumprelu_tanh_threshold_only": _sl_jumprelu(JUMP, Tanh(constant(0.3)), PRE_ACTIVATION, parts=SL_TANH),

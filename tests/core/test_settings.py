@@ -108,7 +108,14 @@ OWN_TRAIN = {
     *("schedule", "warmup_fraction", "final_lr_fraction", "decay_fraction", "restart_period", "restart_multiplier"),
     *("plateau_factor", "plateau_patience", "plateau_window", "resample_every", "resample_until_fraction"),
 }
-SPARSITY = {"l1_coefficient", "lp_coefficient", "tanh_coefficient", "l0_coefficient", "target_l0_coefficient"}
+SPARSITY = {
+    "l1_coefficient",
+    "lp_coefficient",
+    "tanh_coefficient",
+    "l0_coefficient",
+    "target_l0_coefficient",
+    "frequency_coefficient",
+}
 
 
 def test_what_decides_a_run_is_what_did_but_for_validations() -> None:

@@ -93,7 +93,7 @@ def test_version_2_goes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
         assert {key: written[key] for key in same} == {key: read[key] for key in same}
 
 
-def test_a_causal_crosscoder_is_a_cross_layer_transcoder_that_writes_what_it_reads(tmp_path: Path) -> None:
+def test_a_causal_crosscoder_reads_a_layer_and_writes_those_from_it_on(tmp_path: Path) -> None:
     folder = fixtures.copied(
         BY_NAME["v2_crosscoder"], tmp_path / "crosscoder" / "layer_7_13_17_22_width_262k_l0_medium"
     )
@@ -102,7 +102,7 @@ def test_a_causal_crosscoder_is_a_cross_layer_transcoder_that_writes_what_it_rea
         arrays["w_dec"][:, :i] = 0
         write_safetensors(folder / f"params_layer_{i}.safetensors", arrays)
     sae = saejax.load(folder)
-    assert kind_of(sae) == ("clt", "jumprelu") and sae.sites.reads == sae.sites.writes
+    assert kind_of(sae) == ("causal_crosscoder", "jumprelu") and sae.sites.reads == sae.sites.writes
     assert sae.sites.reads == tuple(f"blocks.{layer}.resid_post" for layer in (7, 13, 17, 22))
     x = np.random.default_rng(0).normal(size=(6, 4, sae.coder.topology.d_in))
     f = [np.maximum(x[:, i] @ a["w_enc"].astype(float) + a["b_enc"], 0) for i, a in enumerate(layers)]
@@ -112,6 +112,24 @@ def test_a_causal_crosscoder_is_a_cross_layer_transcoder_that_writes_what_it_rea
     latents = sae.encode(x.astype(np.float32))
     np.testing.assert_allclose(latents, np.stack(f, 1), rtol=0, atol=1e-5 * np.abs(latents).max())
     np.testing.assert_allclose(sae.decode(latents), y, rtol=0, atol=1e-5 * np.abs(y).max())
+
+    assert sae.save(tmp_path / "back", format="gemma_scope_2") == []
+    _loaded_elsewhere(sae, tmp_path / "back")
+    for i, arrays in enumerate(layers):
+        mine = read_safetensors(tmp_path / "back" / f"params_layer_{i}.safetensors")
+        assert mine.keys() == arrays.keys() and all(np.array_equal(mine[key], arrays[key]) for key in arrays)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name.startswith("v2_clt")])
+def test_dictionaries_of_several_layers_go_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    sae, there = fixtures.load(BY_NAME[name]), fixtures.path(BY_NAME[name])
+    assert sae.save(tmp_path / "back", format="gemma_scope_2") == []
+    _loaded_elsewhere(sae, tmp_path / "back")
+    for file in there.glob("params_layer_*.safetensors"):
+        mine, theirs = read_safetensors(tmp_path / "back" / file.name), read_safetensors(file)
+        assert mine.keys() == theirs.keys() and all(np.array_equal(mine[key], theirs[key]) for key in theirs)
+    mixed = dataclasses.replace(sae.sites, reads=("blocks.0.resid_post", *sae.sites.reads[1:]))
+    assert "one module" in FORMATS["gemma_scope_2"].refuses(dataclasses.replace(sae, sites=mixed))
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ SIDES = {
     "skip_transcoder": (MLPS_IN[:1], MLPS_OUT[:1]),
     "layernorm_autoencoder": (RESIDUALS[:1], RESIDUALS[:1]),
     "crosscoder": (RESIDUALS, RESIDUALS),
+    "causal_crosscoder": (RESIDUALS, RESIDUALS),
     "clt": (MLPS_IN, MLPS_OUT),
     "skip_clt": (MLPS_IN, MLPS_OUT),
 }
@@ -194,7 +195,7 @@ def numpy_coder(
         f = np.maximum(pre, 0)
         return np.where(pre >= np.sort(pre, axis=1)[:, -4:-3], f, 0) if sparsity == "topk" else f
 
-    if topology in ("clt", "skip_clt"):
+    if topology in ("clt", "skip_clt", "causal_crosscoder"):
         f = [code(x[:, i] @ p["W_enc"][i] + p["b_enc"][i]) for i in range(n_sites)]
         into = [p["b_dec"][m] + sum(f[i] @ p[f"W_dec_{i}"][:, m - i] for i in range(m + 1)) for m in range(n_sites)]
         if "W_skip" in p:

@@ -33,18 +33,21 @@ TABLE: dict[str, Tree] = {
     "ghost": {"l1_coefficient": 0.5},  # 0.986, 0.960
     "gated": {"l1_coefficient": 4.0},  # 0.993, 0.944
     "topk": {},  # 0.997, 0.973
+    "hierarchical_topk": {},
     "multi_topk": _NO_AUXK,  # 0.992, 0.974
     "abs_topk": _NO_AUXK,
     "decorrelated": {},
     "batchtopk": {},
     "jumprelu": {},
     "jumprelu_l0": {"l0_coefficient": 0.03, "normalize": "mean_square"},
+    "gemma_scope_2": {"prefixes": (1.0,), "target_l0_coefficient": 1.0},  # equal features have no order
     "jumprelu_tanh": {"tanh_coefficient": 0.5},
     "matryoshka": {},
     "transcoder": _NO_AUXK,
     "skip_transcoder": _NO_AUXK,
     "crosscoder": {"l1_coefficient": 0.5},
     "crosscoder_batchtopk": _NO_AUXK,
+    "crosscoder_causal": {},
     "clt": _NO_AUXK,
     "clt_jumprelu": {"tanh_coefficient": 0.3},
 }
@@ -92,12 +95,13 @@ def _unit(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def _world(topology: str, signed: bool) -> World:
     """32 features in 24 dimensions; in 16 at each of two sites, and where a skip would explain most of 24."""
     rng = np.random.default_rng(0)
-    if topology == "clt":
+    if topology in ("clt", "causal_crosscoder"):
         reads, writes = np.zeros((2, 16, 2, 16)), np.zeros((2, 16, 2, 16))
         for layer in range(2):
             reads[layer, :, layer] = _unit(rng, 16, 16)
             writes[layer, :, layer:] = _unit(rng, 16, 2 - layer, 16)
-        return World(tuple(reads), tuple(writes), np.zeros((16, 16)))
+        # What a crosscoder reads is what it writes: a feature stands at its own layer and those after it.
+        return World(tuple(reads if topology == "clt" else writes), tuple(writes), np.zeros((16, 16)))
     d, sites = {"crosscoder": (16, 2), "skip_transcoder": (16, 1)}.get(topology, (24, 1))
     reads, skip = _unit(rng, 32, sites, d), np.zeros((d, d))
     if TOPOLOGIES[topology].tied:

@@ -28,7 +28,7 @@ class Sparsity(Generic[S]):
         settings: S, for those who have the class alone.
         sparse: latents are (values, indices).
         provides: what loss terms may ask for: `threshold` (a learned one, with its soft count), `gate`, `k`,
-            `dense` (pre-activations with a gradient).
+            `ranks` (a list for each token, which can be ordered by size), `dense` (pre-activations with a gradient).
         like_latents: its parameters that are in the latents' unit: latents c times as large have them c times as large.
     """
 

@@ -53,7 +53,7 @@ class TopK(Sparsity[KSettings]):
     k: Ramp
     settings: ClassVar[type[Settings]] = KSettings
     sparse: ClassVar[bool] = True
-    provides: ClassVar[frozenset[str]] = frozenset({"k"})
+    provides: ClassVar[frozenset[str]] = frozenset({"k", "ranks"})
 
     @classmethod
     def build(cls, settings: KSettings, at: At) -> Self:

@@ -1,0 +1,91 @@
+"""Errors of the reconstructions from the first kept latents of a token, for many numbers of them at once.
+
+Shape letters: B tokens, G groups, K kept latents a token and group, F latents, R width of a decoder row.
+
+The stacked reconstructions [B, n, R] are never built, forward or backward: both walk over the list, block by block, and
+carry what is summed so far, [B, R]. The way back takes the blocks off again.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from saejax.kernels.sparse import decode_groups
+
+
+def prefix_errors_reference(
+    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
+) -> jax.Array:
+    """mean over j of ||target_b - sum of the first j||^2, for j = K, K - every, ... > 0.  -> [B]"""
+    n_kept, width = values_BGK.shape[-1], rows[0].shape[1]
+    written = [
+        jnp.pad(values_BGK[:, g, :, None] * rows_FR[indices_BGK[:, g]], ((0, 0), (0, 0), (width - rows_FR.shape[1], 0)))
+        for g, rows_FR in enumerate(rows)
+    ]
+    sums_BKR = jnp.cumsum(functools.reduce(jnp.add, written), axis=1)[:, (n_kept - 1) % every :: every]
+    return jnp.square(target_BR[:, None] - sums_BKR).sum(2).mean(1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def prefix_errors(
+    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
+) -> jax.Array:
+    """`prefix_errors_reference` in memory [B, R]; rows as `decode_groups` takes them.
+
+    Over devices that hold other latents one sum of [B, R] crosses for each number of latents. The gradient of the rows
+    is summed block by block: its time is that of one decoder for each number of latents.
+    """
+    return _forward(values_BGK, indices_BGK, rows, target_BR, every)[0]
+
+
+def _forward(
+    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
+) -> tuple[jax.Array, jax.Array]:
+    """(errors [B], what the last reconstruction leaves of the target [B, R])"""
+
+    def add(carry: tuple[jax.Array, jax.Array], block: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        left_BR, errors_B = carry
+        left_BR = left_BR - decode_groups(*block, rows)
+        return (left_BR, errors_B + jnp.square(left_BR).sum(1)), None
+
+    blocks = _blocks(values_BGK, every), _blocks(indices_BGK, every)
+    # The zeros vary over devices as the target does, which other people's shard_map asks of what a loop carries.
+    (left_BR, errors_B), _ = jax.lax.scan(add, (target_BR, jnp.zeros_like(target_BR[:, 0])), blocks)
+    return errors_B / len(blocks[0]), left_BR
+
+
+def _blocks(array_BGK: jax.Array, every: int) -> jax.Array:
+    """[n, B, G, every]: the list in blocks, the first filled up in front with zeros."""
+    n = -(-array_BGK.shape[-1] // every)
+    full = jnp.pad(array_BGK, ((0, 0), (0, 0), (n * every - array_BGK.shape[-1], 0)))
+    return jnp.moveaxis(full.reshape(*full.shape[:-1], n, every), -2, 0)
+
+
+def _fwd(values_BGK, indices_BGK, rows, target_BR, every):  # type: ignore[no-untyped-def]
+    errors_B, left_BR = _forward(values_BGK, indices_BGK, rows, target_BR, every)
+    return errors_B, (values_BGK, indices_BGK, rows, left_BR)
+
+
+def _bwd(every, residuals, g_B):  # type: ignore[no-untyped-def]
+    values_BGK, indices_BGK, rows, left_BR = residuals
+    blocks = _blocks(values_BGK, every), _blocks(indices_BGK, every)
+    weight_B1 = (2 / len(blocks[0]) * g_B)[:, None]
+
+    def take_off(carry: Any, block: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        """What latents of a block get comes from all reconstructions that they are in: this one and those after."""
+        left_BR, pull_BR, of_rows = carry
+        values, indices = block
+        pull_BR = pull_BR + weight_B1 * left_BR
+        written_BR, back = jax.vjp(lambda values, rows: decode_groups(values, indices, rows), values, rows)
+        of_values, of_block = back(-pull_BR)
+        return (left_BR + written_BR, pull_BR, jax.tree.map(jnp.add, of_rows, of_block)), of_values
+
+    start = left_BR, jnp.zeros_like(left_BR), jax.tree.map(jnp.zeros_like, rows)
+    (_, pull_BR, of_rows), of_blocks = jax.lax.scan(take_off, start, blocks, reverse=True)
+    of_values = jnp.moveaxis(of_blocks, 0, -2).reshape(*values_BGK.shape[:-1], -1)
+    return of_values[..., -values_BGK.shape[-1] :], None, of_rows, pull_BR
+
+
+prefix_errors.defvjp(_fwd, _bwd)
