@@ -64,7 +64,7 @@ def render_dictionaries(
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(folder / "table.png", dpi=DPI)
         (folder / "table.md").write_text(f"# {title}\n\n{lead}\n\n{text}\n", encoding="utf-8")
-        shown = page(title, lead, lines, (folder / "table.png").read_bytes(), _WORDS, below, more)
+        shown = page(title, lead, lines, (folder / "table.png").read_bytes(), _WORDS, below, sections=more)
         (folder / "table.html").write_text(shown, encoding="utf-8")
     return text
 

@@ -77,9 +77,6 @@ th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(lead)}</p>
 <img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">
-<div style="overflow-x: auto"><table><tr>{"".join(f"<th>{html.escape(cell)}</th>" for cell in head)}</tr>
-{body}</table></div>
-<img alt="FVE over L0" src="data:image/png;base64,{base64.b64encode(png).decode()}">
 {_table(lines, ' class="first"')}
 {"".join(f"<p>{html.escape(line)}</p>" for line in below)}
 {more}</html>
