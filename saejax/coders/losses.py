@@ -14,6 +14,7 @@ from saejax.coders.auxk import AuxK
 from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.ramp import At, Ramp
+from saejax.coders.temporal import Contrastive
 from saejax.coders.term import ONE, Term, weight
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
@@ -471,4 +472,5 @@ TERMS: list[type[Term[Any]]] = [
     AuxK,
     GhostGradients,
     Decorrelation,
+    Contrastive,
 ]
