@@ -107,7 +107,7 @@ RECIPES: dict[str, Recipe] = {
         "https://arxiv.org/abs/2511.05541",
         sparsity="batchtopk",
         prefixes=(0.2, 1.0),
-        contrastive_coefficient=0.1,
+        contrastive_coefficient=0.3,
         **_UNIT | {"auxk_coefficient": 1 / 32 / 2},
     ),
     "transcoder": _recipe("transcoder, TopK", _TRANSCODERS, topology="transcoder", **_APART),

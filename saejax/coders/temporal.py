@@ -34,7 +34,7 @@ class ContrastiveSettings(Settings, section="coder"):
         "How two tokens are compared: the cosine of those latents, or their dot product.",
         choices=SIMILARITIES,
     )
-    contrastive_temperature: float = setting(0.1, "Similarities are divided by this.", above=0)
+    contrastive_temperature: float = setting(1.0, "Similarities are divided by this.", above=0)
 
 
 @dataclasses.dataclass(frozen=True)
