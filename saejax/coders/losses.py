@@ -471,6 +471,6 @@ TERMS: list[type[Term[Any]]] = [
     MultiTopK,
     AuxK,
     GhostGradients,
-    Decorrelation,
     Contrastive,
+    Decorrelation,
 ]
