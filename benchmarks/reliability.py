@@ -58,8 +58,12 @@ BATCH = 128
 EVERY = 5
 SAVES = "saves.log"
 
-# Those for one hook point: each is another sparsity, or other losses that remember something.
-PRESETS = tuple(name for name in RECIPES if not re.search("coder|clt", name))
+# Those for one hook point and single tokens: each is another sparsity, or other losses that remember something.
+PRESETS = tuple(
+    name
+    for name, recipe in RECIPES.items()
+    if not (re.search("coder|clt", name) or recipe.settings.get("contrastive_coefficient"))
+)
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -57,6 +57,8 @@ def get_config(name: str = "topk") -> config_dict.ConfigDict:
     c.gates.relative_error = 0.6
     c.gates.zero_fraction = 0.5
     c.gates.runtime = 1.0
+    if RECIPES[preset].settings.get("contrastive_coefficient"):
+        c.train.neighbours = 2
     _sites(c, preset)
     if training:
         apply_training_recipe(c.train, training)

@@ -95,7 +95,7 @@ def found(
         return step_bytes(step.memory_analysis())  # type: ignore[attr-defined]
 
     t = e.train
-    parts = mesh.shape[DATA] * t.accumulate
+    parts = mesh.shape[DATA] * t.accumulate * t.neighbours
     answer = find(t.tokens, rows, parts, t.shares, needs, room_on(list(mesh.devices.flat)))
     tell(f"train: batch size {answer.size:,}: {answer.why}")
     return _with(e, answer.size)

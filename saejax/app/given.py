@@ -250,7 +250,8 @@ class _Given:
     def coder(self) -> Coder:
         """The coder of `e`, for the widths of its hook points."""
         widths, (reads, writes) = self.rows.hook_points, self.sites()
-        return build_coder(self.e.coder, [widths[n] for n in reads], self.e.train.steps, [widths[n] for n in writes])
+        t, (d_in, d_out) = self.e.train, ([widths[n] for n in side] for side in (reads, writes))
+        return build_coder(self.e.coder, d_in, t.steps, d_out, t.neighbours)
 
     def known(self) -> Provenance:
         return self.made_from()
@@ -278,13 +279,17 @@ class _Given:
         if isinstance(rows, IteratedBatches):
             if jax.process_count() > 1:
                 raise ConfigError("An iterable is read by one process. Give an array or a store to several.")
+            if t.neighbours > 1:
+                raise ConfigError(
+                    "neighbours needs to know which tokens are neighbours, and an iterable does not say it: give a "
+                    "store, or neighbours=1."
+                )
             own_rows(mesh, t.batch_size, t.accumulate)
             batches: BatchSource = rows
         else:
-            span = own_rows(mesh, t.batch_size, t.accumulate)
-            batches = Batches(
-                rows.only(names), t.batch_size, self.e.seed, t.block_chunks, span, t.max_rows, t.shares, t.blocks_ahead
-            )
+            span = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours)
+            how = t.block_chunks, span, t.max_rows, t.shares, t.blocks_ahead, t.neighbours
+            batches = Batches(rows.only(names), t.batch_size, self.e.seed, *how)
         heldout = None if self.more is None else _source(self.more, reads[0])
         if isinstance(heldout, Iterable):
             raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")

@@ -112,7 +112,8 @@ class Workspace:
         e, widths, (reads, writes) = self.experiment, self.names.hook_points(), self.sites
         if origin := self.origin("train"):
             self._check_store("train", {name: origin.hook_points[name] for name in (*reads, *writes)})
-        return build(e.coder, [widths[n] for n in reads], e.train.steps, [widths[n] for n in writes])
+        d_in, d_out = ([widths[n] for n in side] for side in (reads, writes))
+        return build(e.coder, d_in, e.train.steps, d_out, e.train.neighbours)
 
     @property
     def names(self) -> Named:
@@ -219,7 +220,13 @@ class Workspace:
         e, t = self.experiment, self.experiment.train
         if e.capture.into == "store":
             reader = self.reader("train", hook_points)
-            return Batches(reader, t.batch_size, e.seed, t.block_chunks, rows, t.max_rows, t.shares, t.blocks_ahead)
+            how = t.block_chunks, rows, t.max_rows, t.shares, t.blocks_ahead, t.neighbours
+            return Batches(reader, t.batch_size, e.seed, *how)
+        if t.neighbours > 1:
+            raise ConfigError(
+                f"train.neighbours={t.neighbours} needs a store, which says where in a document a token stands: "
+                "capture.into=training shuffles tokens one by one. Set capture.into=store."
+            )
         if jax.process_count() > 1 or t.shares > 1:
             raise ConfigError(
                 "capture.into=training is the work of one process, without train.shares: capture into a store first."

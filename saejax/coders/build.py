@@ -16,12 +16,17 @@ from saejax.core.errors import ConfigError
 
 
 def build(
-    config: CoderConfig, d_in: int | Sequence[int], steps: int, d_out: int | Sequence[int] | None = None
+    config: CoderConfig,
+    d_in: int | Sequence[int],
+    steps: int,
+    d_out: int | Sequence[int] | None = None,
+    neighbours: int = 0,
 ) -> Coder:
     """The coder for activations of width `d_in`, trained for `steps` steps.
 
     Args:
         d_in, d_out: widths of the sites read and written (one number: one site); d_out defaults to d_in.
+        neighbours: train.neighbours; 0 for a coder whose loss nobody asks for, as one that is loaded.
 
     Raises:
         ConfigError: sites that differ in width or do not fit the topology; k, auxk_k or prefixes that do not fit the
@@ -32,7 +37,8 @@ def build(
     writes = reads if d_out is None else _widths(d_out)
     topology = TOPOLOGIES[c.topology]
     _check_sites(c, topology, reads, writes)
-    at = At(reads[0], c.width(reads[0]), steps, round((c.sparsity_warmup_fraction or 0.0) * steps))
+    warmup = round((c.sparsity_warmup_fraction or 0.0) * steps)
+    at = At(reads[0], c.width(reads[0]), steps, warmup, neighbours=neighbours)
     sparsity = SPARSITIES[c.sparsity].build(c, at)
     if c.k_start and not sparsity.kept:
         raise ConfigError(f"coder.k_start is set, but {c.sparsity} has no k to anneal; remove it.")

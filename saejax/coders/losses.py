@@ -16,6 +16,7 @@ from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents
 from saejax.coders.penalties import L0, AnnealedLp, FiringFrequency, NormWeightedL1, PreActivation, Tanh, TargetL0
 from saejax.coders.ramp import At, Ramp
+from saejax.coders.temporal import Contrastive
 from saejax.coders.term import Term, weight
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
@@ -162,5 +163,6 @@ TERMS: list[type[Term[Any]]] = [
     MultiTopK,
     AuxK,
     GhostGradients,
+    Contrastive,
     Decorrelation,
 ]

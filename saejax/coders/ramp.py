@@ -50,6 +50,7 @@ class At:
         steps: of the training.
         warmup: steps over which sparsity weights rise from 0.
         kept: the most latents that are kept for a token; 0 where the sparsity keeps no number of them.
+        neighbours: rows of a batch that are consecutive tokens of one document; 0 where no batch is spoken of.
     """
 
     d_in: int
@@ -57,3 +58,4 @@ class At:
     steps: int
     warmup: int = 0
     kept: int = 0
+    neighbours: int = 0

@@ -125,6 +125,15 @@ RECIPES: dict[str, Recipe] = {
         prefixes=_PREFIXES,
         **_UNIT | {"auxk_coefficient": 1 / 32 / len(_PREFIXES)},
     ),
+    # The two reconstructions have one weight each here; the authors' code has a fifth and four fifths.
+    "temporal": _recipe(
+        "Matryoshka BatchTopK + contrast of neighbouring tokens",
+        "https://arxiv.org/abs/2511.05541",
+        sparsity="batchtopk",
+        prefixes=(0.2, 1.0),
+        contrastive_coefficient=0.3,
+        **_UNIT | {"auxk_coefficient": 1 / 32 / 2},
+    ),
     "transcoder": _recipe("transcoder, TopK", _TRANSCODERS, topology="transcoder", **_APART),
     "skip_transcoder": _recipe(
         "transcoder with a linear skip, TopK",

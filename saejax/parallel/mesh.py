@@ -163,23 +163,24 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA))
 
 
-def own_rows(mesh: Mesh, batch_size: int, parts: int = 1) -> tuple[int, int]:
+def own_rows(mesh: Mesh, batch_size: int, parts: int = 1, together: int = 1) -> tuple[int, int]:
     """(first, stop) of the rows of a global batch that this process's devices hold, by `batch_sharding`.
 
     Processes whose devices share a place along "data" have the same rows. If a batch is taken in `parts`, every device
-    has rows of each part.
+    has rows of each part. Windows of so many rows `together` stay on one device.
 
     Raises:
         ConfigError: the batch, or a part, is not a multiple of the devices along "data", or the rows are not one range.
     """
     n = mesh.shape[DATA]
-    if batch_size % (n * parts):
+    if batch_size % (least := n * parts * together):
         of, or_parts = (
             (f" in {parts} parts (train.accumulate)", ", or another train.accumulate") if parts > 1 else ("", "")
         )
+        of += f" of windows of {together} (train.neighbours)" if together > 1 else ""
         raise ConfigError(
             f"train.batch_size {batch_size}{of} cannot be split over the {n} devices along data of parallel.mesh; "
-            f"set train.batch_size={-(-batch_size // (n * parts)) * n * parts}, or another mesh{or_parts}."
+            f"set train.batch_size={-(-batch_size // least) * least}, or another mesh{or_parts}."
         )
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     held = sorted({index[0].indices(batch_size)[:2] for index in indices.values() if index})

@@ -107,10 +107,11 @@ class Planned:
         coder, e = self.coder(), self.experiment
         check_divides(mesh, coder.topology.d_sae)
         t, rows = e.train, mesh.shape[DATA]
-        if t.batch_size % (rows * t.accumulate):
+        if t.batch_size % (rows * t.accumulate * t.neighbours):
             raise ConfigError(
                 f"train.batch_size {t.batch_size} cannot be split over {rows} devices"
-                + (f" in {t.accumulate} parts (train.accumulate)." if t.accumulate > 1 else ".")
+                + (f" in {t.accumulate} parts (train.accumulate)" if t.accumulate > 1 else "")
+                + (f" of windows of {t.neighbours} (train.neighbours)." if t.neighbours > 1 else ".")
             )
         key = self._key(mesh)
         if key not in self.known:
@@ -131,7 +132,7 @@ class Planned:
         def needs(size: int) -> int:
             return int(self._of_size(size).step(mesh)[1].bytes)
 
-        parts = mesh.shape[DATA] * e.train.accumulate
+        parts = mesh.shape[DATA] * e.train.accumulate * e.train.neighbours
         found = find(e.train.tokens, e.capture.tokens, parts, e.train.shares, needs, int(ROOM * device.memory))
         return self._of_size(found.size)
 

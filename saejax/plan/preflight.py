@@ -114,7 +114,7 @@ class _Flight:
         self.work = with_batch_size(self.work, console.keep_quiet)
         e, mesh, coder = self.work.experiment, training_mesh(self.work.experiment), self.work.build()
         check_divides(mesh, coder.topology.d_sae)
-        own_rows(mesh, e.train.batch_size, e.train.accumulate)
+        own_rows(mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
         wide = f"{coder.topology.d_in} -> {coder.topology.d_sae:,} latents"
         return Check("settings", f"{e.coder.preset}, {wide}, batch {e.train.batch_size:,}", True)
 

@@ -14,6 +14,7 @@ from saejax.plan.laws import Law, law_of, roofline, training_peak
 from saejax.plan.planned import Planned, parameter_count
 from saejax.plan.programs import Footprint
 from saejax.plan.stage import StageEstimate, Terms
+from saejax.store.neighbours import block_rows
 from saejax.training.config import TrainConfig
 
 # Of a process that has imported everything and holds no arrays.
@@ -34,7 +35,7 @@ def train(planned: Planned, terms: Terms) -> StageEstimate | None:
     loop = terms.together(each, read) + host.step
     validated = _validations(planned, t) * _heldout_steps(planned, t) * each * _FORWARD_SHARE
     seconds = t.steps * loop + validated + saves(t) * host.save
-    held = sum(planned.widths.values()) * t.block_chunks * e.capture.chunk_rows * 2 * 2
+    held = sum(planned.widths.values()) * block_rows(t.neighbours, t.block_chunks, e.capture.layout("train")) * 2 * 2
     parts = {"state": work.state, "batch": work.batch, "temporaries": work.temporaries}
     flops = t.steps * work.flops * terms.devices
     streaming = 0.0

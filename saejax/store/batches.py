@@ -3,6 +3,8 @@
 Epoch e occupies rows [e N, (e+1) N) of an endless stream and batch s its rows [s B, (s+1) B), so that
 batches straddle blocks and epochs and no row is ever dropped.
 
+With `neighbours` rows come in windows of consecutive tokens (`neighbours.py`), and those that are in none are left out.
+
 With several shares the store's chunks are dealt out to as many streams (chunk c to stream c mod shares), each with
 epochs of its own, and a batch is B / shares rows of each, one behind the other. A process that wants some rows of every
 batch then reads only the chunks of their streams.
@@ -17,9 +19,10 @@ from typing import Protocol
 import numpy as np
 
 from saejax.core.errors import ConfigError
+from saejax.store.blocks import Blocks, ChunkBlocks, Key, places
 from saejax.store.layout import BF16, StoreLayout
+from saejax.store.neighbours import Neighbours, WindowBlocks, check_windows, placed
 from saejax.store.order import EpochOrder, derive_key
-from saejax.store.places import places
 from saejax.store.statistics import Statistics
 
 # The one that a batch begins in and the one that it ends in, besides those that are read ahead.
@@ -107,15 +110,18 @@ class Batches:
             the chunks of the shares that the rows come from; with one share it reads all and drops other rows.
         shares: into how many streams the store is dealt out.
         ahead: blocks that `iterate` reads ahead, all at the same time. The batches are the same whatever it is.
+        neighbours: n; a batch is windows of n consecutive tokens of one document, token j of window i in row i n + j.
+            A block is then at least four whole shards, and shards, not chunks, are dealt out to shares.
 
     Attributes:
         hook_points: name -> width.
         statistics: name -> moments of the whole store.
-        epoch_rows: rows of an epoch.
+        epoch_rows: rows of an epoch; with neighbours the mean over epochs, which leave out different rows.
+        used: the share of the store's rows that an epoch has.
 
     Raises:
-        ConfigError: a size below 1, a negative max_rows, rows outside the batch, or shares that do not divide the batch
-            or have no chunk.
+        ConfigError: a size below 1, a negative max_rows, rows outside the batch, shares that do not divide the batch or
+            have no chunk; windows that would be cut, or of which the store has none.
     """
 
     def __init__(
@@ -128,6 +134,7 @@ class Batches:
         max_rows: int = 0,
         shares: int = 1,
         ahead: int = 1,
+        neighbours: int = 1,
     ) -> None:
         first, stop = rows or (0, batch_size)
         if batch_size < 1 or not 0 <= first < stop <= batch_size:
@@ -136,21 +143,33 @@ class Batches:
             raise ConfigError(f"ahead={ahead}: give the number of blocks to read ahead, 1 or more.")
         if max_rows < 0:
             raise ConfigError(f"max_rows={max_rows}: give the number of rows to use, or 0 for all.")
-        n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
-        _check_shares(shares, batch_size, -(-n_rows // reader.layout.chunk_rows))
         self.batch_size = batch_size
-        self.hook_points, self.statistics, self.epoch_rows = reader.hook_points, reader.statistics, n_rows
-        self.dtype = reader.dtype
+        self.hook_points, self.statistics, self.dtype = reader.hook_points, reader.statistics, reader.dtype
+        blocks: list[ChunkBlocks] | list[WindowBlocks]
+        if neighbours == 1:
+            n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
+            _check_shares(shares, batch_size, -(-n_rows // reader.layout.chunk_rows))
+            blocks = [
+                _chunks(share, shares, n_rows, reader.layout.chunk_rows, block_chunks, seed) for share in range(shares)
+            ]
+            self.epoch_rows, self.used = n_rows, 1.0
+        else:
+            found = Neighbours(placed(reader, neighbours), neighbours, max_rows)
+            check_windows(neighbours, batch_size, (first, stop), shares, len(found.counts))
+            blocks = [
+                _windows(share, shares, found, reader.layout.chunk_rows, block_chunks, seed) for share in range(shares)
+            ]
+            self.epoch_rows, self.used = sum(one.epoch_rows for one in blocks), found.used
         self._rows = stop - first
-        self._whole = functools.partial(Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares)
+        self._whole = functools.partial(
+            Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares, neighbours=neighbours
+        )
         loader, helper = (ThreadPoolExecutor(ahead, thread_name_prefix="store-reader") for _ in range(2))
         each = batch_size // shares
         self._shares = [
             _Share(
                 reader,
-                _order_of(share, shares, n_rows, reader.layout.chunk_rows, block_chunks, seed),
-                n_rows,
-                (share, shares),
+                blocks[share],
                 each,
                 (max(0, first - share * each), min(each, stop - share * each)),
                 loader,
@@ -197,40 +216,34 @@ class Batches:
 
 
 class _Share:
-    """One of the streams that a batch is made of: `each` rows of it are in every batch, and `span` of those are wanted.
-
-    `of` is (number, shares): its chunk j is chunk number + j shares of the `n_rows` rows of all.
-    """
+    """One of the streams that a batch is made of: `each` rows of it are in every batch, `span` of them wanted."""
 
     def __init__(
         self,
         reader: RowSource,
-        order: EpochOrder,
-        n_rows: int,
-        of: tuple[int, int],
+        blocks: Blocks,
         each: int,
         span: tuple[int, int],
         loader: ThreadPoolExecutor,
         helper: ThreadPoolExecutor,
         ahead: int,
     ) -> None:
-        self.order, self._ahead = order, ahead
-        self._reader, self._n_rows, self._of, self._each = reader, n_rows, of, each
+        self._reader, self._order, self._each, self._ahead = reader, blocks, each, ahead
         self._loader, self._helper = loader, helper
         self._low, self._high = span
-        self._blocks: OrderedDict[tuple[int, int], Future[_Block]] = OrderedDict()
+        self._blocks: OrderedDict[Key, Future[_Block]] = OrderedDict()
 
     def begin(self, step: int) -> None:
         """Start to read what `rows_of(step)` needs first."""
-        self._block(self._locate(step * self._each + self._low)[0])
+        self._block(self._order.locate(step * self._each + self._low)[0])
 
     def rows_of(self, step: int) -> dict[str, np.ndarray]:
         """The wanted rows of a batch."""
         row, stop = step * self._each + self._low, step * self._each + self._high
         pieces: list[_Block] = []
         while row < stop:
-            key, offset = self._locate(row)
-            count = min(stop - row, self.order.block_size(key[1]) - offset)
+            key, offset = self._order.locate(row)
+            count = min(stop - row, self._order.size(key) - offset)
             start = self._wanted(row) - self._wanted(row - offset)
             pieces.append({n: rows[start : start + count] for n, rows in self._block(key).result().items()})
             row += count
@@ -240,59 +253,46 @@ class _Share:
 
     def places(self, step: int) -> dict[str, np.ndarray]:
         """As `Batches.places`."""
-        (number, shares), size = self._of, self.order.chunk_rows
-        found = {name: at[self._low : self._high] for name, at in places(self.order, self._each, step).items()}
-        chunk = found["chunk"] * shares + number
-        return found | {"chunk": chunk, "row": found["row"] + (chunk - found["chunk"]) * size}
+        first = step * self._each
+        return places(self._order, self._reader.layout.chunk_rows, first + self._low, first + self._high)
 
     def read_ahead(self, step: int) -> None:
         """Start to read the blocks behind the one with the batch's last row."""
-        (epoch, block), _ = self._locate(step * self._each + self._high - 1)
-        for following in range(block + 1, block + 1 + self._ahead):
-            later, own = divmod(following, self.order.blocks)
-            self._block((epoch + later, own))
+        last, _ = self._order.locate(step * self._each + self._high - 1)
+        for following in range(1, 1 + self._ahead):
+            self._block(self._order.after(last, following))
 
     def _wanted(self, row: int) -> int:
         """How many rows of the endless stream before this one are wanted."""
         batch, within = divmod(row, self._each)
         return batch * (self._high - self._low) + min(max(within - self._low, 0), self._high - self._low)
 
-    def _locate(self, row: int) -> tuple[tuple[int, int], int]:
-        """(epoch, block) and offset in the block of a row of the endless stream."""
-        epoch, within = divmod(row, self.order.n_rows)
-        block, offset = divmod(within, self.order.block_rows)
-        return (epoch, block), offset
-
-    def _block(self, key: tuple[int, int]) -> Future[_Block]:
+    def _block(self, key: Key) -> Future[_Block]:
         future = self._blocks.pop(key, None)
         if future is None or (future.done() and future.exception() is not None):
             while len(self._blocks) >= _BLOCKS_IN_USE + self._ahead:
                 self._blocks.popitem(last=False)[1].cancel()
-            future = self._loader.submit(self._load, *key)
+            future = self._loader.submit(self._load, key)
         self._blocks[key] = future
         return future
 
-    def _load(self, epoch: int, block: int) -> _Block:
-        """Read a block's chunks and put every wanted row in its shuffled place, in the background threads."""
-        (number, shares), chunk_rows = self._of, self.order.chunk_rows
-        chunks = (int(chunk) * shares + number for chunk in self.order.chunks(epoch, block))
-        pieces = [(c * chunk_rows, min(self._n_rows, (c + 1) * chunk_rows)) for c in chunks]
-        order = self.order.row_order(epoch, block)
-        first = epoch * self.order.n_rows + block * self.order.block_rows
+    def _load(self, key: Key) -> _Block:
+        """Read a block's pieces and put every wanted row in its shuffled place, in the background threads."""
+        pieces, order, first = self._order.pieces(key), self._order.rows(key), self._order.first(key)
         within = (first + np.arange(len(order))) % self._each
         wanted = (within >= self._low) & (within < self._high)
         count = int(wanted.sum())
-        # Where each row of the chunks goes, in their order; -1 for rows that are not wanted.
-        place = np.full(len(order), -1)
+        # Where each row of the pieces goes, in their order; -1 for rows that are not wanted.
+        lengths = [high - low for low, high in pieces]
+        place = np.full(sum(lengths), -1)
         place[order[wanted]] = np.arange(count)
         # numpy moves plain integers about twice as fast as bfloat16
         moved = np.dtype(np.uint16) if self._reader.dtype == BF16 else self._reader.dtype
         shuffled: _Block = {}
         for name, d in self._reader.hook_points.items():
             rows = np.empty((count, d), moved)
-            # All chunks but the last are whole, so a second thread knows where its half of them begins.
             half = len(pieces) // 2
-            other = self._helper.submit(self._fill, rows, name, pieces[half:], place[half * chunk_rows :])
+            other = self._helper.submit(self._fill, rows, name, pieces[half:], place[sum(lengths[:half]) :])
             self._fill(rows, name, pieces[:half], place)
             other.result()
             rows.flags.writeable = False  # batches may be views of it
@@ -309,14 +309,26 @@ class _Share:
             start += len(piece)
 
 
-def _order_of(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks: int, seed: int) -> EpochOrder:
-    """The order of one share; with one share, of the whole store."""
+def _chunks(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks: int, seed: int) -> ChunkBlocks:
+    """The stream of one share; with one share, of the whole store."""
     chunks = -(-n_rows // chunk_rows)
     own = len(range(share, chunks, shares))
     # The store's last chunk may be ragged: it is the last one of its share too.
     missing = chunks * chunk_rows - n_rows if (chunks - 1) % shares == share else 0
-    key = seed if shares == 1 else derive_key("share", seed, share, shares)
-    return EpochOrder(own * chunk_rows - missing, chunk_rows, -(-block_chunks // shares), key)
+    order = EpochOrder(
+        own * chunk_rows - missing, chunk_rows, -(-block_chunks // shares), _share_key(share, shares, seed)
+    )
+    return ChunkBlocks(order, n_rows, share, shares)
+
+
+def _windows(share: int, shares: int, found: Neighbours, chunk_rows: int, block_chunks: int, seed: int) -> WindowBlocks:
+    """The same of windows."""
+    own, block_rows = range(share, len(found.counts), shares), -(-block_chunks * chunk_rows // shares)
+    return WindowBlocks(found, own, block_rows, _share_key(share, shares, seed), chunk_rows)
+
+
+def _share_key(share: int, shares: int, seed: int) -> int:
+    return seed if shares == 1 else derive_key("share", seed, share, shares)
 
 
 def _check_shares(shares: int, batch_size: int, chunks: int) -> None:

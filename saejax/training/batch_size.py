@@ -37,7 +37,7 @@ def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: in
     Args:
         tokens: activations to train on.
         rows: of the store.
-        parts: a batch must divide among so many: the devices along "data", times train.accumulate.
+        parts: a batch must divide among so many: devices along "data" x train.accumulate x train.neighbours.
         shares: and among so many.
         needs: batch size -> bytes that its step takes on one device.
         room: bytes that it may take.
@@ -49,7 +49,8 @@ def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: in
     if not fitting:
         raise ConfigError(
             f"train.batch_size=0 looks for a power of two, and none up to {_SIZES[-1]:,} divides into {parts} parts "
-            f"(devices along data x train.accumulate) and {shares} train.shares. Set train.batch_size."
+            f"(devices along data x train.accumulate x train.neighbours) and {shares} train.shares. Set "
+            "train.batch_size."
         )
     if min(tokens, rows) < fitting[0]:
         raise ConfigError(

@@ -70,6 +70,14 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "the chunks of their own rows alone, where each has whole shares: a multiple of the processes.",
         low=1,
     )
+    neighbours: int = setting(
+        1,
+        "A batch is windows of so many consecutive tokens of one document, one behind the other, as the loss "
+        "contrastive needs them: 2 for pairs. Tokens that fill no window of an epoch are left out of it. A block of "
+        "the store is then at least four whole shards in memory. 1 takes every token by itself.",
+        low=1,
+        high=1024,
+    )
     profile: bool = setting(
         False,
         "Trace some of a session's first steps into the run's folder, and say there what took the time: profile.md, "
@@ -108,6 +116,17 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
             raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of train.shares {self.shares}.")
         if self.batch_size % self.accumulate:
             raise ConfigError(f"train.batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}.")
+        if self.batch_size % (self.neighbours * self.accumulate) or self.batch_size % (self.neighbours * self.shares):
+            raise ConfigError(
+                f"train.batch_size {self.batch_size} cannot be dealt out in whole windows of train.neighbours "
+                f"{self.neighbours}: it must be a multiple of neighbours x accumulate and of neighbours x shares."
+            )
+        if self.neighbours > 1 and self.batch_size // self.accumulate < 2 * self.neighbours:
+            raise ConfigError(
+                f"train.batch_size {self.batch_size} with train.accumulate {self.accumulate} leaves parts of one "
+                f"window of train.neighbours {self.neighbours}, which nothing can be compared with. Raise batch_size "
+                "or lower accumulate."
+            )
         if self.batch_size // self.accumulate < 2:
             raise ConfigError(
                 f"train.batch_size {self.batch_size} with train.accumulate {self.accumulate} leaves parts of one "

@@ -52,7 +52,7 @@ def make_step(
 
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
         batch = sites.batch(arrays)
-        grads, metrics, stats = _gradients(coder, config.accumulate, state, batch, hyper["sparsity"])
+        grads, metrics, stats = _gradients(coder, config, state, batch, hyper["sparsity"])
         with jax.named_scope("optimizer"):
             grads = coder.project_gradients(state.params, of_all_copies(grads))
             grad_norm = optax.tree.norm(grads)
@@ -81,9 +81,10 @@ def make_step(
 
 
 def _gradients(
-    coder: Coder, parts: int, state: TrainState, batch: dict[str, jax.Array], sparsity: jax.Array
+    coder: Coder, config: TrainConfig, state: TrainState, batch: dict[str, jax.Array], sparsity: jax.Array
 ) -> tuple[Any, dict[str, jax.Array], Any]:
-    """(gradients, metrics, statistics) of a batch in `parts`: means over the parts, statistics once for all of them."""
+    """(gradients, metrics, statistics) of a batch: means over its parts, statistics once for all of them."""
+    parts, together = config.accumulate, config.neighbours
     variance = None if parts == 1 else total_variance(batch["y"])
     gradient = jax.value_and_grad(coder.loss_of_part, has_aux=True)
 
@@ -101,8 +102,11 @@ def _gradients(
         (grads, metrics), seen = one(batch)
         return grads, metrics, coder.follow(state.stats, seen)
 
-    # Rows b, b + parts, ...: each part then has rows of every device that the batch is spread over.
-    split = {name: jnp.moveaxis(a.reshape(-1, parts, *a.shape[1:]), 1, 0) for name, a in batch.items()}
+    # Windows w, w + parts, ...: each part then has rows of every device that the batch is spread over.
+    split = {
+        name: jnp.moveaxis(a.reshape(-1, parts, together, *a.shape[1:]), 1, 0).reshape(parts, -1, *a.shape[1:])
+        for name, a in batch.items()
+    }
     means, seen = jax.eval_shape(one, jax.tree.map(lambda a: a[0], split))
     # Means of counts are no counts.
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), means), jax.tree.map(jnp.zeros_like, seen)

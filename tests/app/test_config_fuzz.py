@@ -119,10 +119,10 @@ def legal(settings: Settings) -> Case:
     topology = TOPOLOGIES[coder_config.resolved().topology]
     reads = ("a", "b") if topology.stacked else ("a",)
     writes = reads if topology.tied else ("c", "d")[: len(reads)]
-    coder = build(coder_config, [D] * len(reads), config.steps, [D] * len(writes))
+    coder = build(coder_config, [D] * len(reads), config.steps, [D] * len(writes), config.neighbours)
     mesh = make_mesh(parallel)
     check_divides(mesh, coder.topology.d_sae)
-    own_rows(mesh, config.batch_size)
+    own_rows(mesh, config.batch_size, 1, config.neighbours)
     return Case(settings, coder_config, config, parallel, coder, reads, writes)
 
 
@@ -132,6 +132,8 @@ def deal(seed: int, sections: tuple[str, ...], hand: int) -> Iterator[Case]:
     cards: list[tuple[str, str, Any]] = []
     for preset in rng.sample(sorted(RECIPES), len(RECIPES)):
         settings: Settings = BASE | {"coder": BASE["coder"] | {"preset": preset}}
+        if RECIPES[preset].settings.get("contrastive_coefficient"):
+            settings["train"] = BASE["train"] | {"neighbours": 2}
         if "parallel" in sections:  # so that the mode is one of several devices
             settings["parallel"] = {"mesh": (2, 1)}
         for _ in range(hand):

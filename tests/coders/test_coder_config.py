@@ -84,6 +84,7 @@ LOSSES = {
     "jumprelu_l0": ["fvu", "l0_loss"],
     "jumprelu_tanh": ["mse", "tanh", "pre_activation"],
     "matryoshka": ["matryoshka", "auxk"],
+    "temporal": ["matryoshka", "auxk", "contrastive"],
     "transcoder": ["fvu", "auxk"],
     "skip_transcoder": ["fvu", "auxk"],
     "crosscoder": ["mse", "l1"],

@@ -456,9 +456,9 @@ def _traced(preset: str, dtype: str) -> Any:
     """The program of the loss and its gradients, of a coder of one site or two."""
     stacked = preset.startswith("clt") or "crosscoder" in preset
     config = CoderConfig(preset, d_sae=F, k=K, auxk_k=4, dead_after_tokens=DEAD_AFTER, matmul_dtype=dtype)
-    coder = build(config, [D] * (1 + stacked), 100)
+    coder = build(config, [D] * (1 + stacked), 100, neighbours=2)
     shapes = {"x": coder.topology.in_shape, "y": coder.topology.out_shape}
-    batch = {name: jax.ShapeDtypeStruct((B, *shape), jnp.float32) for name, shape in shapes.items()}
+    batch = {name: jax.ShapeDtypeStruct((2 * B, *shape), jnp.float32) for name, shape in shapes.items()}
     params = jax.eval_shape(coder.init, jax.random.key(0))
     return jax.make_jaxpr(jax.value_and_grad(coder.loss, has_aux=True))(params, batch, coder.init_stats(), STEP)
 

@@ -263,7 +263,7 @@ def test_at_most_three_blocks_are_kept(store):
     for _ in range(40):
         next(running)
         assert len(batches._shares[0]._blocks) <= 3
-    locate, blocks = batches._shares[0]._locate, batches._shares[0]._blocks
+    locate, blocks = batches._shares[0]._order.locate, batches._shares[0]._blocks
     used = [locate(40 * 64 - 1)[0], locate(40 * 64 - 1 + 32)[0]]
     assert all(key in blocks for key in used)  # the current one, and the next is on its way
 

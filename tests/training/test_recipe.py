@@ -104,6 +104,8 @@ def test_statistics_move_once_a_step_however_many_parts_a_batch_has(preset: str)
     topology = TOPOLOGIES[CoderConfig(preset=preset).resolved().topology]
     n_sites = 2 if topology.stacked else 1
     settings: dict[str, Any] = {"d_sae": 24, "k": 4, "dead_after_tokens": 40, "matmul_dtype": "float32"}
+    # A part has fewer tokens to contrast than the whole.
+    settings |= {"contrastive_coefficient": 0.0}
     config = CoderConfig(preset=preset, **settings, lp_after_fraction=0.0, lp_updates=2)
     coder = build(config, (D_IN,) * n_sites, 3, (D_IN,) * n_sites)
     sites = Sites(("h",) * n_sites, ("h",) * n_sites, (0.7,) * n_sites, (0.7,) * n_sites, topology.stacked)

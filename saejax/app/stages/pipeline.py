@@ -36,7 +36,7 @@ def run_pipeline(work: Workspace) -> int:
     with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
         if not init_from.is_begun([checkpoints]):
             init_from.check(e, coder, work.sites, lambda: load(e.train.init_from))
-    own_rows(mesh, e.train.batch_size, e.train.accumulate)
+    own_rows(mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
     run_capture(work)
     if code := run_train(work):
         return code

@@ -13,7 +13,7 @@ from saejax.app.workspace import Workspace
 from saejax.coders import Coder
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError
 from saejax.parallel import joined, own_rows
-from saejax.store import StoreReader
+from saejax.store import Batches, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST
 from saejax.trained import TrainedCoder
@@ -46,7 +46,12 @@ class Stored:
     def data(self, mesh: Mesh, tell: Callable[[str], None]) -> Data:
         work, t = self.work, self.work.experiment.train
         stored = work.experiment.capture.into == "store"
-        batches = work.training(rows=own_rows(mesh, t.batch_size, t.accumulate))
+        batches = work.training(rows=own_rows(mesh, t.batch_size, t.accumulate, t.neighbours))
+        if isinstance(batches, Batches) and t.neighbours > 1:
+            tell(
+                f"train: windows of {t.neighbours} neighbouring tokens: {batches.epoch_rows:,} activations an epoch, "
+                f"{batches.used:.1%} of the store; the others stand alone"
+            )
         open_reader = (lambda: work.reader("train")) if stored else None
         return Data(batches, _heldout(work, tell), *work.sites, open_reader)
 
