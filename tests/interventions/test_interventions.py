@@ -48,9 +48,12 @@ def by_hand(topology: str, sae: TrainedCoder, tokens: np.ndarray, f_of: Any, err
     sites, p, fixed = sae.sites, dict(sae.params), {}
     n_sites = len(sites.writes)
     _, first = _captured(tokens, sites.hook_points, {})
+    before: dict[str, np.ndarray] = {}
     for i, point in enumerate(sites.writes):
         _, seen = _captured(tokens, sites.hook_points, fixed)
-        reads = first if topology == "crosscoder" else seen  # a crosscoder's latents are those of the clean run
+        # A crosscoder's latents are those of the clean run; a causal one reads a site before it is written.
+        reads = first if topology == "crosscoder" else seen | before
+        before[point] = seen[point]
         x = np.stack([reads[name] for name in sites.reads], axis=2).reshape(R * S, len(sites.reads), -1)
         f, y_hat = numpy_coder(topology, "relu", p, x)
         changed = f_of(f.reshape(R, S, -1)).reshape(R * S, -1)
@@ -69,7 +72,7 @@ def decoded(topology: str, p: dict[str, np.ndarray], f: np.ndarray, x: np.ndarra
     """Dec(f) [N, S, D] in float64, by the linearity of `numpy_coder` in its decoder."""
     p = {name: value.astype(np.float64) for name, value in p.items()}
     n_sites = x.shape[1]
-    if topology in ("clt", "skip_clt"):
+    if topology in ("clt", "skip_clt", "causal_crosscoder"):
         f_NGF = f.reshape(len(f), n_sites, -1)
         out = [sum(f_NGF[:, i] @ p[f"W_dec_{i}"][:, m - i] for i in range(m + 1)) for m in range(n_sites)]
         out = [y + p["b_dec"][m] for m, y in enumerate(out)]

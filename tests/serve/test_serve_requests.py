@@ -183,6 +183,7 @@ PLACES = [
     "study.dictionaries",
     "study.behaviours",
     "text.dataset",
+    "probes.data",
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from saejax.coders import LayerNormAutoencoder
 from saejax.core.errors import DataError
 from saejax.evals.probing.absorption import absorbed, splits
 from saejax.evals.probing.compare import mean_over
@@ -88,7 +89,7 @@ def refused_coder(sae: TrainedCoder) -> str:
     topology = sae.coder.topology
     if sae.sites.reads != sae.sites.writes or len(sae.sites.reads) > 1:
         return "it does not write the one hook point that it reads, so its decoder rows are no directions there"
-    if sae.describe()["topology"] == "layernorm_autoencoder":
+    if isinstance(topology, LayerNormAutoencoder):
         return "its decoder rows change their length with the token (layer normalisation)"
     return "" if len(topology.latent_shape) == 1 else "it has several groups of latents"
 
