@@ -50,7 +50,10 @@ CODERS: dict[str, tuple[dict[str, Any], float]] = {
     "autoencoder/abs_topk": ({"preset": "abs_topk", **SMALL}, 0.2),
     "autoencoder/batchtopk": ({"preset": "batchtopk", **SMALL}, 0.2),
     # Few of its latents die here, and the others have AuxK.
-    "autoencoder/jumprelu": ({"preset": "jumprelu", "bandwidth": 0.1, "target_l0": 20.0, "auxk_coefficient": 0.0}, 0.02),
+    "autoencoder/jumprelu": (
+        {"preset": "jumprelu", "bandwidth": 0.1, "target_l0": 20.0, "auxk_coefficient": 0.0},
+        0.02,
+    ),
     "autoencoder/matryoshka": ({"preset": "matryoshka", **SMALL}, 0.2),
     "crosscoder/topk": ({"preset": "crosscoder_batchtopk", "sparsity": "topk", **SMALL}, 0.2),
     "crosscoder/batchtopk": ({"preset": "crosscoder_batchtopk", **SMALL}, 0.2),
