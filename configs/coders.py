@@ -45,7 +45,6 @@ def get_config(name: str = "topk") -> config_dict.ConfigDict:
     c.coder.k = 24
     c.coder.target_l0 = 24.0
     c.coder.update(_PENALTIES.get(preset, {}))
-    c.coder.dead_after_tokens = 200_000
     c.train.tokens = 1_024_000
     c.train.batch_size = 1024
     c.train.lr = 3e-3

@@ -76,7 +76,6 @@ def get_config(name: str = "gpt2") -> config_dict.ConfigDict:
     c.coder.preset = "topk"
     c.coder.expansion = 8
     c.coder.k = row.k
-    c.coder.dead_after_tokens = 2_000_000
     c.train.tokens = row.tokens
     c.train.batch_size = 4096
     c.train.lr = 1e-4

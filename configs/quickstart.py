@@ -31,7 +31,6 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.coder.preset = "topk"
     c.coder.expansion = 8
     c.coder.k = 24
-    c.coder.dead_after_tokens = 200_000
     c.train.tokens = 4_096_000
     c.train.batch_size = 2048
     c.train.lr = 3e-3

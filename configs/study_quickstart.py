@@ -30,7 +30,6 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.coder.preset = "clt"
     c.coder.expansion = 4
     c.coder.k = 8
-    c.coder.dead_after_tokens = 200_000
     c.train.tokens = 512_000
     c.train.batch_size = 1024
     c.train.lr = 3e-3

@@ -25,7 +25,6 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.coder.preset = "batchtopk"
     c.coder.d_sae = 512
     c.coder.k = 12
-    c.coder.dead_after_tokens = 200_000
     c.train.tokens = 2_048_000
     c.train.batch_size = 1024
     c.train.lr = 1e-3
@@ -54,6 +53,5 @@ def _synthsaebench_16k(c: config_dict.ConfigDict) -> None:
     w.p_min = 5e-4
     w.roots, w.depth, w.rank = 128, 3, 25
     c.coder.d_sae, c.coder.k = 4096, 25
-    c.coder.dead_after_tokens = 10_000_000
     c.train.tokens = 200_000_000
     c.train.lr = 3e-4

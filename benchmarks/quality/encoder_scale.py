@@ -10,7 +10,8 @@
     python -m benchmarks.quality.encoder_scale
 
 Each run is a line of encoder_scale.jsonl beside this file; what is there already is not run again. encoder_scale.md is
-made from the lines. All runs of a data set and family are one compiled program: a scale changes W_enc at step 0 alone.
+made from the lines. The encoder sees x - b_dec, as it did then. All runs of a data set and family are one compiled
+program: a scale changes W_enc at step 0 alone.
 """
 
 import dataclasses
@@ -190,8 +191,15 @@ class Trainer:
 def trainer_of(task: Task, data: Data) -> Trainer:
     """The preset with the training defaults, at rate 1 for the factor to set; dead after a tenth of the tokens."""
     tokens = task.steps * BATCH
-    told = CoderConfig(task.preset, d_sae=task.d_sae, k=task.k, dead_after_tokens=tokens // 10, encoder_scale=1.0)
-    config = TrainConfig(tokens=tokens, batch_size=BATCH, lr=1.0)
+    told = CoderConfig(
+        task.preset,
+        d_sae=task.d_sae,
+        k=task.k,
+        dead_after_tokens=tokens // 10,
+        encoder_scale=1.0,
+        encoder_centre=False,
+    )
+    config = TrainConfig(tokens=tokens, batch_size=BATCH, lr=1.0, b_enc_rate=1.0)
     writes = task.writes or task.reads
     widths = [[data.train[name].shape[1] for name in names] for names in (task.reads, writes)]
     coder = build(told, widths[0], task.steps, widths[1])

@@ -54,8 +54,9 @@ tokens. The shares at which latents start to fire were given as `firing_rate_ini
 
 def trained(start: str, lr: float, seed: int) -> Row:
     """l0, fve and the share of latents that are silent on the held-out activations."""
-    told = CoderConfig("jumprelu", d_sae=D_SAE, target_l0=L0, dead_after_tokens=100_000, **STARTS[start])
-    config = TrainConfig(tokens=_TOKENS.value, batch_size=BATCH, lr=lr)
+    keys = {"target_l0": L0, "dead_after_tokens": 100_000, "encoder_centre": False} | STARTS[start]
+    told = CoderConfig("jumprelu", d_sae=D_SAE, **keys)
+    config = TrainConfig(tokens=_TOKENS.value, batch_size=BATCH, lr=lr, b_enc_rate=1.0)
     source = Batches(StoreReader.open(f"{_STORE.value}/train", [HOOK_POINT]), BATCH, seed=seed)
     coder = build(told, source.hook_points[HOOK_POINT], config.steps)
     sites = make_sites(told, coder.topology, (HOOK_POINT,), (HOOK_POINT,), source.statistics)

@@ -141,7 +141,8 @@ def to_run_json(e: Experiment) -> dict[str, Any]:
 
     So a run keeps its meaning when a default or a preset changes in a later version.
     """
-    return to_json(dataclasses.replace(e, coder=e.coder.resolved()))
+    coder = dataclasses.replace(e.coder.resolved(), dead_after_tokens=e.coder.dead_after(e.train.tokens))
+    return to_json(dataclasses.replace(e, coder=coder))
 
 
 def deciding(config: dict[str, Any]) -> dict[str, Any]:
@@ -152,10 +153,15 @@ def deciding(config: dict[str, Any]) -> dict[str, Any]:
 def from_json(value: dict[str, Any]) -> Experiment:
     """The experiment of a run's config.json; keys that it does not have yet take their defaults.
 
-    But text.split_by, without which rows were split by name. A gate that was written as null was infinite, which gates
-    cannot be any more: it takes its default.
+    But text.split_by, without which rows were split by name, and what no run had: coder.encoder_centre and
+    train.b_enc_rate. A gate that was written as null was infinite, which gates cannot be any more: it takes its
+    default.
     """
-    text, gates = value.get("text"), value.get("gates")
+    text, gates, coder = value.get("text"), value.get("gates"), value.get("coder")
+    if isinstance(coder, dict) and "encoder_centre" not in coder:
+        value = value | {"coder": coder | {"encoder_centre": False}}
+    if isinstance(value.get("train"), dict) and "b_enc_rate" not in value["train"]:
+        value = value | {"train": value["train"] | {"b_enc_rate": 1.0}}
     if isinstance(text, dict) and "split_by" not in text:
         parts = text.get("sources") or [text]
         if any(part.get("source", "stdlib") != "stdlib" for part in parts if isinstance(part, dict)):

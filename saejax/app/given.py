@@ -175,14 +175,13 @@ def _experiment(
     train = {"batch_size": max(1, size // along_data) * along_data} | chosen["train"]
     train.setdefault("tokens", 10 * (rows or 0))
     train["tokens"] = int(train["tokens"])
-    coder = {"dead_after_tokens": max(1, min(10_000_000, train["tokens"] // 10))} | chosen["coder"]
     place = Path(run) if run is not None else Path("run")
     config = {
         "name": place.name,
         "runs_dir": str(place.parent),
         "seed": seed,
         "lm": {"model": ""},
-        "coder": coder,
+        "coder": chosen["coder"],
         "train": train,
     }
     return dataclasses.replace(experiment_of(config), parallel=parallel)

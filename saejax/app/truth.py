@@ -81,7 +81,7 @@ class Known:
                 "must reconstruct. Choose an autoencoder, such as topk or batchtopk."
             )
         width = self.e.truth.d_in
-        return build(self.e.coder, [width], self.e.train.steps, [width])
+        return build(self.e.coder, [width], self.e.train.steps, [width], tokens=self.e.train.tokens)
 
     def data(self, mesh: Mesh, tell: Tell) -> Data:
         t, seed = self.e.train, self.e.seed

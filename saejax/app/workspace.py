@@ -113,7 +113,7 @@ class Workspace:
         if origin := self.origin("train"):
             self._check_store("train", {name: origin.hook_points[name] for name in (*reads, *writes)})
         d_in, d_out = ([widths[n] for n in side] for side in (reads, writes))
-        return build(e.coder, d_in, e.train.steps, d_out, e.train.neighbours)
+        return build(e.coder, d_in, e.train.steps, d_out, e.train.neighbours, e.train.tokens)
 
     @property
     def names(self) -> Named:

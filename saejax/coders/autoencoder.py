@@ -2,6 +2,8 @@
 
 pre   = (x - b_dec) W_enc + b_enc
 x_hat = f W_dec + b_dec
+
+A coder that is `centred` sees x - centre while it is trained, and x - b_dec afterwards (`Dictionary`).
 """
 
 from typing import Any, ClassVar
@@ -10,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.dictionary import Dictionary
+from saejax.coders.dictionary import Dictionary, less_centre
 from saejax.kernels.dense import EXACT
 
 Params = dict[str, Any]
@@ -23,6 +25,8 @@ class Autoencoder(Dictionary):
 
     @nn.nowrap
     def encoder_input(self, params: Params, x: jax.Array) -> jax.Array:
+        if "centre" in params:
+            return less_centre(params, x)
         return x.astype(jnp.float32) - jax.lax.stop_gradient(params["b_dec"])[None]
 
     @nn.nowrap
@@ -31,6 +35,13 @@ class Autoencoder(Dictionary):
 
         Through the centred input that gradient would cost a product [B, F] x [F, D]; here it is one [F] x [F, D].
         """
+        if "centre" in params:
+            return params["b_enc"]
         b_dec = params["b_dec"]
         zero_D = b_dec - jax.lax.stop_gradient(b_dec)
         return params["b_enc"] - jnp.matmul(zero_D, jax.lax.stop_gradient(params["W_enc"]), precision=EXACT)
+
+    @nn.nowrap
+    def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
+        own, gain_F = super().uncentred(params)
+        return own, gain_F + jnp.matmul(params["b_dec"], params["W_enc"], precision=EXACT)

@@ -21,12 +21,14 @@ def build(
     steps: int,
     d_out: int | Sequence[int] | None = None,
     neighbours: int = 0,
+    tokens: int = 0,
 ) -> Coder:
     """The coder for activations of width `d_in`, trained for `steps` steps.
 
     Args:
         d_in, d_out: widths of the sites read and written (one number: one site); d_out defaults to d_in.
         neighbours: train.neighbours; 0 for a coder whose loss nobody asks for, as one that is loaded.
+        tokens: train.tokens; 0 where they are not known.
 
     Raises:
         ConfigError: sites that differ in width or do not fit the topology; k, auxk_k or prefixes that do not fit the
@@ -54,11 +56,12 @@ def build(
             decoder_norm=c.decoder_norm or 0.0,
             encoder_scale=c.encoder_scale or _scale_by_rule(c, sparsity, len(reads) * reads[0], at.width),
             matmul_dtype=c.matmul_dtype,
+            centred=bool(c.encoder_centre) and topology.centrable,
         ),
         sparsity=sparsity,
         terms=_terms(c, sparsity, dataclasses.replace(at, kept=sparsity.kept)),
         unit_decoder_every=c.unit_decoder_every or 0,
-        dead_after_tokens=c.dead_after_tokens,
+        dead_after_tokens=c.dead_after(tokens),
     )
 
 

@@ -120,8 +120,12 @@ class Coder:
 
     def inference(self, params: Params, stats: Stats) -> tuple["Coder", Params]:
         """The coder for after training, which takes every token alone, and its parameters."""
-        sparsity, params = self.sparsity.inference(params, stats, self.topology.latent_shape)
-        return dataclasses.replace(self, sparsity=sparsity, terms=()), params
+        topology = self.topology
+        if "centre" in params:
+            params, gain = topology.uncentred(params)
+            params, topology = self.sparsity.biased(params, gain), topology.clone(centred=False)
+        sparsity, params = self.sparsity.inference(params, stats, topology.latent_shape)
+        return dataclasses.replace(self, topology=topology, sparsity=sparsity, terms=()), params
 
     def loss(
         self,

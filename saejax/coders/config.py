@@ -17,6 +17,8 @@ NORMALIZATIONS = ("mean_norm", "mean_square", "none")
 CENTRES = ("mean", "geometric_median", "zeros")
 # Where the counter of tokens since a latent fired stops, so that it cannot overflow int32.
 LONG_AGO = 2**30
+# What a training's tokens are multiplied by, where nobody says when a latent is dead (benchmarks/quality/changes.md).
+_DEAD_SHARE, _DEAD_AT_MOST = 0.003, 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,11 @@ class CoderKeys(Settings, section="coder"):
         None, "The share of training over which sparsity weights rise from 0.", low=0, high=1, base=0.05
     )
     dead_after_tokens: int = setting(
-        10_000_000, "A latent is dead after this many tokens without firing.", low=1, high=LONG_AGO
+        0,
+        "A latent is dead after this many tokens without firing. 0 means three thousandths of train.tokens, at most "
+        "10,000,000.",
+        low=0,
+        high=LONG_AGO,
     )
     init: str = setting("", "How encoder and decoder start.", choices=INITS, base="transpose")
     decoder_norm: float | None = setting(None, "Length of decoder rows at the start.", low=0, base=1.0)
@@ -50,6 +56,13 @@ class CoderKeys(Settings, section="coder"):
         "leaves them free.",
         low=0,
         base=0,
+    )
+    encoder_centre: bool | None = setting(
+        None,
+        "In training the encoder sees x less the store's mean, a constant that `saejax.load` folds into b_enc; else "
+        "an autoencoder's encoder sees x - b_dec, and every other one x. Without it latents die at large rates. A "
+        "layernorm_autoencoder has none.",
+        base=True,
     )
     b_dec_init: str = setting("mean", "Where b_dec starts among the stored targets.", choices=CENTRES)
     firing_rate_init: float = setting(
@@ -83,6 +96,11 @@ class CoderKeys(Settings, section="coder"):
         values = {key: recipe.get(key, known.base) for key, known in settings_of(type(self)).items()}
         silent = {key: value for key, value in values.items() if getattr(self, key) in (None, "", ())}
         return dataclasses.replace(self, **{key: value for key, value in silent.items() if value is not None})
+
+    def dead_after(self, tokens: int) -> int:
+        """Tokens without firing after which a latent is dead, of a training on `tokens` (0: not known)."""
+        by_share = max(1, round(_DEAD_SHARE * tokens)) if tokens else _DEAD_AT_MOST
+        return self.dead_after_tokens or min(_DEAD_AT_MOST, by_share)
 
     def width(self, d_in: int) -> int:
         """F for an input of width D."""

@@ -16,11 +16,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from saejax.coders.dictionary import less_centre
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.transcoder import Transcoder
 from saejax.core.errors import DataError
-from saejax.kernels.dense import decode_dense, decode_dense_split, product
+from saejax.kernels.dense import EXACT, decode_dense, decode_dense_split, product
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
@@ -35,7 +36,7 @@ class CrossLayerTranscoder(nn.Module):
         d_in, d_out: width of a site read, of a site written.
         d_sae: F, latents of a layer.
         sites: L.
-        init_name, decoder_norm, encoder_scale, matmul_dtype: as in `Dictionary`.
+        init_name, decoder_norm, encoder_scale, matmul_dtype, centred: as in `Dictionary`.
     """
 
     d_in: int
@@ -46,8 +47,10 @@ class CrossLayerTranscoder(nn.Module):
     decoder_norm: float = 1.0
     encoder_scale: float = 1.0
     matmul_dtype: str = "auto"
+    centred: bool = False
 
     stacked: ClassVar[bool] = True
+    centrable: ClassVar[bool] = True
     tied: ClassVar[bool] = False
     transposable: ClassVar[bool] = False
 
@@ -92,22 +95,32 @@ class CrossLayerTranscoder(nn.Module):
         for layer, name in enumerate(self.decoders):
             self.param(name, nn.with_logical_partitioning(decoder, ("latent", "site", "d_in")), layer)
         self.param("b_dec", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in")), (L, out))
+        if self.centred:
+            self.param("centre", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in")), (L, D))
 
     def __call__(self) -> None:
         """Nothing to run: the module only declares parameters."""
 
     @nn.nowrap
     def encoder_input(self, params: Params, x_BLD: jax.Array) -> jax.Array:
-        return x_BLD.astype(jnp.float32)
+        return less_centre(params, x_BLD)
 
     @nn.nowrap
     def encoder_bias(self, params: Params) -> jax.Array:
         return params["b_enc"]
 
     @nn.nowrap
+    def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
+        """(parameters without the centre, what each latent's bias has to gain for it [L, F])."""
+        own, centre_LD = dict(params), params["centre"]
+        del own["centre"]
+        return own, -jnp.einsum("ld,ldf->lf", centre_LD, params["W_enc"], precision=EXACT)
+
+    @nn.nowrap
     def pre_activations(self, params: Params, x_BLD: jax.Array) -> jax.Array:
         """pre_l = x_l W_enc,l + b_enc,l, float32 [B, L, F]."""
         # Layer by layer: a batched product of bfloat16 into float32 does not exist on every backend.
+        x_BLD = self.encoder_input(params, x_BLD)
         layers = [product(x_BLD[:, i], params["W_enc"][i], self.matmul_dtype) for i in range(self.sites)]
         return jnp.stack(layers, axis=1) + params["b_enc"][None]
 
@@ -125,13 +138,14 @@ class CrossLayerTranscoder(nn.Module):
         Of a list for the batch: pre at (rows, indices), [P].
         """
         raw_BLF = jax.lax.stop_gradient(pre_BLF - params["b_enc"][None])
+        x_BLD = self.encoder_input(params, x_BLD)
         if rows_P is not None:
-            n_tokens, x_BLD = len(x_BLD), x_BLD.astype(jnp.float32)
+            n_tokens = len(x_BLD)
             kept_P = kept_listed(x_BLD, params["W_enc"], raw_BLF, rows_P, indices_BLK, n_tokens)
             return kept_P + of_latents_listed(params["b_enc"], rows_P, indices_BLK, n_tokens)
         columns = []
         for layer in range(self.sites):
-            x_BD, W_DF = x_BLD[:, layer].astype(jnp.float32), params["W_enc"][layer]
+            x_BD, W_DF = x_BLD[:, layer], params["W_enc"][layer]
             kept_BK = kept_pre_activations(x_BD, W_DF, raw_BLF[:, layer], indices_BLK[:, layer])
             columns.append(kept_BK + of_latents(params["b_enc"][layer], indices_BLK[:, layer]))
         return jnp.stack(columns, axis=1)
@@ -182,6 +196,8 @@ class CrossLayerTranscoder(nn.Module):
         """Parameters for raw activations from those trained on scale * activation; the latents stay the same."""
         reads, writes = (jnp.asarray(scales, jnp.float32) for scales in (read_scales, write_scales))
         own = {name: params[name] / writes[None, layer:, None] for layer, name in enumerate(self.decoders)}
+        if "centre" in params:
+            own["centre"] = params["centre"] / reads[:, None]
         return (
             params | own | {"W_enc": params["W_enc"] * reads[:, None, None], "b_dec": params["b_dec"] / writes[:, None]}
         )
@@ -189,7 +205,8 @@ class CrossLayerTranscoder(nn.Module):
     @nn.nowrap
     def aim(self, params: Params, x: jax.Array, y: jax.Array) -> Params:
         """Unit weights that point at tokens: x, y [L, F, L, D], one token for each latent of each layer."""
-        aimed: Params = {"W_enc": jnp.stack([unit_rows(x[i][:, i]).T for i in range(self.sites)])}
+        into = [unit_rows(self.encoder_input(params, x[i])[:, i]).T for i in range(self.sites)]
+        aimed: Params = {"W_enc": jnp.stack(into)}
         for layer, name in enumerate(self.decoders):
             aimed[name] = unit_rows((y[layer] - params["b_dec"][None])[:, layer:])
         return aimed

@@ -3,6 +3,10 @@
     pre   = x' W_enc + b_enc          x' [B, *in] the encoder's input, all sites at once
     y_hat = f W_dec + b_dec           y_hat [B, *out]
 
+In training x' is x - centre where the coder is `centred`: a constant [*in] among the parameters, the mean of what is
+read. Were it not taken off, a step on W_enc would move each latent's bias by centre . step, many times as far as a step
+on b_enc, and latents that it made negative everywhere would die. `uncentred` puts it into b_enc.
+
 Flax declares the parameters, with their logical axes, and computes nothing: losses compute with parameters that are
 not the module's own (frozen, folded, or of some latents alone), so the mathematics takes them as an argument. Names
 and layouts are those of SAELens: W_enc [*in, F], b_enc [F], W_dec [F, *out], b_dec [*out].
@@ -17,7 +21,7 @@ import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents
-from saejax.kernels.dense import product
+from saejax.kernels.dense import EXACT, product
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
@@ -36,6 +40,7 @@ class Dictionary(nn.Module):
         decoder_norm: length of a decoder row at the start, where the init asks for one.
         encoder_scale: what the init gives W_enc is multiplied by this.
         matmul_dtype: of the operands of the dense products (`kernels.dense.product`).
+        centred: whether there is a centre.
     """
 
     d_in: int
@@ -46,9 +51,11 @@ class Dictionary(nn.Module):
     decoder_norm: float = 1.0
     encoder_scale: float = 1.0
     matmul_dtype: str = "auto"
+    centred: bool = False
 
-    # A site axis in x and y; writes what it reads; `init=transpose` makes sense.
+    # A site axis in x and y; writes what it reads; `init=transpose` makes sense; the encoder can have a centre.
     stacked: ClassVar[bool] = False
+    centrable: ClassVar[bool] = True
     tied: ClassVar[bool] = False
     transposable: ClassVar[bool] = True
     decoders: ClassVar[tuple[str, ...]] = ("W_dec",)
@@ -86,6 +93,8 @@ class Dictionary(nn.Module):
         self.param("W_enc", nn.with_logical_partitioning(weights, (*names_in, "latent")), 0)
         self.param("b_enc", nn.with_logical_partitioning(nn.initializers.zeros, ("latent",)), (F,))
         self.param("b_dec", nn.with_logical_partitioning(nn.initializers.zeros, names_out), out)
+        if self.centred:
+            self.param("centre", nn.with_logical_partitioning(nn.initializers.zeros, names_in), into)
 
     def __call__(self) -> None:
         """Nothing to run: the module only declares parameters."""
@@ -93,12 +102,19 @@ class Dictionary(nn.Module):
     @nn.nowrap
     def encoder_input(self, params: Params, x: jax.Array) -> jax.Array:
         """x' [B, *in], without gradient to parameters."""
-        return x.astype(jnp.float32)
+        return less_centre(params, x)
 
     @nn.nowrap
     def encoder_bias(self, params: Params) -> jax.Array:
         """b_enc [F], carrying what gradient `encoder_input` left out."""
         return params["b_enc"]
+
+    @nn.nowrap
+    def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
+        """(parameters without the centre, what each latent's bias has to gain for it [F])."""
+        own, centre = dict(params), params["centre"]
+        del own["centre"]
+        return own, -jnp.matmul(centre.reshape(-1), _encoder(params), precision=EXACT)
 
     @nn.nowrap
     def pre_activations(self, params: Params, x: jax.Array) -> jax.Array:
@@ -164,7 +180,9 @@ class Dictionary(nn.Module):
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         """Parameters for raw activations from those trained on scale * activation; the latents stay the same."""
         reads, writes = (_per_site(scales, self.stacked) for scales in (read_scales, write_scales))
+        centre = {"centre": params["centre"] / reads} if "centre" in params else {}
         return params | {
+            **centre,
             "W_enc": params["W_enc"] * reads.reshape(*reads.shape, 1),
             "W_dec": params["W_dec"] / writes[None],
             "b_dec": params["b_dec"] / writes,
@@ -190,6 +208,12 @@ class Dictionary(nn.Module):
     def _input(self, params: Params, x: jax.Array) -> jax.Array:
         into = self.encoder_input(params, x)
         return into.reshape(into.shape[0], math.prod(self.in_shape))
+
+
+def less_centre(params: Params, x: jax.Array) -> jax.Array:
+    """x - centre, float32; x itself where there is no centre."""
+    x = x.astype(jnp.float32)
+    return x - jax.lax.stop_gradient(params["centre"])[None] if "centre" in params else x
 
 
 def _encoder(params: Params) -> jax.Array:

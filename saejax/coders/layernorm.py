@@ -7,7 +7,7 @@
 (openai/sparse_autoencoder, model.py, normalize=True; SAELens, normalize_activations="layer_norm")
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -27,6 +27,9 @@ class LayerNormAutoencoder(Autoencoder):
 
     Activations times s have the z of those with eps / s. So `fold` scales eps and nothing else, exactly.
     """
+
+    # What its encoder sees is normalised token by token, and has a mean that no store knows.
+    centrable: ClassVar[bool] = False
 
     def setup(self) -> None:
         super().setup()

@@ -25,7 +25,14 @@ _UNIT: dict[str, Any] = {"unit_decoder_every": 1, "auxk_coefficient": 1 / 32}
 _APART: dict[str, Any] = _UNIT | {"init": "kaiming", "encoder_scale": 0.1}
 _FREE: dict[str, Any] = {"decoder_norm": 0.1, "reconstruction": "mse"}
 # At unit mean square the thresholds that are needed are near 0.1, where a threshold that moves by lr a step gets soon.
-_THRESHOLD: dict[str, Any] = {"sparsity": "jumprelu", "normalize": "mean_square", "unit_decoder_every": 1}
+# Thresholds and gates move by themselves: with a centre these fit no better, and more of their latents die.
+_OWN_THRESHOLDS: dict[str, Any] = {"encoder_centre": False}
+_THRESHOLD: dict[str, Any] = {
+    "sparsity": "jumprelu",
+    "normalize": "mean_square",
+    "unit_decoder_every": 1,
+    **_OWN_THRESHOLDS,
+}
 _PREFIXES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 _GAO = "https://arxiv.org/abs/2406.04093"
 _BATCHTOPK = "https://arxiv.org/abs/2412.06410"
@@ -65,6 +72,7 @@ RECIPES: dict[str, Recipe] = {
         gate_coefficient=1.0,
         reconstruction="mse",
         unit_decoder_every=1,
+        **_OWN_THRESHOLDS,
     ),
     "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
     "hierarchical_topk": _recipe(
@@ -109,6 +117,7 @@ RECIPES: dict[str, Recipe] = {
         "JumpReLU + tanh + pre-activation loss",
         _JANUARY,
         sparsity="jumprelu",
+        **_OWN_THRESHOLDS,
         threshold_init=0.1,
         bandwidth=2.0,
         tanh_coefficient=1.0,
@@ -173,6 +182,7 @@ RECIPES: dict[str, Recipe] = {
         _CIRCUITS,
         topology="clt",
         sparsity="jumprelu",
+        **_OWN_THRESHOLDS,
         init="uniform",
         threshold_init=0.1,
         bandwidth=2.0,

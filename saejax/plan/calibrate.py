@@ -128,7 +128,7 @@ def _peaks(platform: str) -> dict[str, float]:
 def step_point(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[str, Point]:
     """(kind of coder, (amounts, seconds)) of a train step."""
     e = _settings({"coder.preset": preset, "coder.d_sae": d_sae, "coder.k": k, "train.batch_size": batch})
-    coder = build(e.coder, [d_in], e.train.steps, [d_in], e.train.neighbours)
+    coder = build(e.coder, [d_in], e.train.steps, [d_in], e.train.neighbours, e.train.tokens)
     work, seconds = measured_step(e, coder)
     return train_stages.kind_of(coder), (train_stages.amounts(coder, work, batch), seconds)
 

@@ -130,8 +130,14 @@ class OptimSettings(LengthSettings):
         choices=OPTIMIZERS,
     )
     lr: float = _own(3e-4, "Learning rate.", above=0)
+    b_enc_rate: float = _own(
+        3.0,
+        "With coder.encoder_centre the rate of b_enc is so many times lr, because nothing else moves the biases of "
+        "latents then. Not with schedule_free.",
+        above=0,
+    )
     b1: float = _own(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
-    b2: float = _own(0.999, "Decay of the second moment (not of adafactor; of muon that of its adam).", low=0, below=1)
+    b2: float = _own(0.99, "Decay of the second moment (not of adafactor; of muon that of its adam).", low=0, below=1)
     eps: float = _own(1e-8, "Added to the divisor (not of adafactor and lion; of muon that of its adam).", above=0)
     weight_decay: float = _own(
         0.0, "Of adamw, lion and muon; of weight matrices alone, not of biases and thresholds.", low=0
@@ -146,8 +152,8 @@ class OptimSettings(LengthSettings):
     warmup_fraction: float = _own(
         0.05, "The share of the steps over which the learning rate rises from 0.", low=0, high=1
     )
-    final_lr_fraction: float = _own(0.1, "Where schedules end, as a share of lr.", low=0, high=1)
-    decay_fraction: float = _own(0.2, "The share of the steps that `decay` takes.", low=0, high=1)
+    final_lr_fraction: float = _own(0.0, "Where schedules end, as a share of lr.", low=0, high=1)
+    decay_fraction: float = _own(0.3, "The share of the steps that `decay` takes.", low=0, high=1)
     restart_period: float = _own(
         0.25, "First cycle of cosine_restarts, as a share of the steps after the warm-up.", above=0, high=1
     )
@@ -196,8 +202,19 @@ def _clip(most: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
+def _faster_biases(times: float) -> optax.GradientTransformation:
+    """Updates with b_enc's so many times as large, where the encoder has a centre; it has no state."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if "centre" not in updates:
+            return updates, state
+        return {name: times * value if name == "b_enc" else value for name, value in updates.items()}, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraArgs:
-    """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor.
+    """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor, and that of b_enc.
 
     `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
     """
@@ -211,6 +228,8 @@ def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraAr
                 accumulation_size=config.plateau_window,
             )
         )
+    if config.b_enc_rate != 1 and not OPTIMIZERS[config.optimizer].averages:
+        chain.append(_faster_biases(config.b_enc_rate))
     return optax.with_extra_args_support(optax.chain(*chain))
 
 

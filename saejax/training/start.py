@@ -1,4 +1,4 @@
-"""Where a coder's biases start, from the activations that it is going to learn."""
+"""Where a coder's biases and centre start, from the activations that it is going to learn."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,8 @@ from saejax.training.center import geometric_median
 
 
 def make_prepare(config: CoderConfig, coder: Coder, sites: Sites, batches: BatchSource) -> Callable[[Any], Any]:
-    """(fresh parameters) -> parameters with biases where the data are, by `b_dec_init` and `firing_rate_init`.
+    """(fresh parameters) -> parameters with biases and centre where the data are, by `b_dec_init` and
+    `firing_rate_init`.
 
     What it needs of the data is read here: the function itself is traced, and reads nothing.
     """
@@ -21,13 +22,22 @@ def make_prepare(config: CoderConfig, coder: Coder, sites: Sites, batches: Batch
     wanted = rate or config.b_dec_init == "geometric_median"
     sample = batches.whole_batch_at(0) if wanted else {}
     b_dec = initial_b_dec(config.b_dec_init, sites, sample, batches.statistics)
+    centre = read_mean(sites, batches.statistics)
     x = sites.batch({name: jnp.asarray(v) for name, v in sample.items()})["x"] if rate else None
 
     def prepare(params: Any) -> Any:
         params = params | {"b_dec": jnp.asarray(b_dec, jnp.float32)}
+        if "centre" in params:
+            params = params | {"centre": jnp.asarray(centre, jnp.float32)}
         return params if x is None else bias_for_rate(coder, params, x, rate)
 
     return prepare
+
+
+def read_mean(sites: Sites, statistics: Mapping[str, Statistics]) -> np.ndarray:
+    """The mean of what is read, in the scale of training, [D] or [S, D]."""
+    rows = [statistics[name].mean * scale for name, scale in zip(sites.reads, sites.read_scales, strict=True)]
+    return np.stack(rows) if sites.stacked else rows[0]
 
 
 def initial_b_dec(

@@ -61,12 +61,12 @@ class WarmStart:
         topology, n = coder.topology, self.n_known
         stats = stats | self.stats
         if n == topology.d_sae:
-            return jax.tree.map(jnp.asarray, self.params), stats
+            return _centred(coder, jax.tree.map(jnp.asarray, self.params), fresh), stats
         known = jnp.broadcast_to(jnp.arange(topology.d_sae) < n, topology.latent_shape)
         with_latents = [name for name, axes in coder.logical_axes().items() if "latent" in axes and name in fresh]
 
         def beside(new: Params) -> Params:
-            given = jax.tree.map(jnp.asarray, self.params)
+            given = _centred(coder, jax.tree.map(jnp.asarray, self.params), fresh)
             return given | {
                 name: jnp.where(coder.along_latents(name, known), given[name], new[name]) for name in with_latents
             }
@@ -85,6 +85,14 @@ class WarmStart:
             for name, value in self.params.items()
         }
         return self.replace(params=params)  # type: ignore[attr-defined,no-any-return]
+
+
+def _centred(coder: Coder, params: Params, fresh: Params) -> Params:
+    """`params` with the centre of fresh ones, and the same latents: the inverse of `Coder.inference`."""
+    if "centre" not in fresh:
+        return params
+    params = params | {"centre": fresh["centre"]}
+    return coder.sparsity.biased(params, -coder.topology.uncentred(params)[1])
 
 
 def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params, dict[str, Any], float, list[str]]:

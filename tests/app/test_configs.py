@@ -131,12 +131,32 @@ def test_a_crosscoder_of_two_models_runs_with_shrunk_ones(tmp_path: Path) -> Non
 
 def test_a_runs_config_keeps_its_meaning_when_presets_and_keys_change(monkeypatch: pytest.MonkeyPatch) -> None:
     e = importlib.import_module("configs.coders").get_config("matryoshka")
+    e.coder.dead_after_tokens = 1000
     written, coder = to_run_json(experiment(e)), experiment(e).coder.resolved()
     monkeypatch.setitem(RECIPES, "matryoshka", RECIPES["gated"])
     assert from_json(written).coder.resolved() == coder != experiment(e).coder.resolved()
     # A key that came after the run was written has its default.
     del written["train"]["ema_decay"]
     assert from_json(written).train.ema_decay == TrainConfig().ema_decay
+
+
+def test_a_run_from_before_the_centre_has_none() -> None:
+    written = to_run_json(experiment(importlib.import_module("configs.coders").get_config("topk")))
+    assert written["coder"]["encoder_centre"] is True and written["train"]["b_enc_rate"] == 3
+    again = from_json(written)
+    assert again.coder.encoder_centre and again.train.b_enc_rate == 3
+    del written["coder"]["encoder_centre"], written["train"]["b_enc_rate"]
+    before = from_json(written)
+    assert before.coder.encoder_centre is False and before.train.b_enc_rate == 1
+
+
+def test_when_a_latent_is_dead_follows_from_the_tokens_and_is_written_down() -> None:
+    e = importlib.import_module("configs.coders").get_config("topk")
+    for tokens, dead_after in ((1_024_000, 3_072), (10**12, 10_000_000), (e.train.batch_size, 3)):
+        e.train.tokens = tokens
+        assert to_run_json(experiment(e))["coder"]["dead_after_tokens"] == dead_after
+    e.coder.dead_after_tokens = 77
+    assert to_run_json(experiment(e))["coder"]["dead_after_tokens"] == 77
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/runs", "gs://bucket/runs", "file:///runs"])

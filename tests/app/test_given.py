@@ -79,9 +79,10 @@ def test_a_store_trains_as_the_stage_does(tmp_path: Path) -> None:
     """The stage and the library are one path: the same parameters to the bit, from the same store."""
     e = planted_experiment(tmp_path, "stage", tokens=10 * 128)
     assert run_train(Workspace(e)) == 0
-    keys = {"d_sae", "dead_after_tokens", "matmul_dtype"}
+    keys = {"d_sae", "dead_after_tokens", "matmul_dtype", "encoder_centre"}
     coder = {key: getattr(e.coder, key) for key in keys}
-    train = {key: getattr(e.train, key) for key in ("tokens", "batch_size", "lr", "log_every", "validate_every")}
+    keys = {"tokens", "batch_size", "lr", "b_enc_rate", "log_every", "validate_every"}
+    train = {key: getattr(e.train, key) for key in keys}
     store = tmp_path / "stores" / "planted" / "train"
     sae = saejax.train(store, "standard", mesh=(1, 1), progress=False, **coder, **train)
     assert same(sae, saejax.load(e.run_dir)) and sae.sites.reads == ("h",)
@@ -139,8 +140,7 @@ def test_several_hook_points(tmp_path: Path) -> None:
 
 def test_defaults_fit_what_is_at_hand() -> None:
     sae = saejax.train(activations(80), "standard", progress=False, mesh=(1, 1))
-    assert (sae.config.train.batch_size, sae.config.train.tokens, sae.config.coder.dead_after_tokens) == (20, 800, 80)
-    assert sae.step == 40
+    assert (sae.config.train.batch_size, sae.config.train.tokens, sae.step) == (20, 800, 40)
 
 
 def test_no_setting_has_two_homes() -> None:

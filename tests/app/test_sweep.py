@@ -276,7 +276,7 @@ def test_programs_are_spread_over_the_devices(done: Done) -> None:
     assert [p["members"] for p in programs] == [FIRST + BAD, SECOND]
     assert [p["device"] for p in programs] == ["cpu:0", "cpu:1"]
     # Adam keeps two moments of each parameter.
-    assert programs[1]["parameter_bytes"] == 2 * 4 * (2 * 128 * 64 + 64 + 128)
+    assert programs[1]["parameter_bytes"] == 2 * 4 * (2 * 128 * 64 + 64 + 2 * 128)
     assert programs[1]["state_bytes"] > 3 * programs[1]["parameter_bytes"]
     assert "sweep: 8 coders in 2 programs on 2 of 8 devices, 30 steps of 128 activations; parameters 0.4 MB" in (
         done.printed

@@ -88,7 +88,7 @@ def test_dictionaries_are_scored_together(
 ) -> None:
     saejax.load(trained.run_dir).save(tmp_path / "saved")
     shapes = {"W_enc": (8, 16), "b_enc": (16,), "W_dec": (16, 8), "b_dec": (8,)}
-    coder = build(CoderConfig(preset="standard", d_sae=16), [8], 10, [8])
+    coder = build(CoderConfig(preset="standard", d_sae=16, encoder_centre=False), [8], 10, [8])
     zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     other = saejax.TrainedCoder(coder, zeros, Sites(("x",), ("x",), (1.0,), (1.0,), False))
     other.save(tmp_path / "narrow")

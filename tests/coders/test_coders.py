@@ -37,7 +37,7 @@ Tree = dict[str, Any]
 
 def _coder(preset: str = "topk", **changes: Any) -> Coder:
     """L1 weight 0.5 rising over 10 steps; AuxK weight 0.5 on 4 dead latents: large enough to be seen."""
-    config = {"d_sae": F, "k": K, "auxk_k": 4, "sparsity_warmup_fraction": 0.1}
+    config = {"d_sae": F, "k": K, "auxk_k": 4, "sparsity_warmup_fraction": 0.1, "encoder_centre": False}
     config |= {"auxk_coefficient": 0.5} if preset == "topk" else {"l1_coefficient": 0.5}
     config |= {"dead_after_tokens": DEAD_AFTER, "matmul_dtype": "float32"}
     return build(CoderConfig(preset=preset, **(config | changes)), D, steps=100)
@@ -418,8 +418,8 @@ def test_fold_moves_the_scale_into_the_weights(preset: str) -> None:
         ({"matmul_dtype": "float16"}, ["coder.matmul_dtype", "float16", "bfloat16"]),
         ({"k": 0}, ["coder.k is 0", "at least 1"]),
         ({"expansion": 0}, ["coder.expansion is 0", "at least 1"]),
-        ({"dead_after_tokens": 0}, ["coder.dead_after_tokens is 0", "between 1 and"]),
-        ({"dead_after_tokens": 2**30 + 1}, ["coder.dead_after_tokens", f"between 1 and {2**30}"]),
+        ({"dead_after_tokens": -1}, ["coder.dead_after_tokens is -1", "between 0 and"]),
+        ({"dead_after_tokens": 2**30 + 1}, ["coder.dead_after_tokens", f"between 0 and {2**30}"]),
         ({"d_sae": -1}, ["coder.d_sae is -1", "0 or more"]),
         ({"l1_coefficient": -0.1}, ["coder.l1_coefficient is -0.1", "negative"]),
         ({"l1_coefficient": float("nan")}, ["coder.l1_coefficient is nan", "finite"]),
@@ -624,6 +624,7 @@ def test_auxk_revives_the_dead(auxk_coefficient: float) -> None:
         k=ACTIVE,
         auxk_coefficient=auxk_coefficient,
         encoder_scale=1.0,
+        encoder_centre=False,
         dead_after_tokens=dead_after,
         matmul_dtype="float32",
     )

@@ -305,7 +305,7 @@ def _optimizer(name: str) -> Any:
 
 @functools.cache
 def _make_optimizer(lr: float, b1: float, b2: float, eps: float, clips: bool) -> Any:
-    config = TrainConfig(lr=lr, b1=b1, b2=b2, eps=eps, schedule="constant", warmup_fraction=0.0)
+    config = TrainConfig(lr=lr, b1=b1, b2=b2, eps=eps, schedule="constant", warmup_fraction=0.0, b_enc_rate=1.0)
     return make_optimizer(dataclasses.replace(config, clip_norm=float(clips)))
 
 

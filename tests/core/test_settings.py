@@ -104,7 +104,7 @@ TIMING = (
 )
 OWN = ("coder", "reads", "writes", "hook_point", "coder_seed")
 OWN_TRAIN = {
-    *("optimizer", "lr", "b1", "b2", "eps", "weight_decay", "clip_norm", "ema_decay", "accumulate"),
+    *("optimizer", "lr", "b_enc_rate", "b1", "b2", "eps", "weight_decay", "clip_norm", "ema_decay", "accumulate"),
     *("schedule", "warmup_fraction", "final_lr_fraction", "decay_fraction", "restart_period", "restart_multiplier"),
     *("plateau_factor", "plateau_patience", "plateau_window", "resample_every", "resample_until_fraction"),
 }

@@ -316,7 +316,7 @@ def test_loss_recovered_without_a_loss_to_recover_is_nan() -> None:
 
 
 def coder_and_params(preset: str, d_in: int) -> tuple[Coder, dict[str, np.ndarray]]:
-    config = CoderConfig(preset=preset, d_sae=40, k=4, matmul_dtype="float32")
+    config = CoderConfig(preset=preset, d_sae=40, k=4, matmul_dtype="float32", encoder_centre=False)
     coder = build(config, d_in, 10)
     rng = np.random.default_rng(5)
     shapes = {"W_enc": (d_in, 40), "b_enc": (40,), "W_dec": (40, d_in), "b_dec": (d_in,)}

@@ -92,7 +92,7 @@ def test_coactivation_of_nothing() -> None:
 
 
 def dictionary(rows: np.ndarray) -> TrainedCoder:
-    coder = build(CoderConfig(preset="topk", d_sae=len(rows), k=2), rows.shape[1], 10)
+    coder = build(CoderConfig(preset="topk", d_sae=len(rows), k=2, encoder_centre=False), rows.shape[1], 10)
     params = {"W_enc": rows.T, "b_enc": np.zeros(len(rows)), "W_dec": rows, "b_dec": np.zeros(rows.shape[1])}
     arrays = {name: value.astype(np.float32) for name, value in params.items()}
     return TrainedCoder(coder, arrays, Sites((HOOK,), (HOOK,), (1.0,), (1.0,)))

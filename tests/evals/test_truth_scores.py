@@ -130,7 +130,9 @@ def test_the_parents_share_is_that_of_least_squares_with_either_sign() -> None:
 
 
 def dictionary(W_dec: np.ndarray, W_enc: np.ndarray, b_enc: np.ndarray, b_dec: np.ndarray) -> TrainedCoder:
-    coder = build(CoderConfig(preset="standard", d_sae=len(W_dec)), [W_dec.shape[1]], 10, [W_dec.shape[1]])
+    coder = build(
+        CoderConfig(preset="standard", d_sae=len(W_dec), encoder_centre=False), [W_dec.shape[1]], 10, [W_dec.shape[1]]
+    )
     params = {"W_enc": W_enc, "b_enc": b_enc, "W_dec": W_dec, "b_dec": b_dec}
     float32 = {name: np.asarray(value, np.float32) for name, value in params.items()}
     return TrainedCoder(coder, float32, Sites(("x",), ("x",), (1.0,), (1.0,), False))

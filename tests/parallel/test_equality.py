@@ -67,6 +67,8 @@ def test_the_comparison_has_something_to_compare(name: str) -> None:
     if "auxk" in run.rows[0]:
         assert dead.max() > 4 * LAYERS and run.column("auxk")[-1] > 0.1
     for array, start in run.start.items():
+        if array == "centre":  # a constant
+            continue
         assert np.abs(run.end[array] - start).max() > 1e-3, array
 
 

@@ -132,6 +132,7 @@ def test_tree_shardings_follow_names_into_optimizer_moments() -> None:
         "b_enc": P(LATENT),
         "W_dec": P(LATENT, None),
         "b_dec": P(None),
+        "centre": P(None),
         "tokens_since_fired": P(LATENT),
     }
     adam = shardings["opt"][0]
@@ -143,7 +144,7 @@ def test_tree_shardings_follow_names_into_optimizer_moments() -> None:
 
     placed = jax.device_put(tree, shardings)
     shard = {name: v.sharding.shard_shape(v.shape) for name, v in placed["params"].items()}
-    assert shard == {"W_enc": (D, F // 2), "b_enc": (F // 2,), "W_dec": (F // 2, D), "b_dec": (D,)}
+    assert shard == {"W_enc": (D, F // 2), "b_enc": (F // 2,), "W_dec": (F // 2, D), "b_dec": (D,), "centre": (D,)}
 
 
 def test_tree_shardings_replicate_what_they_do_not_know() -> None:

@@ -75,7 +75,14 @@ def dictionary(
 ) -> TrainedCoder:
     """With random parameters, a third of its latents active."""
     config = CoderConfig(
-        preset, topology=topology, d_sae=d_sae, k=6, init="uniform", unit_decoder_every=0, matmul_dtype="float32"
+        preset,
+        topology=topology,
+        d_sae=d_sae,
+        k=6,
+        init="uniform",
+        unit_decoder_every=0,
+        matmul_dtype="float32",
+        encoder_centre=False,
     )
     coder = build(config, [width] * len(reads), 10, [width] * len(writes))
     rng, shapes = np.random.default_rng(seed), jax.eval_shape(coder.init, jax.random.key(0))

@@ -165,6 +165,7 @@ def coder_of(
         init="uniform",
         unit_decoder_every=0,
         matmul_dtype="float32",
+        encoder_centre=False,
     )
     d_in, d_out = (24 if "mlp_act" in side[0] else d_model for side in (reads, writes))
     return build(config, [d_in] * len(reads), 10, [d_out] * len(writes))

@@ -98,7 +98,13 @@ def clt(skipped: Sequence[float] = (0, 0)) -> list[TrainedCoder]:
 
 
 def _coder(topology: str, reads: tuple[str, ...], writes: tuple[str, ...], params: dict[str, Any]) -> TrainedCoder:
-    settings = {"d_sae": 3, "unit_decoder_every": 0, "matmul_dtype": "float32", "init": "uniform"}
+    settings = {
+        "d_sae": 3,
+        "unit_decoder_every": 0,
+        "matmul_dtype": "float32",
+        "init": "uniform",
+        "encoder_centre": False,
+    }
     coder = build(CoderConfig("standard", topology=topology, **settings), [WIDTH] * len(reads), 10)
     shapes = jax.eval_shape(coder.init, jax.random.key(0))
     whole = {name: np.asarray(params.get(name, np.zeros(s.shape, np.float32))) for name, s in shapes.items()}

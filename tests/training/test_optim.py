@@ -37,6 +37,24 @@ def _first_update(config: TrainConfig, params: dict[str, jax.Array], grads: dict
     return jax.device_get(update(params, grads))
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lion", "schedule_free"])
+def test_biases_of_a_coder_with_a_centre_are_faster(optimizer: str) -> None:
+    """And of no other coder, nor where the optimizer averages: its average would be of other weights."""
+    params = {name: jnp.ones(3) for name in ("W_enc", "b_enc", "b_dec")}
+    grads = {name: jnp.array([1.0, -2.0, 3.0]) for name in params}
+    zero = {"centre": jnp.zeros(3)}
+
+    def updates(rate: float, extra: dict[str, jax.Array]) -> Any:
+        return _first_update(_config(optimizer, b_enc_rate=rate), params | extra, grads | extra)
+
+    slow, fast, none = updates(1.0, zero), updates(4.0, zero), updates(4.0, {})
+    for name in params:
+        times = 4 if name == "b_enc" and optimizer != "schedule_free" else 1
+        np.testing.assert_allclose(fast[name], times * slow[name], rtol=1e-6)
+        np.testing.assert_allclose(none[name], slow[name], rtol=1e-6)
+    np.testing.assert_array_equal(fast["centre"], 0)
+
+
 # --- schedules ---------------------------------------------------------------------------------------------
 
 

@@ -164,7 +164,9 @@ def test_encoder_and_decoder_of_a_dead_latent_point_at_one_token(name: str) -> N
     c = case(name)
     x = np.asarray(c.batch["x"], np.float64)
     y = np.asarray(c.batch["y"], np.float64) - c.after.params["b_dec"]
-    x = x - c.after.params["b_dec"] if name in ("topk", "free decoder", "gated", "jumprelu") else x
+    params = c.after.params
+    if "centre" in params or name in ("gated", "jumprelu"):  # the encoder sees it without this
+        x = x - params["centre" if "centre" in params else "b_dec"]
     encoders = c.after.params["W_enc"]
     groups = c.dead.shape[0] if c.dead.ndim == 2 else 1
     for group, dead in enumerate(c.dead.reshape(groups, F)):

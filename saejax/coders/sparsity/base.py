@@ -74,6 +74,10 @@ class Sparsity(Generic[S]):
         """(sparsity, params) for single tokens after training; `shape` is that of one token's latents."""
         return self, params
 
+    def biased(self, params: Params, gain: jax.Array) -> Params:
+        """Parameters with the same latents where x' W_enc is `gain` less, [F] or [G, F]."""
+        return params | {"b_enc": params["b_enc"] + gain}
+
     def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
         """[..., F] >= 0: what a sparsity penalty is about."""
         return latents.dense()

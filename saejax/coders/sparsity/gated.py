@@ -28,5 +28,8 @@ class Gated(Sparsity):
     def parameters(self) -> dict[str, float]:
         return {"r_mag": 0.0, "b_mag": 0.0}
 
+    def biased(self, params: Params, gain: jax.Array) -> Params:
+        return super().biased(params, gain) | {"b_mag": params["b_mag"] + jnp.exp(params["r_mag"]) * gain}
+
     def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
         return jax.nn.relu(pre)

@@ -9,7 +9,7 @@ score(sae, planted).figures["mcc"]
 
 from saejax.evals.truth.directions import superposition
 from saejax.evals.truth.planted import Planted, plant
-from saejax.evals.truth.scores import Scores, score
+from saejax.evals.truth.scores import Scores, score, score_samples
 from saejax.evals.truth.source import NAME, PlantedBatches, heldout
 from saejax.evals.truth.world import Means, Spreads, World
 
@@ -24,5 +24,6 @@ __all__ = [
     "heldout",
     "plant",
     "score",
+    "score_samples",
     "superposition",
 ]

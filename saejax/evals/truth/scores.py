@@ -6,6 +6,7 @@ Precision, recall, F1, accuracy, shrinkage, explained variance, MCC and uniquene
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -90,6 +91,17 @@ def score(sae: TrainedCoder, planted: Planted, n_samples: int = 100_000, shown: 
             blocks.append(jax.device_get(sums(params, of, x_BD, a_BN)))
             progress.advance(size)
     return scored(stacked(blocks), pairing)
+
+
+def score_samples(
+    rows_FD: np.ndarray, planted: Planted, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+) -> Scores:
+    """`score` of what somebody else encoded: of each block of samples x [B, D], true magnitudes [B, N], latents [B, F]
+    and reconstructions [B, D]. `rows_FD` are the decoder's rows; blocks are of one size, and there are two or more.
+    """
+    pairing = pair(rows_FD, planted.directions, planted.hierarchy.pairs())
+    of, sums = _on_device(pairing), jax.jit(block_sums)
+    return scored(stacked([jax.device_get(sums(z, a, x, y_hat, of)) for x, a, z, y_hat in blocks]), pairing)
 
 
 def scored(of_blocks: Totals, pairing: Pairing) -> Scores:

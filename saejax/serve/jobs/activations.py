@@ -128,8 +128,6 @@ def _values(fields: Mapping[str, Any], x: Activations, fast: bool) -> dict[str, 
         "train.accumulate": parts,
         "train.tokens": tokens,
         "train.lr": fields["learning_rate"],
-        # As `saejax.train` has it: the default of experiments is longer than most trainings on files.
-        "coder.dead_after_tokens": max(1, min(10_000_000, tokens // 10)),
         **_coder(fields),
     }
     if rows < x.rows:
