@@ -3,16 +3,20 @@
     python benchmarks/peers/train_peers.py --activations A.npy --heldout H.npy --peer saelens --family topk --k 24 \
         --d-sae 1024 --tokens 4000000 --out peers.jsonl
 
-A.npy and H.npy are float32 [N, d], already shuffled; batches are rows in the given order, from the start again where
-tokens exceed N. Training is the peer's code: SAELens' SAETrainer.fit; dictionary_learning's trainer.update with the
-normalisation and the folding that its trainSAE puts around it. Settings are the peer's published ones (README.md), but
-for what the command says; --set changes any other. Each learning rate is a run and a line of --out:
+A.npy and H.npy are float32 [N, d]; batches are rows in the given order, from the start again where tokens exceed N;
+with --order the rows whose numbers it holds, in that order. Training is the peer's code: SAELens' SAETrainer.fit;
+dictionary_learning's trainer.update with the normalisation and the folding that its trainSAE puts around it. Settings
+are the peer's published ones (README.md), but for what the command says; --set changes any other. Each learning rate
+is a run and a line of --out:
 
     peer, version, family, k, lr, settings, l0, fve, dead, seconds, tokens
 
     l0     mean number of non-zero latents of a held-out token, through the peer's inference path
     fve    1 - sum ||x - x_hat||^2 / sum ||x - mean x||^2 over all held-out tokens, float64
     dead   share of latents that are non-zero for no held-out token
+
+With --groups-of, an int64 [M] file, --sums writes what `measure.Measured` has of each group and the decoder's rows, of
+the last rate; with --keep also all latents and reconstructions.
 """
 
 import argparse
@@ -28,10 +32,19 @@ from typing import Any
 import numpy as np
 import peer_classes as peers
 import torch
-from measure import measure
+from measure import measured
 
-FAMILIES = ("topk", "batchtopk", "jumprelu", "matryoshka")
+FAMILIES = ("topk", "batchtopk", "jumprelu", "matryoshka", "gated", "standard")
 Encode = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What training ends with: the inference path, all settings, and the decoder's rows [F, d]."""
+
+    encode: Encode
+    settings: dict[str, Any]
+    rows: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +52,10 @@ class Task:
     """What a run is told; `changed` are further settings of the peer's coder or trainer."""
 
     activations: np.ndarray
+    order: np.ndarray | None
     family: str
     k: int
+    l1: float
     d_sae: int
     batch: int
     tokens: int
@@ -56,10 +71,11 @@ class Task:
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Rows in order, for ever."""
-        n = len(self.activations)
+        n = len(self.activations) if self.order is None else len(self.order)
         start = 0
         while True:
-            rows = np.take(self.activations, np.arange(start, start + self.batch) % n, axis=0)
+            at = np.arange(start, start + self.batch) % n
+            rows = np.take(self.activations, at if self.order is None else self.order[at], axis=0)
             yield torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self.device)
             start += self.batch
 
@@ -67,7 +83,7 @@ class Task:
 # --- SAELens -----------------------------------------------------------------------------------------------
 
 
-def saelens(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
+def saelens(task: Task, lr: float) -> Trained:
     """As its documentation advises: mean norm sqrt(d), constant rate, decaying over the last fifth."""
     d_in = task.activations.shape[1]
     sae_class, config_class, own = {
@@ -88,6 +104,8 @@ def saelens(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
                 "l0_warm_up_steps": task.steps // 20,
             },
         ),
+        "standard": (peers.StandardTrainingSAE, peers.StandardTrainingSAEConfig, _l1(task)),
+        "gated": (peers.GatedTrainingSAE, peers.GatedTrainingSAEConfig, _l1(task)),
     }[task.family]
     common = {"normalize_activations": "expected_average_only_in", "device": task.device}
     config = config_class(d_in=d_in, d_sae=task.d_sae, **(common | own | task.changed))
@@ -119,13 +137,18 @@ def saelens(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
         return latents, loaded.decode(latents)
 
     settings = {k: v for k, v in dataclasses.asdict(config).items() if k != "metadata"}
-    return encode, settings | training | {"scaling_factor": scale}
+    return Trained(encode, settings | training | {"scaling_factor": scale}, loaded.W_dec.detach().cpu().numpy())
+
+
+def _l1(task: Task) -> dict[str, Any]:
+    """SAELens' penalty, risen over the first twentieth, as its documentation advises."""
+    return {"l1_coefficient": task.l1, "l1_warm_up_steps": task.steps // 20}
 
 
 # --- dictionary_learning -----------------------------------------------------------------------------------
 
 
-def dictionary_learning(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
+def dictionary_learning(task: Task, lr: float) -> Trained:
     """As its demonstration does: unit mean squared norm, the rate decaying over the last fifth.
 
     Its warm-ups of 1,000 and 2,000 steps, and the step 1,000 at which it starts to follow the threshold, are for runs
@@ -136,14 +159,17 @@ def dictionary_learning(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
     fractions = [1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2 + 1 / 32]
     if task.groups:
         fractions = [float(width) for width in np.diff((0.0, *task.groups))]
+    short = min(2000, steps // 10)
     trainer_class, own = {
         "topk": (peers.TopKTrainer, followed),
         "batchtopk": (peers.BatchTopKTrainer, followed),
         "matryoshka": (peers.MatryoshkaBatchTopKTrainer, followed | {"group_fractions": fractions}),
         "jumprelu": (
             peers.JumpReluTrainer,
-            {"target_l0": float(task.k), "sparsity_warmup_steps": min(2000, steps // 10)},
+            {"target_l0": float(task.k), "sparsity_warmup_steps": short},
         ),
+        "standard": (peers.StandardTrainerAprilUpdate, {"l1_penalty": task.l1, "sparsity_warmup_steps": short}),
+        "gated": (peers.GatedSAETrainer, {"l1_penalty": task.l1, "sparsity_warmup_steps": short}),
     }[task.family]
     common = {
         "steps": steps,
@@ -157,7 +183,7 @@ def dictionary_learning(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
     }
     settings = common | own | task.changed
     trainer = trainer_class(layer=0, lm_name="none", **settings)
-    if task.dead_after:
+    if task.dead_after and hasattr(trainer, "dead_feature_threshold"):
         trainer.dead_feature_threshold = task.dead_after
     squares = [float(x.square().sum(1).mean()) for x, _ in zip(task.batches(), range(min(100, steps)), strict=False)]
     norm = math.sqrt(sum(squares) / len(squares))
@@ -170,7 +196,10 @@ def dictionary_learning(task: Task, lr: float) -> tuple[Encode, dict[str, Any]]:
         latents = trainer.ae.encode(x)
         return latents, trainer.ae.decode(latents)
 
-    return encode, settings | {"norm": norm, "dead_feature_threshold": trainer.dead_feature_threshold}
+    # Those with an L1 have no AuxK, and nothing that counts as dead.
+    found = {"norm": norm, "dead_feature_threshold": getattr(trainer, "dead_feature_threshold", None)}
+    rows = trainer.ae.W_dec if hasattr(trainer.ae, "W_dec") else trainer.ae.decoder.weight.T
+    return Trained(encode, settings | found, rows.detach().cpu().numpy())
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -205,7 +234,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heldout", required=True, help=".npy, float32 [M, d]")
     parser.add_argument("--peer", required=True, choices=PEERS)
     parser.add_argument("--family", required=True, choices=FAMILIES)
-    parser.add_argument("--k", type=int, required=True, help="latents of a token; jumprelu's target L0")
+    parser.add_argument("--k", type=int, default=0, help="latents of a token; jumprelu's target L0")
+    parser.add_argument("--l1", type=float, default=0.0, help="the penalty of gated and standard, as the peer means it")
     parser.add_argument("--d-sae", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--batch-size", type=int, default=2048)
@@ -215,6 +245,10 @@ def parse() -> argparse.Namespace:
         "--groups", type=float, nargs="+", default=[], help="matryoshka: rising shares of the latents, ending with 1"
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=JSON", help="other settings, by the peer's names")
+    parser.add_argument("--order", help=".npy, int64: numbers of the rows of --activations, in order")
+    parser.add_argument("--groups-of", help=".npy, int64 [M]: the group of each held-out row")
+    parser.add_argument("--sums", help=".npz for what --groups-of is for")
+    parser.add_argument("--keep", action="store_true", help="latents and reconstructions too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", required=True, help="a line of JSON is added for each learning rate")
@@ -234,11 +268,14 @@ def _value(text: str) -> Any:
 def main() -> None:
     told = parse()
     activations, heldout = (np.load(path, mmap_mode="r") for path in (told.activations, told.heldout))
+    groups = np.load(told.groups_of) if told.groups_of else None
     changed = {name: _value(text) for name, text in (pair.split("=", 1) for pair in told.set)}
     task = Task(
         activations=activations,
+        order=np.load(told.order) if told.order else None,
         family=told.family,
         k=told.k,
+        l1=told.l1,
         d_sae=told.d_sae,
         batch=told.batch_size,
         tokens=told.tokens,
@@ -253,11 +290,15 @@ def main() -> None:
     for lr in told.lr or (default / 3, default, default * 3):
         torch.manual_seed(told.seed)
         start = time.perf_counter()
-        encode, settings = train(task, lr)
+        trained = train(task, lr)
         seconds = time.perf_counter() - start
+        found = measured(arrays(trained.encode, told.device), heldout, groups, keep=told.keep)
+        if told.sums:
+            known = {name: value for name, value in dataclasses.asdict(found).items() if value is not None}
+            np.savez(told.sums, **known, decoder=trained.rows)
         line = {"peer": told.peer, "version": peers.VERSIONS[package], "family": told.family, "k": told.k, "lr": lr}
-        line |= measure(arrays(encode, told.device), heldout)
-        line |= {"seconds": round(seconds, 2), "tokens": task.steps * task.batch, "settings": settings}
+        line |= found.figures() | {"l1": told.l1, "seed": told.seed}
+        line |= {"seconds": round(seconds, 2), "tokens": task.steps * task.batch, "settings": trained.settings}
         with pathlib.Path(told.out).open("a") as out:
             out.write(json.dumps(line, default=str) + "\n")
         print({name: value for name, value in line.items() if name != "settings"}, flush=True)

@@ -1,0 +1,126 @@
+"""saejax's own trainings on the arrays of a data set: the preset as it is, with the training defaults."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.peers.measure import Measured, measured
+from benchmarks.quality.sets import SETS, DataSet
+from saejax.coders import Coder, CoderConfig, Sites, build
+from saejax.store import ArrayRows
+from saejax.trained import make_sites
+from saejax.training import TrainConfig
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.start import make_prepare
+from saejax.training.state import TrainState, make_init
+from saejax.training.step import default_hyper, make_step
+
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What was tried and is no setting.
+
+    Attributes:
+        start: (parameters, rows to train on) -> parameters at step 0.
+        whitening: the encoder sees x less its mean times the covariance to the power -whitening: a transcoder that
+            reads this and writes x.
+    """
+
+    start: Callable[[Params, np.ndarray], Params] | None = None
+    whitening: float = 0.0
+
+
+def train_ours(
+    data: DataSet, coder_keys: dict[str, Any], train_keys: dict[str, Any], seed: int, hooks: Hooks | None = None
+) -> tuple[Measured, np.ndarray, float]:
+    """(what held-out rows say, the decoder's rows, seconds of training with compilation).
+
+    Args:
+        coder_keys, train_keys: of `CoderConfig` and `TrainConfig`, besides the sizes that the data set gives.
+    """
+    hooks = hooks or Hooks()
+    arrays, read = _arrays(data.name, hooks.whitening)
+    reads = tuple(arrays)[-1:]
+    topology = {"topology": "transcoder"} if hooks.whitening else {}
+    told = CoderConfig(**{"d_sae": data.d_sae} | topology | coder_keys)
+    config = TrainConfig(**{"tokens": data.tokens, "batch_size": data.batch} | train_keys)
+    source = _Ordered(ArrayRows(arrays), arrays, np.load(data.order(seed)), data.batch)
+    coder = build(told, source.hook_points["x"], config.steps, tokens=config.tokens)
+    sites = make_sites(told, coder.topology, reads, ("x",), source.statistics)
+    started = time.perf_counter()
+    state = _train(coder, config, sites, told, source, seed, hooks)
+    seconds = time.perf_counter() - started
+    alone, params = coder.inference(state.evaluated(), state.stats)
+
+    @jax.jit
+    def encode(x_BD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        z_BD = read(x_BD) * sites.read_scales[0]
+        latents = alone.encode(params, z_BD)
+        return latents.dense(), alone.decode(params, latents, z_BD) / sites.write_scales[0]
+
+    heldout, groups = np.load(data.folder / "H.npy"), np.load(data.folder / "groups.npy")
+    found = measured(lambda x: encode(jnp.asarray(x)), heldout, groups, keep=not data.store)
+    return found, np.asarray(params["W_dec"]), seconds
+
+
+def _train(
+    coder: Coder, config: TrainConfig, sites: Sites, told: CoderConfig, source: "_Ordered", seed: int, hooks: Hooks
+) -> TrainState:
+    optimizer, prepare = make_optimizer(config), make_prepare(told, coder, sites, source)
+
+    def begin(params: Params) -> Params:
+        params = prepare(params)
+        if hooks.whitening:  # pre is that of a transposed decoder on x
+            ratio = sites.write_scales[0] / sites.read_scales[0]
+            params = params | {"W_enc": ratio * _whitening(source.rows("x"), -hooks.whitening) @ params["W_dec"].T}
+        return hooks.start(params, source.rows("x")) if hooks.start else params
+
+    init = make_init(coder, optimizer, config, begin)
+    step = jax.jit(make_step(coder, optimizer, make_schedule(config), sites, config), donate_argnums=0)
+    state, hyper = jax.jit(init)(seed), default_hyper(seed)
+    for number in range(config.steps):
+        batch = {name: jnp.asarray(rows) for name, rows in source.whole_batch_at(number).items()}
+        state, _ = step(state, batch, hyper)
+    return jax.block_until_ready(state)
+
+
+@functools.lru_cache(maxsize=1)
+def _arrays(name: str, whitening: float) -> tuple[dict[str, np.ndarray], Callable[[Any], Any]]:
+    """({"x": rows, "z": what the encoder reads, where that is another thing}, x -> what it reads)."""
+    x_ND = np.load(SETS[name].folder / "A.npy")
+    if not whitening:
+        return {"x": x_ND}, lambda x: x
+    mean_D, matrix_DD = x_ND.mean(0, dtype=np.float64).astype(np.float32), _whitening(x_ND, whitening)
+    return {"x": x_ND, "z": (x_ND - mean_D) @ matrix_DD}, lambda x: (x - mean_D) @ matrix_DD
+
+
+def _whitening(x_ND: np.ndarray, power: float) -> np.ndarray:
+    """(C + 0.001 mean C)^-power, C the covariance [D, D], divided so that traces of C to both powers stay near 1."""
+    centred = x_ND.astype(np.float64) - x_ND.mean(0, dtype=np.float64)
+    values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
+    values = np.maximum(values, 0) / values.mean() + 1e-3
+    return ((vectors * values**-power) @ vectors.T).astype(np.float32)
+
+
+class _Ordered:
+    """Batches in a given order, as the peers get them; as much of a `BatchSource` as the start of a training asks."""
+
+    def __init__(self, rows: ArrayRows, arrays: dict[str, np.ndarray], order: np.ndarray, batch: int):
+        self.hook_points, self.statistics, self.dtype = rows.hook_points, rows.statistics, rows.dtype
+        self.batch_size, self.epoch_rows = batch, rows.n_tokens
+        self._order, self._arrays = order, arrays
+
+    def rows(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def whole_batch_at(self, step: int) -> dict[str, np.ndarray]:
+        at = self._order[step * self.batch_size : (step + 1) * self.batch_size]
+        return {name: rows[at] for name, rows in self._arrays.items()}

@@ -1,0 +1,221 @@
+"""Which trainings the comparison is made of, and one of them: a line of results.jsonl each."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.measure import Measured
+from benchmarks.quality.ours import train_ours
+from benchmarks.quality.sets import DataSet
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.jsonl"
+PEERS = "build/peers-venv/bin/python"
+FAMILIES = ("topk", "batchtopk", "matryoshka", "jumprelu", "gated", "standard")
+TRAINERS = ("saejax", "saelens", "dictionary_learning")
+PREFIXES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+# What a latent must be silent for to be dead, as shares of the training: peers are given the better one.
+DEAD_SHARES = (0.1, 0.01)
+# Families whose L0 follows from a penalty: where its search begins, by trainer.
+PENALISED = {"standard": (5.0, 5.0, 0.1), "gated": (5.0, 1.0, 0.1)}
+# An L0 is met within this ratio, or the search ends after so many trainings.
+_NEAR, _MOST = 0.08, 5
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        target: the L0 that is asked for.
+        l1: of a penalised family; else 0.
+        lr: None is saejax's default.
+        dead_share: None is saejax's default.
+    """
+
+    data: DataSet
+    family: str
+    trainer: str
+    target: int
+    seed: int
+    lr: float | None
+    dead_share: float | None = None
+    l1: float = 0.0
+
+    def key(self) -> tuple[Any, ...]:
+        strength = round(self.l1, 6) if self.family in PENALISED else self.target
+        return (self.data.name, self.family, self.trainer, strength, self.seed, self.lr, self.dead_share)
+
+    def train(self) -> Row:
+        """The training's line."""
+        started = time.strftime("%Y-%m-%d")
+        found, rows_FD, seconds = self._ours() if self.trainer == "saejax" else self._peers()
+        row: Row = {"key": list(self.key()), "set": self.data.name, "family": self.family, "trainer": self.trainer}
+        row |= {"target": self.target, "seed": self.seed, "lr": self.lr, "dead_share": self.dead_share, "l1": self.l1}
+        row |= {name: round(value, 6) for name, value in found.figures().items()}
+        if found.latents is not None and found.y_hat is not None:
+            scores = self.data.scores(rows_FD, found.latents, found.y_hat).figures
+            wanted = ("mcc", "f1", "precision", "recall", "uniqueness", "absorption", "shrinkage")
+            row |= {name: round(scores[name], 6) for name in wanted}
+        by_group = {"error": found.error, "kept": found.kept}
+        return row | {"date": started, "seconds": round(seconds, 1)} | {k: _short(v) for k, v in by_group.items()}
+
+    def _ours(self) -> tuple[Measured, np.ndarray, float]:
+        coder: Row = {"preset": self.family, "k": self.target, "target_l0": float(self.target)}
+        if self.family in PENALISED:
+            coder = {"preset": self.family, "l1_coefficient": self.l1}
+        if self.family == "matryoshka":
+            coder["prefixes"] = PREFIXES
+        if self.dead_share is not None:
+            coder["dead_after_tokens"] = round(self.dead_share * self.data.tokens)
+        return train_ours(self.data, coder, {} if self.lr is None else {"lr": self.lr}, self.seed)
+
+    def _peers(self) -> tuple[Measured, np.ndarray, float]:
+        folder, data = self.data.folder, self.data
+        out, sums = (folder / f"peer-{os.getpid()}.{end}" for end in ("jsonl", "npz"))
+        options = {
+            "peer": self.trainer,
+            "family": self.family,
+            "k": self.target,
+            "l1": self.l1,
+            "d-sae": data.d_sae,
+            "tokens": data.tokens,
+            "batch-size": data.batch,
+            "lr": self.lr,
+            "dead-after": round((self.dead_share or 0) * data.tokens),
+            "seed": self.seed,
+            "activations": folder / "A.npy",
+            "order": data.order(self.seed),
+            "heldout": folder / "H.npy",
+            "groups-of": folder / "groups.npy",
+            "out": out,
+            "sums": sums,
+        }
+        command = [PEERS, str(HERE.parent / "peers" / "train_peers.py")]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command += ["--groups", *map(str, PREFIXES)] if self.family == "matryoshka" else []
+        command += [] if data.store else ["--keep"]
+        done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+        line, arrays = json.loads(out.read_text(encoding="utf-8").splitlines()[-1]), dict(np.load(sums))
+        out.unlink()
+        sums.unlink()
+        rows_FD = arrays.pop("decoder")
+        return Measured(**arrays), rows_FD, line["seconds"]
+
+
+def _short(values: np.ndarray) -> list[float]:
+    """Seven digits."""
+    return [float(f"{value:.7g}") for value in values]
+
+
+def read(path: Path = RESULTS) -> list[Row]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+class Results:
+    """The lines that are there, and new ones."""
+
+    def __init__(self, path: Path = RESULTS):
+        self._path, self.rows = path, read(path)
+
+    def of(self, run: Run) -> Row:
+        """The line of a training, which is trained where it is not there."""
+        key = list(run.key())
+        for row in self.rows:
+            if row["key"] == key:
+                return row
+        row = run.train()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self.rows.append(row)
+        shown = (
+            "set",
+            "family",
+            "trainer",
+            "target",
+            "seed",
+            "lr",
+            "dead_share",
+            "l1",
+            "l0",
+            "fve",
+            "dead",
+            "mcc",
+            "f1",
+        )
+        print(*(f"{name}={row[name]}" for name in (*shown, "seconds") if name in row), flush=True)
+        return row
+
+    def near(self, run: Run) -> Row:
+        """The line of a training whose L0 is near the target: of a penalised family the best of a search over l1."""
+        if run.family not in PENALISED:
+            return self.of(run)
+        points: list[tuple[float, float, Row]] = []
+        l1 = PENALISED[run.family][TRAINERS.index(run.trainer)]
+        while len(points) < _MOST:
+            row = self.of(dataclasses.replace(run, l1=float(f"{l1:.4g}")))
+            points.append((math.log(row["l1"]), math.log(max(row["l0"], 1e-3) / run.target), row))
+            if abs(points[-1][1]) < _NEAR:
+                break
+            l1 = math.exp(_root([(x, y) for x, y, _ in points]))
+        return min(points, key=lambda point: abs(point[1]))[2]
+
+
+def _root(points: list[tuple[float, float]]) -> float:
+    """Where log(L0 / target) over log l1 crosses 0: straight between the two nearest points, slope -1 from one."""
+    if len(points) == 1:
+        (x, y), slope = points[0], -1.0
+    else:
+        (x0, y0), (x, y) = sorted(points, key=lambda point: -abs(point[1]))[-2:]
+        slope = (y - y0) / (x - x0) if x != x0 else -1.0
+        slope = min(slope, -0.3)
+    return x - float(np.clip(y / slope, -2.0, 2.0))
+
+
+def compare(results: Results, data: DataSet, family: str) -> Iterator[Row]:
+    """Every training of a family: rates (and what counts as dead) by the first seed, then all seeds at every L0."""
+    middle = data.l0s[1]
+    for trainer in TRAINERS:
+        ours = trainer == "saejax"
+        shares: tuple[float | None, ...] = (None,) if ours or family in PENALISED else DEAD_SHARES
+        tried = [
+            results.near(Run(data, family, trainer, middle, 0, lr, share)) for share in shares for lr in data.rates
+        ]
+        best = best_of(tried, results.rows)
+        # Of saejax also what a user gets who sets nothing.
+        settings = [(best["lr"], best["dead_share"])] + ([(None, None)] if ours else [])
+        for lr, share in settings:
+            for target in data.l0s:
+                first = results.near(Run(data, family, trainer, target, 0, lr, share))
+                for seed in data.seeds:
+                    yield results.of(Run(data, family, trainer, target, seed, lr, share, first["l1"]))
+
+
+def best_of(tried: list[Row], rows: list[Row]) -> Row:
+    """The line with the largest FVE, each brought to the same L0 along the slope of the data set's topk."""
+    slope = slope_of(rows, tried[0]["set"])
+    return max(tried, key=lambda row: row["fve"] - slope * math.log(max(row["l0"], 1e-3) / row["target"]))
+
+
+def slope_of(rows: list[Row], data: str) -> float:
+    """dFVE / dlog L0 between topk's least and largest k, the best of each; 0 while they are not there."""
+    best: dict[int, float] = {}
+    for row in rows:
+        if (row["set"], row["family"]) == (data, "topk"):
+            best[row["target"]] = max(row["fve"], best.get(row["target"], -1.0))
+    if len(best) < 2:
+        return 0.0
+    low, high = min(best), max(best)
+    return (best[high] - best[low]) / math.log(high / low)

@@ -1,0 +1,154 @@
+"""What the lines say: figures at equal L0, intervals over documents and seeds, one table and one picture a data set."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks.quality.runs import FAMILIES, Row
+from benchmarks.quality.sets import DataSet
+
+RESAMPLES = 2000
+# (who, its column): saejax at its best rate, and as a user gets it who sets nothing.
+WHO = (("saejax", "best"), ("saejax", "default"), ("saelens", "best"), ("dictionary_learning", "best"))
+NAMES = ("saejax", "saejax, default", "SAELens", "dictionary_learning")
+_COLOURS = ("#0072b2", "#56b4e9", "#d55e00", "#009e73")
+_OF_SEEDS = ("dead", "mcc", "f1", "precision", "recall", "uniqueness", "absorption", "shrinkage")
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """One trainer's dictionaries of a family, brought to one L0.
+
+    Attributes:
+        error: [seeds, groups]; variance: [groups]: sums over held-out rows.
+        of_seeds: {name: [seeds]}.
+    """
+
+    error: np.ndarray
+    variance: np.ndarray
+    of_seeds: dict[str, np.ndarray]
+
+    @property
+    def fve(self) -> float:
+        return float(1 - self.error.mean(0).sum() / self.variance.sum())
+
+    def fves(self, seeds_RS: np.ndarray, groups_RG: np.ndarray) -> np.ndarray:
+        """FVE of each resample of seeds and of groups, [R]."""
+        error_RG = np.einsum("rs,sg->rg", seeds_RS, self.error) / seeds_RS.sum(1, keepdims=True)
+        return 1 - (error_RG * groups_RG).sum(1) / (self.variance[None] * groups_RG).sum(1)
+
+
+def figures_at(rows: Sequence[Row], variance_G: np.ndarray, l0: int) -> Figures | None:
+    """From one trainer's rows of a family at one setting: between the two L0 next to `l0` along log L0, by seed."""
+    errors, others = [], []
+    for seed in sorted({row["seed"] for row in rows}):
+        points = sorted((row for row in rows if row["seed"] == seed), key=lambda row: row["l0"])
+        if len(points) < 2:
+            return None
+        low, high, share = _around(points, l0)
+        errors.append((1 - share) * np.array(low["error"]) + share * np.array(high["error"]))
+        # Shares and rates stay between the two.
+        inside = min(max(share, 0.0), 1.0)
+        names = [name for name in _OF_SEEDS if name in low]
+        others.append({name: (1 - inside) * low[name] + inside * high[name] for name in names})
+    if not errors:
+        return None
+    of_seeds = {name: np.array([one[name] for one in others]) for name in others[0]}
+    return Figures(np.stack(errors), variance_G, of_seeds)
+
+
+def _around(points: Sequence[Row], l0: int) -> tuple[Row, Row, float]:
+    """The two rows next to `l0`, and how far it is from the first to the second along log L0; beyond the ends a
+    little below 0 or above 1."""
+    at = int(np.clip(np.searchsorted([row["l0"] for row in points], l0), 1, len(points) - 1))
+    low, high = points[at - 1], points[at]
+    return low, high, math.log(l0 / low["l0"]) / math.log(high["l0"] / low["l0"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A family at an L0: every trainer's figures."""
+
+    family: str
+    l0: int
+    of: tuple[Figures | None, ...]
+
+
+def difference(a: Figures | None, b: Figures | None) -> str:
+    """FVE of a minus that of b with its 95 % interval over seeds and groups, drawn alike; bold where 0 is outside."""
+    if a is None or b is None or len(a.error) != len(b.error):
+        return "-"
+    random, n_groups, n_seeds = np.random.default_rng(0), a.error.shape[1], len(a.error)
+    groups_RG = random.multinomial(n_groups, np.full(n_groups, 1 / n_groups), RESAMPLES)
+    seeds_RS = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), RESAMPLES)
+    drawn = a.fves(seeds_RS, groups_RG) - b.fves(seeds_RS, groups_RG)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    shown = f"{a.fve - b.fve:+.4f} [{low:+.4f}, {high:+.4f}]"
+    return f"**{shown}**" if low > 0 or high < 0 else shown
+
+
+def cells(data: DataSet, rows: Sequence[Row], variance_G: np.ndarray) -> Iterator[Cell]:
+    """Every family and L0 of a data set that something is known of."""
+    for family in FAMILIES:
+        mine = [row for row in rows if (row["set"], row["family"]) == (data.name, family)]
+        chosen = [_rows_of(mine, trainer, which) for trainer, which in WHO]
+        for l0 in data.l0s:
+            found = tuple(figures_at(some, variance_G, l0) if some else None for some in chosen)
+            if any(found):
+                yield Cell(family, l0, found)
+
+
+def _rows_of(rows: Sequence[Row], trainer: str, which: str) -> list[Row]:
+    """The rows of the setting that was run with the most seeds and L0: the best one, or the default."""
+    mine = [row for row in rows if row["trainer"] == trainer and (row["lr"] is None) == (which == "default")]
+    settings: dict[Any, list[Row]] = {}
+    for row in mine:
+        settings.setdefault((row["lr"], row["dead_share"]), []).append(row)
+    return max(settings.values(), key=len, default=[])
+
+
+def table(data: DataSet, found: Sequence[Cell]) -> Iterator[str]:
+    """Markdown: FVE at equal L0, differences with intervals, dead latents, and scores where the truth is known."""
+    scores = [name for name in ("mcc", "f1") if any(f and name in f.of_seeds for cell in found for f in cell.of)]
+    more = [f"{name.upper()}: saejax, default, SAELens, d_l" for name in scores]
+    head = ["family", "L0", *NAMES, "- SAELens", "- dictionary_learning", "dead: saejax, default, SAELens, d_l", *more]
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for cell in found:
+        fve = [f"{f.fve:.4f}" if f else "-" for f in cell.of]
+        against = [difference(cell.of[0], cell.of[other]) for other in (2, 3)]
+        lists = [_list(cell, "dead", ".1%"), *(_list(cell, name, ".3f") for name in scores)]
+        yield f"| {' | '.join([cell.family, str(cell.l0), *fve, *against, *lists])} |"
+
+
+def _list(cell: Cell, name: str, form: str) -> str:
+    return ", ".join(format(f.of_seeds[name].mean(), form) if f and name in f.of_seeds else "-" for f in cell.of)
+
+
+def picture(data: DataSet, found: Sequence[Cell], what: str = "fve") -> Figure:
+    """FVE or a score over L0: one panel a family."""
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, family in zip(figure.subplots(2, 3, sharex=True, sharey=True).flat, FAMILIES, strict=True):
+        mine = [cell for cell in found if cell.family == family]
+        for i, (name, colour) in enumerate(zip(NAMES, _COLOURS, strict=True)):
+            points = [(cell.l0, cell.of[i]) for cell in mine]
+            known = [(l0, f.fve if what == "fve" else float(f.of_seeds[what].mean())) for l0, f in points if f]
+            if known:
+                axes.plot(*zip(*known, strict=True), marker="o", color=colour, label=name)
+        axes.set(title=family, xscale="log")
+        axes.set_xticks(data.l0s, [str(l0) for l0 in data.l0s])
+        axes.minorticks_off()
+        axes.grid(True, color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+        if mine:
+            axes.legend(frameon=False)
+    figure.supxlabel("L0 on held-out rows (log scale)")
+    figure.supylabel({"fve": "FVE: fraction of variance explained", "f1": "F1 of latents", "mcc": "MCC"}[what])
+    figure.suptitle(data.title)
+    return figure
