@@ -199,7 +199,9 @@ def trainer_of(task: Task, data: Data) -> Trainer:
         encoder_scale=1.0,
         encoder_centre=False,
     )
-    config = TrainConfig(tokens=tokens, batch_size=BATCH, lr=1.0, b_enc_rate=1.0)
+    config = TrainConfig(
+        tokens=tokens, batch_size=BATCH, lr=1.0, b_enc_rate=1.0, b2=0.999, decay_fraction=0.2, final_lr_fraction=0.1
+    )
     writes = task.writes or task.reads
     widths = [[data.train[name].shape[1] for name in names] for names in (task.reads, writes)]
     coder = build(told, widths[0], task.steps, widths[1])

@@ -239,6 +239,7 @@ class PreActivation(Term[PreActivationSettings]):
 
     def __call__(self, c: Context) -> jax.Array:
         norms = c.topology.decoder_norms(c.params)[None]
+        # build() has seen that it provides it
         distance = c.sparsity.below(c.pre, c.params) * norms  # type: ignore[attr-defined]
         return per_token(jnp.where(c.dead[None] | (not self.dead_only), distance, 0))
 

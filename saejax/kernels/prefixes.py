@@ -63,12 +63,14 @@ def _blocks(array_BGK: jax.Array, every: int) -> jax.Array:
     return jnp.moveaxis(full.reshape(*full.shape[:-1], n, every), -2, 0)
 
 
-def _fwd(values_BGK, indices_BGK, rows, target_BR, every):  # type: ignore[no-untyped-def]
+def _fwd(
+    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
+) -> tuple[jax.Array, Any]:
     errors_B, left_BR = _forward(values_BGK, indices_BGK, rows, target_BR, every)
     return errors_B, (values_BGK, indices_BGK, rows, left_BR)
 
 
-def _bwd(every, residuals, g_B):  # type: ignore[no-untyped-def]
+def _bwd(every: int, residuals: Any, g_B: jax.Array) -> tuple[jax.Array, None, Any, jax.Array]:
     values_BGK, indices_BGK, rows, left_BR = residuals
     blocks = _blocks(values_BGK, every), _blocks(indices_BGK, every)
     weight_B1 = (2 / len(blocks[0]) * g_B)[:, None]

@@ -72,9 +72,9 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
     )
     neighbours: int = setting(
         1,
-        "A batch is windows of so many consecutive tokens of one document, one behind the other, as the loss "
-        "contrastive needs them: 2 for pairs. Tokens that fill no window of an epoch are left out of it. A block of "
-        "the store is then at least four whole shards in memory. 1 takes every token by itself.",
+        "A batch consists of windows of so many consecutive tokens of one document, as the loss contrastive needs "
+        "them: 2 for pairs. An epoch leaves out tokens that fill no window. A block of the store is then at least four "
+        "whole shards in memory. 1 takes every token by itself.",
         low=1,
         high=1024,
     )

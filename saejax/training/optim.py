@@ -132,8 +132,8 @@ class OptimSettings(LengthSettings):
     lr: float = _own(3e-4, "Learning rate.", above=0)
     b_enc_rate: float = _own(
         3.0,
-        "With coder.encoder_centre the rate of b_enc is so many times lr, because nothing else moves the biases of "
-        "latents then. Not with schedule_free.",
+        "With coder.encoder_centre, b_enc learns at so many times lr, because nothing else moves the biases of latents "
+        "then. schedule_free ignores it.",
         above=0,
     )
     b1: float = _own(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
