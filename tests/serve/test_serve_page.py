@@ -248,6 +248,7 @@ def test_keys(tab: Tab, site: Served) -> None:
     for key, fragment in (("s", "#/start"), ("j", "#/jobs"), ("a", "#/api"), ("o", "#/")):
         tab.press("g", key)
         tab.until(f"location.hash === '{fragment}'")
+    tab.until("document.querySelector('#view .listing tbody tr') && document.querySelector('#view input[type=search]')")
     tab.press("/", "g", "s")
     assert tab.evaluate("document.activeElement.value") == "gs"
     assert tab.evaluate("location.hash") == "#/"
