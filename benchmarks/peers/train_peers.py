@@ -17,6 +17,9 @@ is a run and a line of --out:
 
 With --groups-of, an int64 [M] file, --sums writes what `measure.Measured` has of each group and the decoder's rows, of
 the last rate; with --keep also all latents and reconstructions.
+
+With --lines alone, each line of standard input is the options of a command; "done", or the error in one line, answers
+each. One process then imports the peers once.
 """
 
 import argparse
@@ -24,6 +27,8 @@ import dataclasses
 import json
 import math
 import pathlib
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -226,7 +231,7 @@ def published_lr(peer: str, family: str, d_sae: int) -> float:
 PEERS = {"saelens": (saelens, "sae-lens"), "dictionary_learning": (dictionary_learning, "dictionary-learning")}
 
 
-def parse() -> argparse.Namespace:
+def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Trains a peer's coder; see the head of this file.", allow_abbrev=False
     )
@@ -252,7 +257,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", required=True, help="a line of JSON is added for each learning rate")
-    told = parser.parse_args()
+    told = parser.parse_args(words)
     if told.groups and (told.groups[-1] != 1 or sorted(set(told.groups)) != told.groups):
         parser.error(f"--groups {told.groups} must rise and end with 1.")
     return told
@@ -265,8 +270,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def main() -> None:
-    told = parse()
+def run(words: list[str]) -> None:
+    told = parse(words)
     activations, heldout = (np.load(path, mmap_mode="r") for path in (told.activations, told.heldout))
     groups = np.load(told.groups_of) if told.groups_of else None
     changed = {name: _value(text) for name, text in (pair.split("=", 1) for pair in told.set)}
@@ -304,5 +309,15 @@ def main() -> None:
         print({name: value for name, value in line.items() if name != "settings"}, flush=True)
 
 
+def answer_lines() -> None:
+    for line in sys.stdin:
+        try:
+            run(shlex.split(line))
+        except Exception as error:
+            print("error", repr(error).replace("\n", " "), flush=True)
+        else:
+            print("done", flush=True)
+
+
 if __name__ == "__main__":
-    main()
+    answer_lines() if sys.argv[1:] == ["--lines"] else run(sys.argv[1:])

@@ -1,12 +1,14 @@
 """Which trainings the comparison is made of, and one of them: a line of results.jsonl each."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
+import shlex
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ PREFIXES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 DEAD_SHARES = (0.1, 0.01)
 # Families whose L0 follows from a penalty: where its search begins, by trainer.
 PENALISED = {"standard": (5.0, 5.0, 0.1), "gated": (5.0, 1.0, 0.1)}
-# An L0 is met within this ratio, or the search ends after so many trainings.
-_NEAR, _MOST = 0.08, 5
+# An L0 is met within this ratio, or the search ends after so many trainings: of rates that are tried, of the best.
+_NEAR, _TRY, _MOST = 0.1, 3, 4
 
 Row = dict[str, Any]
 
@@ -101,18 +103,36 @@ class Run:
             "out": out,
             "sums": sums,
         }
-        command = [PEERS, str(HERE.parent / "peers" / "train_peers.py")]
-        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command += ["--groups", *map(str, PREFIXES)] if self.family == "matryoshka" else []
-        command += [] if data.store else ["--keep"]
-        done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        words += ["--groups", *map(str, PREFIXES)] if self.family == "matryoshka" else []
+        words += [] if data.store else ["--keep"]
+        _ask(shlex.join(words))
         line, arrays = json.loads(out.read_text(encoding="utf-8").splitlines()[-1]), dict(np.load(sums))
         out.unlink()
         sums.unlink()
         rows_FD = arrays.pop("decoder")
         return Measured(**arrays), rows_FD, line["seconds"]
+
+
+def _ask(line: str) -> None:
+    """Lets the peers' process train; it lives as long as this one, for importing a peer takes seconds."""
+    process = _peers()
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    for answer in process.stdout:
+        if answer == "done\n":
+            return
+        if answer.startswith("error "):
+            break
+    raise RuntimeError(f"{PEERS} train_peers.py {line}\n{answer}")
+
+
+@functools.cache
+def _peers() -> subprocess.Popen[str]:
+    command = [PEERS, "-W", "ignore", str(HERE.parent / "peers" / "train_peers.py"), "--lines"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
 
 def _short(values: np.ndarray) -> list[float]:
@@ -158,19 +178,28 @@ class Results:
         print(*(f"{name}={row[name]}" for name in (*shown, "seconds") if name in row), flush=True)
         return row
 
-    def near(self, run: Run) -> Row:
-        """The line of a training whose L0 is near the target: of a penalised family the best of a search over l1."""
+    def near(self, run: Run, most: int) -> Row:
+        """The line of a training whose L0 is near the target: of a penalised family the best of a search over l1, of
+        `most` trainings. The search begins with what is known of other targets."""
         if run.family not in PENALISED:
             return self.of(run)
-        points: list[tuple[float, float, Row]] = []
-        l1 = PENALISED[run.family][TRAINERS.index(run.trainer)]
-        while len(points) < _MOST:
-            row = self.of(dataclasses.replace(run, l1=float(f"{l1:.4g}")))
-            points.append((math.log(row["l1"]), math.log(max(row["l0"], 1e-3) / run.target), row))
-            if abs(points[-1][1]) < _NEAR:
+        points = [_point(row, run.target) for row in self.rows if self._alike(row, run)]
+        for _ in range(most):
+            if points and min(abs(y) for _, y, _ in points) < _NEAR:
                 break
-            l1 = math.exp(_root([(x, y) for x, y, _ in points]))
+            first = PENALISED[run.family][TRAINERS.index(run.trainer)]
+            l1 = math.exp(_root([(x, y) for x, y, _ in points])) if points else first
+            points.append(_point(self.of(dataclasses.replace(run, l1=float(f"{l1:.4g}"))), run.target))
         return min(points, key=lambda point: abs(point[1]))[2]
+
+    @staticmethod
+    def _alike(row: Row, run: Run) -> bool:
+        names = ("family", "trainer", "seed", "lr", "dead_share")
+        return bool(row["set"] == run.data.name and all(row[name] == getattr(run, name) for name in names))
+
+
+def _point(row: Row, target: int) -> tuple[float, float, Row]:
+    return math.log(row["l1"]), math.log(max(row["l0"], 1e-3) / target), row
 
 
 def _root(points: list[tuple[float, float]]) -> float:
@@ -184,23 +213,31 @@ def _root(points: list[tuple[float, float]]) -> float:
     return x - float(np.clip(y / slope, -2.0, 2.0))
 
 
-def compare(results: Results, data: DataSet, family: str) -> Iterator[Row]:
+def compare(results: Results, data: DataSet, family: str, trainers: Sequence[str] = TRAINERS) -> Iterator[Row]:
     """Every training of a family: rates (and what counts as dead) by the first seed, then all seeds at every L0."""
-    middle = data.l0s[1]
-    for trainer in TRAINERS:
-        ours = trainer == "saejax"
-        shares: tuple[float | None, ...] = (None,) if ours or family in PENALISED else DEAD_SHARES
-        tried = [
-            results.near(Run(data, family, trainer, middle, 0, lr, share)) for share in shares for lr in data.rates
-        ]
-        best = best_of(tried, results.rows)
+    for trainer in trainers:
+        settings = [_searched(results, data, family, trainer)]
         # Of saejax also what a user gets who sets nothing.
-        settings = [(best["lr"], best["dead_share"])] + ([(None, None)] if ours else [])
+        settings += [(None, None)] if trainer == "saejax" else []
         for lr, share in settings:
             for target in data.l0s:
-                first = results.near(Run(data, family, trainer, target, 0, lr, share))
+                first = results.near(Run(data, family, trainer, target, 0, lr, share), _MOST)
                 for seed in data.seeds:
                     yield results.of(Run(data, family, trainer, target, seed, lr, share, first["l1"]))
+
+
+def _searched(results: Results, data: DataSet, family: str, trainer: str) -> tuple[float, float | None]:
+    """The rate that fits best, then of peers with an AuxK what counts as dead, by the first seed at the middle L0."""
+    middle = data.l0s[1]
+    told = trainer == "saejax" or family in PENALISED
+    shares: tuple[float | None, ...] = (None,) if told else DEAD_SHARES
+
+    def tried(lr: float, share: float | None) -> Row:
+        return results.near(Run(data, family, trainer, middle, 0, lr, share), _TRY)
+
+    best = best_of([tried(lr, shares[0]) for lr in data.rates], results.rows)
+    best = best_of([tried(best["lr"], share) for share in shares], results.rows)
+    return best["lr"], best["dead_share"]
 
 
 def best_of(tried: list[Row], rows: list[Row]) -> Row:

@@ -21,6 +21,8 @@ FOLDER, HERE = Path("build/quality"), Path(__file__).parent
 # Documents (of the known truth: samples) are dealt to so many groups, which the bootstrap draws.
 GROUPS = 100
 _HELDOUT, _PIECE = 16_384, 4_096
+# Of the stored held-out rows so many, evenly chosen: more documents for the same work.
+_STORED_HELDOUT = 32_768
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,7 @@ class DataSet:
             StoreReader.open(f"{stores}/{self.store}/{split}", [self.hook_point]) for split in ("train", "heldout")
         )
         rows = heldout.rows(0, heldout.n_tokens, metadata=True)
+        rows = {name: values[:: max(1, heldout.n_tokens // _STORED_HELDOUT)] for name, values in rows.items()}
         _, number = np.unique(rows["document"], return_inverse=True)
         dealt = np.random.default_rng(0).permutation(int(number.max()) + 1) % GROUPS
         whole = train.rows(0, train.n_tokens)[self.hook_point]
@@ -121,7 +124,7 @@ SETS = {
             1_024_000,
             1024,
             1024,
-            store="quickstart",
+            store="demo",
             hook_point="blocks.3.resid_post",
         ),
         DataSet(
@@ -133,7 +136,7 @@ SETS = {
             store="encoder",
             hook_point="encoder.layer.3.out",
         ),
-        DataSet("truth", "known truth, 1,024 features", 1_024_000, 1024, 512, l0s=(6, 12, 24), seeds=(0, 1, 2, 3, 4)),
+        DataSet("truth", "known truth, 1,024 features", 512_000, 512, 512, l0s=(6, 12, 24), seeds=(0, 1, 2, 3, 4)),
     )
 }
 
