@@ -47,7 +47,6 @@ def get_config(name: str = "topk") -> config_dict.ConfigDict:
     c.coder.update(_PENALTIES.get(preset, {}))
     c.train.tokens = 1_024_000
     c.train.batch_size = 1024
-    c.train.lr = 3e-3
     c.train.checkpoint_every = 500
     c.eval.tokens = 32_768
     c.report.tokens = 65_536

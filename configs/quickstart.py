@@ -33,7 +33,6 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.coder.k = 24
     c.train.tokens = 4_096_000
     c.train.batch_size = 2048
-    c.train.lr = 3e-3
     c.train.checkpoint_every = 500
     c.eval.tokens = 65_536
     c.report.tokens = 131_072

@@ -32,7 +32,6 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.coder.k = 8
     c.train.tokens = 512_000
     c.train.batch_size = 1024
-    c.train.lr = 3e-3
     c.train.checkpoint_every = 500
     c.eval.tokens = 32_768
     c.report.tokens = 65_536

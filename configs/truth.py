@@ -27,7 +27,6 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.coder.k = 12
     c.train.tokens = 2_048_000
     c.train.batch_size = 1024
-    c.train.lr = 1e-3
     c.train.checkpoint_every = 500
     if preset == "synthsaebench_16k":
         _synthsaebench_16k(c)
@@ -54,4 +53,3 @@ def _synthsaebench_16k(c: config_dict.ConfigDict) -> None:
     w.roots, w.depth, w.rank = 128, 3, 25
     c.coder.d_sae, c.coder.k = 4096, 25
     c.train.tokens = 200_000_000
-    c.train.lr = 3e-4

@@ -22,8 +22,8 @@ from saejax.core.errors import ConfigError
 
 
 def _workspace(line: Line) -> Any:
-    from saejax.app.batch_size import as_begun
     from saejax.app.experiment import experiment
+    from saejax.app.left_open import as_begun
     from saejax.app.workspace import Workspace
 
     return Workspace(as_begun(experiment(line.config)))

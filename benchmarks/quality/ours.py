@@ -16,7 +16,7 @@ from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.store import ArrayRows
 from saejax.trained import make_sites
 from saejax.training import TrainConfig
-from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.optim import make_optimizer, make_schedule, usual_rate
 from saejax.training.start import make_prepare
 from saejax.training.state import TrainState, make_init
 from saejax.training.step import default_hyper, make_step
@@ -54,6 +54,7 @@ def train_ours(
     config = TrainConfig(**{"tokens": data.tokens, "batch_size": data.batch} | train_keys)
     source = _Ordered(ArrayRows(arrays), arrays, np.load(data.order(seed)), data.batch)
     coder = build(told, source.hook_points["x"], config.steps, tokens=config.tokens)
+    config = dataclasses.replace(config, lr=config.lr or usual_rate(config, coder.topology.d_in, told.d_sae))
     sites = make_sites(told, coder.topology, reads, ("x",), source.statistics)
     started = time.perf_counter()
     state = _train(coder, config, sites, told, source, seed, hooks)

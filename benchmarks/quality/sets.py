@@ -32,7 +32,7 @@ class DataSet:
     Attributes:
         title: for the tables.
         tokens, batch: of a training.
-        d_sae: latents.
+        d_in, d_sae: width, latents.
         l0s: the sparsities that are asked for.
         rates: learning rates that are tried.
         seeds: of the start and of the order.
@@ -43,6 +43,7 @@ class DataSet:
     title: str
     tokens: int
     batch: int
+    d_in: int
     d_sae: int
     l0s: tuple[int, ...] = (12, 24, 48)
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
@@ -60,7 +61,7 @@ class DataSet:
 
     def order(self, seed: int) -> Path:
         """The file with the numbers of the rows that a training takes, in order: the same for every trainer."""
-        path = self.folder / f"order-{seed}.npy"
+        path = self.folder / f"order-{seed}-{self.tokens}.npy"
         if not path.exists():
             n, random = len(np.load(self.folder / "A.npy", mmap_mode="r")), np.random.default_rng(seed)
             epochs = [random.permutation(n) for _ in range(-(-self.tokens // n))]
@@ -123,6 +124,7 @@ SETS = {
             "the demo model, block 3",
             1_024_000,
             1024,
+            128,
             1024,
             store="demo",
             hook_point="blocks.3.resid_post",
@@ -132,11 +134,12 @@ SETS = {
             "all-MiniLM-L6-v2, layer 3",
             204_800,
             256,
+            384,
             3072,
             store="encoder",
             hook_point="encoder.layer.3.out",
         ),
-        DataSet("truth", "known truth, 1,024 features", 512_000, 512, 512, l0s=(6, 12, 24), seeds=(0, 1, 2, 3, 4)),
+        DataSet("truth", "known truth, 1,024 features", 512_000, 512, 256, 512, l0s=(6, 12, 24), seeds=(0, 1, 2, 3, 4)),
     )
 }
 

@@ -13,6 +13,7 @@ from saejax.app.console import keep_quiet, say
 from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment, to_run_json
 from saejax.app.init_from import Beginning, begin
+from saejax.app.left_open import as_begun, with_rate
 from saejax.app.provenance import Provenance, write_down
 from saejax.app.records import record_stage, refuse_other_run
 from saejax.checkpoints import Checkpoints
@@ -176,6 +177,7 @@ def train_run(
             e.run_dir.mkdir(parents=True, exist_ok=True)
         # Process 0 holds the run for all of them.
         from_first(process, lambda: bool(held.enter_context(lease(e.run_dir))))
+        e = as_begun(e)
         refuse_other_run(e)
         from_first(process, lambda: bool(materials.known()))
         last, every = e.train.keep_checkpoints, e.train.keep_every or None
@@ -184,6 +186,7 @@ def train_run(
             tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return None
         coder, mesh = materials.coder(), training_mesh(e)
+        e = with_rate(e, coder)
         check_divides(mesh, coder.topology.d_sae)
         data = materials.data(mesh, tell)
         sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)

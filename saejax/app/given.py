@@ -11,12 +11,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from saejax.app.batch_size import as_begun, found
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
 from saejax.app.experiment import from_json as experiment_of
 from saejax.app.fit import Data, Tell, fit, train_run
 from saejax.app.init_from import begin
+from saejax.app.left_open import as_begun, found, with_rate
 from saejax.app.loading import from_items, load
 from saejax.app.provenance import Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites
@@ -94,6 +94,7 @@ def train(
     if e.train.profile:
         raise ConfigError("train.profile writes into a run folder: give run=..., or leave profile away.")
     coder, devices = given.coder(), make_mesh(e.parallel)
+    e = with_rate(e, coder)
     check_divides(devices, coder.topology.d_sae)
     data = given.data(devices, tell)
     sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)

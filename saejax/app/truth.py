@@ -6,11 +6,11 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from saejax.app.batch_size import as_begun, found
 from saejax.app.console import say
 from saejax.app.dictionaries import dictionaries
 from saejax.app.experiment import Experiment
 from saejax.app.fit import Data, Tell, train_run
+from saejax.app.left_open import as_begun, found
 from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, build

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from saejax.app import console
-from saejax.app.batch_size import with_batch_size
 from saejax.app.devices import lm_mesh, training_mesh
 from saejax.app.experiment import Experiment
+from saejax.app.left_open import with_batch_size, with_rate
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
 from saejax.capture.capture import rows_for
@@ -111,8 +111,10 @@ class _Flight:
 
     def _settings(self) -> Check:
         """Hook points, coder and batch fit each other, the model and the devices."""
-        self.work = with_batch_size(self.work, console.keep_quiet)
-        e, mesh, coder = self.work.experiment, training_mesh(self.work.experiment), self.work.build()
+        work = with_batch_size(self.work, console.keep_quiet)
+        coder = work.build()
+        self.work = dataclasses.replace(work, experiment=with_rate(work.experiment, coder))
+        e, mesh = self.work.experiment, training_mesh(self.work.experiment)
         check_divides(mesh, coder.topology.d_sae)
         own_rows(mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
         wide = f"{coder.topology.d_in} -> {coder.topology.d_sae:,} latents"

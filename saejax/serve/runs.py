@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.attempts import is_attempt, read_record
-from saejax.app.batch_size import as_begun
 from saejax.app.evaluated import is_evaluated
 from saejax.app.experiment import Experiment, from_json
+from saejax.app.left_open import as_begun
 from saejax.app.loading import is_run
 from saejax.app.records import SWEEP
 from saejax.app.sweep.members import Member

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -76,12 +77,14 @@ class Optimizer:
         decays: it has a weight decay, of weight matrices alone.
         moments_per_latent: resampling can forget a latent's moments.
         averages: it replaces the schedule by an average of the weights, which evaluation reads; its state holds lr.
+        rate: its usual learning rate, as a multiple of adam's.
     """
 
     make: Callable[["OptimSettings", optax.Schedule], optax.GradientTransformation]
     decays: bool = False
     moments_per_latent: bool = True
     averages: bool = False
+    rate: float = 1.0
 
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -105,7 +108,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
         decays=True,
     ),
     "lion": Optimizer(
-        lambda c, lr: optax.lion(lr, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=_weights), decays=True
+        lambda c, lr: optax.lion(lr, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=_weights),
+        decays=True,
+        rate=0.1,
     ),
     "schedule_free": Optimizer(
         lambda c, lr: contrib.schedule_free_adamw(
@@ -129,7 +134,12 @@ class OptimSettings(LengthSettings):
         "schedule: evaluation reads its averaged weights.",
         choices=OPTIMIZERS,
     )
-    lr: float = _own(3e-4, "Learning rate.", above=0)
+    lr: float = _own(
+        0.0,
+        "Learning rate; 0 takes 20 (batch_size / 1024)^(1/4) / sqrt(steps x d_in x sqrt(latents)), at most 0.03, and a "
+        "tenth of that for lion.",
+        low=0,
+    )
     b_enc_rate: float = _own(
         3.0,
         "With coder.encoder_centre, b_enc learns at so many times lr, because nothing else moves the biases of latents "
@@ -184,11 +194,32 @@ class OptimSettings(LengthSettings):
         return round(self.warmup_fraction * self.steps)
 
 
+def usual_rate(config: OptimSettings, d_in: int, d_sae: int) -> float:
+    """min(20 (batch_size / 1024)^(1/4) / sqrt(steps d_in sqrt(d_sae)), 0.03), to three digits: what train.lr=0 means.
+
+    Fitted to TopK under adam (benchmarks/quality/rates.md); other optimizers have a multiple of it that is not
+    measured. For 16,384 latents of width 1,024 and 244,000 steps of 2,048 it is 1.3e-4, where dictionary_learning has
+    2e-4; for 4,096 of width 768 and 195,000 steps of 1,024 it is 2e-4, where SynthSAEBench has 3e-4 (arXiv:2602.14687).
+
+    Raises:
+        ConfigError: batch_size is 0, so that there is no number of steps yet.
+    """
+    rate = 20 * (config.batch_size / 1024) ** 0.25 / math.sqrt(config.steps * d_in * math.sqrt(d_sae))
+    return float(f"{OPTIMIZERS[config.optimizer].rate * min(rate, 0.03):.3g}")
+
+
 def make_schedule(config: OptimSettings) -> optax.Schedule:
     """Step -> learning rate: linear warm-up from 0, then what `config.schedule` says."""
+    _check_rate(config)
     warmup = config.warmup_steps
     after = SCHEDULES[config.schedule](config, max(1, config.steps - warmup))
     return optax.join_schedules([optax.linear_schedule(0.0, config.lr, max(1, warmup)), after], [warmup])
+
+
+def _check_rate(config: OptimSettings) -> None:
+    """Raise ConfigError while the rate is open: with a rate of 0 nothing would be learnt."""
+    if not config.lr:
+        raise ConfigError("train.lr is 0, and nothing has said which rate that means yet: set train.lr.")
 
 
 def _clip(most: float) -> optax.GradientTransformationExtraArgs:
@@ -218,6 +249,7 @@ def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraAr
 
     `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
     """
+    _check_rate(config)
     clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
     chain = [clip, OPTIMIZERS[config.optimizer].make(config, make_schedule(config))]
     if config.schedule == "plateau":

@@ -13,7 +13,7 @@ class TrainingRecipe:
 
     Attributes:
         title: what it is for.
-        tokens, lr: the config's values are multiplied by these.
+        tokens, lr: the config's values are multiplied by these. train.lr=0 stays 0: it knows the number of steps.
         settings: keys of TrainConfig with the values they get.
     """
 
@@ -25,7 +25,7 @@ class TrainingRecipe:
 
 TRAINING_RECIPES: dict[str, TrainingRecipe] = {
     "fast": TrainingRecipe(
-        "a first look: a quarter of the activations at three times the rate, which ends at 0",
+        "a first look: a quarter of the activations, three times a learning rate that is set; it ends at 0",
         tokens=1 / 4,
         lr=3.0,
         settings={"schedule": "linear", "warmup_fraction": 0.02, "final_lr_fraction": 0.0, "validate_every": 1000},

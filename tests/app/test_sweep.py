@@ -169,7 +169,7 @@ def test_the_order_of_a_begun_sweep_is_the_recorded_one(tmp_path: Path) -> None:
         ({"points": ("A",)}, r"write a point as 'name: key=value"),
         ({"points": ("A: coder.k",)}, r"point 'A' of the sweep holds 'coder.k'; write key=value"),
         ({"points": ("A: coder.expansions=3",)}, r"point 'A' .*config.coder.expansions. Did you mean 'expansion'"),
-        ({"points": ("A: train.lr=0",)}, r"point 'A' of the sweep: train.lr is 0"),
+        ({"points": ("A: train.lr=-1",)}, r"point 'A' of the sweep: train.lr is -1"),
         ({"points": ("A: coder.k.x=3",)}, r"k is not a section"),
         ({"points": ("A: coder.d_sae=8", "A: coder.d_sae=9")}, r"Two members of the sweep are called 'A'"),
         ({"points": ("A: coder.d_sae=8", "B: coder.d_sae=8")}, r"'A' and 'B' of the sweep are the same run"),

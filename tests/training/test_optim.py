@@ -17,7 +17,7 @@ from saejax.store import Batches
 from saejax.training import TrainConfig, TrainState
 from saejax.training.best import Best
 from saejax.training.early import EarlyStopping
-from saejax.training.optim import OPTIMIZERS, make_optimizer, make_schedule, steps_taken
+from saejax.training.optim import OPTIMIZERS, make_optimizer, make_schedule, steps_taken, usual_rate
 from saejax.training.state import abstract_state, init_state, make_init
 from saejax.training.step import compile_step, default_hyper, make_step
 
@@ -29,6 +29,21 @@ def _config(optimizer: str = "adam", **values: Any) -> TrainConfig:
     """A constant rate of 0.1 from the first step on, nothing clipped."""
     own: dict[str, Any] = {"schedule": "constant", "warmup_fraction": 0.0, "lr": 0.1, "clip_norm": 0.0}
     return TrainConfig(tokens=100 * B, batch_size=B, optimizer=optimizer, **(own | values))
+
+
+def test_the_usual_rate() -> None:
+    """Falls with the square roots of steps and width and the fourth root of latents, rises with that of the batch."""
+    config = TrainConfig(tokens=1_024_000, batch_size=1024)
+    assert usual_rate(config, 100, 10_000) == 0.00632  # 20 / sqrt(1,000 x 100 x 100)
+    slower = dataclasses.replace(config, tokens=4_096_000)
+    assert usual_rate(config, 400, 10_000) == usual_rate(config, 100, 160_000) == usual_rate(slower, 100, 10_000)
+    assert usual_rate(slower, 100, 10_000) == 0.00316
+    assert usual_rate(dataclasses.replace(config, batch_size=16 * 1024, tokens=16_384_000), 100, 10_000) == 0.0126
+    assert usual_rate(dataclasses.replace(config, optimizer="lion"), 100, 10_000) == 0.000632
+    assert usual_rate(dataclasses.replace(config, tokens=1024), 8, 16) == 0.03
+    for make in (make_schedule, make_optimizer):
+        with pytest.raises(ConfigError, match=r"set train\.lr"):
+            make(config)
 
 
 def _first_update(config: TrainConfig, params: dict[str, jax.Array], grads: dict[str, jax.Array]) -> Any:
@@ -313,11 +328,11 @@ def test_validations_that_are_not_finite_are_never_the_best(seed: int) -> None:
         ({"b1": 1.0}, r"train\.b1 is 1\.0; it must be below 1"),
         ({"eps": 0.0}, r"train\.eps is 0\.0; it must be positive"),
         ({"eps": 1e-50}, r"train\.eps is 1e-50; it must be positive and finite in float32"),
-        ({"lr": 1e300}, r"train\.lr is 1e\+300; it must be positive and finite in float32"),
+        ({"lr": 1e300}, r"train\.lr is 1e\+300; it must be finite, not negative in float32"),
         ({"b2": 1 - 1e-9}, r"train\.b2 is 0\.999999999; it must be below 1, not negative in float32"),
         ({"resample_every": 2**40}, r"train\.resample_every is 1099511627776; it must be at most 2147483647"),
         ({"tokens": 2**40, "batch_size": 1}, r"train\.steps is 1099511627776; it must be at most 2147483647"),
-        ({"lr": float("inf")}, r"train\.lr is inf; it must be positive and finite"),
+        ({"lr": float("inf")}, r"train\.lr is inf; it must be finite, not negative"),
         ({"warmup_fraction": float("nan")}, r"train\.warmup_fraction is nan"),
         ({"optimizer": "schedule_free", "schedule": "constant", "b1": 0.0}, r"divides by train\.b1"),
         ({"optimizer": "schedule_free", "schedule": "constant", "resample_every": 5}, r"use adam, adamw, muon or lion"),

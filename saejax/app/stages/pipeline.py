@@ -1,9 +1,11 @@
 """All stages, one after the other."""
 
+import dataclasses
+
 from saejax.app import console, init_from
-from saejax.app.batch_size import with_batch_size
 from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
+from saejax.app.left_open import with_batch_size, with_rate
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
 from saejax.app.records import read_stages, refuse_other_run
@@ -27,11 +29,13 @@ def run_pipeline(work: Workspace) -> int:
     refuse_many(work.experiment.parallel, "saejax pipeline")
     check_retries(work.experiment)
     work = with_batch_size(work)
+    coder = work.build()
+    work = dataclasses.replace(work, experiment=with_rate(work.experiment, coder))
     e = work.experiment
     # What training would refuse is refused before hours of capture.
     refuse_other_run(e)
     agreed(e, of_stores(e))
-    mesh, coder = training_mesh(e), work.build()
+    mesh = training_mesh(e)
     check_divides(mesh, coder.topology.d_sae)
     with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
         if not init_from.is_begun([checkpoints]):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from jax.sharding import Mesh
 
-from saejax.app.batch_size import with_batch_size
 from saejax.app.fit import Data, train_run
+from saejax.app.left_open import with_batch_size
 from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed, of_stores
 from saejax.app.workspace import Workspace

@@ -18,6 +18,7 @@ import jax
 from saejax.app import init_from
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
+from saejax.app.left_open import with_rate
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
 from saejax.app.records import SWEEP
@@ -50,8 +51,8 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     e = work.experiment
     refuse_many(e.parallel, "saejax sweep")
     _refuse_settings(e)
-    plan = as_begun(e, members(e))
     lm = work.lm if e.lm.model else None
+    plan = as_begun(e, with_rates(work, members(e)))
     works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
     agreed(e, of_stores(e))
     source = functools.cache(lambda: load(e.train.init_from))
@@ -230,6 +231,26 @@ def _refuse_no_heldout(work: Workspace) -> None:
             f"A sweep compares its members on held-out activations, and there is no store of them at {path}. Make one: "
             f"saejax store import {path} <files>."
         )
+
+
+def with_rates(work: Workspace, plan: tuple[Member, ...]) -> tuple[Member, ...]:
+    """The plan with a learning rate for each member that leaves it open: that with which the folder's sweep was begun,
+    or the usual one of its coder."""
+    path = work.experiment.run_dir / SWEEP
+    begun = {name: from_json(config).train.lr for name, config in read_json(path).items()} if path.is_file() else {}
+
+    def rated(member: Member) -> Member:
+        e = member.experiment
+        if e.train.lr:
+            return member
+        coder = dataclasses.replace(work, experiment=e).build()
+        lr = begun.get(member.name) or with_rate(e, coder).train.lr
+        own, unscaled = (
+            dataclasses.replace(one, train=dataclasses.replace(one.train, lr=lr)) for one in (e, member.unscaled)
+        )
+        return dataclasses.replace(member, experiment=own, unscaled=unscaled)
+
+    return tuple(rated(member) for member in plan)
 
 
 def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:

@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from saejax.app.batch_size import as_begun
 from saejax.app.experiment import Experiment
+from saejax.app.left_open import as_begun
 from saejax.app.sweep.members import groups, members
 from saejax.core.errors import SaejaxError
 from saejax.core.metrics import last_rows

@@ -1,4 +1,4 @@
-"""train.batch_size=0: the largest batch that fits, found once and kept by the run."""
+"""What settings leave open: the largest batch that fits and the usual learning rate, found once and kept by the run."""
 
 import dataclasses
 import json
@@ -10,14 +10,18 @@ import pytest
 from tiny import planted_experiment
 
 import saejax
-from saejax.app import batch_size as of_runs
-from saejax.app.batch_size import as_begun, with_batch_size
-from saejax.app.sweep.run import run_sweep
+from saejax.app import left_open as of_runs
+from saejax.app.experiment import to_run_json
+from saejax.app.left_open import as_begun, with_batch_size
+from saejax.app.sweep.config import SweepConfig
+from saejax.app.sweep.members import members
+from saejax.app.sweep.run import run_sweep, with_rates
 from saejax.app.workspace import Workspace
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, DataError
 from saejax.core.host import available_memory
 from saejax.training import TrainConfig
 from saejax.training.batch_size import find
+from saejax.training.optim import usual_rate
 
 MUCH = 10**9
 
@@ -75,6 +79,35 @@ def test_a_run_keeps_the_size_that_was_found(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(of_runs, "room_on", unknown)
     assert saejax.train(x, "standard", **how, progress=False).origin.step == 4
     assert saejax.train(x, "standard", **{**how, "batch_size": 256}, progress=False).origin.step == 4
+
+
+def test_a_run_keeps_the_rate_that_was_usual(tmp_path: Path) -> None:
+    """Training without a rate is training at the usual one; a run that was begun with another goes on with that."""
+    x = np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)
+    how: dict[str, Any] = {"d_sae": 16, "batch_size": 64, "tokens": 256, "progress": False}
+    told = saejax.train(x, "standard", lr=0.03, **how)
+    in_folder = saejax.train(x, "standard", run=tmp_path / "run", **how)
+    assert in_folder.fingerprint() == saejax.train(x, "standard", **how).fingerprint() == told.fingerprint()
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    assert config["train"]["lr"] == 0.03
+    config["train"]["lr"] = 3e-4
+    path.write_text(json.dumps(config))
+    assert saejax.train(x, "standard", run=tmp_path / "run", **how).fingerprint() == in_folder.fingerprint()
+    with pytest.raises(DataError, match=r"train\.lr: 0.0003 -> 0.5"):
+        saejax.train(x, "standard", run=tmp_path / "run", lr=0.5, **how)
+
+
+def test_each_member_of_a_sweep_has_the_usual_rate_of_its_coder(tmp_path: Path) -> None:
+    e = planted_experiment(tmp_path, "sweep", lr=0.0, tokens=10**7)
+    e = dataclasses.replace(e, sweep=SweepConfig(points=("A: coder.d_sae=16", "B: coder.d_sae=64", "C: train.lr=0.5")))
+    a, b, c = with_rates(Workspace(e), members(e))
+    assert a.experiment.train.lr == a.unscaled.train.lr == usual_rate(e.train, 16, 16)
+    assert b.experiment.train.lr == usual_rate(e.train, 16, 64) and c.experiment.train.lr == 0.5
+    e.run_dir.mkdir(parents=True)
+    begun = dataclasses.replace(a.experiment, train=dataclasses.replace(a.experiment.train, lr=0.25))
+    (e.run_dir / "sweep_config.json").write_text(json.dumps({"A": to_run_json(begun)}))
+    assert with_rates(Workspace(e), members(e))[0].experiment.train.lr == 0.25
 
 
 def test_an_experiment_s_size_is_found_from_its_store(

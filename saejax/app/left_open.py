@@ -1,4 +1,8 @@
-"""train.batch_size=0 becomes a number: the one that the run was begun with, or one found for the devices' memory."""
+"""What settings leave open becomes a number: that with which the run was begun, or a new one.
+
+train.batch_size=0 is found for the devices' memory, train.lr=0 follows from the number of steps, the batch and the
+latents.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,20 +22,35 @@ from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
 from saejax.training import program_of_one
 from saejax.training.batch_size import find, room_on
+from saejax.training.optim import usual_rate
 from saejax.training.profile import step_bytes
 
 Tell = Callable[[str], None]
 
 
 def as_begun(e: Experiment) -> Experiment:
-    """The experiment with the batch size that its run was begun with, where it leaves that open."""
+    """The experiment with the batch size and the learning rate of its begun run, where it leaves them open."""
     path = e.run_dir / "config.json"
-    if e.train.batch_size or not path.is_file():
+    if (e.train.batch_size and e.train.lr) or not path.is_file():
         return e
     config = read_json(path)
     train = config.get("train") if isinstance(config, dict) else None
-    size = train.get("batch_size") if isinstance(train, dict) else None
-    return _with(e, size) if isinstance(size, int) and size > 0 else e
+    begun = train if isinstance(train, dict) else {}
+    size, lr = begun.get("batch_size"), begun.get("lr")
+    if not e.train.batch_size and isinstance(size, int) and size > 0:
+        e = _with(e, size)
+    if not e.train.lr and isinstance(lr, float) and lr > 0:
+        e = dataclasses.replace(e, train=dataclasses.replace(e.train, lr=lr))
+    return e
+
+
+def with_rate(e: Experiment, coder: Coder) -> Experiment:
+    """The experiment with a learning rate for this coder (`training.optim.usual_rate`), where it leaves that open."""
+    if e.train.lr:
+        return e
+    return dataclasses.replace(
+        e, train=dataclasses.replace(e.train, lr=usual_rate(e.train, coder.topology.d_in, coder.topology.d_sae))
+    )
 
 
 def with_batch_size(work: Workspace, tell: Tell = say) -> Workspace:
@@ -80,6 +99,7 @@ def found(
     def needs(size: int) -> int:
         sized = _with(e, size)
         coder = build(sized)
+        sized = with_rate(sized, coder)
         check_divides(mesh, coder.topology.d_sae)
         reads, writes = names
         sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
