@@ -147,7 +147,13 @@ class OptimSettings(LengthSettings):
         above=0,
     )
     b1: float = _own(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
-    b2: float = _own(0.99, "Decay of the second moment (not of adafactor; of muon that of its adam).", low=0, below=1)
+    b2: float | None = _own(
+        None,
+        "Decay of the second moment (not of adafactor; of muon that of its adam); None takes 0.99 with "
+        "coder.encoder_centre and 0.999 without, where more latents would die.",
+        low=0,
+        below=1,
+    )
     eps: float = _own(1e-8, "Added to the divisor (not of adafactor and lion; of muon that of its adam).", above=0)
     weight_decay: float = _own(
         0.0, "Of adamw, lion and muon; of weight matrices alone, not of biases and thresholds.", low=0
@@ -244,6 +250,23 @@ def _faster_biases(times: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+# Adam's b2 by whether the encoder has a centre (benchmarks/quality/changes.md).
+_B2 = {True: 0.99, False: 0.999}
+
+
+def _chosen(config: OptimSettings, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """The optimizer of the settings; where they leave b2 open, with what the parameters ask for."""
+    make = OPTIMIZERS[config.optimizer].make
+    if config.b2 is not None:
+        return make(config, schedule)
+    by_centre = {has: make(dataclasses.replace(config, b2=b2), schedule) for has, b2 in _B2.items()}
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return by_centre["centre" in updates].update(updates, state, params)
+
+    return optax.GradientTransformation(lambda params: by_centre["centre" in params].init(params), update)
+
+
 def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraArgs:
     """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor, and that of b_enc.
 
@@ -251,7 +274,7 @@ def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraAr
     """
     _check_rate(config)
     clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
-    chain = [clip, OPTIMIZERS[config.optimizer].make(config, make_schedule(config))]
+    chain = [clip, _chosen(config, make_schedule(config))]
     if config.schedule == "plateau":
         chain.append(
             contrib.reduce_on_plateau(

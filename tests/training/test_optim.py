@@ -60,7 +60,7 @@ def test_biases_of_a_coder_with_a_centre_are_faster(optimizer: str) -> None:
     zero = {"centre": jnp.zeros(3)}
 
     def updates(rate: float, extra: dict[str, jax.Array]) -> Any:
-        return _first_update(_config(optimizer, b_enc_rate=rate), params | extra, grads | extra)
+        return _first_update(_config(optimizer, b2=0.99, b_enc_rate=rate), params | extra, grads | extra)
 
     slow, fast, none = updates(1.0, zero), updates(4.0, zero), updates(4.0, {})
     for name in params:
@@ -68,6 +68,29 @@ def test_biases_of_a_coder_with_a_centre_are_faster(optimizer: str) -> None:
         np.testing.assert_allclose(fast[name], times * slow[name], rtol=1e-6)
         np.testing.assert_allclose(none[name], slow[name], rtol=1e-6)
     np.testing.assert_array_equal(fast["centre"], 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon", "lion", "schedule_free"])
+@pytest.mark.parametrize(("extra", "b2"), [({"centre": jnp.zeros(3)}, 0.99), ({}, 0.999)])
+def test_b2_is_chosen_by_the_centre(optimizer: str, extra: dict[str, jax.Array], b2: float) -> None:
+    """Three steps by the open setting are those by the number that it stands for, and not those by another."""
+    params = {"W_enc": jnp.eye(3), "b_enc": jnp.ones(3)} | extra
+    grads = [{name: scale * jnp.cos(5 * p + 1) for name, p in params.items()} for scale in (1.0, -3.0, 0.25)]
+
+    def three(params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        state = rule.init(params)
+        for g in grads:
+            updates, state = rule.update(g, state, params, value=jnp.float32(1))
+            params = optax.apply_updates(params, updates)
+        return params
+
+    ends = {}
+    for told in (None, b2, 0.9):
+        rule = make_optimizer(_config(optimizer, b2=told))
+        ends[told] = jax.device_get(three(params))
+    for name in params:
+        np.testing.assert_array_equal(ends[None][name], ends[b2][name])
+    assert any(np.any(ends[0.9][name] != ends[b2][name]) for name in params)
 
 
 # --- schedules ---------------------------------------------------------------------------------------------
