@@ -25,7 +25,7 @@ _UNIT: dict[str, Any] = {"unit_decoder_every": 1, "auxk_coefficient": 1 / 32}
 _APART: dict[str, Any] = _UNIT | {"init": "kaiming", "encoder_scale": 0.1}
 _FREE: dict[str, Any] = {"decoder_norm": 0.1, "reconstruction": "mse"}
 # At unit mean square the thresholds that are needed are near 0.1, where a threshold that moves by lr a step gets soon.
-# Thresholds and gates move by themselves: with a centre these fit no better, and more of their latents die.
+# Thresholds move by themselves: with a centre these fit no better, and more of their latents die.
 _OWN_THRESHOLDS: dict[str, Any] = {"encoder_centre": False}
 _THRESHOLD: dict[str, Any] = {
     "sparsity": "jumprelu",
@@ -63,16 +63,17 @@ RECIPES: dict[str, Recipe] = {
         **_FREE,
     ),
     # Rows of length 1: with free rows the price of a latent falls with its row, and the gate, whose reconstruction
-    # holds the rows frozen, never reaches the size it needs.
+    # holds the rows frozen, never reaches the size it needs. A penalty that is whole from the start closes gates for
+    # good: on the demo model at L0 24 29 % of latents died (without a centre), and 6 % do with half a training to rise.
     "gated": _recipe(
         "gated",
         "https://arxiv.org/abs/2404.16014",
         sparsity="gated",
         l1_coefficient=5.0,
         gate_coefficient=1.0,
+        sparsity_warmup_fraction=0.5,
         reconstruction="mse",
         unit_decoder_every=1,
-        **_OWN_THRESHOLDS,
     ),
     "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
     "hierarchical_topk": _recipe(
