@@ -38,7 +38,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart serve check test soak faults reliability slurm bench docs lint format clean which-python
+.PHONY: help install quickstart serve check test soak faults reliability slurm bench truth docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -79,6 +79,10 @@ bench: $(RUN_STAMP)  ## saejax, the peers and the floor side by side, to benchma
 	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh || \
 	  { rm -rf build/peers-venv; echo "The peers cannot be installed here: saejax is measured without them." >&2; }
 	$(BIN)/python -m benchmarks.bench $(ARGS)
+
+truth: $(RUN_STAMP)  ## saejax and the peers on planted features: MCC, F1, FVE, to benchmarks/quality/truth.md
+	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh
+	$(BIN)/python -m benchmarks.quality.run --sets=truth $(ARGS)
 
 docs: $(DOCS_STAMP)  ## build the site into docs/_build/html; runs the notebooks; warnings are errors
 	$(BIN)/python -m sphinx -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html $(ARGS)

@@ -1,4 +1,4 @@
-"""What the lines say: figures at equal L0, intervals over documents and seeds, one table and one picture a data set."""
+"""What the lines say: figures at equal L0, intervals over documents and seeds, tables and pictures of a data set."""
 
 import dataclasses
 import math
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from scipy import stats
 
 from benchmarks.quality.runs import FAMILIES, Row
 from benchmarks.quality.sets import DataSet
@@ -16,6 +17,7 @@ RESAMPLES = 2000
 # (who, its column): saejax at its best rate, and as a user gets it who sets nothing.
 WHO = (("saejax", "best"), ("saejax", "default"), ("saelens", "best"), ("dictionary_learning", "best"))
 NAMES = ("saejax", "saejax, default", "SAELens", "dictionary_learning")
+_SHORT = ("saejax", "default", "SAELens", "d_l")
 _COLOURS = ("#0072b2", "#56b4e9", "#d55e00", "#009e73")
 _OF_SEEDS = ("dead", "mcc", "f1", "precision", "recall", "uniqueness", "absorption", "shrinkage")
 
@@ -112,18 +114,41 @@ def _rows_of(rows: Sequence[Row], trainer: str, which: str) -> list[Row]:
     return max(settings.values(), key=len, default=[])
 
 
-def table(data: DataSet, found: Sequence[Cell]) -> Iterator[str]:
-    """Markdown: FVE at equal L0, differences with intervals, dead latents, and scores where the truth is known."""
-    scores = [name for name in ("mcc", "f1") if any(f and name in f.of_seeds for cell in found for f in cell.of)]
-    more = [f"{name.upper()}: saejax, default, SAELens, d_l" for name in scores]
-    head = ["family", "L0", *NAMES, "- SAELens", "- dictionary_learning", "dead: saejax, default, SAELens, d_l", *more]
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
+def table(found: Sequence[Cell]) -> Iterator[str]:
+    """Markdown: FVE at equal L0, differences with intervals, dead latents."""
+    yield from _head("family", "L0", *NAMES, "- SAELens", "- dictionary_learning", f"dead: {', '.join(_SHORT)}")
     for cell in found:
         fve = [f"{f.fve:.4f}" if f else "-" for f in cell.of]
         against = [difference(cell.of[0], cell.of[other]) for other in (2, 3)]
-        lists = [_list(cell, "dead", ".1%"), *(_list(cell, name, ".3f") for name in scores)]
-        yield f"| {' | '.join([cell.family, str(cell.l0), *fve, *against, *lists])} |"
+        yield _line(cell.family, cell.l0, *fve, *against, _list(cell, "dead", ".1%"))
+
+
+def score_table(found: Sequence[Cell], name: str) -> Iterator[str]:
+    """Markdown: a score at equal L0, means over seeds, and differences with intervals over seeds."""
+    yield from _head("family", "L0", *NAMES, "- SAELens", "- dictionary_learning")
+    for cell in found:
+        means = [f"{f.of_seeds[name].mean():.3f}" if f else "-" for f in cell.of]
+        against = [_score_difference(cell.of[0], cell.of[other], name) for other in (2, 3)]
+        yield _line(cell.family, cell.l0, *means, *against)
+
+
+def _score_difference(a: Figures | None, b: Figures | None, name: str) -> str:
+    """The mean of a - b of each seed with its 95 % t interval; bold where 0 is outside."""
+    if a is None or b is None or len(a.error) != len(b.error) or len(a.error) < 2:
+        return "-"
+    each = a.of_seeds[name] - b.of_seeds[name]
+    mean, half = each.mean(), stats.t.ppf(0.975, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each))
+    shown = f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+    return f"**{shown}**" if abs(mean) > half else shown
+
+
+def _head(*names: str) -> Iterator[str]:
+    yield _line(*names)
+    yield f"|{'---|' * len(names)}"
+
+
+def _line(*values: Any) -> str:
+    return f"| {' | '.join(map(str, values))} |"
 
 
 def _list(cell: Cell, name: str, form: str) -> str:
