@@ -104,7 +104,7 @@ def main() -> None:
                 stores_dir=str(folder / "stores"),
                 capture=dataclasses.replace(capture, mesh=mesh),
                 coder=CoderConfig(preset="standard", d_sae=1024),
-                train=TrainConfig(tokens=1024 * steps, batch_size=1024, validate_every=0),
+                train=TrainConfig(tokens=1024 * steps, batch_size=1024, lr=3e-4, validate_every=0),
                 parallel=ParallelConfig(devices),
             )
             model, step = traced_training(e, folder / "traces" / run)

@@ -135,7 +135,7 @@ def program(name: str, place: Place, by_blocks: bool = True) -> tuple[TrainState
     """(shapes and shardings of the state, the compiled step): kept entries `by_blocks` as in a large training."""
     (coder, sites), rate, mesh = a_coder(name), CODERS[name][1], make_mesh(ParallelConfig(place.mesh))
     optimizer = optax.with_extra_args_support(optax.sgd(rate))
-    config = TrainConfig(batch_size=B, tokens=STEPS * B)
+    config = TrainConfig(batch_size=B, tokens=STEPS * B, lr=3e-4)
     abstract = abstract_state(coder, _init(name), mesh, place.fsdp)
     step = make_step(coder, optimizer, optax.constant_schedule(rate), sites, config)
     jitted: Any = compile_step(step, abstract, mesh, place.mode)
@@ -148,7 +148,7 @@ def program(name: str, place: Place, by_blocks: bool = True) -> tuple[TrainState
 def _init(name: str) -> Callable[[Any], TrainState]:
     """The birth of a state with 3 latents (of each group) dead: fewer than auxk_k."""
     coder, optimizer = a_coder(name)[0], optax.with_extra_args_support(optax.sgd(CODERS[name][1]))
-    init = make_init(coder, optimizer, TrainConfig(batch_size=B, tokens=STEPS * B))
+    init = make_init(coder, optimizer, TrainConfig(batch_size=B, tokens=STEPS * B, lr=3e-4))
 
     def start(seed: Any) -> TrainState:
         state = init(seed)

@@ -36,7 +36,7 @@ def row(mesh_shape: tuple[int, int], fsdp: bool) -> str:
     """A line of the table: of one mesh."""
     started = time.perf_counter()
     layers, d_in, batch = _LAYERS.value, _D_IN.value, _BATCH.value
-    config = TrainConfig(batch_size=batch, tokens=1000 * batch)
+    config = TrainConfig(batch_size=batch, tokens=1000 * batch, lr=3e-4)
     sites = Sites(
         tuple(f"blocks.{i}.mlp_in" for i in range(layers)),
         tuple(f"blocks.{i}.mlp_out" for i in range(layers)),

@@ -40,7 +40,7 @@ def programs(coder: Coder, stacked: bool, mesh: jax.sharding.Mesh) -> tuple[str,
     """The compiled step's text, the same left to the compiler, and the state's shapes."""
     hooks = tuple(f"h{i}" for i in range(_SITES.value if stacked else 1))
     sites = Sites(hooks, hooks, (1.0,) * len(hooks), (1.0,) * len(hooks), stacked)
-    config = TrainConfig(batch_size=_BATCH.value, tokens=100 * _BATCH.value)
+    config = TrainConfig(batch_size=_BATCH.value, tokens=100 * _BATCH.value, lr=3e-4)
     optimizer: optax.GradientTransformationExtraArgs = make_optimizer(config)
     abstract = abstract_state(coder, make_init(coder, optimizer, config), mesh)
     step = make_step(coder, optimizer, make_schedule(config), sites, config)

@@ -80,7 +80,9 @@ def trained(
     batches: TimedBatches, checkpoints: TimedCheckpoints, d_sae: int, k: int, steps: int, every: int
 ) -> dict[str, float]:
     """A training of a TopK coder on these batches; what `waits` gives."""
-    config = TrainConfig(batch_size=batches.batch_size, tokens=steps * batches.batch_size, checkpoint_every=every)
+    config = TrainConfig(
+        batch_size=batches.batch_size, tokens=steps * batches.batch_size, lr=3e-4, checkpoint_every=every
+    )
     sites, mesh = Sites(("h",), ("h",), (1.0,), (1.0,)), make_mesh(ParallelConfig((1, 1)))
     coder = build(CoderConfig("topk", d_sae=d_sae, k=k), batches.hook_points["h"], steps)
     program = program_of_one(coder, config, sites, lambda params: params, mesh, seed=0, checkpoints=checkpoints)

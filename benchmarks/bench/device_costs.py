@@ -165,7 +165,7 @@ def step_of(about: training_rows.Row) -> tuple[Callable[..., Any], tuple[Any, ..
         preset=about.preset, d_sae=about.d_sae, matmul_dtype="bfloat16", **({"k": about.k} if about.sparse else {})
     )
     coder = build(config, [about.d_in] * len(reads), 1000, [about.d_in] * len(writes))
-    train = TrainConfig(batch_size=about.batch, tokens=1000 * about.batch)
+    train = TrainConfig(batch_size=about.batch, tokens=1000 * about.batch, lr=3e-4)
     optimizer = make_optimizer(train)
     step = make_step(coder, optimizer, make_schedule(train), Sites(reads, writes, ones, ones, len(reads) > 1), train)
     state = jax.eval_shape(make_init(coder, optimizer, train), 0)

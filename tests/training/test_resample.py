@@ -29,7 +29,7 @@ EVERY = 10
 # Not fired for half of EVERY steps.
 IDLE = EVERY * B // 2
 CONFIG_OF = {
-    name: TrainConfig(tokens=100 * B, batch_size=B, optimizer=name, resample_every=EVERY, ema_decay=ema)
+    name: TrainConfig(tokens=100 * B, batch_size=B, optimizer=name, lr=3e-4, resample_every=EVERY, ema_decay=ema)
     for name, ema in (("adam", 0.9), ("lion", 0.0), ("muon", 0.0))
 }
 CODERS = {
@@ -189,7 +189,7 @@ def _aimed_at(direction: np.ndarray, tokens: np.ndarray) -> int:
 def _drawn(norms: np.ndarray, n: int) -> np.ndarray:
     """For each of n dead latents the token that it drew, of tokens with these errors: nothing is reconstructed."""
     coder = build(CoderConfig("standard", d_sae=n, l1_coefficient=0.1, matmul_dtype="float32"), D, steps=100)
-    config = TrainConfig(tokens=100 * D, batch_size=D, resample_every=1)
+    config = TrainConfig(tokens=100 * D, batch_size=D, lr=1e-3, resample_every=1)
     state = jax.jit(make_init(coder, make_optimizer(config), config))(0)
     state = dataclasses.replace(
         state,

@@ -122,7 +122,9 @@ def test_a_finished_run_does_nothing_more(undisturbed: Undisturbed, store: Path)
 
 
 def test_the_prediction_is_written_once_whatever_interrupts_the_run(store: Path, tmp_path: Path) -> None:
-    config = TrainConfig(tokens=150 * 64, batch_size=64, checkpoint_every=1000, validate_every=50, block_chunks=4)
+    config = TrainConfig(
+        tokens=150 * 64, batch_size=64, lr=3e-4, checkpoint_every=1000, validate_every=50, block_chunks=4
+    )
     # Stopped before it could predict: the next session does.
     run(store, tmp_path, "standard", config, stop_at=12)
     run(store, tmp_path, "standard", config, stop_at=100)
@@ -151,7 +153,7 @@ def test_schedules_start_peak_and_end_where_they_say() -> None:
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"batch_size": -1}, r"train\.batch_size is -1"),
         ({"tokens": 10, "batch_size": 100}, "less than one batch"),
-        ({"lr": 0.0}, r"train\.lr"),
+        ({"lr": -1.0}, r"train\.lr"),
     ],
 )
 def test_settings_that_cannot_be_run_are_refused(values: dict[str, Any], message: str) -> None:
