@@ -236,7 +236,7 @@ def test_what_only_process_0_sees_stops_both_with_a_message(folder: Path) -> Non
 
 def bytes_of(mesh_shape: tuple[int, int], fsdp: bool) -> tuple[int, int]:
     """(arguments, donated) of a device in the compiled train step of a small transcoder."""
-    mesh, config = make_mesh(ParallelConfig(mesh_shape)), TrainConfig(batch_size=64, tokens=6400)
+    mesh, config = make_mesh(ParallelConfig(mesh_shape)), TrainConfig(batch_size=64, tokens=6400, lr=3e-4)
     coder, optimizer = build(CoderConfig("standard", d_sae=512), 32, config.steps), make_optimizer(config)
     state = abstract_state(coder, make_init(coder, optimizer, config), mesh, fsdp)
     arrays = {"h": jax.ShapeDtypeStruct((64, 32), jnp.bfloat16, sharding=batch_sharding(mesh))}
