@@ -11,7 +11,7 @@
 
 Each training is a line of results.jsonl beside this file; what is there already is not run again. Then <set>.md and
 pictures are made. Of each family and trainer the rates are tried by the first seed at the middle L0, then of the peers
-what counts as dead; the best is run at every L0 with every seed. saejax is also run as it is by default.
+what counts as dead; the best is run at every L0 with every seed. saejax is run at every L0 with its defaults.
 """
 
 import time
@@ -21,7 +21,7 @@ from absl import app, flags
 
 from benchmarks.quality.runs import FAMILIES, HERE, RESULTS, TRAINERS, Results, compare, read
 from benchmarks.quality.sets import SETS, DataSet, variance_of
-from benchmarks.quality.table import cells, picture, score_table, table
+from benchmarks.quality.table import cells, default_table, picture, score_table, table
 
 _SETS = flags.DEFINE_list("sets", list(SETS), "Data sets.")
 _FAMILIES = flags.DEFINE_list("families", list(FAMILIES), "Families.")
@@ -44,13 +44,13 @@ HEAD = """# {title}
 
 `python -m benchmarks.quality.run --sets={name}`: {dates}, 2 CPU cores, 24 GB, no GPU. {steps:,} steps of {batch:,}
 activations of width {d_in}, {d_sae:,} latents, {seeds} seeds: a start of the coder and an order of the activations, the
-same order for all trainers. saejax, SAELens and dictionary_learning each at its best of the rates {rates}, the peers
-also with the better of two times after which a latent is dead, 10 % or 1 % of the training. default: saejax where
-nothing is set but the sparsity. The rate is chosen by FVE with one seed at L0 {middle}.
+same order for all trainers. saejax with its defaults: nothing is set but the sparsity. SAELens and dictionary_learning
+at the best of the rates {rates}, then with the better of two times after which a latent is dead, 10 % or 1 % of the
+training: chosen by FVE with one seed at L0 {middle}.
 
-FVE on held-out rows, between the two trainings next to each L0, along log L0. Differences are those of saejax's first
-column; in brackets the 95 % interval over seeds and {groups}, drawn alike for both; bold where it excludes 0. dead:
-latents that are silent on the held-out rows, mean over seeds.
+FVE on held-out rows, between the two trainings next to each L0, along log L0. Differences are saejax less the peer; in
+brackets the 95 % interval over seeds and {groups}, drawn alike for both; bold where it excludes 0. dead: latents that
+are silent on the held-out rows, mean over seeds.
 
 """
 SCORES = {"mcc": "MCC", "f1": "F1 of latents"}
@@ -68,6 +68,8 @@ def write(data: DataSet, folder: Path = HERE) -> None:
     told |= {"rates": ", ".join(f"{lr:g}" for lr in data.rates), "middle": data.l0s[1]}
     told |= {"groups": "documents" if data.store else "samples"}
     text = HEAD.format(**told) + "\n".join(table(found)) + "\n"
+    text += f"\nsaejax at L0 {data.l0s[1]} with one seed, at each rate and with the defaults: FVE.\n\n"
+    text += "\n".join(default_table(data, rows)) + "\n"
     for name, title in SCORES.items() if not data.store else ():
         text += f"\n{title}, with the 95 % t interval over seeds:\n\n" + "\n".join(score_table(found, name)) + "\n"
     (folder / f"{data.name}.md").write_text(text, encoding="utf-8")

@@ -214,16 +214,15 @@ def _root(points: list[tuple[float, float]]) -> float:
 
 
 def compare(results: Results, data: DataSet, family: str, trainers: Sequence[str] = TRAINERS) -> Iterator[Row]:
-    """Every training of a family: rates (and what counts as dead) by the first seed, then all seeds at every L0."""
+    """Every training of a family: rates (and what counts as dead) by the first seed, then all seeds at every L0: the
+    peers with the best of them, saejax with its defaults."""
     for trainer in trainers:
-        settings = [_searched(results, data, family, trainer)]
-        # Of saejax also what a user gets who sets nothing.
-        settings += [(None, None)] if trainer == "saejax" else []
-        for lr, share in settings:
-            for target in data.l0s:
-                first = results.near(Run(data, family, trainer, target, 0, lr, share), _MOST)
-                for seed in data.seeds:
-                    yield results.of(Run(data, family, trainer, target, seed, lr, share, first["l1"]))
+        searched = _searched(results, data, family, trainer)
+        lr, share = (None, None) if trainer == "saejax" else searched
+        for target in data.l0s:
+            first = results.near(Run(data, family, trainer, target, 0, lr, share), _MOST)
+            for seed in data.seeds:
+                yield results.of(Run(data, family, trainer, target, seed, lr, share, first["l1"]))
 
 
 def _searched(results: Results, data: DataSet, family: str, trainer: str) -> tuple[float, float | None]:
@@ -241,9 +240,13 @@ def _searched(results: Results, data: DataSet, family: str, trainer: str) -> tup
 
 
 def best_of(tried: list[Row], rows: list[Row]) -> Row:
-    """The line with the largest FVE, each brought to the same L0 along the slope of the data set's topk."""
-    slope = slope_of(rows, tried[0]["set"])
-    return max(tried, key=lambda row: row["fve"] - slope * math.log(max(row["l0"], 1e-3) / row["target"]))
+    """The line with the largest FVE at the L0 that was asked for."""
+    return max(tried, key=lambda row: at_target(row, rows))
+
+
+def at_target(row: Row, rows: list[Row]) -> float:
+    """FVE brought to the L0 that was asked for, along the slope of the data set's topk."""
+    return float(row["fve"] - slope_of(rows, row["set"]) * math.log(max(row["l0"], 1e-3) / row["target"]))
 
 
 def slope_of(rows: list[Row], data: str) -> float:

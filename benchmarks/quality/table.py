@@ -10,15 +10,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy import stats
 
-from benchmarks.quality.runs import FAMILIES, Row
+from benchmarks.quality.runs import FAMILIES, TRAINERS, Row, at_target
 from benchmarks.quality.sets import DataSet
 
 RESAMPLES = 2000
-# (who, its column): saejax at its best rate, and as a user gets it who sets nothing.
-WHO = (("saejax", "best"), ("saejax", "default"), ("saelens", "best"), ("dictionary_learning", "best"))
-NAMES = ("saejax", "saejax, default", "SAELens", "dictionary_learning")
-_SHORT = ("saejax", "default", "SAELens", "d_l")
-_COLOURS = ("#0072b2", "#56b4e9", "#d55e00", "#009e73")
+# In the order of TRAINERS.
+NAMES = ("saejax", "SAELens", "dictionary_learning")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73")
 _OF_SEEDS = ("dead", "mcc", "f1", "precision", "recall", "uniqueness", "absorption", "shrinkage")
 
 
@@ -98,16 +96,18 @@ def cells(data: DataSet, rows: Sequence[Row], variance_G: np.ndarray) -> Iterato
     """Every family and L0 of a data set that something is known of."""
     for family in FAMILIES:
         mine = [row for row in rows if (row["set"], row["family"]) == (data.name, family)]
-        chosen = [_rows_of(mine, trainer, which) for trainer, which in WHO]
+        chosen = [_rows_of(mine, trainer) for trainer in TRAINERS]
         for l0 in data.l0s:
             found = tuple(figures_at(some, variance_G, l0) if some else None for some in chosen)
             if any(found):
                 yield Cell(family, l0, found)
 
 
-def _rows_of(rows: Sequence[Row], trainer: str, which: str) -> list[Row]:
-    """The rows of the setting that was run with the most seeds and L0: the best one, or the default."""
-    mine = [row for row in rows if row["trainer"] == trainer and (row["lr"] is None) == (which == "default")]
+def _rows_of(rows: Sequence[Row], trainer: str) -> list[Row]:
+    """Of saejax the rows with its defaults; of a peer those of the setting that was run with the most seeds and L0."""
+    mine = [row for row in rows if row["trainer"] == trainer]
+    if trainer == "saejax":
+        return [row for row in mine if row["lr"] is None]
     settings: dict[Any, list[Row]] = {}
     for row in mine:
         settings.setdefault((row["lr"], row["dead_share"]), []).append(row)
@@ -116,10 +116,10 @@ def _rows_of(rows: Sequence[Row], trainer: str, which: str) -> list[Row]:
 
 def table(found: Sequence[Cell]) -> Iterator[str]:
     """Markdown: FVE at equal L0, differences with intervals, dead latents."""
-    yield from _head("family", "L0", *NAMES, "- SAELens", "- dictionary_learning", f"dead: {', '.join(_SHORT)}")
+    yield from _head("family", "L0", *NAMES, "- SAELens", "- dictionary_learning", "dead: saejax, SAELens, d_l")
     for cell in found:
         fve = [f"{f.fve:.4f}" if f else "-" for f in cell.of]
-        against = [difference(cell.of[0], cell.of[other]) for other in (2, 3)]
+        against = [difference(cell.of[0], cell.of[other]) for other in (1, 2)]
         yield _line(cell.family, cell.l0, *fve, *against, _list(cell, "dead", ".1%"))
 
 
@@ -128,7 +128,7 @@ def score_table(found: Sequence[Cell], name: str) -> Iterator[str]:
     yield from _head("family", "L0", *NAMES, "- SAELens", "- dictionary_learning")
     for cell in found:
         means = [f"{f.of_seeds[name].mean():.3f}" if f else "-" for f in cell.of]
-        against = [_score_difference(cell.of[0], cell.of[other], name) for other in (2, 3)]
+        against = [_score_difference(cell.of[0], cell.of[other], name) for other in (1, 2)]
         yield _line(cell.family, cell.l0, *means, *against)
 
 
@@ -140,6 +140,22 @@ def _score_difference(a: Figures | None, b: Figures | None, name: str) -> str:
     mean, half = each.mean(), stats.t.ppf(0.975, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each))
     shown = f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
     return f"**{shown}**" if abs(mean) > half else shown
+
+
+def default_table(data: DataSet, rows: Sequence[Row]) -> Iterator[str]:
+    """Markdown: FVE of saejax's trainings at the middle L0 by the first seed, at each rate and with the defaults."""
+    rates = [*data.rates, None]
+    yield from _head("family", *("defaults" if lr is None else f"rate {lr:g}" for lr in rates), "defaults - best")
+    for family in FAMILIES:
+        mine = [row for row in rows if (row["family"], row["trainer"], row["seed"]) == (family, "saejax", 0)]
+        mine = [row for row in mine if row["target"] == data.l0s[1]]
+        of_rate = [[row for row in mine if row["lr"] == lr] for lr in rates]
+        if not all(of_rate):
+            continue
+        # Of a penalised family the one whose L0 is nearest.
+        near = [min(some, key=lambda row: abs(math.log(max(row["l0"], 1e-3) / row["target"]))) for some in of_rate]
+        fve = [at_target(row, list(rows)) for row in near]
+        yield _line(family, *(f"{value:.4f}" for value in fve), f"{fve[-1] - max(fve[:-1]):+.4f}")
 
 
 def _head(*names: str) -> Iterator[str]:
