@@ -34,7 +34,7 @@ _LONG = 25  # seconds of training that a signal or a kill finds under way
 # Few steps of float32: later a pre-activation within its rounding of 0 turns a latent on (benchmarks/drift.md).
 _SMOOTH = {
     **{"coder.preset": "standard", "coder.l1_coefficient": 0.5, "coder.matmul_dtype": "float32"},
-    **{"train.tokens": 512 * 16, "train.validate_every": 0},
+    **{"train.tokens": 512 * 16, "train.lr": 3e-3, "train.validate_every": 0},
 }
 # Slurm's shortest limit. It looks every half minute, so that the signal comes 10 to 40 seconds after the start.
 _WARNED = "time: 1m\nwarning: 20\n"
