@@ -53,3 +53,4 @@ def _synthsaebench_16k(c: config_dict.ConfigDict) -> None:
     w.roots, w.depth, w.rank = 128, 3, 25
     c.coder.d_sae, c.coder.k = 4096, 25
     c.train.tokens = 200_000_000
+    c.train.lr = 3e-4

@@ -250,7 +250,8 @@ def _faster_biases(times: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-# Adam's b2 by whether the encoder has a centre (benchmarks/quality/changes.md).
+# Adam's b2 by whether the encoder has a centre. On the demo model (one seed, rate 1e-2) 29 % of jumprelu's latents died
+# with 0.99 and 2 % with 0.999; topk and batchtopk, which have a centre, lose 0.004 and 0.007 of FVE with 0.999.
 _B2 = {True: 0.99, False: 0.999}
 
 
