@@ -5,6 +5,7 @@
 Trees of features whose children exclude each other, common causes, a Zipf distribution of firing: the parts of
 SynthSAEBench (arXiv 2602.14687) at a size for 2 CPU cores. Presets:
     truth:small               the same
+    truth:large               4,096 features in 512 dimensions, 1,024 latents
     truth:synthsaebench_16k   SynthSAEBench's own: 16,384 features in 768 dimensions, 4,096 latents; wants a GPU
 """
 
@@ -14,7 +15,7 @@ from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.experiment import default_config
 
-PRESETS = ("", "small", "synthsaebench_16k")
+PRESETS = ("", "small", "large", "synthsaebench_16k")
 
 
 def get_config(preset: str = "") -> config_dict.ConfigDict:
@@ -28,7 +29,9 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.train.tokens = 2_048_000
     c.train.batch_size = 1024
     c.train.checkpoint_every = 500
-    if preset == "synthsaebench_16k":
+    if preset == "large":
+        _large(c)
+    elif preset == "synthsaebench_16k":
         _synthsaebench_16k(c)
     elif preset not in PRESETS:
         raise ConfigError(f"configs/truth.py has no preset {preset!r}.{nearest(preset, PRESETS[1:])}")
@@ -44,6 +47,14 @@ def _world(w: config_dict.ConfigDict) -> None:
     w.mean.kind, w.mean.first, w.mean.last = "linear", 5.0, 4.0
     w.std.kind, w.std.centre, w.std.spread = "folded_normal", 0.5, 0.5
     w.orthogonal_steps, w.orthogonal_lr = 100, 3e-4
+
+
+def _large(c: config_dict.ConfigDict) -> None:
+    w = c.truth
+    w.n_features, w.d_in = 4096, 512
+    w.p_min = 1e-3
+    w.roots, w.rank = 128, 16
+    c.coder.d_sae, c.coder.k = 1024, 16
 
 
 def _synthsaebench_16k(c: config_dict.ConfigDict) -> None:

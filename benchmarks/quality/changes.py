@@ -1,4 +1,4 @@
-"""Each change that was tried on the training of TopK: before, after, and the difference with an interval.
+"""Each change that was tried on the training: before, after, and the difference with an interval.
 
     (the activations and the peers: as benchmarks/quality/run.py says)
     python -m benchmarks.quality.changes
@@ -24,8 +24,28 @@ from benchmarks.quality.table import Figures, difference
 HERE = Path(__file__).parent
 LINES, TABLE = HERE / "changes.jsonl", HERE / "changes.md"
 SEEDS = (0, 1, 2)
-# (data set, k, rate): the rate that fitted best with the settings of before, among 1e-3, 3e-3, 1e-2.
-AT = (("demo", 24, 1e-2), ("encoder", 24, 3e-3), ("truth", 12, 3e-3))
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """Where the changes are tried on a data set.
+
+    Attributes:
+        l0: k, or target_l0.
+        lr: TopK's: that which fitted best with the settings of before, among 1e-3, 3e-3, 1e-2.
+        l1: of penalised families, for about that L0.
+    """
+
+    l0: int
+    lr: float
+    l1: dict[str, float]
+
+
+AT = {
+    "demo": At(24, 1e-2, {"gated": 1.5, "standard": 1.6}),
+    "encoder": At(24, 3e-3, {"gated": 1.5, "standard": 1.6}),
+    "truth": At(12, 3e-3, {"gated": 1.7, "standard": 1.0}),
+}
 
 # The defaults of 2026-11-22, at which a tenth of the tokens made a latent dead.
 BEFORE_CODER = {"encoder_centre": False}
@@ -37,7 +57,7 @@ Row = dict[str, Any]
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """A way to train: keys of the coder and of the training, the share of the tokens after which a latent is dead, and
-    what is no setting."""
+    what is no setting. Families other than topk have the default learning rate."""
 
     coder: dict[str, Any] = dataclasses.field(default_factory=dict)
     train: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -45,11 +65,15 @@ class Setting:
     hooks: Hooks | None = None
     preset: str = "topk"
 
-    def train_on(self, data: DataSet, k: int, lr: float, seed: int) -> Row:
-        coder = {"preset": self.preset, "k": k, "target_l0": float(k)} | self.coder
+    def train_on(self, data: DataSet, seed: int) -> Row:
+        at = AT[data.name]
+        coder = {"preset": self.preset, "k": at.l0, "target_l0": float(at.l0)} | self.coder
+        if self.preset in at.l1:
+            coder["l1_coefficient"] = at.l1[self.preset]
         if self.dead_share:
             coder["dead_after_tokens"] = max(1, round(self.dead_share * data.tokens))
-        found, rows_FD, seconds = train_ours(data, coder, {"lr": lr} | self.train, seed, self.hooks)
+        train = {"lr": at.lr if self.preset == "topk" else 0.0} | self.train
+        found, rows_FD, seconds = train_ours(data, coder, train, seed, self.hooks)
         row = {name: round(value, 6) for name, value in found.figures().items()}
         if found.latents is not None and found.y_hat is not None:
             scores = data.scores(rows_FD, found.latents, found.y_hat).figures
@@ -78,6 +102,17 @@ def _changed(base: Setting, **changes: Any) -> Setting:
     return dataclasses.replace(base, coder=coder, train=train, **changes)
 
 
+# jumprelu, gated and standard as they were.
+_AT_ONCE = {"sparsity_warmup_fraction": 0.05}
+AT_HALF = Setting(_AT_ONCE | {"target_l0_start": 0.0, "threshold_init": 0.001}, preset="jumprelu")
+AT_TWICE = _changed(AT_HALF, coder={"target_l0_start": 2.0})
+JUMPRELU = Setting(preset="jumprelu")
+GATED_BEFORE, GATED = (Setting(coder, preset="gated") for coder in (_AT_ONCE | {"encoder_centre": False}, {}))
+STANDARD_BEFORE, STANDARD = (Setting(coder, preset="standard") for coder in (_AT_ONCE, {}))
+
+# What is no change itself.
+BEFORES = {"topk": BEFORE, "jumprelu": AT_HALF, "gated": GATED_BEFORE, "standard": STANDARD_BEFORE}
+
 # (what, before, after). The first five are kept; each begins where the one before it ends.
 CHANGES: tuple[tuple[str, Setting, Setting], ...] = (
     ("the encoder sees x less the mean (`coder.encoder_centre`)", BEFORE, CENTRE),
@@ -97,19 +132,39 @@ CHANGES: tuple[tuple[str, Setting, Setting], ...] = (
     ("the encoder at the best scale (`coder.encoder_scale` 0)", DECAY, _changed(DECAY, coder={"encoder_scale": 0.0})),
     ("the encoder sees whitened x, to the power 1/4", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.25))),
     ("the encoder sees whitened x", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.5))),
-    ("Muon, rate 3 x", DECAY, _changed(DECAY, train={"optimizer": "muon"})),
+    ("Muon", DECAY, _changed(DECAY, train={"optimizer": "muon"})),
     ("no clipping", DECAY, _changed(DECAY, train={"clip_norm": 0.0})),
     ("Multi-TopK", DECAY, _changed(DECAY, coder={"multi_topk_coefficient": 0.125})),
+    ("**jumprelu**: b_enc starts at 2 x target_l0 latents a token, for half of all", AT_HALF, AT_TWICE),
+    ("**jumprelu**: at 4 x; thresholds from 0.03; a penalty that rises for half the training", AT_TWICE, JUMPRELU),
+    ("jumprelu: with the centre, b2 0.99", JUMPRELU, _changed(JUMPRELU, coder={"encoder_centre": True})),
+    ("jumprelu: b2 0.99", JUMPRELU, _changed(JUMPRELU, train={"b2": 0.99})),
+    ("jumprelu: thresholds from 0.1", JUMPRELU, _changed(JUMPRELU, coder={"threshold_init": 0.1})),
+    ("jumprelu: a window of 0.03", JUMPRELU, _changed(JUMPRELU, coder={"bandwidth": 0.03})),
+    ("jumprelu: no AuxK", JUMPRELU, _changed(JUMPRELU, coder={"auxk_coefficient": 0.0})),
+    (
+        "jumprelu: the pre-activation loss, 3e-6",
+        JUMPRELU,
+        _changed(JUMPRELU, coder={"pre_activation_coefficient": 3e-6}),
+    ),
+    ("jumprelu: the frequency penalty, 1e-3", JUMPRELU, _changed(JUMPRELU, coder={"frequency_coefficient": 1e-3})),
+    ("**gated**: with the centre; a penalty that rises for half the training", GATED_BEFORE, GATED),
+    ("gated: for four fifths of it", GATED, _changed(GATED, coder={"sparsity_warmup_fraction": 0.8})),
+    ("**standard**: a penalty that rises for 30 % of the training, not 5 %", STANDARD_BEFORE, STANDARD),
+    ("standard: for four fifths of it", STANDARD, _changed(STANDARD, coder={"sparsity_warmup_fraction": 0.8})),
+    ("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
 )
 
 
 HEAD = """# What was tried on the training
 
-`python -m benchmarks.quality.changes`: {date}, 2 CPU cores, 24 GB, no GPU. TopK on three data sets ({sets}), each at
-the rate that fitted best before; means over {seeds} seeds, each a start of the coder and an order of the data. FVE on
-held-out rows; dead: latents that are silent there. In brackets the 95 % interval of the difference, over seeds and
-documents that are drawn alike; bold where it excludes 0. The first five changes are kept, and each begins where the one
-before it ends; all others begin where the fifth ends.
+`python -m benchmarks.quality.changes`: {date}, 2 CPU cores, 24 GB, no GPU. Three data sets ({sets}), TopK at the rate
+that fitted best before, the others at the default; means over {seeds} seeds, each a start of the coder and an order of
+the data. FVE on held-out rows; dead: latents that are silent there. In brackets the 95 % interval of the difference,
+over seeds and documents that are drawn alike; bold where it excludes 0. Where L0 moves, FVE moves with it.
+
+Of TopK the first five changes are kept, and each begins where the one before it ends; all others begin where the fifth
+ends. Of the other families those whose name is bold are kept.
 
 """
 
@@ -117,17 +172,17 @@ before it ends; all others begin where the fifth ends.
 def train_all(stores: str, ends: float) -> None:
     """Every training that is not there, until the time is over."""
     there = {(row["set"], row["setting"], row["seed"]) for row in read()}
-    for name, _, _ in AT:
+    for name in AT:
         SETS[name].prepare(stores)
     for seed in SEEDS:
         for what, setting in settings().items():
-            for name, k, lr in AT:
+            for name in AT:
                 if (name, what, seed) in there:
                     continue
                 if time.monotonic() > ends:
                     return
                 row = {"set": name, "setting": what, "seed": seed, "date": time.strftime("%Y-%m-%d")}
-                row |= setting.train_on(SETS[name], k, lr, seed)
+                row |= setting.train_on(SETS[name], seed)
                 with LINES.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 print(*(f"{key}={value}" for key, value in row.items() if key != "error"), flush=True)
@@ -135,7 +190,7 @@ def train_all(stores: str, ends: float) -> None:
 
 def settings() -> dict[str, Setting]:
     """{what it is called in the lines: a setting}, each once."""
-    return {"before": BEFORE} | {what: after for what, _, after in CHANGES}
+    return BEFORES | {what: after for what, _, after in CHANGES}
 
 
 def read() -> list[Row]:
@@ -145,9 +200,9 @@ def read() -> list[Row]:
 def table(rows: list[Row]) -> list[str]:
     """Markdown: a line for each change and data set."""
     names = {id(setting): what for what, setting in settings().items()}
-    lines = ["| change | data | FVE | difference | dead | MCC | F1 |", "|---|---|---|---|---|---|---|"]
+    lines = ["| change | data | L0 | FVE | difference | dead | MCC | F1 |", "|---|---|---|---|---|---|---|---|"]
     for what, before, _ in CHANGES:
-        for name, _, _ in AT:
+        for name in AT:
             sides = [_of(rows, name, one) for one in (names[id(before)], what)]
             seeds = {row["seed"] for row in sides[0]} & {row["seed"] for row in sides[1]}
             if not seeds:
@@ -164,7 +219,8 @@ def _cells(data: DataSet, before: list[Row], after: list[Row]) -> list[str]:
         return ", ".join(format(float(np.mean([row[name] for row in side])), form) for side in (before, after))
 
     a, b = (Figures(np.array([row["error"] for row in side]), variance_of(data), {}) for side in (before, after))
-    return [means("fve", ".4f"), difference(b, a), means("dead", ".1%"), means("mcc", ".3f"), means("f1", ".3f")]
+    figures = [means("l0", ".1f"), means("fve", ".4f"), difference(b, a)]
+    return [*figures, means("dead", ".1%"), means("mcc", ".3f"), means("f1", ".3f")]
 
 
 def _of(rows: list[Row], data: str, setting: str) -> list[Row]:
@@ -181,7 +237,9 @@ def main(_: list[str]) -> None:
         train_all(_STORES.value, time.monotonic() + 60 * _MINUTES.value)
     rows = read()
     dates = sorted({row["date"] for row in rows})
-    sets = "; ".join(f"{SETS[name].title}: {k} of {SETS[name].d_sae:,} latents, rate {lr:g}" for name, k, lr in AT)
+    sets = "; ".join(
+        f"{SETS[name].title}: L0 {at.l0} of {SETS[name].d_sae:,} latents, rate {at.lr:g}" for name, at in AT.items()
+    )
     head = HEAD.format(date=" to ".join(dict.fromkeys((dates[0], dates[-1]))), sets=sets, seeds=len(SEEDS))
     TABLE.write_text(head + "\n".join(table(rows)) + "\n", encoding="utf-8")
     print("\n".join(table(rows)))

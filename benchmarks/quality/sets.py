@@ -17,6 +17,7 @@ from saejax.evals.truth import Planted, Scores, plant, score_samples
 from saejax.experiment import experiment
 from saejax.store import StoreReader
 
+FAMILIES = ("topk", "batchtopk", "matryoshka", "jumprelu", "gated", "standard")
 FOLDER, HERE = Path("build/quality"), Path(__file__).parent
 # Documents (of the known truth: samples) are dealt to so many groups, which the bootstrap draws.
 GROUPS = 100
@@ -36,7 +37,9 @@ class DataSet:
         l0s: the sparsities that are asked for.
         rates: learning rates that are tried.
         seeds: of the start and of the order.
+        families: that are compared.
         store, hook_point: where the activations lie, below stores/; of the known truth "".
+        preset: of the known truth, that of configs/truth.py.
     """
 
     name: str
@@ -48,8 +51,10 @@ class DataSet:
     l0s: tuple[int, ...] = (12, 24, 48)
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     seeds: tuple[int, ...] = (0, 1, 2)
+    families: tuple[str, ...] = FAMILIES
     store: str = ""
     hook_point: str = ""
+    preset: str = "small"
 
     @property
     def steps(self) -> int:
@@ -90,28 +95,28 @@ class DataSet:
 
     def _planted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         pieces = [
-            np.asarray(world().sample(stream(0, "quality.train", i), _PIECE)[0], np.float32)
+            np.asarray(world(self.preset).sample(stream(0, "quality.train", i), _PIECE)[0], np.float32)
             for i in range(-(-self.tokens // _PIECE))
         ]
-        x, _ = _heldout_truth()
+        x, _ = _heldout_truth(self.preset)
         return np.concatenate(pieces), x, np.arange(len(x)) * GROUPS // len(x)
 
     def scores(self, rows_FD: np.ndarray, latents: np.ndarray, y_hat: np.ndarray) -> Scores:
         """Of the known truth: what latents and reconstructions of the held-out rows are worth."""
-        x, a = _heldout_truth()
+        x, a = _heldout_truth(self.preset)
         cuts = [slice(i, i + 256) for i in range(0, len(x), 256)]
-        return score_samples(rows_FD, world(), ((x[c], a[c], latents[c], y_hat[c]) for c in cuts))
+        return score_samples(rows_FD, world(self.preset), ((x[c], a[c], latents[c], y_hat[c]) for c in cuts))
 
 
 @functools.cache
-def world() -> Planted:
-    """The world of `saejax truth --config=truth`."""
-    return plant(experiment(truth_config.get_config()).truth)
+def world(preset: str) -> Planted:
+    """The world of `saejax truth --config=truth:<preset>`."""
+    return plant(experiment(truth_config.get_config(preset)).truth)
 
 
 @functools.cache
-def _heldout_truth() -> tuple[np.ndarray, np.ndarray]:
-    drawn = [world().sample(stream(0, "quality.heldout", i), _PIECE) for i in range(_HELDOUT // _PIECE)]
+def _heldout_truth(preset: str) -> tuple[np.ndarray, np.ndarray]:
+    drawn = [world(preset).sample(stream(0, "quality.heldout", i), _PIECE) for i in range(_HELDOUT // _PIECE)]
     x, a = (np.concatenate([np.asarray(pair[i], np.float32) for pair in drawn]) for i in range(2))
     return x, a
 
@@ -140,6 +145,17 @@ SETS = {
             hook_point="encoder.layer.3.out",
         ),
         DataSet("truth", "known truth, 1,024 features", 512_000, 512, 256, 512, l0s=(6, 12, 24), seeds=(0, 1, 2, 3, 4)),
+        DataSet(
+            "truth_large",
+            "known truth, 4,096 features",
+            512_000,
+            512,
+            512,
+            1024,
+            l0s=(8, 16, 32),
+            families=("topk", "batchtopk", "matryoshka", "jumprelu"),
+            preset="large",
+        ),
     )
 }
 

@@ -10,10 +10,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy import stats
 
-from benchmarks.quality.runs import FAMILIES, TRAINERS, Row, at_target
+from benchmarks.quality.runs import TRAINERS, Row, at_target
 from benchmarks.quality.sets import DataSet
 
 RESAMPLES = 2000
+# Nothing is said of an L0 between two trainings that are further apart, or this far outside of all, as ratios.
+_APART, _OUTSIDE = 2.5, 1.5
 # In the order of TRAINERS.
 NAMES = ("saejax", "SAELens", "dictionary_learning")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73")
@@ -44,13 +46,19 @@ class Figures:
 
 
 def figures_at(rows: Sequence[Row], variance_G: np.ndarray, l0: int) -> Figures | None:
-    """From one trainer's rows of a family at one setting: between the two L0 next to `l0` along log L0, by seed."""
+    """From one trainer's rows of a family at one setting: between the two L0 next to `l0` along log L0, by seed.
+
+    None where a seed has no trainings near that L0.
+    """
     errors, others = [], []
     for seed in sorted({row["seed"] for row in rows}):
         points = sorted((row for row in rows if row["seed"] == seed), key=lambda row: row["l0"])
         if len(points) < 2:
             return None
         low, high, share = _around(points, l0)
+        apart = high["l0"] / low["l0"]
+        if apart > _APART if 0 <= share <= 1 else apart ** max(-share, share - 1) > _OUTSIDE:
+            return None
         errors.append((1 - share) * np.array(low["error"]) + share * np.array(high["error"]))
         # Shares and rates stay between the two.
         inside = min(max(share, 0.0), 1.0)
@@ -94,7 +102,7 @@ def difference(a: Figures | None, b: Figures | None) -> str:
 
 def cells(data: DataSet, rows: Sequence[Row], variance_G: np.ndarray) -> Iterator[Cell]:
     """Every family and L0 of a data set that something is known of."""
-    for family in FAMILIES:
+    for family in data.families:
         mine = [row for row in rows if (row["set"], row["family"]) == (data.name, family)]
         chosen = [_rows_of(mine, trainer) for trainer in TRAINERS]
         for l0 in data.l0s:
@@ -146,7 +154,7 @@ def default_table(data: DataSet, rows: Sequence[Row]) -> Iterator[str]:
     """Markdown: FVE of saejax's trainings at the middle L0 by the first seed, at each rate and with the defaults."""
     rates = [*data.rates, None]
     yield from _head("family", *("defaults" if lr is None else f"rate {lr:g}" for lr in rates), "defaults - best")
-    for family in FAMILIES:
+    for family in data.families:
         mine = [row for row in rows if (row["family"], row["trainer"], row["seed"]) == (family, "saejax", 0)]
         mine = [row for row in mine if row["target"] == data.l0s[1]]
         of_rate = [[row for row in mine if row["lr"] == lr] for lr in rates]
@@ -173,9 +181,10 @@ def _list(cell: Cell, name: str, form: str) -> str:
 
 def picture(data: DataSet, found: Sequence[Cell], what: str = "fve") -> Figure:
     """FVE or a score over L0: one panel a family."""
-    figure = Figure(figsize=(12, 7), layout="constrained")
+    columns = len(data.families) // 2
+    figure = Figure(figsize=(4 * columns, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, family in zip(figure.subplots(2, 3, sharex=True, sharey=True).flat, FAMILIES, strict=True):
+    for axes, family in zip(figure.subplots(2, columns, sharex=True, sharey=True).flat, data.families, strict=True):
         mine = [cell for cell in found if cell.family == family]
         for i, (name, colour) in enumerate(zip(NAMES, _COLOURS, strict=True)):
             points = [(cell.l0, cell.of[i]) for cell in mine]

@@ -50,7 +50,15 @@ _CROSSCODERS = "https://transformer-circuits.pub/2024/crosscoders/index.html"
 _CIRCUITS = "https://transformer-circuits.pub/2025/attribution-graphs/methods.html"
 
 RECIPES: dict[str, Recipe] = {
-    "standard": _recipe("relu + norm-weighted L1", _APRIL, sparsity="relu", l1_coefficient=5.0, **_FREE),
+    # A penalty that rises slowly: on the known truth at L0 6 14 % of latents died, and 8 % do with 0.3 for 0.05.
+    "standard": _recipe(
+        "relu + norm-weighted L1",
+        _APRIL,
+        sparsity="relu",
+        l1_coefficient=5.0,
+        sparsity_warmup_fraction=0.3,
+        **_FREE,
+    ),
     "p_anneal": _recipe(
         "relu + Lp with falling p", "https://arxiv.org/abs/2408.00113", sparsity="relu", lp_coefficient=5.0, **_FREE
     ),
@@ -86,12 +94,14 @@ RECIPES: dict[str, Recipe] = {
         "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
     ),
     "batchtopk": _recipe("BatchTopK + AuxK", _BATCHTOPK, sparsity="batchtopk", **_UNIT),
-    # Where b_enc starts: benchmarks/quality/jumprelu_start.md.
+    # Many latents at first, and a penalty that rises slowly: benchmarks/quality/changes.md.
     "jumprelu": _recipe(
         "JumpReLU at a chosen L0",
         _JUMPRELU,
         target_l0_coefficient=1.0,
-        target_l0_start=2.0,
+        target_l0_start=4.0,
+        threshold_init=0.03,
+        sparsity_warmup_fraction=0.5,
         auxk_coefficient=1 / 32,
         **_THRESHOLD,
     ),

@@ -14,7 +14,7 @@ D, F = 6, 32
 @pytest.mark.parametrize(
     ("preset", "changes", "rate"),
     [
-        ("jumprelu", {}, 2 * 3 / F),
+        ("jumprelu", {}, 4 * 3 / F),
         ("jumprelu", {"target_l0_start": 0.0}, 0.0),
         ("jumprelu", {"target_l0_start": 100.0}, 0.5),
         ("jumprelu", {"firing_rate_init": 0.3}, 0.3),
@@ -35,4 +35,4 @@ def test_every_latent_fires_on_that_share_of_tokens() -> None:
     x = np.random.default_rng(0).normal(size=(800, D)).astype(np.float32)
     params = bias_for_rate(coder, coder.init(jax.random.key(0)), x, first_rate(config, coder))
     share_F = (np.asarray(coder.encode(params, x).dense()) != 0).mean(0)
-    np.testing.assert_allclose(share_F, 2 * 3 / F, atol=2 / 800)
+    np.testing.assert_allclose(share_F, 4 * 3 / F, atol=2 / 800)

@@ -1,0 +1,108 @@
+"""What the comparison's tables stand on: the search for an L0, and figures at equal L0 with their intervals."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.quality import runs
+from benchmarks.quality.runs import Results, Run, compare
+from benchmarks.quality.sets import SETS
+from benchmarks.quality.table import Figures, difference, figures_at
+
+DATA = SETS["truth"]
+
+
+def _row(run: Run, l0: float) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "key": list(run.key()),
+        "set": run.data.name,
+        "l0": l0,
+        "fve": 0.5,
+        "error": [1.0],
+        "kept": [1],
+    }
+    names = ("family", "trainer", "target", "seed", "lr", "dead_share", "l1")
+    return row | {name: getattr(run, name) for name in names}
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Run], float]], list[Run]]:
+    """Replaces training by a function of the run that says its L0; the list holds what was trained."""
+
+    def replace(l0: Callable[[Run], float]) -> list[Run]:
+        done: list[Run] = []
+
+        def train(self: Run) -> dict[str, Any]:
+            done.append(self)
+            return _row(self, l0(self))
+
+        monkeypatch.setattr(runs.Run, "train", train)
+        return done
+
+    return replace
+
+
+@pytest.mark.parametrize("target", [6, 12, 24, 48])
+@pytest.mark.parametrize(
+    "l0",
+    [
+        lambda l1: 30 / l1,
+        lambda l1: 30 / l1**0.3,
+        lambda l1: 8 / l1 + 200 / (1 + math.exp(20 * (math.log(l1) + 0.3))),  # gated's: it jumps
+    ],
+    ids=["line", "slow", "jump"],
+)
+def test_the_search_meets_an_l0(tmp_path: Path, trained: Any, l0: Callable[[float], float], target: int) -> None:
+    done = trained(lambda run: l0(run.l1))
+    row = Results(tmp_path / "r.jsonl").near(Run(DATA, "gated", "saejax", target, 0, None, None), 12)
+    assert abs(math.log(row["l0"] / target)) < 0.1
+    assert len({run.l1 for run in done}) == len(done) <= 12
+
+
+def test_where_an_end_is_missed_another_target_is_asked_for(tmp_path: Path, trained: Any) -> None:
+    done = trained(lambda run: 0.7 * run.target if run.target > 12 else 1.2 * run.target)
+    list(compare(Results(tmp_path / "r.jsonl"), DATA, "jumprelu", ["saejax"]))
+    asked = {run.target: sum(run.lr is None and run.target == other.target for other in done) for run in done}
+    assert set(asked) == {5, 6, 12, 24, 34}
+    reached = [(1.2 if target <= 12 else 0.7) * target for target in asked]
+    assert min(reached) <= DATA.l0s[0] and max(reached) >= 0.95 * DATA.l0s[-1]
+
+
+def _figures(l0s: list[float], errors: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"seed": 0, "l0": l0, "error": [e], "dead": 0.1 * i} for i, (l0, e) in enumerate(zip(l0s, errors, strict=True))
+    ]
+
+
+def test_figures_at_an_l0_lie_between_the_two_next_to_it_along_its_logarithm() -> None:
+    found = figures_at(_figures([9, 16, 64], [4.0, 2.0, 1.0]), np.array([8.0]), 12)
+    assert found is not None
+    assert found.fve == pytest.approx(1 - 3.0 / 8.0)
+    assert found.of_seeds["dead"] == pytest.approx([0.05])
+
+
+def test_nothing_is_said_where_no_training_is_near() -> None:
+    def known(*l0s: float) -> bool:
+        return figures_at(_figures(list(l0s), [4.0, 3.0]), np.array([8.0]), 24) is not None
+
+    assert known(16, 36) and not known(12, 104)
+    assert known(12, 17) and not known(12, 15)
+    assert known(30, 48) and not known(40, 48)
+
+
+def test_the_interval_of_a_difference_holds_the_true_one_as_often_as_it_says() -> None:
+    """Groups of equal variance, errors with noise of seeds and of groups; b is worse by 0.01."""
+    held, random, variance = 0, np.random.default_rng(0), np.ones(100)
+    for _ in range(40):
+        groups = 0.1 * random.normal(size=100)
+        a, b = (
+            Figures(0.1 + worse + groups + 0.03 * random.normal(size=(5, 100)), variance, {}) for worse in (0.0, 0.01)
+        )
+        shown = difference(a, b).strip("*")
+        low, high = (float(end) for end in shown[shown.index("[") + 1 : -1].split(","))
+        held += low <= 0.01 <= high
+    assert 34 <= held <= 40
