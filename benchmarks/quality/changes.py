@@ -110,49 +110,60 @@ JUMPRELU = Setting(preset="jumprelu")
 GATED_BEFORE, GATED = (Setting(coder, preset="gated") for coder in (_AT_ONCE | {"encoder_centre": False}, {}))
 STANDARD_BEFORE, STANDARD = (Setting(coder, preset="standard") for coder in (_AT_ONCE, {}))
 
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What it is called in the lines, a setting, and what it became; `kept`: it is the default now."""
+
+    what: str
+    before: Setting
+    after: Setting
+    kept: bool = False
+
+
 # What is no change itself.
 BEFORES = {"topk": BEFORE, "jumprelu": AT_HALF, "gated": GATED_BEFORE, "standard": STANDARD_BEFORE}
 
-# (what, before, after). The first five are kept; each begins where the one before it ends.
-CHANGES: tuple[tuple[str, Setting, Setting], ...] = (
-    ("the encoder sees x less the mean (`coder.encoder_centre`)", BEFORE, CENTRE),
-    ("Adam's b2 0.99 for 0.999 (`train.b2`)", CENTRE, B2),
-    ("b_enc at three times the rate (`train.b_enc_rate`)", B2, BIAS),
-    ("dead after 0.3 % of the tokens, not 10 % (`coder.dead_after_tokens`)", BIAS, DEAD),
-    ("the rate falls to 0 over the last 30 %, not to a tenth over 20 %", DEAD, DECAY),
-    ("b2 0.99 without the centre", BEFORE, _changed(BEFORE, train={"b2": 0.99})),
-    ("dead after 0.1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.001)),
-    ("dead after 1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.01)),
-    ("b_enc at ten times the rate", DECAY, _changed(DECAY, train={"b_enc_rate": 10.0})),
-    ("AuxK at weight 1", DECAY, _changed(DECAY, coder={"auxk_coefficient": 1.0})),
-    ("AuxK with 8 latents of a token", DECAY, _changed(DECAY, coder={"auxk_k": 8})),
-    ("averaged weights (`train.ema_decay` 0.99)", DECAY, _changed(DECAY, train={"ema_decay": 0.99})),
-    ("decoder rows along tokens", DECAY, _changed(DECAY, hooks=Hooks(start=_rows_of_data))),
-    ("b_dec at the geometric median", DECAY, _changed(DECAY, coder={"b_dec_init": "geometric_median"})),
-    ("the encoder at the best scale (`coder.encoder_scale` 0)", DECAY, _changed(DECAY, coder={"encoder_scale": 0.0})),
-    ("the encoder sees whitened x, to the power 1/4", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.25))),
-    ("the encoder sees whitened x", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.5))),
-    ("Muon", DECAY, _changed(DECAY, train={"optimizer": "muon"})),
-    ("no clipping", DECAY, _changed(DECAY, train={"clip_norm": 0.0})),
-    ("Multi-TopK", DECAY, _changed(DECAY, coder={"multi_topk_coefficient": 0.125})),
-    ("**jumprelu**: b_enc starts at 2 x target_l0 latents a token, for half of all", AT_HALF, AT_TWICE),
-    ("**jumprelu**: at 4 x; thresholds from 0.03; a penalty that rises for half the training", AT_TWICE, JUMPRELU),
-    ("jumprelu: with the centre, b2 0.99", JUMPRELU, _changed(JUMPRELU, coder={"encoder_centre": True})),
-    ("jumprelu: b2 0.99", JUMPRELU, _changed(JUMPRELU, train={"b2": 0.99})),
-    ("jumprelu: thresholds from 0.1", JUMPRELU, _changed(JUMPRELU, coder={"threshold_init": 0.1})),
-    ("jumprelu: a window of 0.03", JUMPRELU, _changed(JUMPRELU, coder={"bandwidth": 0.03})),
-    ("jumprelu: no AuxK", JUMPRELU, _changed(JUMPRELU, coder={"auxk_coefficient": 0.0})),
-    (
-        "jumprelu: the pre-activation loss, 3e-6",
-        JUMPRELU,
-        _changed(JUMPRELU, coder={"pre_activation_coefficient": 3e-6}),
+# TopK's kept ones begin where the one before ends.
+CHANGES = (
+    Change("the encoder sees x less the mean (`coder.encoder_centre`)", BEFORE, CENTRE, True),
+    Change("Adam's b2 0.99 for 0.999 (`train.b2`)", CENTRE, B2, True),
+    Change("b_enc at three times the rate (`train.b_enc_rate`)", B2, BIAS, True),
+    Change("dead after 0.3 % of the tokens, not 10 % (`coder.dead_after_tokens`)", BIAS, DEAD, True),
+    Change("the rate falls to 0 over the last 30 %, not to a tenth over 20 %", DEAD, DECAY, True),
+    Change("b2 0.99 without the centre", BEFORE, _changed(BEFORE, train={"b2": 0.99})),
+    Change("dead after 0.1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.001)),
+    Change("dead after 1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.01)),
+    Change("b_enc at ten times the rate", DECAY, _changed(DECAY, train={"b_enc_rate": 10.0})),
+    Change("AuxK at weight 1", DECAY, _changed(DECAY, coder={"auxk_coefficient": 1.0})),
+    Change("AuxK with 8 latents of a token", DECAY, _changed(DECAY, coder={"auxk_k": 8})),
+    Change("averaged weights (`train.ema_decay` 0.99)", DECAY, _changed(DECAY, train={"ema_decay": 0.99})),
+    Change("decoder rows along tokens", DECAY, _changed(DECAY, hooks=Hooks(start=_rows_of_data))),
+    Change("b_dec at the geometric median", DECAY, _changed(DECAY, coder={"b_dec_init": "geometric_median"})),
+    Change(
+        "the encoder at the best scale (`coder.encoder_scale` 0)", DECAY, _changed(DECAY, coder={"encoder_scale": 0.0})
     ),
-    ("jumprelu: the frequency penalty, 1e-3", JUMPRELU, _changed(JUMPRELU, coder={"frequency_coefficient": 1e-3})),
-    ("**gated**: with the centre; a penalty that rises for half the training", GATED_BEFORE, GATED),
-    ("gated: for four fifths of it", GATED, _changed(GATED, coder={"sparsity_warmup_fraction": 0.8})),
-    ("**standard**: a penalty that rises for 30 % of the training, not 5 %", STANDARD_BEFORE, STANDARD),
-    ("standard: for four fifths of it", STANDARD, _changed(STANDARD, coder={"sparsity_warmup_fraction": 0.8})),
-    ("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
+    Change("the encoder sees whitened x, to the power 1/4", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.25))),
+    Change("the encoder sees whitened x", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.5))),
+    Change("Muon", DECAY, _changed(DECAY, train={"optimizer": "muon"})),
+    Change("no clipping", DECAY, _changed(DECAY, train={"clip_norm": 0.0})),
+    Change("Multi-TopK", DECAY, _changed(DECAY, coder={"multi_topk_coefficient": 0.125})),
+    Change("jumprelu: b_enc starts at 2 x target_l0 latents a token, not at half of all", AT_HALF, AT_TWICE, True),
+    Change("jumprelu: at 4 x; thresholds from 0.03; half the training to rise", AT_TWICE, JUMPRELU, True),
+    Change("jumprelu: with the centre, b2 0.99", JUMPRELU, _changed(JUMPRELU, coder={"encoder_centre": True})),
+    Change("jumprelu: b2 0.99", JUMPRELU, _changed(JUMPRELU, train={"b2": 0.99})),
+    Change("jumprelu: thresholds from 0.1", JUMPRELU, _changed(JUMPRELU, coder={"threshold_init": 0.1})),
+    Change("jumprelu: a window of 0.03", JUMPRELU, _changed(JUMPRELU, coder={"bandwidth": 0.03})),
+    Change("jumprelu: no AuxK", JUMPRELU, _changed(JUMPRELU, coder={"auxk_coefficient": 0.0})),
+    Change(
+        "jumprelu: the pre-activation loss", JUMPRELU, _changed(JUMPRELU, coder={"pre_activation_coefficient": 3e-6})
+    ),
+    Change("jumprelu: the frequency penalty", JUMPRELU, _changed(JUMPRELU, coder={"frequency_coefficient": 1e-3})),
+    Change("gated: with the centre; half the training to rise", GATED_BEFORE, GATED, True),
+    Change("gated: four fifths of it", GATED, _changed(GATED, coder={"sparsity_warmup_fraction": 0.8})),
+    Change("standard: 30 % of the training to rise, not 5 %", STANDARD_BEFORE, STANDARD, True),
+    Change("standard: four fifths of it", STANDARD, _changed(STANDARD, coder={"sparsity_warmup_fraction": 0.8})),
+    Change("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
 )
 
 
@@ -163,8 +174,8 @@ that fitted best before, the others at the default; means over {seeds} seeds, ea
 the data. FVE on held-out rows; dead: latents that are silent there. In brackets the 95 % interval of the difference,
 over seeds and documents that are drawn alike; bold where it excludes 0. Where L0 moves, FVE moves with it.
 
-Of TopK the first five changes are kept, and each begins where the one before it ends; all others begin where the fifth
-ends. Of the other families those whose name is bold are kept.
+Bold changes are kept. Of TopK each of those begins where the one before it ends, and what was not kept where the last
+ends. "To rise": the penalty grows from 0 over so much of the training.
 
 """
 
@@ -174,23 +185,29 @@ def train_all(stores: str, ends: float) -> None:
     there = {(row["set"], row["setting"], row["seed"]) for row in read()}
     for name in AT:
         SETS[name].prepare(stores)
-    for seed in SEEDS:
-        for what, setting in settings().items():
-            for name in AT:
-                if (name, what, seed) in there:
-                    continue
-                if time.monotonic() > ends:
-                    return
-                row = {"set": name, "setting": what, "seed": seed, "date": time.strftime("%Y-%m-%d")}
-                row |= setting.train_on(SETS[name], seed)
-                with LINES.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(*(f"{key}={value}" for key, value in row.items() if key != "error"), flush=True)
+    for name, what, seed in work():
+        if (name, what, seed) in there:
+            continue
+        if time.monotonic() > ends:
+            return
+        row = {"set": name, "setting": what, "seed": seed, "date": time.strftime("%Y-%m-%d")}
+        row |= settings()[what].train_on(SETS[name], seed)
+        with LINES.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(*(f"{key}={value}" for key, value in row.items() if key != "error"), flush=True)
+
+
+def work() -> list[tuple[str, str, int]]:
+    """(data set, setting, seed) in the order of training: what is kept first, and the slowest data set last."""
+    kept = {*BEFORES, *(change.what for change in CHANGES if change.kept)}
+    names = sorted(AT, key=lambda name: SETS[name].d_in * SETS[name].d_sae)
+    every = [(name, what, seed) for name in names for seed in SEEDS for what in settings()]
+    return sorted(every, key=lambda one: one[1] not in kept)
 
 
 def settings() -> dict[str, Setting]:
     """{what it is called in the lines: a setting}, each once."""
-    return BEFORES | {what: after for what, _, after in CHANGES}
+    return BEFORES | {change.what: change.after for change in CHANGES}
 
 
 def read() -> list[Row]:
@@ -201,13 +218,14 @@ def table(rows: list[Row]) -> list[str]:
     """Markdown: a line for each change and data set."""
     names = {id(setting): what for what, setting in settings().items()}
     lines = ["| change | data | L0 | FVE | difference | dead | MCC | F1 |", "|---|---|---|---|---|---|---|---|"]
-    for what, before, _ in CHANGES:
+    for change in CHANGES:
         for name in AT:
-            sides = [_of(rows, name, one) for one in (names[id(before)], what)]
+            sides = [_of(rows, name, one) for one in (names[id(change.before)], change.what)]
             seeds = {row["seed"] for row in sides[0]} & {row["seed"] for row in sides[1]}
             if not seeds:
                 continue
             pair = [sorted((r for r in side if r["seed"] in seeds), key=lambda r: r["seed"]) for side in sides]
+            what = f"**{change.what}**" if change.kept else change.what
             lines.append(f"| {' | '.join([what, SETS[name].title, *_cells(SETS[name], *pair)])} |")
     return lines
 

@@ -49,8 +49,8 @@ at the best of the rates {rates}, then with the better of two times after which 
 training: chosen by FVE with one seed at L0 {middle}.
 
 FVE on held-out rows, between the two trainings next to each L0, along log L0. Differences are saejax less the peer; in
-brackets the 95 % interval over seeds and {groups}, drawn alike for both; bold where it excludes 0. dead: latents that
-are silent on the held-out rows, mean over seeds.
+brackets the 95 % interval over seeds and {groups}, drawn alike for both; bold where it excludes 0; "-" where a seed has
+no training near that L0. dead: latents that are silent on the held-out rows, mean over seeds.
 
 """
 SCORES = {"mcc": "MCC", "f1": "F1 of latents"}

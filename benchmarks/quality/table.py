@@ -14,8 +14,8 @@ from benchmarks.quality.runs import TRAINERS, Row, at_target
 from benchmarks.quality.sets import DataSet
 
 RESAMPLES = 2000
-# Nothing is said of an L0 between two trainings that are further apart, or this far outside of all, as ratios.
-_APART, _OUTSIDE = 2.5, 1.5
+# Of an L0 something is said where a training is as near, or the two around it are no further apart: ratios.
+_NEAR, _APART = 1.5, 3.0
 # In the order of TRAINERS.
 NAMES = ("saejax", "SAELens", "dictionary_learning")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73")
@@ -57,7 +57,8 @@ def figures_at(rows: Sequence[Row], variance_G: np.ndarray, l0: int) -> Figures 
             return None
         low, high, share = _around(points, l0)
         apart = high["l0"] / low["l0"]
-        if apart > _APART if 0 <= share <= 1 else apart ** max(-share, share - 1) > _OUTSIDE:
+        near = apart ** min(abs(share), abs(share - 1))
+        if near > _NEAR and not (0 <= share <= 1 and apart <= _APART):
             return None
         errors.append((1 - share) * np.array(low["error"]) + share * np.array(high["error"]))
         # Shares and rates stay between the two.
