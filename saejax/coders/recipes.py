@@ -94,7 +94,7 @@ RECIPES: dict[str, Recipe] = {
         "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
     ),
     "batchtopk": _recipe("BatchTopK + AuxK", _BATCHTOPK, sparsity="batchtopk", **_UNIT),
-    # Many latents at first, and a penalty that rises slowly: benchmarks/quality/changes.md.
+    # Many latents at first, and a penalty that rises slowly: benchmarks/quality/changes.py.
     "jumprelu": _recipe(
         "JumpReLU at a chosen L0",
         _JUMPRELU,

@@ -66,10 +66,8 @@ def test_the_search_meets_an_l0(tmp_path: Path, trained: Any, l0: Callable[[floa
 def test_where_an_end_is_missed_another_target_is_asked_for(tmp_path: Path, trained: Any) -> None:
     done = trained(lambda run: 0.7 * run.target if run.target > 12 else 1.2 * run.target)
     list(compare(Results(tmp_path / "r.jsonl"), DATA, "jumprelu", ["saejax"]))
-    asked = {run.target: sum(run.lr is None and run.target == other.target for other in done) for run in done}
-    assert set(asked) == {5, 6, 12, 24, 34}
-    reached = [(1.2 if target <= 12 else 0.7) * target for target in asked]
-    assert min(reached) <= DATA.l0s[0] and max(reached) >= 0.95 * DATA.l0s[-1]
+    assert {run.target for run in done} == {5, 6, 12, 24, 34}
+    assert {run.seed for run in done if run.target in (5, 34)} == set(DATA.seeds)
 
 
 def _figures(l0s: list[float], errors: list[float]) -> list[dict[str, Any]]:
