@@ -92,7 +92,7 @@ def _rows_of_data(params: Row, x_ND: np.ndarray) -> Row:
 BEFORE = Setting(BEFORE_CODER, BEFORE_TRAIN, 0.1)
 CENTRE = Setting({}, BEFORE_TRAIN, 0.1)
 B2 = Setting({}, BEFORE_TRAIN | {"b2": 0.99}, 0.1)
-BIAS = Setting({}, BEFORE_TRAIN | {"b2": 0.99, "b_enc_rate": 3.0}, 0.1)
+BIAS = Setting({}, BEFORE_TRAIN | {"b2": 0.99, "b_enc_rate": 2.0}, 0.1)
 DEAD = Setting({}, BIAS.train, 0.003)
 DECAY = Setting({}, BIAS.train | {"decay_fraction": 0.3, "final_lr_fraction": 0.0}, 0.003)
 
@@ -128,12 +128,13 @@ BEFORES = {"topk": BEFORE, "jumprelu": AT_HALF, "gated": GATED_BEFORE, "standard
 CHANGES = (
     Change("the encoder sees x less the mean (`coder.encoder_centre`)", BEFORE, CENTRE, True),
     Change("Adam's b2 0.99 for 0.999 (`train.b2`)", CENTRE, B2, True),
-    Change("b_enc at three times the rate (`train.b_enc_rate`)", B2, BIAS, True),
+    Change("b_enc at twice the rate (`train.b_enc_rate`)", B2, BIAS, True),
     Change("dead after 0.3 % of the tokens, not 10 % (`coder.dead_after_tokens`)", BIAS, DEAD, True),
     Change("the rate falls to 0 over the last 30 %, not to a tenth over 20 %", DEAD, DECAY, True),
     Change("b2 0.99 without the centre", BEFORE, _changed(BEFORE, train={"b2": 0.99})),
     Change("dead after 0.1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.001)),
     Change("dead after 1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.01)),
+    Change("b_enc at three times the rate", DECAY, _changed(DECAY, train={"b_enc_rate": 3.0})),
     Change("b_enc at ten times the rate", DECAY, _changed(DECAY, train={"b_enc_rate": 10.0})),
     Change("AuxK at weight 1", DECAY, _changed(DECAY, coder={"auxk_coefficient": 1.0})),
     Change("AuxK with 8 latents of a token", DECAY, _changed(DECAY, coder={"auxk_k": 8})),
@@ -149,7 +150,7 @@ CHANGES = (
     Change("no clipping", DECAY, _changed(DECAY, train={"clip_norm": 0.0})),
     Change("Multi-TopK", DECAY, _changed(DECAY, coder={"multi_topk_coefficient": 0.125})),
     Change("jumprelu: b_enc starts at 2 x target_l0 latents a token, not at half of all", AT_HALF, AT_TWICE, True),
-    Change("jumprelu: at 4 x; thresholds from 0.03; half the training to rise", AT_TWICE, JUMPRELU, True),
+    Change("jumprelu: at 4 x; thresholds from 0.01; half the training to rise", AT_TWICE, JUMPRELU, True),
     Change("jumprelu: with the centre, b2 0.99", JUMPRELU, _changed(JUMPRELU, coder={"encoder_centre": True})),
     Change("jumprelu: b2 0.99", JUMPRELU, _changed(JUMPRELU, train={"b2": 0.99})),
     Change("jumprelu: thresholds from 0.1", JUMPRELU, _changed(JUMPRELU, coder={"threshold_init": 0.1})),
@@ -161,7 +162,7 @@ CHANGES = (
     Change("jumprelu: the frequency penalty", JUMPRELU, _changed(JUMPRELU, coder={"frequency_coefficient": 1e-3})),
     Change("gated: with the centre; half the training to rise", GATED_BEFORE, GATED, True),
     Change("gated: four fifths of it", GATED, _changed(GATED, coder={"sparsity_warmup_fraction": 0.8})),
-    Change("standard: 30 % of the training to rise, not 5 %", STANDARD_BEFORE, STANDARD, True),
+    Change("standard: 20 % of the training to rise, not 5 %", STANDARD_BEFORE, STANDARD, True),
     Change("standard: four fifths of it", STANDARD, _changed(STANDARD, coder={"sparsity_warmup_fraction": 0.8})),
     Change("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
 )

@@ -141,7 +141,7 @@ class OptimSettings(LengthSettings):
         low=0,
     )
     b_enc_rate: float = _own(
-        3.0,
+        2.0,
         "With coder.encoder_centre, b_enc learns at so many times lr, because nothing else moves the biases of latents "
         "then. schedule_free ignores it.",
         above=0,
