@@ -58,13 +58,10 @@ CASES = (
     _case("demo", 24, _ALL, tokens=MIDDLE),
     _case("demo", 24, _ALL, tokens=MIDDLE, batch=4096),
     _case("demo", 24, _LOW, tokens=LONG),
-    _case("demo", 24, _ALL[1:], tokens=LONG, batch=4096),
     _case("demo", 6, _ALL, tokens=MIDDLE),
     _case("demo", 96, _ALL, tokens=MIDDLE),
     _case("demo", 24, _ALL, tokens=MIDDLE, d_sae=256),
     _case("demo", 24, _LOW, tokens=MIDDLE, d_sae=4096),
-    _case("truth", 12, (2e-3, 5e-3, 1.2e-2)),
-    _case("encoder", 24, (1.5e-3, 3e-3, 6e-3)),
     _case("encoder", 24, (2e-3, 5e-3, 1.2e-2), d_sae=512),
 )
 

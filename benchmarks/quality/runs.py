@@ -179,22 +179,25 @@ class Results:
 
     def near(self, run: Run, most: int) -> Row:
         """The line of a training whose L0 is near the target: of a penalised family the best of a search over l1, of
-        `most` trainings. The search begins with what is known of other targets."""
+        `most` trainings. The search begins with what is known of other targets, then of other rates."""
         if run.family not in PENALISED:
             return self.of(run)
-        points = [_point(row, run.target) for row in self.rows if self._alike(row, run)]
+        points = self._points(run, ("seed", "lr", "dead_share"))
+        others = points or self._points(run, ("seed",))
         for _ in range(most):
             if points and min(abs(y) for _, y, _ in points) < _NEAR:
                 break
             first = PENALISED[run.family][TRAINERS.index(run.trainer)]
-            l1 = math.exp(_root([(x, y) for x, y, _ in points])) if points else first
+            known = points or others
+            l1 = math.exp(_root([(x, y) for x, y, _ in known])) if known else first
             points.append(_point(self.of(dataclasses.replace(run, l1=float(f"{l1:.4g}"))), run.target))
         return min(points, key=lambda point: abs(point[1]))[2]
 
-    @staticmethod
-    def _alike(row: Row, run: Run) -> bool:
-        names = ("family", "trainer", "seed", "lr", "dead_share")
-        return bool(row["set"] == run.data.name and all(row[name] == getattr(run, name) for name in names))
+    def _points(self, run: Run, alike: Sequence[str]) -> list[tuple[float, float, Row]]:
+        """What is known of a set, a family and a trainer, where what is named is the run's."""
+        names = ("family", "trainer", *alike)
+        mine = [row for row in self.rows if row["set"] == run.data.name]
+        return [_point(row, run.target) for row in mine if all(row[name] == getattr(run, name) for name in names)]
 
 
 def _point(row: Row, target: int) -> tuple[float, float, Row]:

@@ -1,5 +1,6 @@
 """What the comparison's tables stand on: the search for an L0, and figures at equal L0 with their intervals."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,15 @@ def test_the_search_meets_an_l0(tmp_path: Path, trained: Any, l0: Callable[[floa
     row = Results(tmp_path / "r.jsonl").near(Run(DATA, "gated", "saejax", target, 0, None, None), 12)
     assert abs(math.log(row["l0"] / target)) < 0.1
     assert len({run.l1 for run in done}) == len(done) <= 12
+
+
+def test_a_search_begins_with_what_is_known_of_another_rate(tmp_path: Path, trained: Any) -> None:
+    done = trained(lambda run: 30 / run.l1**0.5)
+    results, run = Results(tmp_path / "r.jsonl"), Run(DATA, "gated", "saejax", 12, 0, 0.001)
+    results.near(run, 12)
+    before = len(done)
+    results.near(dataclasses.replace(run, lr=0.01), 12)
+    assert before > 1 and len(done) == before + 1
 
 
 def test_where_an_end_is_missed_another_target_is_asked_for(tmp_path: Path, trained: Any) -> None:
