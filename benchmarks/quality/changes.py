@@ -50,7 +50,8 @@ AT = {
 KEPT_ONLY = ("encoder",)
 
 # The defaults of 2026-11-22, at which a tenth of the tokens made a latent dead.
-BEFORE_CODER = {"encoder_centre": False}
+NO_LIFT = {"lift_coefficient": 0.0}
+BEFORE_CODER = {"encoder_centre": False, **NO_LIFT}
 BEFORE_TRAIN = {"b2": 0.999, "b_enc_rate": 1.0, "decay_fraction": 0.2, "final_lr_fraction": 0.1}
 
 Row = dict[str, Any]
@@ -101,26 +102,30 @@ def _active_subspace(params: Row, x_ND: np.ndarray) -> Row:
     return params | {"W_dec": rows, "W_enc": scale * rows.T}
 
 
-BEFORE = Setting(BEFORE_CODER, BEFORE_TRAIN, 0.1)
-CENTRE = Setting({}, BEFORE_TRAIN, 0.1)
-B2 = Setting({}, BEFORE_TRAIN | {"b2": 0.99}, 0.1)
-BIAS = Setting({}, BEFORE_TRAIN | {"b2": 0.99, "b_enc_rate": 2.0}, 0.1)
-DEAD = Setting({}, BIAS.train, 0.003)
-DECAY = Setting({}, BIAS.train | {"decay_fraction": 0.3, "final_lr_fraction": 0.0}, 0.003)
-
-
 def _changed(base: Setting, **changes: Any) -> Setting:
     coder, train = base.coder | changes.pop("coder", {}), base.train | changes.pop("train", {})
     return dataclasses.replace(base, coder=coder, train=train, **changes)
 
 
+BEFORE = Setting(BEFORE_CODER, BEFORE_TRAIN, 0.1)
+CENTRE = _changed(BEFORE, coder={"encoder_centre": True})
+B2 = _changed(CENTRE, train={"b2": 0.99})
+BIAS = _changed(B2, train={"b_enc_rate": 2.0})
+DEAD = _changed(BIAS, dead_share=0.003)
+DECAY = _changed(DEAD, train={"decay_fraction": 0.3, "final_lr_fraction": 0.0})
+LIFT = _changed(DECAY, coder={"lift_coefficient": 1e-3})
+
 # jumprelu, gated and standard as they were.
-_AT_ONCE = {"sparsity_warmup_fraction": 0.05}
+_AT_ONCE = {"sparsity_warmup_fraction": 0.05, **NO_LIFT}
 AT_HALF = Setting(_AT_ONCE | {"target_l0_start": 0.0, "threshold_init": 0.001}, preset="jumprelu")
 AT_TWICE = _changed(AT_HALF, coder={"target_l0_start": 2.0})
-JUMPRELU = Setting(preset="jumprelu")
-GATED_BEFORE, GATED = (Setting(coder, preset="gated") for coder in (_AT_ONCE | {"encoder_centre": False}, {}))
-STANDARD_BEFORE, STANDARD = (Setting(coder, preset="standard") for coder in (_AT_ONCE, {}))
+GATED_BEFORE = Setting(_AT_ONCE | {"encoder_centre": False}, preset="gated")
+STANDARD_BEFORE = Setting(_AT_ONCE, preset="standard")
+# As they are, without Lift and with it.
+JUMPRELU_UNLIFTED, GATED_UNLIFTED, STANDARD_UNLIFTED = (
+    Setting(NO_LIFT, preset=name) for name in ("jumprelu", "gated", "standard")
+)
+JUMPRELU, GATED, STANDARD = (Setting(preset=name) for name in ("jumprelu", "gated", "standard"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,36 +148,38 @@ CHANGES = (
     Change("b_enc at twice the rate (`train.b_enc_rate`)", B2, BIAS, True),
     Change("dead after 0.3 % of the tokens, not 10 % (`coder.dead_after_tokens`)", BIAS, DEAD, True),
     Change("the rate falls to 0 over the last 30 %, not to a tenth over 20 %", DEAD, DECAY, True),
+    Change("dead latents that are negative for every token are raised (`coder.lift_coefficient`)", DECAY, LIFT, True),
     Change("b2 0.99 without the centre", BEFORE, _changed(BEFORE, train={"b2": 0.99})),
-    Change("dead after 0.1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.001)),
-    Change("dead after 1 % of the tokens", DECAY, _changed(DECAY, dead_share=0.01)),
-    Change("b_enc at three times the rate", DECAY, _changed(DECAY, train={"b_enc_rate": 3.0})),
-    Change("b_enc at ten times the rate", DECAY, _changed(DECAY, train={"b_enc_rate": 10.0})),
-    Change("AuxK at weight 1", DECAY, _changed(DECAY, coder={"auxk_coefficient": 1.0})),
-    Change("AuxK with 8 latents of a token", DECAY, _changed(DECAY, coder={"auxk_k": 8})),
-    Change("averaged weights (`train.ema_decay` 0.99)", DECAY, _changed(DECAY, train={"ema_decay": 0.99})),
-    Change("decoder rows along tokens", DECAY, _changed(DECAY, hooks=Hooks(start=_rows_of_data))),
+    Change("dead after 0.1 % of the tokens", LIFT, _changed(LIFT, dead_share=0.001)),
+    Change("dead after 1 % of the tokens", LIFT, _changed(LIFT, dead_share=0.01)),
+    Change("b_enc at three times the rate", LIFT, _changed(LIFT, train={"b_enc_rate": 3.0})),
+    Change("b_enc at ten times the rate", LIFT, _changed(LIFT, train={"b_enc_rate": 10.0})),
+    Change("AuxK at weight 1", LIFT, _changed(LIFT, coder={"auxk_coefficient": 1.0})),
+    Change("AuxK with 8 latents of a token", LIFT, _changed(LIFT, coder={"auxk_k": 8})),
+    Change("averaged weights (`train.ema_decay` 0.99)", LIFT, _changed(LIFT, train={"ema_decay": 0.99})),
+    Change("decoder rows along tokens", LIFT, _changed(LIFT, hooks=Hooks(start=_rows_of_data))),
     Change(
         "all rows in the first half of the principal components",
-        DECAY,
-        _changed(DECAY, hooks=Hooks(start=_active_subspace)),
+        LIFT,
+        _changed(LIFT, hooks=Hooks(start=_active_subspace)),
     ),
     Change(
         "k falls from 96 over a fifth of the training (`coder.k_start`)",
-        DECAY,
-        _changed(DECAY, coder={"k_start": 96, "k_anneal_fraction": 0.2}),
+        LIFT,
+        _changed(LIFT, coder={"k_start": 96, "k_anneal_fraction": 0.2}),
     ),
-    Change("b_dec at the geometric median", DECAY, _changed(DECAY, coder={"b_dec_init": "geometric_median"})),
+    Change("b_dec at the geometric median", LIFT, _changed(LIFT, coder={"b_dec_init": "geometric_median"})),
     Change(
-        "the encoder at the best scale (`coder.encoder_scale` 0)", DECAY, _changed(DECAY, coder={"encoder_scale": 0.0})
+        "the encoder at the best scale (`coder.encoder_scale` 0)", LIFT, _changed(LIFT, coder={"encoder_scale": 0.0})
     ),
-    Change("the encoder sees whitened x, to the power 1/4", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.25))),
-    Change("the encoder sees whitened x", DECAY, _changed(DECAY, hooks=Hooks(whitening=0.5))),
-    Change("Muon", DECAY, _changed(DECAY, train={"optimizer": "muon"})),
-    Change("no clipping", DECAY, _changed(DECAY, train={"clip_norm": 0.0})),
-    Change("Multi-TopK", DECAY, _changed(DECAY, coder={"multi_topk_coefficient": 0.125})),
+    Change("the encoder sees whitened x, to the power 1/4", LIFT, _changed(LIFT, hooks=Hooks(whitening=0.25))),
+    Change("the encoder sees whitened x", LIFT, _changed(LIFT, hooks=Hooks(whitening=0.5))),
+    Change("Muon", LIFT, _changed(LIFT, train={"optimizer": "muon"})),
+    Change("no clipping", LIFT, _changed(LIFT, train={"clip_norm": 0.0})),
+    Change("Multi-TopK", LIFT, _changed(LIFT, coder={"multi_topk_coefficient": 0.125})),
     Change("jumprelu: b_enc starts at 2 x target_l0 latents a token, not at half of all", AT_HALF, AT_TWICE, True),
-    Change("jumprelu: at 4 x; thresholds from 0.01; half the training to rise", AT_TWICE, JUMPRELU, True),
+    Change("jumprelu: at 4 x; thresholds from 0.01; half the training to rise", AT_TWICE, JUMPRELU_UNLIFTED, True),
+    Change("jumprelu: dead latents are raised", JUMPRELU_UNLIFTED, JUMPRELU, True),
     Change("jumprelu: with the centre, b2 0.99", JUMPRELU, _changed(JUMPRELU, coder={"encoder_centre": True})),
     Change("jumprelu: b2 0.99", JUMPRELU, _changed(JUMPRELU, train={"b2": 0.99})),
     Change("jumprelu: thresholds from 0.1", JUMPRELU, _changed(JUMPRELU, coder={"threshold_init": 0.1})),
@@ -182,9 +189,11 @@ CHANGES = (
         "jumprelu: the pre-activation loss", JUMPRELU, _changed(JUMPRELU, coder={"pre_activation_coefficient": 3e-6})
     ),
     Change("jumprelu: the frequency penalty", JUMPRELU, _changed(JUMPRELU, coder={"frequency_coefficient": 1e-3})),
-    Change("gated: with the centre; half the training to rise", GATED_BEFORE, GATED, True),
+    Change("gated: with the centre; half the training to rise", GATED_BEFORE, GATED_UNLIFTED, True),
+    Change("gated: dead latents are raised", GATED_UNLIFTED, GATED, True),
     Change("gated: four fifths of it", GATED, _changed(GATED, coder={"sparsity_warmup_fraction": 0.8})),
-    Change("standard: 20 % of the training to rise, not 5 %", STANDARD_BEFORE, STANDARD, True),
+    Change("standard: 20 % of the training to rise, not 5 %", STANDARD_BEFORE, STANDARD_UNLIFTED, True),
+    Change("standard: dead latents are raised", STANDARD_UNLIFTED, STANDARD, True),
     Change("standard: four fifths of it", STANDARD, _changed(STANDARD, coder={"sparsity_warmup_fraction": 0.8})),
     Change("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
 )

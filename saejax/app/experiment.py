@@ -153,13 +153,13 @@ def deciding(config: dict[str, Any]) -> dict[str, Any]:
 def from_json(value: dict[str, Any]) -> Experiment:
     """The experiment of a run's config.json; keys that it does not have yet take their defaults.
 
-    But text.split_by, without which rows were split by name, and what no run had: coder.encoder_centre and
-    train.b_enc_rate. A gate that was written as null was infinite, which gates cannot be any more: it takes its
-    default.
+    But text.split_by, without which rows were split by name, and what no run had: coder.encoder_centre,
+    coder.lift_coefficient and train.b_enc_rate. A gate that was written as null was infinite, which gates cannot be any
+    more: it takes its default.
     """
     text, gates, coder = value.get("text"), value.get("gates"), value.get("coder")
-    if isinstance(coder, dict) and "encoder_centre" not in coder:
-        value = value | {"coder": coder | {"encoder_centre": False}}
+    if isinstance(coder, dict):
+        value = value | {"coder": {"encoder_centre": False, "lift_coefficient": 0.0} | coder}
     if isinstance(value.get("train"), dict) and "b_enc_rate" not in value["train"]:
         value = value | {"train": value["train"] | {"b_enc_rate": 1.0}}
     if isinstance(text, dict) and "split_by" not in text:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from saejax.coders.auxk import AuxK
 from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents
+from saejax.coders.lift import Lift
 from saejax.coders.penalties import L0, AnnealedLp, FiringFrequency, NormWeightedL1, PreActivation, Tanh, TargetL0
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.temporal import Contrastive
@@ -162,6 +163,7 @@ TERMS: list[type[Term[Any]]] = [
     GateReconstruction,
     MultiTopK,
     AuxK,
+    Lift,
     GhostGradients,
     Contrastive,
     Decorrelation,

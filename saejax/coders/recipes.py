@@ -20,7 +20,11 @@ def _recipe(title: str, paper: str, **settings: Any) -> Recipe:
     return Recipe(title, paper, settings)
 
 
-_UNIT: dict[str, Any] = {"unit_decoder_every": 1, "auxk_coefficient": 1 / 32}
+# What dead latents learn from: AuxK where a token makes them positive, Lift where none does. Lift's weight is that of a
+# loss that is a share of the variance, and where it is a sum over the width ten times as large.
+_REVIVED: dict[str, Any] = {"auxk_coefficient": 1 / 32, "lift_coefficient": 1e-3}
+_UNIT: dict[str, Any] = {"unit_decoder_every": 1, **_REVIVED}
+_LIFTED: dict[str, Any] = {"lift_coefficient": 1e-2}
 # A random encoder says nothing of what its latents write: they start small (benchmarks/quality/encoder_scale.md).
 _APART: dict[str, Any] = _UNIT | {"init": "kaiming", "encoder_scale": 0.1}
 _FREE: dict[str, Any] = {"decoder_norm": 0.1, "reconstruction": "mse"}
@@ -57,6 +61,7 @@ RECIPES: dict[str, Recipe] = {
         sparsity="relu",
         l1_coefficient=5.0,
         sparsity_warmup_fraction=0.2,
+        **_LIFTED,
         **_FREE,
     ),
     "p_anneal": _recipe(
@@ -82,13 +87,20 @@ RECIPES: dict[str, Recipe] = {
         sparsity_warmup_fraction=0.5,
         reconstruction="mse",
         unit_decoder_every=1,
+        **_LIFTED,
     ),
     "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
     "hierarchical_topk": _recipe(
         "TopK at every number of latents up to k", _HIERARCHICAL, hierarchical_every=1, **_UNIT
     ),
     "multi_topk": _recipe("TopK at k and 4 k", _GAO, multi_topk_coefficient=1 / 8, **_UNIT),
-    "abs_topk": _recipe("TopK of both signs", "https://arxiv.org/abs/2510.00404", sparsity="abs_topk", **_UNIT),
+    # A latent that is negative fires here: there is nothing to lift.
+    "abs_topk": _recipe(
+        "TopK of both signs",
+        "https://arxiv.org/abs/2510.00404",
+        sparsity="abs_topk",
+        **_UNIT | {"lift_coefficient": 0.0},
+    ),
     # The paper penalises each latent's largest cosine; this is the mean square over all pairs.
     "decorrelated": _recipe(
         "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
@@ -102,7 +114,7 @@ RECIPES: dict[str, Recipe] = {
         target_l0_start=4.0,
         threshold_init=0.01,
         sparsity_warmup_fraction=0.5,
-        auxk_coefficient=1 / 32,
+        **_REVIVED,
         **_THRESHOLD,
     ),
     "jumprelu_l0": _recipe(

@@ -37,6 +37,12 @@ def least_of_batch(share: jax.Array) -> jax.Array:
     return jax.lax.pmin(share, axis) if axis else share
 
 
+def greatest_of_batch(share: jax.Array) -> jax.Array:
+    """The greatest of the devices' own greatest values."""
+    axis = device_axis()
+    return jax.lax.pmax(share, axis) if axis else share
+
+
 def n_tokens(n_own: int) -> int:
     """Tokens of the batch, of which this program's arrays have `n_own`."""
     axis = device_axis()

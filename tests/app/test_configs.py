@@ -140,14 +140,14 @@ def test_a_runs_config_keeps_its_meaning_when_presets_and_keys_change(monkeypatc
     assert from_json(written).train.ema_decay == TrainConfig().ema_decay
 
 
-def test_a_run_from_before_the_centre_has_none() -> None:
+def test_a_run_from_before_the_centre_and_lift_has_neither() -> None:
     written = to_run_json(experiment(importlib.import_module("configs.coders").get_config("topk")))
     assert written["coder"]["encoder_centre"] is True and written["train"]["b_enc_rate"] == 2
     again = from_json(written)
-    assert again.coder.encoder_centre and again.train.b_enc_rate == 2
-    del written["coder"]["encoder_centre"], written["train"]["b_enc_rate"]
+    assert again.coder.encoder_centre and again.train.b_enc_rate == 2 and again.coder.lift_coefficient == 1e-3
+    del written["coder"]["encoder_centre"], written["train"]["b_enc_rate"], written["coder"]["lift_coefficient"]
     before = from_json(written)
-    assert before.coder.encoder_centre is False and before.train.b_enc_rate == 1
+    assert before.coder.encoder_centre is False and before.coder.lift_coefficient == 0 and before.train.b_enc_rate == 1
 
 
 def test_when_a_latent_is_dead_follows_from_the_tokens_and_is_written_down() -> None:

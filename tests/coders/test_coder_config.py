@@ -69,26 +69,26 @@ def test_every_preset_resolves_and_builds(preset: str) -> None:
 
 # A recipe is its losses: read from the papers, not from the table.
 LOSSES = {
-    "standard": ["mse", "l1"],
+    "standard": ["mse", "l1", "lift"],
     "p_anneal": ["mse", "lp"],
     "ghost": ["mse", "l1", "ghost"],
-    "decorrelated": ["fvu", "auxk", "decorrelation"],
-    "gated": ["mse", "l1", "gate_reconstruction"],
-    "topk": ["fvu", "auxk"],
-    "hierarchical_topk": ["hierarchical", "auxk"],
-    "multi_topk": ["fvu", "multi_topk", "auxk"],
+    "decorrelated": ["fvu", "auxk", "lift", "decorrelation"],
+    "gated": ["mse", "l1", "gate_reconstruction", "lift"],
+    "topk": ["fvu", "auxk", "lift"],
+    "hierarchical_topk": ["hierarchical", "auxk", "lift"],
+    "multi_topk": ["fvu", "multi_topk", "auxk", "lift"],
     "abs_topk": ["fvu", "auxk"],
-    "batchtopk": ["fvu", "auxk"],
-    "jumprelu": ["fvu", "target_l0", "auxk"],
+    "batchtopk": ["fvu", "auxk", "lift"],
+    "jumprelu": ["fvu", "target_l0", "auxk", "lift"],
     "gemma_scope_2": ["matryoshka", "target_l0", "frequency"],
     "jumprelu_l0": ["fvu", "l0_loss"],
     "jumprelu_tanh": ["mse", "tanh", "pre_activation"],
-    "matryoshka": ["matryoshka", "auxk"],
-    "temporal": ["matryoshka", "auxk", "contrastive"],
-    "transcoder": ["fvu", "auxk"],
-    "skip_transcoder": ["fvu", "auxk"],
+    "matryoshka": ["matryoshka", "auxk", "lift"],
+    "temporal": ["matryoshka", "auxk", "lift", "contrastive"],
+    "transcoder": ["fvu", "auxk", "lift"],
+    "skip_transcoder": ["fvu", "auxk", "lift"],
     "crosscoder": ["mse", "l1"],
-    "crosscoder_batchtopk": ["fvu", "auxk"],
+    "crosscoder_batchtopk": ["fvu", "auxk", "lift"],
     "crosscoder_causal": ["fvu", "auxk"],
     "clt": ["fvu", "auxk"],
     "clt_jumprelu": ["mse", "tanh", "pre_activation"],
@@ -102,7 +102,7 @@ def test_the_losses_of_every_preset() -> None:
 def test_explicit_keys_win_over_the_preset() -> None:
     assert CoderConfig("gated", l1_coefficient=0.25).resolved().l1_coefficient == 0.25
     # Zero is a value, not a silence.
-    assert _names(_build(preset="topk", auxk_coefficient=0.0)) == ["fvu"]
+    assert _names(_build(preset="topk", auxk_coefficient=0.0, lift_coefficient=0.0)) == ["fvu"]
     assert _build(preset="topk", unit_decoder_every=0).unit_decoder_every == 0
     assert _build(preset="jumprelu", threshold_init=0.0).sparsity.parameters() == {"threshold": 0.0}
     coder = _build(preset="matryoshka", topology="crosscoder", sparsity="topk", prefixes=(8.0, 1.0))

@@ -479,25 +479,44 @@ def test_the_error_falls_in_a_few_steps_of_adam(topology: str, sparsity: str) ->
 
 
 # Each topology and each sparsity once, compiled; where b_enc of the dead begins, so that they are beside the living. A
-# latent that is never above 0 has no gradient from AuxK: where firing means being above 0, ghosts bring it back.
+# latent that is never above 0 has no gradient from AuxK: where firing means being above 0, others bring it back.
 OWN_WAYS = [name for name in TOPOLOGIES if name != "causal_crosscoder"]  # which computes as a clt does
 DIAGONAL = list(zip(OWN_WAYS, itertools.cycle(SPARSITIES), strict=False))
 DEAD_BIAS = {"relu": -0.5, "gated": -0.5, "topk": -0.1, "abs_topk": -0.15, "batchtopk": -0.2, "jumprelu": -0.4}
-GHOSTS = {"ghost_coefficient": 1.0, "auxk_coefficient": 0.0}
+OTHERS = {
+    "relu": {"ghost_coefficient": 1.0, "auxk_coefficient": 0.0},
+    "gated": {"lift_coefficient": 0.01, "auxk_coefficient": 0.0},
+}
 AUXK = {"threshold_init": 0.3, "pre_activation_coefficient": 0.0}
 
 
 @pytest.mark.usefixtures("by_blocks")
 @pytest.mark.parametrize(("topology", "sparsity"), DIAGONAL)
 def test_training_compiles_once_and_dead_latents_come_back(topology: str, sparsity: str) -> None:
-    coder = _coder(topology, sparsity, **(GHOSTS if sparsity in ("relu", "gated") else AUXK))
-    shapes = jax.eval_shape(coder.init, jax.random.key(0))
-    p, stats, traces = jax.jit(coder.init)(jax.random.key(0)), _stats(coder, N_DEAD), 0
+    coder = _coder(topology, sparsity, **OTHERS.get(sparsity, AUXK))
+    shapes, p = jax.eval_shape(coder.init, jax.random.key(0)), jax.jit(coder.init)(jax.random.key(0))
     assert {k: (v.shape, v.dtype) for k, v in p.items()} == {k: (v.shape, v.dtype) for k, v in shapes.items()}
     assert all((p[k] == v).all() for k, v in coder.sparsity.parameters().items())
-    p["b_enc"] = jnp.full_like(p["b_enc"], 0.5).at[..., :N_DEAD].set(DEAD_BIAS[sparsity])
-    optimizer = optax.adam(0.03)
-    step = _adam_step(coder, optimizer)
+    back, errors, traces = _trained(coder, p, DEAD_BIAS[sparsity])
+    assert traces == 1
+    assert back[0] == 0 and max(back) >= 1
+    assert np.mean(errors[-5:]) < 0.8 * np.mean(errors[:5])
+
+
+@pytest.mark.parametrize(("sparsity", "lift", "returns"), [("topk", 0.01, 1), ("topk", 0.0, 0), ("jumprelu", 0.01, 1)])
+def test_lift_brings_back_what_auxk_does_not_reach(sparsity: str, lift: float, returns: int) -> None:
+    coder = _coder("autoencoder", sparsity, lift_coefficient=lift, pre_activation_coefficient=0.0)
+    back, _, _ = _trained(coder, jax.jit(coder.init)(jax.random.key(0)), -4.0, lr=0.1)
+    assert back[0] == 0 and (max(back) >= 1) == bool(returns)
+
+
+def _trained(coder: Coder, p: Tree, dead_bias: float, lr: float = 0.03) -> tuple[list[int], list[float], int]:
+    """(how many of the dead are back, the error) after each of 60 steps, and how often it was traced."""
+    optimizer, traces, stats = optax.adam(lr), 0, _stats(coder, N_DEAD)
+    step, p = (
+        _adam_step(coder, optimizer),
+        p | {"b_enc": jnp.full_like(p["b_enc"], 0.5).at[..., :N_DEAD].set(dead_bias)},
+    )
 
     @jax.jit
     def counted(*args: Any) -> Any:
@@ -510,6 +529,4 @@ def test_training_compiles_once_and_dead_latents_come_back(topology: str, sparsi
         p, opt_state, stats, metrics = counted(p, opt_state, _planted(coder, i), stats, jnp.int32(i))
         back.append(int((stats["tokens_since_fired"][..., :N_DEAD] < DEAD_AFTER).sum()))
         errors.append(1 - float(metrics["fve"]))
-    assert traces == 1
-    assert back[0] == 0 and max(back) >= 1
-    assert np.mean(errors[-5:]) < 0.8 * np.mean(errors[:5])
+    return back, errors, traces

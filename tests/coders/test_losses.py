@@ -16,6 +16,7 @@ from saejax.coders import SPARSITIES, Autoencoder, CrossLayerTranscoder, Latents
 from saejax.coders.auxk import AuxK
 from saejax.coders.context import Context
 from saejax.coders.error import Fvu, Mse
+from saejax.coders.lift import Lift
 from saejax.coders.losses import Decorrelation, GateReconstruction, GhostGradients, MultiTopK
 from saejax.coders.nested import Matryoshka
 from saejax.coders.penalties import L0, AnnealedLp, FiringFrequency, NormWeightedL1, PreActivation, Tanh, TargetL0
@@ -377,6 +378,27 @@ def test_auxk_takes_the_k_best_of_the_dead_in_each_group(dead: list[list[int]]) 
         rows = np.abs(g[f"W_dec_{group}"]).sum((1, 2))
         assert not rows[~is_dead[group]].any() and not np.asarray(g["b_enc"])[group][~is_dead[group]].any()
         assert (rows[is_dead[group]] > 0).any() == bool(dead[group])
+
+
+@pytest.mark.parametrize("sparsity", [Relu(), TopK(Ramp.constant(K)), JumpRelu(0.0, EPS), Gated()])
+@pytest.mark.parametrize("n_dead", [0, 5, F])
+def test_lift_raises_the_dead_that_no_token_makes_positive(sparsity: Sparsity, n_dead: int) -> None:
+    p = _params()
+    p["b_enc"] = p["b_enc"].at[F - 8 : F - 2].add(-20)
+    p["threshold"] = p["threshold"].at[F - 2 :].add(20)
+    a = _f64(_context(sparsity, n_dead, p))
+    silent = (a["dead"] > 0) & (a["pre"] <= 0).all(0)
+    assert (silent.sum() >= 3) == (n_dead > 0)
+    highest, unreached = a["pre"].max(0), np.zeros(F, bool)
+    if isinstance(sparsity, JumpRelu):
+        unreached = (a["dead"] > 0) & (highest < a["theta"])
+        assert unreached.sum() > silent.sum() or not n_dead
+    wanted = ((a["theta"] - highest) * unreached).sum() - (highest * silent).sum()
+    _close(Lift()(_context(sparsity, n_dead, p)), wanted)
+    moved = {"b_enc": -1.0 * silent, "threshold": 1.0 * unreached}
+    moved |= {"b_mag": -1.0 * silent} if isinstance(sparsity, Gated) else {}
+    for name, gradient in _gradient(Lift(), sparsity, n_dead, p).items():
+        np.testing.assert_array_equal(gradient, moved.get(name, np.zeros_like(gradient)), err_msg=name)
 
 
 def _ghost(a: Arrays, e: np.ndarray) -> float:

@@ -60,7 +60,8 @@ def test_accumulation_and_resampling_are_those_of_one_device(preset: str) -> Non
     for got, expected in zip(rows, want_rows, strict=True):
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)
     dead = [row["dead"] for row in rows]
-    assert max(row["auxk"] for row in rows) > 0 and dead[4] >= 3 > dead[5]
+    assert all(max(row[name] for row in rows) > 0 for name in ("auxk", "lift") if name in rows[0])
+    assert dead[4] >= 3 > dead[5]
     arrays, wanted = state.params | state.stats, want.params | want.stats
     for name, value in wanted.items():
         np.testing.assert_allclose(arrays[name], value, rtol=1e-5, atol=1e-5 * np.abs(value).max(), err_msg=name)

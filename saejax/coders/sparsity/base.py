@@ -14,6 +14,11 @@ Keep = Callable[..., jax.Array]
 S = TypeVar("S", bound=Settings)
 
 
+def gradient_alone(parameter: jax.Array) -> jax.Array:
+    """Zeros that carry the parameter's gradient."""
+    return parameter - jax.lax.stop_gradient(parameter)
+
+
 class Sparsity(Generic[S]):
     """(pre [..., F], keep, params, step) -> Latents; the leading axes are tokens (and groups).
 
@@ -77,6 +82,13 @@ class Sparsity(Generic[S]):
     def biased(self, params: Params, gain: jax.Array) -> Params:
         """Parameters with the same latents where x' W_enc is `gain` less, [F] or [G, F]."""
         return params | {"b_enc": params["b_enc"] + gain}
+
+    def short_of(self, highest: jax.Array, params: Params) -> jax.Array:
+        """[F] or [G, F] >= 0: how far below 0 latents are whose largest pre-activation is `highest`, a constant.
+
+        The derivatives by the parameters say what raises them (`lift.Lift`).
+        """
+        return jax.nn.relu(-highest - gradient_alone(params["b_enc"]))
 
     def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
         """[..., F] >= 0: what a sparsity penalty is about."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
-from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.coders.sparsity.base import Keep, Params, Sparsity, gradient_alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Gated(Sparsity):
 
     def biased(self, params: Params, gain: jax.Array) -> Params:
         return super().biased(params, gain) | {"b_mag": params["b_mag"] + jnp.exp(params["r_mag"]) * gain}
+
+    def short_of(self, highest: jax.Array, params: Params) -> jax.Array:
+        """Both biases: behind a gate that opens, a latent whose magnitude is negative would still be 0."""
+        return super().short_of(highest + gradient_alone(params["b_mag"]), params)
 
     def penalised(self, pre: jax.Array, latents: Latents, params: Params) -> jax.Array:
         return jax.nn.relu(pre)

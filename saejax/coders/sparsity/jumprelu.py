@@ -65,6 +65,10 @@ class JumpRelu(Sparsity[JumpReluSettings]):
         """relu(theta - pre), [..., F]: how far a latent is from firing, with its plain derivatives."""
         return jax.nn.relu(jax.nn.relu(params["threshold"])[None] - pre)
 
+    def short_of(self, highest: jax.Array, params: Params) -> jax.Array:
+        """The thresholds as well: relu(theta - highest), so that those which nothing reaches come down."""
+        return super().short_of(highest, params) + self.below(highest[None], params)[0]
+
     def parameters(self) -> dict[str, float]:
         return {"threshold": self.threshold}
 
