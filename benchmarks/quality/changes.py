@@ -119,10 +119,10 @@ LIFT = _changed(DECAY, coder={"lift_coefficient": 1e-3})
 _AT_ONCE = {"sparsity_warmup_fraction": 0.05, **NO_LIFT}
 AT_HALF = Setting(_AT_ONCE | {"target_l0_start": 0.0, "threshold_init": 0.001}, preset="jumprelu")
 AT_TWICE = _changed(AT_HALF, coder={"target_l0_start": 2.0})
+_IN_A_FIFTH = {"sparsity_warmup_fraction": 0.2}
 GATED_BEFORE = Setting(_AT_ONCE | {"encoder_centre": False}, preset="gated")
-STANDARD_BEFORE = Setting(_AT_ONCE, preset="standard")
 # As they are, without Lift and with it.
-JUMPRELU_UNLIFTED, GATED_UNLIFTED, STANDARD_UNLIFTED = (
+JUMPRELU_UNLIFTED, GATED_UNLIFTED, STANDARD_BEFORE = (
     Setting(NO_LIFT, preset=name) for name in ("jumprelu", "gated", "standard")
 )
 JUMPRELU, GATED, STANDARD = (Setting(preset=name) for name in ("jumprelu", "gated", "standard"))
@@ -191,10 +191,9 @@ CHANGES = (
     Change("jumprelu: the frequency penalty", JUMPRELU, _changed(JUMPRELU, coder={"frequency_coefficient": 1e-3})),
     Change("gated: with the centre; half the training to rise", GATED_BEFORE, GATED_UNLIFTED, True),
     Change("gated: dead latents are raised", GATED_UNLIFTED, GATED, True),
-    Change("gated: four fifths of it", GATED, _changed(GATED, coder={"sparsity_warmup_fraction": 0.8})),
-    Change("standard: 20 % of the training to rise, not 5 %", STANDARD_BEFORE, STANDARD_UNLIFTED, True),
-    Change("standard: dead latents are raised", STANDARD_UNLIFTED, STANDARD, True),
-    Change("standard: four fifths of it", STANDARD, _changed(STANDARD, coder={"sparsity_warmup_fraction": 0.8})),
+    Change("gated: a fifth of the training to rise", GATED, _changed(GATED, coder=_IN_A_FIFTH)),
+    Change("standard: dead latents are raised", STANDARD_BEFORE, STANDARD, True),
+    Change("standard: a fifth of the training to rise", STANDARD, _changed(STANDARD, coder=_IN_A_FIFTH)),
     Change("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
 )
 

@@ -54,13 +54,11 @@ _CROSSCODERS = "https://transformer-circuits.pub/2024/crosscoders/index.html"
 _CIRCUITS = "https://transformer-circuits.pub/2025/attribution-graphs/methods.html"
 
 RECIPES: dict[str, Recipe] = {
-    # A penalty that rises faster kills latents on the known truth; one that rises slower loses FVE on the demo model.
     "standard": _recipe(
         "relu + norm-weighted L1",
         _APRIL,
         sparsity="relu",
         l1_coefficient=5.0,
-        sparsity_warmup_fraction=0.2,
         **_LIFTED,
         **_FREE,
     ),
