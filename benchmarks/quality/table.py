@@ -157,14 +157,21 @@ def default_table(data: DataSet, rows: Sequence[Row]) -> Iterator[str]:
     yield from _head("family", *("defaults" if lr is None else f"rate {lr:g}" for lr in rates), "defaults - best")
     for family in data.families:
         mine = [row for row in rows if (row["family"], row["trainer"], row["seed"]) == (family, "saejax", 0)]
-        mine = [row for row in mine if row["target"] == data.l0s[1]]
         of_rate = [[row for row in mine if row["lr"] == lr] for lr in rates]
         if not all(of_rate):
             continue
-        # Of a penalised family the one whose L0 is nearest.
-        near = [min(some, key=lambda row: abs(math.log(max(row["l0"], 1e-3) / row["target"]))) for some in of_rate]
-        fve = [at_target(row, list(rows)) for row in near]
+        fve = [_at_middle(data, some, rows) for some in of_rate]
         yield _line(family, *(f"{value:.4f}" for value in fve), f"{fve[-1] - max(fve[:-1]):+.4f}")
+
+
+def _at_middle(data: DataSet, some: Sequence[Row], rows: Sequence[Row]) -> float:
+    """FVE at the middle L0, between the nearest trainings below and above it along log L0."""
+    points = [(math.log(max(row["l0"], 1e-3) / data.l0s[1]), row) for row in some]
+    sides = [[point for point in points if (point[0] > 0) == above] for above in (False, True)]
+    if not all(sides):
+        return at_target(min(points, key=lambda point: abs(point[0]))[1], list(rows))
+    (x0, under), (x1, over) = (min(side, key=lambda point: abs(point[0])) for side in sides)
+    return float(under["fve"] - x0 * (over["fve"] - under["fve"]) / (x1 - x0))
 
 
 def _head(*names: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.quality import runs
 from benchmarks.quality.runs import Results, Run, compare
 from benchmarks.quality.sets import SETS
-from benchmarks.quality.table import Figures, difference, figures_at
+from benchmarks.quality.table import Figures, default_table, difference, figures_at
 
 DATA = SETS["truth"]
 
@@ -100,6 +100,19 @@ def test_nothing_is_said_where_no_training_is_near() -> None:
     assert known(16, 36) and not known(12, 104)
     assert known(12, 17) and not known(12, 15)
     assert known(30, 48) and not known(40, 48)
+
+
+def test_rates_and_defaults_are_compared_at_the_middle_l0() -> None:
+    """FVE is 0.5 + 0.1 log L0, and 0.02 less at the largest rate: no other difference is shown."""
+    l0s = {0.001: (9, 30), 0.003: (12,), 0.01: (10, 11, 20), None: (6, 14, 24)}
+    rows = [
+        _row(Run(DATA, "standard", "saejax", 12, 0, lr, None, float(l0)), l0)
+        | {"fve": 0.5 + 0.1 * math.log(l0) - (0.02 if lr == 0.01 else 0)}
+        for lr, several in l0s.items()
+        for l0 in several
+    ]
+    cells = [cell.strip() for cell in list(default_table(DATA, rows))[-1].strip("|").split("|")]
+    assert cells == ["standard", "0.7485", "0.7485", "0.7285", "0.7485", "+0.0000"]
 
 
 def test_the_interval_of_a_difference_holds_the_true_one_as_often_as_it_says() -> None:
