@@ -84,7 +84,7 @@ c.coder.hoyer_power = 3.0
 e = experiment(c)
 coder = build(e.coder, 8, 100)
 assert (coder.sparsity.width, coder.terms[-1].power, coder.terms[-1].coefficient.end) == (0.3, 3.0, 0.5)
-assert [term.name for term in coder.terms] == ["mse", "hoyer"]
+assert [term.name for term in coder.terms] == ["mse", "lift", "hoyer"]
 assert from_json(to_run_json(e)).coder.shrink_width == 0.3
 for key, value, words in (
     ("shrink_width", 1.0, "coder.shrink_width is 1.0; it must be below 1"),

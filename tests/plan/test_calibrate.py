@@ -44,7 +44,7 @@ def test_a_step_is_measured_with_the_amounts_that_a_plan_has_of_it() -> None:
             }
         )
     )
-    assert kind == train_stages.kind_of(planned.coder()) == "relu.l1+mse" and 0 < seconds < 5
+    assert kind == train_stages.kind_of(planned.coder()) == "relu.l1+lift+mse" and 0 < seconds < 5
     assert amounts[0] == 1 and amounts[3] == 0 and amounts[4] == 2 * 16 * 64 + 64 + 2 * 16
     assert planned.coder().topology.d_sae == 64
 
