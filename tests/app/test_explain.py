@@ -108,13 +108,13 @@ def test_features_are_explained_scored_written_and_shown(
     # Of a feature: the explanation, and for either score 4 active and 4 random passages, 5 a request.
     assert len(server.requests) == 6 * 5 and said.count("6 features, about 30 requests and ") == 2
     assert "30 requests, 3,000 tokens read and 210 written" in said and "detection: mean 0." in said
-    (row,) = [row for row in rows(work) if row["feature"] == 3]
+    (row,) = [row for row in rows(work) if row["feature"] == 1]
     assert row["text"].startswith("the token ") and row["by"] == "m" and row["step"] == 10 and row["prompt"]
     detection = row["details"]["detection"]
     assert sum(v for k, v in detection.items() if k.startswith(("true", "false"))) == 8 and detection["failed"] == 0
     assert row["scores"]["detection"] == detection["balanced_accuracy"]
     features = read_features(work.experiment.run_dir)["features"]
-    assert features[3]["explanations"] == [{"text": row["text"], "by": "m", "scores": row["scores"]}]
+    assert features[1]["explanations"] == [{"text": row["text"], "by": "m", "scores": row["scores"]}]
     assert "explanations" not in features[6]
     assert "explanations.jsonl" in (work.experiment.run_dir / "report.html").read_text(encoding="utf-8")
 

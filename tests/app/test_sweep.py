@@ -518,13 +518,17 @@ def test_what_a_single_run_may_a_sweep_may_too(tmp_path: Path) -> None:
         "spike_factor": 50.0,
         "tensorboard": True,
     }
-    e = planted_experiment(tmp_path, "sweep", **settings)
-    e = dataclasses.replace(e, sweep=SweepConfig(lrs=(1e-2, 1e-7)))
+
+    def experiment(name: str, **own: Any) -> Experiment:
+        e = planted_experiment(tmp_path, name, **settings | own)
+        return dataclasses.replace(e, coder=dataclasses.replace(e.coder, l1_coefficient=0.5))
+
+    e = dataclasses.replace(experiment("sweep"), sweep=SweepConfig(lrs=(1e-2, 1e-7)))
     assert run_sweep(Workspace(e)) == 0
     rows = {row["member"]: row for row in json.loads((e.run_dir / "sweep.json").read_text())["members"]}
     for name, lr in (("lr0.01", 1e-2), ("lr1e-07", 1e-7)):
         member = e.run_dir / name
-        alone = planted_experiment(tmp_path, f"alone-{name}", **settings | {"lr": lr})
+        alone = experiment(f"alone-{name}", lr=lr)
         assert run_train(Workspace(alone)) == 0
         sae, single = saejax.load(member), saejax.load(alone.run_dir)
         assert sae.finished and sae.step == single.step == rows[name]["steps"]

@@ -39,7 +39,7 @@ def _coder(preset: str = "topk", **changes: Any) -> Coder:
     """L1 weight 0.5 rising over 10 steps; AuxK weight 0.5 on 4 dead latents: large enough to be seen."""
     config = {"d_sae": F, "k": K, "auxk_k": 4, "sparsity_warmup_fraction": 0.1, "encoder_centre": False}
     config |= {"auxk_coefficient": 0.5} if preset == "topk" else {"l1_coefficient": 0.5}
-    config |= {"dead_after_tokens": DEAD_AFTER, "matmul_dtype": "float32"}
+    config |= {"dead_after_tokens": DEAD_AFTER, "matmul_dtype": "float32", "lift_coefficient": 0.0}
     return build(CoderConfig(preset=preset, **(config | changes)), D, steps=100)
 
 

@@ -38,11 +38,11 @@ CODES: dict[str, Tree] = {
     "matryoshka": {"prefixes": PREFIXES},
     "hierarchical": {"hierarchical_every": EVERY},
 }
-THETA, EPS, TARGET, P_END = 0.3, 1.5, 4.0, 0.5
+THETA, EPS, TARGET, P_END, LIFT = 0.3, 1.5, 4.0, 0.5, 0.2
 LN, CONSTANTS = "layernorm_autoencoder", {"ln_eps", "centre"}  # parameters without a gradient
 
 
-# What each sparsity's own losses are; AuxK beside them always.
+# What each sparsity's own losses are; AuxK and Lift beside them always.
 LOSSES: dict[str, Tree] = {
     "relu": {"l1_coefficient": 0.3, "lp_coefficient": 0.5, "lp_end": P_END, "lp_updates": 2, "lp_after_fraction": 0.0},
     "gated": {"l1_coefficient": 0.3, "gate_coefficient": 0.7},
@@ -83,7 +83,9 @@ def _config(topology: str, sparsity: str, **changes: Any) -> CoderConfig:
         "encoder_scale": 1.0,
         "unit_decoder_every": 0,
     }
-    settings |= {"sparsity_warmup_fraction": 0.0, "matmul_dtype": "float32"} | LOSSES[sparsity]
+    settings |= {"sparsity_warmup_fraction": 0.0, "matmul_dtype": "float32", "lift_coefficient": LIFT} | LOSSES[
+        sparsity
+    ]
     return CoderConfig("topk", topology=topology, sparsity=sparsity, **(settings | changes))
 
 
@@ -227,6 +229,11 @@ def _reference(topology: str, sparsity: str, code: str, n_dead: int, p: Arrays, 
         chosen = _among_largest(score, min(AUXK_K, n_dead)) & (pre0 > 0)
         e_hat = _size(topology, x) * _written(topology, resting, np.where(chosen, _pre(topology, resting, x), 0))
         loss += 0.5 * _fvu(e, e_hat)
+        dead, highest = np.arange(F) < n_dead, pre0.max(0)
+        raised = sum(p[name] - p0[name] for name in ("b_enc", "b_mag") if name in p)
+        loss += LIFT * np.where(dead & (highest <= 0), -highest - raised, 0).sum()
+        if sparsity == "jumprelu":
+            loss += LIFT * np.where(dead & (highest < p0["threshold"]), p["threshold"] - highest, 0).sum()
     return loss
 
 
@@ -484,10 +491,10 @@ OWN_WAYS = [name for name in TOPOLOGIES if name != "causal_crosscoder"]  # which
 DIAGONAL = list(zip(OWN_WAYS, itertools.cycle(SPARSITIES), strict=False))
 DEAD_BIAS = {"relu": -0.5, "gated": -0.5, "topk": -0.1, "abs_topk": -0.15, "batchtopk": -0.2, "jumprelu": -0.4}
 OTHERS = {
-    "relu": {"ghost_coefficient": 1.0, "auxk_coefficient": 0.0},
+    "relu": {"ghost_coefficient": 1.0, "auxk_coefficient": 0.0, "lift_coefficient": 0.0},
     "gated": {"lift_coefficient": 0.01, "auxk_coefficient": 0.0},
 }
-AUXK = {"threshold_init": 0.3, "pre_activation_coefficient": 0.0}
+AUXK = {"threshold_init": 0.3, "pre_activation_coefficient": 0.0, "lift_coefficient": 0.0}
 
 
 @pytest.mark.usefixtures("by_blocks")
