@@ -43,7 +43,7 @@ class At:
 
 AT = {
     "demo": At(24, 1e-2, {"gated": 1.5, "standard": 1.6}),
-    "encoder": At(24, 3e-3, {"gated": 1.5, "standard": 1.6}),
+    "encoder": At(24, 3e-3, {"gated": 3.4, "standard": 2.2}),
     "truth": At(12, 3e-3, {"gated": 1.7, "standard": 1.0}),
 }
 # Slow: there the kept changes alone are tried.
@@ -114,6 +114,7 @@ BIAS = _changed(B2, train={"b_enc_rate": 2.0})
 DEAD = _changed(BIAS, dead_share=0.003)
 DECAY = _changed(DEAD, train={"decay_fraction": 0.3, "final_lr_fraction": 0.0})
 LIFT = _changed(DECAY, coder={"lift_coefficient": 1e-3})
+LENGTH = _changed(LIFT, train={"b_enc_rate": None})
 
 # jumprelu, gated and standard as they were.
 _AT_ONCE = {"sparsity_warmup_fraction": 0.05, **NO_LIFT}
@@ -122,10 +123,10 @@ AT_TWICE = _changed(AT_HALF, coder={"target_l0_start": 2.0})
 _IN_A_FIFTH = {"sparsity_warmup_fraction": 0.2}
 GATED_BEFORE = Setting(_AT_ONCE | {"encoder_centre": False}, preset="gated")
 # As they are, without Lift and with it.
-JUMPRELU_UNLIFTED, GATED_UNLIFTED, STANDARD_BEFORE = (
-    Setting(NO_LIFT, preset=name) for name in ("jumprelu", "gated", "standard")
-)
+JUMPRELU_UNLIFTED, GATED_UNLIFTED = (Setting(NO_LIFT, preset=name) for name in ("jumprelu", "gated"))
 JUMPRELU, GATED, STANDARD = (Setting(preset=name) for name in ("jumprelu", "gated", "standard"))
+STANDARD_LIFTED = _changed(STANDARD, train={"b_enc_rate": 2.0})
+STANDARD_BEFORE = _changed(STANDARD_LIFTED, coder=NO_LIFT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +150,7 @@ CHANGES = (
     Change("dead after 0.3 % of the tokens, not 10 % (`coder.dead_after_tokens`)", BIAS, DEAD, True),
     Change("the rate falls to 0 over the last 30 %, not to a tenth over 20 %", DEAD, DECAY, True),
     Change("dead latents that are negative for every token are raised (`coder.lift_coefficient`)", DECAY, LIFT, True),
+    Change("b_enc's rate by the length of the training (on the first and the last data that is 2)", LIFT, LENGTH, True),
     Change("b2 0.99 without the centre", BEFORE, _changed(BEFORE, train={"b2": 0.99})),
     Change("dead after 0.1 % of the tokens", LIFT, _changed(LIFT, dead_share=0.001)),
     Change("dead after 1 % of the tokens", LIFT, _changed(LIFT, dead_share=0.01)),
@@ -192,7 +194,8 @@ CHANGES = (
     Change("gated: with the centre; half the training to rise", GATED_BEFORE, GATED_UNLIFTED, True),
     Change("gated: dead latents are raised", GATED_UNLIFTED, GATED, True),
     Change("gated: a fifth of the training to rise", GATED, _changed(GATED, coder=_IN_A_FIFTH)),
-    Change("standard: dead latents are raised", STANDARD_BEFORE, STANDARD, True),
+    Change("standard: dead latents are raised", STANDARD_BEFORE, STANDARD_LIFTED, True),
+    Change("standard: b_enc at 5 times the rate, in short trainings at more", STANDARD_LIFTED, STANDARD, True),
     Change("standard: a fifth of the training to rise", STANDARD, _changed(STANDARD, coder=_IN_A_FIFTH)),
     Change("standard: without the centre", STANDARD, _changed(STANDARD, coder={"encoder_centre": False})),
 )

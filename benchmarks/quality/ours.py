@@ -75,7 +75,7 @@ def train_ours(
 def _train(
     coder: Coder, config: TrainConfig, sites: Sites, told: CoderConfig, source: "_Ordered", seed: int, hooks: Hooks
 ) -> TrainState:
-    optimizer, prepare = make_optimizer(config), make_prepare(told, coder, sites, source)
+    optimizer, prepare = make_optimizer(config, coder.sparsity.bias_rate), make_prepare(told, coder, sites, source)
 
     def begin(params: Params) -> Params:
         params = prepare(params)

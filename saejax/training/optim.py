@@ -140,10 +140,11 @@ class OptimSettings(LengthSettings):
         "tenth of that for lion.",
         low=0,
     )
-    b_enc_rate: float = _own(
-        2.0,
+    b_enc_rate: float | None = _own(
+        None,
         "With coder.encoder_centre, b_enc learns at so many times lr, because nothing else moves the biases of latents "
-        "then. schedule_free ignores it.",
+        "then. None takes 2 (5 for relu), and in short trainings up to 20, so that biases get as far as in long ones. "
+        "schedule_free ignores it.",
         above=0,
     )
     b1: float = _own(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
@@ -210,8 +211,22 @@ def usual_rate(config: OptimSettings, d_in: int, d_sae: int) -> float:
     Raises:
         ConfigError: batch_size is 0, so that there is no number of steps yet.
     """
-    rate = 20 * (config.batch_size / 1024) ** 0.25 / math.sqrt(config.steps * d_in * math.sqrt(d_sae))
-    return float(f"{OPTIMIZERS[config.optimizer].rate * min(rate, 0.03):.3g}")
+    return float(f"{OPTIMIZERS[config.optimizer].rate * _adams_rate(config, d_in, d_sae):.3g}")
+
+
+def _adams_rate(config: OptimSettings, d_in: int, d_sae: int) -> float:
+    return min(20 * (config.batch_size / 1024) ** 0.25 / math.sqrt(config.steps * d_in * math.sqrt(d_sae)), 0.03)
+
+
+def usual_bias_rate(config: OptimSettings, d_in: int, d_sae: int, least: float) -> float:
+    """min(least max(1, 7 / (steps x usual rate)), 20), to two digits: what train.b_enc_rate=None means.
+
+    Adam moves a parameter by at most about its rate a step, so steps x rate is how far biases get. On the known truth
+    and the demo model that is 7 and 10, and `least` is enough; in 800 steps on an encoder's layer it is 2.7, and with 2
+    a tenth of TopK's latents died at L0 12, with 6 a fiftieth (benchmarks/quality/encoder.md has its data).
+    """
+    far = config.steps * _adams_rate(config, d_in, d_sae)
+    return float(f"{min(least * max(1.0, 7 / far), 20.0):.2g}")
 
 
 def make_schedule(config: OptimSettings) -> optax.Schedule:
@@ -239,12 +254,13 @@ def _clip(most: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _faster_biases(times: float) -> optax.GradientTransformation:
-    """Updates with b_enc's so many times as large, where the encoder has a centre; it has no state."""
+def _faster_biases(config: OptimSettings, least: float) -> optax.GradientTransformation:
+    """Updates with b_enc's train.b_enc_rate times as large, where the encoder has a centre; it has no state."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if "centre" not in updates:
             return updates, state
+        times = config.b_enc_rate or usual_bias_rate(config, *updates["W_enc"].shape[-2:], least)
         return {name: times * value if name == "b_enc" else value for name, value in updates.items()}, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
@@ -268,10 +284,10 @@ def _chosen(config: OptimSettings, schedule: optax.Schedule) -> optax.GradientTr
     return optax.GradientTransformation(lambda params: by_centre["centre" in params].init(params), update)
 
 
-def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(config: OptimSettings, bias_rate: float = 2.0) -> optax.GradientTransformationExtraArgs:
     """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor, and that of b_enc.
 
-    `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
+    `bias_rate` is the least that train.b_enc_rate=None means: the `Sparsity.bias_rate` of what is trained. `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
     """
     _check_rate(config)
     clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
@@ -285,7 +301,7 @@ def make_optimizer(config: OptimSettings) -> optax.GradientTransformationExtraAr
             )
         )
     if config.b_enc_rate != 1 and not OPTIMIZERS[config.optimizer].averages:
-        chain.append(_faster_biases(config.b_enc_rate))
+        chain.append(_faster_biases(config, bias_rate))
     return optax.with_extra_args_support(optax.chain(*chain))
 
 

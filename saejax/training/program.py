@@ -77,7 +77,7 @@ def program_of_one(
         fsdp: the state is spread over "data" too.
         mode: how a step becomes a program for all devices, of `parallel.MODES`.
     """
-    optimizer, schedule = make_optimizer(config), make_schedule(config)
+    optimizer, schedule = make_optimizer(config, coder.sparsity.bias_rate), make_schedule(config)
     init = make_init(coder, optimizer, config, prepare)
     abstract = abstract_state(coder, init, mesh, fsdp)
     step, hyper = (

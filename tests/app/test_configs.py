@@ -142,9 +142,9 @@ def test_a_runs_config_keeps_its_meaning_when_presets_and_keys_change(monkeypatc
 
 def test_a_run_from_before_the_centre_and_lift_has_neither() -> None:
     written = to_run_json(experiment(importlib.import_module("configs.coders").get_config("topk")))
-    assert written["coder"]["encoder_centre"] is True and written["train"]["b_enc_rate"] == 2
+    assert written["coder"]["encoder_centre"] is True and written["train"]["b_enc_rate"] is None
     again = from_json(written)
-    assert again.coder.encoder_centre and again.train.b_enc_rate == 2 and again.coder.lift_coefficient == 1e-3
+    assert again.coder.encoder_centre and again.train.b_enc_rate is None and again.coder.lift_coefficient == 1e-3
     del written["coder"]["encoder_centre"], written["train"]["b_enc_rate"], written["coder"]["lift_coefficient"]
     before = from_json(written)
     assert before.coder.encoder_centre is False and before.coder.lift_coefficient == 0 and before.train.b_enc_rate == 1

@@ -14,10 +14,10 @@ from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.store import Batches
-from saejax.training import TrainConfig, TrainState
+from saejax.training import TrainConfig, TrainState, program_of_one
 from saejax.training.best import Best
 from saejax.training.early import EarlyStopping
-from saejax.training.optim import OPTIMIZERS, make_optimizer, make_schedule, steps_taken, usual_rate
+from saejax.training.optim import OPTIMIZERS, make_optimizer, make_schedule, steps_taken, usual_bias_rate, usual_rate
 from saejax.training.state import abstract_state, init_state, make_init
 from saejax.training.step import compile_step, default_hyper, make_step
 
@@ -44,6 +44,35 @@ def test_the_usual_rate() -> None:
     for make in (make_schedule, make_optimizer):
         with pytest.raises(ConfigError, match=r"set train\.lr"):
             make(config)
+
+
+def test_the_usual_rate_of_biases() -> None:
+    """In a short training so many times the learning rate that steps x rate x times is what 7 / rate steps would give;
+    between the least that is said and 20."""
+    config = TrainConfig(tokens=1_024_000, batch_size=1024)
+    assert usual_bias_rate(config, 100, 10_000, 2.0) == 2.2  # 7 / (1,000 x 0.00632) = 1.107
+    assert usual_bias_rate(dataclasses.replace(config, tokens=256_000), 100, 10_000, 2.0) == 4.4
+    assert usual_bias_rate(dataclasses.replace(config, tokens=2_048_000), 100, 10_000, 5.0) == 5.0
+    assert usual_bias_rate(dataclasses.replace(config, tokens=10_240), 100, 10_000, 2.0) == 20.0
+    assert usual_bias_rate(dataclasses.replace(config, optimizer="lion"), 100, 10_000, 2.0) == 2.2
+    assert usual_bias_rate(dataclasses.replace(config, lr=1.0), 100, 10_000, 2.0) == 2.2
+
+
+@pytest.mark.parametrize(("preset", "times"), [("topk", 4.7), ("gated", 4.7), ("standard", 12.0), ("jumprelu", 1.0)])
+def test_where_the_rate_of_biases_is_open_it_is_the_usual_one(preset: str, times: float) -> None:
+    """Of 100 steps at 0.03, and of the coder: relu's are faster, and one without a centre has the learning rate."""
+    mesh = make_mesh(ParallelConfig((1, 1)))
+    moved = {}
+    for told in (1.0, None):
+        config = _config(b_enc_rate=told, b2=0.99)
+        coder = build(CoderConfig(preset, d_sae=16, k=4, target_l0=4.0), 8, config.steps)
+        program = program_of_one(coder, config, SITES, lambda params: params, mesh, seed=0)
+        before = program.start()
+        b_enc = np.asarray(before.params["b_enc"])
+        x = jax.random.normal(jax.random.key(0), (B, 8))
+        moved[told] = np.asarray(program.step(before, {"h": x}, program.hyper)[0].params["b_enc"]) - b_enc
+    assert np.abs(moved[1.0]).max() > 0
+    np.testing.assert_allclose(moved[None], times * moved[1.0], rtol=1e-4, atol=1e-6)
 
 
 def _first_update(config: TrainConfig, params: dict[str, jax.Array], grads: dict[str, jax.Array]) -> Any:

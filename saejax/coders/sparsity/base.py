@@ -35,12 +35,14 @@ class Sparsity(Generic[S]):
         provides: what loss terms may ask for: `threshold` (a learned one, with its soft count), `gate`, `k`,
             `ranks` (a list for each token, which can be ordered by size), `dense` (pre-activations with a gradient).
         like_latents: its parameters that are in the latents' unit: latents c times as large have them c times as large.
+        bias_rate: at how many times the learning rate b_enc should learn at least, where the encoder has a centre.
     """
 
     settings: ClassVar[type[Settings]] = Settings
     sparse: ClassVar[bool] = False
     provides: ClassVar[frozenset[str]] = frozenset({"dense"})
     like_latents: ClassVar[tuple[str, ...]] = ()
+    bias_rate: ClassVar[float] = 2.0
 
     @classmethod
     def build(cls, settings: S, at: At) -> Self:
