@@ -287,7 +287,8 @@ def _chosen(config: OptimSettings, schedule: optax.Schedule) -> optax.GradientTr
 def make_optimizer(config: OptimSettings, bias_rate: float = 2.0) -> optax.GradientTransformationExtraArgs:
     """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor, and that of b_enc.
 
-    `bias_rate` is the least that train.b_enc_rate=None means: the `Sparsity.bias_rate` of what is trained. `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
+    `bias_rate` is the least that train.b_enc_rate=None means: the `Sparsity.bias_rate` of what is trained.
+    `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
     """
     _check_rate(config)
     clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
