@@ -260,7 +260,8 @@ def _faster_biases(config: OptimSettings, least: float) -> optax.GradientTransfo
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if "centre" not in updates:
             return updates, state
-        times = config.b_enc_rate or usual_bias_rate(config, *updates["W_enc"].shape[-2:], least)
+        d_in, d_sae = updates["W_enc"].shape[-2:]
+        times = config.b_enc_rate or usual_bias_rate(config, d_in, d_sae, least)
         return {name: times * value if name == "b_enc" else value for name, value in updates.items()}, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
