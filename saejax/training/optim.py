@@ -260,8 +260,10 @@ def _faster_biases(config: OptimSettings, least: float) -> optax.GradientTransfo
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if "centre" not in updates:
             return updates, state
-        d_in, d_sae = updates["W_enc"].shape[-2:]
-        times = config.b_enc_rate or usual_bias_rate(config, d_in, d_sae, least)
+        times = config.b_enc_rate
+        if times is None:
+            d_in, d_sae = updates["W_enc"].shape[-2:]
+            times = usual_bias_rate(config, d_in, d_sae, least)
         return {name: times * value if name == "b_enc" else value for name, value in updates.items()}, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
