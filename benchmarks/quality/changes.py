@@ -233,11 +233,11 @@ def train_all(stores: str, ends: float) -> None:
 
 
 def work() -> list[tuple[str, str, int]]:
-    """(data set, setting, seed) in the order of training: what is kept first, on the slow data set last."""
+    """(data set, setting, seed) in the order of training: the slow data set last, and what is kept first."""
     kept = {*BEFORES, *(change.what for change in CHANGES if change.kept)}
     every = [(name, what, seed) for name in AT for seed in SEEDS for what in settings()]
     wanted = [one for one in every if one[1] in kept or one[0] not in KEPT_ONLY]
-    return sorted(wanted, key=lambda one: (one[1] not in kept, one[0] in KEPT_ONLY))
+    return sorted(wanted, key=lambda one: (one[0] in KEPT_ONLY, one[1] not in kept))
 
 
 def settings() -> dict[str, Setting]:
