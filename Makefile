@@ -80,9 +80,9 @@ bench: $(RUN_STAMP)  ## saejax, the peers and the floor side by side, to benchma
 	  { rm -rf build/peers-venv; echo "The peers cannot be installed here: saejax is measured without them." >&2; }
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
-truth: $(RUN_STAMP)  ## saejax and the peers on planted features: MCC, F1, FVE, to benchmarks/quality/truth.md
+truth: $(RUN_STAMP)  ## saejax and the peers on planted features: MCC, F1, FVE, to benchmarks/quality/truth*.md
 	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh
-	$(BIN)/python -m benchmarks.quality.run --sets=truth $(ARGS)
+	$(BIN)/python -m benchmarks.quality.run --sets=truth,truth_large $(ARGS)
 
 docs: $(DOCS_STAMP)  ## build the site into docs/_build/html; runs the notebooks; warnings are errors
 	$(BIN)/python -m sphinx -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html $(ARGS)
