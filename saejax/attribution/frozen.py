@@ -73,7 +73,7 @@ def watch(
         "keys": keys,
         "scales": {name: seen[name] for name in scales},
         "inputs": {name: seen[name] for name in inputs},
-        "embeddings": params["W_E"][tokens_S] * config.embed_scale,
+        "embeddings": decoder.embed(config, params, tokens_S[None])[0],
         "values": {name: seen[name][0] for name in points},
         "logits": decoder.softcap(logits_V.astype(jnp.float32), config.logit_softcap),
         "final": (x_M, scale_1),
@@ -181,9 +181,9 @@ def _forward(
     wanted: set[str],
     edits: dict[str, Edit],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    tokens_BS = tokens_S[None]
-    positions_BS = jnp.arange(tokens_BS.shape[1])[None]
-    return decoder.forward(config, params, tokens_BS, positions_BS, attends, frozenset(wanted), edits)
+    x_BSM = decoder.embed(config, params, tokens_S[None])
+    positions_BS = jnp.arange(x_BSM.shape[1])[None]
+    return decoder.forward(config, params, x_BSM, positions_BS, attends, frozenset(wanted), edits)
 
 
 def _attended(

@@ -60,8 +60,9 @@ def run(
     segments_BS: jax.Array | None = None,
     capture: Sequence[str] = (),
     edits: Mapping[str, Edit] | None = None,
+    prefix_BPM: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """tokens [B, S] -> (logits [B, S, V], {hook point: activation}).
+    """tokens [B, S] -> (logits [B, S, V], {hook point: activation}); with a prefix all S are P + S.
 
     With float32 parameters every product is float32, on devices too that would round its operands if nobody asked.
 
@@ -77,13 +78,19 @@ def run(
         capture: hook points whose values (after editing) are returned.
         edits: {hook point: value -> new value of the same shape}; everything downstream sees the new value,
             in the type of the old one.
+        prefix_BPM: embeddings that stand before the tokens, as if `embed` had made them of P tokens (the inputs_embeds
+            of transformers). They have positions and segments of their own: where those are given, of P + S.
 
     Raises:
-        DataError: ids or positions that the model does not have, or rows that are longer than it reads.
+        DataError: ids or positions that the model does not have, rows that are longer than it reads, or a prefix of
+            another width or number of rows.
         ConfigError: an edit that changes the shape.
     """
     tokens_BS = _checked("tokens", tokens_BS, config.vocab_size)
     batch, length = tokens_BS.shape
+    if prefix_BPM is not None:
+        _check_prefix(prefix_BPM, batch, config.d_model)
+        length += prefix_BPM.shape[1]
     if positions_BS is not None and config.rope is None:
         positions_BS = _checked("positions", positions_BS, config.context_length)
     if positions_BS is None:
@@ -91,39 +98,47 @@ def run(
             raise DataError(f"The rows have {length} tokens; the model reads {config.context_length}.")
         positions_BS = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
     with jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None):
-        return _run(config, params, tokens_BS, positions_BS, segments_BS, frozenset(capture), edits or {})
+        x_BSM = embed(config, params, tokens_BS)
+        if prefix_BPM is not None:
+            x_BSM = jnp.concatenate([jnp.asarray(prefix_BPM, x_BSM.dtype), x_BSM], axis=1)
+        return _run(config, params, x_BSM, positions_BS, segments_BS, frozenset(capture), edits or {})
+
+
+def embed(config: DecoderConfig, params: Params, tokens_BS: jax.Array) -> jax.Array:
+    """W_E[tokens] embed_scale, [B, S, M]: what the first block reads, but for learned positions."""
+    x_BSM: jax.Array = params["W_E"][tokens_BS] * config.embed_scale
+    return x_BSM
 
 
 def _run(
     config: DecoderConfig,
     params: Params,
-    tokens_BS: jax.Array,
+    x_BSM: jax.Array,
     positions_BS: jax.Array,
     segments_BS: jax.Array | None,
     wanted: frozenset[str],
     edits: Mapping[str, Edit],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    length = tokens_BS.shape[1]
+    length = x_BSM.shape[1]
     windows = config.windows or (None,) * config.n_layer
     masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
     queries = query_block(length, whole=any(name.endswith(".attn_pattern") for name in (*wanted, *edits)))
     attends = [functools.partial(_within_rows, config, masks[window], queries) for window in windows]
-    return forward(config, params, tokens_BS, positions_BS, attends, wanted, edits)
+    return forward(config, params, x_BSM, positions_BS, attends, wanted, edits)
 
 
 def forward(
     config: DecoderConfig,
     params: Params,
-    tokens_BS: jax.Array,
+    x_BSM: jax.Array,
     positions_BS: jax.Array,
     attends: Sequence[Attend],
     wanted: frozenset[str],
     edits: Mapping[str, Edit],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`run` where each layer attends as it is told, with nothing checked."""
+    """`run` of what `embed` made, where each layer attends as it is told, with nothing checked."""
     captured: dict[str, jax.Array] = {}
     rotation = None if config.rope is None else rotary_angles(config.rope, positions_BS)
-    x_BSM = params["W_E"][tokens_BS] * config.embed_scale
     if "W_pos" in params:
         x_BSM = x_BSM + params["W_pos"][positions_BS]
     for i, (block, attend) in enumerate(zip(params["blocks"], attends, strict=True)):
@@ -140,6 +155,13 @@ def _checked(name: str, ids: Any, limit: int) -> jax.Array:
     else:
         check_ids(name, np.asarray(ids), limit)
     return jnp.asarray(ids)
+
+
+def _check_prefix(prefix_BPM: jax.Array, rows: int, width: int) -> None:
+    if prefix_BPM.ndim != 3 or prefix_BPM.shape[::2] != (rows, width):
+        raise DataError(
+            f"The prefix is {list(prefix_BPM.shape)}; for {rows} rows of this model it must be [{rows}, P, {width}]."
+        )
 
 
 def unembedding(params: Params) -> jax.Array:

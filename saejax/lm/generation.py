@@ -4,7 +4,8 @@
     next ~ softmax(logits / temperature), within top_p            else: the most likely tokens whose share reaches top_p
 
 Rows of different lengths stand to the right: filling is in front, and nothing attends to it. Every step is the model of
-`decoder.run`, so edits act on new tokens as they do on those of the prompt. (Nucleus sampling: Holtzman et al. 2020.)
+`decoder.run`, so edits act on new tokens as they do on those of the prompt. Embeddings may stand before a prompt.
+(Nucleus sampling: Holtzman et al. 2020.)
 
 Shape letters as in `decoder`; T tokens that the kept keys have room for.
 """
@@ -29,7 +30,10 @@ from saejax.lm.rows import check_ids
 EditsAt = Callable[[jax.Array, Any], Mapping[str, decoder.Edit]]
 Edits = Mapping[str, decoder.Edit] | EditsAt | None
 
-# (parameters, cache, tokens [B, S], key, given) -> (the next token [B], the cache with these tokens), compiled.
+# Embeddings [B, S, M] that stand in place of tokens, and where they do, bool [B, S].
+Placed = tuple[jax.Array, jax.Array]
+
+# (parameters, cache, tokens [B, S], key, given, placed) -> (the next token [B], the cache with these tokens), compiled.
 Step = Callable[..., tuple[jax.Array, "Cache"]]
 
 _MOST_KEPT = 8
@@ -98,11 +102,13 @@ def extend(
     edits: Edits = None,
     given: Any = None,
     capture: Sequence[str] = (),
+    placed: Placed | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array], Cache]:
     """(logits [B, S, V], {hook point: activation}, the cache with these tokens) of S more tokens of each row. Pure.
 
     The same as `decoder.run` on all tokens so far gives for the last S. attn_pattern has T keys. The caller sees to it
-    that there is room: what does not fit is written over the last tokens.
+    that there is room: what does not fit is written over the last tokens. Tokens in whose place embeddings are `placed`
+    are not looked at.
     """
     length, room = tokens_BS.shape[1], cache.keys[0].shape[2]
     column_S = cache.length + jnp.arange(length)
@@ -122,8 +128,11 @@ def extend(
     attends = [functools.partial(attend, layer) for layer in range(config.n_layer)]
     named = edits(place_BS, given) if callable(edits) else edits or {}
     with jax.default_matmul_precision("highest" if params["W_E"].dtype == jnp.float32 else None):
+        x_BSM = decoder.embed(config, params, tokens_BS)
+        if placed is not None:
+            x_BSM = jnp.where(placed[1][..., None], placed[0].astype(x_BSM.dtype), x_BSM)
         logits_BSV, captured = decoder.forward(
-            config, params, tokens_BS, jnp.maximum(place_BS, 0), attends, frozenset(capture), named
+            config, params, x_BSM, jnp.maximum(place_BS, 0), attends, frozenset(capture), named
         )
     keys, values = zip(*kept, strict=True)
     return logits_BSV, captured, Cache(keys, values, cache.length + length, cache.filling)
@@ -160,6 +169,7 @@ def generate(
     edits: Edits = None,
     given: Any = None,
     kept: dict[Sampling, Step] | None = None,
+    prefixes: Sequence[np.ndarray] | None = None,
 ) -> Iterator[np.ndarray]:
     """The next token of each row, int [B], one array a step, as soon as it is known; -1 in rows that have ended.
 
@@ -169,11 +179,15 @@ def generate(
     Args:
         kept: where programs with edits are kept, for later calls with this very function `edits` and other arrays
             `given`.
+        prefixes: of each row embeddings [P, M] that stand before its prompt, as `decoder.run` takes them; P may be 0,
+            and another for each row. For `edits` they are the first of the row's text.
 
     Raises:
-        DataError: an empty prompt, an id that the model does not have, or more tokens than its context.
+        DataError: an empty prompt, an id that the model does not have, more tokens than its context with the prefix, or
+            prefixes that are not one [P, M] for each row.
     """
-    longest = max(map(len, prompts), default=0)
+    lengths = [0] * len(prompts) if prefixes is None else _lengths(prefixes, len(prompts), config.d_model)
+    longest = max((n + len(row) for n, row in zip(lengths, prompts, strict=True)), default=0)
     if not prompts or not all(map(len, prompts)):
         raise DataError("A prompt has no tokens: there is nothing to continue.")
     if (most := longest + sampling.tokens) > config.context_length:
@@ -184,20 +198,39 @@ def generate(
     for row in prompts:
         check_ids("tokens", np.asarray([row]), config.vocab_size)
     columns = _rounded(longest)
-    filling_B = np.asarray([columns - len(row) for row in prompts], np.int32)
-    tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (n, 0)) for row, n in zip(prompts, filling_B, strict=True)])
+    tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (columns - len(row), 0)) for row in prompts])
+    filling_B = np.asarray([columns - n - len(row) for n, row in zip(lengths, prompts, strict=True)], np.int32)
+    placed = None if prefixes is None else _placed(prefixes, filling_B, columns)
     choice = dataclasses.replace(sampling, tokens=1, seed=0, stop=())
     step = _kept_step(config, choice) if edits is None else _found(kept, config, choice, edits)
     cache = start_cache(config, jnp.asarray(filling_B), _rounded(columns + sampling.tokens), params["W_E"].dtype)
     going_B, root = np.ones(len(prompts), bool), jax.random.key(sampling.seed)
     new_BS = jnp.asarray(tokens_BS)
     for number in range(sampling.tokens):
-        next_B, cache = step(params, cache, new_BS, jax.random.fold_in(root, number), given)
+        next_B, cache = step(params, cache, new_BS, jax.random.fold_in(root, number), given, placed)
         yield np.where(going_B, np.asarray(next_B), -1)
         going_B &= ~np.isin(np.asarray(next_B), sampling.stop)
         if not going_B.any():
             return
-        new_BS = next_B[:, None]
+        new_BS, placed = next_B[:, None], None
+
+
+def _lengths(prefixes: Sequence[np.ndarray], rows: int, width: int) -> list[int]:
+    """Embeddings before each prompt."""
+    if len(prefixes) != rows or any(one.ndim != 2 or one.shape[1] != width for one in prefixes):
+        shapes = ", ".join(str(list(one.shape)) for one in prefixes)
+        raise DataError(f"The prefixes are {shapes}; each of the {rows} prompts needs one of [P, {width}].")
+    return [len(one) for one in prefixes]
+
+
+def _placed(prefixes: Sequence[np.ndarray], filling_B: np.ndarray, columns: int) -> Placed:
+    """Each row's prefix right after its filling."""
+    x_BSM = np.zeros((len(prefixes), columns, prefixes[0].shape[1]), np.float32)
+    for x_SM, first, prefix in zip(x_BSM, filling_B, prefixes, strict=True):
+        x_SM[first : first + len(prefix)] = prefix
+    at_BS = np.arange(columns)[None] - filling_B[:, None]
+    lengths_B = np.asarray([len(prefix) for prefix in prefixes])
+    return jnp.asarray(x_BSM), jnp.asarray((at_BS >= 0) & (at_BS < lengths_B[:, None]))
 
 
 def _rounded(length: int) -> int:
@@ -205,13 +238,13 @@ def _rounded(length: int) -> int:
 
 
 def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
-    """jit of (params, cache, tokens [B, S], key, given) -> (the next token [B], the cache with these tokens)."""
+    """jit of what `Step` says."""
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(
-        params: decoder.Params, cache: Cache, tokens_BS: jax.Array, key: jax.Array, given: Any
+        params: decoder.Params, cache: Cache, tokens_BS: jax.Array, key: jax.Array, given: Any, placed: Placed | None
     ) -> tuple[jax.Array, Cache]:
-        logits_BSV, _, cache = extend(config, params, cache, tokens_BS, edits, given)
+        logits_BSV, _, cache = extend(config, params, cache, tokens_BS, edits, given, placed=placed)
         return choose(logits_BSV[:, -1], choice, key), cache
 
     return step

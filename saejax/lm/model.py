@@ -84,6 +84,7 @@ class LanguageModel:
         segments_BS: Any = None,
         capture: Sequence[str] = (),
         edits: Mapping[str, decoder.Edit] | None = None,
+        prefix_BPM: Any = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """tokens [B, S] -> (logits [B, S, V], {hook point: activation}); see `saejax.lm.decoder.run`.
 
@@ -95,7 +96,8 @@ class LanguageModel:
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
         segments = None if segments_BS is None else jnp.asarray(segments_BS)
         positions = positions_BS if positions_BS is None or self.config.rope is None else jnp.asarray(positions_BS)
-        return decoder.run(self.config, self.params, tokens_BS, positions, segments, names, named_edits)
+        prefix = None if prefix_BPM is None else jnp.asarray(prefix_BPM)
+        return decoder.run(self.config, self.params, tokens_BS, positions, segments, names, named_edits, prefix)
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
         """Activations [S, d] float32 of one text at one hook point, the model's bos in front where it is known."""
