@@ -204,9 +204,10 @@ CHANGES = (
 HEAD = """# What was tried on the training
 
 `python -m benchmarks.quality.changes`: {date}, 2 CPU cores, 24 GB, no GPU. Three data sets ({sets}), TopK at the rate
-that fitted best before, the others at the default; means over {seeds} seeds, each a start of the coder and an order of
-the data. FVE on held-out rows; dead: latents that are silent there. In brackets the 95 % interval of the difference,
-over seeds and documents that are drawn alike; bold where it excludes 0. Where L0 moves, FVE moves with it.
+that fitted best before, the others at the default; means over {seeds} seeds (or as many as the row says), each a start
+of the coder and an order of the data. FVE on held-out rows; dead: latents that are silent there. In brackets the 95 %
+interval of the difference, over seeds and documents that are drawn alike; bold where it excludes 0. Where L0 moves, FVE
+moves with it.
 
 Bold changes are kept, and they alone were tried on the encoder's layer. Of TopK each of those begins where the one
 before it ends, and what was not kept where the last ends. "To rise": the penalty grows from 0 over so much of the
@@ -261,7 +262,8 @@ def table(rows: list[Row]) -> list[str]:
                 continue
             pair = [sorted((r for r in side if r["seed"] in seeds), key=lambda r: r["seed"]) for side in sides]
             what = f"**{change.what}**" if change.kept else change.what
-            lines.append(f"| {' | '.join([what, SETS[name].title, *_cells(SETS[name], *pair)])} |")
+            fewer = "" if len(seeds) == len(SEEDS) else f", {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+            lines.append(f"| {' | '.join([what, SETS[name].title + fewer, *_cells(SETS[name], *pair)])} |")
     return lines
 
 
