@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
-from saejax.app.experiment import from_json as experiment_of
 from saejax.app.fit import Data, Tell, fit, train_run
 from saejax.app.init_from import begin
 from saejax.app.left_open import as_begun, found, with_rate
@@ -21,7 +20,7 @@ from saejax.app.loading import from_items, load
 from saejax.app.provenance import Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites
 from saejax.coders import build as build_coder
-from saejax.core.config import nearest, to_json
+from saejax.core.config import from_config_dict, nearest, to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.memory import keep_memory
 from saejax.parallel import ParallelConfig, check_divides, make_mesh, own_rows, together
@@ -185,7 +184,7 @@ def _experiment(
         "coder": chosen["coder"],
         "train": train,
     }
-    return dataclasses.replace(experiment_of(config), parallel=parallel)
+    return dataclasses.replace(from_config_dict(Experiment, config), parallel=parallel)
 
 
 @dataclasses.dataclass(frozen=True)

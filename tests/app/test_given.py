@@ -58,6 +58,14 @@ def test_a_matrix_becomes_a_coder_that_reconstructs_it(trained: saejax.TrainedCo
     assert (trained.hook_point, trained.config.coder.k, trained.config.train.lr) == ("x", 3, 3e-3)
 
 
+def test_what_is_not_said_has_the_default_of_an_experiment_file(trained: saejax.TrainedCoder) -> None:
+    """Not what old runs had, whose config.json lacks newer keys."""
+    config = trained.config.to_dict()
+    for section, usual in (("coder", CoderConfig("topk")), ("train", TrainConfig())):
+        left = vars(usual).keys() - HOW.keys()
+        assert {name: config[section][name] for name in left} == {name: getattr(usual, name) for name in left}
+
+
 def test_a_run_folder_gives_the_same_coder_and_a_dict_a_map_and_jax_too(
     trained: saejax.TrainedCoder, tmp_path: Path
 ) -> None:

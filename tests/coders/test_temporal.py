@@ -229,7 +229,7 @@ def _store(path: Path, rows: int) -> Path:
 
 def _slow(store: Path, seed: int, steps: int, **changes: Any) -> tuple[float, float]:
     """(share of the first latents whose nearest feature is slow, share of slow features that one of them is)."""
-    settings: Tree = {"d_sae": LATENTS, "k": 6, "lr": 3e-3, "batch_size": 512, "tokens": 512 * steps, "neighbours": 2}
+    settings: Tree = {"d_sae": LATENTS, "k": 6, "batch_size": 512, "tokens": 512 * steps, "neighbours": 2}
     sae = saejax.train(store, "temporal", seed=seed, progress=False, mesh=(1, 1), **(settings | changes))
     _, directions, _, _ = _planted(24, 1)
     rows = np.asarray(sae.params["W_dec"])[: round(0.2 * LATENTS)]
