@@ -20,7 +20,7 @@ from saejax.core.errors import DataError
 from saejax.core.files import read_bounded
 from saejax.lm import decoder, parameters
 from saejax.lm.conventions import DecoderConfig
-from saejax.lm.families import Architecture, Layout, architecture
+from saejax.lm.families import ARCHITECTURES, Architecture, Layout, architecture
 from saejax.parallel import sharding_of
 
 # Bytes, far more than any model comes with.
@@ -131,8 +131,8 @@ class _TensorFiles:
         """(path, parameter, tensor, layout) of all parameters, every header compared with what the config implies."""
         plan = []
         for path, parameter in parameters.leaves(config):
-            stem, layout = self.architecture.tensors[".".join(str(part) for part in path if isinstance(part, str))]
-            name = self._name(stem.format(path[1] if path[0] == "blocks" else ""))
+            stem, layout = self.architecture.tensors[_key(path)]
+            name = self._name(_named(stem, path))
             shape, dtype = self.header(name)
             if shape != layout.stored(parameter.shape):
                 raise DataError(
@@ -201,14 +201,41 @@ def write(folder: Path, config_json: dict[str, Any], params: dict[str, Any]) -> 
     """
     folder = Path(folder)
     arch = architecture(config_json, str(folder))
-    if arch.write_params is None:
-        raise DataError(f"A model of type {config_json['model_type']} can be read but not written; gpt2 can.")
+    if not arch.can_be_written:
+        names = ", ".join(name for name, arch in ARCHITECTURES.items() if arch.can_be_written)
+        raise DataError(f"A model of type {config_json['model_type']} can be read but not written; these can: {names}.")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = arch.write_params(arch.read_config(config_json), jax.tree.map(np.asarray, params))
+    config, params = arch.read_config(config_json), jax.tree.map(np.asarray, params)
+    tensors = arch.write_params(config, params) if arch.write_params else _by_table(arch, config, params)
     weights = folder / "model.safetensors"
     safetensors.numpy.save_file(tensors, weights, metadata={"format": "pt"})
     weights.chmod(0o644)
     (folder / "config.json").write_text(json.dumps(config_json, indent=2) + "\n")
+
+
+def _by_table(arch: Architecture, config: DecoderConfig, params: dict[str, Any]) -> dict[str, np.ndarray]:
+    """{tensor name: array}, one tensor for each parameter."""
+    tensors = {}
+    for path, parameter in parameters.leaves(config):
+        stem, layout = arch.tensors[_key(path)]
+        value: Any = params
+        for part in path:
+            value = value[part]
+        name = _named(stem, path)
+        # The head alone has no prefix; the embedding it may be tied to has one.
+        name = name if name.startswith("lm_head") else f"{arch.prefix}{name}"
+        assert layout.write is not None
+        tensors[name] = np.ascontiguousarray(layout.write(value, layout.stored(parameter.shape)))
+    return tensors
+
+
+def _key(path: parameters.Path) -> str:
+    """The parameter's name in a table: that of the same parameter of every block."""
+    return ".".join(str(part) for part in path if isinstance(part, str))
+
+
+def _named(stem: str, path: parameters.Path) -> str:
+    return stem.format(path[1] if path[0] == "blocks" else "")
 
 
 def weights_sha256(folder: Path) -> str:

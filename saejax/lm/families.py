@@ -26,18 +26,27 @@ class Layout:
     Attributes:
         stored: parameter's shape -> shape of the tensor in the file.
         read: (tensor, parameter's shape) -> the parameter.
+        write: (parameter, shape of the tensor) -> the tensor; None where a tensor holds several parameters.
     """
 
     stored: Callable[[Shape], Shape]
     read: Callable[[np.ndarray, Shape], np.ndarray]
+    write: Callable[[np.ndarray, Shape], np.ndarray] | None = None
 
 
-AS_IS = Layout(lambda shape: shape, lambda x, shape: x)
-PLUS_ONE = Layout(lambda shape: shape, lambda x, shape: x.astype(np.float32) + 1)
-FLAT = Layout(lambda shape: (math.prod(shape),), lambda x, shape: x.reshape(shape))
+def _transposed(x: np.ndarray, stored: Shape) -> np.ndarray:
+    """[in, out], either of them over several axes, as a Linear of `stored` = (out, in)."""
+    return x.reshape(stored[::-1]).T
+
+
+AS_IS = Layout(lambda shape: shape, lambda x, shape: x, lambda x, stored: x)
+PLUS_ONE = Layout(lambda shape: shape, lambda x, shape: x.astype(np.float32) + 1, lambda x, stored: x - 1)
+FLAT = Layout(lambda shape: (math.prod(shape),), lambda x, shape: x.reshape(shape), np.reshape)
 # PyTorch's Linear holds [out, in]; GPT-2's Conv1D [in, out].
-LINEAR = Layout(lambda shape: (math.prod(shape[1:]), shape[0]), lambda x, shape: x.T.reshape(shape))
-LINEAR_OF_HEADS = Layout(lambda shape: (shape[-1], math.prod(shape[:-1])), lambda x, shape: x.T.reshape(shape))
+LINEAR = Layout(lambda shape: (math.prod(shape[1:]), shape[0]), lambda x, shape: x.T.reshape(shape), _transposed)
+LINEAR_OF_HEADS = Layout(
+    lambda shape: (shape[-1], math.prod(shape[:-1])), lambda x, shape: x.T.reshape(shape), _transposed
+)
 CONV_OF_HEADS = Layout(lambda shape: (math.prod(shape[:-1]), shape[-1]), lambda x, shape: x.reshape(shape))
 
 
@@ -71,13 +80,18 @@ class Architecture:
         tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
             tensor name for the block's number.
         prefix: what may stand in front of every tensor name but the head's.
-        write_params: (config, parameter tree) -> {tensor name: array}.
+        write_params: (config, parameter tree) -> {tensor name: array}; None where the table says it all.
     """
 
     read_config: Callable[[ConfigJson], DecoderConfig]
     tensors: Tensors
     prefix: str
     write_params: Callable[[DecoderConfig, dict[str, Any]], dict[str, np.ndarray]] | None = None
+
+    @property
+    def can_be_written(self) -> bool:
+        """By a function of its own, or by the table where each tensor holds one parameter."""
+        return self.write_params is not None or all(layout.write for _, layout in self.tensors.values())
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
