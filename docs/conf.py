@@ -20,6 +20,7 @@ include_patterns = [
     "docs/**.md",
     "benchmarks/**.md",
     "saejax/lm/demo/README.md",
+    "saejax/lm/recall/README.md",
 ]
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "stores", "**/.*", "**/__pycache__"]
 # A part of benchmarks/RESULTS.md, not a page.

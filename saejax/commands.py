@@ -149,6 +149,13 @@ def _study(line: Line) -> int:
     return run_study(study(line.config))
 
 
+def _prefix(line: Line) -> int:
+    from saejax.app.experiment import experiment
+    from saejax.app.prefix import run_prefix
+
+    return run_prefix(experiment(line.config), line.flags["redo"])
+
+
 def _truth(line: Line) -> int:
     from saejax.app.experiment import experiment
     from saejax.app.truth import run_truth
@@ -372,6 +379,21 @@ runs/<name>/scored/table.md has all that were named. Exits with 75 when a signal
                 "A dictionary to score, and no training: a run, a folder, a file or a hub id; several with commas.",
             ),
         ),
+    ),
+    "prefix": Command(
+        """\
+Train a latent prefix for frozen models, and compare it with text, truncated text and others.
+
+    saejax prefix --config=latentwire_quickstart [--config.prefix.latents=12]
+    saejax prefix --config=latentwire              Llama-3.1-8B and Qwen2.5-7B, on a GPU
+
+A text becomes a few latents, and adapters turn these into embeddings that stand before a model's prompt in place of the
+text. Encoder and adapters are trained; the models are not. Writes runs/<name>, with prefix.json (figures with
+intervals), prefix.md and report.html; the same command continues a training that was stopped. Exits with 75 when a
+signal stopped it.
+""",
+        _prefix,
+        flags=(_redo("Evaluate again although prefix.json is there."),),
     ),
     "explain": Command(
         """\

@@ -83,7 +83,7 @@ _SLOW = (
     *("hooks", "serve_texts", "guard", "families", "lm", "analysis", "graph", "retries"),
     *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
     *("object_store", "preflight", "jobs", "serve_client", "serve_page", "serve_features_page", "serve_jobs"),
-    *("serve_live", "serve_guard"),
+    *("serve_live", "serve_guard", "prefix_command", "prefix_parts"),
 )
 
 

@@ -23,6 +23,7 @@ from saejax.evals.probing import ProbesConfig
 from saejax.evals.truth.world import World
 from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
+from saejax.prefix import PrefixConfig
 from saejax.text import TextConfig
 from saejax.training import TrainConfig
 
@@ -84,6 +85,7 @@ class Experiment(Settings):
     )
 
     truth: World = section(World, "`saejax truth`: the features that are planted.")
+    prefix: PrefixConfig = section(PrefixConfig, "`saejax prefix`: latents in place of a text.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -112,10 +112,10 @@ def listing() -> str:
     lines = []
     for name in names():
         summary = (module(name).__doc__ or "").strip().partition("\n")[0]
-        lines.append(f"{name:<18}{summary}")
+        lines.append(f"{name:<24}{summary}")
         if presets(name):
             words = f"presets: {', '.join(presets(name))}"
             lines += textwrap.wrap(
-                words, 110, initial_indent=" " * 18, subsequent_indent=" " * 27, break_on_hyphens=False
+                words, 110, initial_indent=" " * 24, subsequent_indent=" " * 33, break_on_hyphens=False
             )
     return "\n".join(lines)

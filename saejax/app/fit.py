@@ -1,4 +1,7 @@
-"""Training one coder, whatever it is trained on: the one path of the stage `train` and of `saejax.train`."""
+"""Training one coder, whatever it is trained on: the one path of the stage `train` and of `saejax.train`.
+
+What learns need not be a coder: `train_folder` is the part that every training of a run folder goes through.
+"""
 
 import contextlib
 import dataclasses
@@ -99,10 +102,21 @@ def fit(
     Raises:
         DataError: as `training.train`.
     """
+    setup = _setup(e, coder, data, beginning, mesh, checkpoints, tell)
+    return run_loop(e.train, dataclasses.replace(setup, writers={"": writers}, shown=shown and together().first))
+
+
+def _setup(
+    e: Experiment,
+    coder: Coder,
+    data: Data,
+    beginning: Beginning,
+    mesh: Mesh,
+    checkpoints: Checkpoints | None,
+    tell: Tell,
+) -> Setup:
+    """What the loop works with to train a coder; nothing is compiled yet."""
     sites = beginning.sites
-    if e.train.profile:
-        # A program compiled before its parts had names is not the same one.
-        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     program = program_of_one(
         coder,
         e.train,
@@ -120,19 +134,16 @@ def fit(
     if data.heldout:
         of_state = make_validation(coder, data.heldout, sites, mesh, e.train)
         validate = functools.partial(_validated, of_state)
-    setup = Setup(
+    return Setup(
         programs=[program],
         batches=data.batches,
         put=put_on(mesh, e.train.batch_size, sites.hook_points),
         validate=validate,
-        writers={"": writers},
         mesh=mesh,
         blame=make_blame(e.run_dir, data.batches, data.open_reader) if checkpoints and together().first else None,
         tell=tell,
-        shown=shown and together().first,
-        watch=_watch(e, mesh, data, tell),
+        watch=watch_of(e, mesh, data.slow or (SLOW_STORE if data.open_reader else _SLOW_SOURCE), tell),
     )
-    return run_loop(e.train, setup)
 
 
 SLOW_STORE = (
@@ -144,14 +155,18 @@ _SLOW_SOURCE = (
 )
 
 
-def _watch(e: Experiment, mesh: Mesh, data: Data, tell: Tell) -> Watch:
-    """Who measures memory and where the time goes; of several processes the first."""
+def watch_of(e: Experiment, mesh: Mesh, slow: str, tell: Tell) -> Watch:
+    """Who measures memory and where the time goes; of several processes the first. `slow` is what is said where the
+    training waits for its batches."""
+    if e.train.profile:
+        # A program compiled before its parts had names is not the same one.
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     if not together().first:
         return Watch()
     devices = [device for device in mesh.devices.flat if device in jax.local_devices()]
     watches: list[Watch] = []
     if e.train.monitor:
-        watches.append(Monitor(devices, tell, data=data.slow or (SLOW_STORE if data.open_reader else _SLOW_SOURCE)))
+        watches.append(Monitor(devices, tell, data=slow))
     if e.train.profile:
         watches.append(Profiler(e.run_dir, devices, tell))
     return watches[0] if len(watches) == 1 else Together(watches)
@@ -172,6 +187,59 @@ def train_run(
         BusyError: another process trains it.
     """
     tell = tell if process.first else keep_quiet
+
+    def prepare(e: Experiment, checkpoints: Checkpoints) -> Prepared:
+        coder, mesh = materials.coder(), training_mesh(e)
+        e = with_rate(e, coder)
+        check_divides(mesh, coder.topology.d_sae)
+        data = materials.data(mesh, tell)
+        sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
+        beginning = begin(e, coder, sites, data.batches, materials.source_coder, [checkpoints], tell)
+        groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
+        line = (
+            f"{e.coder.preset}, {' '.join(sites.reads)} ({coder.topology.d_in}) -> "
+            f"{groups}{coder.topology.d_sae:,} latents, {e.train.steps:,} steps"
+        )
+        setup = _setup(e, coder, data, beginning, mesh, checkpoints, tell)
+        return Prepared(e, lambda: beginning.recorded(e, materials.made_from()), setup, mesh, line)
+
+    return train_folder(e, materials.known, prepare, process, tell, shown)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A training of a run folder, about to begin.
+
+    Attributes:
+        e: with every number that the settings had left open.
+        made_from: what the run is made from, agreed with its record.
+        line: what is said of it first.
+    """
+
+    e: Experiment
+    made_from: Callable[[], Provenance]
+    setup: Setup
+    mesh: Mesh
+    line: str
+
+
+def train_folder(
+    e: Experiment,
+    known: Callable[[], Provenance],
+    prepare: Callable[[Experiment, Checkpoints], Prepared],
+    process: Process,
+    tell: Tell,
+    shown: bool = True,
+) -> Outcome | None:
+    """Train what `prepare` prepares in a run folder, or continue it; None where it is complete already.
+
+    Args:
+        known: what can be said at once of what the run is made from; a DataError where that is something else.
+
+    Raises:
+        DataError: the folder holds another run, or the run was made from other data.
+        BusyError: another process trains it.
+    """
     with contextlib.ExitStack() as held:
         with writing(e.run_dir):
             e.run_dir.mkdir(parents=True, exist_ok=True)
@@ -179,32 +247,26 @@ def train_run(
         from_first(process, lambda: bool(held.enter_context(lease(e.run_dir))))
         e = as_begun(e)
         refuse_other_run(e)
-        from_first(process, lambda: bool(materials.known()))
+        from_first(process, lambda: bool(known()))
         last, every = e.train.keep_checkpoints, e.train.keep_every or None
         checkpoints = held.enter_context(Checkpoints(e.run_dir / "checkpoints", keep_last=last, keep_every=every))
         if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
             tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return None
-        coder, mesh = materials.coder(), training_mesh(e)
-        e = with_rate(e, coder)
-        check_divides(mesh, coder.topology.d_sae)
-        data = materials.data(mesh, tell)
-        sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
-        beginning = begin(e, coder, sites, data.batches, materials.source_coder, [checkpoints], tell)
+        found = prepare(e, checkpoints)
+        e = found.e
         # All that could be refused has been: only now the folder becomes this experiment's.
         begun = checkpoints.latest() or 0
-        from_first(process, lambda: _describe_run(e, beginning.recorded(e, materials.made_from()), mesh, begun, tell))
-        groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
-        tell(
-            f"train: {e.coder.preset}, {' '.join(sites.reads)} ({coder.topology.d_in}) -> "
-            f"{groups}{coder.topology.d_sae:,} latents, {e.train.steps:,} steps"
-        )
+        from_first(process, lambda: _describe_run(e, found.made_from(), found.mesh, begun, tell))
+        tell(f"train: {found.line}")
         writers = [held.enter_context(contextlib.closing(w)) for w in run_writers(e) if process.first]
-        outcome = fit(e, coder, data, beginning, mesh, checkpoints=checkpoints, writers=writers, tell=tell, shown=shown)
+        setup = dataclasses.replace(found.setup, writers={"": writers}, shown=shown and together().first)
+        outcome = run_loop(e.train, setup)
     if outcome.tokens and process.first:
         record_stage(e, "train", outcome.tokens, outcome.seconds)
     if outcome.finished:
-        tell(f"train: {outcome.step:,} steps, {outcome.tokens / max(outcome.seconds, 1e-9):,.0f} tokens/s")
+        rate = outcome.tokens / max(outcome.seconds, 1e-9)
+        tell(f"train: {outcome.step:,} steps, {rate:,.0f} {found.setup.unit}/s")
     else:
         tell(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
     return outcome

@@ -72,6 +72,8 @@ def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
             there = ", ".join(map(str, checkpoints.steps())) or "none"
             raise DataError(f"{run} has no checkpoint of step {at}; it has: {there}.")
         items, meta = checkpoints.restore_numpy(at, names=("params", "averaged", "stats"))
+    if meta.get("kind") == "prefix":
+        raise DataError(f"{run} holds a prefix and no coder; saejax.app.prefix.load_prefix reads it.")
     sae = from_items(experiment.coder, experiment.train.steps, items, meta)
     finished = at >= experiment.train.steps or bool(meta.get("stopped_early"))
     origin = _origin(run, at, at * experiment.train.batch_size)

@@ -84,8 +84,10 @@ def next_command(path: Path) -> str:
 
 
 def command_of(config: Any) -> str:
-    """The command that runs the whole of an experiment: pipeline, sweep, study or truth."""
+    """The command that runs the whole of an experiment: pipeline, sweep, study, truth or prefix."""
     defaults = default_config()
+    if config.prefix.source:
+        return "prefix"
     for section, command in (("study", "study"), ("attribution", "study"), ("sweep", "sweep"), ("truth", "truth")):
         if config[section].to_dict() != defaults[section].to_dict():
             return command

@@ -153,12 +153,12 @@ def _shard_at(starts: np.ndarray, row: int) -> int:
 def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Tokenizer | None, str]:
     """(the tokenizer of a store's model, "") or (None, why there is none); nothing is downloaded.
 
-    Looked for in `folder`, else in the demo model or in the local folder that the identity names. One with another
+    Looked for in `folder`, else in the embedded model or in the local folder that the identity names. One with another
     sha256 than the identity's would show wrong text, and is not used.
     """
     lm = identity.get("lm", {})
     model = lm.get("model", "")
-    place = folder or (str(_demo_folder()) if model == "demo" else model)
+    place = folder or (str(_embedded_folder(model)) if model in _EMBEDDED else model)
     if not place:
         return None, "ids only: the store does not say of which model it is; --tokenizer=FOLDER names a tokenizer"
     try:
@@ -172,9 +172,12 @@ def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Token
     return found, ""
 
 
-def _demo_folder() -> Path:
-    # Named here and not asked of saejax.lm: looking at rows loads no jax.
-    return Path(__file__).parents[1] / "lm" / "demo"
+# Named here and not asked of saejax.lm: looking at rows loads no jax.
+_EMBEDDED = ("demo", "recall")
+
+
+def _embedded_folder(model: str) -> Path:
+    return Path(__file__).parents[1] / "lm" / model
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -186,21 +186,8 @@ def generate(
         DataError: an empty prompt, an id that the model does not have, more tokens than its context with the prefix, or
             prefixes that are not one [P, M] for each row.
     """
-    lengths = [0] * len(prompts) if prefixes is None else _lengths(prefixes, len(prompts), config.d_model)
-    longest = max((n + len(row) for n, row in zip(lengths, prompts, strict=True)), default=0)
-    if not prompts or not all(map(len, prompts)):
-        raise DataError("A prompt has no tokens: there is nothing to continue.")
-    if (most := longest + sampling.tokens) > config.context_length:
-        raise DataError(
-            f"{longest} tokens of prompt and {sampling.tokens} more are {most}; the model reads "
-            f"{config.context_length}. Ask for fewer."
-        )
-    for row in prompts:
-        check_ids("tokens", np.asarray([row]), config.vocab_size)
-    columns = _rounded(longest)
-    tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (columns - len(row), 0)) for row in prompts])
-    filling_B = np.asarray([columns - n - len(row) for n, row in zip(lengths, prompts, strict=True)], np.int32)
-    placed = None if prefixes is None else _placed(prefixes, filling_B, columns)
+    tokens_BS, filling_B, placed = lay_out(config, prompts, sampling.tokens, prefixes)
+    columns = tokens_BS.shape[1]
     choice = dataclasses.replace(sampling, tokens=1, seed=0, stop=())
     step = _kept_step(config, choice) if edits is None else _found(kept, config, choice, edits)
     cache = start_cache(config, jnp.asarray(filling_B), _rounded(columns + sampling.tokens), params["W_E"].dtype)
@@ -213,6 +200,31 @@ def generate(
         if not going_B.any():
             return
         new_BS, placed = next_B[:, None], None
+
+
+def lay_out(
+    config: DecoderConfig, prompts: Sequence[Sequence[int]], more: int, prefixes: Sequence[np.ndarray] | None = None
+) -> tuple[np.ndarray, np.ndarray, Placed | None]:
+    """(tokens [B, S], filling [B], what is placed) of rows to the right, for `extend`; `more` tokens are to come.
+
+    Raises:
+        DataError: as `generate`.
+    """
+    lengths = [0] * len(prompts) if prefixes is None else _lengths(prefixes, len(prompts), config.d_model)
+    longest = max((n + len(row) for n, row in zip(lengths, prompts, strict=True)), default=0)
+    if not prompts or not all(map(len, prompts)):
+        raise DataError("A prompt has no tokens: there is nothing to continue.")
+    if (most := longest + more) > config.context_length:
+        raise DataError(
+            f"{longest} tokens of prompt and {more} more are {most}; the model reads {config.context_length}. Ask for "
+            "fewer."
+        )
+    for row in prompts:
+        check_ids("tokens", np.asarray([row]), config.vocab_size)
+    columns = _rounded(longest)
+    tokens_BS = np.stack([np.pad(np.asarray(row, np.int32), (columns - len(row), 0)) for row in prompts])
+    filling_B = np.asarray([columns - n - len(row) for n, row in zip(lengths, prompts, strict=True)], np.int32)
+    return tokens_BS, filling_B, None if prefixes is None else _placed(prefixes, filling_B, columns)
 
 
 def _lengths(prefixes: Sequence[np.ndarray], rows: int, width: int) -> list[int]:

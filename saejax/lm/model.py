@@ -23,6 +23,9 @@ from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS, DecoderPoin
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.text import Tokenizer
 
+# Models that lie beside this file.
+EMBEDDED = ("demo", "recall")
+
 _REMEDY = "It is not cached. Check the name and the network, or give a local folder in lm.model."
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -32,7 +35,10 @@ class LMConfig(Settings, section="lm"):
     """Which language model."""
 
     model: str = setting(
-        "demo", "`demo` (the embedded model), a Hugging Face model folder, or a hub id `owner/name`.", place="hub"
+        "demo",
+        "`demo` (the embedded model), `recall` (a second one, for the quickstart of `saejax prefix`), a Hugging Face "
+        "model folder, or a hub id `owner/name`.",
+        place="hub",
     )
     revision: str = setting("", "Commit, tag or branch of a hub id; pin it.")
     dtype: str = setting(
@@ -245,14 +251,14 @@ def config_folder(model: str, revision: str = "") -> Path:
 
 
 def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Path:
-    if model == "demo":
-        return Path(__file__).parent / "demo"
+    if model in EMBEDDED:
+        return Path(__file__).parent / model
     if Path(model).is_dir():
         return Path(model)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
         return fetch(model, revision)
     raise DataError(
-        f"No model {model!r}: it is not a folder, not 'demo', and not a hub id of the form owner/name "
+        f"No model {model!r}: it is not a folder, not 'demo' or 'recall', and not a hub id of the form owner/name "
         "(GPT-2 is openai-community/gpt2)."
     )
 

@@ -58,6 +58,12 @@ def _changed(e: Experiment, part: str, **values: Any) -> Experiment:
 def changes(e: Experiment, stage: str, devices: int) -> Iterator[tuple[str, Experiment]]:
     """(--config flags, the changed experiment), the smallest change first, that may make a stage fit."""
     t = e.train
+    if stage == "prefix":
+        for rows in _halves(t.batch_size):
+            if rows % devices == 0:
+                yield f"--config.train.batch_size={rows}", _changed(e, "train", batch_size=rows)
+        if devices > 1:
+            yield f"--config.parallel.mesh=1,{devices}", _changed(e, "parallel", mesh=(1, devices))
     if stage in ("train", "sweep"):
         if devices > 1 and not e.parallel.fsdp and e.parallel.mode == "jit":
             yield "--config.parallel.fsdp=true", _changed(e, "parallel", fsdp=True)

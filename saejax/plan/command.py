@@ -27,7 +27,7 @@ def run_reports(name: str) -> int:
     """Print a report's figures beside the plan's, or those of all."""
     if name != "all" and name not in REPORTS:
         raise ConfigError(f"There is no report {name!r}.{nearest(name, [*REPORTS, 'all'])}")
-    virtual_devices(2)
+    virtual_devices(4)
     for text in reports.page(list(REPORTS) if name == "all" else [name]):
         say(text)
     return 0

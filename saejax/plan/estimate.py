@@ -14,7 +14,7 @@ import jax
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError
 from saejax.kernels.batch import DATA, LATENT
-from saejax.plan import lm_stages, train_stages
+from saejax.plan import lm_stages, prefix_stages, train_stages
 from saejax.plan.devices import Device
 from saejax.plan.host import Host
 from saejax.plan.planned import ROOM, Planned, mesh_of
@@ -23,7 +23,12 @@ from saejax.plan.stage import StageEstimate, Terms
 Make = Callable[[Planned, Terms], StageEstimate | None]
 
 # Stages over all devices, and those that one device does; in the order in which they run.
-SPREAD: dict[str, Make] = {"capture": lm_stages.capture, "train": train_stages.train, "sweep": train_stages.sweep}
+SPREAD: dict[str, Make] = {
+    "capture": lm_stages.capture,
+    "train": train_stages.train,
+    "sweep": train_stages.sweep,
+    "prefix": prefix_stages.prefix,
+}
 ALONE: dict[str, Make] = {
     "evaluate": lm_stages.evaluate,
     "report": lm_stages.report,
@@ -123,7 +128,9 @@ def stage_of(planned: Planned, device: Device, devices: int, stage: str) -> Stag
 
 
 def _made(makes: Mapping[str, Make], planned: Planned, terms: Terms) -> tuple[StageEstimate, ...]:
-    found = [make(planned, terms) for make in makes.values()]
+    # An experiment with a prefix trains that and no coder.
+    has = bool(planned.experiment.prefix.source)
+    found = [make(planned, terms) for stage, make in makes.items() if (stage == "prefix") == has]
     return tuple(one for one in found if one is not None)
 
 

@@ -126,7 +126,7 @@ class Planned:
     def sized(self, device: Device, mesh: Mesh) -> "Planned":
         """The same with train.batch_size=0 replaced by the size that training would find on such devices."""
         e = self.experiment
-        if e.train.batch_size:
+        if e.train.batch_size or e.prefix.source:
             return self
 
         def needs(size: int) -> int:

@@ -224,30 +224,35 @@ def _clt() -> Iterator[Claim]:
 
 def _latentwire() -> Iterator[Claim]:
     on = device("h100")
-    models = [shape_of("meta-llama/Llama-3.1-8B"), shape_of("Qwen/Qwen2.5-7B")]
-    weights = sum(2.0 * one.n_parameters for one in models)
-    tokens, batch, samples = 400, 4, 40_000
-    # Residual stream, attention and MLP of each block stay for the backward pass; logits of one model at a time.
-    kept = max(
-        batch * tokens * (one.n_layer * (8 * one.d_model + 3 * one.d_mlp) * 2 + 12 * one.vocab_size) for one in models
+    e = of_settings(
+        {
+            "lm.model": "meta-llama/Llama-3.1-8B",
+            "lm.dtype": "bfloat16",
+            "prefix.source": "recall",  # its records are not read for a plan
+            "prefix.second": "Qwen/Qwen2.5-7B",
+            "prefix.length": 2048,
+            "train.batch_size": 4,
+            "train.tokens": 8 * 5000,
+            "train.lr": 1e-4,
+        }
     )
-    small = 4 * 4 * (768 * 256 + 2 * 256 * 4096)
-    each = weights + kept + small
-    # Forward, and backward to the prefix alone: no gradient of a frozen weight.
-    operations = sum(2 * one.operations(tokens) for one in models)
-    rate = EFFICIENCY["products"] * on.bfloat16 / operations
+    planned = Planned.of(e)
     for devices, theirs, hours in ((1, "34 GB", 5.6), (2, "17 GB", 3.2), (4, "8.5 GB", 1.9)):
+        one = stage_of(planned, on, devices, "prefix")
         case = f"{devices} x H100"
-        why = f"weights {size(weights)}; activations of both passes the rest"
+        why = f"weights {size(one.parts['language model'])}; state {size(one.parts['state'])}; activations the rest"
         if devices > 1:
             why = "the report divides by the devices; with data parallelism each has both models"
-        yield Claim(case, "memory of each", theirs, size(each), why)
-        took = samples / (rate * devices)
-        why = "only gradients of small adapters are sent: the time divides by the devices"
+        yield Claim(case, "memory of each", theirs, size(one.device_bytes), why)
+        why = "a batch of 4 has a row a device at most: reading the weights takes the time"
         if devices == 1:
-            share, used = EFFICIENCY["products"], 2 * operations / on.bfloat16
-            why = f"{tokens} tokens a sample at {share:.0%} of the card; its 2 samples/s are {used:.0%} of it"
-        yield Claim(case, "8 epochs of 5,000 samples", span(3600 * hours), span(took), why)
+            rate, used = 40_000 / one.seconds, 2 * one.flops / 40_000 / on.bfloat16
+            why = f"{rate:,.0f} samples/s; its 2 samples/s are {used:.1%} of the card's products"
+        yield Claim(case, "8 epochs of 5,000 samples", span(3600 * hours), span(one.seconds), why)
+    spread = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=(1, 2)))
+    halves = stage_of(planned.with_experiment(spread), on, 2, "prefix")
+    why = "parallel.mesh=1,2: the models are spread over both, which is what halves the memory"
+    yield Claim("2 x H100, spread", "memory of each", "17 GB", size(halves.device_bytes), why)
 
 
 REPORTS = {

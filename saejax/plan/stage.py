@@ -14,7 +14,7 @@ class StageEstimate:
     """What a stage of an experiment needs on one number of devices.
 
     Attributes:
-        stage: capture, train, sweep, evaluate, report, graphs or interventions.
+        stage: capture, train, sweep, evaluate, report, graphs, interventions or prefix.
         devices: how many work.
         parts: {what: bytes on the fullest device} at the fullest moment: state, batch, temporaries, language model,
             key-value cache.

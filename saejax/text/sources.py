@@ -371,39 +371,11 @@ _READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
 
 
 def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
-    try:
-        import datasets
-    except ImportError:
-        raise DataError("text.source='hub' needs the datasets package: pip install 'saejax[data]'.") from None
-    remedy = (
-        "Check the name, the revision and the network; a downloaded copy works with text.source='files'. The same "
-        "command continues where it was."
-    )
-    if not Path(config.dataset).exists():
-        check_hub("dataset", config.dataset, config.revision, remedy)
-    try:
-        stream = datasets.load_dataset(
-            config.dataset,
-            config.subset or None,
-            split=config.dataset_split,
-            revision=config.revision or None,
-            streaming=True,
-        )
-    except Exception as error:  # the library raises many kinds; all mean that the data cannot be had
-        raise unreachable("dataset", config.dataset, error, remedy) from None
-
+    stream = _hub_stream(config)
     text_of = row_writer(config, chat)
 
     def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
-        stored = iter(stream.skip(start))
-        for index in itertools.count(start):
-            name = f"{config.dataset}:{index}"
-            try:
-                row = next(stored)
-            except StopIteration:
-                return
-            except Exception as error:  # the network, or a damaged file of the dataset
-                raise unreachable("dataset", name, error, remedy) from None
+        for index, name, row in _hub_rows(config, stream, start):
             text = text_of(row, name)
             yield index, name, _group(whole, name, text), text
 
@@ -411,3 +383,60 @@ def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None
     identity = {"source": "hub"} | {key: getattr(config, key) for key in keys}
     identity |= _chat_identity(config, chat) | _split_identity(whole)
     return Source(identity, rows, whole.heldout_fraction)
+
+
+_HUB_REMEDY = (
+    "Check the name, the revision and the network; a downloaded copy works with text.source='files'. The same "
+    "command continues where it was."
+)
+
+
+def _hub_stream(config: SourceConfig) -> Any:
+    """The dataset, opened for streaming."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError("text.source='hub' needs the datasets package: pip install 'saejax[data]'.") from None
+    if not Path(config.dataset).exists():
+        check_hub("dataset", config.dataset, config.revision, _HUB_REMEDY)
+    try:
+        return datasets.load_dataset(
+            config.dataset,
+            config.subset or None,
+            split=config.dataset_split,
+            revision=config.revision or None,
+            streaming=True,
+        )
+    except Exception as error:  # the library raises many kinds; all mean that the data cannot be had
+        raise unreachable("dataset", config.dataset, error, _HUB_REMEDY) from None
+
+
+def _hub_rows(config: SourceConfig, stream: Any, start: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(index, where it stands, row) of a dataset, from `start` on."""
+    stored = iter(stream.skip(start))
+    for index in itertools.count(start):
+        name = f"{config.dataset}:{index}"
+        try:
+            row = next(stored)
+        except StopIteration:
+            return
+        except Exception as error:  # the network, or a damaged file of the dataset
+            raise unreachable("dataset", name, error, _HUB_REMEDY) from None
+        yield index, name, row
+
+
+def rows_of(config: SourceConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it stands, its columns) of each row of files or of a dataset of the hub, in order.
+
+    Raises:
+        DataError: it cannot be read, or a .txt, which has no columns; the message names it.
+    """
+    if config.source == "hub":
+        yield from ((name, row) for _, name, row in _hub_rows(config, _hub_stream(config), 0))
+        return
+    for path in itertools.chain.from_iterable(_expand(pattern) for pattern in config.paths):
+        if path.suffix == ".txt":
+            raise DataError(f"{_shown(path)}: a .txt has no columns, which are wanted here; give .jsonl or .parquet.")
+        with _readable(path):
+            for number, row in enumerate(_READERS[path.suffix](path), 1):
+                yield f"{_shown(path)}, row {number}", row

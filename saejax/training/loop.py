@@ -71,6 +71,9 @@ class Setup:
         blame: (number of a batch, its rows, what is known of its step) -> the file that says where they came from;
             called when the last member fails because of them.
         stage: what the progress bar is called.
+        unit: what is counted.
+        rows: what a batch has rows of, for messages.
+        figures: {metric: format} that it shows; of several members the first alone.
         tell: takes a line for the user.
         shown: whether there is a progress bar; of several processes one shows it.
         watch: is told what the loop does.
@@ -85,6 +88,9 @@ class Setup:
     own: Mapping[str, Checkpoints] = dataclasses.field(default_factory=dict)
     blame: Blame | None = None
     stage: str = "train"
+    unit: str = "tokens"
+    rows: str = "activations in the store"
+    figures: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"fve": ".3f", "l0": ".0f"})
     tell: Callable[[str], None] = print
     shown: bool = True
     watch: Watch = dataclasses.field(default_factory=Watch)
@@ -186,7 +192,7 @@ class _Session:
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption(setup.mesh))
             size = config.batch_size
-            progress = stack.enter_context(Progress(setup.stage, total * size, step * size, shown=setup.shown))
+            progress = stack.enter_context(Progress(setup.stage, total * size, step * size, setup.shown, setup.unit))
             batches = stack.enter_context(contextlib.closing(setup.batches.iterate(step)))
             if going:
                 stack.enter_context(watch.over(setup.programs, step, total))
@@ -291,10 +297,12 @@ class _Session:
         self.write(
             step, {name: {f"train/{key}": value for key, value in row.items()} | timing for name, row in rows.items()}
         )
-        fves, l0s = ([row[key] for row in rows.values()] for key in ("fve", "l0"))
-        if len(self.memories) == 1 and fves:
-            return {"fve": f"{fves[0]:.3f}", "l0": f"{l0s[0]:.0f}"}
-        return {"fve": f"{min(fves):.3f}-{max(fves):.3f}" if fves else "none"}
+        figures = self.setup.figures
+        if len(self.memories) == 1:
+            return {key: format(row[key], form) for row in rows.values() for key, form in figures.items()}
+        first, form = next(iter(figures.items()))
+        found = [row[first] for row in rows.values()]
+        return {first: f"{min(found):{form}}-{max(found):{form}}" if found else "none"}
 
     def count_skipped(self, name: str, step: int, row: dict[str, float], batch: Mapping[str, np.ndarray]) -> bool:
         """Whether the step was not taken, which is counted and written; once too often, and the member has failed."""
@@ -334,7 +342,7 @@ class _Session:
             where = f" {self.setup.blame(step - 1, batch, known)} says where its rows came from."
         raise DataError(
             f"{what} Checkpoints before that are good (last: step {self.saved}).{where} Lower train.lr, or look for "
-            "extreme activations in the store."
+            f"extreme {self.setup.rows}."
         )
 
     def predict(self, step: int) -> None:

@@ -44,9 +44,9 @@ def _decay(config: "OptimSettings", steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.constant_schedule(config.lr), fall], [steps - last])
 
 
-def _weights(params: dict[str, Any]) -> dict[str, bool]:
+def _weights(params: dict[str, Any]) -> dict[str, Any]:
     """Which parameters are weight matrices (or stacks of them): by the convention of names, W_enc, W_dec_3, ..."""
-    return {name: name.startswith("W") for name in params}
+    return {name: _weights(one) if isinstance(one, dict) else name.startswith("W") for name, one in params.items()}
 
 
 def _matrices(params: dict[str, Any]) -> dict[str, contrib.MuonDimensionNumbers | None]:

@@ -1,8 +1,8 @@
 """The training state and its birth, already sharded."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -21,6 +21,30 @@ from saejax.training.warm_start import WarmStart
 @dataclasses.dataclass(frozen=True)
 class StateSettings(GuardSettings, AveragingSettings):
     """What a state remembers besides parameters and moments."""
+
+
+class Learner(Protocol):
+    """What can be trained: a `Coder`, or anything else with parameters and a loss."""
+
+    def init(self, key: jax.Array) -> Any:
+        """Fresh parameters."""
+        ...
+
+    def init_stats(self) -> Any:
+        """What training counts beside them; {} for nothing."""
+        ...
+
+    def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:
+        """{name of a parameter or statistic: its logical axes}; what is not named is whole on every device."""
+        ...
+
+    def project_gradients(self, params: Any, grads: Any) -> Any:
+        """The gradients that the optimizer gets."""
+        ...
+
+    def constrain(self, params: Any, step: jax.Array) -> Any:
+        """The parameters after the optimizer."""
+        ...
 
 
 @flax.struct.dataclass
@@ -56,7 +80,7 @@ class TrainState:
 
 
 def make_init(
-    coder: Coder,
+    learner: Learner,
     optimizer: optax.GradientTransformation,
     config: StateSettings,
     prepare: Callable[[Any], Any] = lambda params: params,
@@ -67,9 +91,10 @@ def make_init(
     """
 
     def init(seed: Any, warm: WarmStart | None = None) -> TrainState:
-        params, stats = prepare(coder.init(stream(seed, "init"))), coder.init_stats()
+        params, stats = prepare(learner.init(stream(seed, "init"))), learner.init_stats()
         if warm is not None:
-            params, stats = warm.applied(coder, params, stats)
+            assert isinstance(learner, Coder), "what starts from a coder is one"
+            params, stats = warm.applied(learner, params, stats)
         return TrainState(
             jnp.int32(0),
             params,
@@ -82,13 +107,13 @@ def make_init(
     return init
 
 
-def abstract_state(coder: Coder, init: Callable[..., TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
+def abstract_state(learner: Learner, init: Callable[..., TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
     """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes.
 
     With `fsdp` they are spread over "data" too (`parallel.mesh.sharding_of`).
     """
     shapes = jax.eval_shape(init, 0)
-    shardings = tree_shardings(mesh, shapes, coder.logical_axes(), fsdp)
+    shardings = tree_shardings(mesh, shapes, learner.logical_axes(), fsdp)
     return jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
 
 

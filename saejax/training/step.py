@@ -17,10 +17,10 @@ from saejax.training.config import TrainConfig
 from saejax.training.guard import judge
 from saejax.training.optim import learning_rate_factor, steps_taken
 from saejax.training.resample import resample
-from saejax.training.state import TrainState
+from saejax.training.state import Learner, TrainState
 
 Arrays = dict[str, jax.Array]
-Hyper = dict[str, jax.Array]
+Hyper = dict[str, Any]
 Moved = tuple[Any, Any, Any]  # parameters, optimizer state, averages
 Step = Callable[[TrainState, Arrays, Hyper], tuple[TrainState, dict[str, jax.Array]]]
 
@@ -53,31 +53,46 @@ def make_step(
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
         batch = sites.batch(arrays)
         grads, metrics, stats = _gradients(coder, config, state, batch, hyper["sparsity"])
-        with jax.named_scope("optimizer"):
-            grads = coder.project_gradients(state.params, of_all_copies(grads))
-            grad_norm = optax.tree.norm(grads)
-            ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
-            ok = ok & hyper.get("going", True)
-
-            def moved() -> Moved:
-                told = {"value": metrics["loss"], "norm": grad_norm}
-                updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **told)
-                updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
-                params = coder.constrain(optax.apply_updates(state.params, updates), state.step)
-                averaged = next_average(config, state.averaged, params, opt_state, state.step)
-                return params, opt_state, coder.constrain(averaged, state.step) if averaged else averaged
-
-            # A branch, not a choice between two states: each matrix is read once less and written in place.
-            still = state.params, state.opt_state, state.averaged
-            params, opt_state, averaged = jax.lax.cond(ok, moved, lambda: still)
-            rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
-            metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
-            stats = jax.tree.map(lambda new, old: jnp.where(ok, new, old), stats, state.stats)
-            after = TrainState(state.step + 1, params, opt_state, stats, averaged, recent)
+        after, metrics, ok = taken(coder, optimizer, schedule, config, state, hyper, (grads, metrics, stats))
         with jax.named_scope("resample"):
             return resample(coder, config, after, batch, hyper["seed"], ok), metrics
 
     return step
+
+
+def taken(
+    learner: Learner,
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: optax.Schedule,
+    config: TrainConfig,
+    state: TrainState,
+    hyper: Hyper,
+    found: tuple[Any, dict[str, jax.Array], Any],
+) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
+    """(the state after a step, its metrics, whether it was taken), of `found`: gradients, metrics with the loss, and
+    statistics. This is what all training does with its gradients, whatever learns."""
+    grads, metrics, stats = found
+    with jax.named_scope("optimizer"):
+        grads = learner.project_gradients(state.params, of_all_copies(grads))
+        grad_norm = optax.tree.norm(grads)
+        ok, recent = judge(config, state.recent, metrics["loss"], grad_norm)
+        ok = ok & hyper.get("going", True)
+
+        def moved() -> Moved:
+            told = {"value": metrics["loss"], "norm": grad_norm}
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **told)
+            updates = jax.tree.map(lambda update: update * hyper["lr"], updates)
+            params = learner.constrain(optax.apply_updates(state.params, updates), state.step)
+            averaged = next_average(config, state.averaged, params, opt_state, state.step)
+            return params, opt_state, learner.constrain(averaged, state.step) if averaged else averaged
+
+        # A branch, not a choice between two states: each matrix is read once less and written in place.
+        still = state.params, state.opt_state, state.averaged
+        params, opt_state, averaged = jax.lax.cond(ok, moved, lambda: still)
+        rate = schedule(steps_taken(state.opt_state, state.step)) * hyper["lr"] * learning_rate_factor(opt_state)
+        metrics = metrics | {"grad_norm": grad_norm, "lr": rate, "skipped": 1.0 - ok}
+        stats = jax.tree.map(lambda new, old: jnp.where(ok, new, old), stats, state.stats)
+        return TrainState(state.step + 1, params, opt_state, stats, averaged, recent), metrics, ok
 
 
 def _gradients(

@@ -75,7 +75,7 @@ def test_every_command_says_what_it_does_and_how_it_is_called() -> None:
 
 
 def test_every_launch_script_is_a_command() -> None:
-    scripts = {path.stem for path in ROOT.glob("launch/*.py")} - {"__init__", "make_demo_lm"}
+    scripts = {path.stem for path in ROOT.glob("launch/*.py")} - {"__init__", "make_demo_lm", "make_recall_lm"}
     assert scripts == set(COMMANDS) - {"quickstart", "experiments", "new"}
     for name in scripts:
         text = (ROOT / "launch" / f"{name}.py").read_text()
@@ -199,7 +199,9 @@ def test_the_new_file_is_the_same_experiment_under_its_own_name(source: str, emp
     assert experiment(experiments.settings(experiments.load(path))) == experiment(original)
     lines = path.read_text().splitlines()
     assert lines[0] == f'"""mine, made from {source}.' and f"    {next_command(path)} [--config.train.lr=3e-4]" in lines
-    command = {"sweep": "sweep", "study": "study", "truth": "truth"}.get(name.partition("_")[0], "pipeline")
+    command = {"sweep": "sweep", "study": "study", "truth": "truth", "latentwire": "prefix"}.get(
+        name.partition("_")[0], "pipeline"
+    )
     assert next_command(path) == f"saejax {command} --config=mine.py"
     settings = [line.split(" = ")[0].strip() for line in lines if line.startswith("    c.")]
     assert len(set(settings)) == len(settings), "one line for each setting"

@@ -96,7 +96,11 @@ def test_what_no_program_counts_may_be_larger_and_choices_may_grow() -> None:
 # --- what follows: runs and sweeps ---------------------------------------------------------------------------
 
 # The rules before settings said it themselves.
-RUN = ("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train", "truth")
+RUN = (
+    *("seed", "coder_seed", "hook_point", "reads", "writes", "lm", "text", "capture", "coder", "train", "truth"),
+    "prefix",
+)
+EVALUATION = ("heldout", "answer_tokens", "eval_rows", "timed")
 TIMING = (
     *("profile", "monitor", "blocks_ahead"),
     *("validate_every", "log_every", "checkpoint_every", "keep_checkpoints", "keep_best", "keep_every"),
@@ -125,6 +129,7 @@ def test_what_decides_a_run_is_what_did_but_for_validations() -> None:
         before = {key: config[key] for key in RUN}
         before["lm"] = {key: value for key, value in before["lm"].items() if key != "device"}
         before["truth"] = {key: value for key, value in config["truth"].items() if key != "score_samples"}
+        before["prefix"] = {key: value for key, value in config["prefix"].items() if key not in EVALUATION}
         before["capture"] = {key: value for key, value in before["capture"].items() if key != "mesh"}
         before["train"] = {key: value for key, value in before["train"].items() if key not in TIMING}
         now = deciding(config)

@@ -28,7 +28,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"coders", "lm", "checkpoints"}),
     frozenset({"trained"}),
     frozenset({"training", "capture"}),
-    frozenset({"evals", "analysis", "report", "interop", "interventions", "attribution"}),
+    frozenset({"evals", "analysis", "report", "interop", "interventions", "attribution", "prefix"}),
     frozenset({"app"}),
     frozenset({"plan", "study"}),
     frozenset({"serve"}),

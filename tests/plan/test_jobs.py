@@ -115,6 +115,14 @@ def test_layers_are_refused_where_they_mean_nothing(changed: dict[str, Any], mes
         jobs_of(experiment(quickstart(**changed)), "pipeline", "e.py", layers=True)
 
 
+def test_a_prefix_is_one_job_of_one_process() -> None:
+    e = experiment(shipped("latentwire"))
+    assert jobs_of(e, "prefix", "e.py") == (Job("prefix", (("prefix", "--config=e.py"),)),)
+    for wrong in ({"layers": True}, {"processes": 2}):
+        with pytest.raises(ConfigError, match="A prefix is trained by one process"):
+            jobs_of(e, "prefix", "e.py", **wrong)
+
+
 def test_a_study_with_dictionaries_is_one_job_and_processes_are_refused() -> None:
     assert chain(jobs_of(experiment(quickstart(study__dictionaries=("runs/a",))), "study", "e.py")) == [
         ("study", 1, ())

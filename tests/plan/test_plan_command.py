@@ -1,5 +1,6 @@
 """`saejax plan`: every stage, bad input in a line, reports beside their own figures."""
 
+import dataclasses
 import io
 import json
 import re
@@ -7,16 +8,20 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+from saejax.app import experiments
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.core.errors import ConfigError, DataError
 from saejax.plan import estimates
 from saejax.plan.command import of_jobs, run_plan, run_reports, seconds
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
+from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned
 from saejax.plan.reports import REPORTS
+from saejax.prefix.trained import encoder_of
 
 FLAGS = {"device": "h100", "devices": ["1", "2"], "deadline": "", "price": 0.0, "json": False}
 
@@ -160,9 +165,27 @@ def reported(name: str) -> str:
 
 def test_a_report_that_divided_two_models_by_its_devices_is_told() -> None:
     text = reported("latentwire")
-    assert "| 4 x H100 | memory of each " in text and "8.5 GB" in text and "data parallelism each has both" in text
+    assert (
+        "| 4 x H100         | memory of each " in text and "8.5 GB" in text and "data parallelism each has both" in text
+    )
     with pytest.raises(ConfigError, match=r"There is no report 'rtx600'\. Did you mean 'rtx6000'"):
         run_reports("rtx600")
+
+
+def test_a_prefix_is_planned_as_what_it_is() -> None:
+    """One stage; the weights of both models, 16 bytes a trained number; spread over two devices half of the weights."""
+    e = experiment(experiments.shipped("latentwire"))
+    one = of_jobs(e, "h100", 1)
+    assert [stage.stage for stage in one] == ["prefix"]
+    weights = 2 * sum(shape_of(model).n_parameters for model in ("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B"))
+    assert one[0].parts["language model"] == weights
+    encoder = encoder_of(e.prefix, 256, {"a": (4096, 1.0), "b": (3584, 1.0)})
+    learned = sum(x.size for x in jax.tree.leaves(jax.eval_shape(encoder.init, jax.random.key(0))))
+    assert one[0].parts["state"] == 16 * learned
+    spread = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=(1, 2)))
+    assert of_jobs(spread, "h100", 2)[0].parts["language model"] == weights / 2
+    small = of_jobs(dataclasses.replace(e, lm=dataclasses.replace(e.lm, dtype="float32")), "rtx6000", 1)[0]
+    assert small.device_bytes > 2 * weights, "and it does not fit, which a plan says"
 
 
 @pytest.mark.soak

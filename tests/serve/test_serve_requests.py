@@ -178,6 +178,7 @@ OUTSIDE: list[Callable[[Path], str]] = [
 PLACES = [
     "lm.model",
     "lm.second",
+    "prefix.second",
     "train.init_from",
     "text.paths",
     "study.dictionaries",

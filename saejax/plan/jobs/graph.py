@@ -4,6 +4,7 @@ capture (an array of parts) -> train -> evaluate -> report -> study
 capture -> sweep (an array of programs) -> table -> study
 capture -> train, evaluate, report (an array each, of hook points) -> study
 capture -> train (the pipeline, which trains again where gates.retries says so) -> study
+prefix (a latent prefix, with its evaluation)
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ def jobs_of(e: Experiment, command: str, file: str, layers: bool = False, proces
     """The jobs of an experiment, in an order in which each comes after all that it waits for.
 
     Args:
-        command: what runs the whole of it: pipeline, sweep or study.
+        command: what runs the whole of it: pipeline, sweep, study or prefix.
         file: the experiment's file, as --config names it.
         layers: train a coder for each hook point that is captured, as an array, where the experiment trains one.
         processes: so many tasks of Slurm train one coder together.
@@ -70,6 +71,12 @@ def jobs_of(e: Experiment, command: str, file: str, layers: bool = False, proces
             "of the site file at 1; sweep.reads makes a program for each hook point."
         )
     base, found = (f"--config={file}",), []
+    if command == "prefix":
+        if layers or processes > 1:
+            raise ConfigError(
+                "A prefix is trained by one process. Leave --layers away, and `nodes` of the site file at 1."
+            )
+        return (Job("prefix", (("prefix", *base),)),)
     study = command == "study"
     if not (study and e.study.dictionaries):
         found += _capture(e, base)

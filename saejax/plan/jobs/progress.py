@@ -27,7 +27,7 @@ def progress(folder: Folder, job: Job, task: int) -> Progress:
     e = folder.experiment
     if job.name == "capture":
         return Progress(_captured(e))
-    if job.name == "train":
+    if job.name in ("train", "prefix"):
         return _trained(e, folder.run_of(job.tasks[task]))
     if job.name == "sweep":
         programs = groups(members(e))

@@ -11,7 +11,7 @@ from saejax.core.config import from_config_dict, nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
 
-STAGES = ("capture", "train", "sweep", "table", "evaluate", "report", "study", "figures")
+STAGES = ("capture", "train", "sweep", "table", "evaluate", "report", "study", "prefix", "figures")
 _LARGEST = 1 << 20
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
@@ -38,7 +38,8 @@ class Site:
         container: words before the command, as "apptainer exec --nv saejax.sif".
         python: the interpreter; empty means the one that wrote the scripts.
         sbatch: further options of sbatch, one each, as "--constraint=a100".
-        stages: {stage: other values of these keys}, of capture, train, sweep, table, evaluate, report, study, figures.
+        stages: {stage: other values of these keys}, of capture, train, sweep, table, evaluate, report, study, prefix,
+            figures.
     """
 
     partition: str = ""

@@ -96,5 +96,5 @@ def _is_of_hub(text: str, place: str) -> bool:
     if place == "hub" and text.startswith("hf:/"):
         return hub_place(text) is not None
     if os.path.exists(text) or os.path.exists(text.partition("/")[0]):
-        return text == "demo"  # the embedded model comes before a folder of that name
+        return text in ("demo", "recall")  # an embedded model comes before a folder of that name
     return _HUB_ID.fullmatch(text) is not None or (place == "hub" and hub_place(text) is not None)

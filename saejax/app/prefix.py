@@ -1,0 +1,286 @@
+"""`saejax prefix`: a latent prefix is trained for frozen models, compared with other ways, and shown."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from saejax.app.console import say
+from saejax.app.devices import training_mesh
+from saejax.app.experiment import Experiment, from_json
+from saejax.app.fit import Prepared, train_folder, watch_of
+from saejax.app.prefix_scores import scores
+from saejax.app.provenance import Provenance, agreed
+from saejax.checkpoints import Checkpoints
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
+from saejax.core.files import read_json, write_bytes, write_json
+from saejax.lm import LanguageModel, load_lm
+from saejax.parallel import joined, own_rows
+from saejax.prefix.evaluation import Answered, evaluate_prefix
+from saejax.prefix.recall import recall_records
+from saejax.prefix.records import Record, fingerprint, read_records
+from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
+from saejax.prefix.trained import TrainedPrefix, encoder_of, from_meta, to_meta
+from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_program, put_batch
+from saejax.report.prefix_page import render_prefix, table
+from saejax.training import Setup, TrainConfig, TrainState
+
+# What of section train is about coders or stores alone.
+_OF_CODERS = (
+    *("init_from", "max_rows", "accumulate", "shares", "neighbours", "resample_every", "keep_best"),
+    *("early_stop_patience", "validate_epochs"),
+)
+# Held-out records whose loss is followed during the training.
+_FOLLOWED = 256
+_EXAMPLES = 20
+
+
+def run_prefix(e: Experiment, redo: bool = False) -> int:
+    """Train the prefix of an experiment, or continue it; evaluate it; write prefix.json, prefix.md and report.html.
+
+    Returns:
+        0, or EXIT_PREEMPTED where a signal stopped the training (all is saved).
+
+    Raises:
+        ConfigError: settings that cannot train a prefix.
+        DataError: models or records that cannot be read, or a folder that holds another run.
+    """
+    check(e)
+    job = PrefixJob(e)
+    with joined(e.parallel) as process:
+        outcome = train_folder(e, job.made_from, job.prepared, process, say)
+    if outcome is not None and not outcome.finished:
+        return EXIT_PREEMPTED
+    trained = load_prefix(e.run_dir)
+    path = e.run_dir / "prefix.json"
+    if path.is_file() and not redo and read_json(path).get("step") == trained.step:
+        say(f"evaluate: already complete, step {trained.step:,} in {path}; --redo evaluates again")
+    else:
+        answered = evaluate_prefix(trained, job.models, job.records[1], e.seed)
+        write_json(path, _content(trained, answered, job.records[1]))
+    content = read_json(path)
+    write_bytes(e.run_dir / "prefix.md", (table(content["models"]) + "\n").encode())
+    write_bytes(e.run_dir / "report.html", _page(e, content).encode())
+    say(table(content["models"]))
+    say(f"prefix: {e.run_dir / 'report.html'}")
+    return 0
+
+
+def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:
+    """The prefix of a run's checkpoint, by default the newest; no language model is loaded.
+
+    Raises:
+        DataError: no such checkpoint, or a run that trained something else.
+    """
+    run = Path(run)
+    e = from_json(read_json(run / "config.json"))
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        at = checkpoints.latest() if step is None else step
+        if at is None or at not in checkpoints.steps():
+            there = ", ".join(map(str, checkpoints.steps())) or "none"
+            raise DataError(f"{run} has no checkpoint of step {at}; it has: {there}.")
+        items, meta = checkpoints.restore_numpy(at, names=("params", "averaged"))
+    if meta.get("kind") != "prefix":
+        raise DataError(f"{run} holds a coder and no prefix; saejax.load reads it.")
+    tokenizer = tokenizer_of(e) if e.prefix.encoder == "tokens" else None
+    return TrainedPrefix(from_meta(e.prefix, meta), items["averaged"] or items["params"], e.prefix, tokenizer, at)
+
+
+def tokenizer_of(e: Experiment) -> Any:
+    """The first model's."""
+    return load_lm(e.lm.model, e.lm.revision, e.lm.dtype).tokenizer
+
+
+def check(e: Experiment) -> None:
+    """Raise ConfigError for settings with which no prefix can be trained."""
+    if not e.prefix.source:
+        raise ConfigError(
+            "prefix.source is empty, so that the experiment has no prefix: set recall or text, or begin with "
+            "--config=latentwire_quickstart."
+        )
+    if not e.lm.model or e.lm.second:
+        raise ConfigError("A prefix is for lm.model and prefix.second; set lm.model, and leave lm.second empty.")
+    defaults = TrainConfig()
+    for key in _OF_CODERS:
+        if getattr(e.train, key) != getattr(defaults, key):
+            raise ConfigError(
+                f"train.{key} is about coders, and a prefix is none: leave it {getattr(defaults, key)!r}."
+            )
+    for key in ("lr", "batch_size"):
+        if not getattr(e.train, key):
+            raise ConfigError(
+                f"train.{key} is 0, and nothing finds it for a prefix: set it, as lr=1e-3, batch_size=32."
+            )
+    if e.train.optimizer == "muon":
+        raise ConfigError("train.optimizer=muon knows the matrices of coders alone: set adam, adamw or lion.")
+    if e.parallel.mode != "jit" or e.parallel.processes or e.capture.mesh:
+        raise ConfigError(
+            "A prefix is trained by one process over parallel.mesh: leave parallel.mode jit, and parallel.processes "
+            "and capture.mesh empty."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixJob:
+    """Models and records of an experiment, loaded when first asked for."""
+
+    e: Experiment
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        return training_mesh(self.e)
+
+    @functools.cached_property
+    def models(self) -> dict[str, LanguageModel]:
+        """{what it is called: the model}, spread over the mesh's axis "latent"."""
+        e, found = self.e, {}
+        for model, revision in ((e.lm.model, e.lm.revision), (e.prefix.second, e.prefix.second_revision)):
+            if not model:
+                continue
+            lm = load_lm(model, revision, e.lm.dtype, e.lm.backend, e.lm.device, self.mesh)
+            if not isinstance(lm, LanguageModel):
+                raise ConfigError(f"{model} runs in PyTorch, and a prefix is trained through models in JAX alone.")
+            name = Path(model).name
+            found[name if name not in found else f"{name}-2"] = lm
+        return found
+
+    @functools.cached_property
+    def records(self) -> tuple[list[Record], list[Record]]:
+        """(to train on, held out)"""
+        e, p = self.e, self.e.prefix
+        if p.source == "recall":
+            return recall_records("train", p.samples, e.seed), recall_records("heldout", p.heldout, e.seed)
+        return read_records(e.text, p, e.seed)
+
+    def made_from(self) -> Provenance:
+        """What the run is made from, agreed with its record."""
+        train, heldout = self.records
+        found: Provenance = {
+            name: {"store": f"records of {self.e.prefix.source}", "rows": len(rows), "fingerprint": fingerprint(rows)}
+            for name, rows in (("train", train), ("heldout", heldout))
+        }
+        lm, *second = (dict(model.identity) for model in self.models.values())
+        nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}, "second": {}}
+        # More held-out records may be evaluated later.
+        found |= {"heldout": {}, "lm": lm, "second": second[0] if second else {}}
+        return agreed(self.e, nothing | found, unrecorded=nothing)
+
+    def prepared(self, e: Experiment, checkpoints: Checkpoints) -> Prepared:
+        """The training, about to begin."""
+        own_rows(self.mesh, e.train.batch_size)  # refuses what the mesh cannot split
+        learner, arrays = self.learner(), training_arrays(self.records[0], e.prefix, self.models)
+        shapes = {name: ((e.train.batch_size, *a.shape[1:]), a.dtype) for name, a in arrays.items()}
+        params = {name: lm.params for name, lm in self.models.items()}
+        batches = SampleBatches(arrays, e.train.batch_size, e.seed)
+        program = prefix_program(
+            learner,
+            e.train,
+            params,
+            self.mesh,
+            seed=e.start_seed,
+            shapes=shapes,
+            checkpoints=checkpoints,
+            meta=to_meta(learner.encoder),
+            fsdp=e.parallel.fsdp,
+        )
+        setup = Setup(
+            programs=[program],
+            batches=batches,
+            put=put_batch(self.mesh),
+            validate=self._validation(learner, params),
+            mesh=self.mesh,
+            tell=say,
+            unit="samples",
+            rows="numbers in the records",
+            figures={f"nll_{name}": ".3f" for name in self.models},
+            watch=watch_of(e, self.mesh, "Samples come more slowly than a step takes them.", say),
+        )
+        p, count = e.prefix, sum(x.size for x in jax.tree.leaves(program.abstract.params))
+        line = (
+            f"prefix of {p.latents} x {p.d_latent} latents for {' and '.join(self.models)}, {count:,} parameters, "
+            f"{len(self.records[0]):,} records, {e.train.steps:,} steps"
+        )
+        return Prepared(e, self.made_from, setup, self.mesh, line)
+
+    def learner(self) -> PrefixLearner:
+        """Encoder and adapters for the models."""
+        p, models = self.e.prefix, self.models
+        sizes = {name: (lm.config.d_model, embedding_rms(lm)) for name, lm in models.items()}
+        first = next(iter(models.values()))
+        encoder = encoder_of(p, encoder_vocab(p, first.tokenizer), sizes)
+        return PrefixLearner(encoder, {name: Frozen.of(lm) for name, lm in models.items()}, p.distill)
+
+    def _validation(self, learner: PrefixLearner, models: Any) -> Any:
+        """states -> {the only member: its metrics on held-out records}; None where they fill no batch."""
+        size = self.e.train.batch_size
+        count = min(len(self.records[1]), _FOLLOWED) // size * size
+        if not count:
+            return None
+        arrays = training_arrays(self.records[1][:count], self.e.prefix, self.models)
+        put, metrics_of = (
+            put_batch(self.mesh),
+            jax.jit(lambda params, models, batch: learner.loss(params, models, batch)[1]),
+        )
+
+        def validate(states: Sequence[TrainState]) -> dict[str, dict[str, float]]:
+            found = []
+            for start in range(0, count, size):
+                batch = put({name: values[start : start + size] for name, values in arrays.items()})[0]
+                found.append(jax.device_get(metrics_of(states[0].evaluated(), models, batch)))
+            return {"": {key: float(np.mean([one[key] for one in found])) for key in found[0]}}
+
+        return validate
+
+
+def _content(
+    trained: TrainedPrefix, answered: dict[str, dict[str, Answered]], records: Sequence[Record]
+) -> dict[str, Any]:
+    """What prefix.json holds."""
+    examples = [
+        {
+            "context": record.context,
+            "question": record.question,
+            "answers": list(record.answers),
+            "said": {name: {way: one.said[i] for way, one in ways.items()} for name, ways in answered.items()},
+        }
+        for i, record in enumerate(records[:_EXAMPLES])
+    ]
+    models = {name: scores(ways) for name, ways in answered.items()}
+    return {"step": trained.step, "records": len(records), "models": models, "examples": examples}
+
+
+def _page(e: Experiment, content: dict[str, Any]) -> str:
+    p, names = e.prefix, list(content["models"])
+    lead = (
+        f"{content['records']:,} held-out records; {' and '.join(names)} are frozen, and read {p.latents} latents of "
+        f"width {p.d_latent} in place of the context, after {content['step']:,} steps of {e.train.batch_size}. Ways: "
+        "text (the whole context), truncated (as many tokens of it as the prefix has), none, replay (the context as "
+        "embeddings), random (a random prefix), prefix. Brackets hold 95 % intervals."
+    )
+    examples = [["context", "question", "right", *(f"{name}: {way}" for name in names for way in ("text", "prefix"))]]
+    for one in content["examples"]:
+        said = [one["said"][name][way] for name in names for way in ("text", "prefix")]
+        examples.append([_short(one["context"]), one["question"], one["answers"][0], *said])
+    curves = {f"{name}, held out": _curve(e.run_dir, f"val/nll_{name}") for name in names}
+    curves = {name: points for name, points in curves.items() if points}
+    return render_prefix(f"{e.name}: a latent prefix", lead, content["models"], curves, examples)
+
+
+def _curve(run: Path, key: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[key]) for row in _rows(run / "metrics.jsonl") if row.get(key) is not None]
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        with path.open() as handle:
+            yield from map(json.loads, handle)
+
+
+def _short(text: str) -> str:
+    return text.strip() if len(text) <= 100 else f"{text[:97].strip()}..."

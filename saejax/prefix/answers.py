@@ -1,0 +1,42 @@
+"""Exact match and F1 of an answer, as SQuAD counts them (Rajpurkar et al. 2016, arXiv:1606.05250).
+
+    exact match = 1 where the words are those of a right answer
+    F1          = 2 shared / (words said + words of the right answer), of the answer that is best
+
+Words are compared in lower case, without punctuation and without a, an, the.
+"""
+
+import collections
+import re
+import string
+from collections.abc import Sequence
+
+_ARTICLES = frozenset(("a", "an", "the"))
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def words_of(text: str) -> list[str]:
+    """The words that are compared."""
+    return [word for word in text.lower().translate(_PUNCTUATION).split() if word not in _ARTICLES]
+
+
+def exact_match(said: str, right: Sequence[str]) -> float:
+    """1 or 0."""
+    return float(any(words_of(said) == words_of(one) for one in right))
+
+
+def f1(said: str, right: Sequence[str]) -> float:
+    """Between 0 and 1. Of two texts without words it is 1."""
+    return max(_f1(words_of(said), words_of(one)) for one in right)
+
+
+def _f1(said: list[str], right: list[str]) -> float:
+    if not said or not right:
+        return float(said == right)
+    shared = (collections.Counter(said) & collections.Counter(right)).total()
+    return 2 * shared / (len(said) + len(right))
+
+
+def first_line(text: str) -> str:
+    """What counts of what a model said."""
+    return re.split(r"[\r\n]", text.strip(), maxsplit=1)[0].strip()

@@ -1,0 +1,194 @@
+"""How well models answer from a prefix, beside five other ways of giving them the context.
+
+    text        bos, the context, the prompt
+    truncated   the same with as many tokens of the context as the prefix has latents
+    none        bos, the prompt
+    replay      as text, but bos and context come as embeddings, as a prefix does: it must equal text
+    random      random embeddings of the right size in place of the prefix
+    prefix      the trained prefix
+
+Every way goes through `lm.generation`, with keys and values kept. Figures are of held-out records; intervals come from
+resampled records, and differences from the same resamples.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.core.progress import Progress
+from saejax.core.rng import stream
+from saejax.lm import LanguageModel, decoder, generation
+from saejax.lm.conventions import DecoderConfig
+from saejax.prefix.answers import exact_match, f1, first_line
+from saejax.prefix.records import Record
+from saejax.prefix.samples import Spoken, bos_of, check_fits, spoken
+from saejax.prefix.trained import TrainedPrefix
+from saejax.prefix.training import embedding_rms
+
+WAYS = ("text", "truncated", "none", "replay", "random", "prefix")
+METRICS = ("em", "f1", "nll")
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A way of giving the context: embeddings before each prompt [P, M], and its tokens.
+
+    Attributes:
+        context: tokens or embeddings that stand for each record's context.
+    """
+
+    prefixes: list[np.ndarray]
+    prompts: list[list[int]]
+    context: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """What a model made of the records in one way.
+
+    Attributes:
+        said: its answer to each.
+        columns: {"em", "f1", "nll": [N]}; nll is the mean over the right answer's tokens, in nats.
+        saved: tokens of the context that need not be read, mean.
+        ms: median milliseconds from the context to the first token, one record at a time; the prefix with its encoder.
+    """
+
+    said: list[str]
+    columns: dict[str, np.ndarray]
+    saved: float
+    ms: float
+
+
+def evaluate_prefix(
+    trained: TrainedPrefix,
+    models: Mapping[str, LanguageModel],
+    records: Sequence[Record],
+    seed: int,
+    shown: bool = True,
+) -> dict[str, dict[str, Answered]]:
+    """{model: {way: what it made of the records}}.
+
+    Raises:
+        DataError: a model's context is too short for a record.
+    """
+    embeddings = trained.embeddings(records)
+    found: dict[str, dict[str, Answered]] = {name: {} for name in models}
+    with Progress("evaluate", len(models) * len(WAYS) * len(records), shown=shown, unit="records") as progress:
+        for name, lm in models.items():
+            own = spoken(lm.tokenizer, records, trained.config)
+            longest = max(
+                len(c) + len(p) + len(a) for c, p, a in zip(own.contexts, own.prompts, own.answers, strict=True)
+            )
+            check_fits(name, lm, longest + trained.config.answer_tokens + 1)
+            for way in WAYS:
+                given = give(way, lm, own, embeddings[name], trained.config.latents, seed)
+                encode = functools.partial(_encoded, trained, name) if way == "prefix" else None
+                found[name][way] = _answered(lm, given, own, records, trained, encode)
+                progress.advance(len(records))
+    return found
+
+
+def give(way: str, lm: LanguageModel, own: Spoken, prefix_NPM: np.ndarray, latents: int, seed: int) -> Given:
+    """One of WAYS for all records."""
+    bos, n = bos_of(lm), len(own.prompts)
+    nothing = np.zeros((0, lm.config.d_model), np.float32)
+    in_text: dict[str, list[list[int]]] = {
+        "text": own.contexts,
+        "truncated": [c[:latents] for c in own.contexts],
+        "none": [[]] * n,
+    }
+    if way in in_text:
+        rows = [bos + c + p for c, p in zip(in_text[way], own.prompts, strict=True)]
+        return Given([nothing] * n, rows, [len(c) for c in in_text[way]])
+    if way == "replay":
+        return Given([_embedded(lm, bos + c) for c in own.contexts], own.prompts, [len(c) for c in own.contexts])
+    if way == "random":
+        drawn = jax.random.normal(stream(seed, "random prefix"), prefix_NPM.shape)
+        prefix_NPM = np.asarray(drawn) * embedding_rms(lm)
+    before = _embedded(lm, bos)
+    return Given([np.concatenate([before, one]) for one in prefix_NPM], own.prompts, [latents] * n)
+
+
+def _embedded(lm: LanguageModel, ids: list[int]) -> np.ndarray:
+    """[S, M] float32."""
+    if not ids:
+        return np.zeros((0, lm.config.d_model), np.float32)
+    return np.asarray(decoder.embed(lm.config, lm.params, jnp.asarray([ids], jnp.int32))[0], np.float32)
+
+
+def _encoded(trained: TrainedPrefix, name: str, record: Record) -> np.ndarray:
+    return trained.embeddings([record])[name][0]
+
+
+def _answered(
+    lm: LanguageModel,
+    given: Given,
+    own: Spoken,
+    records: Sequence[Record],
+    trained: TrainedPrefix,
+    encode: Callable[[Record], np.ndarray] | None,
+) -> Answered:
+    config = trained.config
+    stop = tuple(sorted({a[-1] for a in own.answers if "\n" in lm.tokenizer.decode([a[-1]])}))
+    sampling, rows = generation.Sampling(tokens=config.answer_tokens, stop=stop), min(config.eval_rows, len(records))
+    said: list[str] = []
+    nll: list[float] = []
+    for start in range(0, len(records), rows):
+        index = [min(start + i, len(records) - 1) for i in range(rows)]  # the last rows are filled with the last record
+        new = min(rows, len(records) - start)
+        prefixes, prompts = [given.prefixes[i] for i in index], [given.prompts[i] for i in index]
+        tokens = np.stack(list(generation.generate(lm.config, lm.params, prompts, sampling, prefixes=prefixes)), axis=1)
+        said += [first_line(lm.tokenizer.decode([int(t) for t in row if t >= 0])) for row in tokens[:new]]
+        nll += _nll(lm, prefixes, prompts, [own.answers[i] for i in index])[:new]
+    right = [record.answers for record in records]
+    columns = {
+        "em": np.asarray([exact_match(one, r) for one, r in zip(said, right, strict=True)]),
+        "f1": np.asarray([f1(one, r) for one, r in zip(said, right, strict=True)]),
+        "nll": np.asarray(nll),
+    }
+    saved = float(np.mean([len(c) - n for c, n in zip(own.contexts, given.context, strict=True)]))
+    return Answered(said, columns, saved, _first_token_ms(lm, given, records[: config.timed], encode))
+
+
+def _nll(
+    lm: LanguageModel, prefixes: list[np.ndarray], prompts: list[list[int]], answers: list[list[int]]
+) -> list[float]:
+    """Mean -log p of the tokens of each row's answer, in nats."""
+    rows = [p + a for p, a in zip(prompts, answers, strict=True)]
+    tokens_BS, filling_B, placed = generation.lay_out(lm.config, rows, 0, prefixes)
+    cache = generation.start_cache(lm.config, jnp.asarray(filling_B), tokens_BS.shape[1], lm.params["W_E"].dtype)
+    nll_BS = np.asarray(_next_nll(lm.config, lm.params, cache, jnp.asarray(tokens_BS), placed))
+    return [float(own[-len(a) :].mean()) for own, a in zip(nll_BS, answers, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _next_nll(config: DecoderConfig, params: Any, cache: generation.Cache, tokens_BS: jax.Array, placed: Any) -> Any:
+    """-log p(token | all before it) [B, S - 1]."""
+    logits_BSV, _, _ = generation.extend(config, params, cache, tokens_BS, placed=placed)
+    log_p_BSV = jax.nn.log_softmax(logits_BSV[:, :-1].astype(jnp.float32))
+    return -jnp.take_along_axis(log_p_BSV, tokens_BS[:, 1:, None], axis=-1)[..., 0]
+
+
+def _first_token_ms(
+    lm: LanguageModel, given: Given, records: Sequence[Record], encode: Callable[[Record], np.ndarray] | None
+) -> float:
+    """Median over records, each run once before it is timed: programs are compiled then."""
+    sampling, took = generation.Sampling(tokens=1), []
+    for i, record in enumerate(records):
+        for _ in range(2):
+            started = time.perf_counter()
+            prefix = given.prefixes[i]
+            if encode is not None:
+                latents = encode(record)
+                prefix = np.concatenate([prefix[: len(prefix) - len(latents)], latents])
+            prefixes = [prefix] if len(prefix) else None
+            next(iter(generation.generate(lm.config, lm.params, [given.prompts[i]], sampling, prefixes=prefixes)))
+            seconds = time.perf_counter() - started
+        took.append(1e3 * seconds)
+    return float(np.median(took))

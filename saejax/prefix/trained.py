@@ -1,0 +1,73 @@
+"""A trained prefix: encoder and adapters with their parameters, for analysis."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from saejax.prefix.config import PrefixConfig
+from saejax.prefix.encoder import Encoder, Params
+from saejax.prefix.records import Record
+from saejax.prefix.samples import encoder_ids
+from saejax.text import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedPrefix:
+    """What a training ends with. It holds no language model.
+
+    Attributes:
+        config: of the experiment.
+        tokenizer: of the first model, where the encoder reads its tokens.
+        step: of the checkpoint.
+    """
+
+    encoder: Encoder
+    params: Params
+    config: PrefixConfig
+    tokenizer: Tokenizer | None
+    step: int
+
+    def embeddings(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
+        """{model: [N, P, M] float32}: what stands before a prompt in place of the records' contexts."""
+        rows, found = self.config.eval_rows, []
+        ids_NL = encoder_ids(records, self.config, self.tokenizer)
+        for start in range(0, len(ids_NL), rows):
+            part = ids_NL[start : start + rows]
+            filled = np.concatenate([part, np.repeat(part[-1:], min(rows, len(ids_NL)) - len(part), axis=0)])
+            made = jax.device_get(_prefixes(self.encoder, self.params, filled))
+            found.append({name: values[: len(part)] for name, values in made.items()})
+        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _prefixes(encoder: Encoder, params: Params, ids_BL: jax.Array) -> dict[str, jax.Array]:
+    return encoder.prefixes(params, ids_BL)
+
+
+def encoder_of(config: PrefixConfig, vocab: int, models: Mapping[str, tuple[int, float]]) -> Encoder:
+    """The encoder of an experiment, for models of these widths and embeddings of this root mean square."""
+    return Encoder(
+        vocab,
+        config.length,
+        config.d_encoder,
+        config.n_layer,
+        config.n_pool,
+        config.n_head,
+        config.latents,
+        config.d_latent,
+        tuple((name, width, rms) for name, (width, rms) in models.items()),
+    )
+
+
+def to_meta(encoder: Encoder) -> dict[str, Any]:
+    """What a checkpoint must say besides the settings."""
+    return {"kind": "prefix", "vocab": encoder.vocab, "models": [list(model) for model in encoder.models]}
+
+
+def from_meta(config: PrefixConfig, meta: Mapping[str, Any]) -> Encoder:
+    """Inverse of `to_meta`."""
+    return encoder_of(config, int(meta["vocab"]), {name: (int(m), float(rms)) for name, m, rms in meta["models"]})

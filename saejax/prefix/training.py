@@ -1,0 +1,170 @@
+"""The training of encoder and adapters beside frozen models, as a program that `saejax.training`'s loop runs.
+
+    loss = sum over models of  mean over answer tokens of  w (-log p(token | prefix, prompt, tokens before))
+           + distill x the same mean of  KL(p(. | context, ...) || p(. | prefix, ...))
+
+w is prefix.first_token_weight for an answer's first token and 1 for the others, and the means are weighted by it; the
+models' parameters are an input of the step, and nothing is differentiated by them.
+
+Shape letters: B rows, P latents, M width of a model, S tokens, A tokens of an answer, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from saejax.checkpoints import Checkpoints
+from saejax.lm import LanguageModel, decoder
+from saejax.lm.conventions import DecoderConfig
+from saejax.parallel import batch_sharding, on_mesh, replicated
+from saejax.prefix.encoder import Encoder, Params
+from saejax.training import Program, TrainConfig, TrainState
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.state import abstract_state, init_state, make_init
+from saejax.training.step import default_hyper, taken
+
+Arrays = dict[str, jax.Array]
+KIND = "prefix"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A model that is read and never changed."""
+
+    config: DecoderConfig
+    bos: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lm: LanguageModel) -> "Frozen":
+        bos = lm.tokenizer.bos_id
+        return cls(lm.config, () if bos is None else (bos,))
+
+    def after_bos(self, params: Any, prefix_BPM: jax.Array) -> jax.Array:
+        """The bos token's embedding and then the prefix, [B, (1) + P, M]."""
+        ids_BS = jnp.broadcast_to(jnp.asarray(self.bos, jnp.int32), (len(prefix_BPM), len(self.bos)))
+        return jnp.concatenate([decoder.embed(self.config, params, ids_BS).astype(jnp.float32), prefix_BPM], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixLearner:
+    """Encoder and adapters with their loss: `training.state.Learner`."""
+
+    encoder: Encoder
+    frozen: Mapping[str, Frozen]
+    distill: float = 0.0
+
+    def init(self, key: jax.Array) -> Params:
+        return self.encoder.init(key)
+
+    def init_stats(self) -> dict[str, Any]:
+        return {}
+
+    def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
+        return {}  # small beside the models: whole on every device
+
+    def project_gradients(self, params: Params, grads: Params) -> Params:
+        return grads
+
+    def constrain(self, params: Params, step: jax.Array) -> Params:
+        return params
+
+    def loss(self, params: Params, models: Mapping[str, Any], batch: Arrays) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(loss, metrics); of each model nll, in nats a token, and first, the share of answers whose first token is the
+        likeliest."""
+        prefixes, total = self.encoder.prefixes(params, batch["ids"]), jnp.float32(0)
+        metrics: dict[str, jax.Array] = {}
+        for name, frozen in self.frozen.items():
+            own = {key.removeprefix(f"{name}/"): value for key, value in batch.items() if key.startswith(f"{name}/")}
+            prefix_BPM = frozen.after_bos(models[name], prefixes[name])
+            logits_BSV, _ = decoder.run(frozen.config, models[name], own["tokens"], prefix_BPM=prefix_BPM)
+            logits_BAV = _at(logits_BSV, prefix_BPM.shape[1] + own["at"])
+            weights_BA = own["weights"]
+            there_BA = (weights_BA > 0).astype(jnp.float32)
+            log_p_BAV = jax.nn.log_softmax(logits_BAV)
+            nll_BA = -jnp.take_along_axis(log_p_BAV, own["targets"][..., None], axis=-1)[..., 0]
+            total += (weights_BA * nll_BA).sum() / weights_BA.sum()
+            first_B = log_p_BAV[:, 0].argmax(-1) == own["targets"][:, 0]
+            metrics |= {f"nll_{name}": (there_BA * nll_BA).sum() / there_BA.sum(), f"first_{name}": first_B.mean()}
+            if self.distill:
+                text_BTV, _ = decoder.run(frozen.config, models[name], own["text"])
+                teacher_BAV = jax.nn.log_softmax(_at(text_BTV, own["text_at"]))
+                kl_BA = (jnp.exp(teacher_BAV) * (teacher_BAV - log_p_BAV)).sum(-1)
+                metrics[f"kl_{name}"] = (weights_BA * kl_BA).sum() / weights_BA.sum()
+                total += self.distill * metrics[f"kl_{name}"]
+        return total, metrics | {"loss": total}
+
+
+def _at(logits_BSV: jax.Array, at_BA: jax.Array) -> jax.Array:
+    """Logits at these positions, float32 [B, A, V]."""
+    return jnp.take_along_axis(logits_BSV, at_BA[..., None], axis=1).astype(jnp.float32)
+
+
+def prefix_program(
+    learner: PrefixLearner,
+    config: TrainConfig,
+    models: Mapping[str, Any],
+    mesh: Mesh,
+    *,
+    seed: int,
+    shapes: Mapping[str, tuple[tuple[int, ...], Any]],
+    checkpoints: Checkpoints | None = None,
+    meta: Mapping[str, Any] | None = None,
+    fsdp: bool = False,
+    optimizer: optax.GradientTransformationExtraArgs | None = None,
+) -> Program:
+    """The program that trains a prefix on all devices of a mesh.
+
+    Args:
+        models: parameters of the frozen models, as they lie on the mesh.
+        shapes: (shape, dtype) of each array of a batch.
+        optimizer: in place of the settings' own.
+    """
+    optimizer, schedule = optimizer or make_optimizer(config), make_schedule(config)
+    init = make_init(learner, optimizer, config)
+    abstract = abstract_state(learner, init, mesh, fsdp)
+
+    def step(state: TrainState, batch: Arrays, hyper: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        (_, metrics), grads = jax.value_and_grad(learner.loss, has_aux=True)(state.params, hyper["models"], batch)
+        after, metrics, _ = taken(learner, optimizer, schedule, config, state, hyper, (grads, metrics, {}))
+        return after, metrics
+
+    shardings = jax.tree.map(lambda s: s.sharding, abstract)
+    compiled_step = jax.jit(on_mesh(step, mesh), donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
+    hyper = jax.device_put(default_hyper(seed), replicated(mesh)) | {"models": dict(models)}
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
+        for name, (shape, dtype) in shapes.items()
+    }
+
+    def compiled(dtype: np.dtype) -> Program:
+        return dataclasses.replace(program, step=compiled_step.lower(abstract, batch, hyper).compile())
+
+    program = Program(
+        members=("",),
+        stacked=False,
+        abstract=abstract,
+        hyper=hyper,
+        start=lambda: init_state(init, seed, abstract),
+        step=compiled_step,
+        compiled=compiled,
+        checkpoints=checkpoints,
+        meta=meta or {},
+    )
+    return program
+
+
+def put_batch(mesh: Mesh) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
+    """A batch -> its arrays on the mesh, rows over "data"."""
+    return lambda batch: [{name: jax.device_put(values, batch_sharding(mesh)) for name, values in batch.items()}]
+
+
+def embedding_rms(lm: LanguageModel) -> float:
+    """The root mean square of what a model's blocks read of its tokens."""
+    W_E = jnp.asarray(lm.params["W_E"])
+    return float(jnp.sqrt(jnp.mean(jnp.square(W_E.astype(jnp.float32)))) * lm.config.embed_scale)
