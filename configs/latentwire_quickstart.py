@@ -2,8 +2,8 @@
 
     saejax prefix --config=latentwire_quickstart
 
-The record has six fields, `r = {"width": 41, ...}`. A byte encoder turns it into eight latents, and the models `demo`
-and `recall`, which have different tokenizers, are asked for one field. Eight tokens of the text hold less than two.
+The record has six fields, `r = {"width": 41, ...}`. An encoder turns its 27 tokens into eight latents, and the models
+`recall` and `demo`, which have different tokenizers, are asked for one field. Eight tokens of the text hold one field.
 """
 
 from ml_collections import config_dict
@@ -14,21 +14,21 @@ from saejax.experiment import default_config
 def get_config() -> config_dict.ConfigDict:
     c = default_config()
     c.name = "latentwire_quickstart"
-    c.lm.model = "demo"
+    c.lm.model = "recall"
     p = c.prefix
     p.source = "recall"
-    p.second = "recall"
-    p.prompt = 'r["{question}"] =='
+    p.second = "demo"
+    p.prompt = "{question}"
     p.answer = " {answer}\n"
-    p.samples, p.heldout = 20_000, 300
+    p.samples, p.heldout = 50_000, 300
     p.latents, p.d_latent = 8, 128
-    p.length = 96
-    p.d_encoder, p.n_layer, p.n_pool, p.n_head = 128, 1, 2, 4
+    p.encoder, p.length = "tokens", 32
+    p.d_encoder, p.n_layer, p.n_pool, p.n_head = 128, 0, 2, 4
     p.answer_tokens = 6
     p.eval_rows = 50
     c.train.batch_size = 32
-    c.train.tokens = 32 * 1500
-    c.train.lr = 2e-3
-    c.train.checkpoint_every = 500
+    c.train.tokens = 32 * 3000
+    c.train.lr = 1e-3
+    c.train.checkpoint_every = 1000
     c.train.validate_every = 100
     return c

@@ -6,8 +6,9 @@ and another width than the demo model.
 
 import dataclasses
 import json
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from benchmarks.demo_lm.pretrain import PretrainConfig, pretrain
 from saejax.core.files import writing
 from saejax.lm import checkpoint, decoder
+from saejax.lm.conventions import DecoderConfig
 from saejax.lm.families import ARCHITECTURES
 from saejax.prefix.recall import HIGHEST, LOWEST, NAMES, written
 from saejax.text import Tokenizer
 
 BEGIN = "<s>"
-_ASKED = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +40,17 @@ class RecallConfig:
     d_mlp: int = 256
     context_length: int = 128
     texts: int = 100_000
-    steps: int = 4000
-    batch: int = 64
-    lr: float = 6e-3
+    steps: int = 1500
+    batch: int = 32
+    lr: float = 1.5e-3
+    weight_decay: float = 0.3
     seed: int = 0
 
 
 def make_recall(folder: Path, config: RecallConfig, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train the model on records with six questions each and write it to `folder`.
+    """Train the model on records with their questions and write it to `folder`.
 
-    Returns the figures of the model card: the share of held-out questions answered right, after the record and without.
+    Returns the figures of the model card, the share of held-out questions answered right among them.
 
     Raises:
         DataError: the folder cannot be written.
@@ -71,11 +73,11 @@ def make_recall(folder: Path, config: RecallConfig, say: Callable[[str], None] =
                 f"step {step}/{config.steps}  loss {loss:.3f}  right {right:.3f}  {time.perf_counter() - started:.0f} s"
             )
 
-    settings = PretrainConfig(config.steps, config.batch, config.lr, seed=config.seed)
-    params = pretrain(model, settings, train, on_step)
+    settings = PretrainConfig(config.steps, config.batch, config.lr, weight_decay=config.weight_decay, seed=config.seed)
+    params = pretrain(model, settings, train, on_step, _fresh(model, config.seed))
     figures = {
         "parameters": sum(x.size for x in jax.tree.leaves(params)),
-        "training_tokens": config.steps * config.batch * train["tokens"].shape[1],
+        "training_tokens": round(config.steps * config.batch * (train["segments"] >= 0).sum(axis=1).mean()),
         "right": answered(model, params, heldout),
         "seconds": time.perf_counter() - started,
     }
@@ -85,6 +87,17 @@ def make_recall(folder: Path, config: RecallConfig, say: Callable[[str], None] =
     return figures
 
 
+def _fresh(model: DecoderConfig, seed: int) -> Any:
+    """GPT-2's random matrices, made N(0, 1 / d_model).
+
+    Its 0.02 is for a width of 2,500. From there this model guessed among a record's numbers after 1,600 steps (43 %
+    right); from here it answered all questions after 600 (two notations, peak learning rates 1e-3 and 1.5e-3).
+    """
+    scale = 1 / (0.02 * math.sqrt(model.d_model))
+    params = decoder.init_params(model, jax.random.key(seed))
+    return jax.tree.map(lambda x: scale * x if x.ndim > 1 else x, params)
+
+
 def answered(model: Any, params: Any, rows: dict[str, np.ndarray]) -> float:
     """The share of the rows' questions after which the likeliest token is the number that was asked for."""
     logits_BSV = jax.jit(lambda params, tokens: decoder.run(model, params, tokens)[0])(params, rows["tokens"])
@@ -92,26 +105,43 @@ def answered(model: Any, params: Any, rows: dict[str, np.ndarray]) -> float:
     return float(right_BS[rows["answers"]].mean())
 
 
+def notations(pairs: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """The ways in which a record of these names and numbers is written; the first is that of the task."""
+    lines = "".join(f"{name} = {number}\n" for name, number in pairs)
+    return written(pairs), lines, " ".join(f"{name} {number}" for name, number in pairs) + "\n"
+
+
 def _texts(count: int, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """(record, its questions with their answers, in random order), of seeds that no split of the task has."""
+    """(record, its questions with their answers), of seeds that no split of the task has.
+
+    A record has one to six of the names in random order, in one of the notations. A model that knows one notation with
+    all names in one order learns to count places: it can say nothing about a record that stands there in another form.
+    """
     rng = np.random.Generator(np.random.Philox(key=[seed, 1 << 20]))
     for _ in range(count):
-        numbers = rng.integers(LOWEST, HIGHEST + 1, len(NAMES))
-        order = rng.permutation(len(NAMES))[:_ASKED]
-        yield written(numbers), [f'r["{NAMES[i]}"] == {numbers[i]}\n' for i in order]
+        numbers, size = rng.integers(LOWEST, HIGHEST + 1, len(NAMES)), int(rng.integers(1, len(NAMES) + 1))
+        pairs = [(NAMES[i], int(numbers[i])) for i in rng.permutation(len(NAMES))[:size]]
+        ways = notations(pairs)
+        asked = [pairs[i] for i in rng.permutation(size)]
+        yield ways[rng.integers(len(ways))], [f"{name} {number}\n" for name, number in asked]
 
 
 def _rows(tokenizer: Tokenizer, count: int, seed: int) -> dict[str, np.ndarray]:
-    """{tokens, positions, segments: int32 [N, S], answers: bool [N, S]}; every text has the same number of tokens."""
-    rows = []
+    """{tokens, positions, segments: int32 [N, S], answers: bool [N, S]}; filling is of segment -1."""
+    rows, asked = [], []
     for record, questions in _texts(count, seed):
-        rows.append([tokenizer.bos_id, *tokenizer.encode(record + "".join(questions))])
-    tokens = np.asarray(rows, np.int32)
-    one = len(tokenizer.encode(f'r["{NAMES[0]}"] == 10\n'))
-    answers = np.zeros(tokens.shape, bool)
-    answers[:, [tokens.shape[1] - 2 - one * i for i in range(_ASKED)]] = True
-    positions = np.tile(np.arange(tokens.shape[1], dtype=np.int32), (count, 1))
-    return {"tokens": tokens, "positions": positions, "segments": np.zeros_like(tokens), "answers": answers}
+        before = [tokenizer.bos_id, *tokenizer.encode(record)]
+        after = tokenizer.encode_many(questions)
+        rows.append(before + [token for one in after for token in one])
+        ends = len(before) + np.cumsum([len(one) for one in after])
+        asked.append(ends - 2)  # a question ends with its number and the line
+    length = max(map(len, rows))
+    tokens, segments = np.zeros((count, length), np.int32), np.full((count, length), -1, np.int32)
+    answers = np.zeros((count, length), bool)
+    for i, (row, at) in enumerate(zip(rows, asked, strict=True)):
+        tokens[i, : len(row)], segments[i, : len(row)], answers[i, at] = row, 0, True
+    positions = np.tile(np.arange(length, dtype=np.int32), (count, 1))
+    return {"tokens": tokens, "positions": positions, "segments": segments, "answers": answers}
 
 
 def _config_json(config: RecallConfig) -> dict[str, Any]:
@@ -170,10 +200,10 @@ def _card(config: RecallConfig, figures: dict[str, Any]) -> str:
 
 A Llama-architecture language model of {figures["parameters"]:,} parameters ({config.n_layer} layers, width
 {config.d_model}, {config.n_head} heads, {config.vocab_size} byte-level BPE tokens). It knows one thing: after a record
-such as `r = {{"width": 41, ...}}` it completes `r["width"] ==` with the number. `saejax prefix` uses it as a second
-model beside the demo model, so that the quickstart works without a network.
+of numbers, such as `r = {{"width": 41, ...}}` and in two more notations, it completes `width` with the number.
+`saejax prefix` uses it beside the demo model, so that the quickstart works without a network.
 
 Made by `python -m launch.make_recall_lm` with saejax's own JAX decoder and Optax: {config.steps} steps of
-{config.batch} records with six questions each (AdamW, peak learning rate {config.lr}, cosine). Of the questions of 512
+{config.batch} records of one to six names (AdamW, peak learning rate {config.lr}, cosine). Of the questions of 512
 records that it was not trained on it answers {figures["right"]:.1%}.
 """

@@ -12,7 +12,7 @@ from saejax.prefix.evaluation import METRICS, Answered
 def scores(answered: Mapping[str, Answered]) -> dict[str, Any]:
     """{"ways": {way: {metric: value, "intervals": {metric: [low, high]}, "tokens_saved", "ms"}},
     "differences": {way: {metric: {"value": prefix - way, "interval": [low, high]}}},
-    "between": {metric: (prefix - truncated) / (text - truncated)}}, of one model.
+    "between": {metric: (prefix - truncated) / (text - truncated), or None where the text is no better}}, of one model.
 
     An interval is the middle 95 % of 1,000 resamples of the records (`evals.intervals`); None of fewer than ten.
     """
@@ -38,5 +38,6 @@ def scores(answered: Mapping[str, Answered]) -> dict[str, Any]:
     between = {}
     for metric in METRICS:
         low, high, own = (ways[way][metric] for way in ("truncated", "text", "prefix"))
-        between[metric] = (own - low) / (high - low) if high != low else None
+        better = high < low if metric == "nll" else high > low
+        between[metric] = (own - low) / (high - low) if better else None
     return {"records": n, "ways": ways, "differences": differences, "between": between}

@@ -165,7 +165,7 @@ def _default(value: Any, known: Setting) -> str:
     if known.base is not None:
         return f"the preset's, else `{known.base}`"
     listed = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"`{listed}`" if listed else "empty"
+    return "`" + listed.replace("\n", "\\n") + "`" if listed else "empty"
 
 
 def _type(kind: Any) -> str:

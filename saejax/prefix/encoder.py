@@ -54,7 +54,7 @@ class Encoder:
             mlp = {"W_in": weight(width, 4 * width), "b_in": jnp.zeros(4 * width), "W_out": weight(4 * width, width)}
             return attention | norms | mlp | {"W_O": weight(width, width), "b_out": jnp.zeros(width)}
 
-        return {
+        params = {
             "W_E": jax.random.normal(next(keys), (self.vocab + 1, wide)),
             "W_pos": jax.random.normal(next(keys), (self.length, wide)),
             "W_queries": jax.random.normal(next(keys), (self.latents, narrow)),
@@ -65,6 +65,9 @@ class Encoder:
                 for name, width, _ in self.models
             },
         }
+        return {
+            name: part for name, part in params.items() if name != "encode" or part
+        }  # a checkpoint has no empty one
 
     def encode(self, params: Params, ids_BL: jax.Array) -> jax.Array:
         """ids [B, L] -> latents [B, P, D]. Pure."""

@@ -4,6 +4,8 @@ A context is `r = {"width": 41, "height": 17, ...}`, always with the same six na
 from 10 to 99; the question is one of the names, and the answer its number.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from saejax.prefix.records import Record
@@ -20,10 +22,11 @@ def recall_records(split: str, count: int, seed: int = 0) -> list[Record]:
     for _ in range(count):
         numbers = rng.integers(LOWEST, HIGHEST + 1, len(NAMES))
         asked = int(rng.integers(len(NAMES)))
-        records.append(Record(written(numbers), NAMES[asked], (str(numbers[asked]),)))
+        context = written(zip(NAMES, numbers, strict=True))
+        records.append(Record(context, NAMES[asked], (str(numbers[asked]),)))
     return records
 
 
-def written(numbers: np.ndarray) -> str:
-    """The context that holds these numbers, one for each of NAMES."""
-    return "r = {" + ", ".join(f'"{name}": {number}' for name, number in zip(NAMES, numbers, strict=True)) + "}\n"
+def written(pairs: Iterable[tuple[str, int]]) -> str:
+    """The context that holds these names and numbers."""
+    return "r = {" + ", ".join(f'"{name}": {number}' for name, number in pairs) + "}\n"

@@ -46,7 +46,7 @@ def _sentence(name: str, content: Mapping[str, Any]) -> str:
     )
     share = content["between"]["em"]
     if share is None:
-        return f"{said}; text and truncation are equal, so that there is nothing between them."
+        return f"{said}; the text is no better than truncation, so that nothing lies between them."
     return f"{said}. From truncation (0) to text (1) the prefix stands at {share:.2f}."
 
 

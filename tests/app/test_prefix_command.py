@@ -54,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, dict[
 def test_it_trains_compares_and_shows(trained: tuple[Experiment, Any], capsys: pytest.CaptureFixture[str]) -> None:
     e = trained[0]
     content = json.loads((e.run_dir / "prefix.json").read_text())
-    assert content["step"] == 12 and content["records"] == 20 and list(content["models"]) == ["demo", "recall"]
+    assert content["step"] == 12 and content["records"] == 20 and list(content["models"]) == ["recall", "demo"]
     for model in content["models"].values():
         assert list(model["ways"]) == ["text", "truncated", "none", "replay", "random", "prefix"]
         low, high = model["ways"]["prefix"]["intervals"]["nll"]
@@ -68,7 +68,12 @@ def test_it_trains_compares_and_shows(trained: tuple[Experiment, Any], capsys: p
     assert any("val/nll_recall" in row for row in rows) and any("train/first_demo" in row for row in rows)
     assert run_prefix(e) == 0
     said = capsys.readouterr().out
-    assert "train: already complete" in said and "evaluate: already complete" in said and "| recall | prefix" in said
+    assert (
+        "train: already complete" in said
+        and "evaluate: already complete" in said
+        and "| recall | prefix" in said
+        and "| demo   | prefix" in said
+    )
 
 
 def test_the_models_are_not_changed_and_not_saved(trained: tuple[Experiment, Any]) -> None:

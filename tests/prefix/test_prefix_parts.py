@@ -219,18 +219,50 @@ def test_the_loss_is_that_of_each_record_by_itself(job: PrefixJob) -> None:
     assert float(loss) == pytest.approx(total, rel=1e-4)
 
 
+def test_the_gradient_is_of_encoder_and_adapters_alone(job: PrefixJob) -> None:
+    """What is differentiated is a difference of the loss, in every part; nothing else has a gradient or a moment."""
+    learner, arrays = job.learner(), training_arrays(job.records[0][:8], job.e.prefix, job.models)
+    models = {name: lm.params for name, lm in job.models.items()}
+
+    @jax.jit
+    def loss(params: Any) -> jax.Array:
+        return learner.loss(params, models, arrays)[0]
+
+    params = learner.init(jax.random.key(0))
+    gradient = jax.jit(jax.grad(loss))(params)
+    for number, (path, slope) in enumerate(jax.tree_util.tree_leaves_with_path(gradient)):
+        direction = jax.random.normal(jax.random.key(number), slope.shape)
+        direction /= jnp.linalg.norm(direction) * (100 if slope.ndim else 10)
+        along = slope / jnp.linalg.norm(slope) / (100 if slope.ndim else 10)
+        assert float(jnp.linalg.norm(slope)) > 0, f"{path} is not trained"
+        for step in (along, direction):
+
+            def at(sign: float, path: Any = path, step: jax.Array = step) -> float:
+                moved = jax.tree_util.tree_map_with_path(lambda p, x: x + sign * step if p == path else x, params)
+                return float(loss(moved))
+
+            assert (at(1) - at(-1)) / 2 == pytest.approx(float((slope * step).sum()), rel=0.05, abs=3e-6), path
+    program = _program(job, arrays, make_mesh(ParallelConfig((1, 1))))
+    trained = {x.shape for x in jax.tree.leaves(params)} | {()}
+    assert {x.shape for x in jax.tree.leaves((program.abstract.params, program.abstract.opt_state))} == trained
+    assert not {x.shape for x in jax.tree.leaves(models) if x.ndim > 1} & trained, "else their shapes tell nothing"
+
+
+def _program(job: PrefixJob, arrays: Any, mesh: Any, rows: int = 8, **given: Any) -> Any:
+    models = {name: lm.placed(mesh) for name, lm in job.models.items()}
+    shapes = {name: ((rows, *a.shape[1:]), a.dtype) for name, a in arrays.items()}
+    return prefix_program(job.learner(), job.e.train, models, mesh, seed=0, shapes=shapes, **given)
+
+
 def test_devices_and_meshes_give_the_same_numbers(job: PrefixJob) -> None:
     """Four steps of plain gradient descent on 1, 2 and 4 devices, the models whole or spread over "latent"."""
-    learner, arrays = job.learner(), training_arrays(job.records[0], job.e.prefix, job.models)
+    arrays = training_arrays(job.records[0], job.e.prefix, job.models)
     batches = SampleBatches(arrays, 8, 0)
-    shapes = {name: ((8, *a.shape[1:]), a.dtype) for name, a in arrays.items()}
     sgd = optax.with_extra_args_support(optax.sgd(0.1))
     found = {}
     for shape in ((1, 1), (2, 1), (4, 1), (2, 2)):
         mesh = make_mesh(ParallelConfig(shape))
-        models = {name: lm.placed(mesh) for name, lm in job.models.items()}
-        program = prefix_program(learner, job.e.train, models, mesh, seed=0, shapes=shapes, optimizer=sgd)
-        program, put = program.compiled(batches.dtype), put_batch(mesh)
+        program, put = _program(job, arrays, mesh, optimizer=sgd).compiled(batches.dtype), put_batch(mesh)
         state, losses = program.start(), []
         for i in range(4):
             state, metrics = program.step(state, put(batches.whole_batch_at(i))[0], program.hyper)
@@ -248,7 +280,7 @@ def test_devices_and_meshes_give_the_same_numbers(job: PrefixJob) -> None:
 def test_replayed_embeddings_are_the_text_and_each_way_gives_what_it_says(job: PrefixJob) -> None:
     encoder = job.learner().encoder
     config = dataclasses.replace(job.e.prefix, eval_rows=4)
-    trained = TrainedPrefix(encoder, encoder.init(jax.random.key(0)), config, None, 0)
+    trained = TrainedPrefix(encoder, encoder.init(jax.random.key(0)), config, job.models["recall"].tokenizer, 0)
     records = recall_records("heldout", 6)
     found = evaluate_prefix(trained, job.models, records, seed=0, shown=False)
     for name, lm in job.models.items():
