@@ -24,9 +24,11 @@ from saejax.core.errors import ConfigError
 def _workspace(line: Line) -> Any:
     from saejax.app.experiment import experiment
     from saejax.app.left_open import as_begun
-    from saejax.app.workspace import Workspace
+    from saejax.app.workspace import Workspace, refuse_prefix
 
-    return Workspace(as_begun(experiment(line.config)))
+    e = experiment(line.config)
+    refuse_prefix(e)
+    return Workspace(as_begun(e))
 
 
 def _pipeline(line: Line) -> int:

@@ -128,7 +128,9 @@ def _texts(count: int, seed: int) -> Iterator[tuple[str, list[str]]]:
 
 def _rows(tokenizer: Tokenizer, count: int, seed: int) -> dict[str, np.ndarray]:
     """{tokens, positions, segments: int32 [N, S], answers: bool [N, S]}; filling is of segment -1."""
-    rows, asked = [], []
+    rows: list[list[int]] = []
+    asked = []
+    assert tokenizer.bos_id is not None, "it is BEGIN"
     for record, questions in _texts(count, seed):
         before = [tokenizer.bos_id, *tokenizer.encode(record)]
         after = tokenizer.encode_many(questions)

@@ -18,6 +18,7 @@ from saejax.app.fit import Prepared, train_folder, watch_of
 from saejax.app.prefix_scores import scores
 from saejax.app.provenance import Provenance, agreed
 from saejax.checkpoints import Checkpoints
+from saejax.core.config import differences
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import read_json, write_bytes, write_json
 from saejax.lm import LanguageModel, load_lm
@@ -49,7 +50,8 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
 
     Raises:
         ConfigError: settings that cannot train a prefix.
-        DataError: models or records that cannot be read, or a folder that holds another run.
+        DataError: models or records that cannot be read, a folder that holds another run, or a prefix.json of other
+            settings.
     """
     check(e)
     job = PrefixJob(e)
@@ -57,19 +59,36 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
         outcome = train_folder(e, job.made_from, job.prepared, process, say)
     if outcome is not None and not outcome.finished:
         return EXIT_PREEMPTED
-    trained = load_prefix(e.run_dir)
-    path = e.run_dir / "prefix.json"
-    if path.is_file() and not redo and read_json(path).get("step") == trained.step:
-        say(f"evaluate: already complete, step {trained.step:,} in {path}; --redo evaluates again")
-    else:
-        answered = evaluate_prefix(trained, job.models, job.records[1], e.seed)
-        write_json(path, _content(trained, answered, job.records[1]))
-    content = read_json(path)
+    content = _evaluated(job, redo)
     write_bytes(e.run_dir / "prefix.md", (table(content["models"]) + "\n").encode())
     write_bytes(e.run_dir / "report.html", _page(e, content).encode())
     say(table(content["models"]))
     say(f"prefix: {e.run_dir / 'report.html'}")
     return 0
+
+
+def _evaluated(job: "PrefixJob", redo: bool) -> dict[str, Any]:
+    """What prefix.json holds, written where it is not there.
+
+    Raises:
+        DataError: it was made with other settings.
+    """
+    # What is decided by the run is the run's; how it is evaluated is said today.
+    trained = dataclasses.replace(load_prefix(job.e.run_dir), config=job.e.prefix)
+    path, heldout = job.e.run_dir / "prefix.json", job.records[1]
+    made = {"step": trained.step, "heldout": fingerprint(heldout), "answer_tokens": trained.config.answer_tokens}
+    if path.is_file() and not redo:
+        content: dict[str, Any] = read_json(path)
+        if changed := differences({key: content.get(key, value) for key, value in made.items()}, made):
+            raise DataError(
+                f"{path} was made with other settings ({'; '.join(changed)}). Pass --redo to evaluate again, or "
+                "restore the settings."
+            )
+        say(f"evaluate: already complete, step {trained.step:,} in {path}; --redo evaluates again")
+        return content
+    answered = evaluate_prefix(trained, job.models, heldout, job.e.seed)
+    write_json(path, made | _content(answered, heldout))
+    return read_json(path)
 
 
 def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:
@@ -238,10 +257,8 @@ class PrefixJob:
         return validate
 
 
-def _content(
-    trained: TrainedPrefix, answered: dict[str, dict[str, Answered]], records: Sequence[Record]
-) -> dict[str, Any]:
-    """What prefix.json holds."""
+def _content(answered: dict[str, dict[str, Answered]], records: Sequence[Record]) -> dict[str, Any]:
+    """What prefix.json holds of answers."""
     examples = [
         {
             "context": record.context,
@@ -252,7 +269,7 @@ def _content(
         for i, record in enumerate(records[:_EXAMPLES])
     ]
     models = {name: scores(ways) for name, ways in answered.items()}
-    return {"step": trained.step, "records": len(records), "models": models, "examples": examples}
+    return {"records": len(records), "models": models, "examples": examples}
 
 
 def _page(e: Experiment, content: dict[str, Any]) -> str:

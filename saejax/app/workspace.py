@@ -31,6 +31,15 @@ from saejax.text.sources import split_rule
 from saejax.trained import check_widths
 
 
+def refuse_prefix(e: Experiment) -> None:
+    """Raise ConfigError for an experiment that is about a prefix and no coder."""
+    if e.prefix.source:
+        raise ConfigError(
+            f"The experiment {e.name} trains a prefix and no coder (prefix.source is {e.prefix.source}): run `saejax "
+            "prefix` with this --config, or `saejax plan`, which says what it takes."
+        )
+
+
 @dataclasses.dataclass
 class Workspace:
     """What several stages need, loaded when first asked for.

@@ -1,9 +1,11 @@
 """`saejax prefix`: trained, stopped and continued to the same bits, compared, shown; the models stay as they are."""
 
+import collections
 import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +21,10 @@ from tiny.prefixes import random_model_folder, small_prefix, write_squad
 import saejax
 from saejax.app import experiments
 from saejax.app import prefix as app
+from saejax.app.cli import Line
 from saejax.app.experiment import Experiment, experiment
 from saejax.app.prefix import load_prefix, run_prefix
+from saejax.commands import COMMANDS
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.prefix.samples import SampleBatches
 
@@ -125,6 +129,19 @@ def test_a_run_does_not_go_on_as_another(trained: tuple[Experiment, Any]) -> Non
         run_prefix(other)
 
 
+def test_it_is_evaluated_as_it_is_asked_today(trained: tuple[Experiment, Any], tmp_path: Path) -> None:
+    shutil.copytree(trained[0].run_dir, tmp_path / "prefix")
+    changed = small_prefix(tmp_path, prefix={"heldout": 12, "answer_tokens": 1})
+    with pytest.raises(DataError, match=r"answer_tokens: 6 -> 1.*Pass --redo"):
+        run_prefix(changed)
+    assert run_prefix(changed, redo=True) == 0
+    content = json.loads((tmp_path / "prefix" / "prefix.json").read_text())
+    assert content["records"] == 12 and content["answer_tokens"] == 1
+    said = {tuple(one["said"]["demo"].values()) for one in content["examples"]}
+    assert max(len(text.split()) for texts in said for text in texts) == 1, "one token each"
+    assert run_prefix(changed) == 0
+
+
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
@@ -141,6 +158,14 @@ def test_what_cannot_train_is_refused(sections: dict[str, Any], why: str, tmp_pa
     with pytest.raises(ConfigError, match=why):
         run_prefix(small_prefix(tmp_path, **sections))
     assert not (tmp_path / "prefix" / "config.json").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "pipeline", "capture", "sweep", "evaluate", "report", "preflight"])
+def test_a_command_for_coders_says_which_one_it_is(command: str) -> None:
+    flags = collections.defaultdict(bool, sae=None, probes="")
+    line = Line(experiments.shipped("latentwire_quickstart"), (), flags, frozenset())
+    with pytest.raises(ConfigError, match=r"trains a prefix and no coder .*: run `saejax prefix`"):
+        COMMANDS[command].main(line)
 
 
 def test_the_reports_recipe_shrunk(tmp_path: Path) -> None:
