@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import matplotlib
 import pytest
 from tiny import ROOT, tiny_experiment
+from tiny.prefixes import small_prefix
 
 from saejax.app import experiments
+from saejax.app.prefix import run_prefix
 from saejax.app.stages import run_capture, run_train
 from saejax.app.workspace import Workspace
 from saejax.commands import COMMANDS
@@ -57,11 +59,15 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the blocks run: with a run and a store called quickstart, as after `make quickstart`, but much smaller."""
+    """Where the blocks run: with a run and a store called quickstart, as after `make quickstart`, but much smaller, and
+    the prefix of latentwire_quickstart."""
     folder = tmp_path_factory.mktemp("docs")
     e = tiny_experiment(folder, top={"name": "quickstart"}, capture={"hook_points": ("blocks.3.resid_post",)})
     run_capture(Workspace(e))
     assert run_train(Workspace(e)) == 0
+    prefix = {"second": "", "heldout": 10, "timed": 1}
+    name, train = "latentwire_quickstart", {"tokens": 16, "validate_every": 0}
+    assert run_prefix(small_prefix(folder / "runs", name, prefix=prefix, train=train)) == 0
     return folder
 
 

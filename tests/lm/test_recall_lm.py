@@ -53,8 +53,8 @@ def test_it_can_be_made_again(tmp_path: Path) -> None:
         made.config.n_layer == 1
         and f"{figures['parameters']:,} parameters" in (tmp_path / "made" / "README.md").read_text()
     )
-    vocabularies = [json.loads((folder / "tokenizer.json").read_text())["model"] for folder in (FOLDER, tmp_path / "made")]
-    assert vocabularies[0] == vocabularies[1], "the shipped one comes from this code"
+    ours, shipped = (json.loads((at / "tokenizer.json").read_text())["model"] for at in (tmp_path / "made", FOLDER))
+    assert ours == shipped, "the shipped one comes from this code"
     (tmp_path / "file").write_text("kept")
     with pytest.raises(DataError, match="cannot be written"):
         make_recall(tmp_path / "file", RecallConfig(), lambda line: None)
