@@ -137,6 +137,7 @@ def _answered(
     config = trained.config
     stop = tuple(sorted({a[-1] for a in own.answers if "\n" in lm.tokenizer.decode([a[-1]])}))
     sampling, rows = generation.Sampling(tokens=config.answer_tokens, stop=stop), min(config.eval_rows, len(records))
+    most = max(map(len, own.answers))
     said: list[str] = []
     nll: list[float] = []
     for start in range(0, len(records), rows):
@@ -145,7 +146,7 @@ def _answered(
         prefixes, prompts = [given.prefixes[i] for i in index], [given.prompts[i] for i in index]
         tokens = np.stack(list(generation.generate(lm.config, lm.params, prompts, sampling, prefixes=prefixes)), axis=1)
         said += [first_line(lm.tokenizer.decode([int(t) for t in row if t >= 0])) for row in tokens[:new]]
-        nll += _nll(lm, prefixes, prompts, [own.answers[i] for i in index])[:new]
+        nll += _nll(lm, prefixes, prompts, [own.answers[i] for i in index], most)[:new]
     right = [record.answers for record in records]
     columns = {
         "em": np.asarray([exact_match(one, r) for one, r in zip(said, right, strict=True)]),
@@ -157,22 +158,26 @@ def _answered(
 
 
 def _nll(
-    lm: LanguageModel, prefixes: list[np.ndarray], prompts: list[list[int]], answers: list[list[int]]
+    lm: LanguageModel, prefixes: list[np.ndarray], prompts: list[list[int]], answers: list[list[int]], most: int
 ) -> list[float]:
-    """Mean -log p of the tokens of each row's answer, in nats."""
+    """Mean -log p of the tokens of each row's answer, in nats; `most` is the tokens of the longest answer of all."""
     rows = [p + a for p, a in zip(prompts, answers, strict=True)]
     tokens_BS, filling_B, placed = generation.lay_out(lm.config, rows, 0, prefixes)
     cache = generation.start_cache(lm.config, jnp.asarray(filling_B), tokens_BS.shape[1], lm.params["W_E"].dtype)
-    nll_BS = np.asarray(_next_nll(lm.config, lm.params, cache, jnp.asarray(tokens_BS), placed))
-    return [float(own[-len(a) :].mean()) for own, a in zip(nll_BS, answers, strict=True)]
+    nll_BA = np.asarray(_last_nll(lm.config, most, lm.params, cache, jnp.asarray(tokens_BS), placed))
+    return [float(own[-len(a) :].mean()) for own, a in zip(nll_BA, answers, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _next_nll(config: DecoderConfig, params: Any, cache: generation.Cache, tokens_BS: jax.Array, placed: Any) -> Any:
-    """-log p(token | all before it) [B, S - 1]."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _last_nll(
+    config: DecoderConfig, count: int, params: Any, cache: generation.Cache, tokens_BS: jax.Array, placed: Any
+) -> jax.Array:
+    """-log p(token | all before it) of the last `count` tokens of each row [B, count]. Rows end with their answers, so
+    that the numbers of a whole vocabulary are kept for these alone."""
+    count = min(count, tokens_BS.shape[1] - 1)
     logits_BSV, _, _ = generation.extend(config, params, cache, tokens_BS, placed=placed)
-    log_p_BSV = jax.nn.log_softmax(logits_BSV[:, :-1].astype(jnp.float32))
-    return -jnp.take_along_axis(log_p_BSV, tokens_BS[:, 1:, None], axis=-1)[..., 0]
+    log_p_BAV = jax.nn.log_softmax(logits_BSV[:, -count - 1 : -1].astype(jnp.float32))
+    return -jnp.take_along_axis(log_p_BAV, tokens_BS[:, -count:, None], axis=-1)[..., 0]
 
 
 def _first_token_ms(

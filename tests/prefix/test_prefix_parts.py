@@ -277,6 +277,20 @@ def test_devices_and_meshes_give_the_same_numbers(job: PrefixJob) -> None:
 # --- the evaluation --------------------------------------------------------------------------------------------
 
 
+def test_the_nll_of_a_short_row_does_not_depend_on_a_long_answer_elsewhere(job: PrefixJob) -> None:
+    """An answer that fills more columns than the rows of another batch have."""
+    learner, config = job.learner(), dataclasses.replace(job.e.prefix, eval_rows=1, answer_tokens=1, timed=1)
+    params = learner.encoder.init(jax.random.key(0))
+    trained = TrainedPrefix(learner.encoder, params, config, job.models["recall"].tokenizer, 0)
+    short, long = Record("r\n", "width", ("41",)), Record("r\n", "width", ("41 " * 30,))
+    models = {"recall": job.models["recall"]}
+    alone, both = (
+        evaluate_prefix(trained, models, records, seed=0, shown=False)["recall"] for records in ([short], [short, long])
+    )
+    for way, one in alone.items():
+        assert one.columns["nll"][0] == pytest.approx(both[way].columns["nll"][0], rel=1e-4), way
+
+
 def test_replayed_embeddings_are_the_text_and_each_way_gives_what_it_says(job: PrefixJob) -> None:
     encoder = job.learner().encoder
     config = dataclasses.replace(job.e.prefix, eval_rows=4)
