@@ -28,6 +28,8 @@ from saejax.store.manifest import read_manifest
 # A run that another machine writes shows its life by its rows alone.
 _QUIET = 60.0  # seconds
 _DEPTH = 4
+# What stands in the place of a coder's preset where a run trains a latent prefix.
+PREFIX = "prefix"
 _FILES = ("config.json", "metrics.jsonl", "eval.json", "features.json.gz", "report.html", "attempts.json", LOCK)
 _OF_EVAL = {"l0": "l0", "fve": "fve", "dead": "dead_fraction"}
 _OF_ROWS = ("l0", "fve", "dead", "loss")
@@ -149,6 +151,7 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
     if evaluation is not None:
         config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
     checkpoints = folder / "checkpoints"
+    saved = checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir())
     return {
         "name": name,
         "sweep": sweep,
@@ -164,7 +167,8 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         "evaluated_at": None if evaluation is None else evaluation.get("step"),
         "has_features": (folder / "features.json.gz").is_file(),
         "has_report": (folder / "report.html").is_file(),
-        "has_checkpoint": checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir()),
+        "has_checkpoint": saved,
+        "has_coder": saved and config["preset"] != PREFIX,
         **_attempts(folder),
         "evaluated": _evaluated(folder),
         "updated": _updated(folder),
@@ -177,10 +181,13 @@ def _of_config(folder: Path) -> dict[str, Any]:
     nothing = dict.fromkeys(("preset", "model", "hook_point", "d_sae", "k", "steps", "tokens_total", "error"))
     try:
         e = as_begun(from_json(read_json(folder / "config.json")))
+        training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
+        if e.prefix.source:
+            models = ", ".join(filter(None, (e.lm.model, e.prefix.second)))
+            return nothing | {"preset": PREFIX, "model": models, **training}
         coder = e.coder.resolved()
         hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
         sizes = {"d_sae": coder.d_sae or _wide(e, coder.expansion), "k": Member("", e, e, 1.0).k}
-        training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
         return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
     except (SaejaxError, OSError, ArithmeticError) as error:
         return nothing | {"error": str(error)}

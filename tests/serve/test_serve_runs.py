@@ -102,6 +102,20 @@ def test_the_figures_are_those_of_the_files(tmp_path: Path) -> None:
     assert (runs.row("half")["step"], runs.row("half")["fve"]) == (30, 0.3)
 
 
+def test_a_prefix_is_no_dictionary(tmp_path: Path) -> None:
+    """Its models are shown, no coder's preset, hook point or k, and no features are offered."""
+    for name in ("coder", "prefix"):
+        folder = a_run(tmp_path, name, 10)
+        (folder / "checkpoints" / "10").mkdir(parents=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["prefix"] = {"source": "recall", "second": "recall"}
+    (folder / "config.json").write_text(json.dumps(config))
+    row, coder = Runs(tmp_path).row("prefix"), Runs(tmp_path).row("coder")
+    assert (row["preset"], row["model"], row["hook_point"], row["k"]) == ("prefix", "demo, recall", None, None)
+    assert row["has_checkpoint"] and not row["has_coder"] and coder["has_coder"]
+    assert (row["steps"], row["tokens_total"]) == (STEPS, 8 * STEPS)
+
+
 def test_a_training_that_stopped_by_its_own_rule_is_done(tmp_path: Path) -> None:
     e = planted_experiment(tmp_path, "early", early_stop_patience=1, validate_every=2, lr=1e-9)
     assert run_train(Workspace(e)) == 0

@@ -218,7 +218,7 @@ class FeatureView {
   // The names of all dictionaries that the server has; only this one where it cannot say.
   dictionaries() {
     this.names ??= api("/api/overview").then(({runs, dictionaries}) =>
-      [...runs.filter((run) => run.has_checkpoint).map((run) => run.name), ...dictionaries.map((one) => one.name)], () => [this.dictionary]);
+      [...runs.filter((run) => run.has_coder).map((run) => run.name), ...dictionaries.map((one) => one.name)], () => [this.dictionary]);
     return this.names;
   }
 
@@ -401,7 +401,7 @@ async function anyDictionary(host) {
   host.replaceChildren(el("p", {class: "note", role: "status"}, "Looking for a dictionary\u2026"));
   const {runs, dictionaries} = await api("/api/overview");
   const last = (some) => some.sort((one, other) => (other.updated ?? 0) - (one.updated ?? 0))[0];
-  const found = last(runs.filter((run) => run.has_features)) ?? last(runs.filter((run) => run.has_checkpoint)) ?? dictionaries[0];
+  const found = last(runs.filter((run) => run.has_features)) ?? last(runs.filter((run) => run.has_coder)) ?? dictionaries[0];
   if (found) location.replace(featureAddress(found.name, null));
   else host.replaceChildren(el("p", {class: "note"}, "No run here has learnt anything yet. ", el("a", {href: "#/start"}, "Start a training")));
 }

@@ -207,7 +207,7 @@ async function chooseDictionary(host) {
   host.append(headed("Features"), el("p", {class: "lead"}, "Of which dictionary?"));
   try {
     const {runs, dictionaries} = await api("/api/overview");
-    const rows = [...byMovement(runs).filter((run) => run.has_checkpoint || run.has_features).map((run) => ({
+    const rows = [...byMovement(runs).filter((run) => run.has_coder || run.has_features).map((run) => ({
       key: run.name, title: run.name, href: address("features", run.name), about: [run.preset, run.model, run.hook_point].filter(Boolean).join(", "), texts: [integer(run.d_sae)],
     })), ...dictionaries.map(dictionaryAsRow)];
     if (!host.isConnected || parsed(location.hash)?.name !== "features") return;

@@ -125,12 +125,12 @@ class RunHeader {
       if (node.tagName === "BUTTON") node.disabled = condition; else fill(node, {"aria-disabled": String(condition)}, []);
       node.title = condition ? why : "";
     };
-    const going = run.state === "running";
-    off(this.features, !run.has_features && !run.has_checkpoint, "There are no features before the first checkpoint");
+    const going = run.state === "running", byPrefix = run.preset === "prefix";
+    off(this.features, !run.has_features && !run.has_coder, "There are no features before the first checkpoint");
     off(this.page, !run.has_report, "No report has been written yet");
-    off(this.evaluate, going || !["trained", "evaluated", "failed"].includes(run.state), "A finished training can be evaluated");
+    off(this.evaluate, byPrefix || going || !["trained", "evaluated", "failed"].includes(run.state), byPrefix ? "saejax prefix evaluates it" : "A finished training can be evaluated");
     off(this.report, going || run.evaluated_at === null, "An evaluated run can have a report");
-    off(this.again, going || !["stopped", "waiting"].includes(run.state), "Nothing is left to train");
+    off(this.again, byPrefix || going || !["stopped", "waiting"].includes(run.state), byPrefix ? "saejax prefix continues it" : "Nothing is left to train");
     off(this.stop, !going, "Nobody trains this run now");
     this.moved({});
   }
