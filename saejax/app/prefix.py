@@ -21,7 +21,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.core.config import differences
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import read_json, write_bytes, write_json
-from saejax.lm import LanguageModel, load_lm
+from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
 from saejax.prefix.evaluation import Answered, evaluate_prefix
 from saejax.prefix.recall import recall_records
@@ -76,7 +76,8 @@ def _evaluated(job: "PrefixJob", redo: bool) -> dict[str, Any]:
     # What is decided by the run is the run's; how it is evaluated is said today.
     trained = dataclasses.replace(load_prefix(job.e.run_dir), config=job.e.prefix)
     path, heldout = job.e.run_dir / "prefix.json", job.records[1]
-    made = {"step": trained.step, "heldout": fingerprint(heldout), "answer_tokens": trained.config.answer_tokens}
+    made = {"step": trained.step, "records": len(heldout), "heldout": fingerprint(heldout)}
+    made |= {"answer_tokens": trained.config.answer_tokens}
     if path.is_file() and not redo:
         content: dict[str, Any] = read_json(path)
         if changed := differences({key: content.get(key, value) for key, value in made.items()}, made):
@@ -107,13 +108,8 @@ def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:
         items, meta = checkpoints.restore_numpy(at, names=("params", "averaged"))
     if meta.get("kind") != "prefix":
         raise DataError(f"{run} holds a coder and no prefix; saejax.load reads it.")
-    tokenizer = tokenizer_of(e) if e.prefix.encoder == "tokens" else None
+    tokenizer = load_tokenizer(e.lm.model, e.lm.revision) if e.prefix.encoder == "tokens" else None
     return TrainedPrefix(from_meta(e.prefix, meta), items["averaged"] or items["params"], e.prefix, tokenizer, at)
-
-
-def tokenizer_of(e: Experiment) -> Any:
-    """The first model's."""
-    return load_lm(e.lm.model, e.lm.revision, e.lm.dtype).tokenizer
 
 
 def check(e: Experiment) -> None:
@@ -269,7 +265,7 @@ def _content(answered: dict[str, dict[str, Answered]], records: Sequence[Record]
         for i, record in enumerate(records[:_EXAMPLES])
     ]
     models = {name: scores(ways) for name, ways in answered.items()}
-    return {"records": len(records), "models": models, "examples": examples}
+    return {"models": models, "examples": examples}
 
 
 def _page(e: Experiment, content: dict[str, Any]) -> str:

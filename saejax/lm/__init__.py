@@ -1,7 +1,7 @@
 """L3: the language model being studied, in JAX, watched and edited at named hook points."""
 
 from saejax.lm.listing import HookList, list_hook_points
-from saejax.lm.model import LanguageModel, LMConfig, load_lm
+from saejax.lm.model import LanguageModel, LMConfig, load_lm, load_tokenizer
 from saejax.lm.parameters import logical_axes, shard_params
 from saejax.lm.points import HOOK_NAMES, HookPoint
 
@@ -13,6 +13,7 @@ __all__ = [
     "LanguageModel",
     "list_hook_points",
     "load_lm",
+    "load_tokenizer",
     "logical_axes",
     "shard_params",
 ]

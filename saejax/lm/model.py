@@ -1,6 +1,7 @@
 """`LanguageModel`: a loaded model with its tokenizer and the names of its hook points."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,14 @@ from saejax.text import Tokenizer
 EMBEDDED = ("demo", "recall")
 
 _REMEDY = "It is not cached. Check the name and the network, or give a local folder in lm.model."
+_OF_TOKENIZER = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_FILES = (*_OF_TOKENIZER, "*.safetensors", "*.safetensors.index.json", "generation_config.json")
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -250,6 +259,16 @@ def config_folder(model: str, revision: str = "") -> Path:
     return _resolve(model, revision, _download_config)
 
 
+def load_tokenizer(model: str, revision: str = "") -> Tokenizer:
+    """The tokenizer of the model that `model` names, as for `load_lm`; no weights are read, and none are fetched.
+
+    Raises:
+        DataError: it cannot be found or read; the message says what to do.
+    """
+    fetch = functools.partial(_download, files=_OF_TOKENIZER, complete=lambda at: (at / "tokenizer.json").is_file())
+    return Tokenizer.from_folder(_resolve(model, revision, fetch))
+
+
 def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Path:
     if model in EMBEDDED:
         return Path(__file__).parent / model
@@ -263,21 +282,16 @@ def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Pa
     )
 
 
-def _download(repo: str, revision: str) -> Path:
+def _download(
+    repo: str, revision: str, files: Sequence[str] = _FILES, complete: Callable[[Path], bool] = checkpoint.is_complete
+) -> Path:
     """A local copy of a hub repository; what is cached already is used without asking the network."""
     import huggingface_hub
 
-    wanted: dict[str, Any] = {
-        "repo_id": repo,
-        "revision": revision or None,
-        "allow_patterns": [
-            *("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
-            *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
-        ],
-    }
+    wanted: dict[str, Any] = {"repo_id": repo, "revision": revision or None, "allow_patterns": list(files)}
     try:
         cached = Path(huggingface_hub.snapshot_download(**wanted, local_files_only=True))
-        if checkpoint.is_complete(cached):  # another program may have fetched the configuration alone
+        if complete(cached):  # another program may have fetched the configuration alone
             return cached
     except Exception:  # not cached: the library raises one of several kinds
         pass

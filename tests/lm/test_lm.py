@@ -38,7 +38,7 @@ from tiny.decoders import (
 from benchmarks.demo_lm.ngram import ngram_losses
 from benchmarks.demo_lm.pretrain import PretrainConfig, evaluate, pretrain
 from saejax.core.errors import ConfigError, DataError
-from saejax.lm import HOOK_NAMES, LanguageModel, LMConfig, checkpoint, decoder, load_lm
+from saejax.lm import HOOK_NAMES, LanguageModel, LMConfig, checkpoint, decoder, load_lm, load_tokenizer
 from saejax.lm.conventions import DecoderConfig, Rope
 
 # Not compiled, a new shape costs seconds: whatever runs so has this one.
@@ -480,6 +480,23 @@ def test_the_network_is_asked_only_for_what_is_not_cached(
     lm = load_lm("owner/name", revision="abc")
     assert (lm.identity["model"], lm.identity["revision"]) == ("owner/name", "abc")
     assert [(w["repo_id"], w["revision"]) for w in asked] == ([] if cached == "all" else [("owner/name", "abc")])
+
+
+def test_a_tokenizer_alone_fetches_no_weights(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def download(local_files_only: bool = False, **wanted: Any) -> str:
+        asked.append(wanted)
+        if local_files_only:
+            raise FileNotFoundError(wanted["repo_id"])
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_tokenizer("owner/name", "abc").sha256 == load_lm(str(folder)).tokenizer.sha256
+    assert [(w["repo_id"], w["revision"]) for w in asked] == 2 * [("owner/name", "abc")]
+    fetched = {name for wanted in asked for name in wanted["allow_patterns"]}
+    assert "tokenizer.json" in fetched and not any("safetensors" in name for name in fetched)
+    assert load_tokenizer("recall").sha256 == load_lm("recall").tokenizer.sha256
 
 
 # --- baselines and pre-training -------------------------------------------------------------------
