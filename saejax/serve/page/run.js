@@ -118,14 +118,15 @@ class RunHeader {
     this.run = run;
     this.crumb.replaceChildren(...(run.sweep ? ["member of the sweep ", el("a", {href: address("sweep", run.sweep)}, run.sweep)] : ["run"]));
     this.gates.show(run);
-    const info = {...summary.run, preset: run.preset ?? summary.run.preset, d_sae: summary.run.d_sae ?? run.d_sae, k: summary.run.k ?? run.k};
+    const byPrefix = run.preset === "prefix", own = byPrefix ? {model: run.model, hook_point: null} : {};
+    const info = {...summary.run, preset: run.preset ?? summary.run.preset, d_sae: summary.run.d_sae ?? run.d_sae, k: summary.run.k ?? run.k, ...own};
     this.facts.show([["model", info.model], ["hook point", info.hook_point], ["coder", coderLine(info)], ["moved", moment(run.updated)]].filter(([, value]) => value));
     this.tiles.show(summary.tiles);
     const off = (node, condition, why) => {
       if (node.tagName === "BUTTON") node.disabled = condition; else fill(node, {"aria-disabled": String(condition)}, []);
       node.title = condition ? why : "";
     };
-    const going = run.state === "running", byPrefix = run.preset === "prefix";
+    const going = run.state === "running";
     off(this.features, !run.has_features && !run.has_coder, "There are no features before the first checkpoint");
     off(this.page, !run.has_report, "No report has been written yet");
     off(this.evaluate, byPrefix || going || !["trained", "evaluated", "failed"].includes(run.state), byPrefix ? "saejax prefix evaluates it" : "A finished training can be evaluated");
