@@ -65,9 +65,9 @@ class Encoder:
                 for name, width, _ in self.models
             },
         }
-        return {
-            name: part for name, part in params.items() if name != "encode" or part
-        }  # a checkpoint has no empty one
+        if not self.n_layer:
+            del params["encode"]  # a checkpoint keeps no part that is empty
+        return params
 
     def encode(self, params: Params, ids_BL: jax.Array) -> jax.Array:
         """ids [B, L] -> latents [B, P, D]. Pure."""
