@@ -102,7 +102,11 @@ def _tried(attempts: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) ->
     for one in attempts:
         changes = "; ".join(f"{c['key']} {c['before']:g} to {c['after']:g}" for c in one["changes"])
         took, metrics = content["stages"].get(one["name"], {}), one["metrics"]
-        figures = [_number(metrics.get(key)) for key in ("l0", "fve", "dead_fraction")]
+        dead = metrics.get("dead_fraction")
+        figures = [
+            *(_number(metrics.get(key)) for key in ("l0", "fve")),
+            _number(dead) if dead is None else f"{dead:.2%}",
+        ]
         spent = [f"{took[key]:,.0f}" if key in took else "" for key in ("tokens", "seconds")]
         lines.append([one["name"], one["begins_from"], changes, *figures, *spent])
     return lines

@@ -7,7 +7,7 @@ const QUANTITIES = {
   fve: {title: "FVE", hint: "fraction of variance explained, centred", linear: true},
   r2: {title: "R\u00b2", hint: "coefficient of determination", linear: true},
   l0: {title: "L0", hint: "latents active per token, mean"},
-  dead: {title: "Dead", hint: "latents that have not fired lately", linear: true},
+  dead: {title: "Dead", hint: "how many latents have not fired lately", linear: true},
   relative_error: {title: "Relative error", hint: "size of the residual against the activation"},
   lr: {title: "Learning rate", hint: "", linear: true},
   grad_norm: {title: "Gradient norm", hint: "before clipping"},
@@ -37,11 +37,10 @@ function verdict(run) {
   return el("a", {class: `verdict ${passed ? "pass" : "fail"}`, href: "#gates"}, passed ? "\u2713 " : "\u2717 ", text);
 }
 
-function tileValue({value, kind, of}) {
-  if (value === null) return "\u2013";
-  if (kind === "percent") return percent(value);
-  if (kind === "share" && !of && Math.abs(value) < 1) return percent(value);
-  return kind === "share" ? integer(value) : number(value);
+const WRITTEN = {number, percent, count: integer};
+
+function tileValue({value, kind}) {
+  return value === null ? "\u2013" : WRITTEN[kind](value);
 }
 
 function tiles(list) {

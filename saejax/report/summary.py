@@ -108,15 +108,15 @@ def _whole(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
+# (heading, {metric: how its value is written}, what it is): a metric has one unit, wherever it was logged.
 _TILES = (
-    ("L0", ("l0",), "number", "latents active per token, mean"),
-    ("FVE", ("fve",), "number", "fraction of variance explained, centred"),
-    ("R²", ("r2",), "number", "coefficient of determination"),
-    ("Loss recovered", ("loss_recovered", "ce_recovered", "fraction_recovered"), "percent",
+    ("L0", {"l0": "number"}, "latents active per token, mean"),
+    ("FVE", {"fve": "number"}, "fraction of variance explained, centred"),
+    ("R²", {"r2": "number"}, "coefficient of determination"),
+    ("Loss recovered", {"loss_recovered": "percent"},
      "of the model's loss between ablating the site and leaving it alone"),
-    ("Dead features", ("dead", "dead_fraction", "dead_features"), "share",
-     "latents that never fired in the scan"),
-    ("Relative error", ("relative_error",), "percent",
+    ("Dead features", {"dead_fraction": "percent", "dead": "count"}, "latents that never fired in the scan"),
+    ("Relative error", {"relative_error": "percent"},
      "sum ‖x − x̂‖² / sum ‖x‖²: the share of the activations' energy that is lost"),
 )  # fmt: skip
 
@@ -125,27 +125,29 @@ def _tiles(run: RunFiles) -> list[dict[str, Any]]:
     """The headline numbers: from the evaluation where it has them, else the latest validation or training."""
     tiles = []
     density = (run.evaluation or {}).get("density") or {}
-    for label, names, kind, hint in _TILES:
-        value, source = _headline(run, names)
+    for label, kinds, hint in _TILES:
+        name, value, source = _headline(run, tuple(kinds))
         of = None
-        if label == "Dead features" and _number(density.get("dead")):
-            value, source, of = density["dead"], "evaluation", sum(density["counts"]) + density["dead"]
-        tiles.append({"label": label, "value": value, "kind": kind, "of": of, "hint": hint, "source": source})
+        if "dead" in kinds and _number(density.get("dead")):
+            name, value, source = "dead", density["dead"], "evaluation"
+            of = sum(density["counts"]) + density["dead"]
+        tiles.append({"label": label, "value": value, "kind": kinds[name], "of": of, "hint": hint, "source": source})
     return tiles
 
 
-def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[float | None, str | None]:
+def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None, str | None]:
+    """(which of the names, its value, where it is from); the first name and None where nobody measured any."""
     metrics = (run.evaluation or {}).get("metrics") or {}
     evaluated = {key.rsplit("/", 1)[-1]: value for key, value in metrics.items()}
     for name in names:
         if _number(evaluated.get(name)):
-            return evaluated[name], "evaluation"
+            return name, evaluated[name], "evaluation"
     for prefix, source in (("val", "validation"), ("train", "training")):
         for row in reversed(run.metrics):
             for name in names:
                 if _number(row.get(f"{prefix}/{name}")):
-                    return row[f"{prefix}/{name}"], f"{source}, step {row['step']:,}"
-    return None, None
+                    return name, row[f"{prefix}/{name}"], f"{source}, step {row['step']:,}"
+    return names[0], None, None
 
 
 def _number(value: Any) -> bool:

@@ -28,7 +28,7 @@ _COLUMNS: Columns = (
     ("sparsity scale", "sparsity_scale", "g"),
     ("L0", "l0", ".1f"),
     ("FVE", "fve", ".4f"),
-    ("dead", "dead", ".2%"),
+    ("dead", "dead_fraction", ".2%"),
     ("relative error", "relative_error", ".4f"),
     ("tokens/s", "tokens_per_second", ",.0f"),
     ("status", "status", ""),

@@ -1,6 +1,7 @@
 """The runs of a folder as they are now: state, progress, figures. Read from their files alone, whoever writes them."""
 
 import dataclasses
+import math
 import os
 import platform
 import re
@@ -17,6 +18,7 @@ from saejax.app.loading import is_run
 from saejax.app.records import SWEEP
 from saejax.app.sweep.members import Member
 from saejax.checkpoints import Checkpoints
+from saejax.coders import TOPOLOGIES, CoderConfig
 from saejax.core.errors import SaejaxError
 from saejax.core.files import read_json, stamp
 from saejax.core.lease import LOCK, held
@@ -31,7 +33,8 @@ _DEPTH = 4
 # What stands in the place of a coder's preset where a run trains a latent prefix.
 PREFIX = "prefix"
 _FILES = ("config.json", "metrics.jsonl", "eval.json", "features.json.gz", "report.html", "attempts.json", LOCK)
-_OF_EVAL = {"l0": "l0", "fve": "fve", "dead": "dead_fraction"}
+# A name has one unit wherever it stands: a training counts the latents that are "dead", and here their share is shown.
+_OF_EVAL = ("l0", "fve", "dead_fraction")
 _OF_ROWS = ("l0", "fve", "dead", "loss")
 
 
@@ -160,7 +163,7 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         "finished": finished,
         "tokens": last.get("tokens"),
         "tokens_per_second": last.get("train/tokens_per_second"),
-        **_figures((evaluation or {}).get("metrics") or {}, last),
+        **_figures((evaluation or {}).get("metrics") or {}, last, config["d_sae"]),
         "gates_passed": None if gates is None else len(gates) - len(failed),
         "gates_total": None if gates is None else len(gates),
         "failed_gates": failed,
@@ -187,10 +190,22 @@ def _of_config(folder: Path) -> dict[str, Any]:
             return nothing | {"preset": PREFIX, "model": models, **training}
         coder = e.coder.resolved()
         hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
-        sizes = {"d_sae": coder.d_sae or _wide(e, coder.expansion), "k": Member("", e, e, 1.0).k}
+        sizes = {"d_sae": _latents(e, coder), "k": Member("", e, e, 1.0).k}
         return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
     except (SaejaxError, OSError, ArithmeticError) as error:
         return nothing | {"error": str(error)}
+
+
+def _latents(e: Experiment, coder: CoderConfig) -> int | None:
+    """All latents of a coder, as its evaluation counts them; None where the configuration alone does not tell."""
+    topology = TOPOLOGIES[coder.topology]
+    own = (e.hook_point,) if e.hook_point or not (topology.stacked and topology.tied) else e.capture.hook_points
+    reads = e.reads or own
+    width = coder.d_sae or _wide(e, coder.expansion or 0)
+    shape = topology(d_in=1, d_sae=width or 0, sites=len(reads)).latent_shape
+    # How many a pattern stands for the model decides.
+    counted = len(shape) == 1 or not any(sign in name for name in reads for sign in "*{")
+    return math.prod(shape) or None if counted else None
 
 
 def _wide(e: Experiment, expansion: int) -> int | None:
@@ -202,10 +217,12 @@ def _wide(e: Experiment, expansion: int) -> int | None:
     return next((expansion * widths[name] for name in reads if name in widths), None)
 
 
-def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any], n_latents: int | None) -> dict[str, Any]:
     """Of the evaluation, else of the last validation, else of the last row of the training."""
     found = {name: last.get(f"val/{name}", last.get(f"train/{name}")) for name in _OF_ROWS}
-    return found | {name: metrics[key] for name, key in _OF_EVAL.items() if metrics.get(key) is not None}
+    dead = found.pop("dead")
+    found["dead_fraction"] = dead / n_latents if n_latents and dead is not None else None
+    return found | {name: metrics[name] for name in _OF_EVAL if metrics.get(name) is not None}
 
 
 def _stopped_early(folder: Path, last: Mapping[str, Any]) -> bool:
@@ -259,7 +276,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _members(sweep: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    kept = ("name", "preset", "d_sae", "k", "l0", "fve", "dead", "step", "steps", "state", "updated")
+    kept = ("name", "preset", "d_sae", "k", "l0", "fve", "dead_fraction", "step", "steps", "state", "updated")
     return [{key: row[key] for key in kept} | {"label": row["name"].removeprefix(f"{sweep}/")} for row in rows]
 
 

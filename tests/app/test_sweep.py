@@ -315,7 +315,7 @@ def test_a_member_loads_and_is_what_the_table_says(done: Done) -> None:
     latents = np.asarray(sae.encode(x))
     y = np.asarray(sae.decode(latents))
     assert row["l0"] == pytest.approx((latents > 0).sum(1).mean(), rel=1e-4)
-    assert row["dead"] == pytest.approx((latents == 0).all(0).mean())
+    assert row["dead_fraction"] == pytest.approx((latents == 0).all(0).mean())
     assert row["relative_error"] == pytest.approx(np.square(x - y).sum() / np.square(x).sum(), rel=1e-3)
     assert row["fve"] == pytest.approx(1 - np.square(x - y).sum() / np.square(x - x.mean(0)).sum(), abs=1e-3)
     wanted = {"preset": "standard", "d_sae": 64, "k": None, "lr": 1e-3, "seed": 0, "sparsity_scale": 2.0}

@@ -189,6 +189,24 @@ def test_without_an_evaluation_the_tiles_fall_back_to_what_was_logged(run: Path)
     assert tiles["R²"]["value"] is None
 
 
+@pytest.mark.parametrize(
+    ("metrics", "row", "tile"),
+    [
+        ({"dead_fraction": 1.0}, {"dead": 3}, (1.0, "percent")),
+        ({}, {"dead": 5}, (5, "count")),
+        ({}, {"dead": 0}, (0, "count")),
+    ],
+    ids=["evaluated, all of them", "training", "none"],
+)
+def test_a_share_and_a_count_are_never_mistaken(run: Path, metrics: Any, row: Any, tile: tuple[float, str]) -> None:
+    """The name of a metric decides how its value is written, and not its size."""
+    (run / "eval.json").write_text(json.dumps({"metrics": metrics}))
+    with (run / "metrics.jsonl").open("a") as rows:
+        rows.write(json.dumps({"step": 31} | {f"train/{key}": value for key, value in row.items()}) + "\n")
+    tiles = {tile["label"]: tile for tile in summary_of(run)["tiles"]}
+    assert (tiles["Dead features"]["value"], tiles["Dead features"]["kind"]) == tile
+
+
 def test_hostile_strings_do_not_leave_their_place(run: Path) -> None:
     page = render(run).read_text(encoding="utf-8")
     assert "<img" not in page

@@ -95,11 +95,37 @@ def test_the_figures_are_those_of_the_files(tmp_path: Path) -> None:
     assert (half["step"], half["steps"], half["tokens"], half["tokens_total"]) == (20, STEPS, 160, 8 * STEPS)
     assert (half["fve"], half["l0"], half["gates_total"]) == (0.2, 4.0, None)
     assert half["seconds_left"] == (8 * STEPS - 160) / 16
-    assert (done["fve"], done["l0"], done["dead"]) == (0.75, 3.5, 0.25)
+    assert (done["fve"], done["l0"], done["dead_fraction"]) == (0.75, 3.5, 0.25)
     assert (done["gates_passed"], done["gates_total"], done["failed_gates"]) == (1, 2, ["g1"])
     with (tmp_path / "half" / "metrics.jsonl").open("a") as torn:
         torn.write('{"step": 30, "train/fve": 0.3}\n{"step": 32, "tra')
     assert (runs.row("half")["step"], runs.row("half")["fve"]) == (30, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("coder", "reads", "logged", "share"),
+    [
+        ({"preset": "topk", "d_sae": 64}, [], {"train/dead": 16}, 0.25),
+        ({"preset": "topk", "d_sae": 64}, [], {"train/dead": 16, "val/dead": 32}, 0.5),
+        ({"preset": "topk", "d_sae": 64}, [], {"train/loss": 1.0}, None),
+        ({"preset": "topk"}, [], {"train/dead": 16}, None),  # d_sae is expansion x d_in of a store that is not here
+        ({"preset": "clt", "d_sae": 64}, ["blocks.0.mlp_in", "blocks.1.mlp_in"], {"train/dead": 32}, 0.25),
+        ({"preset": "clt", "d_sae": 64}, ["blocks.{0..1}.mlp_in"], {"train/dead": 32}, None),
+    ],
+    ids=["training", "validation", "nothing", "width unknown", "clt", "clt by a pattern"],
+)
+def test_what_is_dead_is_a_share(tmp_path: Path, coder: Any, reads: Any, logged: Any, share: float | None) -> None:
+    """A training counts the latents that are dead; a page that says percent is given the share of all latents."""
+    folder = a_run(tmp_path, "r")
+    config = json.loads((folder / "config.json").read_text()) | {"coder": {"k": 4} | coder, "reads": reads}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 2} | logged) + "\n")
+    row = Runs(tmp_path).row("r")
+    assert row["error"] is None
+    assert "dead" not in row and row["dead_fraction"] == share
+    # The evaluation says the share itself, of as many latents as the training's configuration has.
+    (folder / "eval.json").write_text(json.dumps({"metrics": {"dead_fraction": 0.125}, "d_sae": row["d_sae"] or 128}))
+    assert Runs(tmp_path).row("r")["dead_fraction"] == 0.125
 
 
 def test_a_prefix_is_no_dictionary(tmp_path: Path) -> None:

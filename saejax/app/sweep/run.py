@@ -174,7 +174,7 @@ def _finish(
 
 def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outcome: Outcome) -> dict[str, Any]:
     own, memory = member.experiment, outcome.memories[member.name]
-    names = {"l0": "l0", "fve": "fve", "r2": "r2", "dead": "dead_fraction", "relative_error": "relative_error"}
+    names = ("l0", "fve", "r2", "dead_fraction", "relative_error")
     return {
         "member": member.name,
         "preset": own.coder.preset,
@@ -184,7 +184,7 @@ def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outco
         "lr": own.train.lr,
         "seed": own.start_seed,
         "sparsity_scale": member.sparsity_scale,
-        **{name: metrics[key] if memory.failed is None else None for name, key in names.items()},
+        **{name: metrics[name] if memory.failed is None else None for name in names},
         "steps": memory.failed or memory.stopped or outcome.step,
         "status": "ok" if memory.failed is None else f"not finite at step {memory.failed}",
         "run": str(own.run_dir),

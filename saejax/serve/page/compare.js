@@ -3,7 +3,7 @@
 const COMPARE_MS = 5000;
 const MOST_BESIDE = 12;
 const FIGURES = [["L0", (run) => number(run.l0)], ["FVE", (run) => number(run.fve)], ["loss", (run) => number(run.loss)],
-  ["dead", (run) => (run.dead === null ? "n/a" : percent(run.dead))], ["latents", (run) => integer(run.d_sae)], ["k", (run) => run.k ?? "\u2013"],
+  ["dead", (run) => percent(run.dead_fraction)], ["latents", (run) => integer(run.d_sae)], ["k", (run) => run.k ?? "\u2013"],
   ["steps", (run) => integer(run.step)], ["tokens", (run) => compact(run.tokens)], ["gates", gatesText]];
 
 function swatch(place) {

@@ -25,8 +25,7 @@ function runRow(picked) {
     bar.show(run.steps ? run.step / run.steps : 0);
     setText(left, progressLine(run, true));
     const rate = run.state === "running" && run.tokens_per_second ? compact(run.tokens_per_second) : "\u2013";
-    const dead = run.dead === null ? "n/a" : percent(run.dead);
-    [rate, number(run.l0), number(run.fve), dead, gatesText(run)].forEach((text, i) => setText(cells[i], text));
+    [rate, number(run.l0), number(run.fve), percent(run.dead_fraction), gatesText(run)].forEach((text, i) => setText(cells[i], text));
     setClass(cells[4], `num odd ${run.gates_total ? (run.gates_passed === run.gates_total ? "passed" : "failing") : ""}`);
     cells[4].title = (run.failed_gates ?? []).join(", ");
     setText(when, ago(run.updated));

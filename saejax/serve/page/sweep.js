@@ -53,7 +53,7 @@ class Scatter {
     mark.style.setProperty("--own", `var(--series-${this.groups.indexOf(groupOf(member)) % 12})`);
     fill(mark, {class: done ? "mark" : "mark open", cx: x.toFixed(1), cy: y.toFixed(1)}, []);
     const at = done ? "" : `, ${progressLine({...member, state: "stopped"})}`;
-    fill(link, {"aria-label": `${member.label ?? member.name}: L0 ${number(member.l0)}, FVE ${number(member.fve)}, dead ${member.dead === null ? "n/a" : percent(member.dead)}, ${member.state}${at}`}, []);
+    fill(link, {"aria-label": `${member.label ?? member.name}: L0 ${number(member.l0)}, FVE ${number(member.fve)}, dead ${percent(member.dead_fraction)}, ${member.state}${at}`}, []);
   }
 
   drawLegend() {
@@ -76,7 +76,7 @@ function memberRow() {
     badge.show(one.state);
     bar.show(one.steps ? one.step / one.steps : 0);
     setText(said, progressLine({...one, state: "stopped"}));
-    [number(one.l0), number(one.fve), one.dead === null ? "n/a" : percent(one.dead), integer(one.d_sae), String(one.k ?? "\u2013")].forEach((text, i) => setText(cells[i], text));
+    [number(one.l0), number(one.fve), percent(one.dead_fraction), integer(one.d_sae), String(one.k ?? "\u2013")].forEach((text, i) => setText(cells[i], text));
   };
   return {node, show};
 }
