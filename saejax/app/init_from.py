@@ -7,7 +7,7 @@ from typing import Any
 from saejax.app.experiment import Experiment
 from saejax.app.provenance import Provenance, agreed
 from saejax.checkpoints import Checkpoints
-from saejax.coders import Coder, Sites
+from saejax.coders import Coder, CoderConfig, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.store import BatchSource
 from saejax.trained import TrainedCoder
@@ -15,6 +15,9 @@ from saejax.training.start import make_prepare
 from saejax.training.warm_start import WarmStart, begun_warm, warm_start
 
 Source = Callable[[], TrainedCoder]
+
+# Settings of the coder's start that a warm start has no place for, and what they move.
+_FRESH = {"b_dec_init": "b_dec", "firing_rate_init": "b_enc", "target_l0_start": "b_enc"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +70,12 @@ def begin(
     Raises:
         ConfigError, DataError: the source cannot be read, or this coder cannot start from it.
     """
-    refuse_rate(e)
     if not e.train.init_from:
         return Beginning(sites, make_prepare(e.coder, coder, sites, batches))
     if is_begun(checkpoints):
         own = dataclasses.replace(sites, latent_scale=_latent_scale(checkpoints[at]))
         return Beginning(own, lambda params: params)
+    refuse_fresh(e)
     sae = source()
     warm, own, notes = begun_warm(sae, coder, sites, batches, bool(e.train.resample_every))
     new = coder.topology.d_sae - warm.n_known
@@ -85,13 +88,15 @@ def begin(
     return Beginning(own, lambda params: params, warm, identity)
 
 
-def refuse_rate(e: Experiment) -> None:
-    """Raise ConfigError where biases are to start elsewhere than in the source."""
-    if e.train.init_from and e.coder.firing_rate_init:
-        raise ConfigError(
-            f"coder.firing_rate_init={e.coder.firing_rate_init} moves b_enc, and train.init_from brings its own. Set "
-            "coder.firing_rate_init=0."
-        )
+def refuse_fresh(e: Experiment) -> None:
+    """Raise ConfigError where settings of a fresh start are to move what the source of a warm one brings."""
+    own, usual = e.coder.resolved(), CoderConfig(preset=e.coder.preset).resolved()
+    for key, what in _FRESH.items():
+        if getattr(own, key) != (value := getattr(usual, key)):
+            raise ConfigError(
+                f"coder.{key}={getattr(own, key)} moves {what}, and train.init_from brings its own. Leave coder.{key} "
+                f"at {value}."
+            )
 
 
 def check(e: Experiment, coder: Coder, sides: tuple[tuple[str, ...], tuple[str, ...]], source: Source) -> None:
@@ -100,8 +105,8 @@ def check(e: Experiment, coder: Coder, sides: tuple[tuple[str, ...], tuple[str, 
     Args:
         sides: hook points (read, written).
     """
-    refuse_rate(e)
     if e.train.init_from:
+        refuse_fresh(e)
         reads, writes = sides
         ones = (1.0,) * len(reads)
         warm_start(source(), coder, Sites(reads, writes, ones, ones, coder.topology.stacked))

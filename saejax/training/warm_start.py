@@ -8,7 +8,10 @@ may get another unit (`Sites.latent_scale`), so that weights have the size for w
     free decoder    a power of ten brings encoder columns and decoder rows near to one length
 
 `folded` takes the unit out again. A selection of the k largest knows no length of rows: it needs rows that are all of
-one length to begin with. A coder with more latents than the source has fresh ones after those of the source:
+one length to begin with. An encoder that is centred has the data's mean as its centre, as a fresh one has, and b_enc
+takes in what that changes. Nothing else of a fresh start is used: it would move what the source brings.
+
+A coder with more latents than the source has fresh ones after those of the source:
 
     k are kept      their encoder starts at 1e-6 of what the preset gives, below every latent that matters, and they
                     count as dead, so that AuxK and resampling take them from the first step
@@ -31,6 +34,7 @@ from saejax.coders.transcoder import SkipTranscoder, Transcoder
 from saejax.core.errors import ConfigError
 from saejax.store import BatchSource
 from saejax.trained import TrainedCoder, centred
+from saejax.training.start import read_mean
 
 Params = dict[str, Any]
 
@@ -45,7 +49,7 @@ class WarmStart:
     """What a training has from its source.
 
     Attributes:
-        params: of the coder's shapes, with zeros for the latents that the source has not.
+        params: all of the coder's, with zeros for the latents that the source has not.
         stats: of the sparsity, that do not start as always.
         sample: x of a batch, [B, *in], where biases of new latents need it; else None.
         n_known: latents (of each group) that the source has.
@@ -61,12 +65,12 @@ class WarmStart:
         topology, n = coder.topology, self.n_known
         stats = stats | self.stats
         if n == topology.d_sae:
-            return _centred(coder, jax.tree.map(jnp.asarray, self.params), fresh), stats
+            return jax.tree.map(jnp.asarray, self.params), stats
         known = jnp.broadcast_to(jnp.arange(topology.d_sae) < n, topology.latent_shape)
         with_latents = [name for name, axes in coder.logical_axes().items() if "latent" in axes and name in fresh]
 
         def beside(new: Params) -> Params:
-            given = _centred(coder, jax.tree.map(jnp.asarray, self.params), fresh)
+            given = jax.tree.map(jnp.asarray, self.params)
             return given | {
                 name: jnp.where(coder.along_latents(name, known), given[name], new[name]) for name in with_latents
             }
@@ -87,18 +91,17 @@ class WarmStart:
         return self.replace(params=params)  # type: ignore[attr-defined,no-any-return]
 
 
-def _centred(coder: Coder, params: Params, fresh: Params) -> Params:
-    """`params` with the centre of fresh ones, and the same latents: the inverse of `Coder.inference`."""
-    if "centre" not in fresh:
-        return params
-    params = params | {"centre": fresh["centre"]}
-    return coder.sparsity.biased(params, -coder.topology.uncentred(params)[1])
+def _centred(coder: Coder, params: Params, centre: np.ndarray) -> Params:
+    """`params` with a centre, and the same latents: the inverse of `Coder.inference`."""
+    params = params | {"centre": jnp.asarray(centre, jnp.float32)}
+    moved = coder.sparsity.biased(params, -coder.topology.uncentred(params)[1])
+    return {name: np.asarray(value) for name, value in moved.items()}
 
 
 def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params, dict[str, Any], float, list[str]]:
     """(parameters, statistics, latent scale, what to know) of a training of `coder` that starts from `source`.
 
-    The parameters are those of the source's latents alone, in the training's scales.
+    The parameters are those of the source's latents alone, in the training's scales and without a centre.
 
     Raises:
         ConfigError: the coders have other widths, or nothing of one means anything in the other; names the remedy.
@@ -128,7 +131,9 @@ def begun_warm(
     """
     params, stats, scale, notes = warm_start(source, coder, sites)
     n_known, width = source.coder.topology.d_sae, coder.topology.d_sae
-    sample = None
+    shapes, sample = jax.eval_shape(coder.init, jax.random.key(0)), None
+    if "centre" in shapes:
+        params = _centred(coder, params, read_mean(sites, batches.statistics))
     if n_known < width:
         if coder.sparsity.kept:
             if not resamples and all(term.name != "auxk" for term in coder.terms):
@@ -139,7 +144,6 @@ def begun_warm(
         else:
             arrays = {name: jnp.asarray(rows) for name, rows in batches.whole_batch_at(0).items()}
             sample = np.asarray(sites.batch(arrays)["x"])
-        shapes = jax.eval_shape(coder.init, jax.random.key(0))
         axes = coder.logical_axes()
         params = {name: _widened(value, shapes[name].shape, axes[name]) for name, value in params.items()}
     return WarmStart(params, stats, sample, n_known), dataclasses.replace(sites, latent_scale=scale), notes

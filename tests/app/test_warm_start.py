@@ -88,10 +88,35 @@ def test_nothing_that_begins_a_fresh_coder_is_asked_for(
 
     monkeypatch.setattr("saejax.app.init_from.make_prepare", asked)
     monkeypatch.setattr("saejax.training.start.geometric_median", asked)
-    first = saejax.train(activations(), "topk", init_from=source, b_dec_init="geometric_median", **HOW | FIRST)
+    first = saejax.train(activations(), "topk", init_from=source, **HOW | FIRST)
     assert close(first.params["b_dec"], source.params["b_dec"])
-    with pytest.raises(ConfigError, match=r"firing_rate_init=0.1 moves b_enc.* Set coder.firing_rate_init=0"):
-        saejax.train(activations(), "topk", init_from=source, firing_rate_init=0.1, **HOW)
+
+
+@pytest.mark.parametrize(
+    ("preset", "key", "value", "moved"),
+    [
+        ("topk", "firing_rate_init", 0.1, "b_enc"),
+        ("topk", "b_dec_init", "geometric_median", "b_dec"),
+        ("jumprelu", "target_l0_start", 3.0, "b_enc"),
+    ],
+)
+def test_settings_of_a_fresh_start_are_refused(
+    source: saejax.TrainedCoder, preset: str, key: str, value: Any, moved: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"coder.{key}={value} moves {moved}, .* Leave coder.{key} at "):
+        saejax.train(activations(), preset, init_from=source, **HOW | {key: value})
+
+
+def test_a_target_l0_moves_no_bias_that_the_source_brings(tmp_path: Path) -> None:
+    """A fresh jumprelu's b_enc is drawn to its first L0; one that starts warm has the source's, less the centre's."""
+    how = {key: value for key, value in HOW.items() if key != "k"} | {"encoder_centre": True}
+    source, x = saejax.train(activations(), "jumprelu", **how), activations(200, 5)
+    first = saejax.train(activations(), "jumprelu", init_from=source, run=tmp_path / "run", **how | FIRST)
+    assert close(first.encode(x), source.encode(x))
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
+        items, meta = checkpoints.restore_numpy(1, names=("params",))
+    mean = activations().astype(np.float64).mean(0) * meta["read_scales"][0]
+    np.testing.assert_allclose(items["params"]["centre"], mean, rtol=1e-5)
 
 
 def test_a_batchtopk_goes_on_with_its_threshold_and_a_wider_one_adds_latents(

@@ -13,6 +13,7 @@ import pytest
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
+from saejax.store import ArrayRows, Statistics
 from saejax.trained import TrainedCoder, folded, unscaled
 from saejax.training import TrainConfig
 from saejax.training.state import TrainState, make_init
@@ -74,9 +75,13 @@ def raw(coder: Coder, n: int = B) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What new latents' biases are set by."""
+    """What the centre and new latents' biases are set by."""
 
     arrays: dict[str, np.ndarray]
+
+    @property
+    def statistics(self) -> dict[str, Statistics]:
+        return {name: ArrayRows({name: rows}).statistics[name] for name, rows in self.arrays.items()}
 
     def whole_batch_at(self, step: int) -> dict[str, np.ndarray]:
         return self.arrays
@@ -103,6 +108,9 @@ def check_same(
 ) -> None:
     """The trained coder of step 0, and the training's own latents in their unit, against the source."""
     x = raw(coder)
+    if coder.topology.centred:
+        mean = x.astype(np.float64).mean(0) * np.reshape(sites.read_scales, (-1, 1) if sites.stacked else ())
+        np.testing.assert_allclose(state.params["centre"], mean, rtol=1e-5)
     want, want_y = sae.encode(x), sae.decode(sae.encode(x), x)
     own, params = folded(coder, state.params, state.stats, sites)
     here = TrainedCoder(own, {name: np.asarray(v) for name, v in params.items()}, unscaled(sites))
