@@ -17,7 +17,7 @@ from saejax.app.fit import Data, Tell, fit, train_run
 from saejax.app.init_from import begin
 from saejax.app.left_open import as_begun, found, with_rate
 from saejax.app.loading import from_items, load
-from saejax.app.provenance import Provenance, agreed
+from saejax.app.provenance import FORMER, Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites
 from saejax.coders import build as build_coder
 from saejax.core.config import from_config_dict, nearest, to_json
@@ -207,6 +207,18 @@ class _Given:
             return IteratedBatches(self.source, self.hook_point or "x", size, first_rows=4 * size)
         return self.source
 
+    @functools.cached_property
+    def heldout(self) -> RowSource | None:
+        """What is validated on.
+
+        Raises:
+            DataError: it is an iterable.
+        """
+        found = None if self.more is None else _source(self.more, self.sites()[0][0])
+        if isinstance(found, Iterable):
+            raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")
+        return found
+
     def with_batch_size(self, tell: Tell) -> "_Given":
         """The same with a batch size, where `e` leaves it open."""
         e = as_begun(self.e)
@@ -256,17 +268,14 @@ class _Given:
         return self.made_from()
 
     def made_from(self) -> Provenance:
-        rows = self.rows
-        if isinstance(rows, StoreReader):
-            found = {"store": rows.url, "rows": rows.n_tokens, "fingerprint": rows.fingerprint}
-            model = {key: value for key, value in rows.identity.get("lm", {}).items() if value}
-            text = rows.identity.get("text", {})
-        else:
-            count = rows.epoch_rows if isinstance(rows, IteratedBatches) else rows.n_tokens
-            found = {"store": "arrays", "rows": count, "fingerprint": rows.fingerprint}
-            model, text = {}, {}
-        nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
-        return agreed(self.e, nothing | {"train": found, "lm": model, "text": text}, unrecorded=nothing)
+        identity = self.rows.identity if isinstance(self.rows, StoreReader) else {}
+        found: Provenance = {
+            "train": _described(self.rows),
+            "heldout": {} if self.heldout is None else _described(self.heldout),
+            "lm": {key: value for key, value in identity.get("lm", {}).items() if value},
+            "text": identity.get("text", {}),
+        }
+        return agreed(self.e, found, unrecorded={key: {} for key in found})
 
     def source_coder(self) -> TrainedCoder:
         return self.init_from if isinstance(self.init_from, TrainedCoder) else load(self.init_from)
@@ -289,9 +298,7 @@ class _Given:
             span = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours)
             how = t.block_chunks, span, t.max_rows, t.shares, t.blocks_ahead, t.neighbours
             batches = Batches(rows.only(names), t.batch_size, self.e.seed, *how)
-        heldout = None if self.more is None else _source(self.more, reads[0])
-        if isinstance(heldout, Iterable):
-            raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")
+        heldout = self.heldout
         if heldout is not None:
             if missing := [name for name in names if name not in heldout.hook_points]:
                 there = ", ".join(heldout.hook_points)
@@ -301,3 +308,11 @@ class _Given:
             if getattr(t, key):
                 raise ConfigError(f"{key} needs held-out activations: give heldout=..., or leave {key} away.")
         return Data(batches, heldout, reads, writes, (lambda: rows) if isinstance(rows, StoreReader) else None)
+
+
+def _described(rows: RowSource | IteratedBatches) -> dict[str, Any]:
+    """What a run's record says of activations; of arrays also what earlier versions said of them."""
+    place = rows.url if isinstance(rows, StoreReader) else "arrays"
+    count = rows.epoch_rows if isinstance(rows, IteratedBatches) else rows.n_tokens
+    said = {"store": place, "rows": count, "fingerprint": rows.fingerprint}
+    return said | ({FORMER: rows.former_fingerprint} if isinstance(rows, ArrayRows | IteratedBatches) else {})

@@ -19,6 +19,8 @@ from saejax.store.manifest import Manifest, read_manifest
 
 PROVENANCE = "provenance.json"
 _STORES = ("train", "heldout")
+# The fingerprint by which an earlier version may have recorded the same activations.
+FORMER = "former_fingerprint"
 
 # {"train": ..., "heldout": ..., "lm": ..., "text": ...}, a JSON dict each.
 Provenance = dict[str, dict[str, Any]]
@@ -68,7 +70,7 @@ def _differences(key: str, known: dict[str, Any], now: dict[str, Any]) -> list[s
     if key not in _STORES:
         both = [name for name in known if name in now]  # an import may know the model's name and nothing else of it
         return differences({name: known[name] for name in both}, {name: now[name] for name in both}, key)
-    same = not known or known["fingerprint"] == now["fingerprint"]
+    same = not known or known["fingerprint"] in (now["fingerprint"], now.get(FORMER))
     return [] if same else [f"{key}: {_describe(known)} -> {_describe(now)}"]
 
 

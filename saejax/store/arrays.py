@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class ArrayRows:
     """Row-aligned arrays [N, d] as a `RowSource`. They may be memory maps: nothing is copied as a whole.
 
     Attributes:
-        fingerprint: sha256 of shapes, types and moments; equal for equal activations.
+        fingerprint: sha256 of names, shapes, types and every byte, row after row, whatever the size.
+        former_fingerprint: of names, types and moments alone, as runs of earlier versions have recorded it.
 
     Raises:
         DataError: arrays of another shape or kind, of different lengths, without a row, or with NaN or infinity.
@@ -59,9 +61,11 @@ class ArrayRows:
         self.hook_points = {name: array.shape[1] for name, array in self._arrays.items()}
         kinds = {array.dtype for array in self._arrays.values()}
         self.dtype = kinds.pop() if len(kinds) == 1 and kinds <= set(_KEPT) else np.dtype(np.float32)
-        self.statistics = {name: _moments(name, array) for name, array in self._arrays.items()}
-        about = {name: [str(a.dtype), self.statistics[name].to_json()] for name, a in self._arrays.items()}
-        self.fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        looked = {name: _looked_through(name, array) for name, array in self._arrays.items()}
+        self.statistics = {name: found for name, (found, _) in looked.items()}
+        kinds_of = {name: str(array.dtype) for name, array in self._arrays.items()}
+        self.fingerprint = _digest({name: [kinds_of[name], *looked[name][1]] for name in looked})
+        self.former_fingerprint = _digest({name: [kinds_of[name], self.statistics[name].to_json()] for name in looked})
 
     def only(self, names: Sequence[str]) -> "ArrayRows":
         """The same rows of these hook points alone."""
@@ -79,16 +83,25 @@ class ArrayRows:
         return {name: array[start:stop].astype(self.dtype, copy=False) for name, array in self._arrays.items()}
 
 
-def _moments(name: str, array: np.ndarray) -> Statistics:
-    sums = zero_sums(array.shape[1])
-    for start in range(0, len(array), _PIECE):
-        part = sums_of(array[start : start + _PIECE])
-        if not np.isfinite(part.squared_norms):
-            finite = np.isfinite(np.asarray(array[start : start + _PIECE], np.float64)).all(1)
-            at = f"row {start + int(np.argmin(finite))}" if not finite.all() else f"the rows from {start} on"
-            raise DataError(f"{name} holds NaN or infinity (first: {at}). Leave such rows out.")
-        sums = sums + part
-    return moments(sums)
+def _looked_through(name: str, array: np.ndarray) -> tuple[Statistics, tuple[list[int], str]]:
+    """(moments, (shape, sha256 of the bytes in the order of the rows)) in one pass, the digest in a thread beside."""
+    sums, digest = zero_sums(array.shape[1]), hashlib.sha256()
+    with ThreadPoolExecutor(1) as beside:
+        for start in range(0, len(array), _PIECE):
+            piece = np.ascontiguousarray(array[start : start + _PIECE])
+            hashed = beside.submit(digest.update, piece.view(np.uint8).data)
+            part = sums_of(piece)
+            if not np.isfinite(part.squared_norms):
+                finite = np.isfinite(np.asarray(piece, np.float64)).all(1)
+                at = f"row {start + int(np.argmin(finite))}" if not finite.all() else f"the rows from {start} on"
+                raise DataError(f"{name} holds NaN or infinity (first: {at}). Leave such rows out.")
+            sums = sums + part
+            hashed.result()
+    return moments(sums), (list(array.shape), digest.hexdigest())
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 class IteratedBatches:
@@ -123,7 +136,8 @@ class IteratedBatches:
         seen = {name: np.concatenate([block[name] for block in self._seen]) for name in self._seen[0]}
         rows = ArrayRows(seen)
         self.hook_points, self.statistics, self.dtype = rows.hook_points, rows.statistics, rows.dtype
-        self.fingerprint, self.epoch_rows = rows.fingerprint, count
+        self.fingerprint, self.former_fingerprint = rows.fingerprint, rows.former_fingerprint
+        self.epoch_rows = count
         self._first = {name: values[:batch_size].astype(self.dtype) for name, values in seen.items()}
 
     def iterate(self, start_step: int = 0) -> Generator[Block]:
