@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from saejax.app.loaded import refuse_several_models
 from saejax.app.loading import is_run, load
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, format_table, found
@@ -34,11 +35,15 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
         raise ConfigError(f"{twice[0]} is given twice.")
     at = (int(step) if step.isdigit() else step) or None
     # One in memory at a time: a set of layers is larger than a machine.
+    models: dict[str, str] = {}
     if to != "saejax":
         form = format_named(to)
         for place in places:
-            refuse(place, load(place, at, hook_points), form)
+            refuse(place, sae := load(place, at, hook_points), form)
+            models[place] = sae.origin.model
     together = len(places) == 1 or (to != "saejax" and form.sets)
+    if together:
+        refuse_several_models(models)
     for place in places:
         sae, folder = load(place, at, hook_points), destination if together else destination / _own_name(place, places)
         notes = [*sae.origin.notes, *sae.save(folder, format=to)]

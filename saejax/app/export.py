@@ -12,6 +12,7 @@ from saejax.analysis import scan_latents
 from saejax.app import console
 from saejax.app.evaluated import agree, coder_of, experiment_of
 from saejax.app.experiment import Experiment
+from saejax.app.loaded import refuse_several_models
 from saejax.app.workspace import Workspace
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
@@ -157,8 +158,11 @@ def _tokenizer(work: Workspace) -> str:
 
 def _to_circuit_tracer(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     layers: dict[int, tuple[dict[str, Any], int, int]] = {}
+    models: dict[str, str] = {}
     for run in runs:
         content = run.features()
+        models[str(run.folder)] = content["model"]
+        refuse_several_models(models)
         for group, layer in enumerate(run.layers(flags["layer"] if len(runs) == 1 else -1)):
             if layer in layers:
                 raise ConfigError(f"Two of the runs are of layer {layer}; a set of transcoders has one a layer.")

@@ -1,6 +1,6 @@
 """Dictionaries together with the language model that they belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from saejax.app.evaluated import coder_of, experiment_of
@@ -18,16 +18,36 @@ def with_model(places: Sequence[str], model: str = "") -> tuple[list[TrainedCode
         model: the language model; empty for the first dictionary's own.
 
     Raises:
-        ConfigError: it is not said which model it is, or JAX does not run it.
+        ConfigError: it is not said which model it is, they are of several, or JAX does not run it.
         DataError: a dictionary or the model cannot be read.
     """
     saes = [coder_at(place) for place in places]
+    if not model:
+        refuse_several_models(
+            {place: sae.origin.model for place, sae in zip(places, saes, strict=True)}, "--model=NAME"
+        )
     lm = model_of(places[0], saes[0], model)
     if not isinstance(lm, LanguageModel):
         raise ConfigError(
             f"{lm.identity['model']} is run by PyTorch; this needs a model that JAX runs (lm.backend=jax)."
         )
     return saes, lm
+
+
+def refuse_several_models(models: Mapping[str, str], named_by: str = "") -> None:
+    """Raise ConfigError where dictionaries that belong together are of different language models.
+
+    Args:
+        models: {place of a dictionary: its model, empty where it does not say}.
+        named_by: what a user gives to say that all of them are of one model.
+    """
+    known = {place: model for place, model in models.items() if model}
+    first = next(iter(known), "")
+    if other := next((place for place, model in known.items() if model != known[first]), ""):
+        also = f"; if both names mean one model, say it: {named_by}" if named_by else ""
+        raise ConfigError(
+            f"{first} is of the model {known[first]}, and {other} of {known[other]}. Give those of one model{also}."
+        )
 
 
 def coder_at(place: str) -> TrainedCoder:

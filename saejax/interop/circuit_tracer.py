@@ -27,6 +27,7 @@ from saejax.trained import Format, TrainedCoder
 _CONFIG, _KIND = "config.yaml", "model_kind"
 _SET, _CLT = "transcoder_set", "cross_layer_transcoder"
 _THRESHOLD = "activation_function.threshold"
+_UNKNOWN = "unknown"  # model_name of a set whose layers do not say it
 _MOST_LAYERS = 1024
 _TOPOLOGIES = {"transcoder": _SET, "skip_transcoder": _SET, "clt": _CLT}
 
@@ -125,6 +126,7 @@ class CircuitTracer(Format):
                 f"{folder} holds transcoders of {sorted(shapes)} (latents, width, skip) from {known}; circuit-tracer "
                 f"loads only layers that agree, and this one is {mine} from {config[hooks[0]]}. Choose another folder."
             )
+        notes = _of_one_model(folder, there, sae) if others else []
         renamed = {_THRESHOLD if name == "threshold" else name: value for name, value in arrays.items()}
         renamed |= {name: renamed[name].T for name in ("W_enc", "W_skip") if name in renamed}
         beside = place.with_name(f".{place.name}.saving")
@@ -135,7 +137,9 @@ class CircuitTracer(Format):
             if not others:
                 _write_config(folder, config)
         missing = _missing([layer for path in (*others, place) if (layer := _layer(path)) is not None])
-        return [f"circuit-tracer loads a set of all layers from 0 on; missing are {missing}."] if missing else []
+        return notes + (
+            [f"circuit-tracer loads a set of all layers from 0 on; missing are {missing}."] if missing else []
+        )
 
 
 # --- where things are ----------------------------------------------------------------------------------------------
@@ -194,10 +198,27 @@ def _shape(path: Path) -> tuple[int, int, bool]:
         raise DataError(f"{path} is not a layer of circuit-tracer ({error}). Remove it, or restore it.") from None
 
 
+def _of_one_model(folder: Path, there: Mapping[str, Any], sae: TrainedCoder) -> list[str]:
+    """What is to be said of a layer that joins a set, whose config.yaml names one model for all.
+
+    Raises:
+        DataError: it is of another model.
+    """
+    known, own = there.get("model_name"), sae.origin.model
+    if own == known or known == _UNKNOWN:
+        return []
+    if not own:
+        return [f"This layer does not say of which model it is; {folder / _CONFIG} says {known} for all of the set."]
+    raise DataError(
+        f"{folder} holds transcoders of {known}, and this one is of {own}: a set is of one model. Choose another "
+        f"folder; if both names mean one model, write {own} as model_name into {folder / _CONFIG}."
+    )
+
+
 def _config(sae: TrainedCoder, kind: str) -> dict[str, Any]:
     """Without a list of files: circuit-tracer takes the layer_<i>.safetensors of the repository, or of its cache."""
     (_, reads), (_, writes) = (_place(names[0]) for names in (sae.sites.reads, sae.sites.writes))
-    model = sae.origin.model or "unknown"
+    model = sae.origin.model or _UNKNOWN
     hooks = {"feature_input_hook": reads, "feature_output_hook": writes}
     return {"model_name": model, _KIND: kind, **hooks, "scan": f"saejax/{Path(model).name}"}
 

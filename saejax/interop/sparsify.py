@@ -95,6 +95,7 @@ class Sparsify(Format):
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)) and not _is_one(folder), "run of sparsify")
+        _refuse_other_names(folder, self.place_of(sae, folder).name)
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
         same, (topology, _) = sae.sites.reads == sae.sites.writes, kind_of(sae)
         if same and topology != "autoencoder":
@@ -121,6 +122,17 @@ class Sparsify(Format):
         if self.place_of(sae, folder).name == sae.hook_point:
             notes.append(f"The folder is called {sae.hook_point}, which is no module: give sparsify's own tools one.")
         return notes
+
+
+def _refuse_other_names(folder: Path, module: str) -> None:
+    """Raise DataError where the folder's layers are called as those of another model: layers.3 beside h.3."""
+    there = sorted(entry.name for entry in folder.iterdir() if _is_one(entry)) if folder.is_dir() else []
+    roots = {name.partition(".")[0]: name for name in (*there, module)}
+    if {"h", "layers"} <= roots.keys():
+        raise DataError(
+            f"{folder} would hold {roots['h']} and {roots['layers']}, and no model calls its layers both ways: a run "
+            "of sparsify is of one model. Choose another folder."
+        )
 
 
 def _is_one(path: Path) -> bool:

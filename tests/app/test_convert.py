@@ -1,5 +1,6 @@
 """`saejax convert` and `saejax formats`, as a user runs them."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS
 from saejax.interop.making import kind_of
 from saejax.interop.table import examples
+from saejax.trained import Format
 
 CODERS = {kind_of(sae): sae for sae in examples()}
 
@@ -54,6 +56,21 @@ def test_nothing_is_written_where_one_cannot_be_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"b cannot be written for SAELens.*It can be for: saejax"):
         convert(tmp_path / "own", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "to", [name for name, form in FORMATS.items() if form.sets and type(form).write is not Format.write]
+)
+def test_one_folder_of_several_dictionaries_is_of_one_model(to: str, tmp_path: Path) -> None:
+    """For every format that collects dictionaries in a folder; apart they may be of any."""
+    sae = next(sae for sae in CODERS.values() if not FORMATS[to].refuses(sae))
+    for model in ("gpt2", "pythia"):
+        own = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, model=model))
+        own.save(tmp_path / "own" / model)
+    with pytest.raises(ConfigError, match=r"gpt2 is of the model gpt2, and .*pythia of pythia. Give those of one"):
+        convert(tmp_path / "own", tmp_path / "out", to=to)
+    assert not (tmp_path / "out").exists()
+    convert(tmp_path / "own", tmp_path / "apart", to="saejax")
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_
         (["clt", "x"], {"name": "a/b"}, "'a/b' cannot name a graph"),
         (["clt", "x"], {"supernodes": "none.json"}, "none.json"),
         (["clt", "x"], {"model": "gpt17"}, "gpt17"),
+        (["clt", "pythia", "x"], {}, "clt is of the model demo, and pythia of pythia.*--model=NAME"),
         (["crosscoder", "x"], {}, "Crosscoder.*one latent of it reads several hook points"),
     ],
 )
@@ -122,6 +123,7 @@ def test_what_has_no_graph_is_refused(
     monkeypatch.chdir(made)
     if not Path("crosscoder").exists():
         dictionary("crosscoder", model="demo").save("crosscoder")
+        dictionary(model="pythia").save("pythia")
     with pytest.raises((ConfigError, DataError), match=match):
         run_graph(words, asked("graph", **given))
     assert not Path("graphs", "x.html").exists()

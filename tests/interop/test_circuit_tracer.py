@@ -1,5 +1,6 @@
 """circuit-tracer's sets and cross-layer transcoders, by its own classes; and what is to be refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,26 @@ def test_what_its_files_cannot_say_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="something other"):
         fixtures.load(CLTS[0]).save(tmp_path / "set", format="circuit_tracer")
     assert len(found(tmp_path / "set")) == 1
+
+
+def _of(sae: TrainedCoder, model: str) -> TrainedCoder:
+    return dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, model=model))
+
+
+def test_a_set_is_of_one_model(tmp_path: Path) -> None:
+    """config.yaml names one model for all layers: that of the first would stand for layers of others."""
+    one, other, *_ = _layers(BY_NAME["plt_relu"])
+    _of(one, "gpt2").save(tmp_path / "set", format="circuit_tracer")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "set").iterdir()}
+    with pytest.raises(DataError, match=r"holds transcoders of gpt2, and this one is of EleutherAI/pythia-70m"):
+        _of(other, "EleutherAI/pythia-70m").save(tmp_path / "set", format="circuit_tracer")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "set").iterdir()} == before
+    notes = _of(other, "").save(tmp_path / "set", format="circuit_tracer")
+    assert any("does not say of which model it is" in note and "says gpt2 for all" in note for note in notes)
+    # Alone in the folder a layer may be written over by that of another model: the set is then of that.
+    _of(one, "gpt2").save(tmp_path / "alone", format="circuit_tracer")
+    _of(one, "pythia").save(tmp_path / "alone", format="circuit_tracer")
+    assert saejax.load(tmp_path / "alone" / "layer_0.safetensors").origin.model == "pythia"
 
 
 # --- hostile files -------------------------------------------------------------------------------------------------

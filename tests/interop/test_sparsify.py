@@ -1,5 +1,6 @@
 """sparsify's folders, by its own SparseCoder; and what is to be refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def test_a_run_is_a_folder_of_hook_points(tmp_path: Path) -> None:
     assert not sae.save(tmp_path, format="sparsify") and len(found(tmp_path)) == 4
     with pytest.raises(DataError, match="something other"):
         sae.save(tmp_path / "layers.2", format="sparsify")
+
+
+def test_modules_of_two_models_do_not_share_a_folder(tmp_path: Path) -> None:
+    sae = fixtures.load(BY_NAME["skip_transcoder"])
+    sae.save(tmp_path, format="sparsify")
+    other = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, model="openai-community/gpt2"))
+    with pytest.raises(DataError, match=r"would hold h\.\d+\.mlp and layers\.\d+\.mlp"):
+        other.save(tmp_path, format="sparsify")
+    assert len(found(tmp_path)) == 1
 
 
 def test_seeds_lie_below_their_hook_point_and_other_names_say_nothing(tmp_path: Path) -> None:
