@@ -51,8 +51,9 @@ def train(
     """Train a sparse dictionary on activations: saejax.train(x, "topk", k=32, d_sae=6144) -> TrainedCoder.
 
     Args:
-        x: activations [N, d] as a numpy or JAX array or a memory map; {hook point: array}, row-aligned; the path of a
-            store, or an open StoreReader; or an iterable of arrays [n, d] or of such dicts, which then needs `tokens`.
+        x: activations [N, d] as a numpy or JAX array, a memory map or a tensor of PyTorch; {hook point: array},
+            row-aligned; the path of a store, or an open StoreReader; or an iterable of arrays [n, d] or of such dicts,
+            which then needs `tokens`.
         preset: a name of saejax.coders.RECIPES: topk, batchtopk, jumprelu, gated, matryoshka, transcoder, clt, ...
         run: a run folder with checkpoints. The same call continues it after a stop. None keeps nothing on disk.
         heldout: activations to validate on, of the kinds of x but no iterable.

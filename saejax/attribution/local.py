@@ -21,6 +21,7 @@ from saejax.attribution.layers import Layer, layers_of
 from saejax.attribution.rows import row_program, shardings
 from saejax.attribution.settings import AttributionConfig
 from saejax.attribution.sources import alike, listed
+from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel
@@ -164,7 +165,7 @@ def checked_tokens(lm: LanguageModel, tokens: Sequence[int] | np.ndarray, config
     Raises:
         DataError: it is empty, too long, or holds what is no id of the model.
     """
-    tokens_S = np.asarray(tokens)
+    tokens_S = np.asarray(as_array(tokens, "tokens"))
     if tokens_S.size == 0 or tokens_S.ndim != 1:
         raise DataError(f"A prompt is one row of ids, one at least; this one has the shape {tokens_S.shape}.")
     check_ids("tokens", tokens_S[None], lm.config.vocab_size)

@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saejax.core.arrays import as_array
+
 Array = jax.Array | np.ndarray
 
 
@@ -62,8 +64,8 @@ def change(
     high: Any = jnp.inf,
 ) -> Change:
     """A `Change`, with numbers that change nothing where none are given."""
-    numbers = (jnp.asarray(value, jnp.float32) for value in (scale, shift, low, high))
-    return Change(_numbers(latents), jnp.asarray(at, bool), *numbers)
+    numbers = (jnp.asarray(as_array(value), jnp.float32) for value in (scale, shift, low, high))
+    return Change(_numbers(latents), jnp.asarray(as_array(at), bool), *numbers)
 
 
 def zero(latents: Any, at: Any = True) -> Change:
@@ -81,7 +83,7 @@ def patched(latents: Any, source: Any, at: Any = True) -> Change:
     prompts in `source` make it a resampling.
     """
     latents = _numbers(latents)
-    source = jnp.asarray(source)
+    source = jnp.asarray(as_array(source))
     return change(latents, at, scale=0.0, shift=source.reshape(*source.shape[:2], -1)[..., latents])
 
 
@@ -132,4 +134,4 @@ def stacked(changes: Sequence[Change]) -> Change:
 
 
 def _numbers(latents: Any) -> jax.Array:
-    return jnp.asarray(list(latents) if isinstance(latents, range) else latents, jnp.int32).reshape(-1)
+    return jnp.asarray(as_array(latents), jnp.int32).reshape(-1)

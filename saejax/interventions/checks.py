@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions.change import Change
 from saejax.lm import LanguageModel
@@ -74,7 +75,7 @@ def checked_tokens(lm: LanguageModel, tokens_RS: Any) -> np.ndarray:
     """
     if len(lengths := {len(row) for row in tokens_RS}) > 1:
         raise DataError(f"Rows of {sorted(lengths)} tokens do not run together; fill them up with `padded`.")
-    tokens = np.asarray(tokens_RS)
+    tokens = np.asarray(as_array(tokens_RS, "tokens"))
     if 0 in tokens.shape:
         raise DataError("A prompt has no tokens: there is nothing to run.")
     check_ids("tokens", tokens, lm.config.vocab_size)

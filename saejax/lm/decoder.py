@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.conventions import DecoderConfig, Rope
 from saejax.lm.parameters import Parameter, parameters
@@ -150,8 +151,9 @@ def forward(
 
 def _checked(name: str, ids: Any, limit: int) -> jax.Array:
     """`ids` as an array, if they are rows of integers in [0, limit); of traced ones their type and rank are known."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(ids)):
-        check_rows(name, jnp.asarray(ids))
+    ids = as_array(ids, name)
+    if isinstance(ids, jax.core.Tracer):
+        check_rows(name, ids)
     else:
         check_ids(name, np.asarray(ids), limit)
     return jnp.asarray(ids)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
 from saejax.core.hub import check_hub, unreachable
@@ -109,9 +110,11 @@ class LanguageModel:
         named_edits = {self._points.any_point(name): edit for name, edit in (edits or {}).items()}
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
-        segments = None if segments_BS is None else jnp.asarray(segments_BS)
-        positions = positions_BS if positions_BS is None or self.config.rope is None else jnp.asarray(positions_BS)
-        prefix = None if prefix_BPM is None else jnp.asarray(prefix_BPM)
+        segments = None if segments_BS is None else jnp.asarray(as_array(segments_BS, "segments"))
+        positions = None if positions_BS is None else as_array(positions_BS, "positions")
+        if positions is not None and self.config.rope is not None:  # learned ones are checked as they are given
+            positions = jnp.asarray(positions)
+        prefix = None if prefix_BPM is None else jnp.asarray(as_array(prefix_BPM, "prefix"))
         return decoder.run(self.config, self.params, tokens_BS, positions, segments, names, named_edits, prefix)
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.layout import BF16, StoreLayout
 from saejax.store.statistics import Statistics, moments, sums_of, zero_sums
@@ -28,12 +29,13 @@ def checked(name: str, array: Any) -> np.ndarray:
     Raises:
         DataError: it has another shape or kind.
     """
-    found = np.asarray(array)
+    found = np.asarray(as_array(array, name))
     if found.ndim != 2 or not found.shape[1]:
         raise DataError(f"{name} has shape {found.shape}; give activations as [N, d], one row for each token.")
     floating = found.dtype == BF16 or np.issubdtype(found.dtype, np.floating)
     if not floating:
-        raise DataError(f"{name} has dtype {found.dtype}; give activations in a floating-point type.")
+        kinds = ", ".join(kind.name for kind in (*_KEPT, np.dtype(np.float64)))
+        raise DataError(f"{name} has dtype {found.dtype}; give activations in a floating-point type ({kinds}).")
     return found
 
 

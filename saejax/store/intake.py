@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 
+from saejax.core.arrays import as_array
 from saejax.core.errors import DataError
 from saejax.store.layout import BF16, ArrayKind
 from saejax.store.order import shard_positions
@@ -18,7 +19,7 @@ def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarra
     Raises:
         DataError: another shape, no float dtype, or a value that is not finite as bfloat16.
     """
-    array = np.asarray(values)
+    array = np.asarray(as_array(values, f"append: hook point {name!r}"))
     if array.shape != (n, width):
         raise DataError(f"append: hook point {name!r} has shape {array.shape}, expected {(n, width)}.")
     if array.dtype != BF16:
@@ -69,7 +70,7 @@ def as_int32_rows(name: str, values: np.ndarray, n: int) -> np.ndarray:
     Raises:
         DataError: another shape, no integers, or values beyond int32.
     """
-    array = np.asarray(values)
+    array = np.asarray(as_array(values, f"append: tokens[{name!r}]"))
     if array.shape != (n,) or array.dtype.kind not in "iu":
         raise DataError(f"append: tokens[{name!r}] is {array.dtype}{list(array.shape)}, expected integers [{n}].")
     limits = np.iinfo(np.int32)

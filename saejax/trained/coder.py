@@ -19,6 +19,7 @@ from ml_collections import FrozenConfigDict
 from saejax.coders import Coder, Latents, Sites
 from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity import TopK
+from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.selection import top_k
 from saejax.lm.forward import Model
@@ -77,8 +78,9 @@ class TrainedCoder:
     """A sparse dictionary for raw activations.
 
     `coder` holds pure functions of (params, x), for programs of your own: `jax.grad(lambda x: sae.coder.encode(
-    sae.params, x).dense().sum())`. The methods below take numpy or JAX arrays and give back the same kind; they work
-    block by block, so that a million rows of input take the memory of one block and of the result.
+    sae.params, x).dense().sum())`. The methods below take numpy or JAX arrays and give back the same kind; PyTorch's
+    tensors, bfloat16 ones too, and lists give numpy. They work block by block, so that a million rows of input take the
+    memory of one block and of the result.
 
     Attributes:
         coder: topology and sparsity, taking every token alone.
@@ -167,10 +169,18 @@ class TrainedCoder:
 
         Args:
             x: the activations that were encoded; a skip connection and layer normalisation need them.
+
+        Raises:
+            DataError: the last axes are not those of the coder's latents, or `x` has other axes before them.
         """
         topology = self.coder.topology
         rows, outer = _rows(latents, topology.latent_shape, "latents")
-        given = [rows] if x is None else [rows, _rows(x, topology.in_shape, "activations")[0]]
+        given = [rows]
+        if x is not None:
+            x_rows, x_outer = _rows(x, topology.in_shape, "activations")
+            if x_outer != outer:
+                raise DataError(f"decode needs the activations of these latents: those are {outer}, x is {x_outer}.")
+            given.append(x_rows)
         return self._in_blocks(self._decode, given).reshape(*outer, *topology.out_shape)
 
     def at(self, lm: Model) -> "TrainedCoder":
@@ -326,8 +336,7 @@ def _joined(xp: Any, parts: Sequence[Any]) -> Any:
 
 def _rows(array: Any, shape: tuple[int, ...], what: str) -> tuple[Any, tuple[int, ...]]:
     """([N, *shape], the axes before them); numpy and JAX arrays stay what they are, all else becomes numpy."""
-    if not isinstance(array, np.ndarray | jax.Array):
-        array = np.asarray(array)
+    array = as_array(array, what)
     if array.shape[-len(shape) :] != shape:
         raise DataError(f"The last axes of {what} must be {shape}; the array is {array.shape}.")
     return array.reshape(-1, *shape), array.shape[: -len(shape)]

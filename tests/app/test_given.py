@@ -84,6 +84,20 @@ def test_a_run_folder_gives_the_same_coder_and_a_dict_a_map_and_jax_too(
         assert same(saejax.train(given, "topk", **short), plain)
 
 
+def test_every_door_takes_tensors_of_torch(tmp_path: Path) -> None:
+    import ml_dtypes
+    import torch
+
+    numbers, more = (activations(300, seed).astype(ml_dtypes.bfloat16) for seed in (0, 1))
+    tensor, heldout = (torch.from_numpy(a.astype(np.float32)).bfloat16().requires_grad_() for a in (numbers, more))
+    short = HOW | {"tokens": 2 * 64}
+    plain = saejax.train(numbers, "topk", heldout=more, **short)
+    assert same(saejax.train(tensor, "topk", heldout=heldout, **short), plain)
+    assert same(saejax.train({"x": tensor}, "topk", heldout={"x": heldout}, **short), plain)
+    parts = saejax.train(np.split(numbers, 3), "topk", **short)
+    assert same(saejax.train(tensor.split(100), "topk", **short), parts)
+
+
 def test_a_store_trains_as_the_stage_does(tmp_path: Path) -> None:
     """The stage and the library are one path: the same parameters to the bit, from the same store."""
     e = planted_experiment(tmp_path, "stage", tokens=10 * 128)

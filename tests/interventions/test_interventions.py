@@ -140,6 +140,16 @@ def test_every_operation_at_its_tokens(name: str, one: Interventions) -> None:
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
 
 
+def test_tokens_and_numbers_may_be_tensors_of_torch(one: Interventions) -> None:
+    import torch
+
+    latents, value = _some(one.dictionaries["sae"]), np.linspace(0, 1, 2, dtype=np.float32)
+    tensor = torch.from_numpy(value).bfloat16().requires_grad_()
+    want = one.run(TOKENS, {"sae": set_to(latents, tensor.detach().float().numpy())}).logits
+    got = one.run(torch.from_numpy(np.array(TOKENS)), {"sae": set_to(torch.tensor(latents), tensor)}).logits
+    np.testing.assert_array_equal(got, want)
+
+
 def test_what_a_run_has_seen_adds_up(one: Interventions) -> None:
     """Dec(latents) + errors is what stands at the hook point, and latents are those of `encode`."""
     run = one.run(TOKENS, capture=[HOOK])

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.store import ArrayRows, Batches, IteratedBatches, arrays
@@ -49,6 +50,19 @@ def test_types_that_devices_have_are_kept(given: Any, kept: Any) -> None:
     assert rows.dtype == kept == next(Batches(rows, 8, seed=0).iterate())["x"].dtype
 
 
+@pytest.mark.parametrize(("given", "kept"), [(torch.bfloat16, BF16), (torch.float16, np.float16)])
+def test_tensors_of_torch_are_the_arrays_that_they_hold(given: Any, kept: Any) -> None:
+    tensor = torch.from_numpy(numbered(100)).to(given).requires_grad_()
+    numpy = tensor.detach().float().numpy().astype(kept)
+    one, other = ArrayRows({"x": tensor}), ArrayRows({"x": numpy})
+    assert one.dtype == kept and one.fingerprint == other.fingerprint
+    np.testing.assert_array_equal(one.rows(0, 100)["x"], numpy)
+    items = [{"x": part} for part in tensor.split(30)]
+    batch = next(IteratedBatches(iter(items), "x", 50, first_rows=50).iterate())["x"]
+    assert batch.dtype == kept
+    np.testing.assert_array_equal(batch, numpy[:50])
+
+
 def test_float64_and_mixtures_become_float32() -> None:
     assert ArrayRows({"x": numbered(9, np.float64)}).dtype == np.float32
     mixed = ArrayRows({"x": numbered(9, np.float16), "y": numbered(9)})
@@ -84,6 +98,8 @@ def test_a_fingerprint_is_of_the_content(dtype: Any, monkeypatch: pytest.MonkeyP
         ({"x": np.zeros((0, 4))}, "not one activation to train on: x has no rows"),
         ({"x": np.zeros((4, 0))}, r"x has shape \(4, 0\)"),
         ({"x": np.zeros((4, 2), int)}, "dtype int64; give activations in a floating-point type"),
+        ({"x": torch.zeros(4, 2).to_sparse()}, r"x cannot be read as an array \(.*Sparse"),
+        ({"x": np.ma.masked_less(np.ones((4, 2)), 2)}, "x: a masked array"),
         ({"x": np.zeros((4, 2), complex)}, "dtype complex128"),
         ({"x": np.zeros((4, 2)), "y": np.zeros((5, 2))}, "one row for each token"),
         ({"x": np.where(np.arange(9)[:, None] == 6, np.inf, np.ones((9, 2)))}, r"NaN or infinity \(first: row 6\)"),

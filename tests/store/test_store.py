@@ -5,12 +5,14 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import fill
 
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.store import Batches, EpochOrder, StoreLayout, StoreReader, StoreWriter, permute, verify
+from saejax.store.layout import METADATA_NAMES
 
 HOOKS = {"blocks.3.resid_pre": 8, "blocks.10.mlp_out": 5}
 LAYOUT = StoreLayout(128, 16)
@@ -410,6 +412,18 @@ def test_a_resumed_capture_must_start_at_its_cursor(tmp_path):
         for _ in range(2):
             with pytest.raises(DataError, match="continues at cursor"):
                 writer.append(activations, tokens, cursor={"batch": 7})
+
+
+def test_tensors_of_torch_are_stored_as_the_numbers_that_they_hold(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(20, 4)).astype(ml_dtypes.bfloat16)
+    ids = {name: torch.arange(20) for name in METADATA_NAMES}
+    how = {"identity": {}, "hook_points": {"h": 4}, "n_tokens": 20, "layout": LAYOUT}
+    for place, values in (("numpy", rows), ("torch", torch.from_numpy(rows.astype(np.float32)).bfloat16())):
+        with StoreWriter.open(tmp_path / place, **how) as writer:
+            writer.append({"h": values}, ids, cursor={})
+            writer.finish()
+    one, other = (StoreReader.open(tmp_path / place) for place in ("numpy", "torch"))
+    assert one.fingerprint == other.fingerprint
 
 
 def test_a_second_writer_is_refused_at_once(tmp_path):

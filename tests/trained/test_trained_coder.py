@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 
 import saejax
 from saejax.coders import SPARSITIES, TOPOLOGIES, CoderConfig, Sites, build
@@ -105,6 +106,20 @@ def test_blocks_change_nothing_and_kinds_stay(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_allclose(sae.encode(x.astype(np.float16)), sae.encode(x.astype(np.float16).astype(np.float32)))
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_tensors_of_torch_give_what_the_same_numbers_give_in_numpy(kind: str) -> None:
+    sae = made("skip_transcoder", "relu")
+    x = torch.from_numpy(inputs(sae, 9)).to(getattr(torch, kind)).requires_grad_()
+    numbers = x.detach().float().numpy()
+    latents = sae.encode(numbers)
+    np.testing.assert_array_equal(sae.encode(x), latents)
+    np.testing.assert_array_equal(sae.encode(list(x)), latents)
+    for one, other in zip(sae.encode_sparse(x, k=3), sae.encode_sparse(numbers, k=3), strict=True):
+        np.testing.assert_array_equal(one, other)
+    given = torch.tensor(latents).to(x.dtype).requires_grad_()
+    np.testing.assert_array_equal(sae.decode(given, x), sae.decode(given.detach().float().numpy(), numbers))
+
+
 def test_a_memory_map_is_read_block_by_block(tmp_path: Path) -> None:
     """A hundred times as many rows as a block has: the sparse result and one block are all that memory holds."""
     sae = made()
@@ -142,6 +157,10 @@ def test_bad_arrays_are_refused_in_one_line() -> None:
         sae.decode(np.zeros((3, 5)))
     with pytest.raises(DataError, match="decodes with its input: give x"):
         sae.decode(np.zeros((3, F)))
+    with pytest.raises(DataError, match=r"of these latents: those are \(3,\), x is \(2,\)"):
+        sae.decode(np.zeros((3, F)), np.zeros((2, D)))
+    with pytest.raises(DataError, match="activations: dtype complex128 holds complex numbers"):
+        sae.encode(np.zeros((3, D), complex))
     with pytest.raises(DataError, match="fold the scales of its sites in first"):
         dataclasses.replace(sae, sites=dataclasses.replace(sae.sites, read_scales=(2.0,)))
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from saejax.core.arrays import as_array
 from saejax.core.errors import DataError
 
 
@@ -53,16 +53,8 @@ class _OnItsWay:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         self._done.synchronize()
-        return np.asarray(_as_numpy(self._host), dtype)
+        return np.asarray(as_array(self._host), dtype)
 
 
 def to_host(value: Any) -> Any:
-    return _OnItsWay(value) if value.is_cuda else _as_numpy(value)
-
-
-def _as_numpy(value: Any) -> np.ndarray:
-    import torch
-
-    if value.dtype == torch.bfloat16:  # which numpy has from ml_dtypes, and torch does not know
-        return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return value.numpy()
+    return _OnItsWay(value) if value.is_cuda else as_array(value)

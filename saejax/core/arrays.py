@@ -1,0 +1,59 @@
+"""Whatever holds numbers, as an array of NumPy or JAX; PyTorch is not imported for it."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from saejax.core.errors import DataError
+
+Array = np.ndarray | jax.Array
+
+_NO_NUMBERS = {"c": "complex numbers", "O": "objects", "U": "text", "S": "text", "M": "dates", "m": "durations"}
+
+
+def as_array(value: Any, what: str = "the array") -> Array:
+    """`value` itself where it is an array of NumPy or JAX (a traced one too); anything else as NumPy, of its own type.
+
+    A tensor of PyTorch is detached from its graph and comes to the host; bfloat16 stays bfloat16. Memory is shared
+    where that is possible, so whoever keeps the array copies it.
+
+    Raises:
+        DataError: it has no numbers that could be read: ragged lists, text, sparse tensors, masked arrays.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise DataError(f"{what}: a masked array; leave out the rows with masked numbers, or fill them.")
+    try:
+        found = value if isinstance(value, np.ndarray | jax.Array) else _read(value)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise DataError(f"{what} cannot be read as an array ({why}). Give it as a NumPy array.") from None
+    if found.dtype.kind in _NO_NUMBERS:
+        raise DataError(f"{what}: dtype {found.dtype} holds {_NO_NUMBERS[found.dtype.kind]}; give real numbers.")
+    return found
+
+
+def _read(value: Any) -> Array:
+    leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return jnp.asarray(value)
+    if any(map(_is_tensor, leaves)):
+        value = jax.tree.map(lambda leaf: _of_torch(leaf) if _is_tensor(leaf) else leaf, value)
+    return np.asarray(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    """A tensor of PyTorch, which then is imported already."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def _of_torch(tensor: Any) -> np.ndarray:
+    tensor, kind = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
+    if not hasattr(ml_dtypes, kind):
+        return np.asarray(tensor.numpy(force=True))
+    # NumPy has these types from ml_dtypes, of which PyTorch knows nothing: the bytes go over as such.
+    raw = tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    return raw.view(getattr(ml_dtypes, kind)).reshape(tuple(tensor.shape))
