@@ -110,7 +110,8 @@ class IteratedBatches:
     """What an iterable gives, in its order, as batches of one size. A `BatchSource` that is iterated once.
 
     An iterable that can begin again (a list, a data loader) does so when it ends. A training that continues passes over
-    what it has seen, so the iterable must give the same activations each time.
+    what it has seen, so the iterable must give the same activations each time. It may write each item into the memory
+    of the one before: what is kept while the next is made is a copy.
 
     Args:
         items: arrays [n, d], or {hook point: array}; n may vary.
@@ -128,14 +129,17 @@ class IteratedBatches:
         self._blocks = self._endless()
         self._seen: deque[Block] = deque()
         count = 0
-        while count < max(first_rows, batch_size) and (block := next(self._blocks, None)) is not None:
-            self._seen.append(block)
+        while (block := next(self._blocks, None)) is not None:
             count += _length(block)
+            enough = count >= max(first_rows, batch_size)
+            self._seen.append(block if enough else _copied(block))
+            if enough:
+                break
         if not count:
             raise DataError("The iterator gave not one activation to train on.")
         if count < batch_size:
             raise DataError(f"The iterator ended after {count:,} activations, less than a batch of {batch_size:,}.")
-        seen = {name: np.concatenate([block[name] for block in self._seen]) for name in self._seen[0]}
+        seen = _joined(list(self._seen))
         rows = ArrayRows(seen)
         self.hook_points, self.statistics, self.dtype = rows.hook_points, rows.statistics, rows.dtype
         self.fingerprint, self.former_fingerprint = rows.fingerprint, rows.former_fingerprint
@@ -163,6 +167,8 @@ class IteratedBatches:
             while have >= self.batch_size:
                 yield self._taken(wait)
                 have, step = have - self.batch_size, step + 1
+            if wait:  # the rest of this item; those before it are copies already
+                wait.append(_copied(wait.pop()))
         raise DataError(
             f"The iterator ended after {step * self.batch_size + have:,} activations, and training wants more. Lower "
             "`tokens`, or give an iterable that can begin again."
@@ -188,7 +194,7 @@ class IteratedBatches:
                 block = {name: values[:wanted] for name, values in block.items()}
             pieces.append(block)
             wanted -= min(n, wanted)
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        return _copied(pieces[0]) if len(pieces) == 1 else _joined(pieces)
 
     def _endless(self) -> Iterator[Block]:
         widths: dict[str, int] = {}
@@ -216,6 +222,17 @@ class IteratedBatches:
             for item in iterator:
                 some = iterator is not self._items
                 yield item
+
+
+def _copied(block: Block) -> Block:
+    return {name: values.copy() for name, values in block.items()}
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    """The blocks one after the other; of a single one the block itself."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _length(block: Block) -> int:

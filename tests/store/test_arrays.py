@@ -1,5 +1,8 @@
 """Arrays and iterators as batches: every row once an epoch, the same batches whoever asks, and what is refused."""
 
+import itertools
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.store import ArrayRows, Batches, IteratedBatches, arrays
 from saejax.store.layout import BF16
@@ -136,6 +140,47 @@ def test_a_list_begins_again_and_an_iterator_is_read_once() -> None:
         next(again.iterate())
     np.testing.assert_array_equal(again.whole_batch_at(0)["x"], x[:20])
     assert again.places(0) == {}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 3, 10, 16, 37, 100])
+def test_a_generator_may_refill_its_own_buffer(n: int, kind: Any) -> None:
+    """What is kept while the next item is made is a copy, for items below, of and above the size of a batch."""
+    x = numbered(200)
+
+    def refilled() -> Iterator[Any]:
+        in_torch = isinstance(kind, torch.dtype)
+        buffer = torch.empty(n, 3, dtype=kind) if in_torch else np.empty((n, 3), kind)
+        for start in range(0, 200 - n + 1, n):
+            rows = x[start : start + n]
+            buffer[:] = torch.from_numpy(rows) if in_torch else rows
+            yield {"x": buffer}
+
+    def fresh() -> Iterator[Any]:
+        return ({"x": np.array(as_array(item["x"]))} for item in refilled())
+
+    one, other = (IteratedBatches(items(), "x", 10, first_rows=25) for items in (refilled, fresh))
+    assert one.fingerprint == other.fingerprint
+    np.testing.assert_array_equal(one.whole_batch_at(0)["x"], other.whole_batch_at(0)["x"])
+    batches = list(itertools.islice(zip(one.iterate(1), other.iterate(1), strict=True), 200 // n * n // 10 - 1))
+    for got, want in batches:
+        np.testing.assert_array_equal(got["x"], want["x"])
+    held = [got["x"].copy() for got, _ in batches]
+    assert all(np.array_equal(got["x"], kept) for (got, _), kept in zip(batches, held, strict=True))
+
+
+def test_a_large_item_is_not_copied_as_a_whole() -> None:
+    x = np.zeros((400_000, 8), np.float32)
+    x[:, 0] = np.arange(len(x))
+    tracemalloc.start()
+    batches = IteratedBatches([x], "x", 1000, first_rows=1000)
+    stream = batches.iterate()
+    for _ in range(500):  # past its end
+        batch = next(stream)["x"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(batch, x[99_000:100_000])
+    assert peak < x.nbytes
 
 
 @pytest.mark.parametrize(
