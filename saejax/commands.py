@@ -544,7 +544,7 @@ which needs no other file, <name>.json in circuit-tracer's format, and <name>.np
         takes="words",
         flags=(
             partial(flags.DEFINE_string, "out", "graphs", "The folder."),
-            partial(flags.DEFINE_string, "name", "", "What the files are called; empty makes it of the prompt."),
+            partial(flags.DEFINE_string, "name", "", "What the files are called; empty: prompt and a digest."),
             partial(flags.DEFINE_string, "model", "", "The language model, where the dictionary does not say."),
             partial(flags.DEFINE_integer, "max_features", 7500, "Features at most; 0 for all.", lower_bound=0),
             partial(flags.DEFINE_integer, "logits", 10, "Next tokens at most.", lower_bound=1),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from saejax.app.dictionaries import distinct
 from saejax.app.loaded import refuse_several_models
 from saejax.app.loading import is_run, load
 from saejax.core.errors import ConfigError, DataError
@@ -44,8 +45,8 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     together = len(places) == 1 or (to != "saejax" and form.sets)
     if together:
         refuse_several_models(models)
-    for place in places:
-        sae, folder = load(place, at, hook_points), destination if together else destination / _own_name(place, places)
+    for place, name in zip(places, _own_names(places), strict=True):
+        sae, folder = load(place, at, hook_points), destination if together else destination / name
         notes = [*sae.origin.notes, *sae.save(folder, format=to)]
         print(f"{place} -> {folder} ({to}): {sae!r}")
         for note in [*notes, compared(sae, folder, to, hook_points)]:
@@ -89,13 +90,16 @@ def refuse(place: str, sae: TrainedCoder, to: Format) -> None:
         raise ConfigError(f"{place} cannot be written for {to.title}: {why}. It can be for: {others}.")
 
 
-def _own_name(place: str, places: Sequence[str]) -> str:
-    """A folder's name for one of several: the last parts of its path that tell it from the others."""
-    parts = {other: [part for part in re.split(r"[/@:]", other) if part] for other in places}
-    depth = 1
-    while sum(own[-depth:] == parts[place][-depth:] for own in parts.values()) > 1:
-        depth += 1
-    return re.sub(r"\.(safetensors|npz|pt)$", "", "-".join(parts[place][-depth:]))
+def _own_names(places: Sequence[str]) -> list[str]:
+    """A folder's name for each: the last parts of its path that tell it from the others."""
+    parts = [[part for part in re.split(r"[/@:]", place) if part] for place in places]
+    names = []
+    for path in parts:
+        depth = 1
+        while sum(own[-depth:] == path[-depth:] for own in parts) > 1:
+            depth += 1
+        names.append(re.sub(r"\.(safetensors|npz|pt)$", "", "-".join(path[-depth:])))
+    return distinct(names)
 
 
 def compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str]) -> str:

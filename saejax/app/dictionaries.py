@@ -61,5 +61,15 @@ def _names(sources: Sequence[str]) -> list[str]:
     for _ in range(max(map(len, parts))):
         now = names()
         taken = [n + (now.count(name) > 1) for n, name in zip(taken, now, strict=True)]
-    now = names()
-    return [name if now.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(now)]
+    return distinct(names())
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that others have too; no two are equal."""
+    found: list[str] = []
+    for i, name in enumerate(names):
+        own, number = name, i
+        while names.count(name) > 1 and (own in names or own in found):
+            own, number = f"{name}-{number}", number + 1
+        found.append(own)
+    return found

@@ -1,6 +1,8 @@
 """`saejax graph`: which features of dictionaries lead to the next token of a prompt, as JSON and as a page."""
 
 import contextlib
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from saejax.app import console
 from saejax.app.dictionaries import dictionaries
 from saejax.app.loaded import with_model
 from saejax.attribution import AttributionConfig, Graph, attribute
+from saejax.attribution.build import decided_by
 from saejax.attribution.export import checked_slug, graph_json, node_ids, write_features, write_graph
 from saejax.attribution.influence import influence, pruned, scores
 from saejax.attribution.layers import at_model, layers_of
@@ -48,7 +51,8 @@ def run_graph(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     *places, prompt = words
     if not prompt:
         raise ConfigError("The prompt is empty: give the text whose next token the graph is about.")
-    slug = checked_slug(flags["name"] or re.sub(r"\W+", "-", prompt, flags=re.ASCII).strip("-").lower()[:60] or "graph")
+    if flags["name"]:
+        checked_slug(flags["name"])
     supernodes = read_json(flags["supernodes"]) if flags["supernodes"] else None
     loaded, lm = with_model(list(dictionaries(places).values()), flags["model"])
     saes = at_model(lm, loaded)
@@ -56,6 +60,7 @@ def run_graph(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     config = AttributionConfig(max_features=flags["max_features"], logits=flags["logits"], silent=len(bos))
     folder = Path(flags["out"])
     tokens = bos + lm.tokenizer.encode(prompt)
+    slug = flags["name"] or slug_of(prompt, decided_by(lm, saes, tokens, config))
     with _Rows() as rows:
         graph = attribute(lm, saes, tokens, config, folder=folder / f"{slug}.rows", progress=rows.done)
     graph.save(folder / f"{slug}.npz")
@@ -69,6 +74,16 @@ def run_graph(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     )
     console.say(f"{page}")
     console.say(f"{folder / slug}.json: circuit-tracer's format; {folder / slug}.npz: saejax.attribution.Graph")
+
+
+def slug_of(prompt: str, decided: Mapping[str, Any]) -> str:
+    """A graph's name: what of the prompt a file can be called, and a digest of all that decides the graph.
+
+    Prompts that differ in punctuation alone, other settings and other dictionaries have graphs of their own.
+    """
+    readable = re.sub(r"\W+", "-", prompt, flags=re.ASCII).strip("-").lower()[:60]
+    content = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{readable}-{content}".lstrip("-")
 
 
 class _Rows(contextlib.ExitStack):

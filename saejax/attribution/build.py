@@ -62,7 +62,8 @@ def attribute(
     saes = at_model(lm, dictionaries)
     tokens_S = checked_tokens(lm, tokens, config)
     mesh = make_mesh(ParallelConfig((1, 1)), jax.local_devices()) if mesh is None else mesh
-    disk = None if folder is None else OnDisk.open(folder, _fingerprint(lm, saes, tokens_S, config, answers))
+    decided = decided_by(lm, saes, tokens_S, config, answers)
+    disk = None if folder is None else OnDisk.open(folder, decided)
     local = local_model(lm, saes, tokens_S, config, mesh, answers)
     _check_size(local, config)
     kept = Kept(local.features[:, 0], local.n_sources, local.probabilities)
@@ -74,6 +75,7 @@ def attribute(
     names = {
         "model": str(lm.identity["model"]),
         "dictionaries": ", ".join(sae.origin.source or repr(sae) for sae in saes),
+        "sha256": digest(decided["model"], decided["dictionaries"]),
         "prompt": lm.tokenizer.decode(tokens_S.tolist()),
     }
     strings = tuple(lm.tokenizer.token_strings(tokens_S.tolist()))
@@ -145,14 +147,14 @@ def _graph(
     )
 
 
-def _fingerprint(
+def decided_by(
     lm: LanguageModel,
     saes: Sequence[TrainedCoder],
-    tokens_S: np.ndarray,
+    tokens: Sequence[int] | np.ndarray,
     config: AttributionConfig,
-    answers: Sequence[int],
+    answers: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """What decides the rows, as JSON."""
+    """What decides the rows of a graph, as JSON: the arguments of `attribute`, by their content."""
     weights = (
         {} if "weights_sha256" in lm.identity else {"weights": digest(*map(np.asarray, jax.tree.leaves(lm.params)))}
     )
@@ -160,7 +162,7 @@ def _fingerprint(
         "format": 1,
         "model": json.loads(json.dumps(lm.identity)) | {"config": digest(lm.config)} | weights,
         "dictionaries": [sae.fingerprint() for sae in saes],
-        "prompt": tokens_S.tolist(),
+        "prompt": np.asarray(tokens).tolist(),
         "settings": dataclasses.asdict(config),
         "answers": sorted(map(int, answers)),
     }

@@ -90,7 +90,8 @@ def checked_slug(slug: str) -> str:
 def scan_of(names: Mapping[str, str]) -> str:
     """Where the features' files lie, seen from circuit-tracer's page: one folder for each set of dictionaries.
 
-    Its name is a digest of what the graph is of, the prompt left out, so graphs of several prompts share the folder.
+    Its name is a digest of what the graph is of (`names` hold the content of model and dictionaries as a digest), the
+    prompt left out, so graphs of several prompts share the folder.
     """
     said = json.dumps({key: value for key, value in names.items() if key != "prompt"}, sort_keys=True)
     return f"{_SERVED}features/{hashlib.sha256(said.encode()).hexdigest()[:12]}"

@@ -11,6 +11,7 @@ import pytest
 
 import saejax
 from saejax.app.convert import print_formats, run_convert
+from saejax.app.dictionaries import distinct
 from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS
@@ -37,6 +38,25 @@ def test_one_goes_into_the_folder_several_into_folders_of_their_own(tmp_path: Pa
     back = saejax.load(tmp_path / "c")
     assert all(np.array_equal(back.params[name], sae.params[name]) for name in sae.params)
     assert back.sites == sae.sites
+
+
+def test_no_two_are_written_into_one_folder(tmp_path: Path) -> None:
+    """Parts of paths that are joined may be called as another path is."""
+    kinds = {"x/a-b": "relu", "y/a/b": "topk", "z/b": "gated"}
+    for place, sparsity in kinds.items():
+        CODERS["autoencoder", sparsity].save(tmp_path / place)
+    convert(*(tmp_path / place for place in kinds), tmp_path / "out", to="saejax")
+    back = sorted(saejax.load(path).describe()["sparsity"]["name"] for path in (tmp_path / "out").iterdir())
+    assert back == sorted(kinds.values())
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "a", "a-1"], ["a-1", "a", "a", "a-2"], ["a-0-0", "a", "a"]])
+def test_names_that_are_told_apart_all_differ(names: list[str]) -> None:
+    found = distinct(names)
+    assert len(set(found)) == len(names) and all(one.startswith(name) for one, name in zip(found, names, strict=True))
+    assert [one for one, name in zip(found, names, strict=True) if names.count(name) == 1] == [
+        name for name in names if names.count(name) == 1
+    ]
 
 
 def test_a_run_is_converted_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,10 @@ from tiny.attributed import lm_of, mlp_dictionaries, prompt
 from tiny.by_hand import coder_of, random_params, sites_of
 from tiny.graphs import VOCAB, made_up_feature
 
-from saejax.app.graph import ablations, run_graph
+from saejax.app.graph import ablations, run_graph, slug_of
 from saejax.attribution import AttributionConfig, Graph, attribute
-from saejax.attribution.export import node_ids
+from saejax.attribution.build import decided_by
+from saejax.attribution.export import checked_slug, node_ids, scan_of
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions import Interventions, zero
 from saejax.lm import load_lm
@@ -44,9 +45,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def of_prompt(folder: Path, readable: str) -> Path:
+    """The .npz of the graph whose name begins so."""
+    (path,) = (folder / "graphs").glob(f"{readable}-*.npz")
+    return path
+
+
 def test_the_files_say_the_same(made: Path) -> None:
-    graph = Graph.load(made / "graphs" / "return-data-x.npz")
-    content = json.loads((made / "graphs" / "return-data-x.json").read_text())
+    path = of_prompt(made, "return-data-x")
+    assert re.fullmatch(r"return-data-x-[0-9a-f]{8}\.npz", path.name)
+    graph, content = Graph.load(path), json.loads(path.with_suffix(".json").read_text())
     lm = load_lm("demo")
     assert graph.tokens.tolist() == [0, *lm.tokenizer.encode(PROMPT)]
     ids = node_ids(graph)
@@ -59,12 +67,12 @@ def test_the_files_say_the_same(made: Path) -> None:
         assert (features / f"{node['feature']}.json").is_file() == described
         assert bool(node["clerp"]) == described
     index = json.loads((made / "graphs" / "graph-metadata.json").read_text())
-    assert [entry["slug"] for entry in index["graphs"]] == ["return-data-x"]
+    assert [entry["slug"] for entry in index["graphs"]] == [path.stem]
 
 
 def test_the_effects_are_those_of_a_model_edited_by_hand(made: Path) -> None:
-    graph = Graph.load(made / "graphs" / "return-data-x.npz")
-    page = (made / "graphs" / "return-data-x.html").read_text()
+    path = of_prompt(made, "return-data-x")
+    graph, page = Graph.load(path), path.with_suffix(".html").read_text()
     effects = json.loads(re.findall(r'id="summary-data">(.*?)</script>', page, re.DOTALL)[0])["effects"]
     assert len(effects["rows"]) == 4 and effects["spearman"] is not None
     lm, sae = load_lm("demo"), dictionary()
@@ -103,6 +111,29 @@ def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_
     assert {p: p.read_bytes() for p in before} == before
 
 
+def test_each_graph_has_a_name_of_its_own(made: Path, tmp_path: Path) -> None:
+    """A clean and a corrupt prompt may differ in punctuation alone; other settings and weights are other graphs."""
+    lm, sae = load_lm("demo"), dictionary(model="demo", source=str(made / "run"))
+    halved = {name: p * 0.5 if name == "W_dec_0" else p for name, p in sae.params.items()}
+    other = TrainedCoder(sae.coder, halved, sae.sites, sae.origin)
+
+    def slug(said: str, of: TrainedCoder = sae, **settings: int) -> str:
+        return slug_of(said, decided_by(lm, [of], lm.tokenizer.encode(said), AttributionConfig(**settings)))
+
+    prompts = ("data[x", "data(x", "Data[x", "данные", "数据", "({[")
+    slugs = [*map(slug, prompts), slug("data[x", logits=2), slug("data[x", max_features=8), slug("data[x", other)]
+    assert len(set(slugs)) == len(slugs) and slugs[0] == slug("data[x")
+    assert [checked_slug(one) for one in slugs] == slugs and slugs[0].startswith("data-x-")
+    how: dict[str, Any] = {"out": str(tmp_path / "graphs"), "effects": 0, "max_features": 8}
+    other.save(tmp_path / "clt")
+    for place, said in ((made, prompts[0]), (made, prompts[1]), (tmp_path, prompts[0])):
+        run_graph([str(place / "clt"), said], asked("graph", **how))
+    found = [Graph.load(path) for path in (tmp_path / "graphs").glob("*.npz")]
+    assert sorted(lm.tokenizer.decode(graph.tokens.tolist()[1:]) for graph in found) == ["data(x", "data[x", "data[x"]
+    # What features of other weights fire on lies elsewhere, whatever the dictionary is called.
+    assert len({scan_of(graph.names) for graph in found}) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "given", "match"),
     [
@@ -126,4 +157,4 @@ def test_what_has_no_graph_is_refused(
         dictionary(model="pythia").save("pythia")
     with pytest.raises((ConfigError, DataError), match=match):
         run_graph(words, asked("graph", **given))
-    assert not Path("graphs", "x.html").exists()
+    assert not list(Path("graphs").glob("x-*.html"))
