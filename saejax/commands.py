@@ -790,8 +790,8 @@ Write a shipped experiment into the current folder as a file to edit.
 
     saejax new mine --from=quickstart[:preset]
 
-Writes mine.py: one line for every setting that differs from its default. The experiment is the same but for its name,
-so it reads the same store where the shipped one names one.
+Writes mine.py: one line for every setting that differs from its default. The experiment is the same but for its name
+and its store, which is its own: --config.store=quickstart reads what quickstart captured.
 """,
         _new,
         takes="words",

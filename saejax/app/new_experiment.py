@@ -9,6 +9,7 @@ from typing import Any
 
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.app.experiments import find, load, names, settings
+from saejax.app.experiments import folder as shipped_folder
 from saejax.core.config import to_json
 from saejax.core.errors import ConfigError
 
@@ -20,7 +21,9 @@ _LONG = 10_000
 def write_new(name: str, source: str, force: bool = False, folder: Path = Path()) -> Path:
     """Write `<name>.py`: the experiment `source` (name or file, with an optional :preset) under the name `name`.
 
-    The file gives the same experiment but for its name; so it reads the same store where `source` names one.
+    The file gives the same experiment but for its name and its store. A store that shipped experiments share is theirs:
+    with another model or text this one would fill it, and they would be refused. The file of a user's own keeps the
+    store that it names.
 
     Raises:
         ConfigError: a name that cannot be a file's and a run's, a file that is there (unless `force`), an unknown
@@ -47,11 +50,15 @@ def text_of(name: str, source: str) -> str:
     """The content of the new file."""
     file, _, preset = find(source).partition(":")
     config = settings(load(file), preset)
+    shared = config.store if Path(file).parent == shipped_folder() else ""
     config.name = name
+    if shared:
+        config.store = ""
     experiment(config)
+    also = f"\n\nIts store is its own. --config.store={shared} reads what {source} captured." if shared else ""
     return as_file(
         config,
-        f"{name}, made from {source}.",
+        f"{name}, made from {source}.{also}",
         f"saejax {command_of(config)} --config={name}.py [--config.train.lr=3e-4]",
     )
 

@@ -190,14 +190,26 @@ def test_the_list_shows_every_experiment_and_preset() -> None:
 # --- saejax new -----------------------------------------------------------------------------------
 
 
+SHIPPED_STORES = {
+    experiment(experiments.shipped(name, preset)).store_dir(split)
+    for name, _, preset in (source.partition(":") for source in SOURCES)
+    for split in ("train", "heldout")
+}
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_new_file_is_the_same_experiment_under_its_own_name(source: str, empty: Path) -> None:
     path = write_new("mine", source)
     name, _, preset = source.partition(":")
     original = experiments.shipped(name, preset)
-    original.name = "mine"
-    assert experiment(experiments.settings(experiments.load(path))) == experiment(original)
+    shared, original.name, original.store = original.store, "mine", ""
+    written = experiment(experiments.settings(experiments.load(path)))
+    assert written == experiment(original)
+    # With another model or text it would fill the shipped experiments' store, and they would be refused.
+    assert not {written.store_dir(split) for split in ("train", "heldout")} & SHIPPED_STORES
     lines = path.read_text().splitlines()
+    also = f"Its store is its own. --config.store={shared} reads what {source} captured."
+    assert (also in lines) == bool(shared) and len(also) <= 120
     assert lines[0] == f'"""mine, made from {source}.' and f"    {next_command(path)} [--config.train.lr=3e-4]" in lines
     command = {"sweep": "sweep", "study": "study", "truth": "truth", "latentwire": "prefix"}.get(
         name.partition("_")[0], "pipeline"
@@ -212,11 +224,15 @@ def test_the_new_file_is_the_same_experiment_under_its_own_name(source: str, emp
 
 def test_the_new_file_is_readable(empty: Path) -> None:
     text = write_new("mine", "quickstart:tiny").read_text()
-    assert '    c.name = "mine"\n    c.store = "quickstart-tiny"\n\n    c.capture.tokens = 32_768\n' in text
-    # Of an edited file another one can be made.
+    assert (
+        '    c.name = "mine"\n\n    c.capture.tokens = 32_768\n' in text
+        and "--config.store=quickstart-tiny reads" in text
+    )
+    # Of an edited file another one can be made, and a store that the user has named is meant.
     path = empty / "mine.py"
-    path.write_text(text.replace("c.coder.k = 24", "c.coder.k = 7"))
-    assert "c.coder.k = 7\n" in write_new("second", "mine.py").read_text()
+    path.write_text(text.replace("c.coder.k = 24", 'c.coder.k = 7\n    c.store = "ours"'))
+    second = write_new("second", "mine.py").read_text()
+    assert "c.coder.k = 7\n" in second and 'c.store = "ours"\n' in second
 
 
 @pytest.mark.parametrize(
