@@ -10,7 +10,6 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from absl import app, flags
@@ -22,6 +21,7 @@ from saejax.core.compiled import keep_programs
 from saejax.core.config import nearest
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 from saejax.core.memory import keep_memory
+from saejax.core.stopping import Stopped, Stopping
 
 _FLAG = "config"
 _DEFAULT = "configs/quickstart.py"
@@ -75,20 +75,18 @@ def run(command: Command, argv: Sequence[str], help_code: int = 0) -> None:
     A `SaejaxError` is printed without a traceback and exits with its own code (2 for configuration), --help with
     `help_code`. Outside training Ctrl-C exits with 130; SIGTERM and SIGUSR1 with 75, as they do in it.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop)
     # jax announces missing TPU libraries, Orbax each of its steps; neither is news to the user.
     absl_logging.set_verbosity(absl_logging.ERROR)
     for name in ("jax", "orbax", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     keep_memory()
-    with guarded():
+    with Stopping() as stopping, guarded(stopping):
         _run(command, list(argv), help_code)
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
+def guarded(stopping: Stopping | None = None) -> Iterator[None]:
     """Errors, signals and a closed pipe end the process as `run` says, without a traceback."""
     try:
         try:
@@ -98,27 +96,31 @@ def guarded() -> Iterator[None]:
     except SaejaxError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command continues where it was", file=sys.stderr)
-        _end(130)
-    except _Stopped as stopped:
-        print(f"\nstopped by {stopped}; the same command continues where it was", file=sys.stderr)
-        _end(EXIT_PREEMPTED)
+    except KeyboardInterrupt as error:
+        _end(error.number if isinstance(error, Stopped) else signal.SIGINT)
     except BrokenPipeError:  # its reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception:
+        if stopping is not None and stopping.number is not None:  # a library made this of the signal's exception
+            _end(stopping.number)
+        raise
 
 
-def _end(code: int) -> NoReturn:
+def _end(number: int) -> NoReturn:
     """End the process at once, after a signal that came at any moment.
 
     All that had to be put away is: the contexts have ended. At the interpreter's own end JAX takes down its devices
     while their threads still compute, and three of four evaluations that SIGTERM stopped ended with SIGSEGV in place of
     75 (jax 0.10.2), which no scheduler takes for "goes on".
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    by_user = number == signal.SIGINT
+    said = "interrupted" if by_user else f"stopped by {signal.Signals(number).name}"
+    print(f"\n{said}; the same command continues where it was", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(130 if by_user else EXIT_PREEMPTED)
 
 
 def _run(command: Command, argv: list[str], help_code: int) -> None:
@@ -166,14 +168,6 @@ def _help(text: str, own: Sequence[Any]) -> str:
         lines.append(f"{name}: {flag.help}{default}")
     lines[1:] = [textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="      ") for line in lines[1:]]
     return "\n".join(lines if len(lines) == 1 else [lines[0], "", "flags:", *lines[1:]])
-
-
-class _Stopped(BaseException):
-    """A scheduler's signal, outside training, which has its own way to end. Not an Exception: nobody handles it."""
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise _Stopped(signal.Signals(number).name)
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -267,7 +267,7 @@ def train_folder(
     if outcome.finished:
         rate = outcome.tokens / max(outcome.seconds, 1e-9)
         tell(f"train: {outcome.step:,} steps, {rate:,.0f} {found.setup.unit}/s")
-    else:
+    if outcome.stopped:
         tell(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
     return outcome
 

@@ -106,7 +106,7 @@ def train(
 
 def _leave_if_told(outcome: Outcome | None) -> None:
     """Exit where a scheduler's signal ended the training; Ctrl-C is the user's, who wants what there is."""
-    if outcome and not outcome.finished and outcome.signal != signal.SIGINT:
+    if outcome and outcome.signal not in (None, signal.SIGINT):
         sys.exit(EXIT_PREEMPTED)
 
 

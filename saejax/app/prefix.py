@@ -57,7 +57,7 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     job = PrefixJob(e)
     with joined(e.parallel) as process:
         outcome = train_folder(e, job.made_from, job.prepared, process, say)
-    if outcome is not None and not outcome.finished:
+    if outcome is not None and outcome.stopped:
         return EXIT_PREEMPTED
     content = _evaluated(job, redo)
     write_bytes(e.run_dir / "prefix.md", (table(content["models"]) + "\n").encode())

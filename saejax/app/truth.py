@@ -41,7 +41,7 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     known = Known(as_begun(e), planted).with_batch_size(say)
     with joined(e.parallel) as process:
         outcome = train_run(known.e, known, process)
-        if outcome is not None and not outcome.finished:
+        if outcome is not None and outcome.stopped:
             return EXIT_PREEMPTED
         if process.first:
             scores = _written(e, planted, load(e.run_dir), e.run_dir)

@@ -207,7 +207,7 @@ def short_training(work: Workspace, folder: str) -> Trained:
     looks, stopped = _Looks(e.gates.r2), False
     with contextlib.suppress(_Enough):
         done = fit(own, coder, data, beginning, mesh, writers=[looks], tell=keep_quiet, shown=False)
-        stopped = not done.finished
+        stopped = done.stopped
     shapes = jax.tree.leaves(jax.eval_shape(coder.init, jax.random.key(0)))
     parameters = sum(leaf.size * 4 for leaf in shapes)
     return Trained(looks.step, steps, looks.r2, looks.rate, 3 * parameters, stopped)

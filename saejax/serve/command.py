@@ -15,6 +15,7 @@ from saejax.app.console import say
 from saejax.core.errors import ConfigError
 from saejax.core.files import write_json
 from saejax.core.lease import lease
+from saejax.core.stopping import until_ctrl_c
 from saejax.serve.folders import Folders
 from saejax.serve.site import Site
 
@@ -49,7 +50,7 @@ def run_serve(words: Sequence[str], flags: Mapping[str, Any]) -> int:
         say(f"  runs {site.folders.runs}, stores {site.folders.stores}; Ctrl-C ends it, jobs go on")
         environment = dict(os.environ)
         os.environ.update(OWN_ENVIRONMENT)
-        with contextlib.suppress(KeyboardInterrupt):
+        with until_ctrl_c():
             serve(site, listener, names, token, everywhere=not loopback, environment=environment)
     say("serve: ended; jobs that run go on, and the next `saejax serve` finds them")
     return 0

@@ -1,7 +1,9 @@
 """The web server's process: uvicorn around the guarded application."""
 
+import contextlib
+import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import uvicorn
 
@@ -13,6 +15,19 @@ from saejax.serve.site import Site
 _LARGEST_MESSAGE = 1 << 16
 
 
+class Server(uvicorn.Server):
+    """Ends by SIGUSR1 too, as every command does: it answers what was asked, and then the signal goes on."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            before = signal.signal(signal.SIGUSR1, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGUSR1, before)
+
+
 def serve(
     site: Site,
     listener: socket.socket,
@@ -21,7 +36,7 @@ def serve(
     everywhere: bool,
     environment: Mapping[str, str],
 ) -> None:
-    """Answer on `listener` until SIGINT or SIGTERM comes, which then goes on to whoever called.
+    """Answer on `listener` until SIGINT, SIGTERM or SIGUSR1 comes, which then goes on to whoever called.
 
     Args:
         names, token, everywhere: of `Guard`.
@@ -39,4 +54,4 @@ def serve(
         timeout_graceful_shutdown=3,
         h11_max_incomplete_event_size=_LARGEST_MESSAGE,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])

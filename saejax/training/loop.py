@@ -42,7 +42,7 @@ class Outcome:
         all_seconds: of all sessions, without compilation.
         states: of each program.
         memories: of each member.
-        signal: that stopped it.
+        signal: that came during it; also in its last step, and then it is both finished and stopped.
     """
 
     step: int
@@ -53,6 +53,11 @@ class Outcome:
     states: Sequence[TrainState]
     memories: Mapping[str, Memory]
     signal: int | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether what called it is to end too."""
+        return self.signal is not None
 
 
 @dataclasses.dataclass(frozen=True)

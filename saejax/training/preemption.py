@@ -7,27 +7,28 @@ seconds' notice, but tells it earlier when asked to: `#SBATCH --signal=USR1@60`,
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from saejax.core.stopping import SIGNALS
 from saejax.parallel import DATA, batch_sharding, own_rows, replicated
-
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Preemption:
     """Context manager: `.requested` turns true on the first of these signals; a second Ctrl-C interrupts at once.
 
-    `mesh` is the one that several processes share.
+    `mesh` is the one that several processes share. Where an error ends the block after a signal, the signal goes on to
+    whom it would have reached outside: a caller that handles the error would else go on without a word.
     """
 
     def __init__(self, mesh: Mesh | None = None) -> None:
         self.requested = False
         self.signal: int | None = None
-        self._old: dict[int, object] = {}
+        self._old: dict[int, Any] = {}
         self._mesh, self._asked = mesh, np.zeros((), bool)
         self._any = jax.jit(jnp.any, out_shardings=mesh and replicated(mesh))
 
@@ -46,15 +47,22 @@ class Preemption:
         return bool(answer)
 
     def __enter__(self) -> "Preemption":
-        for number in STOPPING if threading.current_thread() is threading.main_thread() else ():
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             self._old[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         for number, old in self._old.items():
-            signal.signal(number, old)  # type: ignore[arg-type]
+            signal.signal(number, old)
+        if self.signal is not None and isinstance(error, Exception):
+            self._hand_on(self.signal, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            self._hand_on(number, frame)
         self.requested, self.signal = True, number
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        outside = self._old.get(number)
+        if callable(outside):
+            outside(number, frame)

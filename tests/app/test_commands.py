@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import ROOT
+from tiny import ROOT, one_device
 
 from saejax import __version__, commands
 from saejax.app import experiments
@@ -265,6 +265,41 @@ def test_new_overwrites_where_it_is_told_to_and_says_what_is_next(tmp_path: Path
     assert wrong.returncode == 2 and wrong.stderr == (
         "error: Give one name, got 0, as in: saejax new mine --from=quickstart\n"
     )
+
+
+_SWALLOWING = """
+import signal, sys, time
+from saejax.app import cli
+from tiny.signalled import late
+
+def main(line):
+    late(int(sys.argv[1]))
+    print("the handler ran", flush=True)
+    if sys.argv[2] == "wait":
+        time.sleep(60)
+    end = time.monotonic() + 0.02
+    while time.monotonic() < end:
+        pass
+    raise RuntimeError("what a library made of it")
+
+cli.run(cli.Command("", main, "words"), ["x"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "then", "code"),
+    [(signal.SIGTERM, "wait", 75), (signal.SIGINT, "wait", 130), (signal.SIGUSR1, "fail", 75)],
+)
+def test_a_command_ends_by_a_signal_that_a_finalizer_swallows(number: int, then: str, code: int) -> None:
+    """Every command runs in `cli.run`: the exception was lost there, and the command went on to its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SWALLOWING, str(int(number)), then],
+        env=one_device() | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    said = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    assert (done.returncode, done.stdout) == (code, "the handler ran\n"), done.stderr
+    assert done.stderr == f"\n{said}; the same command continues where it was\n"
 
 
 @pytest.mark.soak

@@ -139,6 +139,14 @@ def test_a_stopped_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     assert same(saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "half", **HOW), whole)  # complete already
 
 
+def test_a_signal_in_the_last_step_still_stops_what_follows(tmp_path: Path) -> None:
+    """It came too late to end the training, and the command went on with the next stage as if nothing had been said."""
+    with pytest.raises(SystemExit) as stopped:
+        saejax.train(_Stopping(activations(), 19, signal.SIGTERM), "topk", run=tmp_path / "run", **HOW)
+    assert stopped.value.code == 75 and saejax.load(tmp_path / "run").finished
+    assert saejax.train(_Stopping(activations(), 19, signal.SIGINT), "topk", **HOW).finished, "Ctrl-C gives what is"
+
+
 def test_a_thread_may_train(trained: saejax.TrainedCoder) -> None:
     """Only the main thread can take signals; a server or a notebook may train in another."""
     from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,6 @@
 """What a run survives, and that nobody sees it afterwards: signals, which checkpoints stay, the record of sessions."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -29,17 +30,18 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig, build
 from saejax.core import environment
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.stopping import SIGNALS, Stopped, Stopping
 from saejax.evals.heldout import heldout_rows, make_validation
 from saejax.parallel import ParallelConfig, make_mesh, replicated, tree_shardings
 from saejax.trained import make_sites
 from saejax.training import TrainConfig
 from saejax.training.best import Best
-from saejax.training.preemption import STOPPING, Preemption
+from saejax.training.preemption import Preemption
 
 CUT = ("standard", "gated", "topk", "abs_topk", "batchtopk", "jumprelu")
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_each_signal_asks_and_is_handed_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Preemption() as preemption:
@@ -47,6 +49,15 @@ def test_each_signal_asks_and_is_handed_back(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
         assert preemption.requested
     assert signal.getsignal(number) == before
+
+
+def test_a_signal_before_an_error_goes_on_to_the_command() -> None:
+    """A trial that has seen enough ends its training by an error of its own, which its caller handles."""
+    for number in SIGNALS:
+        with pytest.raises(Stopped) as caught, Stopping(), contextlib.suppress(LookupError), Preemption():
+            os.kill(os.getpid(), number)
+            raise LookupError
+        assert caught.value.number == number
 
 
 # --- which checkpoints stay --------------------------------------------------------------------------------------

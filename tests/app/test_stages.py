@@ -1,5 +1,6 @@
 """The stages in one process: what they leave, and what they say to bad input. Nothing is ever lost or overwritten."""
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -10,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experiment
+from tiny.signalled import late
 
 import saejax
 from saejax.app.experiment import Experiment, to_run_json
@@ -28,9 +31,11 @@ from saejax.app.export import run_export
 from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.capture import capture
-from saejax.core.errors import BusyError, ConfigError, DataError
+from saejax.core.errors import EXIT_PREEMPTED, BusyError, ConfigError, DataError
 from saejax.core.files import write_json
 from saejax.core.lease import lease
+from saejax.core.progress import Progress
+from saejax.core.stopping import Stopped, Stopping
 from saejax.evals import Gate
 from saejax.lm import LanguageModel, checkpoint, load_lm
 from saejax.parallel import ParallelConfig, make_mesh
@@ -368,6 +373,31 @@ def test_a_capture_may_be_continued_with_another_batch_size(
     for name in ("token_id", "document", "position"):
         assert np.array_equal(a[name], b[name])
     assert np.allclose(a[HOOK].astype(np.float32), b[HOOK].astype(np.float32), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("stage", [run_capture, run_train, run_evaluate, run_report])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_a_finalizer_ends_every_stage(
+    stage: Callable[[Workspace], Any], number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each begins to count its work, the signal comes where Python drops what its handler raises."""
+    done, begin = {}, Progress.__enter__
+    run = copy / "runs" / "tiny"
+    left = {run_capture: [copy / "stores"], run_train: [run], run_evaluate: [run / "eval.json"], run_report: []}
+    for path in left[stage]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def signalled(self: Progress) -> Progress:
+        late(number)
+        done["came"] = True
+        return begin(self)
+
+    monkeypatch.setattr("saejax.core.stopping._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(Progress, "__enter__", signalled)
+    with contextlib.suppress(Stopped), Stopping():
+        how = {"redo": True} if stage is run_report else {}
+        assert stage(Workspace(tiny_experiment(copy)), **how) == EXIT_PREEMPTED, "it went on"
+    assert done["came"]
 
 
 def test_text_that_runs_out_gives_a_smaller_store_and_says_so(

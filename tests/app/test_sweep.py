@@ -431,6 +431,9 @@ def test_a_begun_sweep_goes_on_however_its_axes_are_listed(done: Done, tmp_path:
     for seeds, message in (((0,), "lr0.001-seed1: {.*} -> None"), ((2, 1, 0), "lr0.003-seed2: None -> ")):
         with pytest.raises(DataError, match=f"(?s)another configuration:.*{message}"):
             run_sweep(work("turned", **turned | {"seeds": seeds}))
+    with stopped_in_step(4):  # the last: what follows the training is left to the next command all the same
+        assert run_sweep(work("turned", **turned)) == EXIT_PREEMPTED
+    assert not (tmp_path / "turned" / "sweep" / "sweep.json").exists()
     assert run_sweep(work("turned", **turned)) == 0
     whole, other = (json.loads((tmp_path / name / "sweep" / "sweep.json").read_text()) for name in ("whole", "turned"))
     assert [program["members"] for program in other["programs"]] == [[row["member"] for row in whole["members"]]]

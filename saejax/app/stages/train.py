@@ -25,7 +25,7 @@ def run_train(work: Workspace) -> int:
     e = work.experiment
     with joined(e.parallel) as process:
         outcome = train_run(e, Stored(work), process)
-    return 0 if outcome is None or outcome.finished else EXIT_PREEMPTED
+    return EXIT_PREEMPTED if outcome is not None and outcome.stopped else 0
 
 
 @dataclasses.dataclass(frozen=True)

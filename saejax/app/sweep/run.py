@@ -89,7 +89,7 @@ def _sweep(
     with contextlib.ExitStack() as stack:
         t = begin_training(work, plan, works, groups(plan), range(len(works)), source, stack)
         outcome = train(e.train, t.setup)
-    if not outcome.finished:
+    if outcome.stopped:
         say(f"sweep: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
         return None
     return _finish(e, t.programs, outcome, evaluate_heldout(t.programs, outcome.states, t.heldout), t.described)
@@ -104,7 +104,7 @@ def _run_group(
         with _turn(e.run_dir):
             t = begin_training(work, plan, [works[group]], (own,), (group,), source, stack)
         outcome = train(e.train, t.setup)
-    if not outcome.finished:
+    if outcome.stopped:
         say(f"sweep: program {group} stopped by a signal after step {outcome.step:,}, saved")
         return EXIT_PREEMPTED
     failed = [member.name for member in own.members if outcome.memories[member.name].failed is not None]

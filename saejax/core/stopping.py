@@ -1,0 +1,111 @@
+"""Signals that end a command wherever it is, and that no finalizer can swallow.
+
+Python calls the handler of a signal between two bytecodes of the main thread, and these may be the bytecodes of a
+`__del__`, of a callback of the garbage collection or of a weak reference, or of code that catches everything. What is
+raised there is lost. So the handler raises, and a timer looks until the exception has left the command: where it is no
+longer on its way, it is raised again.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_LOOK_SECONDS = 0.1
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal ends the command. Libraries treat it as Ctrl-C, which they let through where they catch everything.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int, raised_by: "Stopping") -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number, self._raised_by = number, raised_by
+
+    def answered(self) -> None:
+        """The signal has had its effect, and is not raised again."""
+        self._raised_by.answered()
+
+
+class Stopping:
+    """Context manager: within it a signal raises `Stopped` in the main thread, again and again until it has left.
+
+    It is raised again only where it is not being handled, so blocks that put things away run to their end. A second
+    Ctrl-C does not wait for them. SIGALRM and its timer are taken, from the signal on.
+
+    Attributes:
+        number: of the first signal that came; None before one.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stopping":
+        if threading.current_thread() is threading.main_thread():
+            # A shell starts what it runs in the background with Ctrl-C ignored.
+            wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._old = {number: signal.signal(number, self._told) for number in wanted}
+            self._old[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._look)
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._lost
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._old:
+            self.answered()
+            sys.unraisablehook = self._hook
+            for number, old in self._old.items():
+                signal.signal(number, old)
+            self._old = {}
+
+    def answered(self) -> None:
+        """The signal has had its effect, and is not raised again."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self.number = None
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        again = self.number is not None
+        self.number = self.number if again else number
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
+        # A scheduler tells a process more than once; a user who presses Ctrl-C twice does not want to wait.
+        if not again or number == signal.SIGINT or not _on_its_way():
+            raise Stopped(number, self)
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None and not _on_its_way():
+            raise Stopped(self.number, self)
+
+    def _lost(self, unraisable: Any) -> None:
+        """Say nothing of a `Stopped` that could not leave: it is raised again."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            self._hook(unraisable)
+
+
+@contextlib.contextmanager
+def until_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the block, and nothing more."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if isinstance(error, Stopped):
+            if error.number != signal.SIGINT:
+                raise
+            error.answered()
+
+
+def _on_its_way() -> bool:
+    """Whether the main thread handles a `Stopped` now: in the blocks that it passes, and what these call."""
+    error, seen = sys.exception(), set[int]()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, Stopped):
+            return True
+        seen.add(id(error))
+        error = error.__context__
+    return False
