@@ -44,6 +44,7 @@ from saejax.evals.probing import (
     split,
     task_of,
 )
+from saejax.lm.forward import apart
 from saejax.report.probes_page import render_probes
 from saejax.trained import TrainedCoder
 
@@ -144,6 +145,7 @@ def _on(work: Workspace, reader: Reader) -> dict[str, Any]:
     config = work.experiment.probes
     keys = ("ks", "penalty", "seed", "train_rows", "test_rows")
     read_by = {"lm": work.lm.identity, "dtype": reader.dtype, "bos": reader.prepend_bos, "max_tokens": reader.longest}
+    read_by |= apart(work.lm, reader.longest)
     return json.loads(json.dumps(read_by | {key: getattr(config, key) for key in keys}))
 
 

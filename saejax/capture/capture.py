@@ -23,7 +23,7 @@ from saejax.capture.selection import stored, wanted
 from saejax.core.errors import ConfigError
 from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
-from saejax.lm.forward import Forward, Model
+from saejax.lm.forward import Forward, Model, apart
 from saejax.parallel import DATA, Process
 from saejax.store import StoreLayout, StoreWriter
 from saejax.store.layout import DTYPES
@@ -186,6 +186,7 @@ def store_identity(
         "prepend_bos": text.prepend_bos,
         # What is left at its default is not written: the stores of earlier versions stay valid.
         **({} if text.packed else {"pack": False}),
+        **apart(lm, text.context_length),
         **(config.identity if config else {}),
     }
 

@@ -16,7 +16,7 @@ from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Llama3Scaling, Rop
 
 ConfigJson = dict[str, Any]
 Shape = tuple[int, ...]
-_REMEDY = "Choose a checkpoint without it, or study this model through PyTorch hooks."
+_REMEDY = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch runs this model, watched by hooks."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ class Model(Protocol):
         config: has context_length and d_model.
         params: a pytree, the first argument of `apply`; empty for a model that JAX does not hold.
         pure: whether `apply` can be traced by JAX; otherwise it takes and gives arrays, and is called as it is.
+        longest_mixed: documents of up to so many tokens share a forward pass; longer ones only with their equals.
     """
 
     @property
@@ -35,6 +36,8 @@ class Model(Protocol):
     def identity(self) -> dict[str, Any]: ...
     @property
     def pure(self) -> bool: ...
+    @property
+    def longest_mixed(self) -> int: ...
 
     def hook_points(self) -> dict[str, int]:
         """{hook point: width}."""
@@ -83,6 +86,16 @@ class Model(Protocol):
     def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
         """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S])."""
         ...
+
+
+def apart(lm: Model, longest: int) -> dict[str, str]:
+    """Part of the identity of what is made of texts of up to `longest` tokens; empty where all may share a pass.
+
+    Before 2026-11-25 all shared it, so what was made then of a model for which it matters counts as something else.
+    """
+    if longest <= lm.longest_mixed:
+        return {}
+    return {"long_documents": f"of more than {lm.longest_mixed} tokens share no forward pass with others"}
 
 
 def compiled_forward(lm: Model, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:

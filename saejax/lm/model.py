@@ -93,6 +93,11 @@ class LanguageModel:
 
     pure = True
 
+    @property
+    def longest_mixed(self) -> int:
+        """Every document: no frequency of the decoder follows a length."""
+        return self.config.context_length
+
     def run(
         self,
         tokens_BS: Any,

@@ -56,6 +56,10 @@ class ModelPair:
     def pure(self) -> bool:
         return self.first.pure and self.second.pure
 
+    @property
+    def longest_mixed(self) -> int:
+        return min(self.first.longest_mixed, self.second.longest_mixed)
+
     def hook_points(self) -> dict[str, int]:
         """{hook point: width} of both."""
         return self.first.hook_points() | {f"{PREFIX}{name}": d for name, d in self.second.hook_points().items()}

@@ -58,13 +58,18 @@ class Chunk:
 
 
 def packed(tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndarray, causal: bool) -> Iterator[Chunk]:
-    """One chunk: attention within equal segments, and causal where the model is."""
-    rows, length = tokens_RS.shape
+    """One chunk of the rows that hold a document: attention within equal segments, and causal where the model is."""
+    there_RS = segments_RS >= 0
+    used_R = there_RS.any(1)
+    if not used_R.any():
+        return
+    segments_RS, there_RS, length = segments_RS[used_R], there_RS[used_R], tokens_RS.shape[1]
     mask_RSS = segments_RS[:, :, None] == segments_RS[:, None, :]
     if causal:
         mask_RSS = mask_RSS & np.tri(length, dtype=bool)[None]
-    at_RS = np.arange(rows * length).reshape(rows, length)
-    yield Chunk(tokens_RS.astype(np.int64), at_RS, mask_RSS[:, None], positions_RS.astype(np.int64))
+    at_RS = np.where(there_RS, np.arange(tokens_RS.size).reshape(tokens_RS.shape)[used_R], -1)
+    positions_RS = np.where(there_RS, positions_RS[used_R], 0)
+    yield Chunk(tokens_RS[used_R].astype(np.int64), at_RS, mask_RSS[:, None], positions_RS.astype(np.int64))
 
 
 def padded(tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndarray, causal: bool) -> Iterator[Chunk]:
@@ -93,6 +98,14 @@ def equal(tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndarr
 
 Way = Callable[[np.ndarray, np.ndarray, np.ndarray, bool], Iterator[Chunk]]
 WAYS: dict[str, Way] = {"packed": packed, "padded": padded, "equal": equal}
+
+
+def is_longer(segments_RS: np.ndarray, length: int) -> np.ndarray:
+    """Whether each token is of a document of more than `length` tokens, bool [R, S]."""
+    longer_RS = np.zeros(segments_RS.shape, bool)
+    for place in _places(segments_RS):
+        longer_RS.ravel()[place] = len(place) > length
+    return longer_RS
 
 
 def _places(segments_RS: np.ndarray) -> list[np.ndarray]:

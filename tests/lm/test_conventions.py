@@ -89,6 +89,8 @@ def _rope(**values: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"rope type 'yarn'.*default, linear and llama3.*hooks"),
+    "longrope": ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'.*lm.backend=torch"),
+    "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'.*lm.backend=torch"),
     "rope of each layer type": ({"rope_parameters": {"full_attention": {}}}, "rope type 'default' in .*full_attention"),
     "rope a list": ({"rope_scaling": [1]}, "not a usable model configuration"),
     "linear without factor": ({"rope_scaling": {"type": "linear"}}, "KeyError 'factor'"),

@@ -19,7 +19,7 @@ import numpy as np
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded, write_bytes
 from saejax.core.progress import Progress
-from saejax.lm.forward import Model, compiled
+from saejax.lm.forward import Model, apart, compiled
 
 # Rows are as long as the shortest of these lengths that holds the text: few programs, little padding.
 _SHORTEST = 8
@@ -103,7 +103,7 @@ class Reader:
         return {hook: _kept(path, (len(ids), widths[hook])) for hook, path in paths.items()}
 
     def _path(self, name: str, hook: str, ids: Sequence[Sequence[int]]) -> Path:
-        known = {"lm": self.lm.identity, "dtype": self.dtype, "hook_point": hook}
+        known = {"lm": self.lm.identity, "dtype": self.dtype, "hook_point": hook} | apart(self.lm, self.longest)
         digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
         for row in ids:
             digest.update(np.asarray([len(row), *row], "<i8").tobytes())

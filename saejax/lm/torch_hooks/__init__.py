@@ -10,6 +10,8 @@ torch is imported by this folder alone, in its functions: everything else works 
     hooks.py    one forward pass of a module, watched and edited
     memory.py   what the GPU holds, and results on their way from it
     model.py    TorchModel: packed rows, hook points, what capture and evaluation ask
+    lengths.py  up to which length documents may share a pass
+    same.py     when two passes gave the same
     probe.py    any module -> TorchModel, by a few tokens
     load.py     a Hugging Face folder -> TorchModel
 """

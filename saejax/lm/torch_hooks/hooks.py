@@ -6,8 +6,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from saejax.core.errors import DataError
 from saejax.lm.rows import Chunk
+
+# What a model raises that does not take a mask or positions.
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
 
 
 class _Stop(Exception):
@@ -34,11 +39,16 @@ def run_chunk(
 
     visits = {p: functools.partial(visit, p) for p in {*places, *(edits or {})} if p}
     with contextlib.suppress(_Stop), watching(module, visits):
-        result = _first_tensor(module(**inputs_of(module, chunk)))
+        result = _first_tensor(forward(module, chunk))
         if missing - {""}:
             raise DataError(f"The forward pass did not reach {', '.join(sorted(missing - {''}))}.")
         seen[""] = result.reshape(*chunk.tokens.shape, -1)
     return seen
+
+
+def result_of(module: Any, chunk: Chunk) -> np.ndarray:
+    """The module's own result for each token, float32 [B, T, d]."""
+    return run_chunk(module, chunk, [""])[""].float().cpu().numpy()
 
 
 @contextlib.contextmanager
@@ -88,7 +98,24 @@ def _takes(module: Any) -> frozenset[str]:
     return frozenset(inspect.signature(module.forward).parameters)
 
 
-def inputs_of(module: Any, chunk: Chunk) -> dict[str, Any]:
+def forward(module: Any, chunk: Chunk) -> Any:
+    """One forward pass, which depends on nothing but the chunk."""
+    _forget_lengths(module)
+    return module(**_inputs_of(module, chunk))
+
+
+def _forget_lengths(module: Any) -> None:
+    """Undo what a long document left behind: dynamic NTK keeps its frequencies until a short enough one comes."""
+    for child in module.modules():
+        if (start := vars(child).get("original_max_seq_len")) is None:
+            continue
+        for name in [name for name, n in vars(child).items() if name.endswith("max_seq_len_cached") and n != start]:
+            kind = name.removesuffix("max_seq_len_cached")  # empty, or which of the model's layers
+            setattr(child, name, start)
+            setattr(child, f"{kind}inv_freq", getattr(child, f"{kind}original_inv_freq").clone())
+
+
+def _inputs_of(module: Any, chunk: Chunk) -> dict[str, Any]:
     """What `module.forward` takes of a chunk; `choose_way` finds out whether it uses it."""
     import torch
 

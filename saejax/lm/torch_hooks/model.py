@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.forward import Edit, Forward
 from saejax.lm.points import ADDED
-from saejax.lm.rows import WAYS, check_ids
+from saejax.lm.rows import WAYS, Chunk, check_ids, is_longer
 from saejax.lm.torch_hooks.hooks import run_chunk
 from saejax.lm.torch_hooks.memory import find_batch_rows, out_of_memory, to_host
 from saejax.text import PackedRows, Tokenizer
@@ -47,6 +47,8 @@ class TorchModel:
         way, long_way: of keeping documents apart, of `saejax.lm.rows.WAYS`: in rows of up to `window` tokens, and in
             longer ones, where a 4-D mask would undo the model's own window of attention, or was not tried.
         window: tokens.
+        longest_mixed: documents of up to so many tokens share a forward pass, as those ways say; a longer one shares it
+            with documents of its own length alone, because the model's frequencies follow the longest.
     """
 
     module: Any
@@ -60,6 +62,7 @@ class TorchModel:
     way: str
     long_way: str
     window: int
+    longest_mixed: int
 
     pure = False
     params: Any = dataclasses.field(default_factory=dict, init=False)
@@ -241,11 +244,10 @@ class TorchModel:
 
         check_ids("tokens", tokens_RS, self.config.vocab_size)
         check_ids("positions", np.where(segments_RS >= 0, positions_RS, 0), self.config.context_length)
-        way = self.way if tokens_RS.shape[1] <= self.window else self.long_way
         count = tokens_RS.size
         out: dict[str, Any] = {}
         with torch.inference_mode():
-            for chunk in WAYS[way](tokens_RS, positions_RS, segments_RS, self.causal):
+            for chunk in self._chunks(tokens_RS, positions_RS, segments_RS):
                 at = torch.from_numpy(chunk.at.ravel()).to(self._device())
                 changes = {place: _edit(edit, place, at, tokens_RS.shape) for place, edit in edits.items()}
                 for place, value in run_chunk(self.module, chunk, places, changes).items():
@@ -255,6 +257,14 @@ class TorchModel:
                 widths = self.widths | {"": self.config.vocab_size}
                 out = {place: torch.zeros(count, widths[place], device=self._device()) for place in places}
         return out
+
+    def _chunks(self, tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndarray) -> Iterator[Chunk]:
+        """What goes through the model at once; together, all the documents of the rows."""
+        way = self.way if tokens_RS.shape[1] <= self.window else self.long_way
+        alone_RS = is_longer(segments_RS, self.longest_mixed)
+        for name, part_RS in ((way, ~alone_RS), ("equal", alone_RS)):
+            if part_RS.any():
+                yield from WAYS[name](tokens_RS, positions_RS, np.where(part_RS, segments_RS, -1), self.causal)
 
     def _device(self) -> Any:
         return next(self.module.parameters()).device

@@ -9,15 +9,12 @@ import numpy as np
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.aliases import LISTS, find_aliases
 from saejax.lm.rows import WAYS, Chunk
-from saejax.lm.torch_hooks.hooks import inputs_of, run_chunk, watching
+from saejax.lm.torch_hooks.hooks import REFUSALS, forward, result_of, watching
+from saejax.lm.torch_hooks.lengths import UNBOUNDED, longest_mixed
 from saejax.lm.torch_hooks.model import TorchConfig, TorchModel
+from saejax.lm.torch_hooks.same import LEAST, MOST, ROUNDING, difference
 from saejax.text import Tokenizer
 
-# Rounding between two ways of batching may change a token's values by this much, relative to their norm: at most and
-# at least.
-_SAME = {"float32": 1e-3, "bfloat16": 3e-2}
-_LEAST = {"float32": 2e-6, "bfloat16": 8e-3}
-_ROUNDING = {"float32": 1e-5, "bfloat16": 8e-3}
 # Attention that looks no further than this many tokens, whatever a 4-D mask says.
 _WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window", "attention_chunk_size")
 # Tokens of a document, of a check of all that shows in short ones, and of a check of attention windows, at most.
@@ -50,14 +47,15 @@ def from_module(
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     windows = [getattr(own, name, None) for name in _WINDOWS]
     window = min([w for w in windows if isinstance(w, int) and w > 0], default=length)
-    # Longer than the window if that is not too long, so that a window of another name shows too.
-    longest = min(window + _SHORT + 1, length, _LONG)
     with torch.inference_mode():
-        drawn = np.random.default_rng(0).choice(usable, (2, max(longest, min(_SHORT, length)))).astype(np.int64)
+        mixed = longest_mixed(module, own, _drawn(usable, min(_SHORT, length))[0], length, dtype)
+        # Longer than the window if that is not too long, so that a window of another name shows too.
+        longest = min(window + _SHORT + 1, mixed or length, _LONG)
+        drawn = _drawn(usable, max(longest, min(_SHORT, length)))
         probe = drawn[:, : min(_SHORT, length)]
         causal = _is_causal(module, probe, usable)
         layers, widths, seen = _measure(module, Chunk(probe, _at(probe)), _layer_lists(module))
-        aliases = find_aliases(layers, seen, _ROUNDING[dtype])
+        aliases = find_aliases(layers, seen, ROUNDING[dtype])
         way, long_way = (
             _choose_way(module, drawn[:, :size], causal, dtype, ways)
             for size, ways in ((min(window, longest), list(WAYS)), (longest, ["padded", "equal"]))
@@ -77,7 +75,13 @@ def from_module(
         way=way,
         long_way=long_way,
         window=min(window, longest),
+        longest_mixed=mixed,
     )
+
+
+def _drawn(usable: Sequence[int], length: int) -> np.ndarray:
+    """Two texts of so many tokens, int64 [2, T]."""
+    return np.random.default_rng(0).choice(usable, (2, length)).astype(np.int64)
 
 
 def text_config(module: Any) -> Any:
@@ -98,7 +102,7 @@ def _context_length(module: Any, config: Any) -> int:
             break
     else:
         # Positions without a table (ALiBi, relative): the tokenizer's packing is the only bound.
-        length = 2**20 if config is not None else 0
+        length = UNBOUNDED if config is not None else 0
     if not length:
         raise ConfigError("The module has no config that says how many tokens it reads; give context_length.")
     # RoBERTa's family counts positions from its padding id on.
@@ -146,7 +150,7 @@ def _measure(
 
     places = [f"{name}.{side}" for name, _ in module.named_modules() if name for side in ("in", "out")]
     with watching(module, {place: functools.partial(visit, place) for place in places}):
-        module(**inputs_of(module, chunk))
+        forward(module, chunk)
     once = {place: width for place, width in widths.items() if times[place] == 1}
     if not once:
         raise DataError("No module of the model gives one vector for each token; there is nothing to capture.")
@@ -154,16 +158,12 @@ def _measure(
     return (passed or [[]])[0], once, {place: value for place, value in seen.items() if place in once}
 
 
-def _result(module: Any, chunk: Chunk) -> np.ndarray:
-    return run_chunk(module, chunk, [""])[""].float().cpu().numpy()
-
-
 def _is_causal(module: Any, tokens_BT: np.ndarray, usable: Sequence[int]) -> bool:
     """Whether another last token changes the results at the others by less than a hundredth of its own change."""
     other = tokens_BT.copy()
     other[:, -1] = [next(i for i in usable if i != last) for last in tokens_BT[:, -1]]
-    one, two = (_result(module, Chunk(tokens, _at(tokens))) for tokens in (tokens_BT, other))
-    return _difference(one[:, :-1], two[:, :-1]) <= 0.01 * _difference(one[:, -1:], two[:, -1:])
+    one, two = (result_of(module, Chunk(tokens, _at(tokens))) for tokens in (tokens_BT, other))
+    return difference(one[:, :-1], two[:, :-1]) <= 0.01 * difference(one[:, -1:], two[:, -1:])
 
 
 def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, ways: Sequence[str]) -> str:
@@ -181,16 +181,17 @@ def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, wa
     if len(tokens_2T[0]) > _SHORT + 1:
         trials.append({(0, 0): first[:3], (0, 3): tokens_2T[1, :-3]})
     alone = [
-        [_result(module, Chunk(d[None], _at(d[None])))[0, -_SHORT:] for d in documents.values()] for documents in trials
+        [result_of(module, Chunk(d[None], _at(d[None])))[0, -_SHORT:] for d in documents.values()]
+        for documents in trials
     ]
     # By what it does to a document to stand behind another: what a model gives may hardly depend on its tokens.
     behind = np.concatenate([first[:3], second[:5]])[None]
-    mixed = _difference(_result(module, Chunk(behind, _at(behind)))[0, 3:], alone[0][2])
-    tolerance = max(min(_SAME[dtype], 0.1 * mixed), _LEAST[dtype])
+    mixed = difference(result_of(module, Chunk(behind, _at(behind)))[0, 3:], alone[0][2])
+    tolerance = max(min(MOST[dtype], 0.1 * mixed), LEAST[dtype])
 
     def is_right(name: str) -> bool:
         return all(
-            _difference(got, want) < tolerance
+            difference(got, want) < tolerance
             for documents, wanted in zip(trials, alone, strict=True)
             for got, want in zip(_together(module, documents, causal, name), wanted, strict=True)
         )
@@ -199,7 +200,7 @@ def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, wa
         try:
             if is_right(name):
                 return name
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+        except REFUSALS:
             continue  # a model that does not take such masks says so in one of these ways
     raise DataError("What the model gives a document depends on the others in the batch; it cannot be captured.")
 
@@ -216,12 +217,5 @@ def _together(module: Any, documents: Mapping[tuple[int, int], np.ndarray], caus
     out: dict[int, np.ndarray] = {}
     for chunk in WAYS[way](rows, positions, segments, causal):
         kept = (chunk.at >= 0) & (number.ravel()[chunk.at] >= 0)
-        out |= dict(zip(chunk.at[kept].tolist(), _result(module, chunk)[kept], strict=True))
+        out |= dict(zip(chunk.at[kept].tolist(), result_of(module, chunk)[kept], strict=True))
     return [np.stack([out[at] for at in np.flatnonzero(number == i).tolist()]) for i in range(len(documents))]
-
-
-def _difference(one: np.ndarray, two: np.ndarray) -> float:
-    """Largest ||a - b|| / ||b|| of all tokens; infinity where there is NaN."""
-    norm = np.linalg.norm(two, axis=-1)
-    error = np.linalg.norm(one - two, axis=-1) / np.maximum(norm, np.finfo(np.float32).tiny)
-    return float(np.nan_to_num(error, nan=np.inf).max())
