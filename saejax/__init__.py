@@ -19,7 +19,7 @@ __all__ = ["TrainedCoder", "default_config", "load", "load_lm", "train"]
 _HOME = {
     "train": "saejax.app.given",
     "load": "saejax.app.loading",
-    "TrainedCoder": "saejax.trained",
+    "TrainedCoder": "saejax.app.loading",  # with the formats that it is saved in
     "load_lm": "saejax.lm",
     "default_config": "saejax.experiment",
 }

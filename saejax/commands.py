@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import flags
 
+import saejax
 from saejax.app import cli, experiments
 from saejax.app.cli import Command, Line
 from saejax.core.config import nearest
@@ -855,6 +856,8 @@ def _named_command(word: str, rest: Sequence[str]) -> tuple[Command, list[str]]:
     name, colon, preset = word.partition(":")
     if name.startswith("-"):
         raise ConfigError(f"Name a command before {name!r}, as in: saejax pipeline --config=quickstart")
+    if name not in COMMANDS and name in saejax.__all__:
+        raise ConfigError(f"{name} is no command but a part of the library: import saejax; saejax.{name}(...)")
     if name not in COMMANDS:
         raise ConfigError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
     if name == "quickstart" and not any(re.match("--?config(=|$)", other) for other in rest):

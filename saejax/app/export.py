@@ -33,8 +33,7 @@ def run_export(words: Sequence[str], flags: Mapping[str, Any]) -> None:
         DataError: no such run, no report of it, or a destination that holds something else.
     """
     if not words or words[0] not in TARGETS:
-        known = ", ".join(TARGETS)
-        raise ConfigError(f"Say for which tool: {known}.{nearest(words[0], TARGETS) if words else ''}")
+        raise ConfigError(f"Say for which tool.{nearest(words[0] if words else '', TARGETS, listed=True)}")
     target, *places, out = [words[0], *map(Path, words[1:-1]), Path(words[-1])]
     if len(words) < 3 or (len(places) > 1 and target != "circuit-tracer"):
         several = " RUN..." if target == "circuit-tracer" else ""

@@ -273,7 +273,7 @@ class StoreHookPoints:
         """The name itself, or a ConfigError with the nearest."""
         if name not in self.header.hook_points:
             there = list(self.header.hook_points)
-            raise ConfigError(f"The store has no hook point {name!r}.{nearest(name, there)} It has {', '.join(there)}.")
+            raise ConfigError(f"The store has no hook point {name!r}.{nearest(name, there, listed=True)}")
         return name
 
 

@@ -18,15 +18,18 @@ from ml_collections import config_dict
 from saejax.core.errors import ConfigError
 
 T = TypeVar("T")
+# Of what two words have in common, from here on one is taken for the other: plan is not what load was to be.
+_CLOSE = 0.6
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the closest of `names`, or the list of them where none is close."""
+def nearest(name: str, names: Iterable[str], listed: bool = False) -> str:
+    """`" Did you mean 'x'?"` for the closest of `names`; where none is close, or all are to be `listed`, their list."""
     names = list(names)
     # Spelt out where the key is short: learning_rate is lr.
     initials = "".join(word[:1] for word in name.split("_"))
-    close = [initials] if initials in names else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(names)}."
+    close = [initials] if initials in names else difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
+    said = f" Did you mean {close[0]!r}?" if close else ""
+    return said if close and not listed else f"{said} There are: {', '.join(names)}."
 
 
 def to_config_dict(value: Any) -> config_dict.ConfigDict:

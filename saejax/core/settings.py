@@ -130,8 +130,7 @@ class Settings:
             known: Setting = field.metadata["setting"]
             value, where = getattr(self, field.name), f"{self.section}.{field.name}".lstrip(".")
             if known.choices is not None and value not in known.choices and (value or field.default):
-                words = nearest(value, known.choices), f" There are: {', '.join(known.choices)}."
-                raise ConfigError(f"{where} is {value!r}.{''.join(dict.fromkeys(words))}")
+                raise ConfigError(f"{where} is {value!r}.{nearest(value, known.choices, listed=True)}")
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, int | float) and (must := known.fault(item)):
                     one = f"holds {item}; each" if isinstance(value, tuple) else f"is {item}; it"

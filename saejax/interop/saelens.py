@@ -1,7 +1,8 @@
 """SAELens: cfg.json and sae_weights.safetensors. (decoderesearch/SAELens 6.54.12: saes/, loading/)
 
-An autoencoder's encoder sees x - b_dec where cfg.apply_b_dec_to_input says so, else x; a transcoder's sees x. Its
-names and layouts are ours, but for the gate's bias b_gate and W_skip [D_out, D_in].
+An autoencoder's encoder sees x - b_dec where cfg.apply_b_dec_to_input says so, else x; a transcoder's sees x, and
+SAELens refuses one whose configuration says otherwise. Its names and layouts are ours, but for the gate's bias b_gate
+and W_skip [D_out, D_in].
 """
 
 import json
@@ -156,8 +157,15 @@ def _found(config: Mapping[str, Any], architecture: Any, path: Path) -> Found:
             "The weights are of 16 bits. SAELens also multiplies in 16 bits where cfg.dtype says so, saejax in 32."
         )
     reads, writes = (_hook(meta, name) for name in ("hook_name", "hook_name_out"))
+    if meta.get("hook_head_index_out") is not None:
+        raise DataError(f"{cfg}: hook_head_index_out={meta['hook_head_index_out']!r}: saejax writes no single head.")
     if architecture in _TRANSCODERS:
         topology, sparsity = _TRANSCODERS[architecture]
+        if config.get("apply_b_dec_to_input"):
+            raise DataError(
+                f"{cfg}: apply_b_dec_to_input is true, which SAELens refuses of transcoders: their b_dec is of the "
+                "output. Set it to false if the encoder sees x itself."
+            )
         if normalize == "layer_norm":
             raise DataError(f"{cfg}: saejax has no transcoder with normalize_activations='layer_norm'.")
     else:
@@ -196,7 +204,7 @@ def _modern(config: dict[str, Any], path: Path) -> dict[str, Any]:
         "activation_fn_str": "activation_fn",
     }
     old = {renamed.get(key, key): value for key, value in config.items()}
-    old = {"architecture": "standard", "apply_b_dec_to_input": True, "activation_fn": "relu"} | old
+    old = {"architecture": "standard", "activation_fn": "relu"} | old
     more = old.get("activation_fn_kwargs") or {}
     if old["activation_fn"] == "topk" and isinstance(more, dict) and "k" in more:
         old |= {"architecture": "topk", "k": more["k"]}

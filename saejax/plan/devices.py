@@ -119,7 +119,7 @@ def device(name: str) -> Device:
         raise ConfigError("There is no device 'here' yet: run `saejax calibrate` first, which measures this machine.")
     if wanted not in known:
         raise ConfigError(
-            f"Unknown device {name!r}.{nearest(name.lower(), [*known, *_ALIASES])} There are: {', '.join(known)}. A "
+            f"Unknown device {name!r}.{nearest(name.lower(), [*known, *_ALIASES], listed=True)} A "
             f"line in {own_file()} adds one: {name}: {{memory: 48e9, bandwidth: 900e9, bfloat16: 180e12, float32: "
             "45e12, link: 32e9}"
         )

@@ -104,7 +104,5 @@ def register(format: Format) -> None:
 def format_named(name: str) -> Format:
     """Raises ConfigError for a format that is not known."""
     if name not in FORMATS:
-        raise ConfigError(
-            f"There is no format {name!r}; there are saejax, {', '.join(FORMATS)}.{nearest(name, FORMATS)}"
-        )
+        raise ConfigError(f"There is no format {name!r}.{nearest(name, ['saejax', *FORMATS], listed=True)}")
     return FORMATS[name]

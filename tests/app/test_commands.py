@@ -96,6 +96,7 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         (["train:tiny"], "'train:tiny' names no experiment; give --config=<experiment>:tiny."),
         (["quickstart:tiny", "--config=coders"], "'quickstart:tiny' names no experiment; give --config"),
         (["help", "nothing"], "There is no command 'nothing'."),
+        (["load", "runs/x"], "load is no command but a part of the library: import saejax; saejax.load(...)"),
     ],
 )
 def test_a_wrong_command_is_one_line_with_the_nearest(

@@ -116,8 +116,18 @@ def test_formats_prints_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     print_formats(["saelens"])
     one = capsys.readouterr().out
     assert "SAELens has no crosscoder" in one
-    with pytest.raises(ConfigError, match="no format 'nonsense'"):
-        print_formats(["nonsense"])
+    for wrong in ("nonsense", "saelense"):
+        with pytest.raises(ConfigError, match=f"no format '{wrong}'") as caught:
+            print_formats([wrong])
+        assert str(caught.value).count("circuit_tracer") == 1
+
+
+def test_the_class_alone_knows_all_formats(tmp_path: Path) -> None:
+    """`from saejax import TrainedCoder` and nothing else: formats are those of `saejax formats`."""
+    CODERS["autoencoder", "topk"].save(tmp_path / "own")
+    code = "from saejax import TrainedCoder; TrainedCoder.from_folder('own').save('out', format='saelens')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert kind_of(saejax.load(tmp_path / "out")) == ("autoencoder", "topk")
 
 
 def test_as_a_process(tmp_path: Path) -> None:

@@ -184,6 +184,9 @@ def test_nearest() -> None:
     assert nearest("learning_rate", names) == " Did you mean 'lr'?"
     assert nearest("zzz", names) == " There are: lr, batch_size, tokens."
     assert nearest("x", []) == " There are: ."
+    assert nearest("load", ["plan", "train"]) == " There are: plan, train."  # half of the letters are no likeness
+    assert nearest("toknes", names, listed=True) == " Did you mean 'tokens'? There are: lr, batch_size, tokens."
+    assert nearest("zzz", names, listed=True) == nearest("zzz", names)  # once
 
 
 def mutated_keys(count: int) -> Iterator[tuple[dict[str, Any], str, str]]:

@@ -14,6 +14,7 @@ from saejax.interop.making import kind_of
 from tests.interop import fixtures
 
 CASES = fixtures.cases("saelens")
+TRANSCODERS = [case for case in fixtures.read(CASES) if "transcoder" in case["topology"]]
 
 
 @pytest.mark.parametrize("case", fixtures.read(CASES), ids=fixtures.name)
@@ -72,6 +73,24 @@ def test_contradictions_in_cfg_are_refused(change: dict[str, Any], tmp_path: Pat
     cfg = json.loads((folder / "cfg.json").read_text()) | change
     (folder / "cfg.json").write_text(json.dumps(cfg))
     with pytest.raises(DataError, match=str(tmp_path)):
+        saejax.load(folder)
+
+
+@pytest.mark.parametrize("case", TRANSCODERS, ids=fixtures.name)
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"apply_b_dec_to_input": True}, "apply_b_dec_to_input is true, which SAELens refuses of transcoders"),
+        ({"metadata": {"hook_head_index_out": 3, "sae_lens_version": "6.0.0"}}, "hook_head_index_out=3"),
+    ],
+)
+def test_what_saelens_refuses_of_transcoders_is_refused(
+    case: dict[str, Any], change: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    folder = fixtures.copied(case, tmp_path / "copy")
+    cfg = json.loads((folder / "cfg.json").read_text()) | change
+    (folder / "cfg.json").write_text(json.dumps(cfg))
+    with pytest.raises(DataError, match=match):
         saejax.load(folder)
 
 
