@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import hashlib
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,15 @@ from saejax.core.files import read_bounded
 from saejax.lm import decoder, parameters
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.families import ARCHITECTURES, Architecture, Layout, architecture
+from saejax.lm.weight_files import LARGEST_CONFIG, tensor_files
 from saejax.parallel import sharding_of
 
-# Bytes, far more than any model comes with.
-LARGEST_CONFIG, LARGEST_INDEX = 16 << 20, 64 << 20
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Constants that older files hold beside the parameters.
-_BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
+_BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|(^|\.)rotary_emb\.inv_freq$")
+# The parameters of the head, which stands beside the model that the prefix names.
+_HEAD = ("W_U", "b_U")
+_ROWS = 4096  # of two matrices that are compared, at a time
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
@@ -70,7 +70,8 @@ def read_params(
     On a mesh each device gets its part of a tensor (`shard_params`), so that a model need not fit one device.
 
     The scales and shifts of norms are float32 whatever `dtype` is, because norms are computed so. Types and shapes of
-    all tensors are compared with config.json by the files' headers, before the first tensor is read.
+    all tensors are compared with config.json by the files' headers, before the first tensor is read. Where config.json
+    ties embedding and unembedding and the files hold two that differ, they are not tied, as in transformers.
 
     Raises:
         DataError: no safetensors, a tensor that is missing or left over, or one whose shape is not what config.json
@@ -79,7 +80,7 @@ def read_params(
     folder = Path(folder)
     config_json, config = read_config(folder)
     files = _TensorFiles(folder, architecture(config_json, str(folder)))
-    plan = files.plan(config)
+    config, plan = files.plan(config)
 
     @functools.lru_cache(maxsize=2)  # queries, keys and values may be parts of one weight and one bias
     def tensor(name: str) -> np.ndarray:
@@ -96,8 +97,10 @@ def read_params(
     return config, params
 
 
-def header_types(folder: Path) -> tuple[str, ...]:
-    """Types of the weights' numbers, as in ("BF16", "F32"), by the files' headers alone; empty where not all are there.
+def stored(folder: Path) -> tuple[DecoderConfig, tuple[str, ...]]:
+    """(config as `read_params` gives it, types of the weights' numbers, as in ("BF16", "F32")); no weights are kept.
+
+    Where not all files are there: (what config.json says, ()).
 
     Raises:
         DataError: a tensor that is not what config.json says.
@@ -107,8 +110,12 @@ def header_types(folder: Path) -> tuple[str, ...]:
     try:
         files = _TensorFiles(folder, architecture(config_json, str(folder)))
     except DataError:
-        return ()
-    return tuple(sorted({files.header(name)[1] for _, _, name, _ in files.plan(config)}))
+        return config, ()
+    config, plan = files.plan(config)
+    return config, tuple(sorted({files.header(name)[1] for _, _, name, _ in plan}))
+
+
+Planned = tuple[parameters.Path, parameters.Parameter, str, Layout]
 
 
 @dataclasses.dataclass
@@ -119,7 +126,7 @@ class _TensorFiles:
     architecture: Architecture
 
     def __post_init__(self) -> None:
-        self.where = _tensor_files(self.folder)
+        self.where = tensor_files(self.folder)
         self.handles = {}
         for path in sorted(set(self.where.values())):
             try:
@@ -127,12 +134,21 @@ class _TensorFiles:
             except (safetensors.SafetensorError, OSError) as error:
                 raise DataError(f"{path} is not a readable safetensors file: {error}") from None
 
-    def plan(self, config: DecoderConfig) -> list[tuple[parameters.Path, parameters.Parameter, str, Layout]]:
-        """(path, parameter, tensor, layout) of all parameters, every header compared with what the config implies."""
+    def plan(self, config: DecoderConfig) -> tuple[DecoderConfig, list[Planned]]:
+        """(config, (path, parameter, tensor, layout) of all parameters), every header compared with what it implies.
+
+        The config is the given one, tied only where the files do not hold another unembedding.
+        """
         plan = []
+        used = set()
+        if config.tied_embeddings:
+            embedding, head = self._find("W_E"), self._find("W_U")
+            if embedding and head and not self._equal(embedding, head):
+                config = dataclasses.replace(config, tied_embeddings=False)
+            used = {head} - {None}
         for path, parameter in parameters.leaves(config):
-            stem, layout = self.architecture.tensors[_key(path)]
-            name = self._name(_named(stem, path))
+            _, layout = self.architecture.tensors[_key(path)]
+            name = self._name(path, config.tied_embeddings)
             shape, dtype = self.header(name)
             if shape != layout.stored(parameter.shape):
                 raise DataError(
@@ -145,8 +161,8 @@ class _TensorFiles:
                     "the checkpoint before it was quantised."
                 )
             plan.append((path, parameter, name, layout))
-        self._refuse_left_over(config, {name for _, _, name, _ in plan})
-        return plan
+        self._refuse_left_over(used | {name for _, _, name, _ in plan})
+        return config, plan
 
     def read(self, name: str) -> np.ndarray:
         try:
@@ -154,12 +170,30 @@ class _TensorFiles:
         except safetensors.SafetensorError as error:
             raise DataError(f"{self.where[name]}: tensor {name!r} cannot be read: {error}") from None
 
-    def _name(self, stem: str) -> str:
-        for candidate in (stem, f"{self.architecture.prefix}{stem}"):
-            if candidate in self.where:
-                return candidate
-        there = ", ".join(sorted(self.where)[:5])
-        raise DataError(f"{self.folder}: tensor {stem!r} is missing; there are {there}, ...")
+    def _find(self, key: str, block: str = "") -> str | None:
+        """The tensor of a parameter of the table, or None; a head has no prefix, and its usual name beside its own."""
+        stem = self.architecture.tensors[key][0].format(block)
+        second = stem.replace("embed_out.", "lm_head.") if key in _HEAD else f"{self.architecture.prefix}{stem}"
+        return next((name for name in (stem, second) if name in self.where), None)
+
+    def _name(self, path: parameters.Path, tied: bool) -> str:
+        """The tensor of a parameter; of a tied embedding the unembedding's, where that is the one that is there."""
+        key = _key(path)
+        found = self._find(key, _block(path)) or (self._find("W_U") if tied and key == "W_E" else None)
+        if found is None:
+            there = ", ".join(sorted(self.where)[:5])
+            stem = self.architecture.tensors[key][0].format(_block(path))
+            raise DataError(f"{self.folder}: tensor {stem!r} is missing; there are {there}, ...")
+        return found
+
+    def _equal(self, one: str, two: str) -> bool:
+        """The numbers of two matrices are the same."""
+        shape = self.header(one)[0]
+        if len(shape) != 2 or shape != self.header(two)[0]:
+            return False
+        a, b = (self.handles[self.where[name]].get_slice(name) for name in (one, two))
+        parts = [slice(start, min(start + _ROWS, shape[0])) for start in range(0, shape[0], _ROWS)]
+        return all(np.array_equal(a[part], b[part]) for part in parts)
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
         try:
@@ -168,17 +202,14 @@ class _TensorFiles:
             raise DataError(f"{self.where[name]}: tensor {name!r} cannot be read: {error}") from None
         return tuple(header.get_shape()), header.get_dtype()
 
-    def _refuse_left_over(self, config: DecoderConfig, used: set[str]) -> None:
-        """A tensor of a block that has no place (a bias, a norm) means that the block computes something else."""
-        stems = {stem for key, (stem, _) in self.architecture.tensors.items() if key.startswith("blocks.")}
-        (folder,) = {stem.partition("{}")[0] for stem in stems}
-        block = re.compile(rf"(?:{re.escape(self.architecture.prefix)})?{re.escape(folder)}(\d{{1,7}})\..+")
+    def _refuse_left_over(self, used: set[str]) -> None:
+        """A tensor that has no place (a bias, a norm, a second head) means that the model computes something else."""
         for name in sorted(self.where.keys() - used):
-            match = block.fullmatch(name)
-            if match and int(match[1]) < config.n_layer and not _BUFFERS.search(name):
+            if not _BUFFERS.search(name):
                 raise DataError(
-                    f"{self.folder}: config.json gives the tensor {name!r} no place, so this is a variant that the JAX "
-                    "decoder does not have. Check config.json, or study this model through PyTorch hooks."
+                    f"{self.folder}: config.json gives the tensor {_shortened(repr(name), 200)} no place, so this is a "
+                    "variant that the JAX decoder does not have. Check config.json, or study this model through "
+                    "PyTorch hooks."
                 )
 
 
@@ -206,6 +237,8 @@ def write(folder: Path, config_json: dict[str, Any], params: dict[str, Any]) -> 
         raise DataError(f"A model of type {config_json['model_type']} can be read but not written; these can: {names}.")
     folder.mkdir(parents=True, exist_ok=True)
     config, params = arch.read_config(config_json), jax.tree.map(np.asarray, params)
+    # An unembedding beside a tied embedding is written too: `read_params` and transformers take both as they are.
+    config = dataclasses.replace(config, tied_embeddings=config.tied_embeddings and "W_U" not in params)
     tensors = arch.write_params(config, params) if arch.write_params else _by_table(arch, config, params)
     weights = folder / "model.safetensors"
     safetensors.numpy.save_file(tensors, weights, metadata={"format": "pt"})
@@ -221,7 +254,7 @@ def _by_table(arch: Architecture, config: DecoderConfig, params: dict[str, Any])
         value: Any = params
         for part in path:
             value = value[part]
-        name = _named(stem, path)
+        name = stem.format(_block(path))
         # The head alone has no prefix; the embedding it may be tied to has one.
         name = name if name.startswith("lm_head") else f"{arch.prefix}{name}"
         assert layout.write is not None
@@ -234,69 +267,6 @@ def _key(path: parameters.Path) -> str:
     return ".".join(str(part) for part in path if isinstance(part, str))
 
 
-def _named(stem: str, path: parameters.Path) -> str:
-    return stem.format(path[1] if path[0] == "blocks" else "")
-
-
-def weights_sha256(folder: Path) -> str:
-    """One hash over all weight files, part of a store's identity."""
-    digest = hashlib.sha256()
-    for path in sorted({*_tensor_files(Path(folder)).values()}):
-        with path.open("rb") as handle:
-            digest.update(path.name.encode() + hashlib.file_digest(handle, "sha256").digest())
-    return digest.hexdigest()
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether every file that `load_lm` reads is there."""
-    try:
-        return bool(_tensor_files(folder)) and all((folder / f).is_file() for f in ("config.json", "tokenizer.json"))
-    except DataError:
-        return False
-
-
-def _is_file_in(folder: Path, name: str) -> bool:
-    try:
-        return Path(name).name == name and (folder / name).is_file()
-    except OSError:  # a name longer than a name may be
-        return False
-
-
-def numbers_in_files(folder: Path) -> tuple[int, int]:
-    """(tensors, numbers in all of them), by the headers of the safetensors files.
-
-    Raises:
-        DataError: there are none, or one is not readable.
-    """
-    where, total = _tensor_files(folder), 0
-    for path in sorted(set(where.values())):
-        try:
-            with safetensors.safe_open(path, framework="numpy") as handle:
-                names = handle.keys()  # the handle itself cannot be walked over
-                total += sum(math.prod(handle.get_slice(name).get_shape()) for name in names)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise DataError(f"{path} is not a readable safetensors file: {error}") from None
-    return len(where), total
-
-
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """{tensor name: safetensors file}, from one file or a sharded index."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            weight_map = dict(json.loads(read_bounded(index, LARGEST_INDEX))["weight_map"])
-            files = {str(name) for name in weight_map.values()}
-        except (ValueError, RecursionError, KeyError, TypeError) as error:
-            raise DataError(f"{index} is not a usable index: {type(error).__name__} {error}.") from None
-        for name in sorted(files):
-            if not _is_file_in(folder, name):
-                raise DataError(f"{index} names the file {_shortened(repr(name), 200)}, which is not in the folder.")
-        return {tensor: folder / str(name) for tensor, name in weight_map.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise DataError(f"No model.safetensors in {folder}; convert the checkpoint to safetensors first.")
-    try:
-        with safetensors.safe_open(single, framework="numpy") as handle:
-            return dict.fromkeys(handle.keys(), single)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise DataError(f"{single} is not a readable safetensors file: {error}") from None
+def _block(path: parameters.Path) -> str:
+    """The number of the parameter's block, empty outside of the blocks."""
+    return str(path[1]) if path[0] == "blocks" else ""

@@ -72,7 +72,8 @@ def list_hook_points(
     if runs_in_torch(folder, backend):
         lm = load_lm(model, revision, dtype, "torch", device)
         return _of_module(model, cast(TorchModel, lm))
-    config_json, config = checkpoint.read_config(folder)
+    config_json, _ = checkpoint.read_config(folder)
+    config, number_types = checkpoint.stored(folder)
     return HookList(
         model=model,
         architecture=config_json["model_type"],
@@ -86,7 +87,7 @@ def list_hook_points(
         vocab_size=config.vocab_size,
         context_length=config.context_length,
         n_parameters=count_parameters(config),
-        number_types=checkpoint.header_types(folder),
+        number_types=number_types,
         points=tuple(DecoderPoints(config)),
         names=DecoderPoints(config),
     )

@@ -1,7 +1,6 @@
 """`LanguageModel`: a loaded model with its tokenizer and the names of its hook points."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,28 +14,20 @@ from jax.sharding import Mesh
 from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
-from saejax.core.hub import check_hub, unreachable
 from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
+from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
 from saejax.lm.forward import Forward, compiled_forward
 from saejax.lm.parameters import shard_params
 from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS, DecoderPoints
 from saejax.lm.torch_hooks import TorchModel, load_torch
+from saejax.lm.weight_files import LARGEST_CONFIG, weights_sha256
 from saejax.text import Tokenizer
 
 # Models that lie beside this file.
 EMBEDDED = ("demo", "recall")
 
-_REMEDY = "It is not cached. Check the name and the network, or give a local folder in lm.model."
-_OF_TOKENIZER = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
-_FILES = (*_OF_TOKENIZER, "*.safetensors", "*.safetensors.index.json", "generation_config.json")
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -221,18 +212,12 @@ def load_lm(
         DataError: it cannot be found or read; the message says what to do.
     """
     wanted = LMConfig(model, revision, dtype, backend=backend, device=device)
-    folder = _resolve(model, revision, _download)
+    folder = _resolve(model, revision, fetch_model)
     if runs_in_torch(folder, backend):
         tokenizer = Tokenizer.from_folder(folder)
         return load_torch(folder, tokenizer, _identity(wanted, folder, tokenizer), dtype, device, TRANSFORMER_LENS)
     config, params = checkpoint.read_params(folder, _DTYPES[wanted.dtype], mesh)
-    tokenizer = Tokenizer.from_folder(folder)
-    largest = tokenizer.largest_id
-    if largest >= config.vocab_size:
-        raise DataError(
-            f"{folder}: the tokenizer has the id {largest}, the model only {config.vocab_size} tokens (0 to "
-            f"{config.vocab_size - 1}); they do not belong together."
-        )
+    tokenizer = Tokenizer.from_folder(folder).for_rows(config.vocab_size)
     return LanguageModel(config, params, tokenizer, _identity(wanted, folder, tokenizer))
 
 
@@ -241,7 +226,7 @@ def runs_in_torch(folder: Path, backend: str) -> bool:
     if backend != "auto":
         return backend == "torch"
     try:
-        config_json = read_json(folder / "config.json", checkpoint.LARGEST_CONFIG)
+        config_json = read_json(folder / "config.json", LARGEST_CONFIG)
     except DataError:  # the reader of checkpoints says what is wrong with it
         return False
     kind = config_json.get("model_type") if isinstance(config_json, dict) else None
@@ -253,7 +238,7 @@ def _identity(wanted: LMConfig, folder: Path, tokenizer: Tokenizer) -> dict[str,
         "model": wanted.model if not Path(wanted.model).is_dir() else Path(wanted.model).resolve().name,
         "revision": wanted.revision,
         "dtype": wanted.dtype,
-        "weights_sha256": checkpoint.weights_sha256(folder),
+        "weights_sha256": weights_sha256(folder),
         "tokenizer_sha256": tokenizer.sha256,
     }
 
@@ -264,7 +249,7 @@ def config_folder(model: str, revision: str = "") -> Path:
     Raises:
         DataError: it cannot be found; the message says what to do.
     """
-    return _resolve(model, revision, _download_config)
+    return _resolve(model, revision, fetch_config)
 
 
 def load_tokenizer(model: str, revision: str = "") -> Tokenizer:
@@ -273,8 +258,7 @@ def load_tokenizer(model: str, revision: str = "") -> Tokenizer:
     Raises:
         DataError: it cannot be found or read; the message says what to do.
     """
-    fetch = functools.partial(_download, files=_OF_TOKENIZER, complete=lambda at: (at / "tokenizer.json").is_file())
-    return Tokenizer.from_folder(_resolve(model, revision, fetch))
+    return Tokenizer.from_folder(_resolve(model, revision, fetch_tokenizer))
 
 
 def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Path:
@@ -288,38 +272,3 @@ def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Pa
         f"No model {model!r}: it is not a folder, not 'demo' or 'recall', and not a hub id of the form owner/name "
         "(GPT-2 is openai-community/gpt2)."
     )
-
-
-def _download(
-    repo: str, revision: str, files: Sequence[str] = _FILES, complete: Callable[[Path], bool] = checkpoint.is_complete
-) -> Path:
-    """A local copy of a hub repository; what is cached already is used without asking the network."""
-    import huggingface_hub
-
-    wanted: dict[str, Any] = {"repo_id": repo, "revision": revision or None, "allow_patterns": list(files)}
-    try:
-        cached = Path(huggingface_hub.snapshot_download(**wanted, local_files_only=True))
-        if complete(cached):  # another program may have fetched the configuration alone
-            return cached
-    except Exception:  # not cached: the library raises one of several kinds
-        pass
-    check_hub("model", repo, revision, _REMEDY)
-    try:
-        return Path(huggingface_hub.snapshot_download(**wanted))
-    except Exception as error:  # every failure means the same to the user, and is told
-        raise unreachable("model", repo, error, _REMEDY) from None
-
-
-def _download_config(repo: str, revision: str) -> Path:
-    import huggingface_hub
-
-    wanted: dict[str, Any] = {"repo_id": repo, "filename": "config.json", "revision": revision or None}
-    try:
-        return Path(huggingface_hub.hf_hub_download(**wanted, local_files_only=True)).parent
-    except Exception:  # not cached, as above
-        pass
-    check_hub("model", repo, revision, _REMEDY)
-    try:
-        return Path(huggingface_hub.hf_hub_download(**wanted)).parent
-    except Exception as error:
-        raise unreachable("model", repo, error, _REMEDY) from None

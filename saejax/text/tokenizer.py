@@ -1,20 +1,19 @@
-"""A Hugging Face `tokenizer.json` with what capture must know about it: its special ids and its hash."""
+"""A Hugging Face `tokenizer.json` with the tokens beside it and what capture must know: special ids and a hash."""
 
 import dataclasses
 import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded
+from saejax.text.added_tokens import properties, read_object, said_tokens, special_ids
 from saejax.text.chat import ChatTemplate
 
-# Bytes, far more than any model comes with.
-_LARGEST_TOKENIZER, _LARGEST_CONFIG = 256 << 20, 16 << 20
+_LARGEST_TOKENIZER = 256 << 20  # bytes, far more than any model comes with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +25,10 @@ class Tokenizer:
         bos_id: id put in front of every piece of a document, or None when the model has none.
         bos_unknown: no file says which token is bos, nor that there is none.
         special_ids: ids of all special tokens; rows at these are never stored (id 0 is a token like any other).
-        sha256: hash of tokenizer.json, part of a store's identity.
+        sha256: hash of what decides ids and special ids, part of a store's identity: that of tokenizer.json where the
+            files beside it add nothing to it, else of both.
         folder: where it was read from, with its chat template; None for one that was made in memory.
+        rows: how many ids the model has embeddings of, where it is known; the tokenizer may have more.
     """
 
     backend: tokenizers.Tokenizer
@@ -36,10 +37,11 @@ class Tokenizer:
     sha256: str
     folder: Path | None = None
     bos_unknown: bool = False
+    rows: int | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json` of a model folder, and from the files beside it which token is bos.
+        """Read `tokenizer.json` of a model folder, and from the files beside it further tokens and which one is bos.
 
         Where tokenizer_config.json says that there is no bos token (Qwen's does, beside a bos_token_id in config.json),
         there is none: the model never saw one in front of a text.
@@ -60,9 +62,29 @@ class Tokenizer:
             raise DataError(f"{path} is not a readable tokenizer: {error}") from None
         backend.no_padding()
         backend.no_truncation()
-        special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-        bos_id, known = _bos(Path(folder), backend)
-        return cls(backend, bos_id, special, hashlib.sha256(raw).hexdigest(), Path(folder), not known)
+        folder, digest = Path(folder), hashlib.sha256(raw)
+        alone = [properties(backend), sorted(special_ids(backend)), False]
+        said = said_tokens(folder, backend)
+        special = said.add_to(backend)
+        whole = [properties(backend), sorted(special), said.split]
+        if whole != alone:
+            digest.update(json.dumps(whole).encode())
+        named = said.named.get("bos_token")
+        bos_id, known = _bos(folder, backend, None if named is None else named.content)
+        return cls(backend, bos_id, special, digest.hexdigest(), folder, not known)
+
+    def for_rows(self, rows: int) -> "Tokenizer":
+        """This tokenizer for a model with embeddings of `rows` ids.
+
+        Raises:
+            DataError: the bos token is not one of them.
+        """
+        if self.bos_id is not None and self.bos_id >= rows:
+            raise DataError(
+                f"{self.folder}: the bos token has the id {self.bos_id}, and the model has only {rows} tokens (0 to "
+                f"{rows - 1}); they do not belong together."
+            )
+        return dataclasses.replace(self, rows=rows)
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
@@ -84,11 +106,36 @@ class Tokenizer:
         """The largest id it can give; ids need not be dense, so this can be more than `vocab_size - 1`."""
         return max(self.backend.get_vocab().values(), default=-1)
 
+    @property
+    def usable_ids(self) -> range:
+        """The ids that it gives and the model has."""
+        own = self.largest_id + 1
+        return range(own if self.rows is None else min(own, self.rows))
+
     def encode_many(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without any special token added; a lone surrogate is read as `?`."""
+        """Ids of each text, without any special token added; a lone surrogate is read as `?`.
+
+        Raises:
+            DataError: a text has a token that the model does not have; names it.
+        """
         # JSON can hold half of a surrogate pair, which is no Unicode text and which the tokenizer refuses.
         texts = [t if t.isascii() else t.encode(errors="replace").decode() for t in texts]
-        return [e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        ids = [e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        if self._has_more_than_the_model:
+            self._refuse_unknown(ids)
+        return ids
+
+    @functools.cached_property
+    def _has_more_than_the_model(self) -> bool:
+        return self.rows is not None and self.largest_id >= self.rows
+
+    def _refuse_unknown(self, ids: list[list[int]]) -> None:
+        assert self.rows is not None
+        for found in (i for one in ids for i in one if i >= self.rows):
+            raise DataError(
+                f"A text holds the token {self.backend.id_to_token(found)!r}, whose id is {found}; the model has only "
+                f"{self.rows} tokens (0 to {self.rows - 1}). Take it out of the text, or choose that token's model."
+            )
 
     def encode(self, text: str) -> list[int]:
         return self.encode_many([text])[0]
@@ -112,21 +159,22 @@ class Tokenizer:
         return [] if self.backend.decoder is None else self.encode("a")[-1:]
 
 
-def _bos(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, bool]:
+def _bos(folder: Path, backend: tokenizers.Tokenizer, named: str | None) -> tuple[int | None, bool]:
     """(id of the bos token or None, whether a file says which it is or that there is none).
 
-    A bos_token of null in tokenizer_config.json means that there is none. Otherwise the first of these that names one
-    decides: config.json, the tokenizer's own files, the text model's part of config.json, generation_config.json, what
-    tokenizer.json puts in front of a text.
+    `named` is the bos token of the tokenizer's own files, if they name one. A bos_token of null in
+    tokenizer_config.json means that there is none. Otherwise the first of these that names one decides: config.json,
+    the tokenizer's own files, special_tokens_map.json, the text model's part of config.json, generation_config.json,
+    what tokenizer.json puts in front of a text.
     """
     names = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-    config, own, special, generation = (_json_object(folder / name) for name in names)
-    if own.get("bos_token", "") is None:
+    config, own, special, generation = (read_object(folder / name) for name in names)
+    if named is None and own.get("bos_token", "") is None:
         return None, True
     text_config = config.get("text_config")
     said = [
         ("config.json", "bos_token_id", config),
-        ("tokenizer_config.json", "bos_token", own),
+        ("tokenizer_config.json", "bos_token", {"bos_token": named}),
         ("special_tokens_map.json", "bos_token", special),
         ("config.json", "bos_token_id", text_config if isinstance(text_config, dict) else {}),
         ("generation_config.json", "bos_token_id", generation),
@@ -145,14 +193,3 @@ def _bos(folder: Path, backend: tokenizers.Tokenizer) -> tuple[int | None, bool]
     marked, plain = (backend.encode("a", add_special_tokens=add) for add in (True, False))
     in_front = bool(plain.ids) and marked.special_tokens_mask[0] == 1
     return (marked.ids[0], True) if in_front else (None, False)
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    """The file's content, {} where there is none; DataError where it is no object."""
-    try:
-        value = json.loads(read_bounded(path, _LARGEST_CONFIG)) if path.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not a JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path} is not a JSON object: it holds {type(value).__name__}.")
-    return value

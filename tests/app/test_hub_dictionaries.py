@@ -23,12 +23,11 @@ import saejax
 from saejax.app import hub as module
 from saejax.app.hub import HubPlace, dictionaries, hub_place
 from saejax.app.push import public, run_push
-from saejax.core import hub as core
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS
 from saejax.interop.table import examples
 from saejax.trained import Origin, TrainedCoder
-from tests.tiny.hub import Hub, entry, stand_in
+from tests.tiny.hub import Hub, asked_for_everything, entry
 
 TOKEN = "hf_secret"
 
@@ -36,21 +35,11 @@ TOKEN = "hf_secret"
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A stand-in hub with an empty cache on this machine, nobody signed in, and an empty current folder."""
-    close_session()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(core, "DEADLINE_SECONDS", 3.0)
-    with stand_in() as server:
+    with asked_for_everything(monkeypatch, tmp_path / "cache") as server:
         server.tokens[TOKEN] = "ann"
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
         yield server
-    close_session()
 
 
 def example(topology: str = "autoencoder", sparsity: str = "topk") -> TrainedCoder:

@@ -117,11 +117,12 @@ def test_a_dataset_that_cannot_be_had_is_named_with_a_remedy(
 
 
 def cached_model(cache: Path, without: str = "") -> None:
-    """The library's own layout: blobs, a commit's folder of links to them, and the branch."""
+    """The library's own layout of a whole repository: blobs, a commit's folder of links to them, and the branch."""
     root = cache / "models--o--n"
     for folder in ("blobs", "refs", f"snapshots/{COMMIT}"):
         (root / folder).mkdir(parents=True)
     (root / "refs" / "main").write_text(COMMIT)
+    (root / "snapshots" / COMMIT / ".gitattributes").touch()
     for number, name in enumerate(("config.json", "tokenizer.json", "model.safetensors")):
         if name != without:
             shutil.copy(DEMO / name, root / "blobs" / str(number))

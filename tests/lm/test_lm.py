@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -38,7 +37,7 @@ from tiny.decoders import (
 from benchmarks.demo_lm.ngram import ngram_losses
 from benchmarks.demo_lm.pretrain import PretrainConfig, evaluate, pretrain
 from saejax.core.errors import ConfigError, DataError
-from saejax.lm import HOOK_NAMES, LanguageModel, LMConfig, checkpoint, decoder, load_lm, load_tokenizer
+from saejax.lm import HOOK_NAMES, LanguageModel, LMConfig, checkpoint, decoder, load_lm
 from saejax.lm.conventions import DecoderConfig, Rope
 
 # Not compiled, a new shape costs seconds: whatever runs so has this one.
@@ -360,7 +359,22 @@ def _tensor(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
 
 
 def _index(weight_map: Any) -> Callable[[Path], Any]:
-    return _write("model.safetensors.index.json", json.dumps({"weight_map": weight_map}).encode())
+    return _indexed(json.dumps({"weight_map": weight_map}).encode())
+
+
+def _indexed(content: bytes) -> Callable[[Path], Any]:
+    """The index in place of the single file, which would count more, and the tensors in `part.safetensors`."""
+
+    def spoil(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "part.safetensors")
+        _write("model.safetensors.index.json", content)(folder)
+
+    return spoil
+
+
+def _shard_without_it(folder: Path) -> None:
+    change_tensors(folder, lambda t: t.pop("transformer.wte.weight"))
+    _index({"transformer.wte.weight": "part.safetensors"})(folder)
 
 
 def _truncate(keep: int) -> Callable[[Path], Any]:
@@ -410,23 +424,27 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "attention turned": (_tensor("h.1.attn.c_attn.weight", np.transpose), "does not have the shape"),
     "attention flat": (_tensor("h.1.attn.c_attn.weight", np.ravel), "does not have the shape"),
     "a row less": (_tensor("wte.weight", lambda x: x[:-1]), r"W_E.* is \(96, 32\), .* \(97, 32\)"),
-    "index not JSON": (_write("model.safetensors.index.json", b"{"), "index.json is not a usable index"),
-    "index without a map": (
-        _write("model.safetensors.index.json", b"{}"),
-        "index.json is not a usable index",
-    ),
+    "index not JSON": (_indexed(b"{"), "index.json is not a usable index"),
+    "index without a map": (_indexed(b"{}"), "index.json is not a usable index"),
     "index of numbers": (_index({"transformer.wte.weight": 3}), "index.json names the file '3'"),
     "shard missing": (
         _index({"transformer.wte.weight": "model-00002.safetensors"}),
         "model-00002.safetensors",
     ),
     "shard outside": (_outside, r"names the file '\.\./outside\.safetensors', which is not in the folder"),
-    "shard without it": (_index({"transformer.wte.weight": "model.safetensors"}), "is missing"),
-    "shard promises more": (_index({"wte.weight": "model.safetensors"}), "'wte.weight' cannot be read"),
+    "shard without it": (_shard_without_it, "'wte.weight' is missing"),
+    "weights elsewhere": (_config(transformers_weights="x.safetensors"), "transformers_weights names 'x.safetensors'"),
+    "a layer more": (
+        lambda f: change_tensors(f, lambda t: t.update({"transformer.h.3.ln_1.bias": t["transformer.h.2.ln_1.bias"]})),
+        r"gives the tensor 'transformer\.h\.3\.ln_1\.bias' no place",
+    ),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "No tokenizer.json in .*save_pretrained"),
     "tokenizer broken": (_write("tokenizer.json", b"{}"), "tokenizer.json is not a readable tokenizer"),
     "tokenizer not UTF-8": (_write("tokenizer.json", b"\xff"), "tokenizer.json is not a readable tokenizer"),
-    "tokenizer larger": (lambda f: write_tokenizer(f, 96), "has the id 97, the model only 97 tokens"),
+    "bos outside the model": (
+        lambda f: (write_tokenizer(f, 97), change_config(f, bos_token_id=98)),
+        "bos token has the id 98, and the model has only 97 tokens",
+    ),
 }
 
 
@@ -459,44 +477,6 @@ def test_a_hub_id_without_a_network_fails_naming_the_repository() -> None:
         DataError, match=r"'openai-community/gpt2' cannot be had .* not cached\. .*local folder in lm\.model"
     ):
         load_lm("openai-community/gpt2")
-
-
-@pytest.mark.parametrize("cached", ["all", "config.json alone", "nothing"])
-def test_the_network_is_asked_only_for_what_is_not_cached(
-    folder: Path, damaged: Path, monkeypatch: pytest.MonkeyPatch, cached: str
-) -> None:
-    (damaged / "model.safetensors").unlink()
-    asked: list[dict[str, Any]] = []
-
-    def download(local_files_only: bool = False, **wanted: Any) -> str:
-        if not local_files_only:
-            asked.append(wanted)
-            return str(folder)
-        if cached == "nothing":
-            raise FileNotFoundError(wanted["repo_id"])
-        return str(folder if cached == "all" else damaged)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    lm = load_lm("owner/name", revision="abc")
-    assert (lm.identity["model"], lm.identity["revision"]) == ("owner/name", "abc")
-    assert [(w["repo_id"], w["revision"]) for w in asked] == ([] if cached == "all" else [("owner/name", "abc")])
-
-
-def test_a_tokenizer_alone_fetches_no_weights(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def download(local_files_only: bool = False, **wanted: Any) -> str:
-        asked.append(wanted)
-        if local_files_only:
-            raise FileNotFoundError(wanted["repo_id"])
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert load_tokenizer("owner/name", "abc").sha256 == load_lm(str(folder)).tokenizer.sha256
-    assert [(w["repo_id"], w["revision"]) for w in asked] == 2 * [("owner/name", "abc")]
-    fetched = {name for wanted in asked for name in wanted["allow_patterns"]}
-    assert "tokenizer.json" in fetched and not any("safetensors" in name for name in fetched)
-    assert load_tokenizer("recall").sha256 == load_lm("recall").tokenizer.sha256
 
 
 # --- baselines and pre-training -------------------------------------------------------------------

@@ -280,8 +280,10 @@ def test_bos_is_refused_where_no_file_names_it(folder: Path, tmp_path: Path) -> 
     batch = next(Packer(source_of(["w0 w3"] * 20), tokenizer, 8, prepend_bos=False).batches("train", 1))
     assert batch.tokens[0, :2].tolist() == [0, 3]
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<start>"}')
-    with pytest.raises(DataError, match=r"tokenizer_config\.json: bos_token is '<start>'"):
-        Tokenizer.from_folder(tmp_path)
+    named = Tokenizer.from_folder(tmp_path)
+    assert named.bos_id == MASK + 1, "a token that is only named is one more"
+    with pytest.raises(DataError, match=r"bos token has the id 52, and the model has only 52 tokens"):
+        named.for_rows(MASK + 1)
 
 
 @pytest.mark.parametrize("bos", [52, -1, "0", True])

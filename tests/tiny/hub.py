@@ -11,8 +11,15 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
+
+from saejax.core import hub as core
 
 Files = dict[str, bytes]
 
@@ -66,6 +73,23 @@ class Hub:
                 if recursive or not slash:
                     found[name] = entry(name, len(content))
         return list(found.values()) if found or not folder else None
+
+
+@contextlib.contextmanager
+def asked_for_everything(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
+    """The library of this process asks a stand-in, and keeps what it gets in `cache`; conftest.py holds it offline."""
+    close_session()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(core, "DEADLINE_SECONDS", 3.0)
+    with stand_in() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        yield server
+    close_session()
 
 
 def entry(name: str, size: int) -> dict[str, Any]:
@@ -163,7 +187,7 @@ def stand_in() -> Iterator[Hub]:
             sha = hub.commit(repo, revision)
             content = hub.repos[repo].get(sha, {}).get(name)
             if content is None:
-                return self.fail(404, "EntryNotFound")
+                return self.reply(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
             self.reply(200, content, {"X-Repo-Commit": sha, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
 
         def json(self, value: Any, more: Mapping[str, str] | None = None) -> None:

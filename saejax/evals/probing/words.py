@@ -32,7 +32,7 @@ class Words(NamedTuple):
 
 def vocabulary(tokenizer: Tokenizer) -> Words:
     """All tokens that are ASCII letters, with at most one space in front."""
-    ids = [i for i in range(tokenizer.largest_id + 1) if i not in tokenizer.special_ids]
+    ids = [i for i in tokenizer.usable_ids if i not in tokenizer.special_ids]
     found = [(i, s) for i, s in zip(ids, tokenizer.token_strings(ids), strict=True) if _WORD.fullmatch(s)]
     letters = [LETTERS.index(s.lstrip(" ")[0].lower()) for _, s in found]
     return Words(np.array([i for i, _ in found], np.int64), np.array(letters, np.int64))

@@ -8,9 +8,9 @@ from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
-from saejax.lm.checkpoint import LARGEST_CONFIG, numbers_in_files
 from saejax.lm.torch_hooks.model import TorchModel
 from saejax.lm.torch_hooks.probe import from_module
+from saejax.lm.weight_files import LARGEST_CONFIG, numbers_in_files
 from saejax.text import Tokenizer
 
 # What config.json files call their numbers of layers: n_layer, num_hidden_layers, encoder_layers.
@@ -59,12 +59,7 @@ def load_torch(
     if config.is_encoder_decoder:
         module = module.get_encoder()
     module = module.to(where)
-    largest, rows = tokenizer.largest_id, module.get_input_embeddings().weight.shape[0]
-    if largest >= rows:
-        raise DataError(
-            f"{folder}: the tokenizer has the id {largest}, the model only {rows} tokens (0 to {rows - 1}); "
-            "they do not belong together."
-        )
+    tokenizer = tokenizer.for_rows(module.get_input_embeddings().weight.shape[0])
     lm = from_module(module, tokenizer, identity, synonyms=synonyms)
     cls = tokenizer.backend.token_to_id("[CLS]")
     if lm.causal or tokenizer.bos_id is not None or cls is None:

@@ -43,7 +43,10 @@ def from_module(
     own = text_config(module)
     pad = getattr(own, "pad_token_id", None)
     length = context_length or _context_length(module, own)
-    usable = [i for i in range(min(tokenizer.vocab_size, tokenizer.largest_id + 1)) if i != pad]
+    embeddings = getattr(module, "get_input_embeddings", lambda: None)()
+    if embeddings is not None and tokenizer.rows is None:
+        tokenizer = tokenizer.for_rows(embeddings.weight.shape[0])
+    usable = [i for i in tokenizer.usable_ids if i < tokenizer.vocab_size and i != pad]
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     windows = [getattr(own, name, None) for name in _WINDOWS]
     window = min([w for w in windows if isinstance(w, int) and w > 0], default=length)
@@ -60,7 +63,6 @@ def from_module(
             _choose_way(module, drawn[:, :size], causal, dtype, ways)
             for size, ways in ((min(window, longest), list(WAYS)), (longest, ["padded", "equal"]))
         )
-    embeddings = getattr(module, "get_input_embeddings", lambda: None)()
     vocabulary = tokenizer.largest_id + 1 if embeddings is None else embeddings.weight.shape[0]
     d_model = next((widths[place] for place in aliases.values()), next(iter(widths.values()), 0))
     return TorchModel(

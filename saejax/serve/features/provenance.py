@@ -12,7 +12,7 @@ from saejax.app.loading import is_run
 from saejax.app.provenance import PROVENANCE
 from saejax.core.errors import SaejaxError
 from saejax.core.files import read_json, stamp
-from saejax.lm.model import config_folder
+from saejax.lm import load_tokenizer
 from saejax.serve.caches import Cache
 from saejax.serve.features.browser import Browser
 from saejax.serve.features.coders import Dictionaries, Place
@@ -20,7 +20,7 @@ from saejax.serve.features.shards import Passage, passages_at
 from saejax.serve.problems import Problem
 from saejax.store.files import StoreFiles
 from saejax.store.reader import complete_manifest
-from saejax.text import Tokenizer, open_source
+from saejax.text import open_source
 
 _MADE_AGAIN = "Make the report again to know it (saejax report --config=... --redo)."
 
@@ -216,7 +216,7 @@ def _that_reads(
         return passages[0], []
     several = f"The document has {len(passages)} pieces with a token at this position"
     try:
-        tokenizer = Tokenizer.from_folder(config_folder(e.lm.model, e.lm.revision))
+        tokenizer = load_tokenizer(e.lm.model, e.lm.revision)
     except SaejaxError:
         return passages[0], [f"{several}, and without the model's tokenizer this is the first of them."]
 
