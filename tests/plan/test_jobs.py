@@ -1,15 +1,18 @@
 """Experiments as jobs: the graph, the scripts (run with stand-ins for Slurm's commands), the runner of this machine."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import platform
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from saejax.app.experiments import load, settings, shipped
 from saejax.core.config import to_json
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_json
-from saejax.plan.jobs import queue
+from saejax.plan.jobs import processes, queue
 from saejax.plan.jobs.figures import gather
 from saejax.plan.jobs.folder import Folder, make, read
 from saejax.plan.jobs.graph import Job, jobs_of
@@ -318,6 +321,10 @@ if word == "wait":
     while not stopped:
         time.sleep(0.02)
     sys.exit(75)
+if word == "until":
+    open(arguments[0], "w").close()
+    while not os.path.exists(arguments[1]):
+        time.sleep(0.02)
 if word == "once" and not os.path.exists(arguments[0]):
     open(arguments[0], "w").close()
     sys.exit(75)
@@ -384,6 +391,98 @@ def test_cancelling_the_runner_is_passed_on(tmp_path: Path) -> None:
     thread.join()
     assert seen == [(platform.node(), os.getpid()), "running"] and runner(folder) is None
     assert read_attempts(folder.record("train"))[-1]["code"] == 75 and not folder.record("report").exists()
+
+
+@contextlib.contextmanager
+def left_running(folder: Folder, label: str, words: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A task as a runner that was killed leaves it: in a group of its own, with a record that has no end."""
+    task = [*folder.python, "-P", "-m", "saejax.plan.jobs.task", str(folder.path), label, "--", *folder.command(words)]
+    with (folder.path / "logs" / f"{label}.out").open("ab") as log:
+        process = subprocess.Popen(task, cwd=folder.here, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_for(Path(words[1]).exists)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("task_killed", [False, True])
+def test_what_a_killed_runner_left_running_is_taken_over(
+    task_killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called killed, was started a second time, failed at the first one's lease, and lost a record."""
+    words = ("until", str(tmp_path / "jobs" / "began"), str(tmp_path / "jobs" / "end"))
+    folder = runnable(tmp_path, Job("train", (words,)), Job("report", (("ok",),), ("train",)))
+    with left_running(folder, "train", words) as task:
+        if task_killed:  # and the training goes on without the process that keeps its record
+            os.kill(task.pid, signal.SIGKILL)
+            task.wait(30)
+        assert [row.state for row in rows(folder)] == ["running", "waiting"] and runner(folder) is None
+
+        def say(text: str) -> None:
+            said.append(text)
+            if text.endswith("taken over"):
+                (folder.path / "end").touch()
+
+        said: list[str] = []
+        monkeypatch.setattr("saejax.plan.jobs.local.say", say)
+        assert run_local(folder, at_once=1) == 0
+    assert said[0] == f"jobs: train: runs already, as process {task.pid}; taken over" and "jobs: report: done" in said
+    codes = [one.get("code") for one in read_attempts(folder.record("train"))]
+    assert codes == ([None, 0] if task_killed else [0]) and rows(folder)[0].state == "done"
+    assert (folder.path / "logs" / "train.out").read_text().count("ran until") == len(codes)
+
+
+def test_what_a_killed_runner_left_running_is_cancelled(tmp_path: Path) -> None:
+    words = ("wait", str(tmp_path / "jobs" / "mark"))
+    folder = runnable(tmp_path, Job("train", (words,)))
+    with left_running(folder, "train", words) as task:
+        cancel(folder)
+        assert task.wait(30) == 75
+    assert rows(folder)[0].state == "stopped"
+
+
+def test_a_record_without_an_end_is_no_process_that_happens_to_have_its_number(tmp_path: Path) -> None:
+    """The number alone may be another's by now; of another machine nothing is known."""
+    folder = runnable(tmp_path, Job("train", (("ok",),)))
+    own = {"host": platform.node(), "pid": os.getpgrp(), "started": "x"}
+    for attempt, state in ((own, "killed"), (own | {"host": "elsewhere"}, "unknown"), (own | {"pid": 1}, "killed")):
+        write_json(folder.record("train"), {"attempts": [attempt]})
+        assert rows(folder)[0].state == state
+        with pytest.raises(DataError, match="Nothing of"):
+            cancel(folder)
+    assert run_local(folder, at_once=1) == 0
+
+
+def test_processes_of_an_attempt_are_found_without_proc_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = runnable(tmp_path, Job("train", (("wait", str(tmp_path / "jobs" / "mark")),)))
+    with left_running(folder, "train", folder.jobs[0].tasks[0]) as task:
+        found = processes.left_of(task.pid, folder.path)
+        assert task.pid in found and len(found) == 2, "the task and its command"
+        assert processes.left_of(os.getpgrp(), folder.path) == [] == processes.left_of(0, folder.path)
+        monkeypatch.setattr(processes, "_PROCESSES", Path("/nowhere"))
+        if shutil.which("ps"):
+            assert sorted(processes.left_of(task.pid, folder.path)) == sorted(found)
+
+
+def test_the_end_of_an_attempt_leaves_the_others_in_the_record(tmp_path: Path) -> None:
+    words = ("until", str(tmp_path / "jobs" / "began"), str(tmp_path / "jobs" / "end"))
+    folder = runnable(tmp_path, Job("train", (words,)))
+    with left_running(folder, "train", words) as task:
+        (first,) = read_attempts(folder.record("train"))
+        write_json(folder.record("train"), {"attempts": [{"code": 137}, first, {"code": 75}]})
+        (folder.path / "end").touch()
+        assert task.wait(30) == 0
+    assert [one["code"] for one in read_attempts(folder.record("train"))] == [137, 0, 75]
 
 
 def test_a_task_says_how_its_command_ended(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 
 from saejax.app.console import say
-from saejax.core.errors import EXIT_PREEMPTED, BusyError, DataError
+from saejax.core.errors import EXIT_PREEMPTED, DataError
 from saejax.core.files import read_json, write_json
-from saejax.core.lease import lease
+from saejax.core.lease import held, lease
+from saejax.core.stopping import SIGNALS
 from saejax.plan.jobs.folder import Folder
 from saejax.plan.jobs.graph import Job
+from saejax.plan.jobs.processes import left_of
 from saejax.plan.jobs.task import read_attempts
 
 _LOOK = 0.1  # seconds
@@ -33,13 +35,47 @@ class Task:
         return self.job.labels[self.at]
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A task that goes on although the runner that began it was killed: as a process that one has started oneself.
+
+    Attributes:
+        pid: of the process group.
+    """
+
+    folder: Folder
+    label: str
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code that its record says; that of one to be started again, where it could not write it."""
+        if left_of(self.pid, self.folder.path):
+            return None
+        code = read_attempts(self.folder.record(self.label))[-1].get("code")
+        return code if isinstance(code, int) else EXIT_PREEMPTED
+
+
+def found(folder: Folder, label: str) -> Found | None:
+    """The task's last attempt, where it goes on here.
+
+    Raises:
+        DataError: its record is damaged.
+    """
+    attempts = read_attempts(folder.record(label))
+    pid = attempts[-1].get("pid") if attempts else None
+    ended = not isinstance(pid, int) or attempts[-1].get("code") is not None
+    if ended or attempts[-1].get("host") != platform.node() or not left_of(pid, folder.path):
+        return None
+    return Found(folder, label, pid)
+
+
 @dataclasses.dataclass
 class _Run:
     """Which tasks ended how, and which run now."""
 
     folder: Folder
     codes: dict[str, int] = dataclasses.field(default_factory=dict)
-    running: dict[str, "subprocess.Popen[bytes]"] = dataclasses.field(default_factory=dict)
+    running: dict[str, "subprocess.Popen[bytes] | Found"] = dataclasses.field(default_factory=dict)
     starts: dict[str, int] = dataclasses.field(default_factory=dict)
     stopping: bool = False
 
@@ -75,8 +111,8 @@ class _Run:
             if (code := process.poll()) is None:
                 continue
             del self.running[label]
-            told = code in (EXIT_PREEMPTED, -signal.SIGTERM, -signal.SIGINT)
-            if told and (self.stopping or self.starts[label] <= self.folder.site.requeues):
+            told = code in (EXIT_PREEMPTED, *(-number for number in SIGNALS))
+            if told and (self.stopping or self.starts.get(label, 0) <= self.folder.site.requeues):
                 say(f"jobs: {label}: stopped by a signal, saved")
                 continue
             self.codes[label] = code
@@ -92,7 +128,8 @@ class _Run:
 
 
 def run_local(folder: Folder, at_once: int) -> int:
-    """Run the jobs, at most `at_once` tasks at a time. What ended well before is not run again.
+    """Run the jobs, at most `at_once` tasks at a time. What ended well before is not run again, and what a runner that
+    was killed has left running is waited for.
 
     Returns:
         0; EXIT_PREEMPTED after a signal, which is passed on: the same command continues; else the first code of a task
@@ -107,6 +144,10 @@ def run_local(folder: Folder, at_once: int) -> int:
         run = _Run(folder, {task.label: 0 for task in tasks if _is_done(folder, task)})
         for label in run.codes:
             say(f"jobs: {label}: already done")
+        for task in tasks:
+            if left := found(folder, task.label):
+                run.running[task.label] = left
+                say(f"jobs: {task.label}: runs already, as process {left.pid}; taken over")
         with _passing_on(run):
             while True:
                 run.collect()
@@ -135,8 +176,7 @@ def _is_done(folder: Folder, task: Task) -> bool:
 
 @contextlib.contextmanager
 def _passing_on(run: _Run) -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    old = {number: signal.signal(number, run.stop) for number in numbers}
+    old = {number: signal.signal(number, run.stop) for number in SIGNALS}
     try:
         yield
     except BaseException:
@@ -154,13 +194,9 @@ def runner(folder: Folder) -> tuple[str, int] | None:
         DataError: one does, and its file does not say which.
     """
     path = folder.path / RUNNER
-    if not path.is_file():
+    if not path.is_file() or held(folder.path) is None:
         return None
-    try:
-        with lease(folder.path):
-            return None
-    except BusyError:
-        content = read_json(path)
+    content = read_json(path)
     host, pid = (content.get("host"), content.get("pid")) if isinstance(content, dict) else (None, None)
     if not isinstance(host, str) or not isinstance(pid, int) or pid < 2:
         raise DataError(f"{path} does not say which process runs the jobs; stop it by hand.")

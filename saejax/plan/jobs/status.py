@@ -4,14 +4,13 @@ import dataclasses
 import os
 import platform
 import signal
-from typing import Any
 
 from saejax.app.console import say
-from saejax.core.errors import DataError
+from saejax.core.errors import EXIT_PREEMPTED, DataError
 from saejax.core.files import read_json
 from saejax.plan.jobs import queue
 from saejax.plan.jobs.folder import Folder
-from saejax.plan.jobs.local import runner
+from saejax.plan.jobs.local import found, runner
 from saejax.plan.jobs.progress import progress
 from saejax.plan.jobs.task import read_attempts
 
@@ -24,7 +23,8 @@ class Row:
     """One task as the table shows it.
 
     Attributes:
-        state: waiting, running, done, failed, stopped, or Slurm's word in small letters.
+        state: waiting, running, done, failed, stopped, killed, unknown (on another machine), or Slurm's word in small
+            letters.
         share: of its work, from 0 to 1; None where no file says.
         seconds_left: at the last pace.
         attempts: times that it was started.
@@ -70,28 +70,34 @@ def rows(folder: Folder) -> list[Row]:
         if job.name in ids
         for i, label in enumerate(job.labels)
     }
-    known, alive = queue.seen(numbered), runner(folder) is not None
-    found = []
+    known, (at_work, _) = queue.seen(numbered), runner(folder) or ("", 0)
+    table = []
     for job in folder.jobs:
         for i, label in enumerate(job.labels):
-            row = _recorded(label, read_attempts(folder.record(label)), alive)
+            row = _recorded(folder, label, at_work)
             if label in numbered:
                 number, at = numbered[label]
                 row = _in_slurm(dataclasses.replace(row, id=number if at < 0 else f"{number}_{at}"), known.get(label))
             far = progress(folder, job, i)
             share = 1.0 if row.state == "done" else far.share
             left = far.seconds_left if row.state == "running" else None
-            found.append(dataclasses.replace(row, share=share, seconds_left=left))
-    return found
+            table.append(dataclasses.replace(row, share=share, seconds_left=left))
+    return table
 
 
-def _recorded(label: str, attempts: list[dict[str, Any]], alive: bool) -> Row:
-    """What the task's own record says; `alive` is whether a runner of this machine is at work."""
+def _recorded(folder: Folder, label: str, at_work: str) -> Row:
+    """What the task's own record says, and where it has no end, whether it runs; `at_work` is the runner's machine."""
+    attempts = read_attempts(folder.record(label))
     if not attempts:
         return Row(label)
     last = attempts[-1]
     code = last.get("code")
-    state = {0: "done", 75: "stopped", None: "running" if alive else "killed"}.get(code, "failed")
+    state = {0: "done", EXIT_PREEMPTED: "stopped"}.get(code, "failed")
+    if code is None:
+        if last.get("host") == platform.node():
+            state = "running" if found(folder, label) else "killed"
+        else:
+            state = "running" if last.get("host") == at_work else "unknown"
     return Row(
         label,
         state=state,
@@ -148,13 +154,16 @@ def _duration(seconds: float | None) -> str:
 
 
 def cancel(folder: Folder) -> None:
-    """Cancel all that was submitted, and tell the runner of this machine to stop; what is saved stays.
+    """Cancel all that was submitted, and tell the runner of this machine, or what it has left running, to stop.
+
+    What is saved stays.
 
     Raises:
         DataError: nothing of this folder was submitted or runs, it runs on another machine, or Slurm refuses.
     """
     ids, here = submitted(folder), runner(folder)
-    if not ids and here is None:
+    left = [] if here else [one for job in folder.jobs for label in job.labels if (one := found(folder, label))]
+    if not ids and here is None and not left:
         raise DataError(f"Nothing of {folder.path} was submitted or runs here.")
     if ids:
         queue.cancel(list(ids.values()))
@@ -165,3 +174,6 @@ def cancel(folder: Folder) -> None:
             raise DataError(f"The jobs run on {host}; cancel them there, or end its process {pid} by SIGTERM.")
         os.kill(pid, signal.SIGTERM)
         say(f"jobs: process {pid} saves and stops")
+    for one in left:
+        os.killpg(one.pid, signal.SIGTERM)
+        say(f"jobs: {one.label}: process {one.pid} saves and stops")

@@ -17,36 +17,35 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import EXIT_PREEMPTED, DataError
 from saejax.core.files import read_json, write_bytes, write_json
+from saejax.core.stopping import SIGNALS
 
-_TOLD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _MODULES = "LOADEDMODULES"
 
 
 def run_task(folder: Path, label: str, command: Sequence[str]) -> int:
     """The command's exit code; of several processes of one task the first keeps the record."""
-    for number in _TOLD:
+    for number in SIGNALS:
         # Not SIG_IGN, which the command would inherit.
         signal.signal(number, lambda *_: None)
     first = os.environ.get("SLURM_PROCID", "0") == "0"
     path = folder / "records" / f"{label}.json"
     attempt = _begun(command)
     if first:
-        attempts = read_attempts(path)
         write_bytes(path.with_suffix(".environment.txt"), environment().encode())
-        write_json(path, {"attempts": [*attempts, attempt]})
+        _record(path, attempt)
     started = time.monotonic()
     try:
         code = subprocess.call(command)
     except OSError as error:
         print(f"error: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
         code = 127
-    if code in [-number for number in _TOLD]:
+    if code in [-number for number in SIGNALS]:
         code = EXIT_PREEMPTED
     code = 128 - code if code < 0 else code
     if first:
@@ -56,8 +55,16 @@ def run_task(folder: Path, label: str, command: Sequence[str]) -> int:
             "code": code,
             "max_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         }
-        write_json(path, {"attempts": [*attempts, attempt | ended]})
+        _record(path, attempt | ended)
     return code
+
+
+def _record(path: Path, attempt: Mapping[str, Any]) -> None:
+    """Write an attempt among those of the record, which another attempt may have been added to meanwhile."""
+    attempts = read_attempts(path)
+    same = [all(one.get(key) == attempt[key] for key in ("host", "pid", "started")) for one in attempts]
+    at = same.index(True) if any(same) else len(attempts)
+    write_json(path, {"attempts": [*attempts[:at], dict(attempt), *attempts[at + 1 :]]})
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:

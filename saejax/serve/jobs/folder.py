@@ -25,6 +25,7 @@ from typing import Any
 from saejax.core.errors import EXIT_PREEMPTED, DataError
 from saejax.core.files import read_json, stamp, write_json
 from saejax.core.lease import held
+from saejax.plan.jobs.processes import left_of
 
 LOG, EXPERIMENT = "log.txt", "experiment.py"
 _JOB, _ASKED, _ATTEMPTS = "job.json", "asked.json", "attempts.json"
@@ -32,7 +33,6 @@ _LARGEST = 1 << 20
 # A training's own messages are short; of a log that is longer than this, the last line is not looked for further back.
 _TAIL = 4096
 _PIECE = 1 << 18
-_PROCESSES = Path("/proc")
 ENDED = ("done", "failed", "stopped")
 
 
@@ -223,29 +223,11 @@ class Job:
         return next((line.strip()[:300] for line in reversed(re.split(r"[\r\n]+", text)) if line.strip()), "")
 
     def _left_behind(self) -> list[int]:
-        """Processes that an attempt started, and that go on although its runner was killed.
-
-        They are of the runner's process group, and their command lines name the job's folder: the group's number alone
-        could be another's by now.
-        """
+        """Processes that an attempt started, and that go on although its runner was killed."""
         attempts = self.attempts()
-        if not attempts or attempts[-1]["code"] is not None or not _PROCESSES.is_dir():
+        if not attempts or attempts[-1]["code"] is not None:
             return []
-        group, found = int(attempts[-1]["pid"]), []
-        try:
-            os.killpg(group, 0)
-        except (ProcessLookupError, PermissionError):
-            return []
-        for process in _PROCESSES.iterdir():
-            if not process.name.isdigit():
-                continue
-            try:
-                in_group = int((process / "stat").read_text().rpartition(")")[2].split()[2]) == group
-                if in_group and os.fsencode(self.path) in (process / "cmdline").read_bytes():
-                    found.append(int(process.name))
-            except (OSError, ValueError, IndexError):  # it has ended meanwhile
-                continue
-        return found
+        return left_of(int(attempts[-1]["pid"]), self.path)
 
 
 def _state(last: dict[str, Any] | None, cancelled: bool, alive: bool, starting: bool) -> str:

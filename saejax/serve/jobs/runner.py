@@ -19,6 +19,7 @@ from types import FrameType
 
 from saejax.core.errors import EXIT_PREEMPTED, BusyError, SaejaxError
 from saejax.core.lease import lease
+from saejax.core.stopping import SIGNALS
 from saejax.plan.jobs.task import run_task
 from saejax.serve.jobs.folder import Job
 
@@ -51,7 +52,7 @@ def _attempt(job: Job, begun: int) -> int:
         told.append(number)
 
     # Whoever stops the job sends the signal to the commands too: theirs is the work that is to be saved.
-    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for one in SIGNALS:
         signal.signal(one, tell)
     with contextlib.ExitStack() as stack:
         try:
