@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.capture import Captured
+from saejax.core.metrics import l0_note
 from saejax.evals import Gate
 
 
@@ -46,6 +47,12 @@ def non_finite(tokens: int | None) -> None:
             f"evaluate: {tokens:,} tokens are in no metric, because the model's activations or predictions there are "
             "NaN or infinite; lm.dtype=float32 may be enough for it"
         )
+
+
+def other_l0(result: Mapping[str, Any]) -> None:
+    """A warning where the evaluated coder keeps another number of latents than in training, from eval.json."""
+    if note := l0_note(result.get("l0_in_training"), result["metrics"]["l0"]):
+        say(f"evaluate: {note}")
 
 
 def gates(found: Sequence[Gate]) -> None:

@@ -13,7 +13,7 @@ from saejax.app.study_config import StudyConfig
 from saejax.app.sweep.config import SweepConfig
 from saejax.attribution import AttributionConfig
 from saejax.capture import CaptureConfig
-from saejax.coders import CoderConfig
+from saejax.coders import RECIPES, CoderConfig
 from saejax.core import settings
 from saejax.core.config import from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError
@@ -156,12 +156,15 @@ def from_json(value: dict[str, Any]) -> Experiment:
     """The experiment of a run's config.json; keys that it does not have yet take their defaults.
 
     But text.split_by, without which rows were split by name, and what no run had: coder.encoder_centre,
-    coder.lift_coefficient and train.b_enc_rate. A gate that was written as null was infinite, which gates cannot be any
-    more: it takes its default.
+    coder.lift_coefficient, train.b_enc_rate and, where it decides anything, coder.threshold_warmed. A gate that was
+    written as null was infinite, which gates cannot be any more: it takes its default.
     """
     text, gates, coder = value.get("text"), value.get("gates"), value.get("coder")
     if isinstance(coder, dict):
-        value = value | {"coder": {"encoder_centre": False, "lift_coefficient": 0.0} | coder}
+        none = {"encoder_centre": False, "lift_coefficient": 0.0}
+        if _sparsity(coder) == "batchtopk":
+            none["threshold_warmed"] = False
+        value = value | {"coder": none | coder}
     if isinstance(value.get("train"), dict) and "b_enc_rate" not in value["train"]:
         value = value | {"train": value["train"] | {"b_enc_rate": 1.0}}
     if isinstance(text, dict) and "split_by" not in text:
@@ -171,3 +174,9 @@ def from_json(value: dict[str, Any]) -> Experiment:
     if isinstance(gates, dict):
         value = value | {"gates": {name: bar for name, bar in gates.items() if bar is not None}}
     return from_config_dict(Experiment, value)
+
+
+def _sparsity(coder: dict[str, Any]) -> str:
+    """The sparsity of a coder's JSON, in which it may be left to the preset."""
+    preset = RECIPES.get(str(coder.get("preset", "topk")))
+    return str(coder.get("sparsity") or (preset.settings.get("sparsity", "") if preset else ""))

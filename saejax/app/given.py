@@ -16,7 +16,7 @@ from saejax.app.experiment import Experiment
 from saejax.app.fit import Data, Tell, fit, train_run
 from saejax.app.init_from import begin
 from saejax.app.left_open import as_begun, found, with_rate
-from saejax.app.loading import from_items, load
+from saejax.app.loading import from_items, l0_in_training, load
 from saejax.app.provenance import FORMER, Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites
 from saejax.coders import build as build_coder
@@ -118,7 +118,8 @@ def _trained(e: Experiment, coder: Coder, sites: Sites, outcome: Outcome) -> Tra
     origin = Origin(step=outcome.step, tokens=outcome.step * e.train.batch_size)
     settings = to_json(e)
     kept = {key: settings[key] for key in ("seed", "coder", "train")}
-    return dataclasses.replace(sae, origin=origin, settings=kept, finished=outcome.finished)
+    figures = l0_in_training(outcome.memories[""].after)
+    return dataclasses.replace(sae, origin=origin, figures=figures, settings=kept, finished=outcome.finished)
 
 
 # What activations are taken for: rows that can be read by number, or an iterable.

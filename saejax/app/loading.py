@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from saejax.app.experiment import from_json
 from saejax.app.hub import fetched, hub_place
 from saejax.app.provenance import PROVENANCE
 from saejax.checkpoints import Checkpoints
-from saejax.coders import CoderConfig, build
+from saejax.coders import SPARSITIES, CoderConfig, build
 from saejax.core.config import to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_json
+from saejax.core.metrics import last_rows
 from saejax.evals.attempts import FIRST
 from saejax.trained import Origin, TrainedCoder, folded, is_saved, sites_from_meta, unscaled
 
@@ -78,7 +79,21 @@ def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
     finished = at >= experiment.train.steps or bool(meta.get("stopped_early"))
     origin = _origin(run, at, at * experiment.train.batch_size)
     settings = to_json(experiment)
-    return dataclasses.replace(sae, origin=origin, figures=_figures(run, at), settings=settings, finished=finished)
+    figures = _figures(run, at) | l0_in_training(meta.get("after") or _logged(run, at, experiment.coder, sae, items))
+    return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=finished)
+
+
+def l0_in_training(after: Mapping[str, float] | None) -> dict[str, float]:
+    """The figure by which an evaluation knows whether the coder is still the one that was trained."""
+    return {"l0_in_training": after["l0_in_training"]} if after else {}
+
+
+def _logged(run: Path, at: int, config: CoderConfig, sae: TrainedCoder, items: dict[str, Any]) -> dict[str, float]:
+    """The last batch's L0, of runs of earlier versions, where the coder for after training is another."""
+    if type(sae.coder.sparsity) is SPARSITIES[config.resolved().sparsity] and not items["averaged"]:
+        return {}
+    row = last_rows(run / "metrics.jsonl")
+    return {"l0_in_training": row["train/l0"]} if row.get("step") == at and row.get("train/l0") is not None else {}
 
 
 def from_items(config: CoderConfig, steps: int, items: dict[str, Any], meta: dict[str, Any]) -> TrainedCoder:

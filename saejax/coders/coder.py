@@ -141,7 +141,7 @@ class Coder:
         multiplies the weight of the terms that are about sparsity.
         """
         loss, (metrics, seen) = self.loss_of_part(params, batch, stats, step, sparsity_scale, None)
-        return loss, (metrics, self.follow(stats, seen))
+        return loss, (metrics, self.follow(stats, seen, step))
 
     def loss_of_part(
         self,
@@ -177,10 +177,11 @@ class Coder:
             }
         return loss, (metrics, seen)
 
-    def follow(self, stats: Stats, seen: Stats) -> Stats:
+    def follow(self, stats: Stats, seen: Stats, step: jax.Array) -> Stats:
         """The statistics after a batch, once for all of it, from what was `seen` of its parts together."""
         since = jnp.minimum(stats["tokens_since_fired"] + seen["tokens"], LONG_AGO)
-        new = stats | {"tokens_since_fired": jnp.where(seen["fired"] > 0, 0, since)} | self.sparsity.follow(stats, seen)
+        new = stats | {"tokens_since_fired": jnp.where(seen["fired"] > 0, 0, since)}
+        new = new | self.sparsity.follow(stats, seen, step)
         for term in self.terms:
             new = new | term.follow(stats, seen)
         return new

@@ -12,6 +12,8 @@ from saejax.core.files import writing
 
 # Bytes from the end of metrics.jsonl in which the last rows are looked for: some hundred of them.
 _TAIL = 1 << 16
+# Two L0, further apart than this share of the training's, are of two coders.
+_APART = 0.2
 
 
 class Writer(Protocol):
@@ -117,3 +119,14 @@ def mend_last_line(path: Path) -> None:
     if path.is_file() and not (raw := path.read_bytes()).endswith(b"\n") and raw:
         with path.open("r+b") as handle:
             handle.truncate(raw.rfind(b"\n") + 1)
+
+
+def l0_note(l0_in_training: float | None, l0: float | None) -> str:
+    """What is to be said of two L0 that are more than a fifth apart; empty where they are not, or one is unknown."""
+    if l0_in_training is None or l0 is None or abs(l0 - l0_in_training) <= _APART * l0_in_training:
+        return ""
+    return (
+        f"the coder keeps {l0:.3g} latents for a token and kept {l0_in_training:.3g} in training. On the same text its "
+        "threshold, or the average of its weights, has not followed: train for more steps, or lower "
+        "coder.threshold_decay or train.ema_decay."
+    )

@@ -27,7 +27,8 @@ function pageHeader(summary) {
     el("p", {class: "eyebrow"}, run.trained ? "saejax run" : "saejax: a dictionary, evaluated"),
     el("div", {class: "title-row"}, el("h1", {}, run.name), verdict(run)),
     el("dl", {class: "facts"}, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-    tiles(summary.tiles));
+    tiles(summary.tiles),
+    summary.note ? el("p", {class: "note warn", role: "alert"}, summary.note) : null);
 }
 
 function verdict(run) {

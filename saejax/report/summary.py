@@ -9,6 +9,7 @@ import shlex
 from typing import Any
 
 from saejax.core.files import finite
+from saejax.core.metrics import l0_note
 from saejax.report.curves import thin
 from saejax.report.monitor import OF_MONITOR, monitored
 from saejax.report.read import EVALUATE, EVALUATE_ANY, TRAIN, RunFiles
@@ -23,6 +24,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
     summary = {
         "run": _header(run),
         "tiles": _tiles(run),
+        "note": _other_l0(run),
         "gates": evaluation.get("gates"),
         "skipped_gates": evaluation.get("skipped_gates"),
         "eval_step": evaluation.get("step"),
@@ -150,6 +152,18 @@ def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None,
     return names[0], None, None
 
 
+def _other_l0(run: RunFiles) -> str:
+    """What is to be said where the coder keeps another number of latents than in training; from the evaluation, or from
+    the end of the training before there is one."""
+    last = next((row for row in reversed(run.metrics) if "after/l0" in row), {})
+    known = {"l0_in_training": last.get("after/l0_in_training"), "l0": last.get("after/l0")}
+    if run.evaluation:
+        in_training = run.evaluation.get("l0_in_training", known["l0_in_training"])
+        known = {"l0_in_training": in_training, "l0": (run.evaluation.get("metrics") or {}).get("l0")}
+    note = l0_note(**{name: value if _number(value) else None for name, value in known.items()})
+    return note[:1].upper() + note[1:]
+
+
 def _number(value: Any) -> bool:
     return type(value) in (int, float)
 
@@ -160,7 +174,7 @@ def _curves(metrics: list[dict[str, Any]]) -> dict[str, tuple[list[int], list[fl
         for key, value in row.items():
             if (
                 key not in _NOT_CURVES
-                and not key.startswith(("time/", *OF_MONITOR))
+                and not key.startswith(("time/", "after/", *OF_MONITOR))
                 and (value is None or _number(value))
             ):
                 steps, values = curves.setdefault(key, ([], []))

@@ -15,13 +15,13 @@ from jax.sharding import Mesh
 
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import DataError
-from saejax.core.metrics import Writer
+from saejax.core.metrics import Writer, l0_note
 from saejax.core.progress import Progress
 from saejax.store import BatchSource
 from saejax.training.blame import Blame
 from saejax.training.config import TrainConfig
 from saejax.training.guard import are_sound, is_sound
-from saejax.training.memory import Memory
+from saejax.training.memory import Memory, of_member
 from saejax.training.preemption import Preemption
 from saejax.training.program import Arrays, Program
 from saejax.training.state import TrainState
@@ -165,7 +165,7 @@ class _Session:
         self.config, self.setup, self.first = config, setup, first
         self.before: float = meta.get("seconds", 0.0)
         self.predicted: bool = meta.get("predicted", False)
-        self.memories = {name: Memory.resumed(config, _of_member(meta, name)) for name in self.names(setup)}
+        self.memories = {name: Memory.resumed(config, of_member(meta, name)) for name in self.names(setup)}
         self.started = time.perf_counter()
         self.pending: collections.deque[tuple[int, list[dict[str, jax.Array]], Mapping[str, np.ndarray]]] = (
             collections.deque()
@@ -225,6 +225,7 @@ class _Session:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
                     self.write_all(step, {"time/seconds": self.seconds()})
+                    self.compare_l0(step, states, batch)
                 # Members first: where a program's last checkpoint is, theirs are.
                 with watch.phase("checkpoint"):
                     self.save_own(step, states, best, last=not going)
@@ -388,6 +389,15 @@ class _Session:
             self.memories[name] = self.memories[name].validated(step, row)
         return [name for name in metrics if self.memories[name].best.step == step]
 
+    def compare_l0(self, step: int, states: Sequence[TrainState], batch: Mapping[str, np.ndarray]) -> None:
+        """Note the L0 of the coders for after training beside the training's, and say where they are far apart."""
+        for program, state, arrays in zip(self.setup.programs, states, self.setup.put(batch), strict=True):
+            for name, own in program.l0_after(state, arrays).items():
+                self.memories[name] = dataclasses.replace(self.memories[name], after=own)
+                self.write(step, _named("after", {name: own}))
+                if note := l0_note(**own):
+                    self.setup.tell(f"{self.setup.stage}: {f'{name}: ' if name else ''}{note}")
+
     # --- checkpoints ------------------------------------------------------------------------------------------
 
     def save(self, step: int, states: Sequence[TrainState]) -> None:
@@ -450,14 +460,6 @@ class _Session:
     def write_all(self, step: int, row: Mapping[str, float]) -> None:
         """The same row for every member."""
         self.write(step, dict.fromkeys(self.memories, row))
-
-
-def _of_member(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What a checkpoint says of one member. Sweeps of earlier versions said which had failed and nothing else."""
-    if "members" in meta:
-        return meta["members"].get(name, {})  # type: ignore[no-any-return]
-    failed = meta.get("failed")
-    return {"failed": failed.get(name)} if isinstance(failed, dict) else meta
 
 
 def _named(kind: str, rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

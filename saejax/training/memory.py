@@ -17,6 +17,7 @@ class Memory:
     Attributes:
         failed: the step at which it was given up, because it did not stay finite; None where it was not.
         stopped: the step at which it stopped early; None where it did not.
+        after: at the end, the L0 that `after.compare` gives, where the coder for after training can be another.
     """
 
     early: EarlyStopping
@@ -24,6 +25,7 @@ class Memory:
     best: Best
     failed: int | None = None
     stopped: int | None = None
+    after: Mapping[str, float] | None = None
 
     @classmethod
     def resumed(cls, config: TrainConfig, meta: Mapping[str, Any]) -> "Memory":
@@ -31,7 +33,7 @@ class Memory:
         early = EarlyStopping.resumed(config, meta)
         best = Best.resumed(config.keep_best, meta)
         stopped = meta.get("stopped", meta.get("step") if early.stopped else None)
-        return cls(early, Skipped.resumed(meta), best, meta.get("failed"), stopped)
+        return cls(early, Skipped.resumed(meta), best, meta.get("failed"), stopped, meta.get("after"))
 
     @property
     def going(self) -> bool:
@@ -46,6 +48,14 @@ class Memory:
 
     def to_meta(self) -> dict[str, Any]:
         """What a checkpoint must say."""
-        ends = {"failed": self.failed, "stopped": self.stopped}
-        known = {name: step for name, step in ends.items() if step is not None}
+        ends = {"failed": self.failed, "stopped": self.stopped, "after": self.after}
+        known = {name: value for name, value in ends.items() if value is not None}
         return self.early.to_meta() | self.skipped.to_meta() | self.best.to_meta() | known
+
+
+def of_member(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a checkpoint says of one member. Sweeps of earlier versions said which had failed and nothing else."""
+    if "members" in meta:
+        return meta["members"].get(name, {})  # type: ignore[no-any-return]
+    failed = meta.get("failed")
+    return {"failed": failed.get(name)} if isinstance(failed, dict) else meta

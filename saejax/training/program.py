@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, Sites
-from saejax.parallel import batch_sharding
+from saejax.parallel import batch_sharding, on_mesh, replicated
+from saejax.training.after import L0s, can_differ, compare
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import TrainState, abstract_state, init_state, make_init
@@ -34,6 +35,7 @@ class Program:
         compiled: {hook point: dtype} -> the same with its step compiled for batches of such arrays.
         checkpoints: where the state is saved; None saves nothing.
         meta: goes into every checkpoint, for those who load it.
+        after: `after.compare`, where the coder for after training can be another.
     """
 
     members: tuple[str, ...]
@@ -45,6 +47,7 @@ class Program:
     compiled: Callable[[np.dtype], "Program"]
     checkpoints: Checkpoints | None
     meta: Mapping[str, Any]
+    after: Callable[[TrainState, Arrays], L0s] | None = None
 
     def member(self, state: TrainState, i: int) -> TrainState:
         """The state of member `i` alone, as a single run has it."""
@@ -53,6 +56,14 @@ class Program:
         # The members share the step, so it has no leading axis to take one from.
         rest: Any = jax.tree.map(lambda leaf: leaf[i], dataclasses.replace(state, step=None))  # type: ignore[arg-type]
         return dataclasses.replace(rest, step=state.step)
+
+    def l0_after(self, state: TrainState, arrays: Arrays) -> dict[str, dict[str, float]]:
+        """{member: what `after` says of it}; empty where no coder can be another after training."""
+        found = {} if self.after is None else jax.device_get(self.after(state, arrays))
+        return {
+            name: {key: float(values[i] if self.stacked else values) for key, values in found.items()}
+            for i, name in enumerate(self.members if found else ())
+        }
 
 
 def program_of_one(
@@ -84,6 +95,8 @@ def program_of_one(
         compile_step(make_step(coder, optimizer, schedule, sites, config), abstract, mesh, mode),
         default_hyper(seed),
     )
+    looked_at = config.batch_size // config.accumulate
+    after = jax.jit(on_mesh(compare(coder, sites, looked_at), mesh), out_shardings=replicated(mesh))
 
     def compiled(dtype: np.dtype) -> Program:
         widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
@@ -103,6 +116,7 @@ def program_of_one(
         compiled=compiled,
         checkpoints=checkpoints,
         meta=meta or {},
+        after=after if can_differ(coder, abstract) else None,
     )
     return program
 

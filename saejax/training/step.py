@@ -115,7 +115,7 @@ def _gradients(
 
     if parts == 1:
         (grads, metrics), seen = one(batch)
-        return grads, metrics, coder.follow(state.stats, seen)
+        return grads, metrics, coder.follow(state.stats, seen, state.step)
 
     # Windows w, w + parts, ...: each part then has rows of every device that the batch is spread over.
     split = {
@@ -126,7 +126,7 @@ def _gradients(
     # Means of counts are no counts.
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), means), jax.tree.map(jnp.zeros_like, seen)
     ((grads, metrics), seen), _ = jax.lax.scan(add, zeros, split)
-    return grads, metrics, coder.follow(state.stats, seen)
+    return grads, metrics, coder.follow(state.stats, seen, state.step)
 
 
 def compile_step(step: Step, abstract: TrainState, mesh: Mesh, mode: str = "jit") -> Step:

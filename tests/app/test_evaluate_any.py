@@ -111,6 +111,19 @@ def test_a_run_and_its_copies_have_the_figures_of_the_run_s_own_evaluation(
     assert capsys.readouterr().out.count("already evaluated") == 3
 
 
+def test_a_coder_that_keeps_another_number_than_in_training_is_noted(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sae, e = saejax.load(runs / "saved"), other(tmp_path)
+    assert "l0_in_training" not in sae.figures  # topk is the same coder after training
+    dataclasses.replace(sae, figures={"l0_in_training": 31.0}).save(tmp_path / "apart")
+    dataclasses.replace(sae, figures={"l0_in_training": 8.2}).save(tmp_path / "near")
+    run_dictionaries(Workspace(e), [f"{tmp_path / 'apart'},{tmp_path / 'near'}"])
+    assert evaluated(e, "apart")["notes"] == ["kept 31 latents in training"] and evaluated(e, "near")["notes"] == []
+    assert "keeps 8 latents for a token and kept 31 in training" in capsys.readouterr().out
+    assert evaluated(e, "apart")["l0_in_training"] == 31.0
+
+
 def test_a_folder_of_several_with_a_bad_one_among_them(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -516,13 +516,27 @@ def test_a_fractional_k_of_a_batch_is_rounded_for_the_whole_batch() -> None:
 
 def test_the_threshold_of_a_batch_follows_the_smallest_kept() -> None:
     pre, sparsity = jnp.asarray(_many()), BatchTopK(Ramp.constant(K), 0.9)
-    latents = sparsity(pre, lambda at: at, {}, jnp.int32(0))
+    latents, late = sparsity(pre, lambda at: at, {}, jnp.int32(0)), 100
     smallest = np.sort(_many().ravel())[-K * B]
     start = {"threshold": jnp.float32(sparsity.statistics()["threshold"])}
-    first = sparsity.follow(start, sparsity.seen(latents))
+    first = sparsity.follow(start, sparsity.seen(latents), 0)
     assert float(first["threshold"]) == pytest.approx(smallest)
-    second = sparsity.follow({"threshold": jnp.float32(0.2)}, sparsity.seen(latents))
+    second = sparsity.follow({"threshold": jnp.float32(0.2)}, sparsity.seen(latents), late)
     assert float(second["threshold"]) == pytest.approx(0.9 * 0.2 + 0.1 * smallest)
     nothing = sparsity.seen(Latents(jnp.zeros((B, F)), None, F))
-    assert float(sparsity.follow(second, nothing)["threshold"]) == float(second["threshold"])
-    assert float(sparsity.follow(start, nothing)["threshold"]) == float(start["threshold"])
+    assert float(sparsity.follow(second, nothing, late)["threshold"]) == float(second["threshold"])
+    assert float(sparsity.follow(start, nothing, late)["threshold"]) == float(start["threshold"])
+
+
+@pytest.mark.parametrize("warmed", [True, False])
+def test_a_warmed_threshold_forgets_where_it_started(warmed: bool) -> None:
+    """Against float64, of smallest values that rise as the square root of the step; it ends a tenth of the way back."""
+    sparsity, theta, want = BatchTopK(Ramp.constant(K), 0.99, warmed), {"threshold": jnp.float32(-1)}, -1.0
+    for step in range(200):
+        smallest = np.sqrt(step + 1.0)
+        seen = {"smallest": jnp.float32(2 * smallest), "selections": jnp.float32(2)}  # of two parts
+        theta = sparsity.follow(theta, seen, jnp.int32(step))
+        decay = min(0.99, (1 + step) / (10 + step)) if warmed else 0.99
+        want = smallest if step == 0 else decay * want + (1 - decay) * smallest
+        assert float(theta["threshold"]) == pytest.approx(want, rel=1e-5)
+    assert (abs(float(theta["threshold"]) / np.sqrt(200 - 20.0) - 1) < 0.05) == warmed

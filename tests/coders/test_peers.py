@@ -172,7 +172,7 @@ class Case:
 
 SL_MSE, DL_MSE, DL_SUM = ("mse_loss", 1.0), ("mse_loss", 1.0), ("l2_loss", 1.0)
 L1 = NormWeightedL1(constant(0.7))
-TOP, BATCH_SL, BATCH_DL = TopK(constant(K)), BatchTopK(constant(K), 0.99), BatchTopK(constant(K), 0.999)
+TOP, BATCH_SL, BATCH_DL = TopK(constant(K)), BatchTopK(constant(K), 0.99, False), BatchTopK(constant(K), 0.999, False)
 JUMP, JUMP_TO_ALL = JumpRelu(bandwidth=BANDWIDTH), JumpReluToAll(bandwidth=BANDWIDTH, through_input=True)
 N_GROUPS = len(GROUPS)
 SL_AUXK = {"auxk": ("auxiliary_reconstruction_loss", 1.0)}

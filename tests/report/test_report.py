@@ -182,6 +182,20 @@ def test_the_summary_says_what_the_files_say(run: Path) -> None:
     }
 
 
+def test_an_l0_that_is_not_the_trainings_is_noted(run: Path) -> None:
+    """From the evaluation, and from the end of the training where there is none; it is a figure and no curve."""
+    assert summary_of(run)["note"] == ""
+    (run / "eval.json").write_text(json.dumps(EVALUATION | {"l0_in_training": 7.0}))
+    assert summary_of(run)["note"] == ""
+    (run / "eval.json").write_text(json.dumps(EVALUATION | {"l0_in_training": 4.0}))
+    assert summary_of(run)["note"].startswith("The coder keeps 8 latents for a token and kept 4 in training.")
+    (run / "eval.json").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 30, "after/l0": 1.0, "after/l0_in_training": 4.0}) + "\n")
+    summary = summary_of(run)
+    assert summary["note"].startswith("The coder keeps 1 latents") and "after/l0" not in summary["curves"]
+
+
 def test_without_an_evaluation_the_tiles_fall_back_to_what_was_logged(run: Path) -> None:
     (run / "eval.json").unlink()
     tiles = {tile["label"]: tile for tile in summary_of(run)["tiles"]}

@@ -23,7 +23,8 @@ from saejax.app.workspace import Workspace
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import read_json, write_json
-from saejax.evals import OF_TRAINING, Gate, check_gates, evaluate_together
+from saejax.core.metrics import l0_note
+from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, evaluate_together
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
@@ -175,7 +176,7 @@ def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]
             "step": one.sae.step,
             "coder": f"{described['topology']} x {kind['name']}",
             "k": kind.get("k"),
-            "notes": _notes(work, one.sae) + ([f"{done.non_finite:,} tokens not finite"] if done.non_finite else []),
+            "notes": _notes(work, one.sae, done),
             "skipped_gates": list(OF_TRAINING),
             "dictionary": described,
         }
@@ -192,6 +193,7 @@ def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool
     if judged != content:
         write_json(path, judged)
     console.non_finite(judged["non_finite_tokens"])
+    console.other_l0(judged)
     if report:
 
         def collect() -> dict[str, Any]:
@@ -202,8 +204,8 @@ def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool
     return read_json(path)
 
 
-def _notes(work: Workspace, sae: TrainedCoder) -> list[str]:
-    """What a reader of its figures must know: another model or text than here, a training that goes on."""
+def _notes(work: Workspace, sae: TrainedCoder, done: Evaluated) -> list[str]:
+    """What a reader of its figures must know: another model, text or L0 than in training, a training that goes on."""
     origin, lm, text = sae.origin, work.lm.identity, work.source.identity
     notes = [] if sae.finished else [f"training unfinished, at step {sae.step:,}"]
     if origin.model and origin.model != lm["model"]:
@@ -218,4 +220,6 @@ def _notes(work: Workspace, sae: TrainedCoder) -> list[str]:
         notes.append("trained on another text")
     elif isinstance(share, float) and share < work.experiment.text.heldout_fraction:
         notes.append("trained on a part of this text")
-    return [*notes, *origin.notes]
+    if l0_note(trained := sae.figures.get("l0_in_training"), done.metrics["l0"]):
+        notes.append(f"kept {trained:.3g} latents in training")
+    return [*notes, *origin.notes, *([f"{done.non_finite:,} tokens not finite"] if done.non_finite else [])]

@@ -44,6 +44,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
         write_json(path, result)
         result = read_json(path)
     console.non_finite(result.get("non_finite_tokens"))
+    console.other_l0(result)
     gates = [Gate.from_json(gate) for gate in result["gates"]]
     console.gates(gates)
     return 0 if all(gate.passed for gate in gates) else 1
@@ -82,6 +83,7 @@ def figures(work: Workspace, sae: TrainedCoder, done: Evaluated) -> dict[str, An
         "d_in": sae.coder.topology.d_in,
         "d_sae": sae.n_latents,
         "metrics": done.metrics,
+        "l0_in_training": sae.figures.get("l0_in_training"),
         **of_documents(done.documents),
         "density": done.density,
         "cosine": done.cosine,

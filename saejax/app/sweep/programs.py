@@ -24,6 +24,7 @@ from saejax.evals.heldout import heldout_rows, in_order, make_sums
 from saejax.store import RowSource, Statistics
 from saejax.trained import sites_to_meta
 from saejax.training import Program, TrainState
+from saejax.training.after import L0s, can_differ, compare
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import make_init
 from saejax.training.step import Step, make_step
@@ -85,6 +86,7 @@ def make_program(
     shapes = jax.eval_shape(init, hyper["seed"], None)
     abstract = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=on), shapes)
     step = jax.jit(for_all(make_step(coder, optimizer, schedule, sites, train), device.platform), donate_argnums=0)
+    after = l0_for_all(compare(coder, sites, train.batch_size // train.accumulate), device.platform)
     topology = coder.topology
 
     def compiled(dtype: np.dtype) -> Program:
@@ -105,6 +107,7 @@ def make_program(
         compiled=compiled,
         checkpoints=checkpoints,
         meta=sites_to_meta(sites, topology),
+        after=jax.jit(after) if can_differ(coder, abstract) else None,
     )
     sums = jax.jit(sums_for_all(make_sums(coder, sites, statistics), device.platform))
     return GroupProgram(group, coder, sites, device, program, sums)
@@ -124,6 +127,15 @@ def for_all(step: Step, platform: str) -> Step:
         return after.replace(step=state.step + 1), metrics
 
     return in_turn
+
+
+def l0_for_all(after: Callable[[TrainState, Arrays], L0s], platform: str) -> Callable[[TrainState, Arrays], L0s]:
+    """`after.compare` of one member as that of all, from a stacked state."""
+    if platform not in _IN_TURN:
+        return jax.vmap(after, in_axes=(_STACKED, None))
+    return lambda state, arrays: jax.lax.map(
+        lambda member: after(member.replace(step=state.step), arrays), _without_step(state)
+    )
 
 
 def sums_for_all(sums: Callable[..., Any], platform: str) -> Callable[..., Any]:

@@ -73,8 +73,10 @@ class Sparsity(Generic[S]):
         """What the statistics need to know of a batch: numbers that add up over its parts."""
         return {}
 
-    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The statistics after a batch, from what was `seen` of all of it."""
+    def follow(
+        self, stats: dict[str, jax.Array], seen: dict[str, jax.Array], step: jax.Array | int
+    ) -> dict[str, jax.Array]:
+        """The statistics after a batch, from what was `seen` of all of it; `step` counts the steps before it."""
         return {}
 
     def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:

@@ -25,25 +25,35 @@ class BatchTopKSettings(KSettings):
     threshold_decay: float = setting(
         0.99, "Decay of the moving average that is batchtopk's threshold after training.", low=0, below=1
     )
+    threshold_warmed: bool = setting(
+        True,
+        "At first the decay of batchtopk's threshold is (1 + step) / (10 + step), if that is smaller, so that the "
+        "start is forgotten. Runs that were begun without this key go on with threshold_decay alone.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchTopK(Sparsity[BatchTopKSettings]):
     """Keeps the k B G largest pre-activations of a batch (B tokens, G groups), exactly; positive ones only.
 
-    A threshold follows the smallest kept value, theta <- decay theta + (1 - decay) min, starting at the first
-    one; where a batch is selected in parts, min is the mean of theirs. After training a token stands alone: f = pre
-    where pre > theta, a JumpReLU.
+    A threshold follows the smallest kept value, theta <- d theta + (1 - d) min, starting at the first one; where a
+    batch is selected in parts, min is the mean of theirs. After training a token stands alone: f = pre where
+    pre > theta, a JumpReLU.
+
+    The smallest value moves over the whole training, so theta must not look back to its start. `warmed`:
+    d = min(decay, (1 + step) / (10 + step)). After t steps step s then has a weight near 9 s^8 / t^9, so the average
+    is t / 10 steps old, until decay's own age, 1 / (1 - decay), is less.
     """
 
     k: Ramp
     decay: float
+    warmed: bool = True
     settings: ClassVar[type[Settings]] = BatchTopKSettings
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "k"})
 
     @classmethod
     def build(cls, settings: BatchTopKSettings, at: At) -> Self:
-        return cls(settings.ramp(at), settings.threshold_decay)
+        return cls(settings.ramp(at), settings.threshold_decay, settings.threshold_warmed)
 
     @property
     def kept(self) -> int:
@@ -57,7 +67,7 @@ class BatchTopK(Sparsity[BatchTopKSettings]):
 
     def for_loss(self, needs: frozenset[str]) -> Sparsity:
         """As one list, unless a term wants dense pre-activations, or another number of latents, with their gradient."""
-        return self if needs else ListedBatchTopK(self.k, self.decay)
+        return self if needs else ListedBatchTopK(self.k, self.decay, self.warmed)
 
     def statistics(self) -> dict[str, float]:
         return {"threshold": UNSET}
@@ -69,10 +79,13 @@ class BatchTopK(Sparsity[BatchTopKSettings]):
         some = jnp.isfinite(smallest)
         return {"smallest": jnp.where(some, smallest, 0), "selections": some.astype(jnp.float32)}
 
-    def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def follow(
+        self, stats: dict[str, jax.Array], seen: dict[str, jax.Array], step: jax.Array | int
+    ) -> dict[str, jax.Array]:
         old, n = stats["threshold"], seen["selections"]
         smallest = seen["smallest"] / jnp.maximum(n, 1)
-        new = jnp.where(old == UNSET, smallest, self.decay * old + (1 - self.decay) * smallest)
+        decay = jnp.minimum(self.decay, (1.0 + step) / (10.0 + step)) if self.warmed else self.decay
+        new = jnp.where(old == UNSET, smallest, decay * old + (1 - decay) * smallest)
         return {"threshold": jnp.where(n > 0, new, old)}
 
     def inference(self, params: Params, stats: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[Any, Params]:

@@ -5,7 +5,7 @@ const CURVE_MS = 300;
 // Beyond so many points a curve is thinned as the report thins it.
 const MOST_POINTS = 3000;
 const NOT_CURVES = ["step", "tokens", "time"];
-const OF_MONITOR = ["time/", "host/", "device/", "loop/"];
+const OF_MONITOR = ["time/", "after/", "host/", "device/", "loop/"];
 
 // Of each stretch the lowest, the highest and the first gap; a plain stride would hide spikes.
 function thinned({steps, values}) {
