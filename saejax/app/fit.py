@@ -28,7 +28,7 @@ from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
 from saejax.evals.heldout import make_validation
 from saejax.parallel import Process, check_divides, from_first, together
 from saejax.store import BatchSource, RowSource, StoreReader
-from saejax.trained import TrainedCoder, make_sites, sites_to_meta
+from saejax.trained import TrainedCoder, sites_to_meta
 from saejax.training import Outcome, Profiler, Setup, TrainState, program_of_one, put_on
 from saejax.training import train as run_loop
 from saejax.training.blame import make_blame
@@ -85,48 +85,63 @@ class Materials(Protocol):
 # --- the one path ----------------------------------------------------------------------------------------------
 
 
-def fit(
-    e: Experiment,
-    coder: Coder,
-    data: Data,
-    beginning: Beginning,
-    mesh: Mesh,
-    *,
-    checkpoints: Checkpoints | None = None,
-    writers: Sequence[Writer] = (),
-    tell: Tell = say,
-    shown: bool = True,
-) -> Outcome:
-    """Train `coder` by e.train on the devices of `mesh`. This is all that trains a single coder.
+@dataclasses.dataclass(frozen=True)
+class Assembled:
+    """A coder and what it is going to be trained on, before anything is compiled.
+
+    Attributes:
+        e: with the learning rate, where the settings left it open.
+    """
+
+    e: Experiment
+    coder: Coder
+    mesh: Mesh
+    data: Data
+    beginning: Beginning
+
+
+def assembled(e: Experiment, materials: Materials, checkpoints: Sequence[Checkpoints], tell: Tell) -> Assembled:
+    """Put together what trains a single coder, whoever asks.
+
+    Args:
+        checkpoints: of the run that goes on, if it has a folder.
+
+    Raises:
+        ConfigError, DataError: settings, devices, data or a source that do not fit each other.
+    """
+    coder, mesh = materials.coder(), training_mesh(e)
+    e = with_rate(e, coder)
+    check_divides(mesh, coder.topology.d_sae)
+    data = materials.data(mesh, tell)
+    names = data.reads, data.writes
+    return Assembled(
+        e, coder, mesh, data, begin(e, coder, names, data.batches, materials.source_coder, checkpoints, tell)
+    )
+
+
+def fit(a: Assembled, *, writers: Sequence[Writer] = (), tell: Tell = say, shown: bool = True) -> Outcome:
+    """Train a single coder without a run folder: nothing is saved.
 
     Raises:
         DataError: as `training.train`.
     """
-    setup = _setup(e, coder, data, beginning, mesh, checkpoints, tell)
-    return run_loop(e.train, dataclasses.replace(setup, writers={"": writers}, shown=shown and together().first))
+    setup = _setup(a, None, tell)
+    return run_loop(a.e.train, dataclasses.replace(setup, writers={"": writers}, shown=shown and together().first))
 
 
-def _setup(
-    e: Experiment,
-    coder: Coder,
-    data: Data,
-    beginning: Beginning,
-    mesh: Mesh,
-    checkpoints: Checkpoints | None,
-    tell: Tell,
-) -> Setup:
+def _setup(a: Assembled, checkpoints: Checkpoints | None, tell: Tell) -> Setup:
     """What the loop works with to train a coder; nothing is compiled yet."""
-    sites = beginning.sites
+    e, coder, mesh, data, sites = a.e, a.coder, a.mesh, a.data, a.beginning.sites
     program = program_of_one(
         coder,
         e.train,
         sites,
-        beginning.prepare,
+        a.beginning.prepare,
         mesh,
-        warm=beginning.warm,
+        warm=a.beginning.warm,
         seed=e.start_seed,
         checkpoints=checkpoints,
-        meta=sites_to_meta(sites, coder.topology),
+        meta=sites_to_meta(sites, coder.topology) | {"dead_after_tokens": coder.dead_after_tokens},
         fsdp=e.parallel.fsdp,
         mode=e.parallel.mode,
     )
@@ -189,19 +204,15 @@ def train_run(
     tell = tell if process.first else keep_quiet
 
     def prepare(e: Experiment, checkpoints: Checkpoints) -> Prepared:
-        coder, mesh = materials.coder(), training_mesh(e)
-        e = with_rate(e, coder)
-        check_divides(mesh, coder.topology.d_sae)
-        data = materials.data(mesh, tell)
-        sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
-        beginning = begin(e, coder, sites, data.batches, materials.source_coder, [checkpoints], tell)
-        groups = f"{len(sites.reads)} x " if len(coder.topology.latent_shape) > 1 else ""
+        a = assembled(e, materials, [checkpoints], tell)
+        topology, reads = a.coder.topology, a.data.reads
+        groups = f"{len(reads)} x " if len(topology.latent_shape) > 1 else ""
         line = (
-            f"{e.coder.preset}, {' '.join(sites.reads)} ({coder.topology.d_in}) -> "
-            f"{groups}{coder.topology.d_sae:,} latents, {e.train.steps:,} steps"
+            f"{e.coder.preset}, {' '.join(reads)} ({topology.d_in}) -> "
+            f"{groups}{topology.d_sae:,} latents, {e.train.steps:,} steps"
         )
-        setup = _setup(e, coder, data, beginning, mesh, checkpoints, tell)
-        return Prepared(e, lambda: beginning.recorded(e, materials.made_from()), setup, mesh, line)
+        setup = _setup(a, checkpoints, tell)
+        return Prepared(a.e, lambda: a.beginning.recorded(a.e, materials.made_from()), setup, a.mesh, line)
 
     return train_folder(e, materials.known, prepare, process, tell, shown)
 

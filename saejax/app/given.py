@@ -11,23 +11,24 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from saejax.app.assembly import coder_of, refuse_unused
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
-from saejax.app.fit import Data, Tell, fit, train_run
-from saejax.app.init_from import begin
-from saejax.app.left_open import as_begun, found, with_rate
+from saejax.app.fit import Assembled, Data, Tell, assembled, fit, train_run
+from saejax.app.init_from import newest_meta
+from saejax.app.left_open import as_begun, found, rows_of
 from saejax.app.loading import from_items, l0_in_training, load
 from saejax.app.provenance import FORMER, Provenance, agreed
-from saejax.coders import TOPOLOGIES, Coder, CoderConfig, Sites
-from saejax.coders import build as build_coder
+from saejax.checkpoints import Checkpoints
+from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.memory import keep_memory
-from saejax.parallel import ParallelConfig, check_divides, make_mesh, own_rows, together
+from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
-from saejax.trained import Origin, TrainedCoder, check_widths, make_sites, sites_to_meta
+from saejax.trained import Origin, TrainedCoder, check_widths, sites_to_meta
 from saejax.training import Outcome, TrainConfig
 
 
@@ -67,8 +68,9 @@ def train(
         init_from: a coder to start from, or what `saejax.load` reads: a run, a saved coder, another project's.
         progress: show what is done.
         settings: keys of `coder` and `train` (docs/reference.md), as k, d_sae, lr, tokens, batch_size. Defaults that
-            differ from those of experiments: tokens is ten times the rows, batch_size 4,096 or a quarter of the rows,
-            and a latent is dead after 10 million tokens or a tenth of `tokens`.
+            differ from those of experiments: tokens is ten times the rows, batch_size 4,096 or a quarter of the rows.
+            What would do nothing is refused: what is written into a run folder without `run`, what needs held-out
+            activations without `heldout`, how a store is read for an iterable.
 
     Returns:
         The coder as trained. Ctrl-C ends the training after the current step, and gives the coder as it is then
@@ -85,23 +87,50 @@ def train(
     named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else str(init_from)
     settings = {"init_from": named} | settings
     e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
+    refuse_unused(e, _lacks(source, run, heldout))
     given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from).with_batch_size(tell)
-    e = given.e
     if run is not None:
-        outcome = train_run(e, given, together(), tell, progress)
+        _refuse_forgotten(given.e)
+        outcome = train_run(given.e, given, together(), tell, progress)
         _leave_if_told(outcome)
         return load(run)
-    if e.train.profile:
-        raise ConfigError("train.profile writes into a run folder: give run=..., or leave profile away.")
-    coder, devices = given.coder(), make_mesh(e.parallel)
-    e = with_rate(e, coder)
-    check_divides(devices, coder.topology.d_sae)
-    data = given.data(devices, tell)
-    sites = make_sites(e.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
-    beginning = begin(e, coder, sites, data.batches, given.source_coder, (), tell)
-    outcome = fit(e, coder, data, beginning, devices, tell=tell, shown=progress)
+    whole = assembled(given.e, given, (), tell)
+    outcome = fit(whole, tell=tell, shown=progress)
     _leave_if_told(outcome)
-    return _trained(e, coder, beginning.sites, outcome)
+    return _trained(whole, outcome)
+
+
+def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
+    """What of `Setting.needs` the arguments do not give (`refuse_unused`)."""
+    lacks = {}
+    if run is None:
+        lacks["run"] = "is about a run folder: give run=..., or "
+    if heldout is None:
+        lacks |= dict.fromkeys(("heldout", "validations"), "needs held-out activations: give heldout=..., or ")
+    if isinstance(source, Iterable):
+        lacks["order"] = "needs a store or an array, and an iterable is read in its own order: "
+        lacks |= dict.fromkeys(("rows", "epoch"), "needs a store or an array, and an iterable has no length: ")
+    return lacks
+
+
+def _refuse_forgotten(e: Experiment) -> None:
+    """Raise DataError for a run that trains by another number than its config.json says.
+
+    Until 2026-11-25 `saejax.train` left coder.dead_after_tokens=0 at what it is where train.tokens is not known, and
+    recorded what follows from train.tokens. Checkpoints say the number since then.
+    """
+    left_open = dataclasses.replace(e.coder, dead_after_tokens=0)
+    ran, recorded = left_open.dead_after(0), left_open.dead_after(e.train.tokens)
+    if ran == recorded or e.coder.dead_after(e.train.tokens) != recorded:
+        return
+    with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
+        done = checkpoints.latest()
+        if done in (None, e.train.steps) or "dead_after_tokens" in newest_meta(checkpoints):
+            return
+    raise DataError(
+        f"{e.run_dir} was begun by an earlier version, which recorded that latents are dead after {recorded:,} tokens "
+        f"and trained with {ran:,}. Choose another run=..., or end it with the version that environment.json names."
+    )
 
 
 def _leave_if_told(outcome: Outcome | None) -> None:
@@ -110,11 +139,11 @@ def _leave_if_told(outcome: Outcome | None) -> None:
         sys.exit(EXIT_PREEMPTED)
 
 
-def _trained(e: Experiment, coder: Coder, sites: Sites, outcome: Outcome) -> TrainedCoder:
+def _trained(whole: Assembled, outcome: Outcome) -> TrainedCoder:
     """The coder of a training that ended, from its state in memory."""
-    state = outcome.states[0]
+    e, state = whole.e, outcome.states[0]
     items = jax.device_get({"params": state.params, "averaged": state.averaged, "stats": state.stats})
-    sae = from_items(e.coder, e.train.steps, items, sites_to_meta(sites, coder.topology))
+    sae = from_items(e.coder, e.train.steps, items, sites_to_meta(whole.beginning.sites, whole.coder.topology))
     origin = Origin(step=outcome.step, tokens=outcome.step * e.train.batch_size)
     settings = to_json(e)
     kept = {key: settings[key] for key in ("seed", "coder", "train")}
@@ -231,8 +260,7 @@ class _Given:
             def build(sized: Experiment) -> Coder:
                 return dataclasses.replace(self, e=sized).coder()
 
-            rows = self.source.n_tokens
-            e = found(e, build, self.sites(), min(rows, e.train.max_rows or rows), tell)
+            e = found(e, build, self.sites(), rows_of(e, self.source.n_tokens), tell)
         return dataclasses.replace(self, e=e)
 
     def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -263,8 +291,7 @@ class _Given:
     def coder(self) -> Coder:
         """The coder of `e`, for the widths of its hook points."""
         widths, (reads, writes) = self.rows.hook_points, self.sites()
-        t, (d_in, d_out) = self.e.train, ([widths[n] for n in side] for side in (reads, writes))
-        return build_coder(self.e.coder, d_in, t.steps, d_out, t.neighbours)
+        return coder_of(self.e, *([widths[name] for name in side] for side in (reads, writes)))
 
     def known(self) -> Provenance:
         return self.made_from()
@@ -289,11 +316,6 @@ class _Given:
         if isinstance(rows, IteratedBatches):
             if jax.process_count() > 1:
                 raise ConfigError("An iterable is read by one process. Give an array or a store to several.")
-            if t.neighbours > 1:
-                raise ConfigError(
-                    "neighbours needs to know which tokens are neighbours, and an iterable does not say it: give a "
-                    "store, or neighbours=1."
-                )
             own_rows(mesh, t.batch_size, t.accumulate)
             batches: BatchSource = rows
         else:
@@ -306,9 +328,6 @@ class _Given:
                 there = ", ".join(heldout.hook_points)
                 raise DataError(f"The held-out activations lack {', '.join(missing)}; they have {there}.")
             check_widths("heldout", {name: heldout.hook_points[name] for name in names}, "x", rows.hook_points)
-        for key in ("early_stop_patience", "keep_best") if heldout is None else ():
-            if getattr(t, key):
-                raise ConfigError(f"{key} needs held-out activations: give heldout=..., or leave {key} away.")
         return Data(batches, heldout, reads, writes, (lambda: rows) if isinstance(rows, StoreReader) else None)
 
 

@@ -10,7 +10,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, CoderConfig, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.store import BatchSource
-from saejax.trained import TrainedCoder
+from saejax.trained import TrainedCoder, make_sites
 from saejax.training.start import make_prepare
 from saejax.training.warm_start import WarmStart, begun_warm, warm_start
 
@@ -52,7 +52,7 @@ class Beginning:
 def begin(
     e: Experiment,
     coder: Coder,
-    sites: Sites,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
     batches: BatchSource,
     source: Source,
     checkpoints: Sequence[Checkpoints],
@@ -63,17 +63,20 @@ def begin(
     """Where a training begins. One that has checkpoints goes on from them, and asks for no source any more.
 
     Args:
+        names: the hook points that it reads and writes.
         source: what train.init_from names.
         checkpoints: of all the programs that train together.
         at: which of them it is.
 
     Raises:
-        ConfigError, DataError: the source cannot be read, or this coder cannot start from it.
+        ConfigError, DataError: the source cannot be read, or this coder cannot start from it; activations that have
+            nothing to learn.
     """
+    sites = make_sites(e.coder, coder.topology, *names, batches.statistics)
     if not e.train.init_from:
         return Beginning(sites, make_prepare(e.coder, coder, sites, batches))
     if is_begun(checkpoints):
-        own = dataclasses.replace(sites, latent_scale=_latent_scale(checkpoints[at]))
+        own = dataclasses.replace(sites, latent_scale=float(newest_meta(checkpoints[at]).get("latent_scale", 1.0)))
         return Beginning(own, lambda params: params)
     refuse_fresh(e)
     sae = source()
@@ -117,11 +120,11 @@ def is_begun(checkpoints: Sequence[Checkpoints]) -> bool:
     return bool(checkpoints) and bool(set.intersection(*(set(one.steps()) for one in checkpoints)))
 
 
-def _latent_scale(checkpoints: Checkpoints) -> float:
-    """The unit of a run's latents, which every checkpoint says; that of the newest whose word is intact."""
+def newest_meta(checkpoints: Checkpoints) -> Mapping[str, Any]:
+    """What a run's checkpoints say besides arrays: the newest whose word is intact; {} where there is none."""
     for step in reversed(checkpoints.steps()):
         try:
-            return float(checkpoints.restore_numpy(step, names=())[1].get("latent_scale", 1.0))
+            return checkpoints.restore_numpy(step, names=())[1]
         except DataError:
             continue  # restoring says which are damaged
-    return 1.0
+    return {}

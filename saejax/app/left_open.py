@@ -63,16 +63,17 @@ def with_batch_size(work: Workspace, tell: Tell = say) -> Workspace:
         def build(sized: Experiment) -> Coder:
             return dataclasses.replace(work, experiment=sized).build()
 
-        rows = e.capture.buffer_rows if e.capture.into == "training" else _rows(e)
+        manifest = read_manifest(StoreFiles(e.store_dir("train"))) if e.capture.into == "store" else None
+        rows = rows_of(e, manifest.n_tokens if manifest else e.capture.tokens)
         e = found(e, build, work.sites, rows, tell)
     return dataclasses.replace(work, experiment=e)
 
 
-def _rows(e: Experiment) -> int:
-    """Rows of the training's store, or those that it is going to have."""
-    manifest = read_manifest(StoreFiles(e.store_dir("train")))
-    rows = manifest.n_tokens if manifest else e.capture.tokens
-    return min(rows, e.train.max_rows or rows)
+def rows_of(e: Experiment, stored: int) -> int:
+    """Rows among which a batch is drawn, of a store of so many."""
+    if e.capture.into == "training":
+        return e.capture.buffer_rows
+    return min(stored, e.train.max_rows or stored)
 
 
 def found(

@@ -21,6 +21,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.core.config import differences
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import read_json, write_bytes, write_json
+from saejax.core.settings import settings_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
 from saejax.prefix.evaluation import Answered, evaluate_prefix
@@ -32,10 +33,11 @@ from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_
 from saejax.report.prefix_page import render_prefix, table
 from saejax.training import Setup, TrainConfig, TrainState
 
-# What of section train is about coders or stores alone.
+# What of section train is about coders or stored activations alone.
+_STORED = {"order", "rows", "epoch", "heldout"}
 _OF_CODERS = (
-    *("init_from", "max_rows", "accumulate", "shares", "neighbours", "resample_every", "keep_best"),
-    *("early_stop_patience", "validate_epochs"),
+    *("init_from", "accumulate", "resample_every"),
+    *(key for key, known in settings_of(TrainConfig).items() if not _STORED.isdisjoint(known.needs)),
 )
 # Held-out records whose loss is followed during the training.
 _FOLLOWED = 256

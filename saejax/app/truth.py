@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
+from saejax.app.assembly import coder_of, refuse_unused
 from saejax.app.console import say
 from saejax.app.dictionaries import dictionaries
 from saejax.app.experiment import Experiment
@@ -13,7 +14,7 @@ from saejax.app.fit import Data, Tell, train_run
 from saejax.app.left_open import as_begun, found
 from saejax.app.loading import load
 from saejax.app.provenance import Provenance, agreed
-from saejax.coders import TOPOLOGIES, Coder, build
+from saejax.coders import TOPOLOGIES, Coder
 from saejax.core.config import to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 from saejax.core.files import write_bytes, write_json
@@ -22,6 +23,11 @@ from saejax.parallel import joined, own_rows
 from saejax.report.truth_page import picture_of, table, table_of_many
 from saejax.trained import TrainedCoder
 
+# What of `Setting.needs` planted activations have not.
+_LACKS = {
+    "order": "needs a store, and planted activations lie in none: ",
+    "rows": "limits stored activations, and of planted ones no row comes twice: ",
+}
 _SLOW = "Samples are drawn more slowly than a step takes them: more CPU cores or a GPU help."
 
 
@@ -35,9 +41,10 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     Raises:
         SaejaxError: as `app.fit.train_run`; of one dictionary alone, what is wrong with it.
     """
-    planted = plant(e.truth)
     if words is not None:
-        return _score_all(e, planted, words)
+        return _score_all(e, plant(e.truth), words)
+    _refuse(e)
+    planted = plant(e.truth)
     known = Known(as_begun(e), planted).with_batch_size(say)
     with joined(e.parallel) as process:
         outcome = train_run(known.e, known, process)
@@ -48,6 +55,22 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
             say(f"truth: {scores.n_samples:,} fresh samples; {e.run_dir / 'truth.png'}")
             say(table(scores))
     return 0
+
+
+def _refuse(e: Experiment) -> None:
+    """Raise ConfigError for what cannot be trained on planted activations, or would do nothing."""
+    refuse_unused(e, _LACKS)
+    for key in ("hook_point", "reads", "writes"):
+        if value := getattr(e, key):
+            raise ConfigError(
+                f"{key} is {value!r}, and planted activations have the one hook point {NAME}. Leave it empty."
+            )
+    topology = TOPOLOGIES[e.coder.resolved().topology]
+    if topology.stacked or not topology.tied:
+        raise ConfigError(
+            f"coder.preset is {e.coder.preset!r}; planted activations are of one hook point, which a coder must "
+            "reconstruct. Choose an autoencoder, such as topk or batchtopk."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +97,8 @@ class Known:
         return agreed(self.e, nothing | {"train": own}, unrecorded=nothing)
 
     def coder(self) -> Coder:
-        topology = TOPOLOGIES[self.e.coder.resolved().topology]
-        if topology.stacked or not topology.tied:
-            raise ConfigError(
-                f"coder.preset is {self.e.coder.preset!r}; planted activations are of one hook point, which a coder "
-                "must reconstruct. Choose an autoencoder, such as topk or batchtopk."
-            )
         width = self.e.truth.d_in
-        return build(self.e.coder, [width], self.e.train.steps, [width], tokens=self.e.train.tokens)
+        return coder_of(self.e, [width], [width])
 
     def data(self, mesh: Mesh, tell: Tell) -> Data:
         t, seed = self.e.train, self.e.seed

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from saejax.app.assembly import coder_of, refuse_unused
 from saejax.app.devices import lm_mesh
 from saejax.app.experiment import Experiment
 from saejax.app.provenance import Provenance, agreed, of_stores
@@ -17,7 +18,7 @@ from saejax.capture import (
     store_identity,
     stream_activations,
 )
-from saejax.coders import TOPOLOGIES, Coder, build
+from saejax.coders import TOPOLOGIES, Coder
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import load_lm
@@ -29,6 +30,11 @@ from saejax.store.manifest import Header, read_manifest
 from saejax.text import Packer, Source, open_source
 from saejax.text.sources import split_rule
 from saejax.trained import check_widths
+
+# What of `Setting.needs` a training has not that reads activations from the running model.
+_STREAMED = {
+    "order": "needs a store, and capture.into=training reads none: set capture.into=store, or ",
+}
 
 
 def refuse_prefix(e: Experiment) -> None:
@@ -115,14 +121,16 @@ class Workspace:
         """The coder of the experiment, for the widths of its hook points.
 
         Raises:
-            ConfigError: settings that do not fit each other or the hook points.
+            ConfigError: settings that do not fit each other or the hook points, or would do nothing.
             DataError: a store made elsewhere whose hook points are not as wide as the model's.
         """
+        if self.experiment.capture.into == "training":
+            refuse_unused(self.experiment, _STREAMED)
         e, widths, (reads, writes) = self.experiment, self.names.hook_points(), self.sites
         if origin := self.origin("train"):
             self._check_store("train", {name: origin.hook_points[name] for name in (*reads, *writes)})
         d_in, d_out = ([widths[n] for n in side] for side in (reads, writes))
-        return build(e.coder, d_in, e.train.steps, d_out, e.train.neighbours, e.train.tokens)
+        return coder_of(e, d_in, d_out)
 
     @property
     def names(self) -> Named:
@@ -231,15 +239,8 @@ class Workspace:
             reader = self.reader("train", hook_points)
             how = t.block_chunks, rows, t.max_rows, t.shares, t.blocks_ahead, t.neighbours
             return Batches(reader, t.batch_size, e.seed, *how)
-        if t.neighbours > 1:
-            raise ConfigError(
-                f"train.neighbours={t.neighbours} needs a store, which says where in a document a token stands: "
-                "capture.into=training shuffles tokens one by one. Set capture.into=store."
-            )
-        if jax.process_count() > 1 or t.shares > 1:
-            raise ConfigError(
-                "capture.into=training is the work of one process, without train.shares: capture into a store first."
-            )
+        if jax.process_count() > 1:
+            raise ConfigError("capture.into=training is the work of one process: capture into a store first.")
         if e.capture.mesh and not self.lm.pure:
             raise ConfigError(
                 "capture.mesh is about JAX's devices, and PyTorch runs this language model: leave it empty, and name "

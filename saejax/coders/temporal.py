@@ -24,7 +24,8 @@ class ContrastiveSettings(Settings, section="coder"):
     """Of the contrast between neighbouring tokens."""
 
     contrastive_coefficient: float | None = weight(
-        "Weight of the contrast between neighbouring tokens (temporal); it needs train.neighbours of 2 or more."
+        "Weight of the contrast between neighbouring tokens (temporal); it needs train.neighbours of 2 or more.",
+        needs=("order",),
     )
     contrastive_share: float = setting(
         0.2, "The first latents, so large a share of them, that neighbouring tokens should share.", above=0, high=1

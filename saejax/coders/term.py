@@ -13,12 +13,13 @@ ONE = Ramp.constant(1.0)
 S = TypeVar("S", bound=Settings)
 
 
-def weight(doc: str, sparsity: bool = False) -> Any:
+def weight(doc: str, sparsity: bool = False, **known: Any) -> Any:
     """The key of a term's coefficient: None is the preset's, 0 leaves the term out.
 
-    A weight of `sparsity` rises from 0 during the warm-up, and a sweep over sparsity weights multiplies it.
+    A weight of `sparsity` rises from 0 during the warm-up, and a sweep over sparsity weights multiplies it. `known` are
+    further attributes of `Setting`.
     """
-    return setting(None, doc, low=0, base=0.0, sparsity_weight=sparsity)
+    return setting(None, doc, low=0, base=0.0, sparsity_weight=sparsity, **known)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,9 @@ class Setting:
         place: where it names something to read: "path", a file or folder of this machine; "hub", that or an id of the
             Hugging Face hub, which counts where nothing is at that path; "id", an id of the hub; "named path", a word
             or word=path. What comes over a network may name places below some folders alone.
+        needs: what a training must have for the key to do anything. "order": activations that can be read in any
+            order; "rows": a fixed number of them; "epoch": passes over them that can be counted; "heldout",
+            "validations": others, to decide by or to look at; "run": a folder.
         section: the dataclass of its keys, where it is a section.
     """
 
@@ -50,6 +53,7 @@ class Setting:
     per_member: bool = False
     sparsity_weight: bool = False
     place: Literal["", "path", "hub", "id", "named path"] = ""
+    needs: tuple[Literal["order", "rows", "epoch", "heldout", "validations", "run"], ...] = ()
     section: type | None = None
 
     def fault(self, value: float) -> str:

@@ -25,12 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saejax.app.assembly import coder_of
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.app.records import read_stages
 from saejax.app.stages import run_capture, run_evaluate, run_report, run_train
 from saejax.app.workspace import Workspace
-from saejax.coders import Coder, build
+from saejax.coders import Coder
 from saejax.core.errors import ConfigError
 from saejax.core.host import available_memory
 from saejax.core.progress import Progress
@@ -128,7 +129,7 @@ def _peaks(platform: str) -> dict[str, float]:
 def step_point(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[str, Point]:
     """(kind of coder, (amounts, seconds)) of a train step."""
     e = _settings({"coder.preset": preset, "coder.d_sae": d_sae, "coder.k": k, "train.batch_size": batch})
-    coder = build(e.coder, [d_in], e.train.steps, [d_in], e.train.neighbours, e.train.tokens)
+    coder = coder_of(e, [d_in], [d_in])
     work, seconds = measured_step(e, coder)
     return train_stages.kind_of(coder), (train_stages.amounts(coder, work, batch), seconds)
 

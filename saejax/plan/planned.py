@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
+from saejax.app.left_open import rows_of
 from saejax.app.sweep.members import Group, groups, members
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
@@ -133,7 +134,9 @@ class Planned:
             return int(self._of_size(size).step(mesh)[1].bytes)
 
         parts = mesh.shape[DATA] * e.train.accumulate * e.train.neighbours
-        found = find(e.train.tokens, e.capture.tokens, parts, e.train.shares, needs, int(ROOM * device.memory))
+        found = find(
+            e.train.tokens, rows_of(e, e.capture.tokens), parts, e.train.shares, needs, int(ROOM * device.memory)
+        )
         return self._of_size(found.size)
 
     def _of_size(self, size: int) -> "Planned":

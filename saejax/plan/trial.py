@@ -15,16 +15,13 @@ import numpy as np
 import tensorstore as ts
 
 from saejax.app.console import keep_quiet
-from saejax.app.devices import training_mesh
-from saejax.app.fit import fit
-from saejax.app.init_from import begin
+from saejax.app.fit import assembled, fit
 from saejax.app.stages.train import Stored
 from saejax.app.workspace import Workspace
 from saejax.capture import capture
 from saejax.core.files import writing
 from saejax.parallel import local_mesh, this_process
 from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter
-from saejax.trained import make_sites
 
 # A trial trains no longer than this, in seconds, and captures about as much text as takes so many.
 _TRAINS, _CAPTURES = 120.0, 8.0
@@ -200,14 +197,11 @@ def short_training(work: Workspace, folder: str) -> Trained:
     changed |= {"profile": False, "tensorboard": False, "monitor": False}
     own = dataclasses.replace(e, runs_dir=folder, name="trial", train=dataclasses.replace(t, **changed))
     work = dataclasses.replace(work, experiment=own)
-    coder, mesh, stored = work.build(), training_mesh(own), Stored(work)
-    data = stored.data(mesh, keep_quiet)
-    sites = make_sites(own.coder, coder.topology, data.reads, data.writes, data.batches.statistics)
-    beginning = begin(own, coder, sites, data.batches, stored.source_coder, [], keep_quiet)
+    whole = assembled(own, Stored(work), (), keep_quiet)
     looks, stopped = _Looks(e.gates.r2), False
     with contextlib.suppress(_Enough):
-        done = fit(own, coder, data, beginning, mesh, writers=[looks], tell=keep_quiet, shown=False)
+        done = fit(whole, writers=[looks], tell=keep_quiet, shown=False)
         stopped = done.stopped
-    shapes = jax.tree.leaves(jax.eval_shape(coder.init, jax.random.key(0)))
+    shapes = jax.tree.leaves(jax.eval_shape(whole.coder.init, jax.random.key(0)))
     parameters = sum(leaf.size * 4 for leaf in shapes)
     return Trained(looks.step, steps, looks.r2, looks.rate, 3 * parameters, stopped)

@@ -26,6 +26,7 @@ class BestSettings(Settings, section="train"):
         '(`saejax.load(run, step="best")`); empty keeps none for being best.',
         choices=BETTER,
         decides=False,
+        needs=("heldout", "run"),
     )
 
 

@@ -28,7 +28,7 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         place="hub",
     )
     max_rows: int = setting(
-        0, "Use at most so many stored activations (a sample limit); 0 uses all.", low=0, high=math.inf
+        0, "Use at most so many stored activations (a sample limit); 0 uses all.", low=0, high=math.inf, needs=("rows",)
     )
     accumulate: int = setting(
         1,
@@ -39,36 +39,44 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         low=1,
         per_member=True,
     )
-    checkpoint_every: int = _every(1000, "Steps between checkpoints.", low=1)
-    keep_checkpoints: int = _every(3, "How many of the last checkpoints stay.", low=1)
-    keep_every: int = _every(0, "Also every checkpoint stays whose step is a multiple of this; 0 for none.", low=0)
+    checkpoint_every: int = _every(1000, "Steps between checkpoints.", low=1, needs=("run",))
+    keep_checkpoints: int = _every(3, "How many of the last checkpoints stay.", low=1, needs=("run",))
+    keep_every: int = _every(
+        0, "Also every checkpoint stays whose step is a multiple of this; 0 for none.", low=0, needs=("run",)
+    )
     validate_every: int = setting(
         250,
         "Steps between validations on held-out activations; 0 for none.",
         low=0,
         high=math.inf,
         decides="early_stop_patience",
+        needs=("validations",),
     )
     validate_epochs: float = setting(
         0.0,
         "Validations are this share of an epoch of the store apart; 0 leaves it to validate_every.",
         low=0,
         decides="early_stop_patience",
+        needs=("validations", "epoch"),
     )
     log_every: int = _every(10, "Steps between rows of metrics.jsonl.", low=1)
-    block_chunks: int = setting(64, "Inner chunks of the store that are shuffled together in memory.", low=1)
+    block_chunks: int = setting(
+        64, "Inner chunks of the store that are shuffled together in memory.", low=1, needs=("order",)
+    )
     blocks_ahead: int = setting(
         1,
         "Blocks of block_chunks chunks that are read ahead, all at the same time; 2 more are in memory. Raise it where "
         "train/data_wait shows that the training waits for a store in a bucket.",
         low=1,
         decides=False,
+        needs=("order",),
     )
     shares: int = setting(
         1,
         "The store is dealt out to so many streams, and a batch is as many rows of each. Several processes then read "
         "the chunks of their own rows alone, where each has whole shares: a multiple of the processes.",
         low=1,
+        needs=("order",),
     )
     neighbours: int = setting(
         1,
@@ -77,12 +85,14 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "whole shards in memory. 1 takes every token by itself.",
         low=1,
         high=1024,
+        needs=("order",),
     )
     profile: bool = setting(
         False,
         "Trace some of a session's first steps into the run's folder, and say there what took the time: profile.md, "
         "profile.json and, of the trace, profile/. The report shows it. The numbers stay the same.",
         decides=False,
+        needs=("run",),
     )
     monitor: bool = setting(
         True,
@@ -91,7 +101,9 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         "The numbers stay the same.",
         decides=False,
     )
-    tensorboard: bool = setting(False, "Also write TensorBoard events into the run's folder.", decides=False)
+    tensorboard: bool = setting(
+        False, "Also write TensorBoard events into the run's folder.", decides=False, needs=("run",)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

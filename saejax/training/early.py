@@ -13,7 +13,10 @@ class EarlySettings(Settings, section="train"):
     """When training stops before its end."""
 
     early_stop_patience: int = setting(
-        0, "Stop when so many validations in a row did not raise val/fve; 0 never stops early.", low=0
+        0,
+        "Stop when so many validations in a row did not raise val/fve; 0 never stops early.",
+        low=0,
+        needs=("heldout",),
     )
     early_stop_min_delta: float = setting(0.0, "A validation raises val/fve when it does so by more than this.", low=0)
 

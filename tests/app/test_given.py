@@ -30,7 +30,6 @@ HOW: dict[str, Any] = {
     "batch_size": 64,
     "lr": 3e-3,
     "mesh": (1, 1),
-    "checkpoint_every": 8,
     "progress": False,
 }
 
@@ -104,7 +103,7 @@ def test_a_store_trains_as_the_stage_does(tmp_path: Path) -> None:
     assert run_train(Workspace(e)) == 0
     keys = {"d_sae", "dead_after_tokens", "matmul_dtype", "encoder_centre"}
     coder = {key: getattr(e.coder, key) for key in keys}
-    keys = {"tokens", "batch_size", "lr", "b_enc_rate", "log_every", "validate_every"}
+    keys = {"tokens", "batch_size", "lr", "b_enc_rate", "log_every"}
     train = {key: getattr(e.train, key) for key in keys}
     store = tmp_path / "stores" / "planted" / "train"
     sae = saejax.train(store, "standard", mesh=(1, 1), progress=False, **coder, **train)
@@ -127,16 +126,16 @@ class _Stopping:
 
 def test_a_stopped_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     """An iterable that begins again and passes over what was seen; Ctrl-C gives the coder as it is by then."""
-    x = activations()
-    whole = saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "whole", **HOW)
-    half = saejax.train(_Stopping(x, 11, signal.SIGINT), "topk", run=tmp_path / "half", **HOW)
+    x, how = activations(), HOW | {"checkpoint_every": 8}
+    whole = saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "whole", **how)
+    half = saejax.train(_Stopping(x, 11, signal.SIGINT), "topk", run=tmp_path / "half", **how)
     assert not half.finished and 8 <= half.step < 20
     with pytest.raises(SystemExit) as stopped:
-        saejax.train(_Stopping(x, 15, signal.SIGTERM), "topk", run=tmp_path / "half", **HOW)
+        saejax.train(_Stopping(x, 15, signal.SIGTERM), "topk", run=tmp_path / "half", **how)
     assert stopped.value.code == 75
-    again = saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "half", **HOW)
+    again = saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "half", **how)
     assert again.finished and same(again, whole)
-    assert same(saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "half", **HOW), whole)  # complete already
+    assert same(saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "half", **how), whole)  # complete already
 
 
 def test_a_signal_in_the_last_step_still_stops_what_follows(tmp_path: Path) -> None:
@@ -202,7 +201,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "what a clt writes": ({"a": X, "b": X}, {"preset": "clt"}, "Say what the clt reads and writes"),
     "held-out of another width": (X, {"heldout": X[:, :3]}, "heldout is 3 wide at x, x 8"),
     "held-out iterator": (X, {"heldout": iter([X])}, "read again and again"),
-    "nothing held out": (X, {"keep_best": "val/fve"}, "keep_best needs held-out activations"),
+    "nothing held out": (X, {"keep_best": "val/fve"}, "keep_best=val/fve needs held-out activations: give heldout="),
     "an iterator without a length": (iter([X]), {"tokens": None}, "tokens=..."),
     "parts that do not divide": (X, {"batch_size": 66, "accumulate": 4, "tokens": 66}, "not a multiple of accumulate"),
 }
@@ -279,7 +278,7 @@ def test_a_killed_process_continues_to_the_same_bits(tmp_path: Path) -> None:
         print("begin", flush=True)
         saejax.train(activations(), "topk", run=sys.argv[1], **HOW | {{"tokens": 600 * 64, "checkpoint_every": 5}})
     """)
-    whole = saejax.train(activations(), "topk", **HOW | {"tokens": 600 * 64, "checkpoint_every": 5})
+    whole = saejax.train(activations(), "topk", **HOW | {"tokens": 600 * 64})
     folder, kills = tmp_path / "killed", 0
     for delay in (0.5, 1.0, 1.5, 2.0, 0.7, 600):
         child = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -38,7 +38,6 @@ HOW: dict[str, Any] = {
     "batch_size": 64,
     "lr": 3e-3,
     "mesh": (1, 1),
-    "checkpoint_every": 8,
     "matmul_dtype": "float32",
     "progress": False,
 }

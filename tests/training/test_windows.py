@@ -83,6 +83,6 @@ def test_what_has_no_windows_is_refused_before_it_begins(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"loss contrastive .*train\.neighbours=2"):
         run_train(Workspace(_experiment(tmp_path, "alone", neighbours=1)))
     streaming = tiny_experiment(tmp_path, capture={"into": "training"}, train={"neighbours": 2})
-    with pytest.raises(ConfigError, match=r"train\.neighbours=2 needs a store.*Set capture\.into=store"):
-        Workspace(streaming).training()
+    with pytest.raises(ConfigError, match=r"train\.neighbours=2 needs a store.*set capture\.into=store"):
+        Workspace(streaming).build()
     assert not (tmp_path / "runs" / "alone" / "config.json").exists()

@@ -24,7 +24,6 @@ from saejax.core.config import to_json
 from saejax.core.files import write_json
 from saejax.evals.heldout import VALIDATED
 from saejax.store import BatchSource, RowSource
-from saejax.trained import make_sites
 from saejax.training import Setup
 from saejax.training.monitor import Monitor
 from saejax.training.watch import Watch
@@ -107,8 +106,7 @@ def _programs(
     found, starts = [], []
     for i, (own, group) in enumerate(zip(works, plan, strict=True)):
         e, coder = group.experiment, own.build()
-        sites = make_sites(e.coder, coder.topology, *own.sites, batches.statistics)
-        start = init_from.begin(e, coder, sites, batches, source, checkpoints, say, stage="sweep", at=i)
+        start = init_from.begin(e, coder, own.sites, batches, source, checkpoints, say, stage="sweep", at=i)
         device = devices[i % len(devices)]
         found.append(make_program(group, coder, start, batches.statistics, device, checkpoints[i]))
         starts.append(start)

@@ -211,10 +211,11 @@ def _refuse_settings(e: Experiment) -> None:
         raise ConfigError(
             f"parallel.mesh is {e.parallel.mesh}, but a sweep puts whole programs on single devices. Leave it empty."
         )
-    if e.parallel.mode != "jit":
-        raise ConfigError(
-            f"parallel.mode is {e.parallel.mode!r}, but a sweep puts whole programs on single devices. Set jit."
-        )
+    for key, usual in (("mode", "jit"), ("fsdp", False)):
+        if (value := getattr(e.parallel, key)) != usual:
+            raise ConfigError(
+                f"parallel.{key} is {value!r}, but a sweep puts whole programs on single devices. Set {usual}."
+            )
     if not e.train.batch_size:
         raise ConfigError("train.batch_size=0 is for a training of one coder: a sweep's coders share a batch. Set it.")
     if e.train.profile:
