@@ -232,7 +232,6 @@ def test_documents_packed_are_documents_alone(family: str, folder_of: Callable[[
     assert (lm.config.context_length, lm.config.n_layer) == (2**20 if family == "Bloom" else S, layers)
     packed = lm._run(*in_order(ROWS), places, {})
     model = random_model(family)
-    model = model if FAMILIES[family][0] != "ForConditionalGeneration" else model.base_model
     for row, start, stop in ((0, 0, S), (1, 0, 13), (1, 13, 14), (1, 14, 34), (2, 0, 30)):
         tokens = ROWS["tokens"][row : row + 1, start:stop].astype(np.int64)
         with torch.inference_mode():

@@ -15,6 +15,10 @@ from saejax.text import Tokenizer
 
 # What config.json files call their numbers of layers: n_layer, num_hidden_layers, encoder_layers.
 _LAYERS = re.compile(r"layers$|^n(um)?_layer$")
+# Tables of transformers whose models have a head over the vocabulary; the last of the first came after 5.0.
+_DECODERS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
+_MASKED = "AutoModelForMaskedLM"
+_GENERATES = re.compile("CausalLM|LMHead|ConditionalGeneration")
 
 
 def load_torch(
@@ -25,7 +29,7 @@ def load_torch(
     device: str = "",
     synonyms: Mapping[str, str] | None = None,
 ) -> TorchModel:
-    """The model of a Hugging Face folder; its class by config.json's `architectures`. No pickle, no code of the folder.
+    """The model of a Hugging Face folder; its class by `kind_of`. No pickle, no code of the folder.
 
     For a model of encoder and decoder it loads the encoder.
 
@@ -105,15 +109,26 @@ def _refuse_larger(torch: Any, kind: Any, config: Any, numbers: int) -> None:
 
 
 def kind_of(transformers: Any, config: Any) -> Any:
-    """The class of transformers that reads this model."""
-    named = " ".join(config.architectures or ["ForCausalLM"])
-    classes = ["AutoModel"]
-    if "MaskedLM" in named:
-        classes.insert(0, "AutoModelForMaskedLM")
-    if ("ForCausalLM" in named or "LMHead" in named) and not config.is_encoder_decoder:
-        classes.insert(0, "AutoModelForCausalLM")
-    kinds = [getattr(transformers, name) for name in classes]
-    return next(k for k in kinds if type(config) in k._model_mapping or k is kinds[-1])
+    """The class of transformers that reads this model, with the head over the vocabulary that the model has.
+
+    transformers' own tables say what has one: a class called ForConditionalGeneration may be a decoder of images and
+    text. Of a model of encoder and decoder the encoder is read, which has none.
+    """
+    if config.is_encoder_decoder:
+        return transformers.AutoModel
+    named = config.architectures or []
+    kinds = [getattr(transformers, name) for name in (*_DECODERS, _MASKED) if hasattr(transformers, name)]
+    fitting = [kind for kind in kinds if type(config) in kind._model_mapping]
+    for kind in fitting:
+        classes = kind._model_mapping[type(config)]
+        if {one.__name__ for one in (classes if isinstance(classes, tuple) else (classes,))} & set(named):
+            return kind
+    if any(hasattr(transformers, name) for name in named):
+        return transformers.AutoModel
+    # A class of somebody else's, or none is named: then by the words of its name.
+    words = " ".join(named) or "CausalLM"
+    wanted = (_MASKED,) if "MaskedLM" in words else _DECODERS if _GENERATES.search(words) else ()
+    return next((kind for kind in fitting if kind.__name__ in wanted), transformers.AutoModel)
 
 
 def _from_pretrained(kind: Any, folder: Path, config: Any, dtype: Any) -> Any:

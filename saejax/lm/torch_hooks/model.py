@@ -158,8 +158,9 @@ class TorchModel:
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
         """(scale of the final norm [D], W_U [D, V]), float32; None for a model that does not predict the next token.
 
-        The final norm is the last module outside the layers that is called a norm and has the model's width. Its scale
-        is measured: of +-1 in turn, whose mean is 0 and mean square 1, it gives the scale and its bias.
+        The final norm is the last module outside the layers that text comes past, is called a norm and has the model's
+        width. Its scale is measured: of +-1 in turn, whose mean is 0 and mean square 1, it gives the scale and its
+        bias.
         """
         import torch
 
@@ -170,7 +171,9 @@ class TorchModel:
         norms = [
             module
             for name, module in self.module.named_modules()
-            if "norm" in type(module).__name__.lower() and not re.search(r"\.\d+\.", name)
+            if "norm" in type(module).__name__.lower()
+            and not re.search(r"\.\d+\.", name)
+            and f"{name}.out" in self.widths
         ]
         norms = [norm for norm in norms if getattr(norm, "weight", head.weight).shape == (len(W_U_DV),)]
         if not norms:
