@@ -140,12 +140,12 @@ class _TensorFiles:
         The config is the given one, tied only where the files do not hold another unembedding.
         """
         plan = []
-        used = set()
+        used: set[str] = set()
         if config.tied_embeddings:
             embedding, head = self._find("W_E"), self._find("W_U")
             if embedding and head and not self._equal(embedding, head):
                 config = dataclasses.replace(config, tied_embeddings=False)
-            used = {head} - {None}
+            used = {head} if head else set()
         for path, parameter in parameters.leaves(config):
             _, layout = self.architecture.tensors[_key(path)]
             name = self._name(path, config.tied_embeddings)
