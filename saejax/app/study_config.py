@@ -33,7 +33,12 @@ class StudyConfig(Settings, section="study"):
     edge_share: float = setting(0.98, "Share of the influence that its edges keep.", above=0, high=1)
     groups: int = setting(10, "Groups of features that are intervened on, for each behaviour.", low=1)
     group_size: int = setting(5, "Features of a group, all of one layer.", low=1)
-    controls: int = setting(10, "Random groups of as many features that fire as much, for each group.", low=1)
+    controls: int = setting(
+        10,
+        "Random groups of as many features that fire as much, for each group. With fewer than 9 different ones a group "
+        "gets no verdict.",
+        low=1,
+    )
     positions: int = setting(5, "The last tokens at which groups are patched one by one.", low=1)
     resamples: int = setting(5, "Other prompts whose values a group gets, for each group.", low=1)
     singles: int = setting(

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from saejax.core.bootstrap import middle
 from saejax.core.errors import DataError
 from saejax.core.files import writing
 
-RESAMPLES, SEED, LEVEL = 1000, 0, 0.95
+RESAMPLES, SEED = 1000, 0
 # An interval from fewer documents would be much too narrow (docs/evaluation.md has what was measured).
 FEWEST = 10
 # The percentiles of fewer finite resamples than this share would say nothing.
@@ -46,8 +47,7 @@ def interval(resampled_W: np.ndarray, documents: int) -> list[float] | None:
     finite = resampled_W[np.isfinite(resampled_W)]
     if documents < FEWEST or len(finite) < _FINITE * len(resampled_W):
         return None
-    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return [float(low), float(high)]
+    return list(middle(finite))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from saejax.interventions.change import Change, added, change, clamped, patched, scaled, set_to, stacked, zero
 from saejax.interventions.checks import padded
-from saejax.interventions.controls import matched, only, without
+from saejax.interventions.controls import first_draws, matched, only, without
 from saejax.interventions.inside import Inside, together
 from saejax.interventions.metrics import both, interval, kl_from, logit_difference, loss, probability, share
 from saejax.interventions.patching import Effects, estimated
@@ -20,6 +20,7 @@ __all__ = [
     "change",
     "clamped",
     "estimated",
+    "first_draws",
     "interval",
     "kl_from",
     "logit_difference",

@@ -19,6 +19,8 @@ _NEAREST = 16
 def matched(latents: Sequence[int], mean_F: np.ndarray, draws: int, seed: int = 0) -> np.ndarray:
     """int [draws, K]: for each draw a set of K other latents, distinct, of about the activations of `latents`.
 
+    Where few others fire, draws repeat sets: `first_draws` says which are new.
+
     Args:
         latents: the chosen ones, K of them.
         mean_F: mean activation of each latent over the same rows; what is 0 never stands in.
@@ -42,6 +44,16 @@ def matched(latents: Sequence[int], mean_F: np.ndarray, draws: int, seed: int = 
             sets[draw, i] = rng.choice(near)
             free = free[free != sets[draw, i]]
     return sets
+
+
+def first_draws(sets: np.ndarray) -> np.ndarray:
+    """bool [draws]: whether no draw before it is the same set of latents, in whatever order. `sets` is [draws, K].
+
+    A set that is drawn twice was tried once.
+    """
+    new = np.zeros(len(sets), bool)
+    new[np.unique(np.sort(sets, axis=1), axis=0, return_index=True)[1]] = True
+    return new
 
 
 def without(latents: Sequence[int], n_latents: int, instead: float | np.ndarray = 0.0) -> Change:

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from saejax.core.bootstrap import LEVEL, mean_interval
+
 Measure = Callable[[jax.Array], Any]
 
 
@@ -68,19 +70,18 @@ def share(value: Any, none: Any, all_: Any) -> np.ndarray:
     return np.divide(value - none, whole, out=np.full(np.broadcast(value, whole).shape, np.nan), where=whole != 0)
 
 
-def interval(values: Any, level: float = 0.95, draws: int = 2_000, seed: int = 0) -> tuple[float, float, float]:
-    """(mean, low, high): of values [R], with the interval between the quantiles of the means of rows drawn with
-    replacement (percentile bootstrap). The same seed gives the same interval. NaN rows are left out; of no row all
-    three are NaN.
+def interval(
+    values: Any, level: float = LEVEL, draws: int = 2_000, seed: int = 0, clusters: Any = None
+) -> tuple[float, float, float]:
+    """(mean, low, high): of values [R], with the percentile bootstrap's interval (`core.bootstrap`).
+
+    The same seed gives the same interval. NaN rows are left out; of no row all three are NaN.
+
+    Args:
+        clusters: [R], equal for rows of one source, as a pair of prompts that is changed in several ways: sources are
+            drawn, not rows. None: each row has its own.
     """
-    values = np.asarray(values, np.float64).ravel()
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return (float("nan"),) * 3
-    rng = np.random.default_rng(seed)
-    means = values[rng.integers(0, len(values), (draws, len(values)))].mean(1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(values.mean()), float(low), float(high)
+    return mean_interval(values, clusters, resamples=draws, seed=seed, level=level)
 
 
 def _logit_difference(at: Any, right: Any, wrong: Any, logits_RSV: jax.Array) -> jax.Array:

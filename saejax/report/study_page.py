@@ -29,7 +29,8 @@ several features of a layer: L0.1 has those with the most influence there, L0.2 
 <dt>graph, influence</dt><dd>An attribution graph says what each feature of one prompt adds to each other and to the
 answers. The influence of a feature is its part in the answers, directly and through others.</dd>
 <dt>control</dt><dd>As many random features of the same layer that fire as much. A group does more than its controls if
-the interval of its effect does not hold 0 and at most one control in ten is as large.</dd>
+the interval of its effect does not hold 0 and at most one control in ten is as large. Where few features fire, the same
+control is drawn again; it counts once, and with fewer than 9 different ones there is no verdict.</dd>
 </dl></details>"""
 
 
@@ -77,7 +78,7 @@ def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:
         rows.append(
             (_link(f"#{_id(b['name'])}", b["name"]), b["about"],
              _source(b, "baseline", f"{test['accuracy']:.0%}", "test"),
-             f"{sum(g['stands'] for g in b['groups'])} of {len(b['groups'])}", largest["name"] if largest else "none",
+             f"{_standing(b)} of {len(b['groups'])}", largest["name"] if largest else "none",
              effect, _two(b["prediction"]["spearman"]))
         )  # fmt: skip
     heads = (
@@ -103,7 +104,9 @@ def _refused(refused: Sequence[Mapping[str, Any]], least: float) -> str:
 
 def _behaviour(b: Mapping[str, Any]) -> str:
     name, example, test = b["name"], b["example"], b["baseline"]["test"]
-    draws = b["groups"][0]["control"]["draws"]
+    controls = [group["control"] for group in b["groups"]]
+    draws, least = controls[0]["draws"], min(control["distinct"] for control in controls)
+    distinct = "" if least == draws else f", of which at least {least} are different"
     return f"""
 <section id="{_id(name)}"><h2>{_t(name)}: {_t(b["about"])}</h2>
 <p class="lead">{_verdict(b)}</p>
@@ -121,7 +124,8 @@ completeness score says the same of each feature's input.</p>
 {_features(b)}
 <h3>What happens without them?</h3>
 <p class="lead">Change of the logit difference on {test["pairs"]} other prompts when a group is set to 0, with its 95%
-interval over prompts. Grey: the range of {draws} controls, random groups of the same layer that fire as much.</p>
+interval over prompts. Grey: the range of {draws} controls{distinct}, random groups of the same layer that fire as
+much.</p>
 {_effects(b)}
 <p class="lead">At which token does it matter? Share of the way from the clean to the corrupt answer when a group gets,
 at one token, the values that it has after the corrupt prompt: 100% is all of it.</p>
@@ -138,14 +142,23 @@ def _largest(b: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return max(stands, key=lambda group: abs(group["ablate"]["mean"]), default=None)
 
 
+def _standing(b: Mapping[str, Any]) -> int:
+    return sum(group["stands"] is True for group in b["groups"])
+
+
 def _verdict(b: Mapping[str, Any]) -> str:
     largest, test = _largest(b), b["baseline"]["test"]
+    unknown = sum(group["stands"] is None for group in b["groups"])
+    judged = len(b["groups"]) - unknown
+    few = f" Of {unknown} more it is not known: they have too few different controls." if unknown else ""
+    if largest is None and not judged:
+        return "Of no group is it known whether it does more than its controls: there are too few different ones."
     if largest is None:
-        return f"None of {len(b['groups'])} groups of features does more than its controls."
+        return f"None of {judged} groups of features does more than its controls.{few}"
     effect, name = largest["ablate"], largest["name"]
     return (
-        f"{sum(group['stands'] for group in b['groups'])} of {len(b['groups'])} groups of features do more than their "
-        f"controls. Without {_t(name)} the logit difference of {_n(test['clean'])} changes by "
+        f"{_standing(b)} of {judged} groups of features do more than their controls.{few} Without {_t(name)} the logit "
+        f"difference of {_n(test['clean'])} changes by "
         f"{_source(b, 'effects', _n(effect['mean']), name, 'ablate')} (95% interval {_n(effect['low'])} to "
         f"{_n(effect['high'])}); without random features it changes by "
         f"{_source(b, 'effects', _n(largest['control']['mean']), name, 'control')}."
@@ -202,7 +215,7 @@ def _effects(b: Mapping[str, Any]) -> str:
     rows = [
         (g["name"], _members(g), _wide(b, g, "ablate"),
          _source(b, "effects", _n(g["control"]["mean"]), g["name"], "control"), f"{g['control']['as_large']:.0%}",
-         "yes" if g["stands"] else "no", _wide(b, g, "resample"))
+         _does_more(g), _wide(b, g, "resample"))
         for g in groups
     ]  # fmt: skip
     heads = (
@@ -210,10 +223,17 @@ def _effects(b: Mapping[str, Any]) -> str:
         *("more than controls", "resampled"),
     )
     key = (
-        "Filled: more than its controls. Hollow: not. Resampled: the group gets its values of other clean prompts. "
-        "Each number leads to its rows."
+        "Filled: more than its controls. Hollow: not, or not known. Resampled: the group gets its values of other "
+        "clean prompts; the interval is over prompts, each with all of these. Each number leads to its rows."
     )
     return chart + _note(key) + _table(heads, rows, words=(0, 1, 5))
+
+
+def _does_more(g: Mapping[str, Any]) -> str:
+    """Whether a group does more than its controls; where these are too few, how many different ones there are."""
+    if g["stands"] is None:
+        return f"not known: {g['control']['distinct']} different controls"
+    return "yes" if g["stands"] else "no"
 
 
 def _wide(b: Mapping[str, Any], g: Mapping[str, Any], kind: str) -> "_Markup":
@@ -261,7 +281,7 @@ def _unexplained(b: Mapping[str, Any]) -> str:
     errors, replacement, completeness = (
         sum(g[key] for g in graphs) / n for key in ("errors_share", "replacement", "completeness")
     )
-    falls = [g["name"] for g in b["groups"] if not g["stands"]]
+    falls = [g["name"] for g in b["groups"] if g["stands"] is False]
     spearman = b["prediction"]["spearman"]
     lines = [
         f"Errors of the dictionaries have {errors:.0%} of the influence that features and errors have together, as a "

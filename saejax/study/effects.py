@@ -18,7 +18,7 @@ import numpy as np
 
 from saejax.app.study_config import StudyConfig
 from saejax.core.progress import Progress
-from saejax.interventions import Change, Interventions, Run, matched, set_to, zero
+from saejax.interventions import Change, Interventions, Run, first_draws, matched, set_to, zero
 from saejax.study.baseline import Prompts
 from saejax.study.table import Table
 
@@ -76,8 +76,11 @@ def measure(
     table: Table,
     c: StudyConfig,
     seed: int,
-) -> None:
+) -> dict[str, np.ndarray]:
     """Fill the table: R rows for each job. A block that is there whole is not computed again.
+
+    Returns:
+        {group: bool [controls], which of its controls are no repetition}.
 
     Raises:
         DataError: too few other features fire for a control; the file is none of this table.
@@ -87,9 +90,10 @@ def measure(
     clean = inside.run(prompts.clean)
     todo = jobs(groups, _means(inside, prompts, clean, groups), c, seed)
     blocks = list(_blocks(todo, size))
+    new = {group.name: first_draws(_controls(todo, group)) for group in groups}
     whole = table.keep([len(block) * n_rows for block in blocks])
     if whole == len(blocks):
-        return
+        return new
     corrupt = inside.run(prompts.corrupt)
     before = np.asarray(prompts.difference(clean.logits))
     done = sum(map(len, blocks[:whole]))
@@ -108,6 +112,12 @@ def measure(
                     for pair in range(n_rows)
                 )
                 progress.advance(len(block), group=block[-1].group.name)
+    return new
+
+
+def _controls(jobs: Sequence[Job], group: Group) -> np.ndarray:
+    """int [draws, K]: the random features that stand for a group."""
+    return np.array([job.latents for job in jobs if job.kind == "control" and job.group.name == group.name])
 
 
 def _means(

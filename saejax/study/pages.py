@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from saejax.app.graph import Tables, effect_of, fires_on, tables_of, write_pages
 from saejax.attribution import Graph
 from saejax.attribution.export import node_ids
@@ -31,13 +33,14 @@ _FEATURES = 15
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-    """A behaviour with what phase 4 found of it."""
+    """A behaviour with what phase 4 found of it, and from phase 5 on which controls of each group are no repetition."""
 
     train: Prompts
     test: Prompts
     graphs: Sequence[Graph]
     features: Sequence[Feature]
     groups: Sequence[Group]
+    new_controls: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +89,10 @@ def write_page(
         "graphs": min(c.graphs, c.train_pairs),
         "group_size": c.group_size,
         "least_accuracy": c.least_accuracy,
-        "behaviours": [_behaviour(made, name, one, said[name]) for name, one in examined.items()],
+        "behaviours": [
+            _behaviour(made, name, one, said[name], summary.turns_of(table, measured, name))
+            for name, one in examined.items()
+        ],
         "refused": [{"name": one.name, "about": _about(s, one.name), "baseline": said[one.name]} for one in refused],
     }
     write_json(s.folder / "summary.json", finite(content))
@@ -99,7 +105,10 @@ def headlines(content: Mapping[str, Any]) -> list[str]:
     lines = []
     for b in content["behaviours"]:
         stands = [group for group in b["groups"] if group["stands"]]
-        line = f"{b['name']}: {len(stands)} of {len(b['groups'])} groups do more than their controls"
+        judged = [group for group in b["groups"] if group["stands"] is not None]
+        line = f"{b['name']}: {len(stands)} of {len(judged)} groups do more than their controls"
+        if few := len(b["groups"]) - len(judged):
+            line += f" ({few} more have fewer than {summary.FEWEST_CONTROLS} different controls: no verdict)"
         if stands:
             most = max(stands, key=lambda group: abs(group["ablate"]["mean"]))
             effect = most["ablate"]
@@ -115,7 +124,7 @@ def headlines(content: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _behaviour(made: _Made, name: str, one: Examined, said: Mapping[str, Any]) -> dict[str, Any]:
+def _behaviour(made: _Made, name: str, one: Examined, said: Mapping[str, Any], turn_R: np.ndarray) -> dict[str, Any]:
     folder = made.s.folder
     tables = {
         kind: Table(folder / f"{kind}.{name}.csv", module.COLUMNS)
@@ -126,7 +135,6 @@ def _behaviour(made: _Made, name: str, one: Examined, said: Mapping[str, Any]) -
     _rows(made.s, f"effects.{name}", effects.COLUMNS, rows["effects"], ("group", "kind"))
     _rows(made.s, f"singles.{name}", singles.COLUMNS, rows["singles"], ())
     pages = _graph_pages(made, one.graphs, name, rows["singles"])
-    turn = said["test"]["corrupt"] - said["test"]["clean"]
     results = summary.effects_of(tables["effects"], rows["effects"])
     return {
         "name": name,
@@ -137,7 +145,7 @@ def _behaviour(made: _Made, name: str, one: Examined, said: Mapping[str, Any]) -
         "features": [_feature(made, f) for f in one.features[:_FEATURES]],
         "n_features": len(one.features),
         "groups": [
-            summary.group_of(group.name, group.layer, results, turn, one.test.last)
+            summary.group_of(group.name, group.layer, results, turn_R, one.test.last, one.new_controls[group.name])
             | {"features": [_titled(made, group.layer, latent - made.firsts[group.layer]) for latent in group.latents]}
             for group in one.groups
         ],

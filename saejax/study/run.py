@@ -87,7 +87,8 @@ def run_study(s: Study) -> int:
     console.say("study: phase 5, interventions")
     for name, one in examined.items():
         table = Table(s.folder / f"effects.{name}.csv", effects.COLUMNS)
-        effects.measure(opened.inside, name, one.test, one.groups, table, s.study, s.experiment.seed)
+        new = effects.measure(opened.inside, name, one.test, one.groups, table, s.study, s.experiment.seed)
+        examined[name] = dataclasses.replace(one, new_controls=new)
         table = Table(s.folder / f"singles.{name}.csv", singles.COLUMNS)
         singles.measure(opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer)
     console.say("study: phase 6, the page")

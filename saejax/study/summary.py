@@ -1,9 +1,11 @@
 """Phase 6: what the tables say, as plain data for the page.
 
 effect of a group = mean over pairs of (value - clean), with a bootstrap interval over pairs
-controls          = the same of each random group: their mean, and how many are as large as the group's
-share             = effect of patching / (corrupt - clean), over pairs that have the token: 1 turns the whole behaviour
-                    over
+resampled         = the same over all of a pair's other prompts; pairs are drawn, each with all of them
+controls          = the effect of each random group: their mean, and how many are as large as the group's. A random
+                    group that is drawn again counts once, and of fewer than 9 there is no verdict
+share             = effect of patching / (corrupt - clean), both over the pairs that have the token: 1 turns the whole
+                    behaviour over
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,6 +37,10 @@ def baseline_of(table: Table, rows: Rows, behaviour: str) -> dict[str, Any]:
     return found
 
 
+# At most this share of the random groups may do as much as a group that stands. Of fewer than 9 different ones no
+# number says so: where none of n does as much, the chance for one more is 1 / (n + 1).
+AS_LARGE, FEWEST_CONTROLS = 0.1, 9
+
 Effects = dict[tuple[str, str, int], tuple[np.ndarray, np.ndarray]]  # group, kind, number -> pairs, value - clean
 
 
@@ -48,25 +54,41 @@ def effects_of(table: Table, rows: Rows) -> Effects:
     return {key: (pair[at], change[at]) for key, at in places.items()}
 
 
-def group_of(name: str, layer: int, effects: Effects, turn: float, last: np.ndarray) -> dict[str, Any]:
+def turns_of(table: Table, rows: Rows, behaviour: str) -> np.ndarray:
+    """float64 [R]: of each test pair the difference after the corrupt prompt less that after the clean one."""
+    own = [row for row in rows if (row["behaviour"], row["split"]) == (behaviour, "test")]
+    corrupt, clean, pair = (table.numbers(name, own) for name in ("corrupt_difference", "clean_difference", "pair"))
+    turn_R = np.empty(len(own))
+    turn_R[pair.astype(int)] = corrupt - clean
+    return turn_R
+
+
+def group_of(
+    name: str, layer: int, effects: Effects, turn_R: np.ndarray, last: np.ndarray, new: np.ndarray
+) -> dict[str, Any]:
     """A group's effects.
 
     Args:
-        turn: mean difference after the corrupt prompts of the same pairs, less that after the clean ones.
+        turn_R: of each pair, what `turns_of` says.
         last: int [R], the place of each pair's last token; the first token of a prompt is never patched.
+        new: bool [draws], which of its controls are no repetition (`interventions.first_draws`).
     """
     own: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (group, kind, _), measured in sorted(effects.items(), key=lambda item: item[0]):
         if group == name:
             own.setdefault(kind, []).append(measured)
     effect = interval(own["ablate"][0][1])
-    controls = [float(np.mean(values)) for _, values in own["control"]]
+    drawn = [float(np.mean(values)) for _, values in own["control"]]
+    controls = [value for value, is_new in zip(drawn, new, strict=True) if is_new]
     as_large = float(np.mean(np.abs(controls) >= abs(effect[0])))
+    enough = len(controls) >= FEWEST_CONTROLS
     patches = []
     for back, (pair, values) in enumerate(own["patch"]):
         there = last[pair] - back >= 1
         said = _said(interval(values[there])) if there.any() else None
+        turn = float(turn_R[pair[there]].mean()) if there.any() else 0.0
         patches.append(said and said | {"share": said["mean"] / turn if turn else None, "pairs": int(there.sum())})
+    pairs, values = (np.concatenate(column) for column in zip(*own["resample"], strict=True))
     return {
         "name": name,
         "layer": layer,
@@ -76,11 +98,12 @@ def group_of(name: str, layer: int, effects: Effects, turn: float, last: np.ndar
             "least": min(controls),
             "most": max(controls),
             "as_large": as_large,
-            "draws": len(controls),
+            "draws": len(drawn),
+            "distinct": len(controls),
         },
         "patch": patches,
-        "resample": _said(interval(np.concatenate([values for _, values in own["resample"]]))),
-        "stands": bool(effect[1] * effect[2] > 0 and as_large <= 0.1),
+        "resample": _said(interval(values, clusters=pairs)),
+        "stands": bool(effect[1] * effect[2] > 0 and as_large <= AS_LARGE) if enough else None,
     }
 
 

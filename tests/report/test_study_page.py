@@ -26,7 +26,8 @@ def group(name: str, stands: bool, latents: tuple[int, ...] = (3, 5)) -> dict[st
         "name": name,
         "layer": 0,
         "ablate": {"mean": mean, "low": mean - 0.6, "high": mean + 0.5},
-        "control": {"mean": -0.143, "least": -0.5, "most": 0.4, "as_large": 0.0 if stands else 0.7, "draws": 10},
+        "control": {"mean": -0.143, "least": -0.5, "most": 0.4, "as_large": 0.0 if stands else 0.7}
+        | {"draws": 10, "distinct": 10},
         "patch": [INTERVAL | {"share": 0.54, "pairs": 4}, INTERVAL | {"share": -0.001, "pairs": 4}, None],
         "resample": {"mean": 0.03, "low": -0.05, "high": 0.1},
         "stands": stands,
@@ -117,6 +118,17 @@ def test_what_it_says(tmp_path: Path) -> None:
     cells = [cell.strip() for cell in page.cells]
     assert {"54%", "0%", "no token", "␣×4", "10%", "70%", "1 of 2"} <= {*cells, *(c.split(" ")[-1] for c in cells)}
     assert page.tags.isdisjoint({"script", "img", "iframe", "object", "form", "link"})
+
+
+def test_a_group_with_too_few_different_controls_gets_no_verdict(tmp_path: Path) -> None:
+    same = group("L0.2", True) | {"stands": None}
+    same["control"] = same["control"] | {"distinct": 1}
+    page = rendered(tmp_path, study(behaviours=[behaviour(groups=[group("L0.1", True), same])]))
+    text = " ".join(page.text.split())
+    assert "1 of 1 groups of features do more than their controls. Of 1 more it is not known" in text
+    assert "the range of 10 controls, of which at least 1 are different" in text
+    assert "not known: 1 different controls" in [cell.strip() for cell in page.cells]
+    assert "cannot be told from their controls" not in text
 
 
 def test_what_is_weak_is_called_so(tmp_path: Path) -> None:

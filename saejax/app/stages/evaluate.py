@@ -9,12 +9,13 @@ from saejax.app.provenance import Provenance, agreed, write_down
 from saejax.app.records import record_stage, refuse_other_run
 from saejax.app.workspace import Workspace
 from saejax.coders import SPARSITIES, CoderConfig
+from saejax.core.bootstrap import LEVEL
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import read_metrics
 from saejax.evals import Documents, Evaluated, Gate, check_gates, evaluate
-from saejax.evals.intervals import FEWEST, LEVEL, RESAMPLES
+from saejax.evals.intervals import FEWEST, RESAMPLES
 from saejax.parallel import refuse_many
 from saejax.trained import TrainedCoder
 

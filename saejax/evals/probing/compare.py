@@ -1,16 +1,13 @@
 """Means over data sets with intervals, and which of two dictionaries is better on the same data sets.
 
-The interval is the percentile bootstrap over data sets (or letters): they are drawn again with repetition, and 95 % of
-the means lie in it. One of fewer than two is not known.
+The interval is the percentile bootstrap over data sets, or letters (`core.bootstrap`). One of fewer than two is not
+known.
 """
 
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
-_SHARE = 0.95
-_BLOCK = 1000
+from saejax.core.bootstrap import mean_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +35,8 @@ def mean_over(values: Sequence[float], resamples: int, seed: int) -> Mean:
     """
     if not len(values):
         raise ValueError("no values")
-    value_N = np.asarray(values, np.float64)
-    n, rng = len(value_N), np.random.default_rng(seed)
-    if n < 2:
-        return Mean(float(value_N.mean()), None, None, n)
-    sizes = [min(_BLOCK, resamples - start) for start in range(0, resamples, _BLOCK)]
-    means = np.concatenate([value_N[rng.integers(n, size=(size, n))].mean(1) for size in sizes])
-    low, high = np.quantile(means, [(1 - _SHARE) / 2, (1 + _SHARE) / 2])
-    return Mean(float(value_N.mean()), float(low), float(high), n)
+    mean, low, high = mean_interval(values, resamples=resamples, seed=seed)
+    return Mean(mean, low, high, len(values)) if len(values) > 1 else Mean(mean, None, None, 1)
 
 
 def difference(values: dict[str, float], others: dict[str, float], resamples: int, seed: int) -> Mean | None:

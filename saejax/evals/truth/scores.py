@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from saejax.core.bootstrap import middle
 from saejax.core.errors import DataError
 from saejax.core.progress import Progress
 from saejax.core.rng import stream
@@ -20,8 +21,8 @@ from saejax.evals.truth.planted import Planted
 from saejax.evals.truth.sums import Totals, block_sums, classified, figures, resampled, stacked
 from saejax.trained import TrainedCoder
 
-# Bootstrap samples, so many at a time, and the share of them that an interval holds.
-_RESAMPLES, _AT_A_TIME, _INSIDE = 1_000, 50, 0.95
+# Bootstrap samples, and so many of them at a time.
+_RESAMPLES, _AT_A_TIME = 1_000, 50
 _BLOCKS = 100
 
 
@@ -134,9 +135,7 @@ def _intervals(of_blocks: Totals, of: dict[str, np.ndarray]) -> dict[str, tuple[
     k, drawn = len(of_blocks["n"]), np.random.default_rng(0)
     weights_RK = drawn.multinomial(k, np.full(k, 1 / k), _RESAMPLES).astype(np.float64)
     parts = [figures(resampled(of_blocks, some), of) for some in np.split(weights_RK, _RESAMPLES // _AT_A_TIME)]
-    tails = ((1 - _INSIDE) / 2, (1 + _INSIDE) / 2)
-    ends = {name: np.quantile(np.concatenate([part[name] for part in parts]), tails) for name in parts[0]}
-    return {name: (float(low), float(high)) for name, (low, high) in ends.items() if name != "dead"}
+    return {name: middle(np.concatenate([part[name] for part in parts])) for name in parts[0] if name != "dead"}
 
 
 def _on_device(pairing: Pairing) -> dict[str, jax.Array]:
