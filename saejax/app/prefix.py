@@ -266,17 +266,21 @@ def _content(answered: dict[str, dict[str, Answered]], records: Sequence[Record]
         }
         for i, record in enumerate(records[:_EXAMPLES])
     ]
-    models = {name: scores(ways) for name, ways in answered.items()}
+    contexts = [record.context for record in records]
+    models = {name: scores(ways, contexts) for name, ways in answered.items()}
     return {"models": models, "examples": examples}
 
 
 def _page(e: Experiment, content: dict[str, Any]) -> str:
     p, names = e.prefix, list(content["models"])
+    contexts = content["models"][names[0]].get("contexts")  # earlier versions drew records
+    over = f" over {contexts:,} contexts with all their questions" if contexts else ""
     lead = (
         f"{content['records']:,} held-out records; {' and '.join(names)} are frozen, and read {p.latents} latents of "
         f"width {p.d_latent} in place of the context, after {content['step']:,} steps of {e.train.batch_size}. Ways: "
         "text (the whole context), truncated (as many tokens of it as the prefix has), none, replay (the context as "
-        "embeddings), random (a random prefix), prefix. Brackets hold 95 % intervals."
+        "embeddings), random (a random prefix), prefix. Brackets hold 95 % intervals"
+        f"{over}."
     )
     examples = [["context", "question", "right", *(f"{name}: {way}" for name in names for way in ("text", "prefix"))]]
     for one in content["examples"]:

@@ -1,6 +1,6 @@
 """Figures of an evaluation with intervals, and how the prefix differs from each other way."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,15 +9,20 @@ from saejax.evals.intervals import interval, weights
 from saejax.prefix.evaluation import METRICS, Answered
 
 
-def scores(answered: Mapping[str, Answered]) -> dict[str, Any]:
+def scores(answered: Mapping[str, Answered], contexts: Sequence[str]) -> dict[str, Any]:
     """{"ways": {way: {metric: value, "intervals": {metric: [low, high]}, "tokens_saved", "ms"}},
     "differences": {way: {metric: {"value": prefix - way, "interval": [low, high]}}},
     "between": {metric: (prefix - truncated) / (text - truncated), or None where the text is no better}}, of one model.
 
-    An interval is the middle 95 % of 1,000 resamples of the records (`evals.intervals`); None of fewer than ten.
+    An interval is the middle 95 % of 1,000 resamples of the contexts (`evals.intervals`), each with all its questions:
+    they share one prefix. None of fewer than ten contexts.
+
+    Args:
+        contexts: of each record.
     """
-    n = len(answered["prefix"].said)
-    drawn_WN = weights(np.arange(n)).astype(np.float64)
+    numbers = {context: number for number, context in enumerate(dict.fromkeys(contexts))}
+    n, of_N = len(numbers), [numbers[context] for context in contexts]
+    drawn_WN = weights(np.arange(n)).astype(np.float64)[:, of_N]
     total_W = np.maximum(drawn_WN.sum(1), 1e-12)
 
     def resampled(values_N: np.ndarray) -> np.ndarray:
@@ -40,4 +45,4 @@ def scores(answered: Mapping[str, Answered]) -> dict[str, Any]:
         low, high, own = (ways[way][metric] for way in ("truncated", "text", "prefix"))
         better = high < low if metric == "nll" else high > low
         between[metric] = (own - low) / (high - low) if better else None
-    return {"records": n, "ways": ways, "differences": differences, "between": between}
+    return {"records": len(of_N), "contexts": n, "ways": ways, "differences": differences, "between": between}

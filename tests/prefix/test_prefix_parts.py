@@ -1,8 +1,11 @@
 """Records, answers, encoder and loss of a latent prefix, each against a few lines of its own."""
 
 import dataclasses
+import itertools
 import json
 import math
+import re
+import string
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,13 @@ import pytest
 from tiny.prefixes import small_prefix, write_squad
 
 from saejax.app.prefix import PrefixJob
+from saejax.app.prefix_scores import scores
 from saejax.core.errors import ConfigError, DataError
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.prefix import PrefixConfig, Record
-from saejax.prefix.answers import exact_match, f1, first_line
+from saejax.prefix.answers import exact_match, f1, first_line, words_of
 from saejax.prefix.encoder import Encoder
-from saejax.prefix.evaluation import evaluate_prefix
+from saejax.prefix.evaluation import WAYS, Answered, evaluate_prefix
 from saejax.prefix.recall import recall_records
 from saejax.prefix.records import read_records
 from saejax.prefix.samples import SampleBatches, training_arrays
@@ -44,6 +48,47 @@ from saejax.text import TextConfig
 )
 def test_exact_match_and_f1(said: str, right: list[str], match: float, score: float) -> None:
     assert exact_match(said, right) == match and f1(said, right) == pytest.approx(score)
+
+
+def of_squad(text: str) -> str:
+    """normalize_answer of SQuAD's evaluate-v2.0.py, line by line."""
+
+    def remove_articles(text: str) -> str:
+        return re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", text)
+
+    def remove_punc(text: str) -> str:
+        exclude = set(string.punctuation)
+        return "".join(ch for ch in text if ch not in exclude)
+
+    return " ".join(remove_articles(remove_punc(text.lower())).split())
+
+
+def test_words_are_those_of_squads_own_script() -> None:
+    """Every text of three pieces, with dashes, quotes and letters that ASCII lacks, and articles beside them."""
+    words = ["the", "a", "An", "cat", "theory", "\u00e9", "\u4e2d"]
+    marks = ["\u2013", "\u2014 ", "\u201c", "\u2019s", "\u2026", "-", "'", ".", " "]
+    for three in itertools.product(words + marks, repeat=3):
+        text = "".join(three)
+        assert words_of(text) == of_squad(text).split(), text
+    assert exact_match("the\u2013end", ["\u2013end"]) == 1 and f1("1990\u20131995", ["1990-1995"]) == 0
+
+
+def test_questions_of_one_context_are_drawn_together() -> None:
+    """Twelve contexts with five questions each, all answered alike: the interval is that of twelve records."""
+    right_C = np.arange(12) % 3 == 0
+
+    def answered(each: int) -> Any:
+        em = np.repeat(right_C.astype(float), each)
+        return {way: Answered([""] * len(em), dict.fromkeys(("em", "f1", "nll"), em), 0.0, 1.0) for way in WAYS}
+
+    alone = scores(answered(1), [str(i) for i in range(12)])
+    many = scores(answered(5), [str(i) for i in range(12) for _ in range(5)])
+    assert (many["records"], many["contexts"], alone["contexts"]) == (60, 12, 12)
+    for metric, own in alone["ways"]["prefix"]["intervals"].items():
+        assert many["ways"]["prefix"]["intervals"][metric] == pytest.approx(own)
+    apart = scores(answered(5), [str(i) for i in range(60)])["ways"]["prefix"]["intervals"]["em"]
+    low, high = many["ways"]["prefix"]["intervals"]["em"]
+    assert high - low > 1.8 * (apart[1] - apart[0])
 
 
 def test_an_answer_ends_with_its_line() -> None:
