@@ -28,6 +28,7 @@ from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError
 from saejax.core.files import writing
 from saejax.core.lease import lease
+from saejax.core.made import differing
 from saejax.core.metrics import mend_last_line
 from saejax.core.progress import Progress
 from saejax.parallel import refuse_many
@@ -98,7 +99,7 @@ def run_explain(work: Workspace, asked: Asked) -> int:
     alone = is_evaluated(e.run_dir)
     sae = coder_of(e.run_dir) if alone else finished_run(e)
     endpoint = Endpoint(asked.url, asked.model, asked.key, asked.max_tokens, asked.timeout)
-    settings = asked.settings(e, sae.step) | ({"sha256": sae.fingerprint()} if alone else {})
+    settings = asked.settings(e, sae.step) | {"sha256": sae.fingerprint()}
     wanted = _numbers(asked.features, sae.n_latents)
     done = set() if asked.redo else _done(e.run_dir, asked.model, settings)
     left = [feature for feature in wanted if feature not in done]
@@ -278,7 +279,7 @@ def _all_requests(passages: FeaturePassages, scored: bool) -> Iterator[list[dict
 def _done(run_dir: Path, model: str, settings: Mapping[str, Any]) -> set[int]:
     """The features whose newest row of this model answers the same question."""
     newest = {row["feature"]: row for row in read_explanations(run_dir) if row["by"] == model}
-    return {feature for feature, row in newest.items() if settings.items() <= row.items()}
+    return {feature for feature, row in newest.items() if not differing(row, settings, unrecorded=("sha256",))}
 
 
 def _numbers(text: str, n_latents: int) -> list[int]:

@@ -18,9 +18,9 @@ from saejax.app.fit import Prepared, train_folder, watch_of
 from saejax.app.prefix_scores import scores
 from saejax.app.provenance import Provenance, agreed
 from saejax.checkpoints import Checkpoints
-from saejax.core.config import differences
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
-from saejax.core.files import read_json, write_bytes, write_json
+from saejax.core.files import read_json, write_bytes
+from saejax.core.made import made
 from saejax.core.settings import settings_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
@@ -78,20 +78,16 @@ def _evaluated(job: "PrefixJob", redo: bool) -> dict[str, Any]:
     # What is decided by the run is the run's; how it is evaluated is said today.
     trained = dataclasses.replace(load_prefix(job.e.run_dir), config=job.e.prefix)
     path, heldout = job.e.run_dir / "prefix.json", job.records[1]
-    made = {"step": trained.step, "records": len(heldout), "heldout": fingerprint(heldout)}
-    made |= {"answer_tokens": trained.config.answer_tokens}
-    if path.is_file() and not redo:
-        content: dict[str, Any] = read_json(path)
-        if changed := differences({key: content.get(key, value) for key, value in made.items()}, made):
-            raise DataError(
-                f"{path} was made with other settings ({'; '.join(changed)}). Pass --redo to evaluate again, or "
-                "restore the settings."
-            )
-        say(f"evaluate: already complete, step {trained.step:,} in {path}; --redo evaluates again")
-        return content
-    answered = evaluate_prefix(trained, job.models, heldout, job.e.seed)
-    write_json(path, made | _content(answered, heldout))
-    return read_json(path)
+    of = {"step": trained.step, "sha256": trained.fingerprint(), "records": len(heldout)}
+    of |= {"heldout": fingerprint(heldout), "answer_tokens": trained.config.answer_tokens}
+    return made(
+        path,
+        of,
+        lambda: _content(evaluate_prefix(trained, job.models, heldout, job.e.seed), heldout),
+        redo,
+        unrecorded=("sha256", "answer_tokens"),
+        already=lambda: say(f"evaluate: already done, step {trained.step:,} in {path}; --redo evaluates again"),
+    )
 
 
 def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:

@@ -7,9 +7,8 @@ runs/.probes/                                  activations and baselines, for al
 
 import dataclasses
 import functools
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from saejax.app.dictionaries import dictionaries
 from saejax.app.evaluated import coder_of
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.workspace import Workspace
-from saejax.core.config import differences
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import read_json, write_json
+from saejax.core.made import differing, digest, refusal
 from saejax.core.progress import Progress
 from saejax.evals.probing import (
     LabelledTexts,
@@ -95,10 +94,11 @@ def run_probes(work: Workspace, wanted: Asked, words: list[str] | None = None, r
         folders = {name: place / name for name in dictionaries(words)}
     rows: list[dict[str, Any]] = []
     tasks: dict[str, Task | str] = {}
+    contents = {name: read(path).sha256 for name, path in wanted.files.items()}
     for name, folder in folders.items():
         try:
             sae = finished_run(e).at(work.lm) if words is None else coder_of(folder)
-            content = _probed(work, name, folder, sae, wanted, tasks, redo)
+            content = _probed(work, name, folder, sae, wanted, contents, tasks, redo)
         except SaejaxError as error:
             if len(folders) == 1:
                 raise
@@ -115,17 +115,20 @@ def _probed(
     folder: Path,
     sae: TrainedCoder,
     wanted: Asked,
+    contents: Mapping[str, str],
     tasks: dict[str, Task | str],
     redo: bool,
 ) -> dict[str, Any]:
-    """The content of one dictionary's probes.json, brought up to what is wanted."""
+    """The content of one dictionary's probes.json, brought up to what is wanted; `contents`: data set -> sha256."""
     config, path = work.experiment.probes, folder / "probes.json"
     reader = _reader(work, sae.sites.reads)
-    content = _before(path, {"sha256": sae.fingerprint(), "on": _on(work, reader)}, wanted, redo)
+    content = _before(path, {"sha256": sae.fingerprint(), "on": _on(work, reader)}, wanted, contents, redo)
     missing = [one for one in wanted.files if one not in content["datasets"]]
     with Progress(f"probe {name}", len(missing), unit="data sets") as progress:
         for one in missing:
-            content["datasets"][one] = _data_set(config, reader, sae, read(wanted.files[one]))
+            content["datasets"][one] = {"sha256": contents[one]} | _data_set(
+                config, reader, sae, read(wanted.files[one])
+            )
             write_json(path, content)
             progress.advance(1)
     if wanted.first_letter:
@@ -149,26 +152,31 @@ def _on(work: Workspace, reader: Reader) -> dict[str, Any]:
     return json.loads(json.dumps(read_by | {key: getattr(config, key) for key in keys}))
 
 
-def _before(path: Path, decided: dict[str, Any], wanted: Asked, redo: bool) -> dict[str, Any]:
+def _before(
+    path: Path, decided: dict[str, Any], wanted: Asked, contents: Mapping[str, str], redo: bool
+) -> dict[str, Any]:
     """What is there already, with `redo` without what is wanted; else an empty content.
 
+    A data set whose figures do not say of which texts and labels they are, as an earlier version wrote them, counts as
+    not there.
+
     Raises:
-        DataError: it is of another dictionary, model or settings, and not to be replaced.
+        DataError: it is of another dictionary, model, settings, texts or labels, and not to be replaced.
     """
-    content = read_json(path) if path.is_file() else decided | {"datasets": {}}
-    changed = differences({key: content.get(key) for key in decided}, decided)
-    if changed and not redo:
-        raise DataError(
-            f"{path} is of another dictionary, model or settings ({'; '.join(changed[:5])}). Pass --redo to replace it."
-        )
-    if changed:
-        return decided | {"datasets": {}}
+    empty = decided | {"datasets": {}}
+    content = read_json(path) if path.is_file() else empty
+    if changed := differing(content, decided):
+        if not redo:
+            raise refusal(path, changed)
+        return empty
+    known = {name: data for name, data in content["datasets"].items() if "sha256" in data or name not in contents}
     if redo:
-        kept = {name: data for name, data in content["datasets"].items() if name not in wanted.files}
-        content = {k: v for k, v in content.items() if k != FIRST_LETTER or not wanted.first_letter} | {
-            "datasets": kept
-        }
-    return content
+        known = {name: data for name, data in known.items() if name not in contents}
+        content = {k: v for k, v in content.items() if k != FIRST_LETTER or not wanted.first_letter}
+    there = {name: known[name]["sha256"] for name in contents if name in known}
+    if changed := differing(there, {name: contents[name] for name in there}):
+        raise refusal(path, [f"texts or labels of {line}" for line in changed])
+    return content | {"datasets": known}
 
 
 def _data_set(config: ProbesConfig, reader: Reader, sae: TrainedCoder, data: LabelledTexts) -> dict[str, Any]:
@@ -197,10 +205,7 @@ def _data_set(config: ProbesConfig, reader: Reader, sae: TrainedCoder, data: Lab
 
 def _kept_baseline(folder: Path, name: str, x: np.ndarray, others: Sequence[np.ndarray], seed: int) -> Path:
     """Where the scores of a probe on these activations are kept."""
-    digest = hashlib.sha256(f"{x.shape} {seed}".encode())
-    for array in (x, *others):
-        digest.update(np.ascontiguousarray(array).data)
-    return folder / f"{name}-{digest.hexdigest()[:16]}.json"
+    return folder / f"{name}-{digest(seed, x, *others)[:16]}.json"
 
 
 def _first_letter(

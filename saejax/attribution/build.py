@@ -16,11 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.attribution.graph import LARGEST, Graph
-from saejax.attribution.kept import Chunk, Kept, OnDisk, digest
+from saejax.attribution.kept import Chunk, Kept, OnDisk
 from saejax.attribution.layers import at_model
 from saejax.attribution.local import LocalModel, checked_tokens, local_model
 from saejax.attribution.settings import AttributionConfig
 from saejax.core.errors import DataError
+from saejax.core.made import digest
 from saejax.lm import LanguageModel
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.trained import TrainedCoder

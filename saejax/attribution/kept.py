@@ -9,7 +9,6 @@ Shape letters: C rows of a chunk, A active features, O other sources (errors, to
 """
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -192,15 +191,3 @@ class OnDisk:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"rows_{number:05d}.npz"
-
-
-def digest(*parts: Any) -> str:
-    """sha256 of arrays and texts, one after the other."""
-    found = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, np.ndarray):
-            found.update(f"{part.dtype}{part.shape}".encode())
-            found.update(np.ascontiguousarray(part).data)
-        else:
-            found.update(repr(part).encode())
-    return found.hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from saejax.core.made import digest
 from saejax.prefix.config import PrefixConfig
 from saejax.prefix.encoder import Encoder, Params
 from saejax.prefix.records import Record
@@ -30,6 +31,10 @@ class TrainedPrefix:
     config: PrefixConfig
     tokenizer: Tokenizer | None
     step: int
+
+    def fingerprint(self) -> str:
+        """sha256 of what it computes: the encoder's sizes and every parameter."""
+        return digest(to_meta(self.encoder), *map(np.asarray, jax.tree.leaves(self.params)))
 
     def embeddings(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
         """{model: [N, P, M] float32}: what stands before a prompt in place of the records' contexts."""

@@ -3,7 +3,8 @@
     {"feature": 7, "text": "...", "by": "<model>", "scores": {"detection": 0.9, "fuzzing": 0.8}, "step": ..., ...}
 
 The last line of a feature and a model counts. A text of null stands for a feature with too few passages. Of the other
-keys only "step", the checkpoint that was explained, and "sha256", of a dictionary that is no run's, are read here.
+keys only "step", the checkpoint that was explained, and "sha256", of the dictionary, are read here. Rows of earlier
+versions about a run's checkpoint have no "sha256".
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 from saejax.core.errors import DataError
 from saejax.core.files import LARGEST_JSON, read_bounded
+from saejax.core.made import differing
 
 EXPLANATIONS = "explanations.jsonl"
 _LONGEST = 2000
@@ -52,7 +54,7 @@ def with_explanations(table: dict[str, Any], rows: Sequence[dict[str, Any]]) -> 
     latest: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
         latest.pop((row["feature"], row["by"]), None)
-        if of.items() <= row.items():
+        if not differing(row, of, unrecorded=("sha256",)):
             latest[row["feature"], row["by"]] = row
     found: dict[int, list[dict[str, Any]]] = {}
     for row in reversed(latest.values()):

@@ -174,7 +174,7 @@ def test_bars_are_judged_anew_and_all_else_only_on_demand(
     sae = saejax.load(runs / "saved")
     changed = dataclasses.replace(sae, params=dict(sae.params) | {"b_dec": np.asarray(sae.params["b_dec"]) + 1})
     changed.save(tmp_path / "elsewhere" / "saved")
-    with pytest.raises(DataError, match=r"holds the figures of another dictionary .*sha256: "):
+    with pytest.raises(DataError, match=r"was made from something else \(sha256: .*--redo"):
         run_dictionaries(Workspace(longer), [str(tmp_path / "elsewhere" / "saved")])
 
 

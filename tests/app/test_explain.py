@@ -201,7 +201,13 @@ def test_a_torn_last_line_is_mended_and_a_damaged_one_named(work: Workspace, ser
 def test_explanations_of_another_checkpoint_are_not_shown(work: Workspace, server: StandIn) -> None:
     run_explain(work, asked(server, features="0", score=False))
     path = work.experiment.run_dir / "explanations.jsonl"
-    path.write_text(path.read_text().replace('"step": 10', '"step": 5'))
+    said = path.read_text()
+    of = json.loads(said.splitlines()[0])["sha256"]
+    path.write_text(said.replace(of, of[::-1]))  # other weights at the same step
+    assert "explanations" not in read_features(work.experiment.run_dir)["features"][0]
+    path.write_text(said.replace(f', "sha256": "{of}"', ""))  # of an earlier version
+    assert "explanations" in read_features(work.experiment.run_dir)["features"][0]
+    path.write_text(said.replace('"step": 10', '"step": 5'))
     assert "explanations" not in read_features(work.experiment.run_dir)["features"][0]
     features = work.experiment.run_dir / "features.json.gz"
     table = json.loads(gzip.decompress(features.read_bytes()))

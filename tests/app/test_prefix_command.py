@@ -74,10 +74,15 @@ def test_it_trains_compares_and_shows(trained: tuple[Experiment, Any], capsys: p
     said = capsys.readouterr().out
     assert (
         "train: already complete" in said
-        and "evaluate: already complete" in said
+        and "evaluate: already done" in said
         and "| recall | prefix" in said
         and "| demo   | prefix" in said
     )
+    # Other weights at the same step, whose figures these are not.
+    (e.run_dir / "prefix.json").write_text(json.dumps(content | {"sha256": "0" * 64}))
+    with pytest.raises(DataError, match=r"prefix\.json was made from something else \(sha256: '000.*--redo"):
+        run_prefix(e)
+    (e.run_dir / "prefix.json").write_text(json.dumps(content))
 
 
 def test_the_models_are_not_changed_and_not_saved(trained: tuple[Experiment, Any]) -> None:

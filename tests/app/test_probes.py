@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,38 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
     # Other settings are not mixed with these figures.
     with pytest.raises(DataError, match=r"penalty: 'l1' -> 'l2'.*--redo"):
         run_probes(Workspace(replaced(work.experiment, "probes", penalty="l2")), asked(work.experiment.probes, "code"))
+
+
+def test_a_data_set_is_known_by_its_texts_and_labels(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another folder may have a data set of the same name; the figures of one are not those of the other."""
+    work = Workspace(made(runs, name="tiny"))
+    path = work.experiment.run_dir / "probes.json"
+
+    def probed(source: str, redo: bool = False) -> dict[str, Any]:
+        folder = tmp_path / source
+        folder.mkdir(exist_ok=True)
+        shutil.copy(runs / "data" / f"{source}.csv", folder / "mine.csv")
+        here = Workspace(replaced(work.experiment, "probes", data=str(folder)), work.lm)
+        assert run_probes(here, asked(here.experiment.probes, "mine"), redo=redo) == 0
+        return json.loads(path.read_text())["datasets"]["mine"]
+
+    code = probed("code")
+    assert code["activations"]["auc"] > 0.95 and probed("code") == code
+    with pytest.raises(DataError, match=r"something else \(texts or labels of mine: .*--redo"):
+        probed("coin")
+    assert json.loads(path.read_text())["datasets"]["mine"] == code
+    coin = probed("coin", redo=True)
+    assert abs(coin["activations"]["auc"] - 0.5) < 0.2 and coin["sha256"] != code["sha256"]
+    # Figures of an earlier version do not say of which texts they are: they count as not there.
+    content = json.loads(path.read_text())
+    of = {key: content[key] for key in ("sha256", "on")}
+    wanted = probes.Asked({"mine": tmp_path / "coin" / "mine.csv"}, first_letter=False)
+    assert "mine" in probes._before(path, of, wanted, {"mine": coin["sha256"]}, redo=False)["datasets"]
+    del content["datasets"]["mine"]["sha256"]
+    path.write_text(json.dumps(content))
+    assert "mine" not in probes._before(path, of, wanted, {"mine": coin["sha256"]}, redo=False)["datasets"]
 
 
 def test_dictionaries_are_compared_on_the_same_data_sets(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

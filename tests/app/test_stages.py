@@ -185,6 +185,33 @@ def test_a_run_is_not_evaluated_as_if_it_were_another(copy: Path, stage: Any, ot
     refuse(replaced(tiny_experiment(copy), "lm", model=str(other_model)), stage, DataError, r"lm.model: 'demo' -> ")
 
 
+def test_figures_and_features_are_of_the_weights_and_not_of_the_step(copy: Path) -> None:
+    """Other weights under the run's name, at the same step, with the same settings."""
+    e = tiny_experiment(copy)
+    run_evaluate(Workspace(e))
+    run_report(Workspace(e))
+    before, table = json.loads((e.run_dir / "eval.json").read_text()), (e.run_dir / "features.json.gz").read_bytes()
+    # What an earlier version wrote does not say of which weights it is, and counts as done.
+    record = json.loads((e.run_dir / "report.json").read_text())
+    unsaid = {key: value for key, value in record["features"].items() if key != "sha256"}
+    (e.run_dir / "report.json").write_text(json.dumps(record | {"features": unsaid}))
+    (e.run_dir / "eval.json").write_text(json.dumps({k: v for k, v in before.items() if k != "sha256"}))
+    run_evaluate(Workspace(e))
+    run_report(Workspace(e))
+    assert (e.run_dir / "features.json.gz").read_bytes() == table
+    (e.run_dir / "eval.json").write_text(json.dumps(before))
+    (e.run_dir / "report.json").write_text(json.dumps(record))
+    other = dataclasses.replace(e, name="other", store=e.store or e.name, seed=e.seed + 1)
+    assert run_train(Workspace(other)) == 0
+    shutil.rmtree(e.run_dir / "checkpoints")
+    shutil.move(other.run_dir / "checkpoints", e.run_dir / "checkpoints")
+    refuse(e, run_evaluate, DataError, r"something else \(sha256: '[0-9a-f]{64}' -> .*--redo")
+    run_evaluate(Workspace(e), redo=True)
+    run_report(Workspace(e))
+    now = json.loads(gzip.decompress((e.run_dir / "features.json.gz").read_bytes()))
+    assert now["sha256"] == saejax.load(e.run_dir).fingerprint() != before["sha256"]
+
+
 def test_an_evaluation_with_other_settings_is_not_overwritten_silently(copy: Path) -> None:
     e = replaced(tiny_experiment(copy), "gates", gram_rms=0.5)
     refuse(e, run_evaluate, DataError, r"gates.gram_rms: 0.3 -> 0.5.*--redo")

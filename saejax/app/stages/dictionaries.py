@@ -23,6 +23,7 @@ from saejax.app.workspace import Workspace
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import read_json, write_json
+from saejax.core.made import found
 from saejax.core.metrics import l0_note
 from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, evaluate_together
 from saejax.interop.hooks import UNKNOWN
@@ -138,18 +139,12 @@ def _before(one: _Opened) -> dict[str, Any] | None:
     """The content of eval.json, if the dictionary was evaluated already.
 
     Raises:
-        DataError: it holds other figures.
+        DataError: it holds the figures of another dictionary, text or model, or of other settings.
     """
     path = one.folder / "eval.json"
-    if not path.is_file():
-        return None
-    before = read_json(path)
-    if changed := differences({key: before.get(key) for key in one.decided}, one.decided):
-        raise DataError(
-            f"{path} holds the figures of another dictionary ({before.get('source')}), text, model or settings "
-            f"({'; '.join(changed[:5])}). Pass --redo to replace them, or choose another --config.name."
-        )
-    console.say(f"{one.folder.name}: already evaluated, {path}")
+    before = found(path, one.decided)
+    if before is not None:
+        console.say(f"{one.folder.name}: already evaluated, {path}")
     return before
 
 

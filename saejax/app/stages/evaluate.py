@@ -12,7 +12,8 @@ from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.bootstrap import LEVEL
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
-from saejax.core.files import read_json, write_json
+from saejax.core.files import read_json
+from saejax.core.made import made
 from saejax.core.metrics import read_metrics
 from saejax.evals import Documents, Evaluated, Gate, check_gates, evaluate
 from saejax.evals.intervals import FEWEST, RESAMPLES
@@ -31,19 +32,16 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     refuse_many(e.parallel, "saejax evaluate")
     path = e.run_dir / "eval.json"
     sae = finished_run(e)
-    wanted = {"step": sae.step, "config": _decides(e)}
-    if path.is_file() and not redo:
-        result = read_json(path)
-        if changed := differences({k: result.get(k) for k in wanted}, wanted):
-            raise DataError(
-                f"{path} was made with other settings ({'; '.join(changed[:5])}). "
-                "Pass --redo to evaluate again, or restore the settings."
-            )
-        console.say(f"evaluate: already done, {path}")
-    else:
-        result = _evaluated(work, sae.at(work.lm), wanted)
-        write_json(path, result)
-        result = read_json(path)
+    # Text and model are those of the run's record, which cannot change.
+    of = {"step": sae.step, "sha256": sae.fingerprint(), "config": _decides(e)}
+    result = made(
+        path,
+        of,
+        lambda: _evaluated(work, sae.at(work.lm)),
+        redo,
+        unrecorded=("sha256",),
+        already=lambda: console.say(f"evaluate: already done, {path}"),
+    )
     console.non_finite(result.get("non_finite_tokens"))
     console.other_l0(result)
     gates = [Gate.from_json(gate) for gate in result["gates"]]
@@ -63,15 +61,15 @@ def stale(e: Experiment) -> bool:
     return path.is_file() and bool(differences(read_json(path).get("config", {}), _decides(e)))
 
 
-def _evaluated(work: Workspace, sae: TrainedCoder, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The content of eval.json."""
+def _evaluated(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
+    """What eval.json holds beside what it was made from."""
     e, made_from = work.experiment, of_text_and_model(work)
     done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     done.documents.save(e.run_dir / DOCUMENTS)
     gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
     write_down(e, made_from, console.say)
     record_stage(e, "evaluate", done.tokens, done.seconds)
-    return wanted | figures(work, sae, done) | {"k": _k(e.coder), "gates": [gate.to_json() for gate in gates]}
+    return figures(work, sae, done) | {"k": _k(e.coder), "gates": [gate.to_json() for gate in gates]}
 
 
 def figures(work: Workspace, sae: TrainedCoder, done: Evaluated) -> dict[str, Any]:

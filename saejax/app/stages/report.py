@@ -15,6 +15,7 @@ from saejax.app.stages.evaluate import finished_run, of_text_and_model
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
 from saejax.core.files import read_json, write_json, writing
+from saejax.core.made import differing
 from saejax.parallel import refuse_many
 from saejax.report import render
 
@@ -35,15 +36,16 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     e = work.experiment
     refuse_many(e.parallel, "saejax report")
     sae = finished_run(e)
+    of = {"step": sae.step, "sha256": sae.fingerprint()}
 
     def collect() -> dict[str, Any]:
         named, made_from = sae.at(work.lm), of_text_and_model(work)
         content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
         write_down(e, made_from, console.say)
         record_stage(e, "features", tokens, seconds)
-        return content | {"step": sae.step}
+        return content | of
 
-    return write_page(e.run_dir, {"step": sae.step, "report": to_json(e.report)}, collect, redo)
+    return write_page(e.run_dir, of | {"report": to_json(e.report)}, collect, redo)
 
 
 def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[str, Any]], redo: bool) -> Path:
@@ -53,7 +55,8 @@ def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[
     """
     features, page, record = (folder / name for name in ("features.json.gz", "report.html", "report.json"))
     old = read_json(record) if record.is_file() and not redo else {}
-    if not features.is_file() or old.get("features") != wanted:
+    before = old.get("features")
+    if not features.is_file() or not before or differing(before, wanted, unrecorded=("sha256",)):
         _write_features(features, collect())
         old = {}
     shown = _hash_files(folder / name for name in _SHOWN)

@@ -19,6 +19,7 @@ import numpy as np
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
+from saejax.core.made import digest
 
 _PACKAGE = "sae_probes"
 _LIST, _INSIDE = "probing_datasets_MASTER.csv", "cleaned_data"
@@ -46,6 +47,11 @@ class LabelledTexts:
 
     def __post_init__(self) -> None:
         assert len(self.texts) == len(self.labels)
+
+    @property
+    def sha256(self) -> str:
+        """Of texts and labels in their order; the name is not of it."""
+        return digest(self.texts, self.labels)
 
 
 def needed(module: str, package: str) -> None:

@@ -1,0 +1,86 @@
+"""What is on disk already: an artifact counts as done where it was made from what it would be made from now.
+
+An artifact is JSON that holds, beside its figures, what they were made from: digests of content and settings, by name.
+What its file or its inputs are called decides nothing: another folder of data may have the same name.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saejax.core.config import differences
+from saejax.core.errors import DataError
+from saejax.core.files import finite, read_json, write_json
+
+
+def digest(*parts: Any) -> str:
+    """sha256 of arrays and texts, one after the other."""
+    of_all = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            of_all.update(f"{part.dtype}{part.shape}".encode())
+            of_all.update(np.ascontiguousarray(part).data)
+        else:
+            of_all.update(repr(part).encode())
+    return of_all.hexdigest()
+
+
+def differing(content: Mapping[str, Any], of: Mapping[str, Any], unrecorded: Collection[str] = ()) -> list[str]:
+    """`key: there -> now` for all of `of` that `content` was made from and that is another now.
+
+    Args:
+        unrecorded: what earlier versions did not write down; it is compared where it is there.
+    """
+    now = json.loads(json.dumps(finite(of)))
+    return differences({key: content.get(key, now[key] if key in unrecorded else None) for key in now}, now)
+
+
+def refusal(path: Path, changed: list[str]) -> DataError:
+    """The error for an artifact that was made from something else: each difference, and what to do."""
+    rest = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+    return DataError(
+        f"{path} was made from something else ({'; '.join(changed[:5])}{rest}). Pass --redo to make it again, or "
+        "restore what it was made from."
+    )
+
+
+def found(
+    path: Path, of: Mapping[str, Any], redo: bool = False, unrecorded: Collection[str] = ()
+) -> dict[str, Any] | None:
+    """The content of an artifact that is there and was made from `of`; None where it is to be made.
+
+    Raises:
+        DataError: it was made from something else and not to be made again, or is damaged.
+    """
+    if redo or not path.is_file():
+        return None
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged: it holds no object. Restore it, or delete it.")
+    if changed := differing(content, of, unrecorded):
+        raise refusal(path, changed)
+    return content
+
+
+def made(
+    path: Path,
+    of: Mapping[str, Any],
+    make: Callable[[], Mapping[str, Any]],
+    redo: bool = False,
+    unrecorded: Collection[str] = (),
+    already: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """The content of an artifact: what is there, of which `already` says so, or what `make` gives, written with `of`.
+
+    Raises:
+        DataError: as `found`; or it cannot be written.
+    """
+    if (content := found(path, of, redo, unrecorded)) is not None:
+        already()
+        return content
+    write_json(path, {**of, **make()})
+    return read_json(path)
