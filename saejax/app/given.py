@@ -21,7 +21,7 @@ from saejax.app.loading import from_items, l0_in_training, load
 from saejax.app.provenance import FORMER, Provenance, agreed
 from saejax.checkpoints import Checkpoints
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig
-from saejax.core.config import from_config_dict, nearest, to_json
+from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.memory import keep_memory
 from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
@@ -83,6 +83,8 @@ def train(
     """
     tell = say if progress else keep_quiet
     keep_memory()
+    mesh, hook_point = typed(tuple[int, ...], mesh, "mesh"), typed(str, hook_point, "hook_point")
+    reads, writes = typed(tuple[str, ...], reads, "reads"), typed(tuple[str, ...], writes, "writes")
     source = _source(x, hook_point or "x")
     named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else str(init_from)
     settings = {"init_from": named} | settings
@@ -205,7 +207,8 @@ def _experiment(
     size = 4096 if rows is None else min(4096, max(2, rows // 4))
     train = {"batch_size": max(1, size // along_data) * along_data} | chosen["train"]
     train.setdefault("tokens", 10 * (rows or 0))
-    train["tokens"] = int(train["tokens"])
+    tokens = plain(train["tokens"])
+    train["tokens"] = int(tokens) if isinstance(tokens, float) and tokens.is_integer() else tokens
     place = Path(run) if run is not None else Path("run")
     config = {
         "name": place.name,

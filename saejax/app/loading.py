@@ -16,7 +16,7 @@ from saejax.app.hub import fetched, hub_place
 from saejax.app.provenance import PROVENANCE
 from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig, build
-from saejax.core.config import to_json
+from saejax.core.config import plain, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_json
 from saejax.core.metrics import last_rows
@@ -68,10 +68,11 @@ def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
     """As `load`, of this very run, whichever of its attempts is kept."""
     experiment = from_json(read_json(run / "config.json"))
     with Checkpoints(run / "checkpoints") as checkpoints:
+        step = plain(step)
         at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
         if not isinstance(at, int) or at not in checkpoints.steps():
             there = ", ".join(map(str, checkpoints.steps())) or "none"
-            raise DataError(f"{run} has no checkpoint of step {at}; it has: {there}.")
+            raise DataError(f"{run} has no checkpoint of step {at!r}; it has: {there}.")
         items, meta = checkpoints.restore_numpy(at, names=("params", "averaged", "stats"))
     if meta.get("kind") == "prefix":
         raise DataError(f"{run} holds a prefix and no coder; saejax.app.prefix.load_prefix reads it.")

@@ -6,6 +6,8 @@ start from, `from_config_dict` turns the overridden result back, refusing what d
 
 import dataclasses
 import difflib
+import math
+import os
 import sys
 import types
 import typing
@@ -32,9 +34,23 @@ def nearest(name: str, names: Iterable[str], listed: bool = False) -> str:
     return said if close and not listed else f"{said} There are: {', '.join(names)}."
 
 
+def plain(value: Any) -> Any:
+    """What a setting is in Python: of a scalar or array of NumPy, JAX or PyTorch its numbers, of a Path its text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "dtype") and hasattr(value, "tolist") else value
+
+
+class _PlainDict(config_dict.ConfigDict):
+    """A ConfigDict that takes `plain` values: by itself it refuses np.int64 for an int and a Path for a str."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, plain(value))
+
+
 def to_config_dict(value: Any) -> config_dict.ConfigDict:
     """A (nested) dataclass instance as a ConfigDict; None becomes a placeholder of the annotated type."""
-    out = config_dict.ConfigDict()
+    out = _PlainDict()
     hints = typing.get_type_hints(type(value))
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
@@ -62,7 +78,8 @@ def from_config_dict(cls: type[T], config: Mapping[str, Any], where: str = "conf
     for key in config:
         if key not in keys:
             raise ConfigError(f"Unknown key {where}.{key}.{nearest(key, keys)}")
-        values[key] = _checked(hints[key], config[key], f"{where}.{key}")
+        values[key] = typed(hints[key], config[key], f"{where}.{key}")
+        _check_finite(values[key], f"{where}.{key}")
     return cls(**values)
 
 
@@ -94,25 +111,43 @@ def _without_none(hint: Any) -> Any:
     return arms[0] if arms else hint
 
 
-def _checked(hint: Any, value: Any, where: str) -> Any:
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """`value` as a setting that is annotated with `hint`: `plain`, an int as a float and a list as a tuple where they
+    must be.
+
+    Raises:
+        ConfigError: a value of another type; it is called `where`.
+    """
+    value = plain(value)
+    if hint is Any:
+        return value
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         # The flag parser hands over the word None for string keys.
         if value is None or value == "None":
             return None
         hint = _without_none(hint)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):
+            return value
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} is {value!r}; it must be a section with keys.")
-        return from_config_dict(hint, value, where)  # type: ignore[arg-type]
+        return from_config_dict(hint, value, where)
     if typing.get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise ConfigError(f"{where} is {value!r}; it must be a list of {typing.get_args(hint)[0].__name__}.")
-        return tuple(_checked(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(typed(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) <= sys.float_info.max:  # NaN is not
-            shown = value if isinstance(value, float) else "too large"
-            raise ConfigError(f"{where} is {shown}; it must be a finite number.")
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise ConfigError(f"{where} is too large; it must be a finite number.")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} is {value!r} ({type(value).__name__}); it must be {hint.__name__}.")
     return value
+
+
+def _check_finite(value: Any, where: str) -> None:
+    if isinstance(value, tuple):
+        for i, item in enumerate(value):
+            _check_finite(item, f"{where}[{i}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} is {value}; it must be a finite number.")

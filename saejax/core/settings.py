@@ -6,11 +6,12 @@ Flags, refusals, the comparison of runs, sweeps and the reference of all keys fo
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from saejax.core.config import in_float32, nearest
+from saejax.core.config import in_float32, nearest, typed
 from saejax.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -115,8 +116,8 @@ def given(value: T | None) -> T:
 class Settings:
     """A section of the configuration, or what one part adds to a section. Every field is a `setting`.
 
-    `__post_init__` refuses what is outside of a field's range. A part that refuses more extends it, and calls this one
-    first. `section` is the section's name in messages.
+    `__post_init__` refuses a value of another type than the field's, or outside of its range. A part that refuses more
+    extends it, and calls this one first. `section` is the section's name in messages.
 
     Raises:
         ConfigError: names the key, its value and what it must be.
@@ -132,13 +133,20 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             known: Setting = field.metadata["setting"]
-            value, where = getattr(self, field.name), f"{self.section}.{field.name}".lstrip(".")
+            where = f"{self.section}.{field.name}".lstrip(".")
+            value = typed(_hints(type(self))[field.name], getattr(self, field.name), where)
+            object.__setattr__(self, field.name, value)
             if known.choices is not None and value not in known.choices and (value or field.default):
                 raise ConfigError(f"{where} is {value!r}.{nearest(value, known.choices, listed=True)}")
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, int | float) and (must := known.fault(item)):
                     one = f"holds {item}; each" if isinstance(value, tuple) else f"is {item}; it"
                     raise ConfigError(f"{where} {one} must be {must}.")
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def deciding(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from saejax.coders import Coder, Latents, Sites
 from saejax.coders.ramp import Ramp
 from saejax.coders.sparsity import TopK
 from saejax.core.arrays import as_array
+from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.selection import top_k
 from saejax.lm.forward import Model
@@ -152,6 +153,7 @@ class TrainedCoder:
         Raises:
             DataError: as `encode`; or inside jit, where a K that depends on the data must be given as `k`.
         """
+        k = typed(int, k, "encode_sparse: k")
         rows, outer = _rows(x, self.coder.topology.in_shape, "activations")
         if not k and not self.coder.sparsity.sparse and isinstance(rows, jax.core.Tracer):
             raise DataError("Inside jit the number of latents must be known: give encode_sparse(x, k=...).")
@@ -209,6 +211,7 @@ class TrainedCoder:
         Raises:
             ConfigError: the coder keeps no number of latents, or has fewer than k.
         """
+        k = typed(int, k, "with_k: k")
         sparsity, width = self.coder.sparsity, self.coder.topology.d_sae
         if not isinstance(sparsity, TopK):
             raise ConfigError(f"with_k needs a coder that keeps its k largest latents (topk, abs_topk), not {self}.")

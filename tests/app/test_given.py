@@ -83,6 +83,16 @@ def test_a_run_folder_gives_the_same_coder_and_a_dict_a_map_and_jax_too(
         assert same(saejax.train(given, "topk", **short), plain)
 
 
+def test_settings_may_be_numbers_of_numpy(trained: saejax.TrainedCoder, tmp_path: Path) -> None:
+    how = HOW | {"k": np.int64(3), "lr": np.array(3e-3), "tokens": np.float64(20 * 64), "mesh": np.array([1, 1])}
+    sae = saejax.train(activations(), "topk", run=tmp_path / "run", seed=np.int64(0), fsdp=np.False_, **how)
+    assert same(sae, trained) and sae.config == saejax.load(tmp_path / "run", step=np.int64(20)).config
+    assert sae.with_k(np.int64(2)).describe()["sparsity"] == {"name": "topk", "k": 2}
+    wrong: Any = "2"
+    with pytest.raises(ConfigError, match="with_k: k is '2'"):
+        sae.with_k(wrong)
+
+
 def test_every_door_takes_tensors_of_torch(tmp_path: Path) -> None:
     import ml_dtypes
     import torch
@@ -192,6 +202,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no preset": (X, {"preset": "tpok"}, "Did you mean 'topk'"),
     "no such key": (X, {"kk": 1}, "There is no setting 'kk'. Did you mean 'k'"),
     "wrong type": (X, {"k": "many"}, "it must be int"),
+    "tokens that are no number": (X, {"tokens": "many"}, "it must be int"),
+    "half a token": (X, {"tokens": 64.5}, "it must be int"),
+    "a mesh that is a number": (X, {"mesh": 1}, "mesh is 1; it must be a list of int"),
+    "a hook point that is a number": (X, {"hook_point": 3}, r"hook_point is 3 \(int\); it must be str"),
+    "reads that are one name": ({"a": X, "b": X}, {"reads": "ab"}, "reads is 'ab'; it must be a list of str"),
+    "a seed of another type": (X, {"seed": 1.5}, "seed is 1.5"),
     "k above the width": (X, {"k": 99}, "only 32 latents"),
     "no store": ("nowhere", {}, "nowhere is no store"),
     "nothing": (None, {}, "cannot be a NoneType"),

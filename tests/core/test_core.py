@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saejax.app.experiment import Experiment, default_config, experiment
+from saejax.coders import CoderConfig
 from saejax.core import environment, files
 from saejax.core import lease as leases
 from saejax.core.config import differences, from_config_dict, nearest, to_config_dict, to_json
@@ -31,6 +34,8 @@ from saejax.core.files import read_json, unwritable, write_json
 from saejax.core.lease import held, lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, read_metrics
 from saejax.core.rng import stream
+from saejax.core.settings import Settings, setting
+from saejax.parallel import ParallelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,6 +164,65 @@ def test_what_is_accepted_in_place_of_the_exact_type() -> None:
     assert got.inner.note is None and got.limit is None
     assert got.weights == (1.0, 2.5) and type(got.weights[0]) is float
     assert from_config_dict(Outer, {"name": "None"}).name == "None"  # not an optional: the word itself
+
+
+PLAIN: list[tuple[str, list[Any]]] = [
+    ("flag", [np.bool_(True), np.array(True), jnp.array(True), torch.tensor(True)]),
+    ("limit", [np.int64(3), np.uint8(3), np.array(3), jnp.int32(3), torch.tensor(3)]),
+    ("name", [Path("a/b"), np.str_("a/b")]),
+    ("names", [["a", "b"], ("a", "b"), np.array(["a", "b"]), [np.str_("a"), Path("b")]]),
+    ("weights", [[1, 0.5], np.array([1, 0.5]), (np.float32(1), np.float16(0.5)), jnp.array([1, 0.5]), torch.ones(2)]),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), PLAIN, ids=[name for name, _ in PLAIN])
+def test_numbers_of_numpy_jax_and_torch_and_paths_are_settings(name: str, values: list[Any]) -> None:
+    """In a dict, in a ConfigDict, and given to a dataclass of settings itself."""
+    kind: Any = dataclasses.make_dataclass(
+        "Kind",
+        [(f.name, f.type, setting(f.default, "A key.")) for f in dataclasses.fields(Outer) if f.name == name],
+        bases=(Settings,),
+        frozen=True,
+    )
+    for value in values:
+        got = getattr(from_config_dict(Outer, {name: value}), name)
+        parts = got if isinstance(got, tuple) else (got,)
+        assert {type(part) for part in parts} <= {bool, int, float, str} and json.dumps(got)
+        config = to_config_dict(Outer())
+        setattr(config, name, value)
+        assert getattr(from_config_dict(Outer, config.to_dict()), name) == got
+        assert getattr(kind(value), name) == got
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"limit": np.float64(3)}, "limit is 3.0 (float); it must be int."),
+        ({"limit": np.bool_(True)}, "limit is True (bool); it must be int."),
+        ({"limit": np.array([3])}, "limit is [3] (list); it must be int."),
+        ({"flag": np.int64(1)}, "flag is 1 (int); it must be bool."),
+        ({"names": Path("a")}, "names is 'a'; it must be a list of str."),
+        ({"weights": np.float32(2)}, "weights is 2.0; it must be a list of float."),
+        ({"weights": np.array([1, np.nan])}, "weights[1] is nan; it must be a finite number."),
+    ],
+)
+def test_what_is_of_another_type_stays_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_config_dict(Outer, values)
+    assert str(caught.value) == f"config.{message}"
+
+
+def test_settings_made_by_hand_are_of_their_types_too() -> None:
+    """A range is of no use to a number that it does not see."""
+    for made, message in (
+        (lambda: CoderConfig("topk", k=np.int64(-3)), r"coder\.k is -3; it must be at least 1"),
+        (lambda: CoderConfig("topk", k="3"), r"coder\.k is '3' \(str\); it must be int"),
+        (lambda: ParallelConfig(mesh=2), r"parallel\.mesh is 2; it must be a list of int"),
+        (lambda: ParallelConfig(fsdp="no"), r"parallel\.fsdp is 'no' \(str\); it must be bool"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made()
+    assert ParallelConfig(mesh=[np.int64(1), 1]).mesh == (1, 1)
 
 
 @pytest.mark.parametrize(
