@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -23,15 +24,17 @@ from saejax.app.experiment import Experiment
 from saejax.core.errors import BusyError, ConfigError
 from saejax.core.lease import held, lease
 from saejax.core.metrics import read_metrics
+from saejax.plan.devices import VARIABLE
 from saejax.plan.jobs.task import read_attempts
 from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import Training, training
 from saejax.serve.jobs.configured import Asked, asked_for
 from saejax.serve.jobs.folder import ENDED, Job, View, new_id
-from saejax.serve.jobs.plans import Plans
+from saejax.serve.jobs.plans import Plans, made_from
 from saejax.serve.jobs.queue import Queue
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
+from saejax.store.manifest import MANIFEST
 
 VERSION, WRONG = ["saejax", "--version"], ["saejax", "nosuch"]
 
@@ -319,6 +322,22 @@ def test_a_setting_of_half_a_letter_is_no_job(site: Site, queue: Queue) -> None:
 
 
 # --- plans --------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_kept_by_what_it_is_made_from(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `saejax calibrate` a device of one name is another; a store or a model may lie where another one did."""
+    e = dataclasses.replace(short(site, "planned"), stores_dir=str(tmp_path / "stores"))
+    e = dataclasses.replace(e, lm=dataclasses.replace(e.lm, model=str(tmp_path / "lm")))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "devices.yaml"))
+    known = [list(made_from(e))]
+    assert list(made_from(e)) == known[0]
+    written = tmp_path / "devices.yaml", Path(e.store_dir("train"), MANIFEST), tmp_path / "lm" / "config.json"
+    for text in ("{}", "{ }"):
+        for path in written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            known.append(list(made_from(e)))
+    assert all(one not in known[:i] for i, one in enumerate(known))
 
 
 def test_a_plan_is_made_once_by_a_process_of_its_own(site: Site, tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
-"""Predictions of `saejax plan`, each in a process of its own, kept by what was asked.
+"""Predictions of `saejax plan`, each in a process of its own, kept by what was asked and what they are made from.
 
     python -P -m saejax.serve.jobs.plans <folder>
 
 reads experiment.py and asked.json of the folder, and leaves plan.json there.
 """
 
-import hashlib
-import json
+import importlib.metadata
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,18 @@ from saejax.app.experiment import Experiment, experiment
 from saejax.app.new_experiment import as_file
 from saejax.core.compiled import keep_programs
 from saejax.core.errors import BusyError, ConfigError, SaejaxError
-from saejax.core.files import finite, read_json, write_bytes, write_json
+from saejax.core.files import finite, read_json, stamp, write_bytes, write_json
+from saejax.core.made import digest
 from saejax.plan.devices import device as known_device
+from saejax.plan.devices import own_file
 from saejax.serve.jobs.configured import as_settings
 from saejax.serve.problems import Problem
+from saejax.store.manifest import MANIFEST
 
 _MOST_KEPT = 200
 _MOST_WAITING = 8
 _SECONDS = 300.0
+_SPLITS = ("train", "heldout")
 _RESULT, _ASKED, _EXPERIMENT, _LOG = "plan.json", "asked.json", "experiment.py", "log.txt"
 
 
@@ -64,7 +67,7 @@ class Plans:
         except UnicodeEncodeError:
             raise ConfigError("A setting holds half of a letter (a lone surrogate); send UTF-8.") from None
         asked = {"device": device, "devices": [str(count) for count in devices]}
-        name = hashlib.sha256(text + json.dumps(asked).encode()).hexdigest()[:32]
+        name = digest(text, asked, *made_from(e))[:32]
         found = self.state(name) if (self._folder / name / _RESULT).is_file() else None
         if found is not None and found["state"] == "done":
             return found
@@ -141,6 +144,14 @@ class Plans:
         )
         for old in found[: max(0, len(found) - _MOST_KEPT)]:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def made_from(e: Experiment) -> Iterator[Any]:
+    """What a plan depends on beside what is asked: this version, the user's devices, the model and the stores."""
+    yield importlib.metadata.version("saejax")
+    yield own_file().read_bytes() if own_file().is_file() else b""
+    for path in (Path(e.lm.model) / "config.json", *(f"{e.store_dir(split)}/{MANIFEST}" for split in _SPLITS)):
+        yield stamp(path)
 
 
 def make(folder: Path) -> int:
