@@ -399,6 +399,19 @@ def test_of_a_run_that_was_tried_again_the_kept_attempt_is_shown(tmp_path: Path)
     assert Place("@r", run, True).folder is None
 
 
+def test_a_run_that_is_trained_anew_is_another_dictionary(tmp_path: Path) -> None:
+    """What a server keeps is of the checkpoints that lie there, and not of their names."""
+    step = tmp_path / "r" / "checkpoints" / "10"
+    step.mkdir(parents=True)
+    (tmp_path / "r" / "config.json").write_text("{}")
+    before = Place("r", tmp_path / "r").state()
+    assert Place("r", tmp_path / "r").state() == before
+    step.rename(step.with_name("gone"))
+    step.mkdir()
+    shutil.rmtree(step.with_name("gone"))
+    assert Place("r", tmp_path / "r").state() != before
+
+
 # --- over HTTP ----------------------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,8 @@ class Place:
         at = self.path if self.folder is None else self.folder
         if is_run(at):
             folder = at / "checkpoints"
-            steps = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+            # A run of the same name may be trained anew: its steps are called as before.
+            steps = sorted((one.name, stamp(one)) for one in folder.iterdir()) if folder.is_dir() else []
             return (str(at), *steps, stamp(at / "eval.json"))
         inside = sorted(one.name for one in at.iterdir() if one.is_file()) if at.is_dir() else []
         return (str(at), stamp(at), *((name, stamp(at / name)) for name in inside[:100]))
