@@ -43,8 +43,8 @@ def refusal(path: Path, changed: list[str]) -> DataError:
     """The error for an artifact that was made from something else: each difference, and what to do."""
     rest = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
     return DataError(
-        f"{path} was made from something else ({'; '.join(changed[:5])}{rest}). Pass --redo to make it again, or "
-        "restore what it was made from."
+        f"{path} was made from something else ({'; '.join(changed[:5])}{rest}). Pass --redo to make it again, "
+        "restore what it was made from, or choose another --config.name."
     )
 
 

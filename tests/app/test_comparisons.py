@@ -12,9 +12,9 @@ from saejax.evals.intervals import weights
 from saejax.report.dictionaries_page import render_dictionaries
 
 
-def row(name: str, at: str = "h") -> dict[str, Any]:
+def row(name: str, at: str = "h", fve: float = 0.9) -> dict[str, Any]:
     """eval.json of an earlier version: without intervals."""
-    metrics = {"l0": 8.0, "fve": 0.9, "dead_fraction": 0.0}
+    metrics = {"l0": 8.0, **documents(fve).metrics, "dead_fraction": 0.0}
     own = {"reads": [at], "writes": [at], "d_sae": 4, "coder": "c", "gates": [], "notes": []}
     return {"name": name, "metrics": metrics, **own}
 
@@ -36,7 +36,13 @@ def test_each_is_compared_with_the_first_of_its_hook_point(tmp_path: Path) -> No
         "elsewhere": documents(0.5),
     }.items():
         own.save(tmp_path / name / "documents.npz")
-    rows = [row("first"), row("elsewhere", "g"), row("more"), {"name": "bad", "error": "broken"}, row("same")]
+    rows = [
+        row("first"),
+        row("elsewhere", "g", 0.5),
+        row("more", fve=0.91),
+        {"name": "bad", "error": "broken"},
+        row("same"),
+    ]
     rows += [row("text"), row("old")]
     (section,) = comparisons(tmp_path, rows, {})
     found = {line["name"]: line for line in section["rows"]}
@@ -51,6 +57,14 @@ def test_each_is_compared_with_the_first_of_its_hook_point(tmp_path: Path) -> No
     page = (tmp_path / "table.html").read_text()
     assert "<h2>Differences</h2>" in page and "not distinguishable" in page
     assert comparisons(tmp_path, rows[:2], {}) == []
+
+
+def test_documents_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
+    """A process that is killed between the two files leaves the documents of one beside the figures of the other."""
+    for name in ("first", "killed"):
+        documents(0.9).save(tmp_path / name / "documents.npz")
+    (section,) = comparisons(tmp_path, [row("first"), row("killed", fve=0.8)], {})
+    assert "killed/documents.npz is of another evaluation" in section["rows"][0]["fve_verdict"]
 
 
 def test_a_difference_needs_documents(tmp_path: Path) -> None:

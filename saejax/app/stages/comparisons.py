@@ -58,14 +58,11 @@ def _differences(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
     first, *others = rows
     if not others:
         return []
-    found, baseline = [], _documents(folder, first)
+    found = []
     for row in others:
         line: dict[str, Any] = {"name": row["name"], "against": first["name"]}
-        own = _documents(folder, row)
         try:
-            if own is None or baseline is None:
-                raise DataError("no documents.npz beside eval.json: evaluate again, with --redo")
-            differences = compare(own, baseline)
+            differences = compare(_documents(folder, row), _documents(folder, first))
         except DataError as error:
             found.append(line | {"fve_verdict": f"not compared: {error}"})
             continue
@@ -81,9 +78,16 @@ def _differences(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
     return found
 
 
-def _documents(folder: Path, row: Mapping[str, Any]) -> Documents | None:
+def _documents(folder: Path, row: Mapping[str, Any]) -> Documents:
+    """Raises DataError where there are none, or those of another evaluation than eval.json."""
     path = folder / row["name"] / DOCUMENTS
-    return Documents.load(path) if path.is_file() else None
+    if not path.is_file():
+        raise DataError("no documents.npz beside eval.json: evaluate again, with --redo")
+    found = Documents.load(path)
+    said = {name: value for name, value in row["metrics"].items() if name in found.metrics and value is not None}
+    if any(found.metrics[name] != value for name, value in said.items()):
+        raise DataError(f"{path} is of another evaluation than eval.json beside it: evaluate again, with --redo")
+    return found
 
 
 def _alike(rows: Sequence[Mapping[str, Any]], saes: Mapping[str, TrainedCoder]) -> list[dict[str, Any]]:

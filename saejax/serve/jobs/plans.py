@@ -150,7 +150,7 @@ def made_from(e: Experiment) -> Iterator[Any]:
     """What a plan depends on beside what is asked: this version, the user's devices, the model and the stores."""
     yield importlib.metadata.version("saejax")
     yield own_file().read_bytes() if own_file().is_file() else b""
-    for path in (Path(e.lm.model) / "config.json", *(f"{e.store_dir(split)}/{MANIFEST}" for split in _SPLITS)):
+    for path in (f"{e.lm.model}/config.json", *(f"{e.store_dir(split)}/{MANIFEST}" for split in _SPLITS)):
         yield stamp(path)
 
 
