@@ -80,7 +80,9 @@ def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
     finished = at >= experiment.train.steps or bool(meta.get("stopped_early"))
     origin = _origin(run, at, at * experiment.train.batch_size)
     settings = to_json(experiment)
-    figures = _figures(run, at) | l0_in_training(meta.get("after") or _logged(run, at, experiment.coder, sae, items))
+    figures = _figures(run, at, sae) | l0_in_training(
+        meta.get("after") or _logged(run, at, experiment.coder, sae, items)
+    )
     return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=finished)
 
 
@@ -122,12 +124,12 @@ def _origin(run: Path, step: int, tokens: int) -> Origin:
     return Origin(model, revision, tokenizer, text, tokens, step, str(run), version, notes)
 
 
-def _figures(run: Path, step: int) -> dict[str, float]:
-    """The metrics of eval.json, where it is about this step."""
+def _figures(run: Path, step: int, sae: TrainedCoder) -> dict[str, float]:
+    """The metrics of eval.json, where it is about this step and, as far as it says, these weights."""
     if not (run / "eval.json").is_file():
         return {}
     content = read_json(run / "eval.json")
-    if content.get("step") != step:
+    if content.get("step") != step or ("sha256" in content and content["sha256"] != sae.fingerprint()):
         return {}
     return {name: float(value) for name, value in content["metrics"].items() if value is not None}
 

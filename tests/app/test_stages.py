@@ -205,9 +205,11 @@ def test_figures_and_features_are_of_the_weights_and_not_of_the_step(copy: Path)
     assert run_train(Workspace(other)) == 0
     shutil.rmtree(e.run_dir / "checkpoints")
     shutil.move(other.run_dir / "checkpoints", e.run_dir / "checkpoints")
+    assert "fve" not in saejax.load(e.run_dir).figures
     refuse(e, run_evaluate, DataError, r"something else \(sha256: '[0-9a-f]{64}' -> .*--redo")
     run_evaluate(Workspace(e), redo=True)
     run_report(Workspace(e))
+    assert "fve" in saejax.load(e.run_dir).figures
     now = json.loads(gzip.decompress((e.run_dir / "features.json.gz").read_bytes()))
     assert now["sha256"] == saejax.load(e.run_dir).fingerprint() != before["sha256"]
 
