@@ -256,7 +256,7 @@ def _by_table(arch: Architecture, config: DecoderConfig, params: dict[str, Any])
             value = value[part]
         name = stem.format(_block(path))
         # The head alone has no prefix; the embedding it may be tied to has one.
-        name = name if name.startswith("lm_head") else f"{arch.prefix}{name}"
+        name = name if path[0] in _HEAD else f"{arch.prefix}{name}"
         assert layout.write is not None
         tensors[name] = np.ascontiguousarray(layout.write(value, layout.stored(parameter.shape)))
     return tensors

@@ -204,7 +204,8 @@ def write_zeros(folder: Path, config_json: dict[str, Any], **instead: np.ndarray
     tensors = {}
     for path, parameter in parameters.leaves(arch.read_config(config_json)):
         stem, layout = arch.tensors[".".join(str(part) for part in path if isinstance(part, str))]
-        name = arch.prefix + stem.format(path[1] if len(path) > 1 else "")
+        prefix = "" if path[0] in ("W_U", "b_U") else arch.prefix
+        name = prefix + stem.format(path[1] if len(path) > 1 else "")
         tensors[name] = np.zeros(layout.stored(parameter.shape), np.float32)
     assert instead.keys() - tensors.keys() <= {"model.layers.1.self_attn.q_norm.weight"}
     safetensors.numpy.save_file(tensors | instead, folder / "model.safetensors")

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from saejax.core.errors import DataError
 from saejax.lm import load_lm
-from saejax.text import Tokenizer
+from saejax.text import Packer, Source, Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install 'saejax[torch]'")
 
@@ -259,3 +259,13 @@ def test_a_token_that_the_model_does_not_have_is_refused_in_a_text_and_not_at_lo
     with pytest.raises(DataError, match=rf"token '<image>', whose id is {rows}; the model has only {rows} tokens"):
         own.encode_many(["a", "b <image> c"])
     assert tokenizer.encode("<image>") == tokenizer.for_rows(rows + 1).encode("<image>") == [rows]
+
+
+def test_a_special_token_that_stands_beside_is_never_stored(tmp_path: Path) -> None:
+    folder = write(tmp_path, "words", {CONFIG: {"eos_token": "<one>"}, MAP: {"additional_special_tokens": ["<two>"]}})
+    tokenizer = Tokenizer.from_folder(folder)
+    rows = ((0, "document", "0", "a b <one> c <two> d </s>") for _ in range(1))
+    packer = Packer(Source({}, lambda start: rows, 1.0), tokenizer, 8, prepend_bos=False)
+    (batch,) = packer.batches("heldout", 1)
+    kept = batch.tokens[batch.keep].tolist()
+    assert kept == [tokenizer.backend.token_to_id(word) for word in "abcd"]
