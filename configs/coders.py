@@ -51,8 +51,9 @@ def get_config(name: str = "topk") -> config_dict.ConfigDict:
     c.eval.tokens = 32_768
     c.report.tokens = 65_536
     # What an activation and a latent cost depends on the kind of coder: the bars of the quickstart are not theirs.
-    c.gates.r2 = 0.3
+    c.gates.r2, c.gates.r2_step = 0.3, 500
     c.gates.relative_error = 0.6
+    c.gates.loss_recovered = 0.5
     c.gates.zero_fraction = 0.5
     c.gates.runtime = 1.0
     if RECIPES[preset].settings.get("contrastive_coefficient"):

@@ -59,7 +59,7 @@ def _shrink(c: config_dict.ConfigDict) -> None:
     c.train.validate_every = 64
     c.eval.tokens = 4_096
     c.report.tokens = 8_192
-    # A run of seconds cannot be predicted to 20 %, and has not converged.
+    # A run of seconds has no pace of its own, and has not converged.
     c.gates.runtime = 10.0
-    c.gates.r2 = 0.3
-    c.gates.relative_error = 0.5
+    c.gates.r2, c.gates.r2_step = 0.3, 100
+    c.gates.relative_error, c.gates.loss_recovered = 0.5, 0.5

@@ -36,8 +36,9 @@ def get_config(preset: str = "") -> config_dict.ConfigDict:
     c.eval.tokens = 32_768
     c.report.tokens = 65_536
     # What an activation and a latent cost depends on the kind of coder: the bars of the quickstart are not theirs.
-    c.gates.r2 = 0.3
+    c.gates.r2, c.gates.r2_step = 0.3, 500
     c.gates.relative_error = 0.6
+    c.gates.loss_recovered = 0.5
     c.gates.zero_fraction = 0.5
     c.gates.runtime = 1.0
     c.study.behaviours = ("bracket", "quote")
@@ -58,7 +59,9 @@ def _shrink(c: config_dict.ConfigDict) -> None:
     c.train.validate_every = 32
     c.eval.tokens = 2_048
     c.report.tokens = 4_096
+    c.gates.r2_step = 64
     c.gates.relative_error = 1.0
+    c.gates.loss_recovered = 0.0
     c.gates.runtime = 100.0
     c.study.train_pairs, c.study.test_pairs = 6, 4
     c.study.graphs, c.study.groups, c.study.group_size, c.study.controls = 2, 2, 2, 2

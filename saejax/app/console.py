@@ -7,6 +7,7 @@ from typing import Any
 from saejax.capture import Captured
 from saejax.core.metrics import l0_note
 from saejax.evals import Gate
+from saejax.evals.gates import NOT_MEASURED
 
 
 def say(text: str = "") -> None:
@@ -55,13 +56,15 @@ def other_l0(result: Mapping[str, Any]) -> None:
         say(f"evaluate: {note}")
 
 
-def gates(found: Sequence[Gate]) -> None:
-    """The gates, with advice for those that failed."""
+def gates(found: Sequence[Gate], warnings: Sequence[Gate] = ()) -> None:
+    """The gates, with advice for those that did not pass, and the warnings beside them."""
     say("gates:")
     for gate in found:
         say(f"  {_verdict(gate)}  {gate.title}")
-        if not gate.passed and gate.advice:
-            say(f"        {gate.advice}")
+        if advice := "" if gate.passed else gate.unmeasured or gate.advice:
+            say(f"        {advice}")
+    for warning in warnings:
+        say(f"warning: {warning.title}: {warning.value:.4g} > {warning.bar:g}. {warning.advice}")
 
 
 def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, live: str) -> None:
@@ -69,14 +72,15 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, li
     metrics = result["metrics"]
     # A coder that writes in the second of two models alone does not touch the loss of the first.
     recovered = metrics.get("loss_recovered")
+    found = [Gate.from_json(gate) for gate in result["gates"]]
     rows = [
         ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
         ("FVE", f"{metrics['fve']:.4f}"),
         ("loss recovered", "not measured" if recovered is None else f"{recovered:.4f}"),
         ("dead features", f"{metrics['dead_fraction']:.2%}"),
         *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
-        ("gates passed", f"{sum(g['passed'] for g in result['gates'])} of {len(result['gates'])}"),
-        *((f"  {g['name']}", _verdict(Gate.from_json(g))) for g in result["gates"]),
+        ("gates passed", _counted(found)),
+        *((f"  {gate.name}", _verdict(gate)) for gate in found),
         ("report", str(page)),
         ("live page", live),
     ]
@@ -85,6 +89,13 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, li
         say(f"  {name:<18} {value}")
 
 
+def _counted(found: Sequence[Gate]) -> str:
+    unmeasured = sum(gate.state == NOT_MEASURED for gate in found)
+    said = f"{sum(gate.passed for gate in found)} of {len(found)}"
+    return f"{said}, {unmeasured} not measured" if unmeasured else said
+
+
 def _verdict(gate: Gate) -> str:
-    value = "not measured" if gate.value is None else f"{gate.value:.4g}"
-    return f"{'pass' if gate.passed else 'FAIL'}  {value} {gate.comparison} {gate.bar:g}"
+    word = "pass" if gate.passed else "none" if gate.ends_well else "FAIL"
+    value = "not measured" if gate.unmeasured else "not finite" if gate.value is None else f"{gate.value:.4g}"
+    return f"{word}  {value} {gate.comparison} {gate.bar:g}"

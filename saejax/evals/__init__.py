@@ -1,7 +1,7 @@
 """L5: how good a trained coder is, on held-out text, and whether it may be used: metrics and gates."""
 
 from saejax.evals.evaluate import EvalConfig, Evaluated, evaluate, evaluate_together
-from saejax.evals.gates import OF_TRAINING, Gate, GateConfig, check_gates
+from saejax.evals.gates import OF_TRAINING, Gate, GateConfig, check_gates, check_warnings, ends_well
 from saejax.evals.intervals import Difference, Documents, compare
 from saejax.evals.reconstruction import Reconstruction, decoder_gram_rms
 from saejax.evals.similarity import SAME, Stability, stability
@@ -18,8 +18,10 @@ __all__ = [
     "Reconstruction",
     "Stability",
     "check_gates",
+    "check_warnings",
     "compare",
     "decoder_gram_rms",
+    "ends_well",
     "evaluate",
     "evaluate_together",
     "stability",

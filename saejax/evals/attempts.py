@@ -44,7 +44,7 @@ class Attempt:
 
     @property
     def judged(self) -> list[Gate]:
-        """The gates that a setting can help. How busy the machine was makes no coder better."""
+        """The gates that a setting can help. Earlier versions had one of the machine, which makes no coder better."""
         return [gate for gate in self.gates or () if gate.name in CHANGES]
 
     @property

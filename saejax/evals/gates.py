@@ -1,12 +1,14 @@
 """Gates: what a run must reach before its latents are worth looking at, and what to change where it does not.
 
-The six come from the reports this project grew from (RTX 6000 training analysis, computational specifications).
+They come from the reports this project grew from (RTX 6000 training analysis, computational specifications); loss
+recovered is added, what of a reconstruction the language model can use. A warning stands beside the gates and decides
+nothing: how busy the machine was says nothing of a dictionary.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +26,26 @@ class GateConfig(Settings, section="gates"):
         "Largest rise of the mean loss from one fifth of training (after warm-up) to the next, relative.",
         low=0,
     )
-    relative_error: float = setting(0.10, "sum ||x - x_hat||^2 / sum ||x||^2 on held-out text stays below.", low=0)
+    relative_error: float = setting(
+        0.10, "sum ||x - x_hat||^2 / sum ||x - mean x||^2 on held-out text (1 - FVE) stays below.", low=0
+    )
+    loss_recovered: float = setting(
+        0.9, "The share of the model's loss that the reconstruction recovers from zeros stays above.", low=0
+    )
     zero_fraction: float = setting(0.85, "The share of latents that are zero stays above.", low=0)
     gram_rms: float = setting(0.3, "The decoder Gram matrix's off-diagonal RMS stays below.", low=0)
     r2: float = setting(0.7, "Validation R2 at r2_step stays above.", low=0)
     r2_step: int = setting(
-        1000, "R2 is that of the first validation from this step on, or the last one.", low=0, high=math.inf
+        1000,
+        "R2 is that of the first validation from this step on. A training that ends before it has not measured it.",
+        low=0,
+        high=math.inf,
     )
     runtime: float = setting(
-        0.2, "Relative deviation of the training time from the prediction after the first steps stays below.", low=0
+        0.2,
+        "No gate, but a warning, where the training took this much longer than its steps at their median pace, "
+        "relative.",
+        low=0,
     )
     retries: int = setting(
         0,
@@ -44,9 +57,18 @@ class GateConfig(Settings, section="gates"):
     )
 
 
+PASSED, FAILED, NOT_MEASURED = "passed", "failed", "not measured"
+
+
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """One gate: `value` must be `comparison` `bar`. A gate that could not be measured has value None and fails."""
+    """One gate: `value` must be `comparison` `bar`. A value that is NaN or infinite fails.
+
+    Attributes:
+        advice: what to change where it fails.
+        unmeasured: what would measure it, where it could not be measured; its value is None then.
+        asked: the experiment sets a bar of its own: where it could not be measured, the evaluation does not end well.
+    """
 
     name: str
     title: str
@@ -54,6 +76,17 @@ class Gate:
     bar: float
     comparison: str
     advice: str
+    unmeasured: str = ""
+    asked: bool = False
+
+    @property
+    def state(self) -> str:
+        return PASSED if self.passed else NOT_MEASURED if self.unmeasured else FAILED
+
+    @property
+    def ends_well(self) -> bool:
+        """Whether an evaluation may end with 0: it passed, or could not be measured and was not asked for."""
+        return self.passed or (bool(self.unmeasured) and not self.asked)
 
     @property
     def miss(self) -> float:
@@ -72,12 +105,15 @@ class Gate:
 
     def to_json(self) -> dict[str, Any]:
         measured = self.value is not None and bool(np.isfinite(self.value))
-        return dataclasses.asdict(self) | {"value": self.value if measured else None, "passed": self.passed}
+        value = self.value if measured else None
+        said = {"passed": self.passed, "state": self.state, "ends_well": self.ends_well}
+        return dataclasses.asdict(self) | {"value": value} | said
 
     @classmethod
     def from_json(cls, gate: dict[str, Any]) -> "Gate":
-        """The gate that `to_json` wrote; `passed` follows from the rest. An infinite bar was written as null."""
-        kept = {name: value for name, value in gate.items() if name != "passed"}
+        """The gate that `to_json` wrote, this version's or an older one's. An infinite bar was written as null."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        kept = {name: value for name, value in gate.items() if name in known}
         return cls(**kept | {"bar": math.inf if gate["bar"] is None else gate["bar"]})
 
 
@@ -87,24 +123,37 @@ class _Row:
 
     Attributes:
         bar: its key in `GateConfig`.
-        measured: (bars, the evaluation's metrics, the training's rows) -> the value, or None.
+        measured: (bars, the evaluation's metrics, the training's rows) -> the value, or what would measure it.
         changes: what a retry changes when it fails, the first that can be made; none where no setting helps.
         of_training: whether it looks at the training's rows, and not at the evaluation.
+        also: other keys of `GateConfig` that ask for it.
     """
 
     name: str
     title: str
-    measured: Callable[[GateConfig, Mapping[str, float], Sequence[dict[str, Any]]], float | None]
+    measured: Callable[[GateConfig, Mapping[str, float], Sequence[dict[str, Any]]], float | str]
     bar: str
     comparison: str
     advice: str
     changes: tuple[Change, ...] = ()
     of_training: bool = False
+    also: tuple[str, ...] = ()
 
     def gate(self, config: GateConfig, metrics: Mapping[str, float], rows: Sequence[dict[str, Any]]) -> Gate:
         title = self.title.format(config.r2_step)
-        value, bar = self.measured(config, metrics, rows), getattr(config, self.bar)
-        return Gate(self.name, title, value, bar, self.comparison, self.advice)
+        found, bar = self.measured(config, metrics, rows), getattr(config, self.bar)
+        value, unmeasured = (None, found) if isinstance(found, str) else (found, "")
+        own = (self.bar, *self.also)
+        asked = any(getattr(config, key) != getattr(_USUAL, key) for key in own)
+        return Gate(self.name, title, value, bar, self.comparison, self.advice, unmeasured, asked)
+
+
+_USUAL = GateConfig()
+
+
+def _of(name: str, metrics: Mapping[str, float]) -> float | str:
+    found = metrics.get(name)
+    return f"An evaluation gives {name}: saejax evaluate." if found is None else found
 
 
 _ROWS = (
@@ -120,8 +169,8 @@ _ROWS = (
     ),
     _Row(
         "relative_error",
-        "Relative reconstruction error on held-out text",
-        lambda config, metrics, rows: metrics.get("relative_error"),
+        "Reconstruction error on held-out text, relative to the variance (1 - FVE)",
+        lambda config, metrics, rows: fve if isinstance(fve := _of("fve", metrics), str) else 1 - fve,
         "relative_error",
         "<",
         "Raise coder.k (or lower coder.l1_coefficient), widen coder.expansion, or train on more tokens.",
@@ -130,7 +179,7 @@ _ROWS = (
     _Row(
         "sparsity",
         "Latents that are zero",
-        lambda config, metrics, rows: metrics.get("zero_fraction"),
+        lambda config, metrics, rows: _of("zero_fraction", metrics),
         "zero_fraction",
         ">",
         "Lower coder.k, raise coder.l1_coefficient, or widen coder.expansion.",
@@ -139,7 +188,7 @@ _ROWS = (
     _Row(
         "decorrelation",
         "Decoder Gram off-diagonal RMS",
-        lambda config, metrics, rows: metrics.get("gram_rms"),
+        lambda config, metrics, rows: _of("gram_rms", metrics),
         "gram_rms",
         "<",
         "Lower coder.expansion or train.lr, or raise coder.decorrelation_coefficient; many latents have learnt the "
@@ -152,17 +201,31 @@ _ROWS = (
         lambda config, metrics, rows: _r2_at(rows, config.r2_step),
         "r2",
         ">",
-        "Raise coder.k or train.lr; validate with train.validate_every.",
+        "Raise coder.k or train.lr.",
         (*DENSER, FASTER),
         of_training=True,
+        also=("r2_step",),
     ),
     _Row(
+        "loss_recovered",
+        "Loss recovered on held-out text",
+        lambda config, metrics, rows: _of("loss_recovered", metrics),
+        "loss_recovered",
+        ">",
+        "Raise coder.k (or lower coder.l1_coefficient), widen coder.expansion, or train on more tokens.",
+        (*DENSER, FASTER),
+    ),
+)
+
+_WARNINGS = (
+    _Row(
         "runtime",
-        "Training time against the prediction after the first steps",
-        lambda config, metrics, rows: _runtime_deviation(rows),
+        "Training time beyond that of its steps at their median pace",
+        lambda config, metrics, rows: _slowed(rows),
         "runtime",
         "<",
-        "Something slowed the machine or the reading of the store; look at train/tokens_per_second in the report.",
+        "Some steps were slower than most: other programs, or the reading of the store. Look at time and "
+        "train/tokens_per_second in metrics.jsonl.",
         of_training=True,
     ),
 )
@@ -177,32 +240,65 @@ CHANGES = {row.name: row.changes for row in _ROWS if row.changes}
 def check_gates(
     config: GateConfig, metrics: Mapping[str, float], rows: Sequence[dict[str, Any]] | None = None
 ) -> list[Gate]:
-    """All gates, from the evaluation's metrics and the rows of metrics.jsonl; without rows all but `OF_TRAINING`."""
+    """All gates, from the evaluation's metrics and the rows of metrics.jsonl; without rows all but `OF_TRAINING`.
+
+    Loss recovered is judged where the metrics have it: a coder may write where it does not touch the model's loss.
+    """
     judged = [row for row in _ROWS if rows is not None or not row.of_training]
-    return [row.gate(config, metrics, rows or ()) for row in judged]
+    judged = [row for row in judged if row.name != "loss_recovered" or "loss_recovered" in metrics]
+    # NaN is written as null.
+    known = {name: math.nan if value is None else value for name, value in metrics.items()}
+    return [row.gate(config, known, rows or ()) for row in judged]
+
+
+def check_warnings(config: GateConfig, rows: Sequence[dict[str, Any]]) -> list[Gate]:
+    """What deserves a look beside the gates: those of the warnings that were measured and are beyond their bars."""
+    return [gate for row in _WARNINGS if (gate := row.gate(config, {}, rows)).state == FAILED]
+
+
+def ends_well(gates: Iterable[Gate]) -> bool:
+    """Whether the evaluation that these gates judge ends with 0."""
+    return all(gate.ends_well for gate in gates)
 
 
 def _column(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
 
 
-def _largest_rise(rows: Sequence[dict[str, Any]]) -> float | None:
+def _largest_rise(rows: Sequence[dict[str, Any]]) -> float | str:
     """max over fifths of mean loss(i+1) / mean loss(i) - 1, without the first tenth of training."""
     loss = [value for _, value in _column(rows, "train/loss")]
-    loss = loss[len(loss) // 10 :]
+    logged, loss = len(loss), loss[len(loss) // 10 :]
     if len(loss) < 10:
-        return None
+        return f"It needs 11 logged steps, and there are {logged}: lower train.log_every, or train longer."
     means = [float(np.mean(part)) for part in np.array_split(loss, 5)]
     return max(after / max(before, 1e-300) - 1 for before, after in itertools.pairwise(means))
 
 
-def _r2_at(rows: Sequence[dict[str, Any]], step: int) -> float | None:
-    """Validation R2 at the first validation at or after `step`; of a shorter run, at its last."""
-    values = _column(rows, "val/r2")
-    return next((value for at, value in values if at >= step), values[-1][1] if values else None)
+def _r2_at(rows: Sequence[dict[str, Any]], step: int) -> float | str:
+    """Validation R2 at the first validation at or after `step`."""
+    validated = [(row["step"], row["val/r2"]) for row in rows if "val/r2" in row]
+    if not validated:
+        return "Nothing was validated: it needs held-out activations and train.validate_every."
+    last = validated[-1][0]
+    if last < step:
+        return f"The last validation was after {last:,} steps: train longer, or lower gates.r2_step."
+    return next((value for at, value in validated if at >= step and value is not None), math.nan)
 
 
-def _runtime_deviation(rows: Sequence[dict[str, Any]]) -> float | None:
-    """|seconds / predicted seconds - 1|."""
-    predicted, seconds = _column(rows, "time/predicted_seconds"), _column(rows, "time/seconds")
-    return abs(seconds[-1][1] / predicted[-1][1] - 1) if predicted and seconds else None
+def _slowed(rows: Sequence[dict[str, Any]]) -> float | str:
+    """Seconds between the logged steps / what they would be at the median pace - 1.
+
+    Steps between which something was validated have a median of their own.
+    """
+    times = [(row["step"], row["time"]) for row in rows if "train/loss" in row and row.get("time") is not None]
+    validated = np.array([row["step"] for row in rows if "val/r2" in row])
+    between: dict[bool, list[tuple[int, float]]] = {True: [], False: []}
+    for (before, start), (after, end) in itertools.pairwise(times):
+        between[bool(((validated > before) & (validated <= after)).any())].append((after - before, end - start))
+    if len(times) < 11:
+        return f"It needs 11 logged steps, and there are {len(times)}: lower train.log_every, or train longer."
+    seconds = sum(taken for kind in between.values() for _, taken in kind)
+    paces = {kind: float(np.median([taken / steps for steps, taken in own])) for kind, own in between.items() if own}
+    usual = sum(paces[kind] * steps for kind, own in between.items() for steps, _ in own)
+    return seconds / max(usual, 1e-9) - 1

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from saejax.core.files import writing
+from saejax.report.evaluation import counted
 from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, cells, log_axis, markdown, page
 
 _COLUMNS: Columns = (
@@ -74,14 +75,12 @@ def _flat(row: Row) -> dict[str, Any]:
     if "error" in row:
         return {"name": row["name"], "notes": "not evaluated, see below", "error": row["error"]}
     reads, writes = (", ".join(row[key]) for key in ("reads", "writes"))
-    gates = row["gates"]
-    failed = ", ".join(gate["name"] for gate in gates if not gate["passed"])
     return {
         **{key: value for key, value in row["metrics"].items() if value is not None},
         **_intervals(row),
         **{key: row[key] for key in ("name", "d_sae", "coder")},
         "at": reads if reads == writes else f"{reads} -> {writes}",
-        "gates": f"fails {failed}" if failed else f"{len(gates)} of {len(gates)}",
+        "gates": counted(row["gates"]),
         "notes": "; ".join(row["notes"]),
     }
 

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from saejax.core.files import write_bytes
+from saejax.report.evaluation import failed_of
 from saejax.report.tables import COLOURS, DPI, markdown
 
 _TEXT, _PICTURE = "escalation.md", "escalation.png"
@@ -49,7 +50,10 @@ def share_of_bar(gate: Mapping[str, Any]) -> float:
 
 
 def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """A group of bars for each gate, a bar for each attempt: `share_of_bar` on a log axis. Above the line it fails."""
+    """A group of bars for each gate, a bar for each attempt: `share_of_bar` on a log axis. Above the line it fails.
+
+    What could not be measured has no bar.
+    """
     figure = Figure(figsize=(9.0, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -57,8 +61,9 @@ def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> Figure:
     names = [gate["name"] for gate in done[0]["gates"]]
     wide = 0.8 / len(done)
     for i, one in enumerate(done):
-        shares = [min(max(share_of_bar(gate), 1 / _FURTHEST), _FURTHEST) for gate in one["gates"]]
-        at = [place + (i - (len(done) - 1) / 2) * wide for place in range(len(names))]
+        drawn = [gate for gate in one["gates"] if gate["name"] in names and not gate.get("unmeasured")]
+        shares = [min(max(share_of_bar(gate), 1 / _FURTHEST), _FURTHEST) for gate in drawn]
+        at = [names.index(gate["name"]) + (i - (len(done) - 1) / 2) * wide for gate in drawn]
         heights = [math.log10(share) for share in shares]
         axes.bar(at, heights, 0.9 * wide, color=COLOURS[i % len(COLOURS)], label=one["name"])
     axes.axhline(0.0, color="0.2", linewidth=1)
@@ -74,7 +79,7 @@ def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> Figure:
 def _markdown(name: str, content: Mapping[str, Any]) -> str:
     attempts = [one for one in content["attempts"] if one["gates"]]
     kept = next(one for one in attempts if one["name"] == content["kept"])
-    failed = [gate for gate in kept["gates"] if not gate["passed"]]
+    failed = [gate for gate in kept["gates"] if gate["name"] in failed_of(kept["gates"])]
     about = ", ".join(f"{key} {value}" for key, value in content["about"].items() if value not in (None, ""))
     parts = [
         f"# {name}: gates fail after {len(attempts) - 1} {'retry' if len(attempts) == 2 else 'retries'}",
@@ -88,7 +93,8 @@ def _markdown(name: str, content: Mapping[str, Any]) -> str:
         f"![The gates of each attempt, relative to their bars]({_PICTURE})",
         "## What is left",
         "\n".join(
-            f"- `{gate['name']}`: {gate['title']}, {_number(gate['value'])}. {gate['advice']}" for gate in failed
+            f"- `{gate['name']}`: {gate['title']}, {_number(gate['value'])}. {gate.get('unmeasured') or gate['advice']}"
+            for gate in failed
         ),
         "Retries make no training longer and no coder wider. More tokens (train.tokens), more text (capture.tokens), a "
         "wider dictionary (coder.expansion) or another preset (coder.preset) are for you to decide. The report page of "
@@ -114,12 +120,15 @@ def _tried(attempts: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) ->
 
 def _gates(attempts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     lines = [["gate", "bar", *(one["name"] for one in attempts)]]
-    for i, gate in enumerate(attempts[0]["gates"]):
-        values = [
-            f"{_number(one['gates'][i]['value'])} {'pass' if one['gates'][i]['passed'] else 'FAIL'}" for one in attempts
-        ]
+    for gate in attempts[0]["gates"]:
+        own = [next((g for g in one["gates"] if g["name"] == gate["name"]), None) for one in attempts]
+        values = ["-" if g is None else f"{_number(g['value'])}{_word(g)}" for g in own]
         lines.append([gate["name"], f"{gate['comparison']} {_number(gate['bar'])}", *values])
     return lines
+
+
+def _word(gate: Mapping[str, Any]) -> str:
+    return " pass" if gate["passed"] else " FAIL" if failed_of([gate]) else ""
 
 
 def _number(value: float | None) -> str:

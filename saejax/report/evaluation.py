@@ -1,8 +1,23 @@
-"""What an evaluation says beside its metrics, checked before the page draws it: intervals and breakdowns."""
+"""What an evaluation says beside its metrics, checked before the page draws it: intervals, breakdowns, gates."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FIGURES = ("fve", "loss_recovered", "l0")
+
+
+def failed_of(gates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the gates by which an evaluation does not end well. Earlier versions knew no gate that was not measured
+    and yet did not fail."""
+    return [str(gate.get("name")) for gate in gates if not gate.get("ends_well", gate.get("passed"))]
+
+
+def counted(gates: Sequence[Mapping[str, Any]]) -> str:
+    """The result in words: "6 of 6", "5 of 6, 1 not measured", or "fails r2"."""
+    if failed := failed_of(gates):
+        return f"fails {', '.join(failed)}"
+    passed = sum(bool(gate.get("passed")) for gate in gates)
+    return f"{passed} of {len(gates)}" + (f", {len(gates) - passed} not measured" if passed < len(gates) else "")
 
 
 def wrong_in(evaluation: dict[str, Any]) -> str | None:

@@ -147,10 +147,10 @@ def _damaged(path: Path, what: str, remedy: str = EVALUATE) -> DataError:
 
 def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
     evaluation = _json_object(path, data, EVALUATE)
-    for key, kind in (("metrics", dict), ("gates", list), ("density", dict)):
+    for key, kind in (("metrics", dict), ("gates", list), ("warnings", list), ("density", dict)):
         if key in evaluation and not isinstance(evaluation[key], kind):
             raise _damaged(path, f"{key!r} is not a {kind.__name__}")
-    for gate in evaluation.get("gates", []):
+    for gate in [*evaluation.get("gates", []), *evaluation.get("warnings", [])]:
         if not isinstance(gate, dict) or not {"name", "value", "bar", "comparison", "passed"} <= gate.keys():
             raise _damaged(path, f"the gate {str(gate)[:80]} lacks name, value, bar, comparison or passed")
         _check_numbers(path, f"gate {gate['name']!r}", gate, ("value", "bar"))

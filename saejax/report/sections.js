@@ -33,9 +33,9 @@ function pageHeader(summary) {
 
 function verdict(run) {
   if (!run.gates_total) return null;
-  const passed = run.gates_passed === run.gates_total;
-  const text = passed ? `all ${run.gates_total} gates passed` : `${run.gates_total - run.gates_passed} of ${run.gates_total} gates failed`;
-  return el("a", {class: `verdict ${passed ? "pass" : "fail"}`, href: "#gates"}, passed ? "\u2713 " : "\u2717 ", text);
+  const {gates_total: total, gates_passed: passed, gates_failed: failed} = run;
+  const text = failed ? `${failed} of ${total} gates failed` : passed === total ? `all ${total} gates passed` : `${passed} of ${total} gates passed, ${total - passed} not measured`;
+  return el("a", {class: `verdict ${failed ? "fail" : "pass"}`, href: "#gates"}, failed ? "\u2717 " : "\u2713 ", text);
 }
 
 const WRITTEN = {number, percent, count: integer};
@@ -53,14 +53,24 @@ function tiles(list) {
   }));
 }
 
-function gatesSection({gates, skipped_gates: skipped, commands}) {
+// [row's class, badge, what to do]; earlier versions wrote no state: what was not measured had failed.
+function gateResult(gate) {
+  if (gate.passed) return ["pass", "\u2713 pass", gate.advice];
+  if (gate.state === "not measured") return [gate.ends_well ? "none" : "fail", "\u2013 not measured", gate.unmeasured];
+  return ["fail", "\u2717 fail", gate.advice];
+}
+
+function gatesSection({gates, warnings, skipped_gates: skipped, commands}) {
   const lead = "Bars that a coder must clear before its features are worth reading.";
   if (!gates || gates.length === 0) return section("gates", "Gates", null, missing("No gate has been measured yet; run", commands.evaluate));
-  const rows = gates.map((gate) => el("tr", {class: gate.passed ? "pass" : "fail"},
-    el("th", {scope: "row"}, gate.title ?? gate.name),
-    el("td", {class: "num"}, withUnit(gate.value, gate.unit)), el("td", {class: "num"}, `${gate.comparison} ${withUnit(gate.bar, gate.unit)}`),
-    el("td", {}, el("span", {class: "badge"}, gate.passed ? "\u2713 pass" : "\u2717 fail")), el("td", {class: "advice"}, gate.advice ?? "")));
-  return section("gates", "Gates", lead, el("div", {class: "gates"}, table(["gate", "value", "bar", "result", "what to change if it fails"], rows, [1, 2])),
+  const rows = gates.map((gate) => {
+    const [kind, badge, advice] = gateResult(gate);
+    return el("tr", {class: kind}, el("th", {scope: "row"}, gate.title ?? gate.name),
+      el("td", {class: "num"}, withUnit(gate.value, gate.unit)), el("td", {class: "num"}, `${gate.comparison} ${withUnit(gate.bar, gate.unit)}`),
+      el("td", {}, el("span", {class: "badge"}, badge)), el("td", {class: "advice"}, advice ?? ""));
+  });
+  const beside = (warnings ?? []).map((one) => el("p", {class: "note"}, `Warning: ${one.title}: ${number(one.value)}, more than ${number(one.bar)}. ${one.advice}`));
+  return section("gates", "Gates", lead, el("div", {class: "gates"}, table(["gate", "value", "bar", "result", "what to change if it fails"], rows, [1, 2])), ...beside,
     skipped ? el("p", {class: "note"}, `Not judged, because they look at a training: ${skipped.join(", ")}.`) : null);
 }
 
@@ -70,7 +80,7 @@ function attemptsSection({attempts: record}) {
   const rows = record.attempts.map((one) => {
     const own = one.name === "attempt-0", gates = one.gates ?? [];
     const changes = one.changes.map((c) => `${c.key} ${number(c.before)} \u2192 ${number(c.after)} (${c.gates.join(", ")})`).join("; ");
-    const failed = gates.filter((gate) => !gate.passed).map((gate) => gate.name).join(", ");
+    const failed = gates.filter((gate) => !(gate.ends_well ?? gate.passed)).map((gate) => gate.name).join(", ");
     return el("tr", {class: one.name === record.kept ? "pass" : null},
       el("th", {scope: "row"}, one.name, own ? " (this page)" : one.gates ? el("div", {}, el("code", {}, `${one.name}/report.html`)) : ""),
       el("td", {}, one.begins_from || "\u2013"), el("td", {}, changes || "\u2013"),

@@ -11,6 +11,7 @@ from typing import Any
 from saejax.core.files import finite
 from saejax.core.metrics import l0_note
 from saejax.report.curves import thin
+from saejax.report.evaluation import failed_of
 from saejax.report.monitor import OF_MONITOR, monitored
 from saejax.report.read import EVALUATE, EVALUATE_ANY, TRAIN, RunFiles
 
@@ -26,6 +27,7 @@ def summarise(run: RunFiles) -> dict[str, Any]:
         "tiles": _tiles(run),
         "note": _other_l0(run),
         "gates": evaluation.get("gates"),
+        "warnings": evaluation.get("warnings"),
         "skipped_gates": evaluation.get("skipped_gates"),
         "eval_step": evaluation.get("step"),
         "eval_metrics": evaluation.get("metrics"),
@@ -63,6 +65,7 @@ def _header(run: RunFiles) -> dict[str, Any]:
         "tokens": max((row["tokens"] for row in run.metrics if _number(row.get("tokens"))), default=None),
         "step": run.metrics[-1]["step"] if run.metrics else evaluation.get("step"),
         "gates_passed": sum(bool(gate["passed"]) for gate in gates),
+        "gates_failed": len(failed_of(gates)),
         "gates_total": len(gates),
     }
 

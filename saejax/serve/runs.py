@@ -23,6 +23,7 @@ from saejax.core.errors import SaejaxError
 from saejax.core.files import read_json, stamp
 from saejax.core.lease import LOCK, held
 from saejax.core.metrics import last_rows
+from saejax.report.evaluation import failed_of
 from saejax.serve.folders import OWN
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
@@ -146,7 +147,7 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
     """What the files of a run say, without its state."""
     evaluation = _json(folder / "eval.json") if (folder / "eval.json").is_file() else None
     gates = (evaluation or {}).get("gates")
-    failed = [str(gate.get("name")) for gate in gates or [] if not gate.get("passed")]
+    passed, failed = sum(bool(gate.get("passed")) for gate in gates or []), failed_of(gates or [])
     last = last_rows(folder / "metrics.jsonl")
     step = last.get("step")
     config = _of_config(folder)
@@ -164,7 +165,7 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         "tokens": last.get("tokens"),
         "tokens_per_second": last.get("train/tokens_per_second"),
         **_figures((evaluation or {}).get("metrics") or {}, last, config["d_sae"]),
-        "gates_passed": None if gates is None else len(gates) - len(failed),
+        "gates_passed": None if gates is None else passed,
         "gates_total": None if gates is None else len(gates),
         "failed_gates": failed,
         "evaluated_at": None if evaluation is None else evaluation.get("step"),

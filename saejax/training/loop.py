@@ -27,9 +27,6 @@ from saejax.training.program import Arrays, Program
 from saejax.training.state import TrainState
 from saejax.training.watch import Watch
 
-# The run's length is predicted after this many steps, or a fifth of a shorter run.
-_PREDICT_AT = 200
-
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -111,7 +108,7 @@ def train(config: TrainConfig, setup: Setup) -> Outcome:
     step, states, meta = _restored(setup.programs) or (0, None, {})
     session = _Session(config, setup, step, meta)
     if session.going:
-        # Compiled before the clock starts, so that the prediction is about steps alone.
+        # Compiled before the clock starts, so that the pace is that of steps alone.
         programs = [program.compiled(setup.batches.dtype) for program in setup.programs]
         session.setup = dataclasses.replace(setup, programs=programs)
     return session.run(states or [program.start() for program in setup.programs])
@@ -164,7 +161,6 @@ class _Session:
     def __init__(self, config: TrainConfig, setup: Setup, first: int, meta: Mapping[str, Any]):
         self.config, self.setup, self.first = config, setup, first
         self.before: float = meta.get("seconds", 0.0)
-        self.predicted: bool = meta.get("predicted", False)
         self.memories = {name: Memory.resumed(config, of_member(meta, name)) for name in self.names(setup)}
         self.started = time.perf_counter()
         self.pending: collections.deque[tuple[int, list[dict[str, jax.Array]], Mapping[str, np.ndarray]]] = (
@@ -172,8 +168,6 @@ class _Session:
         )
         self.told: dict[tuple[str, ...], tuple[list[bool] | None, Mapping[str, Any]]] = {}
         self.saved = first
-        self.mark: float | None = None
-        self.validation_seconds = 0.0
         self.waited = 0.0
         self.validate_every = config.validation_interval(setup.batches.epoch_rows) if setup.validate else 0
 
@@ -265,7 +259,6 @@ class _Session:
             step, found, batch = self.pending.popleft()
             with self.setup.watch.phase("device"):
                 jax.block_until_ready(found)
-            self.predict(step)
             logged = step % self.config.log_every == 0 or step in (1, self.config.steps)
             rows = self.rows(found, logged)
             rows = {name: row for name, row in rows.items() if not self.count_skipped(name, step, row, batch)}
@@ -351,32 +344,12 @@ class _Session:
             f"extreme {self.setup.rows}."
         )
 
-    def predict(self, step: int) -> None:
-        """Predict the run's whole length once, from the pace of its first steps and the length of a validation."""
-        at = min(_PREDICT_AT, self.config.steps // 5)
-        since = at // 4
-        if self.predicted or since < 1:
-            return
-        if step == self.first + since:
-            self.mark = time.perf_counter()
-        elif step == self.first + at and self.mark is not None:
-            pace = (time.perf_counter() - self.mark) / (at - since)
-            every = self.validate_every
-            validations = self.config.steps // every - step // every if every else 0
-            left = pace * (self.config.steps - step) + validations * self.validation_seconds
-            self.write_all(step, {"time/predicted_seconds": self.seconds() + left})
-            self.predicted = True
-
     # --- validation -------------------------------------------------------------------------------------------
 
     def validate_first(self, states: Sequence[TrainState]) -> None:
-        """The curve's first point; the second call, already compiled, tells how long a validation takes."""
-        if self.setup.validate and self.validate_every and not self.predicted:
-            self.setup.validate(states)
-            started = time.perf_counter()
-            metrics = self.setup.validate(states)
-            self.validation_seconds = time.perf_counter() - started
-            self.write(self.first, _named("val", metrics))
+        """The curve's first point. The clock starts after it: it compiles the validation."""
+        if self.setup.validate and self.validate_every and not self.first:
+            self.write(self.first, _named("val", self.setup.validate(states)))
 
     def validate_if_due(self, step: int, states: Sequence[TrainState]) -> list[str]:
         """Validate where it is time; returns the members that are the best so far."""
@@ -404,7 +377,7 @@ class _Session:
         """Save every program's state, with all that is counted up to this step."""
         self.read_metrics(keep=0)  # it may say that it is enough
         self.judge(step, states)
-        meta = {"step": step, "seconds": self.seconds(), "predicted": self.predicted}
+        meta = {"step": step, "seconds": self.seconds()}
         # No program is a checkpoint ahead of another: the older one of this step may go only when all have it.
         for checkpoints in self.folders():
             checkpoints.wait()
@@ -445,7 +418,7 @@ class _Session:
                 if not (last or name in best or (every and step % every == 0 and memory.going)):
                     continue
                 alone = dataclasses.replace(program.member(state, i), step=jnp.int32(at))
-                meta = {"step": at, "seconds": self.seconds(), "predicted": self.predicted}
+                meta = {"step": at, "seconds": self.seconds()}
                 kept = [] if memory.best.step is None else [memory.best.step]
                 checkpoints.save(at, alone.to_items(), meta | memory.to_meta() | dict(program.meta), keep=kept)
                 checkpoints.close()  # members are many: none holds threads between its saves

@@ -17,6 +17,7 @@ import pytest
 from saejax.core.errors import DataError
 from saejax.report import render
 from saejax.report.curves import CURVE_POINTS
+from saejax.report.evaluation import counted, failed_of
 from saejax.report.page import embed_json
 
 HOSTILE = "</script><img src=x onerror=document.title='owned'>"
@@ -158,6 +159,16 @@ def test_the_feature_table_comes_back_to_four_digits(run: Path) -> None:
             assert example["activations"] == pytest.approx(original["activations"], rel=1e-3)
 
 
+def test_gates_are_counted_as_passed_failed_and_not_measured() -> None:
+    """Of an earlier version what was not measured had failed, and a gate has no state."""
+    old = [{"name": "a", "passed": True}, {"name": "b", "passed": False, "value": None}]
+    assert (counted(old), failed_of(old)) == ("fails b", ["b"])
+    unmeasured = {"name": "c", "passed": False, "state": "not measured"}
+    assert counted([old[0], unmeasured | {"ends_well": True}]) == "1 of 2, 1 not measured"
+    assert counted([old[0], unmeasured | {"ends_well": False}]) == "fails c", "it was asked for"
+    assert (counted([old[0]]), failed_of([])) == ("1 of 1", [])
+
+
 def test_the_summary_says_what_the_files_say(run: Path) -> None:
     summary = summary_of(run)
     header = summary["run"]
@@ -166,6 +177,7 @@ def test_the_summary_says_what_the_files_say(run: Path) -> None:
     assert shape == ("topk", 32, 8, 4)
     assert (header["tokens"], header["step"]) == (7680, 30)
     assert (header["gates_passed"], header["gates_total"]) == (1, 1)
+    assert header["gates_failed"] == 0
     tiles = {tile["label"]: tile for tile in summary["tiles"]}
     assert tiles["L0"]["value"] == 8.0
     assert (tiles["Dead features"]["value"], tiles["Dead features"]["of"]) == (1, 8)

@@ -149,6 +149,32 @@ def test_an_evaluation_shows_its_intervals_its_breakdowns_and_latents_that_are_a
     assert "<img" not in body and "&lt;/script&gt;&lt;img" in body
 
 
+def test_a_gate_that_was_not_measured_is_neither_passed_nor_failed(tmp_path: Path) -> None:
+    gate = {
+        "name": "r2",
+        "title": "R2",
+        "value": 0.9,
+        "bar": 0.7,
+        "comparison": ">",
+        "advice": "Raise k.",
+        "passed": True,
+    }
+    unmeasured = gate | {"value": None, "passed": False, "state": "not measured", "unmeasured": HOSTILE}
+    slow = gate | {"name": "runtime", "title": "Slowed", "comparison": "<", "passed": False}
+    (tmp_path / "config.json").write_text("{}")
+    for asked, verdict, kind in (
+        (False, "1 of 2 gates passed, 1 not measured", "none"),
+        (True, "1 of 2 gates failed", "fail"),
+    ):
+        gates = [gate, unmeasured | {"ends_well": not asked}]
+        (tmp_path / "eval.json").write_text(json.dumps({"step": 1, "metrics": {}, "gates": gates, "warnings": [slow]}))
+        dom, console = visit(render(tmp_path).as_uri())
+        body = dom[dom.index('<div id="page">') : dom.index('id="summary-data"')]
+        assert console == [] and verdict in body and "<img" not in body
+        assert f'<tr class="{kind}"><th scope="row">R2' in body and "not measured</span>" in body and "&lt;img" in body
+        assert re.search(r"Warning: Slowed: 0\.9\d*, more than 0\.7\d*\. Raise k\.", body)
+
+
 def test_an_address_opens_its_feature_with_coloured_tokens(page: Path) -> None:
     dom, console = visit(page.as_uri() + "#feature=123")
     assert console == []

@@ -97,6 +97,13 @@ def test_the_figures_are_those_of_the_files(tmp_path: Path) -> None:
     assert half["seconds_left"] == (8 * STEPS - 160) / 16
     assert (done["fve"], done["l0"], done["dead_fraction"]) == (0.75, 3.5, 0.25)
     assert (done["gates_passed"], done["gates_total"], done["failed_gates"]) == (1, 2, ["g1"])
+    short = gates(True, False)
+    short["gates"][1] |= {"state": "not measured", "ends_well": True}
+    a_run(tmp_path, "short", STEPS, eval=short)
+    row = runs.row("short")
+    assert (row["state"], row["gates_passed"], row["failed_gates"]) == ("evaluated", 1, []), (
+        "not measured is not failed"
+    )
     with (tmp_path / "half" / "metrics.jsonl").open("a") as torn:
         torn.write('{"step": 30, "train/fve": 0.3}\n{"step": 32, "tra')
     assert (runs.row("half")["step"], runs.row("half")["fve"]) == (30, 0.3)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -119,19 +118,6 @@ def test_a_finished_run_does_nothing_more(undisturbed: Undisturbed, store: Path)
     again = run(store, folder)
     assert (again.step, again.finished, again.tokens) == (30, True, 0)
     assert (folder / "metrics.jsonl").read_bytes() == before
-
-
-def test_the_prediction_is_written_once_whatever_interrupts_the_run(store: Path, tmp_path: Path) -> None:
-    config = TrainConfig(
-        tokens=150 * 64, batch_size=64, lr=3e-4, checkpoint_every=1000, validate_every=50, block_chunks=4
-    )
-    # Stopped before it could predict: the next session does.
-    run(store, tmp_path, "standard", config, stop_at=12)
-    run(store, tmp_path, "standard", config, stop_at=100)
-    run(store, tmp_path, "standard", config)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    predicted = [row["time/predicted_seconds"] for row in rows if "time/predicted_seconds" in row]
-    assert len(predicted) == 1 and predicted[0] > 0
 
 
 def test_schedules_start_peak_and_end_where_they_say() -> None:

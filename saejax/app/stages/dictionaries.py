@@ -25,7 +25,7 @@ from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import read_json, write_json
 from saejax.core.made import found
 from saejax.core.metrics import l0_note
-from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, evaluate_together
+from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, ends_well, evaluate_together
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
@@ -114,7 +114,7 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict
     title, below = f"Dictionaries on {work.lm.identity['model']}", comparisons(folder, rows, saes)
     console.say(render_dictionaries(folder, title, lead, rows, below))
     console.say(f"evaluate: {folder / 'table.html'}")
-    passed = all(gate["passed"] for row in evaluated for gate in row["gates"])
+    passed = ends_well(Gate.from_json(gate) for row in evaluated for gate in row["gates"])
     return 0 if passed and len(evaluated) == len(rows) else 1
 
 

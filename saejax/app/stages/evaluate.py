@@ -1,5 +1,7 @@
 """The stage after training: held-out text -> eval.json, documents.npz and the gates."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from saejax.app import console
@@ -12,10 +14,10 @@ from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.bootstrap import LEVEL
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
-from saejax.core.files import read_json
+from saejax.core.files import finite, read_json, write_json
 from saejax.core.made import made
 from saejax.core.metrics import read_metrics
-from saejax.evals import Documents, Evaluated, Gate, check_gates, evaluate
+from saejax.evals import Documents, Evaluated, Gate, GateConfig, check_gates, check_warnings, ends_well, evaluate
 from saejax.evals.intervals import FEWEST, RESAMPLES
 from saejax.parallel import refuse_many
 from saejax.trained import TrainedCoder
@@ -27,7 +29,11 @@ _DECIDES_EVAL = ("eval", "gates")
 
 
 def run_evaluate(work: Workspace, redo: bool = False) -> int:
-    """Evaluate the last checkpoint on held-out text and check the gates. Returns 0 when all pass, else 1."""
+    """Evaluate the last checkpoint on held-out text and check the gates.
+
+    Returns:
+        0; 1 when a gate fails, or could not be measured although the experiment sets its bar.
+    """
     e = work.experiment
     refuse_many(e.parallel, "saejax evaluate")
     path = e.run_dir / "eval.json"
@@ -36,17 +42,21 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     of = {"step": sae.step, "sha256": sae.fingerprint(), "config": _decides(e)}
     result = made(
         path,
-        of,
+        of | {"config": _recorded(path, of["config"])},
         lambda: _evaluated(work, sae.at(work.lm)),
         redo,
         unrecorded=("sha256",),
         already=lambda: console.say(f"evaluate: already done, {path}"),
     )
+    # Judged anew each time: what was evaluated by an earlier version has its figures, and not all of today's gates.
+    judged = json.loads(json.dumps(finite(result | {"config": of["config"]} | _judged(e, result["metrics"]))))
+    if judged != result:
+        write_json(path, judged)
     console.non_finite(result.get("non_finite_tokens"))
     console.other_l0(result)
-    gates = [Gate.from_json(gate) for gate in result["gates"]]
-    console.gates(gates)
-    return 0 if all(gate.passed for gate in gates) else 1
+    gates = [Gate.from_json(gate) for gate in judged["gates"]]
+    console.gates(gates, [Gate.from_json(warning) for warning in judged["warnings"]])
+    return 0 if ends_well(gates) else 1
 
 
 def _decides(e: Experiment) -> dict[str, Any]:
@@ -55,10 +65,20 @@ def _decides(e: Experiment) -> dict[str, Any]:
     return config | {"gates": {key: bar for key, bar in config["gates"].items() if key != "retries"}}
 
 
+def _recorded(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """`config` as an eval.json of an earlier version has it: without bars at their defaults that there were not yet."""
+    content = read_json(path) if path.is_file() else {}
+    there = content.get("config", {}).get("gates") if isinstance(content, dict) else None
+    if not isinstance(there, dict):
+        return config
+    usual = to_json(GateConfig())
+    return config | {"gates": {key: b for key, b in config["gates"].items() if key in there or b != usual[key]}}
+
+
 def stale(e: Experiment) -> bool:
     """Whether there is an eval.json that was made with other settings."""
     path = e.run_dir / "eval.json"
-    return path.is_file() and bool(differences(read_json(path).get("config", {}), _decides(e)))
+    return path.is_file() and bool(differences(read_json(path).get("config", {}), _recorded(path, _decides(e))))
 
 
 def _evaluated(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
@@ -66,10 +86,16 @@ def _evaluated(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
     e, made_from = work.experiment, of_text_and_model(work)
     done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     done.documents.save(e.run_dir / DOCUMENTS)
-    gates = check_gates(e.gates, done.metrics, read_metrics(e.run_dir / "metrics.jsonl"))
     write_down(e, made_from, console.say)
     record_stage(e, "evaluate", done.tokens, done.seconds)
-    return figures(work, sae, done) | {"k": _k(e.coder), "gates": [gate.to_json() for gate in gates]}
+    return figures(work, sae, done) | {"k": _k(e.coder)} | _judged(e, done.metrics)
+
+
+def _judged(e: Experiment, metrics: dict[str, float]) -> dict[str, Any]:
+    """The gates and warnings of eval.json."""
+    rows = read_metrics(e.run_dir / "metrics.jsonl")
+    gates, warnings = check_gates(e.gates, metrics, rows), check_warnings(e.gates, rows)
+    return {"gates": [gate.to_json() for gate in gates], "warnings": [gate.to_json() for gate in warnings]}
 
 
 def figures(work: Workspace, sae: TrainedCoder, done: Evaluated) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def found(folder: Folder, label: str) -> Found | None:
     """
     attempts = read_attempts(folder.record(label))
     pid = attempts[-1].get("pid") if attempts else None
-    ended = not isinstance(pid, int) or attempts[-1].get("code") is not None
-    if ended or attempts[-1].get("host") != platform.node() or not left_of(pid, folder.path):
+    if not isinstance(pid, int) or attempts[-1].get("code") is not None:
         return None
-    return Found(folder, label, pid)
+    here = attempts[-1].get("host") == platform.node()
+    return Found(folder, label, pid) if here and left_of(pid, folder.path) else None
 
 
 @dataclasses.dataclass

@@ -29,8 +29,8 @@ def _all() -> Iterator[tuple[int, int, bytes]]:
     if not _PROCESSES.is_dir():  # macOS
         asked = ["ps", "-axww", "-o", "pid=,pgid=,args="]
         for line in subprocess.run(asked, capture_output=True, check=True).stdout.splitlines():
-            pid, group, command = [*line.split(None, 2), b""][:3]
-            yield int(pid), int(group), command
+            pid, leader, command = [*line.split(None, 2), b""][:3]
+            yield int(pid), int(leader), command
         return
     for process in _PROCESSES.iterdir():
         if process.name.isdigit():

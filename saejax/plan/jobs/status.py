@@ -92,12 +92,12 @@ def _recorded(folder: Folder, label: str, at_work: str) -> Row:
         return Row(label)
     last = attempts[-1]
     code = last.get("code")
-    state = {0: "done", EXIT_PREEMPTED: "stopped"}.get(code, "failed")
-    if code is None:
-        if last.get("host") == platform.node():
-            state = "running" if found(folder, label) else "killed"
-        else:
-            state = "running" if last.get("host") == at_work else "unknown"
+    if code is not None:
+        state = {0: "done", EXIT_PREEMPTED: "stopped"}.get(code, "failed")
+    elif last.get("host") == platform.node():
+        state = "running" if found(folder, label) else "killed"
+    else:
+        state = "running" if last.get("host") == at_work else "unknown"
     return Row(
         label,
         state=state,

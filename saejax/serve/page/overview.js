@@ -26,7 +26,7 @@ function runRow(picked) {
     setText(left, progressLine(run, true));
     const rate = run.state === "running" && run.tokens_per_second ? compact(run.tokens_per_second) : "\u2013";
     [rate, number(run.l0), number(run.fve), percent(run.dead_fraction), gatesText(run)].forEach((text, i) => setText(cells[i], text));
-    setClass(cells[4], `num odd ${run.gates_total ? (run.gates_passed === run.gates_total ? "passed" : "failing") : ""}`);
+    setClass(cells[4], `num odd ${run.gates_total ? (run.failed_gates.length ? "failing" : "passed") : ""}`);
     cells[4].title = (run.failed_gates ?? []).join(", ");
     setText(when, ago(run.updated));
     when.title = moment(run.updated);

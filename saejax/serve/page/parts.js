@@ -62,7 +62,7 @@ function progressLine(run, short = false) {
 
 function gatesText(run) {
   if (!run.gates_total) return "\u2013";
-  return run.gates_passed === run.gates_total ? `${run.gates_passed} of ${run.gates_total}` : `${run.gates_total - run.gates_passed} failed`;
+  return run.failed_gates.length ? `${run.failed_gates.length} failed` : `${run.gates_passed} of ${run.gates_total}`;
 }
 
 // Rows of a host that follow a list: nodes are kept by key and changed in place; focus and selection stay.

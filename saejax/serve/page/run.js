@@ -98,7 +98,7 @@ class RunHeader {
     this.badge = stateBadge();
     this.bar = progressBar("progress of the training");
     this.line = el("p");
-    this.gates = new Slot((run) => verdict({gates_total: run.gates_total, gates_passed: run.gates_passed}));
+    this.gates = new Slot((run) => verdict({gates_total: run.gates_total, gates_passed: run.gates_passed, gates_failed: run.failed_gates.length}));
     this.facts = new Slot((rows) => el("dl", {class: "facts"}, rows.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value)))));
     this.tiles = new Slot((list) => tiles(list));
     this.stop = el("button", {type: "button", title: "SIGTERM: it saves and ends", onclick: () => this.doStop()}, "Stop");
@@ -171,7 +171,7 @@ class RunView {
     this.header = new RunHeader(name);
     this.curves = new Curves();
     this.sections = [
-      [(s) => [s.gates, s.skipped_gates, s.commands], new Slot(([gates, skipped, commands]) => gatesSection({gates, skipped_gates: skipped, commands}))],
+      [(s) => [s.gates, s.warnings, s.skipped_gates, s.commands], new Slot(([gates, warnings, skipped, commands]) => gatesSection({gates, warnings, skipped_gates: skipped, commands}))],
       [(s) => s.attempts, new Slot((attempts) => attemptsSection({attempts}))],
       [null, {node: section("training", "Training", "By step; point at one chart to read the same step in all of them.", this.curves.node)}],
       [(s) => [s.density, s.commands], new Slot(([density, commands]) => (density ? densitySection({density, commands}) : null))],
