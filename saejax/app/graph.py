@@ -56,10 +56,10 @@ def run_graph(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     supernodes = read_json(flags["supernodes"]) if flags["supernodes"] else None
     loaded, lm = with_model(list(dictionaries(places).values()), flags["model"])
     saes = at_model(lm, loaded)
-    bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
+    bos = lm.tokenizer.bos
     config = AttributionConfig(max_features=flags["max_features"], logits=flags["logits"], silent=len(bos))
     folder = Path(flags["out"])
-    tokens = bos + lm.tokenizer.encode(prompt)
+    tokens = bos + lm.tokenizer.encode_behind_bos([prompt])[0]
     slug = flags["name"] or slug_of(prompt, decided_by(lm, saes, tokens, config))
     with _Rows() as rows:
         graph = attribute(lm, saes, tokens, config, folder=folder / f"{slug}.rows", progress=rows.done)

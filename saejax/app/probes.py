@@ -232,7 +232,7 @@ def _task(work: Workspace, hook: str) -> Task | str:
     """The task on a hook point; or why there is none."""
     tokenizer = work.lm.tokenizer
     reader = dataclasses.replace(_reader(work, (hook,)), max_tokens=work.lm.config.context_length)
-    bos = [tokenizer.bos_id] if reader.prepend_bos and tokenizer.bos_id is not None else []
+    bos = tokenizer.bos if reader.prepend_bos else []
     try:
         return task_of(tokenizer, bos, work.experiment.probes, lambda name, ids: reader.of_ids(name, ids)[hook])
     except DataError as error:

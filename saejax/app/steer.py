@@ -64,8 +64,8 @@ def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     operation = Operation(flags["operation"], latents, flags["scale"])
     written = steer(Interventions(lm, {place: sae}), place, operation, prompts, sampling)
     console.say(f"{lm.identity['model']}, {sae!r}")
-    bos = lm.tokenizer.bos_id is not None
-    console.say(f"latent {flags['feature']}: {operation.reads}, at every token" + " but bos" * bos)
+    but = " but bos" if lm.tokenizer.bos else ""
+    console.say(f"latent {flags['feature']}: {operation.reads}, at every token{but}")
     for one in written:
         console.say()
         console.say(textwrap.fill(one.prompt, _WIDTH, initial_indent="prompt   ", subsequent_indent=" " * 9))
@@ -135,8 +135,8 @@ def steer(
         DataError: a prompt that is empty, or longer than the model reads.
     """
     lm = inside.lm
-    bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
-    rows = [bos + lm.tokenizer.encode(prompt) for prompt in prompts]
+    bos = lm.tokenizer.bos
+    rows = [bos + ids for ids in lm.tokenizer.encode_behind_bos(list(prompts))]
     changed = _tokens(steered(inside, name, operation.at(True), rows, sampling, len(bos)))
     without = _tokens(generate(lm.config, lm.params, rows, sampling))
     about = _about(inside, name, list(operation.latents), rows, operation.at, len(bos))

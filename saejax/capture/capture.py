@@ -27,7 +27,7 @@ from saejax.lm.forward import Forward, Model, apart
 from saejax.parallel import DATA, Process
 from saejax.store import StoreLayout, StoreWriter
 from saejax.store.layout import DTYPES
-from saejax.text import PackedRows, Packer, Source, TextConfig
+from saejax.text import PackedRows, Packer, Source, TextConfig, begins_with_bos
 
 _ALONE = Process()
 
@@ -186,6 +186,7 @@ def store_identity(
         "prepend_bos": text.prepend_bos,
         # What is left at its default is not written: the stores of earlier versions stay valid.
         **({} if text.packed else {"pack": False}),
+        **({"own_bos": "once"} if begins_with_bos(text, lm.tokenizer) else {}),
         **apart(lm, text.context_length),
         **(config.identity if config else {}),
     }

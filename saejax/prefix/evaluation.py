@@ -27,7 +27,7 @@ from saejax.lm import LanguageModel, decoder, generation
 from saejax.lm.conventions import DecoderConfig
 from saejax.prefix.answers import exact_match, f1, first_line
 from saejax.prefix.records import Record
-from saejax.prefix.samples import Spoken, bos_of, check_fits, spoken
+from saejax.prefix.samples import Spoken, check_fits, spoken
 from saejax.prefix.trained import TrainedPrefix
 from saejax.prefix.training import embedding_rms
 
@@ -96,7 +96,7 @@ def evaluate_prefix(
 
 def give(way: str, lm: LanguageModel, own: Spoken, prefix_NPM: np.ndarray, latents: int, seed: int) -> Given:
     """One of WAYS for all records."""
-    bos, n = bos_of(lm), len(own.prompts)
+    bos, n = lm.tokenizer.bos, len(own.prompts)
     nothing = np.zeros((0, lm.config.d_model), np.float32)
     in_text: dict[str, list[list[int]]] = {
         "text": own.contexts,

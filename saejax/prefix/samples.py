@@ -39,9 +39,8 @@ def spoken(tokenizer: Tokenizer, records: Sequence[Record], config: PrefixConfig
     Raises:
         DataError: a prompt or an answer without a token.
     """
-    contexts, prompts, answers = (
-        tokenizer.encode_many(texts(records, template)) for template in ("{context}", config.prompt, config.answer)
-    )
+    contexts, prompts = (tokenizer.encode_behind_bos(texts(records, t)) for t in ("{context}", config.prompt))
+    answers = tokenizer.encode_many(texts(records, config.answer))
     if not all(prompts) or not all(answers):
         raise DataError("A prompt or an answer has no tokens; see prefix.prompt and prefix.answer.")
     return Spoken(contexts, prompts, answers)
@@ -75,7 +74,7 @@ def training_arrays(records: Sequence[Record], config: PrefixConfig, models: Map
     first = next(iter(models.values()))
     arrays = {"ids": encoder_ids(records, config, first.tokenizer)}
     for name, lm in models.items():
-        own, bos = spoken(lm.tokenizer, records, config), bos_of(lm)
+        own, bos = spoken(lm.tokenizer, records, config), lm.tokenizer.bos
         tokens = [p + a[:-1] for p, a in zip(own.prompts, own.answers, strict=True)]
         check_fits(name, lm, len(bos) + config.latents + max(map(len, tokens)) + 1)
         at = [[len(p) - 1 + i for i in range(len(a))] for p, a in zip(own.prompts, own.answers, strict=True)]
@@ -89,11 +88,6 @@ def training_arrays(records: Sequence[Record], config: PrefixConfig, models: Map
             arrays[f"{name}/text"] = padded(text)
             arrays[f"{name}/text_at"] = padded([[n + i for i in row] for n, row in zip(before, at, strict=True)])
     return arrays
-
-
-def bos_of(lm: LanguageModel) -> list[int]:
-    """The model's bos token, or nothing where it has none."""
-    return [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
 
 
 def check_fits(name: str, lm: LanguageModel, tokens: int) -> None:

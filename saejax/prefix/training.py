@@ -42,8 +42,7 @@ class Frozen:
 
     @classmethod
     def of(cls, lm: LanguageModel) -> "Frozen":
-        bos = lm.tokenizer.bos_id
-        return cls(lm.config, () if bos is None else (bos,))
+        return cls(lm.config, tuple(lm.tokenizer.bos))
 
     def after_bos(self, params: Any, prefix_BPM: jax.Array) -> jax.Array:
         """The bos token's embedding and then the prefix, [B, (1) + P, M]."""

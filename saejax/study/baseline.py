@@ -57,8 +57,8 @@ class Prompts:
 
 def as_prompts(pairs: Sequence[Pair], lm: LanguageModel) -> Prompts:
     """The pairs as tokens, the model's own bos in front."""
-    bos = [] if lm.tokenizer.bos_id is None else [lm.tokenizer.bos_id]
-    clean, corrupt = ([bos + ids for ids in lm.tokenizer.encode_many(list(texts))] for texts in (
+    bos = lm.tokenizer.bos
+    clean, corrupt = ([bos + ids for ids in lm.tokenizer.encode_behind_bos(list(texts))] for texts in (
         [pair.clean for pair in pairs], [pair.corrupt for pair in pairs]
     ))  # fmt: skip
     right, wrong = (

@@ -152,7 +152,8 @@ def unfit(pair: Pair, tokenizer: Tokenizer, longest: int = 0) -> str:
 
     Without a bos token the first token of both must be the same: interventions leave the first token alone.
     """
-    right, wrong, clean, corrupt = tokenizer.encode_many([pair.right, pair.wrong, pair.clean, pair.corrupt])
+    right, wrong = tokenizer.encode_many([pair.right, pair.wrong])
+    clean, corrupt = tokenizer.encode_behind_bos([pair.clean, pair.corrupt])
     for said, ids in ((pair.right, right), (pair.wrong, wrong)):
         if len(ids) != 1:
             return f"the answer {_short(said)} has {len(ids)} tokens, not one"
@@ -162,10 +163,10 @@ def unfit(pair: Pair, tokenizer: Tokenizer, longest: int = 0) -> str:
         return f"both prompts are {_short(pair.clean)}"
     if len(clean) != len(corrupt):
         return f"{_short(pair.clean)} has {len(clean)} tokens and {_short(pair.corrupt)} has {len(corrupt)}"
-    n_tokens = len(clean) + (tokenizer.bos_id is not None)
+    n_tokens = len(clean) + len(tokenizer.bos)
     if longest and n_tokens > longest:
         return f"{_short(pair.clean)} has {n_tokens} tokens, and the model reads {longest}"
-    if tokenizer.bos_id is None and clean[0] != corrupt[0]:
+    if not tokenizer.bos and clean[0] != corrupt[0]:
         return f"{_short(pair.clean)} and {_short(pair.corrupt)} differ in their first token, and there is no bos token"
     return ""
 

@@ -4,7 +4,7 @@ from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import SPLITS, Document, Source
 from saejax.text.mixture import parts_of
-from saejax.text.packing import PackedRows, Packer
+from saejax.text.packing import PackedRows, Packer, begins_with_bos
 from saejax.text.sources import open_source
 from saejax.text.tokenizer import Tokenizer
 
@@ -18,6 +18,7 @@ __all__ = [
     "SourceConfig",
     "TextConfig",
     "Tokenizer",
+    "begins_with_bos",
     "open_source",
     "parts_of",
 ]

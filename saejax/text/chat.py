@@ -4,18 +4,24 @@ Templates are Jinja programs that come with a downloaded model, so they run in J
 reach Python's internals nor change what they are given.
 """
 
+import contextlib
 import dataclasses
+import datetime
 import functools
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
 
 _LARGEST = 64 << 20  # bytes of a file
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKENS = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+_NOW = "strftime_now"
+_JSON_OPTIONS = re.compile(r"tojson\s*\(\s*[^)\s]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +32,15 @@ class ChatTemplate:
         template: the Jinja source.
         tokens: what the template may name: {"bos_token": "<s>", "eos_token": ...}.
         where: the file it came from, for messages.
+        date: what a template takes for the present (strftime_now).
+        keeps_bos: a bos token at the front of a text stays, because the tokens behind it are others without it.
     """
 
     template: str
     tokens: dict[str, str]
     where: str
+    date: datetime.datetime | None = None
+    keeps_bos: bool = False
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ChatTemplate":
@@ -39,37 +49,53 @@ class ChatTemplate:
         Raises:
             DataError: there is none, or the file is not readable.
         """
-        path, own = Path(folder) / "tokenizer_config.json", Path(folder) / "chat_template.jinja"
-        try:
-            settings = json.loads(read_bounded(path, _LARGEST)) if path.is_file() else {}
+        names = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+        path, special, own = (Path(folder) / name for name in names)
+        with _reading(path):
+            settings = dict(json.loads(read_bounded(path, _LARGEST))) if path.is_file() else {}
             template = read_bounded(own, _LARGEST).decode() if own.is_file() else settings.get("chat_template")
             if isinstance(template, list):
                 template = {row["name"]: row["template"] for row in template}.get("default")
-            named = {name: settings.get(name) for name in _TOKENS}
-        except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
-            raise DataError(f"{path} is not a readable tokenizer configuration: {error!r}") from None
+        with _reading(special):
+            words = dict(json.loads(read_bounded(special, _LARGEST))) if special.is_file() else {}
         if not isinstance(template, str) or not template.strip():
             raise DataError(
                 f"There is no chat template in {folder} (chat_template in tokenizer_config.json, or "
                 "chat_template.jinja). Copy one there, or describe the text by text.template in place of text.chat."
             )
-        # An added token may be written as an object with its properties.
-        texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
-        tokens = {name: value for name, value in texts.items() if isinstance(value, str)}
-        return cls(template, tokens, str(own if own.is_file() else path))
+        return cls(template, _tokens_for(template, settings, words), str(own if own.is_file() else path))
 
     @property
     def identity(self) -> str:
         """sha256 of all that decides the text of given messages."""
-        return hashlib.sha256(json.dumps([self.template, self.tokens], sort_keys=True).encode()).hexdigest()
+        decides: list[Any] = [self.template, self.tokens]
+        if self.date:
+            decides.append({"date": self.date.isoformat()})
+        if self.keeps_bos:
+            decides.append("keeps bos")
+        if _JSON_OPTIONS.search(self.template):
+            decides.append("options of tojson")  # which earlier versions did not take
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+    def on(self, date: str) -> "ChatTemplate":
+        """The template on a day, as ISO 8601 writes it; as it is where none is given.
+
+        Raises:
+            ConfigError: a date for a template that asks for none.
+        """
+        if not date:
+            return self
+        if _NOW not in self.template:
+            raise ConfigError(f"text.chat_date is {date}, and the chat template of {self.where} asks for no date.")
+        return dataclasses.replace(self, date=datetime.datetime.fromisoformat(date))
 
     def render(self, messages: list[dict[str, str]]) -> str:
         """The conversation as text; if its last message is not the assistant's, up to where the answer would begin.
 
-        A bos token at the front is taken away: `text.prepend_bos` puts it there, once in every row.
+        A bos token at the front is taken away, unless `keeps_bos`: `text.prepend_bos` puts it in front of every piece.
 
         Raises:
-            DataError: messages that the template does not take, or a template that cannot be read.
+            DataError: messages that the template does not take, or a template that cannot be read or wants a date.
         """
         compiled = self._compiled
         import jinja2
@@ -80,31 +106,50 @@ class ChatTemplate:
                 messages=messages, add_generation_prompt=answer_next, tools=None, documents=None, **self.tokens
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+            if isinstance(error, jinja2.UndefinedError) and _NOW in str(error):
+                raise DataError(
+                    f"The chat template of {self.where} writes the date of today ({_NOW}), and a text must not depend "
+                    "on the day that it is read: give a date, as in text.chat_date=2026-01-31."
+                ) from None
             raise DataError(f"The chat template of {self.where} does not take these messages: {error}") from None
+        if self.keeps_bos:
+            return text
         return text.removeprefix(self.tokens.get("bos_token", ""))
 
     @functools.cached_property
     def _compiled(self) -> Any:
         try:
             import jinja2
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
             raise DataError("text.chat needs the jinja2 package: pip install 'saejax[chat]'.") from None
+        from saejax.text.chat_language import environment
 
-        def refuse(message: str) -> None:
-            raise jinja2.TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        # Jinja's own tojson escapes for HTML. No strftime_now: a text must not depend on the day it is read.
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = refuse
         try:
-            return environment.from_string(self.template)
+            return environment(self.date).from_string(self.template)
         except jinja2.TemplateError as error:
             raise DataError(f"The chat template of {self.where} cannot be read: {error}") from None
 
 
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is not a readable tokenizer configuration: {error!r}") from None
+
+
+def _tokens_for(template: str, settings: dict[str, Any], words: dict[str, Any]) -> dict[str, str]:
+    """{bos_token, image_token, ...: its text} for a template, of tokenizer_config.json and special_tokens_map.json.
+
+    As in transformers, the second has the last word, and is read only where the first lists no added tokens.
+    """
+    further = settings.get("extra_special_tokens")
+    named = settings | (further if isinstance(further, dict) else {})
+    if "added_tokens_decoder" not in settings:
+        named |= words
+    # An added token may be written as an object with its properties.
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    said = {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}
+    # What a template does not name decides no text. (Of the usual ones, tokenizer_config.json's always counted.)
+    usual = _TOKENS & set(settings)
+    return {name: text for name, text in said.items() if name in template or name in usual}

@@ -1,6 +1,7 @@
 """What to read: one source of text or a mixture of several, and how documents become rows."""
 
 import dataclasses
+import datetime
 import math
 
 from saejax.core.errors import ConfigError
@@ -40,6 +41,11 @@ class SourceConfig(Settings, section="text"):
         "With chat, the column of what the assistant says. Without it the text ends where the assistant's answer would "
         "begin.",
     )
+    chat_date: str = setting(
+        "",
+        "With chat, what the chat template takes for the present (strftime_now), as in 2026-01-31. A template that "
+        "needs it is refused without: a stored text must not depend on the day that it is read.",
+    )
     dataset: str = setting("", "For hub: a Hugging Face dataset, which is streamed.", place="id")
     subset: str = setting("", "For hub: the dataset's configuration.")
     dataset_split: str = setting("train", "For hub: the dataset's split.")
@@ -60,10 +66,22 @@ class SourceConfig(Settings, section="text"):
             raise ConfigError("text.chat and text.template both write the text of a row; leave one of them out.")
         if (self.prompt or self.response) and not self.chat:
             raise ConfigError("text.prompt and text.response are read with text.chat=True alone; set it.")
+        if self.chat_date and not self.chat:
+            raise ConfigError("text.chat_date is read with text.chat=True alone; set it.")
+        if self.chat_date and not _is_date(self.chat_date):
+            raise ConfigError(f"text.chat_date is {self.chat_date!r}; give a date, as in 2026-01-31.")
         if self.response and not self.prompt:
             raise ConfigError(f"text.response is {self.response!r} without text.prompt; name the column of the prompt.")
         if self.chat and self.source == "stdlib":
             raise ConfigError("text.chat needs rows with columns; source code has none. Choose another text.source.")
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +106,8 @@ class TextConfig(SourceConfig):
     context_length: int = setting(256, "Tokens in a packed row, the bos included.", low=2)
     prepend_bos: bool = setting(
         True,
-        "Put the model's bos token in front of every piece of a document. Where the model's files do not say which it "
-        "is, nor that there is none, this is refused.",
+        "Put the model's bos token in front of every piece of a document. A text that begins with that token gets no "
+        "second one. Where the model's files do not say which it is, nor that there is none, this is refused.",
     )
     pack: bool | None = setting(
         None,

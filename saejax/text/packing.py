@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from saejax.core.errors import ConfigError
-from saejax.text.config import TextConfig
+from saejax.core.errors import ConfigError, DataError
+from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import Document, Source
 from saejax.text.tokenizer import Tokenizer
 
@@ -23,6 +23,24 @@ _MIN_PIECE = 8
 # only a few rows waits for the first of them.
 _TOKENIZE_CHARS = 250_000
 _PER_TOKEN = ("tokens", "positions", "segments", "documents", "to_end")
+
+
+def begins_with_bos(text: TextConfig, tokenizer: Tokenizer) -> bool:
+    """Whether a template of the configuration writes the bos token at the front of every text.
+
+    Earlier versions put a second one before it, so it is part of a store's identity.
+    """
+    return text.prepend_bos and any(tokenizer.has_bos(_beginning(part, tokenizer)) for part in text.parts)
+
+
+def _beginning(part: SourceConfig, tokenizer: Tokenizer) -> str:
+    """How the texts of a source begin, as far as a template says it."""
+    if not part.chat:
+        return part.template.partition("{")[0]
+    try:
+        return tokenizer.chat_template.on(part.chat_date).render([{"role": "user", "content": "a"}])
+    except DataError:  # it wants other messages, or is no template: who reads the text is told
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +112,11 @@ class Packer:
         return self._stack([self._new_row({"document": 0, "offset": 0}) for _ in range(rows)])
 
     def _bos(self) -> list[int]:
-        return [self.tokenizer.bos_id] if self.prepend_bos and self.tokenizer.bos_id is not None else []
+        return self.tokenizer.bos if self.prepend_bos else []
+
+    def _encode(self, documents: list[Document]) -> Iterator[tuple[Document, list[int]]]:
+        encode = self.tokenizer.encode_behind_bos if self.prepend_bos else self.tokenizer.encode_many
+        return zip(documents, encode([d.text for d in documents]), strict=True)
 
     def _rows(self, split: str, start: dict[str, int]) -> Iterator[dict[str, Any]]:
         bos = self._bos()
@@ -133,10 +155,10 @@ class Packer:
             pending.append(document)
             size += len(document.text)
             if size > _TOKENIZE_CHARS:
-                yield from zip(pending, self.tokenizer.encode_many([d.text for d in pending]), strict=True)
+                yield from self._encode(pending)
                 pending, size = [], 0
         if pending:
-            yield from zip(pending, self.tokenizer.encode_many([d.text for d in pending]), strict=True)
+            yield from self._encode(pending)
 
     def _new_row(self, cursor: dict[str, int]) -> dict[str, Any]:
         length = self.context_length

@@ -47,7 +47,7 @@ def open_source(config: TextConfig, tokenizer: Tokenizer | None = None) -> Sourc
     kinds = {"stdlib": _open_stdlib, "files": _open_files, "prompts": _open_files, "hub": _open_hub}
     sources = []
     for part in config.parts:
-        chat = tokenizer.chat_template if part.chat and tokenizer is not None else None
+        chat = tokenizer.chat_template.on(part.chat_date) if part.chat and tokenizer is not None else None
         sources.append(kinds[part.source](part, config, chat))
     if not config.sources:
         return sources[0]

@@ -15,6 +15,9 @@ from saejax.text.chat import ChatTemplate
 
 _LARGEST_TOKENIZER = 256 << 20  # bytes, far more than any model comes with
 
+# How conversations begin behind the bos token.
+_STARTS = "aAuUsS[<#|"
+
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
@@ -95,7 +98,12 @@ class Tokenizer:
         """
         if self.folder is None:
             raise DataError("This tokenizer was made in memory and has no chat template; read one by from_folder.")
-        return ChatTemplate.from_folder(self.folder)
+        chat = ChatTemplate.from_folder(self.folder)
+        bos, starts = chat.tokens.get("bos_token", ""), list(_STARTS)
+        begins = bool(bos) and self.encode(bos) == self.bos
+        # Where words begin by a mark, many tokenizers put it at the start of a text and not behind a special token.
+        others = begins and self.encode_behind_bos([bos + start for start in starts]) != self.encode_many(starts)
+        return dataclasses.replace(chat, keeps_bos=others)
 
     @property
     def vocab_size(self) -> int:
@@ -136,6 +144,23 @@ class Tokenizer:
                 f"A text holds the token {self.backend.id_to_token(found)!r}, whose id is {found}; the model has only "
                 f"{self.rows} tokens (0 to {self.rows - 1}). Take it out of the text, or choose that token's model."
             )
+
+    @property
+    def bos(self) -> list[int]:
+        """The bos token, or nothing where the model has none."""
+        return [] if self.bos_id is None else [self.bos_id]
+
+    def encode_behind_bos(self, texts: list[str]) -> list[list[int]]:
+        """Ids of texts that are to stand behind the bos token: without the one that a text begins with itself.
+
+        Where bos is an ordinary word of the tokenizer and no special token, it is one of the text's words.
+        """
+        own = self.bos_id if self.bos_id in self.special_ids else None
+        return [ids[1:] if ids and ids[0] == own else ids for ids in self.encode_many(texts)]
+
+    def has_bos(self, text: str) -> bool:
+        """Whether a text begins with the bos token."""
+        return self.encode_behind_bos([text]) != self.encode_many([text])
 
     def encode(self, text: str) -> list[int]:
         return self.encode_many([text])[0]

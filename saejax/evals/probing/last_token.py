@@ -65,9 +65,10 @@ class Reader:
         Raises:
             DataError: a text without tokens.
         """
-        bos = [self.lm.tokenizer.bos_id] if self.prepend_bos and self.lm.tokenizer.bos_id is not None else []
+        tokenizer = self.lm.tokenizer
+        bos, encode = (tokenizer.bos, tokenizer.encode_behind_bos) if self.prepend_bos else ([], tokenizer.encode_many)
         room = self.longest - len(bos)
-        tokens = [bos + ids[-room:] for ids in self.lm.tokenizer.encode_many(list(texts))]
+        tokens = [bos + ids[-room:] for ids in encode(list(texts))]
         if empty := next((i for i, ids in enumerate(tokens, 1) if not ids), 0):
             raise DataError(f"Text {empty} has no tokens, and the model puts none in front of a text: leave it out.")
         return tokens

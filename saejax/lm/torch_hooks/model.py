@@ -131,7 +131,7 @@ class TorchModel:
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
         """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
-        ids = ([] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]) + self.tokenizer.encode(text)
+        ids = self.tokenizer.bos + self.tokenizer.encode_behind_bos([text])[0]
         if len(ids) > self.config.context_length:
             raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
         place = self._place(hook_point)

@@ -23,7 +23,7 @@ def steered_text(
         DataError: a prompt without a token, or longer than the model reads.
     """
     lm, (name, sae) = inside.lm, next(iter(inside.dictionaries.items()))
-    if not lm.tokenizer.encode(prompt):
+    if not lm.tokenizer.encode_behind_bos([prompt])[0]:
         raise ConfigError("The prompt is empty: give the text that the model continues.")
     numbers = features(",".join(map(str, latents)), sae, "features")
     change = Operation(operation, numbers, scale)

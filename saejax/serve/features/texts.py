@@ -93,10 +93,10 @@ def encoded(sae: TrainedCoder, reader: Reader, text: str) -> Encoded:
         ConfigError: a text of no token.
     """
     tokenizer = reader.lm.tokenizer
-    ids = tokenizer.encode(text)
+    (ids,) = tokenizer.encode_behind_bos([text])
     if not ids:
         raise ConfigError("The text has no tokens: give some.")
-    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    bos = tokenizer.bos
     pieces = _pieces(ids, bos, reader.lm.config.context_length)
     length = _length(max(map(len, pieces)), reader.lm.config.context_length)
     size = max(1, _MOST // length)
