@@ -4,12 +4,13 @@ The run itself is attempt-0. The others are whole runs in folders of it: runs/<n
 """
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import DataError
-from saejax.core.files import read_json, write_json
+from saejax.core.files import read_object, write_json
 from saejax.evals.attempts import FIRST, Attempt
 
 ATTEMPTS = "attempts.json"
@@ -41,13 +42,13 @@ def read_record(run: Path) -> Record | None:
         DataError: it is damaged.
     """
     path = run / ATTEMPTS
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
-    content = read_json(path, _LARGEST)
+    content = read_object(path, _LARGEST)
     remedy = f"Delete it, and run `saejax pipeline` again: what is trained in {run} stays."
     try:
         attempts = tuple(Attempt.from_json(one) for one in content["attempts"])
-        record = Record(attempts, content["kept"], str(content["why"]))
+        record = Record(attempts, str(content["kept"]), str(content["why"]))
     except (KeyError, TypeError, DataError) as error:
         raise DataError(f"{path} is damaged ({error}). {remedy}") from None
     names = [one.name for one in attempts]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.attempts import kept_folder
-from saejax.app.experiment import Experiment, from_json
+from saejax.app.experiment import Experiment, read_experiment, recorded
 from saejax.app.loading import is_run, load
 from saejax.app.provenance import agreed
 from saejax.app.workspace import Workspace
 from saejax.capture import store_identity
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
-from saejax.core.files import finite, read_json
+from saejax.core.files import finite, read_object
 from saejax.trained import TrainedCoder
 
 
@@ -33,8 +33,9 @@ def experiment_of(folder: str | Path) -> Experiment:
     path = Path(folder)
     path = path if path.name not in ("", "..") else Path(os.path.abspath(path))
     path = kept_folder(path) if is_run(path) else path
-    content = read_json(path / "config.json") if is_run(path) else _evaluation(path)["experiment"]
-    return dataclasses.replace(from_json(content), runs_dir=str(path.parent), name=path.name)
+    own = is_run(path)
+    e = read_experiment(path / "config.json") if own else recorded(path / "eval.json", _evaluation(path)["experiment"])
+    return dataclasses.replace(e, runs_dir=str(path.parent), name=path.name)
 
 
 def coder_of(folder: Path, step: int | str | None = None) -> TrainedCoder:
@@ -87,12 +88,17 @@ def is_evaluated(folder: Path) -> bool:
 def _evaluation(folder: Path) -> dict[str, Any]:
     """eval.json of an evaluated dictionary."""
     path = folder / "eval.json"
-    content = read_json(path) if is_evaluated(folder) else None
-    if not isinstance(content, dict) or "dictionary" not in content:
+    content = read_object(path) if is_evaluated(folder) else {}
+    if "dictionary" not in content:
         raise DataError(
             f"{folder} is no run. Give a folder such as runs/quickstart, or of a dictionary that `saejax report --sae` "
             "has shown, such as runs/quickstart/evaluated/theirs."
         )
+    names = [content.get(key) for key in ("reads", "writes")]
+    if not isinstance(content.get("source"), str) or not all(
+        isinstance(own, list) and all(isinstance(name, str) for name in own) for own in names
+    ):
+        raise DataError(f"{path} is damaged: it does not say which dictionary it is about. Evaluate it again.")
     if "experiment" not in content:
         raise DataError(f"{path} is of an earlier version: saejax report --config=... --sae={content['source']}")
     return content

@@ -16,7 +16,8 @@ from saejax.capture import CaptureConfig
 from saejax.coders import RECIPES, CoderConfig
 from saejax.core import settings
 from saejax.core.config import from_config_dict, to_config_dict, to_json
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, DataError
+from saejax.core.files import read_object
 from saejax.core.settings import Settings, section, setting
 from saejax.evals import EvalConfig, GateConfig
 from saejax.evals.probing import ProbesConfig
@@ -152,6 +153,25 @@ def deciding(config: dict[str, Any]) -> dict[str, Any]:
     return settings.deciding(Experiment, config)
 
 
+def read_experiment(path: Path) -> Experiment:
+    """The experiment that the config.json of a run says (`from_json`).
+
+    Raises:
+        DataError: it is missing, damaged or of a later version; names it.
+    """
+    return recorded(path, read_object(path))
+
+
+def recorded(path: Path, value: Any) -> Experiment:
+    """As `read_experiment`, of what was read from `path`."""
+    if not isinstance(value, dict):
+        raise DataError(f"{path} is damaged: it holds no experiment. Restore it.")
+    try:
+        return from_json(value)
+    except ConfigError as error:
+        raise DataError(f"{path} cannot be understood. {error}") from None
+
+
 def from_json(value: dict[str, Any]) -> Experiment:
     """The experiment of a run's config.json; keys that it does not have yet take their defaults.
 
@@ -168,7 +188,8 @@ def from_json(value: dict[str, Any]) -> Experiment:
     if isinstance(value.get("train"), dict) and "b_enc_rate" not in value["train"]:
         value = value | {"train": value["train"] | {"b_enc_rate": 1.0}}
     if isinstance(text, dict) and "split_by" not in text:
-        parts = text.get("sources") or [text]
+        sources = text.get("sources")
+        parts = sources if sources and isinstance(sources, list) else [text]
         if any(part.get("source", "stdlib") != "stdlib" for part in parts if isinstance(part, dict)):
             value = value | {"text": text | {"split_by": "name"}}
     if isinstance(gates, dict):

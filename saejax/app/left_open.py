@@ -16,7 +16,7 @@ from saejax.app.experiment import Experiment
 from saejax.app.workspace import Workspace
 from saejax.coders import Coder, Sites
 from saejax.core.errors import ConfigError
-from saejax.core.files import read_json
+from saejax.core.files import read_object
 from saejax.parallel import DATA, check_divides
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
@@ -33,8 +33,7 @@ def as_begun(e: Experiment) -> Experiment:
     path = e.run_dir / "config.json"
     if (e.train.batch_size and e.train.lr) or not path.is_file():
         return e
-    config = read_json(path)
-    train = config.get("train") if isinstance(config, dict) else None
+    train = read_object(path).get("train")
     begun = train if isinstance(train, dict) else {}
     size, lr = begun.get("batch_size"), begun.get("lr")
     if not e.train.batch_size and isinstance(size, int) and size > 0:

@@ -11,14 +11,14 @@ import numpy as np
 
 from saejax import interop
 from saejax.app.attempts import is_attempt, kept_folder
-from saejax.app.experiment import from_json
+from saejax.app.experiment import read_experiment
 from saejax.app.hub import fetched, hub_place
-from saejax.app.provenance import PROVENANCE
+from saejax.app.provenance import PROVENANCE, read_provenance
 from saejax.checkpoints import Checkpoints
 from saejax.coders import SPARSITIES, CoderConfig, build
 from saejax.core.config import plain, to_json
 from saejax.core.errors import DataError
-from saejax.core.files import read_json
+from saejax.core.files import read_object
 from saejax.core.metrics import last_rows
 from saejax.evals.attempts import FIRST
 from saejax.trained import Origin, TrainedCoder, folded, is_saved, sites_from_meta, unscaled
@@ -66,7 +66,7 @@ def is_run(path: str | os.PathLike[str]) -> bool:
 
 def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
     """As `load`, of this very run, whichever of its attempts is kept."""
-    experiment = from_json(read_json(run / "config.json"))
+    experiment = read_experiment(run / "config.json")
     with Checkpoints(run / "checkpoints") as checkpoints:
         step = plain(step)
         at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
@@ -115,10 +115,11 @@ def _origin(run: Path, step: int, tokens: int) -> Origin:
     text: dict[str, Any] = {}
     version = ""
     if (run / PROVENANCE).is_file():
-        made_from = read_json(run / PROVENANCE)
+        made_from = read_provenance(run)
         lm, text = made_from.get("lm", {}), made_from.get("text", {})
     if (run / "environment.json").is_file():
-        version = read_json(run / "environment.json").get("packages", {}).get("saejax") or ""
+        packages = read_object(run / "environment.json").get("packages")
+        version = str(packages.get("saejax") or "") if isinstance(packages, dict) else ""
     model, revision, tokenizer = (str(lm.get(key) or "") for key in ("model", "revision", "tokenizer_sha256"))
     notes = (f"{run.name} of {run.parent}, by gates.retries",) if is_attempt(run) else ()
     return Origin(model, revision, tokenizer, text, tokens, step, str(run), version, notes)
@@ -128,10 +129,12 @@ def _figures(run: Path, step: int, sae: TrainedCoder) -> dict[str, float]:
     """The metrics of eval.json, where it is about this step and, as far as it says, these weights."""
     if not (run / "eval.json").is_file():
         return {}
-    content = read_json(run / "eval.json")
-    if content.get("step") != step or ("sha256" in content and content["sha256"] != sae.fingerprint()):
+    content = read_object(run / "eval.json")
+    metrics = content.get("metrics")
+    other = "sha256" in content and content["sha256"] != sae.fingerprint()
+    if content.get("step") != step or other or not isinstance(metrics, dict):
         return {}
-    return {name: float(value) for name, value in content["metrics"].items() if value is not None}
+    return {name: float(value) for name, value in metrics.items() if type(value) in (int, float)}
 
 
 def _best(run: Path, checkpoints: Checkpoints) -> int:

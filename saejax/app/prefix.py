@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 
 from saejax.app.console import say
 from saejax.app.devices import training_mesh
-from saejax.app.experiment import Experiment, from_json
+from saejax.app.experiment import Experiment, read_experiment
 from saejax.app.fit import Prepared, train_folder, watch_of
 from saejax.app.prefix_scores import scores
 from saejax.app.provenance import Provenance, agreed
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
-from saejax.core.files import read_json, write_bytes
+from saejax.core.files import write_bytes
 from saejax.core.made import made
 from saejax.core.settings import settings_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
@@ -97,7 +97,7 @@ def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:
         DataError: no such checkpoint, or a run that trained something else.
     """
     run = Path(run)
-    e = from_json(read_json(run / "config.json"))
+    e = read_experiment(run / "config.json")
     with Checkpoints(run / "checkpoints") as checkpoints:
         at = checkpoints.latest() if step is None else step
         if at is None or at not in checkpoints.steps():

@@ -8,12 +8,13 @@ it must agree.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
 from saejax.core.config import differences
 from saejax.core.errors import DataError
-from saejax.core.files import read_json, write_json
+from saejax.core.files import read_object, write_json
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Manifest, read_manifest
 
@@ -56,7 +57,7 @@ def agreed(e: Experiment, found: Provenance, unrecorded: Provenance | None = Non
     Raises:
         DataError: the run was made from something else; each difference is listed.
     """
-    known = _recorded(e) or (of_stores(e) if unrecorded is None else unrecorded)
+    known = read_provenance(e.run_dir) or (of_stores(e) if unrecorded is None else unrecorded)
     if changed := [line for key, now in found.items() if now for line in _differences(key, known.get(key, {}), now)]:
         raise DataError(
             f"{e.run_dir} was made from something else:\n  " + "\n  ".join(changed) + "\n"
@@ -80,7 +81,7 @@ def _describe(store: dict[str, Any]) -> str:
 
 def write_down(e: Experiment, content: Provenance, tell: Callable[[str], None] | None = None) -> None:
     """Write down what a run was made from; `tell` what the record of an older run did not have."""
-    before = _recorded(e)
+    before = read_provenance(e.run_dir)
     new = [key for key, value in content.items() if value and not before.get(key)]
     if new and tell:
         named = ", ".join(f"{key} {content[key]['store']}" if key in _STORES else key for key in new)
@@ -89,16 +90,16 @@ def write_down(e: Experiment, content: Provenance, tell: Callable[[str], None] |
         write_json(e.run_dir / PROVENANCE, content)
 
 
-def _recorded(e: Experiment) -> Provenance:
-    """The record of the run; empty where there is none.
+def read_provenance(run: Path) -> Provenance:
+    """The record of a run; empty where there is none.
 
     Raises:
         DataError: it is damaged.
     """
-    path = e.run_dir / PROVENANCE
+    path = run / PROVENANCE
     if not path.is_file():
         return {}
-    content = read_json(path)
-    if not isinstance(content, dict) or not all(isinstance(value, dict) for value in content.values()):
+    content = read_object(path)
+    if not all(isinstance(value, dict) for value in content.values()):
         raise DataError(f"{path} is damaged; restore it or delete it.")
     return content

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
+from saejax.app.experiment import Experiment, deciding, read_experiment, to_run_json
 from saejax.core.config import differences
 from saejax.core.errors import DataError
-from saejax.core.files import read_json, write_json
+from saejax.core.files import read_object, write_json
 
 # Of a sweep's folder: what its members are, and the experiment that they were made from.
 SWEEP, SWEEP_EXPERIMENT = "sweep_config.json", "sweep_experiment.json"
@@ -23,7 +23,7 @@ def record_stage(e: Experiment, stage: str, tokens: int, seconds: float, **last:
 def read_stages(e: Experiment) -> dict[str, Any]:
     """{stage: its totals}; empty where no stage was run."""
     path = e.run_dir / "stages.json"
-    return read_json(path) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def refuse_other_run(e: Experiment) -> None:
@@ -32,7 +32,7 @@ def refuse_other_run(e: Experiment) -> None:
         raise DataError(f"{e.run_dir} holds a sweep. Choose another folder (--config.name) for a single run.")
     path = e.run_dir / "config.json"
     if path.is_file():
-        before, now = (deciding(to_run_json(one)) for one in (from_json(read_json(path)), e))
+        before, now = (deciding(to_run_json(one)) for one in (read_experiment(path), e))
         if not before["lm"].get("model"):
             # A model decided nothing yet. Which one it is now, with its weights, is compared by provenance.json.
             before, now = before | {"lm": None}, now | {"lm": None}

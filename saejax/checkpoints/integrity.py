@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from saejax.core.errors import DataError
+from saejax.core.files import LARGEST_JSON, read_bounded
 
 FORMAT = 1
 NAME = "integrity.json"
@@ -94,12 +95,12 @@ def read(folder: Path) -> dict[str, Any]:
         DataError: missing, unreadable, changed by a single bit, or of another format.
     """
     path = folder / NAME
+    if not path.exists():
+        raise DataError(f"{folder} is not a complete checkpoint: it has no {NAME}.")
+    raw = read_bounded(path, LARGEST_JSON)
     try:
-        raw = path.read_bytes()
         body = json.loads(raw)["body"]
         intact = _encode(body) == raw
-    except FileNotFoundError:
-        raise DataError(f"{folder} is not a complete checkpoint: it has no {NAME}.") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:

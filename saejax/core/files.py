@@ -6,13 +6,17 @@ import json
 import math
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from saejax.core.errors import DataError
 
 LARGEST_JSON = 256 << 20
+# Levels of lists and objects in one another. Ours have ten; Python's own functions end at some hundred.
+_DEEPEST = 100
 
 
 class Stamp(NamedTuple):
@@ -60,9 +64,11 @@ def write_bytes(path: str | os.PathLike, raw: bytes) -> None:
 
 
 def finite(value: Any) -> Any:
-    """`value` with every NaN and infinity replaced by None: JSON has no word for them."""
+    """`value` with every number that no float holds (NaN, infinities, 10^400) as None: JSON has no word for these."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if abs(value) <= sys.float_info.max else None
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -77,10 +83,8 @@ def read_bounded(path: str | os.PathLike, limit: int) -> bytes:
         DataError: it is missing, cannot be read, is longer, or a device or a pipe, which a reader might wait on for
             ever; names it.
     """
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise DataError(f"{path} is not a file.")
     try:
-        with open(path, "rb") as handle:
+        with opened(path) as handle:
             size = os.fstat(handle.fileno()).st_size
             raw = b"" if size > limit else handle.read(size + 1)
             if len(raw) > size:  # it grows, or is of a kind that does not tell its size
@@ -95,6 +99,68 @@ def read_bounded(path: str | os.PathLike, limit: int) -> bytes:
             "what its name says: restore it, or delete it."
         )
     return raw
+
+
+def opened(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
+    """The file, open to be read. A folder, a pipe or a device is an OSError, and is not waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "It is not a file"
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, what, str(path))
+    return os.fdopen(handle, "rb", buffering)
+
+
+def read_if_there(path: str | os.PathLike, limit: int) -> bytes | None:
+    """As `read_bounded`; None where nothing has this name. A link that leads nowhere is damage and not nothing."""
+    return read_bounded(path, limit) if os.path.lexists(path) else None
+
+
+def parsed(raw: bytes) -> Any:
+    """The JSON value of bytes that may be damaged: what `write_json` could have written.
+
+    Every number is one that a float holds, or None (`finite`).
+
+    Raises:
+        ValueError: they are not JSON, not UTF-8, or nested deeper than anything that is ours.
+    """
+    try:
+        value = json.loads(raw.decode())
+        check_depth(value)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return finite(value)
+
+
+def read_object(path: str | os.PathLike, limit: int = LARGEST_JSON) -> dict[str, Any]:
+    """The JSON object that a file of ours holds, as `parsed` has it.
+
+    Raises:
+        DataError: it is missing, longer than `limit` bytes, or not one; names it.
+    """
+    return object_of(path, read_bounded(path, limit))
+
+
+def object_of(path: str | os.PathLike, raw: bytes, remedy: str = "restore it or delete it") -> dict[str, Any]:
+    """As `read_object`, of a file that was read."""
+    try:
+        value = parsed(raw)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: it is not JSON ({error}); {remedy}.") from None
+    if not isinstance(value, dict):
+        kind = "null" if value is None else f"a {type(value).__name__}"
+        raise DataError(f"{path} is damaged: it holds {kind}, not an object; {remedy}.")
+    return value
+
+
+def check_depth(value: Any, levels: int = _DEEPEST) -> None:
+    """Raises ValueError for lists and objects in one another beyond what any file of ours has."""
+    if levels < 0:
+        raise ValueError("it is nested too deeply")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(item, dict | list):
+            check_depth(item, levels - 1)
 
 
 def read_json(path: str | os.PathLike, limit: int = LARGEST_JSON) -> Any:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import socket
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,14 +67,16 @@ def held(folder: str | os.PathLike, part: int | None = None) -> str | None:
     """
     path = Path(folder) / (LOCK if part is None else f"{LOCK}.{part}")
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     try:
-        holder = os.read(handle, 200).decode(errors="replace").strip()
         known = os.fstat(handle)
+        if not stat.S_ISREG(known.st_mode):
+            raise DataError(f"{path} is not a file: remove it, and nobody holds the lease.")
+        holder = os.read(handle, 200).decode(errors="replace").strip()
         try:
             locks = _LOCKS.read_text()
         except OSError:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from saejax.core.errors import DataError
-from saejax.core.files import writing
+from saejax.core.files import opened, parsed, read_bounded, writing
 
 # Bytes from the end of metrics.jsonl in which the last rows are looked for: some hundred of them.
 _TAIL = 1 << 16
 # Two L0, further apart than this share of the training's, are of two coders.
 _APART = 0.2
+# Some million rows. A longer file is none of ours.
+LARGEST_METRICS = 1 << 30
 
 
 class Writer(Protocol):
@@ -74,43 +76,52 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     counts. A torn last line (the process was killed) is ignored.
 
     Raises:
-        DataError: no such file, or a line other than the last that is not a row.
+        DataError: no such file, or a whole line that is not a row.
     """
-    try:
-        lines = Path(path).read_bytes().rstrip(b"\n").split(b"\n")
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist.") from None
+    raw = read_bounded(path, LARGEST_METRICS)
+    lines = raw.rstrip(b"\n").split(b"\n")
     rows: dict[tuple[int, tuple[str, ...]], dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            rows[int(row["step"]), tuple(sorted(row))] = row
-        except (ValueError, KeyError, TypeError):  # a ValueError: not JSON, not UTF-8, no number for a step
-            if number < len(lines):
-                raise DataError(f"{path}, line {number} is damaged; remove that line.") from None
+        if (row := row_of(line)) is not None:
+            rows[row["step"], tuple(sorted(row))] = row
+        elif number < len(lines) or raw.endswith(b"\n"):
+            raise DataError(f"{path}, line {number} is damaged; remove that line.")
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
 
-def last_rows(path: Path) -> dict[str, Any]:
+def row_of(line: bytes) -> dict[str, Any] | None:
+    """The row of a line, its numbers finite or None; None where the line is no row: torn, or damaged."""
+    try:
+        row = parsed(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+
+
+def last_rows(path: Path) -> dict[str, float | None]:
     """The newest value of each key among the last rows; a long file is read from its end alone, {} where there is none.
 
     One dict says where a training is: "step" and "tokens" of its last row, the last validation's figures, the pace.
+
+    Raises:
+        DataError: it cannot be read, or a line of these is damaged.
     """
+    if not os.path.lexists(path):
+        return {}
     try:
-        with path.open("rb") as handle:
+        with opened(path) as handle:
             size = handle.seek(0, os.SEEK_END)
             handle.seek(max(0, size - _TAIL))
+            # The first line of a tail and the last of any file may be torn.
             lines = handle.read(_TAIL).split(b"\n")
-    except OSError:
-        return {}
-    found: dict[str, Any] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:  # torn at either end
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            found |= row
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    found: dict[str, float | None] = {}
+    for number, line in enumerate(lines):
+        if (row := row_of(line)) is not None:
+            found |= {key: value for key, value in row.items() if value is None or type(value) in (int, float)}
+        elif line.strip() and (number or size <= _TAIL) and number < len(lines) - 1:
+            raise DataError(f"{path} is damaged: {line[:80]!r} is no row; remove that line.")
     return found
 
 

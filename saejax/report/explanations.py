@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import DataError
-from saejax.core.files import LARGEST_JSON, read_bounded
+from saejax.core.files import LARGEST_JSON, read_if_there
 from saejax.core.made import differing
 
 EXPLANATIONS = "explanations.jsonl"
@@ -27,10 +27,8 @@ def read_explanations(run_dir: Path) -> list[dict[str, Any]]:
       DataError: a line that is not such a row; names it.
     """
     path = run_dir / EXPLANATIONS
-    if not path.exists():
-        return []
     rows = []
-    lines = read_bounded(path, LARGEST_JSON).split(b"\n")
+    lines = (read_if_there(path, LARGEST_JSON) or b"").split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else None

@@ -7,7 +7,6 @@ a `DataError` that names it, never a page with a hole.
 
 import gzip
 import hashlib
-import json
 import re
 import zlib
 from collections.abc import Iterable
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import DataError
-from saejax.core.metrics import read_metrics
+from saejax.core.files import LARGEST_JSON, object_of, read_if_there
+from saejax.core.metrics import LARGEST_METRICS, read_metrics
 from saejax.report import profile as profiles
 from saejax.report.evaluation import wrong_in
 from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
@@ -71,12 +71,12 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
     wanted = FILES if features else tuple(name for name in FILES if name not in _OF_FEATURES)
-    raw = {name: path.read_bytes() for name in wanted if (path := run_dir / name).is_file()}
+    raw = {name: data for name in wanted if (data := read_if_there(run_dir / name, _limit(name))) is not None}
     environment = evaluation = table = stages = profile = attempts = None
     if "environment.json" in raw:
         environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
     if "eval.json" in raw:
-        evaluation = _evaluation(run_dir / "eval.json", raw["eval.json"])
+        evaluation = _evaluation(run_dir / _EVAL, raw[_EVAL])
     if "features.json.gz" in raw:
         table = _features(run_dir / "features.json.gz", raw["features.json.gz"])
         table = with_explanations(table, read_explanations(run_dir))
@@ -118,27 +118,35 @@ FILES = (
     "attempts.json",
     EXPLANATIONS,
 )
+_EVAL = "eval.json"
 _OF_FEATURES = ("features.json.gz", EXPLANATIONS)
+_LARGEST = {"metrics.jsonl": LARGEST_METRICS, "features.json.gz": 8 << 30}
+
+
+def _limit(name: str) -> int:
+    return _LARGEST.get(name, LARGEST_JSON)
+
+
+def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
+    """eval.json of a run, checked: its figures are numbers or None, its gates whole. None where there is none.
+
+    Raises:
+      DataError: it is damaged; names it.
+    """
+    data = read_if_there(run_dir / _EVAL, _limit(_EVAL))
+    return None if data is None else _evaluation(run_dir / _EVAL, data)
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     """One dict a step, ascending: the training and the validation row of a step in one."""
     by_step: dict[int, dict[str, Any]] = {}
     for row in read_metrics(path):
-        if type(row["step"]) is not int:
-            raise DataError(f"{path} has a row whose step is {row['step']!r}; remove that line")
         by_step.setdefault(row["step"], {}).update(row)
     return list(by_step.values())
 
 
 def _json_object(path: Path, data: bytes, remedy: str) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"it is not JSON ({error})", remedy) from None
-    if not isinstance(value, dict):
-        raise _damaged(path, f"it holds a {type(value).__name__}, not an object", remedy)
-    return value
+    return object_of(path, data, f"make it again with `{remedy}`")
 
 
 def _damaged(path: Path, what: str, remedy: str = EVALUATE) -> DataError:
@@ -150,6 +158,11 @@ def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
     for key, kind in (("metrics", dict), ("gates", list), ("warnings", list), ("density", dict)):
         if key in evaluation and not isinstance(evaluation[key], kind):
             raise _damaged(path, f"{key!r} is not a {kind.__name__}")
+    if not isinstance(evaluation.get("skipped_gates") or [], list):
+        raise _damaged(path, "'skipped_gates' is not a list")
+    _check_numbers(path, "evaluation", evaluation, ("step", "d_in", "d_sae", "k"))
+    metrics = evaluation.get("metrics", {})
+    _check_numbers(path, "evaluation", metrics, metrics)
     for gate in [*evaluation.get("gates", []), *evaluation.get("warnings", [])]:
         if not isinstance(gate, dict) or not {"name", "value", "bar", "comparison", "passed"} <= gate.keys():
             raise _damaged(path, f"the gate {str(gate)[:80]} lacks name, value, bar, comparison or passed")

@@ -8,7 +8,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from saejax.core.files import Stamp, stamp
+from saejax.core.files import Stamp, opened, stamp
+from saejax.core.metrics import LARGEST_METRICS
 from saejax.report.read import FILES, read_run
 from saejax.report.summary import summarise
 
@@ -78,9 +79,9 @@ def _described(folder: Path) -> dict[str, Any]:
 def whole_rows(path: Path) -> int:
     """Bytes up to the end of the last whole line; 0 where there is no file."""
     try:
-        with path.open("rb") as handle:
+        with opened(path) as handle:
             end = handle.seek(0, os.SEEK_END)
-            while end > 0:
+            while 0 < end <= LARGEST_METRICS:
                 start = max(0, end - 4096)
                 handle.seek(start)
                 if (found := handle.read(end - start).rfind(b"\n")) >= 0:

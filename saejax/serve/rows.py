@@ -1,12 +1,12 @@
 """metrics.jsonl while it is written: whole rows from a byte offset on, whatever happens to the file."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from saejax.core.files import finite
+from saejax.core.files import opened
+from saejax.core.metrics import row_of
 
 # Of whole lines in one piece.
 PIECE = 1 << 18
@@ -32,7 +32,7 @@ class Cursor:
         """
         try:
             # Without a buffer: one that was filled before a torn line was replaced would be read with its new end.
-            handle = self.path.open("rb", buffering=0)
+            handle = opened(self.path, buffering=0)
         except OSError:
             gone, self.at, self._file = self.at > 0, 0, None
             return [], False, gone
@@ -50,29 +50,22 @@ class Cursor:
                 before, self.at = self.at, _next_line(handle, self.at)
                 return [], self.at > before, False
             self.at += end
-            return [row for line in raw[:end].splitlines() if (row := _row(line)) is not None], len(raw) == PIECE, False
+            rows = [row for line in raw[:end].splitlines() if (row := row_of(line)) is not None]
+            return rows, len(raw) == PIECE, False
 
 
 def behind_step(path: Path, step: int) -> int:
     """The offset behind the last row of a step, in the order of the file; 0 where no row is of it."""
     wanted, at, found = b'"step": %d' % step, 0, 0
     try:
-        with path.open("rb") as handle:
+        with opened(path) as handle:
             for line in handle:
                 at += len(line)
-                if wanted in line and line.endswith(b"\n") and (_row(line) or {}).get("step") == step:
+                if wanted in line and line.endswith(b"\n") and (row_of(line) or {}).get("step") == step:
                     found = at
     except OSError:
         return 0
     return found
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # not JSON or not UTF-8
-        return None
-    return finite(row) if isinstance(row, dict) else None
 
 
 def _ends_at(handle: Any, at: int) -> bool:

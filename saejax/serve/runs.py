@@ -6,13 +6,13 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from saejax.app.attempts import is_attempt, read_record
 from saejax.app.evaluated import is_evaluated
-from saejax.app.experiment import Experiment, from_json
+from saejax.app.experiment import Experiment, read_experiment
 from saejax.app.left_open import as_begun
 from saejax.app.loading import is_run
 from saejax.app.records import SWEEP
@@ -20,10 +20,11 @@ from saejax.app.sweep.members import Member
 from saejax.checkpoints import Checkpoints
 from saejax.coders import TOPOLOGIES, CoderConfig
 from saejax.core.errors import SaejaxError
-from saejax.core.files import read_json, stamp
+from saejax.core.files import read_bounded, stamp
 from saejax.core.lease import LOCK, held
 from saejax.core.metrics import last_rows
 from saejax.report.evaluation import failed_of
+from saejax.report.read import read_evaluation
 from saejax.serve.folders import OWN
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
@@ -37,6 +38,28 @@ _FILES = ("config.json", "metrics.jsonl", "eval.json", "features.json.gz", "repo
 # A name has one unit wherever it stands: a training counts the latents that are "dead", and here their share is shown.
 _OF_EVAL = ("l0", "fve", "dead_fraction")
 _OF_ROWS = ("l0", "fve", "dead", "loss")
+_LONGEST_LOCK = 4096
+
+T = TypeVar("T")
+
+
+class _Reading:
+    """Reads the files of one run: of one that is damaged the error is kept in `errors`, and the others are read."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def of(self, read: Callable[[], T], nothing: T) -> T:
+        """What `read` returns, or `nothing` where a file is damaged or may not be read."""
+        try:
+            return read()
+        except (SaejaxError, OSError) as error:
+            self.errors.append(str(error))
+            return nothing
+
+    def said(self, before: str | None = None) -> str | None:
+        """The errors in one line; None without any."""
+        return " ".join(dict.fromkeys(filter(None, (before, *self.errors)))) or None
 
 
 @dataclasses.dataclass
@@ -61,8 +84,10 @@ class Runs:
         before = self._kept.get(name)
         if before is None or before[0] != signature:
             before = self._kept[name] = (signature, _described(self.root, folder, name, sweep))
-        row = before[1]
-        return row | {"state": state_of(folder, row, self.root)}
+        row, reading = before[1], _Reading()
+        # Where nobody can be asked who holds the lease, nobody does.
+        state = reading.of(lambda: state_of(folder, row, self.root), "") or state_of(folder, row, self.root, free=True)
+        return row | {"state": state, "error": reading.said(row["error"])}
 
     def state(self, name: str) -> str:
         """The state of one run, in a word."""
@@ -80,15 +105,23 @@ class Runs:
         ]
 
 
-def state_of(folder: Path, row: Mapping[str, Any], root: Path) -> str:
-    """waiting, running, stopped, trained, evaluated, or failed where a gate failed."""
-    if is_written(folder) or (row["sweep"] and not row["evaluated_at"] and is_written(root / row["sweep"])):
+def state_of(folder: Path, row: Mapping[str, Any], root: Path, free: bool = False) -> str:
+    """waiting, running, stopped, trained, evaluated, or failed where a gate failed.
+
+    Args:
+        free: nobody writes it; else the leases are asked.
+
+    Raises:
+        DataError: a lease's file cannot be read.
+    """
+    of_sweep = row["sweep"] and not row["evaluated_at"]
+    if not free and (is_written(folder) or (of_sweep and is_written(root / row["sweep"]))):
         return "running"
     if row["gates_total"] is not None:
         return "failed" if row["failed_gates"] else "evaluated"
     if row["finished"]:
         return "trained"
-    if row["step"] and _elsewhere(folder) and time.time() - row["updated"] < _QUIET:
+    if row["step"] and not free and _elsewhere(folder) and time.time() - row["updated"] < _QUIET:
         return "running"
     return "stopped" if row["step"] or row["has_checkpoint"] else "waiting"
 
@@ -100,11 +133,9 @@ def is_written(folder: Path) -> bool:
 
 def _elsewhere(folder: Path) -> bool:
     """Whether another machine held the lease last."""
-    try:
-        holder = (folder / LOCK).read_text(errors="replace")
-    except OSError:
+    if not os.path.lexists(folder / LOCK):
         return False
-    match = re.search(r" on (\S+)", holder)
+    match = re.search(r" on (\S+)", read_bounded(folder / LOCK, _LONGEST_LOCK).decode(errors="replace"))
     return match is not None and match[1] != platform.node()
 
 
@@ -112,20 +143,26 @@ def _found(root: Path, folder: Path, depth: int, sweep: str | None = None) -> It
     """(name, its sweep or None) of all runs below a folder, their attempts too."""
     for path in _folders(folder):
         name = path.relative_to(root).as_posix()
-        if is_run(path) and not (path / SWEEP).is_file():
+        if is_listed(path) and not (path / SWEEP).is_file():
             yield name, sweep
             for inner in _folders(path):
-                if is_attempt(inner) and is_run(inner):
+                if is_attempt(inner) and is_listed(inner):
                     yield inner.relative_to(root).as_posix(), sweep
         elif depth > 1:
             yield from _found(root, path, depth - 1, name if (path / SWEEP).is_file() else sweep)
+
+
+def is_listed(folder: Path) -> bool:
+    """Whether it is a run, or would be one if its config.json could be read: that is said, and not passed over."""
+    config = folder / "config.json"
+    return is_run(folder) or (os.path.lexists(config) and not config.is_file())
 
 
 def _sweeps(root: Path, folder: Path, depth: int) -> Iterator[str]:
     for path in _folders(folder):
         if (path / SWEEP).is_file():
             yield path.relative_to(root).as_posix()
-        elif depth > 1 and not is_run(path):
+        elif depth > 1 and not is_listed(path):
             yield from _sweeps(root, path, depth - 1)
 
 
@@ -145,17 +182,18 @@ def _folders(folder: Path) -> list[Path]:
 
 def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[str, Any]:
     """What the files of a run say, without its state."""
-    evaluation = _json(folder / "eval.json") if (folder / "eval.json").is_file() else None
+    reading = _Reading()
+    config = reading.of(lambda: _of_config(folder), dict.fromkeys(_OF_CONFIG))
+    last = reading.of(lambda: last_rows(folder / "metrics.jsonl"), {})
+    evaluation = reading.of(lambda: read_evaluation(folder), None)
     gates = (evaluation or {}).get("gates")
     passed, failed = sum(bool(gate.get("passed")) for gate in gates or []), failed_of(gates or [])
-    last = last_rows(folder / "metrics.jsonl")
     step = last.get("step")
-    config = _of_config(folder)
     finished = bool(step and config["steps"]) and (step >= config["steps"] or _stopped_early(folder, last))
     if evaluation is not None:
         config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
-    checkpoints = folder / "checkpoints"
-    saved = checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir())
+    saved = reading.of(lambda: _is_saved(folder / "checkpoints"), False)
+    attempts = reading.of(lambda: _attempts(folder), _NO_ATTEMPTS)
     return {
         "name": name,
         "sweep": sweep,
@@ -173,28 +211,33 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         "has_report": (folder / "report.html").is_file(),
         "has_checkpoint": saved,
         "has_coder": saved and config["preset"] != PREFIX,
-        **_attempts(folder),
-        "evaluated": _evaluated(folder),
+        **attempts,
+        "evaluated": reading.of(lambda: _evaluated(folder), []),
         "updated": _updated(folder),
         "seconds_left": None if finished else _left(config["tokens_total"], last),
+        "error": reading.said(),
     }
 
 
+_OF_CONFIG = ("preset", "model", "hook_point", "d_sae", "k", "steps", "tokens_total")
+
+
 def _of_config(folder: Path) -> dict[str, Any]:
-    """What config.json says of the run; None where it cannot be read: the run is shown all the same."""
-    nothing = dict.fromkeys(("preset", "model", "hook_point", "d_sae", "k", "steps", "tokens_total", "error"))
-    try:
-        e = as_begun(from_json(read_json(folder / "config.json")))
-        training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
-        if e.prefix.source:
-            models = ", ".join(filter(None, (e.lm.model, e.prefix.second)))
-            return nothing | {"preset": PREFIX, "model": models, **training}
-        coder = e.coder.resolved()
-        hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
-        sizes = {"d_sae": _latents(e, coder), "k": Member("", e, e, 1.0).k}
-        return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
-    except (SaejaxError, OSError, ArithmeticError) as error:
-        return nothing | {"error": str(error)}
+    """What config.json says of the run.
+
+    Raises:
+        DataError, OSError: it cannot be read.
+    """
+    nothing = dict.fromkeys(_OF_CONFIG)
+    e = as_begun(read_experiment(folder / "config.json"))
+    training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
+    if e.prefix.source:
+        models = ", ".join(filter(None, (e.lm.model, e.prefix.second)))
+        return nothing | {"preset": PREFIX, "model": models, **training}
+    coder = e.coder.resolved()
+    hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
+    sizes = {"d_sae": _latents(e, coder), "k": Member("", e, e, 1.0).k}
+    return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
 
 
 def _latents(e: Experiment, coder: CoderConfig) -> int | None:
@@ -244,16 +287,20 @@ def _left(wanted: int | None, last: Mapping[str, Any]) -> float | None:
     return max(0, wanted - tokens) / rate if wanted and tokens and rate else None
 
 
+_NO_ATTEMPTS = {"attempts": 0, "kept": True}
+
+
 def _attempts(folder: Path) -> dict[str, Any]:
-    try:
-        above = folder.parent if is_attempt(folder) else folder
-        record = read_record(above)
-    except SaejaxError:
-        record = None
+    above = folder.parent if is_attempt(folder) else folder
+    record = read_record(above)
     if record is None:
-        return {"attempts": 0, "kept": True}
+        return _NO_ATTEMPTS
     own = folder.name if is_attempt(folder) else "attempt-0"
     return {"attempts": len(record.attempts), "kept": record.kept == own}
+
+
+def _is_saved(checkpoints: Path) -> bool:
+    return checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir())
 
 
 def _evaluated(folder: Path) -> list[str]:
@@ -266,14 +313,6 @@ def _updated(folder: Path) -> float:
     """When one of its files changed last, in seconds since 1970."""
     found = [known for name in _FILES if name != LOCK and (known := stamp(folder / name))]
     return max((known.mtime_ns for known in found), default=0) / 1e9
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = read_json(path)
-    except SaejaxError:
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _members(sweep: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -363,7 +363,7 @@ def broken_example(**changes: Any) -> bytes:
         ("environment.json", b"[1]", "holds a list"),
         ("metrics.jsonl", b'{"step": 1}\n{"st\n{"step": 2}\n', "line 2"),
         ("metrics.jsonl", b'{"loss": 1}\n{"step": 2}\n', "line 1"),
-        ("metrics.jsonl", b'{"step": "2"}\n', "step is '2'"),
+        ("metrics.jsonl", b'{"step": "2"}\n', "line 1"),
         ("eval.json", b'{"gates": [{"name": "r2"}]}', "gate"),
         ("eval.json", broken_gate(value="9%"), "not a number"),
         ("stages.json", b'{"train": {"tokens": "many"}}', "not a number"),

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from saejax.core.errors import BusyError, DataError, SaejaxError
-from saejax.core.files import read_bounded, replacing, write_bytes, write_json
+from saejax.core.files import check_depth, read_bounded, replacing, write_bytes, write_json
 from saejax.core.lease import lease
 from saejax.report.read import REPORT, check_feature
 
@@ -288,6 +288,7 @@ def _read(handle: BinaryIO, keep: Callable[[dict[str, Any], str], None], tell: T
     for key in _keys(text):
         if key != "features":
             head[key] = text.value()[0]
+            check_depth(head[key])
             continue
         if seen or text.peek() != "[":
             raise ValueError("'features' is not one list")

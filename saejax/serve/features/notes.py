@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import BusyError, ConfigError, DataError
-from saejax.core.files import LARGEST_JSON, read_bounded, writing
+from saejax.core.files import LARGEST_JSON, parsed, read_if_there, writing
 
 NOTES = "notes.jsonl"
 LONGEST_LABEL, LONGEST_NOTE = 200, 10_000
@@ -37,9 +37,7 @@ def read_notes(folder: Path) -> dict[int, Note]:
     """
     path = folder / NOTES
     notes: dict[int, Note] = {}
-    if not path.exists():
-        return notes
-    lines = read_bounded(path, LARGEST_JSON).split(b"\n")
+    lines = (read_if_there(path, LARGEST_JSON) or b"").split(b"\n")
     for number, line in enumerate(lines, 1):
         row = _row(line)
         if row is None:
@@ -86,8 +84,8 @@ def save_note(folder: Path, feature: int, label: str, note: str) -> Note:
 def _row(line: bytes) -> Note | None:
     """The note of a line, or None where it is none."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parsed(line)
+    except ValueError:
         return None
     fits = isinstance(row, dict) and all(
         isinstance(row.get(key), kind) and not isinstance(row[key], bool) for key, kind in _KEYS.items()

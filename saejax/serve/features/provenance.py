@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from saejax.app.experiment import Experiment, from_json
+from saejax.app.experiment import Experiment, recorded
 from saejax.app.loading import is_run
-from saejax.app.provenance import PROVENANCE
+from saejax.app.provenance import PROVENANCE, read_provenance
 from saejax.core.errors import SaejaxError
-from saejax.core.files import read_json, stamp
+from saejax.core.files import read_object, stamp
 from saejax.lm import load_tokenizer
 from saejax.serve.caches import Cache
 from saejax.serve.features.browser import Browser
@@ -75,9 +75,11 @@ class Provenance:
         key = ("run", str(folder), *(stamp(path) for path in files.values()))
 
         def make() -> dict[str, Any]:
-            content = {name: read_json(path) if path.is_file() else None for name, path in files.items()}
+            content = {name: read_object(path) if path.is_file() else None for name, path in files.items()}
             environment, evaluation = content["environment"] or {}, content["eval"] or {}
-            session = (environment.get("sessions") or [environment])[-1]
+            sessions = environment.get("sessions")
+            session = sessions[-1] if sessions and isinstance(sessions, list) else environment
+            session = session if isinstance(session, dict) else {}
             return {
                 "name": place.name,
                 "config": content["config"] or evaluation.get("experiment"),
@@ -95,11 +97,12 @@ class Provenance:
         """(where an example comes from, sentences about what is not known)."""
         folder = place.folder
         assert folder is not None  # a foreign dictionary has no report
-        e = from_json(self._run(place)["config"])  # with its own name, by which its store may be called
+        # With its own name, by which its store may be called.
+        e = recorded(folder / "config.json", self._run(place)["config"])
         record, path = folder / PROVENANCE, self._heldout(e)
 
         def make() -> tuple[dict[str, Any], list[str]]:
-            return _traced(e, path, read_json(record) if record.is_file() else {}, example)
+            return _traced(e, path, read_provenance(folder), example)
 
         stamps = (stamp(record), stamp(path / "manifest.json"), stamp(folder / "config.json"))
         return self._cache.get(("example", str(folder), example, *stamps), make, lambda _: 4000)

@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import json
 import mmap
 import zlib
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.core.files import read_json
+from saejax.core.files import parsed, read_json
 from saejax.report.read import check_feature
 from saejax.serve.features.index import COLUMNS, SCOPES, VERSION
 
@@ -128,9 +127,9 @@ class FeatureTable:
             DataError: it is not what a page can show; names the file.
         """
         try:
-            feature = json.loads(zlib.decompress(self._pieces["features"][row]))
+            feature = parsed(zlib.decompress(self._pieces["features"][row]))
         except (ValueError, zlib.error) as error:
-            raise DataError(f"The index of {self.source} is damaged ({error}); restart the server.") from None
+            raise DataError(f"{self.source}, or its index, is damaged in row {row} ({error}). Make it again.") from None
         check_feature(self.source, feature, len(self._pieces["vocab"]))
         numbers: dict[int, int] = {}
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app import experiments
-from saejax.app.experiment import Experiment, experiment, from_json
+from saejax.app.experiment import Experiment, experiment, from_json, read_experiment
 from saejax.app.loading import is_run
 from saejax.app.records import SWEEP, SWEEP_EXPERIMENT
 from saejax.coders import CoderConfig
 from saejax.core.config import nearest, to_config_dict, to_json
 from saejax.core.errors import ConfigError, SaejaxError
-from saejax.core.files import read_json
 from saejax.serve.folders import FOREIGN
 from saejax.serve.jobs.places import Allowed, with_allowed_places
 from saejax.serve.problems import Problem
@@ -133,7 +132,7 @@ def _of_run(site: Site, name: str) -> Experiment:
     recorded = folder / (SWEEP_EXPERIMENT if (folder / SWEEP).is_file() else "config.json")
     if recorded.name == "config.json" and not is_run(folder):
         raise Problem(404, f"{name} is no run.")
-    e = from_json(read_json(recorded))
+    e = read_experiment(recorded)
     store, stores = e.store or e.name, str(site.folders.stores)
     # A run goes on with the store it was begun on, wherever that lies.
     elsewhere = "://" in e.stores_dir or (Path(e.stores_dir) / store).is_dir()

@@ -11,13 +11,12 @@ import fastapi
 from fastapi import APIRouter, Query, Request, Response
 
 from saejax.app.evaluated import is_evaluated
-from saejax.app.loading import is_run
 from saejax.core.config import differences
-from saejax.core.files import finite, read_json
+from saejax.core.files import finite, read_object
 from saejax.serve.described import Descriptions, pages
 from saejax.serve.folders import FOREIGN
 from saejax.serve.problems import Problem
-from saejax.serve.runs import Runs
+from saejax.serve.runs import Runs, is_listed
 from saejax.serve.site import Site
 from saejax.serve.stores import Stores
 
@@ -54,7 +53,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
     @routes.get("/compare", summary="Several runs side by side: in what their configurations differ, and their curves.")
     def compare(run: Annotated[list[str], Query(min_length=1, max_length=_MOST_COMPARED)]) -> dict[str, Any]:
         folders = [_run(site, name) for name in run]
-        configs = [read_json(folder / "config.json") for folder in folders]
+        configs = [read_object(folder / "config.json") for folder in folders]
         keys: dict[str, None] = {}
         for other in configs[1:]:
             keys.update(dict.fromkeys(line.partition(": ")[0] for line in differences(configs[0], other)))
@@ -108,7 +107,7 @@ def tagged(request: Request, content: dict[str, Any]) -> Response:
 
 def _run(site: Site, name: str) -> Path:
     folder = site.folders.run(name)
-    if not (is_run(folder) or is_evaluated(folder)):
+    if not (is_listed(folder) or is_evaluated(folder)):
         raise Problem(404, f"{name} is no run.")
     return folder
 
@@ -121,7 +120,9 @@ def _rows_of_sweep(folder: Path) -> dict[str, dict[str, Any]]:
     """{member: what sweep.json says of it}; {} before the sweep has ended."""
     if not (folder / "sweep.json").is_file():
         return {}
-    return {row["member"]: row for row in read_json(folder / "sweep.json").get("members", []) if "member" in row}
+    members = read_object(folder / "sweep.json").get("members")
+    rows = [row for row in members if isinstance(row, dict)] if isinstance(members, list) else []
+    return {str(row["member"]): row for row in rows if "member" in row}
 
 
 def _at(config: Any, key: str) -> Any:
