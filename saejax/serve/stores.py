@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from saejax.core.errors import SaejaxError
+from saejax.core.errors import DataError, SaejaxError
 from saejax.core.lease import held
 from saejax.store import describe
 from saejax.store.files import StoreFiles
@@ -52,7 +52,10 @@ class Stores:
         row = before[1]
         if row["complete"]:
             return row | {"state": "complete"}
-        return row | {"state": "running" if held(path) is not None else "stopped"}
+        try:
+            return row | {"state": "running" if held(path) is not None else "stopped"}
+        except DataError as error:
+            return row | {"state": "stopped", "error": row["error"] or str(error)}
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -67,6 +67,11 @@ ROW = {"step": 10, "tokens": 80, "time": 1.0, "time/seconds": 1.0, "train/fve": 
 ROW |= {"train/tokens_per_second": 8.0, "host/cpu": 0.5}
 
 
+JOB = "20260101-000000-000000-abcdef"
+ASKED = {"command": "train", "name": "r", "commands": [["saejax", "train"]], "here": "/", "created": 1.0}
+BEGUN = {"number": 1, "pid": 1, "started": 1.0, "ended": None, "code": None}
+
+
 def _lines(*rows: Any) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
@@ -165,7 +170,7 @@ BYTES: dict[str, Callable[[bytes], bytes]] = {
     "1e999": lambda raw: b"1e999\n",
     "nested": lambda raw: b"[" * 200_000 + b"\n",
     "deep": lambda raw: b'{"a":' * 700 + b"1" + b"}" * 700 + b"\n",
-    "deep inside": lambda raw: _each(raw, lambda value: value | {"a": json.loads("[" * 700 + "]" * 700)}),
+    "deep inside": lambda raw: _each(raw, lambda value: {"a": json.loads("[" * 700 + "]" * 700), "b": value}),
     "BOM": lambda raw: b"\xef\xbb\xbf" + raw,
     "UTF-16": lambda raw: raw.decode("latin-1").encode("utf-16"),
     **{
@@ -276,3 +281,42 @@ def own_answers(client: TestClient, name: str, file: str) -> list[Any]:
         if not named or not (answer.status_code in (200, 404, 422) or preparing):
             wrong.append((address, answer.status_code, answer.text[:200]))
     return wrong
+
+
+OTHERS: dict[str, tuple[bytes, tuple[str, ...]]] = {
+    "runs/grid/sweep.json": (json.dumps({"members": [{"member": "k4", "l0": 4.0}]}).encode(), ("/api/sweeps/grid",)),
+    "runs/grid/sweep_config.json": (b"{}", ("/api/sweeps/grid",)),
+    "runs/grid/sweep_experiment.json": (json.dumps(CONFIG).encode(), ("/api/experiments?run=grid",)),
+    f"runs/.serve/jobs/{JOB}/job.json": (json.dumps(ASKED).encode(), (f"/api/jobs/{JOB}",)),
+    f"runs/.serve/jobs/{JOB}/asked.json": (b'{"number": 1, "cancelled": false}', (f"/api/jobs/{JOB}",)),
+    f"runs/.serve/jobs/{JOB}/attempts.json": (json.dumps([BEGUN]).encode(), (f"/api/jobs/{JOB}",)),
+    f"runs/.serve/jobs/{JOB}/.lock": (b"pid 1 on elsewhere\n", (f"/api/jobs/{JOB}",)),
+    f"runs/.serve/jobs/{JOB}/log.txt": (b"step 1\n", (f"/api/jobs/{JOB}", f"/api/jobs/{JOB}/logs")),
+    "stores/s/train/manifest.json": (b"{}", ("/api/stores/s",)),
+    "stores/s/train/.lock": (b"pid 1 on elsewhere\n", ("/api/stores/s",)),
+}
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_damaged_files_of_sweeps_jobs_and_stores(file: str, client: TestClient, folder: Path) -> None:
+    """Each of them may be damaged: the overview and the list of jobs answer, and the thing itself answers or says why."""
+    before, (intact, addresses) = rows(client)[FINE], OTHERS[file]
+    for damage in (*BYTES, *PATHS):
+        for name, (raw, _) in OTHERS.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(raw)
+        path = folder / file
+        if damage in PATHS:
+            PATHS[damage](path)
+        else:
+            path.write_bytes(BYTES[damage](intact))
+        try:
+            assert rows(client)[FINE] == before, damage
+            for address in ("/api/jobs", "/api/stores", *addresses):
+                answer = client.get(address)
+                expected = (200,) if address in ("/api/jobs", "/api/stores") else (200, 400, 404, 409, 422)
+                assert answer.status_code in expected, (damage, address, answer.text)
+        finally:
+            for top in ("runs/grid", "runs/.serve", "stores"):
+                shutil.rmtree(folder / top)

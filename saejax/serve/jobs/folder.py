@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import EXIT_PREEMPTED, DataError
-from saejax.core.files import read_json, stamp, write_json
+from saejax.core.files import finite, opened, read_json, read_object, stamp, write_json
 from saejax.core.lease import held
 from saejax.plan.jobs.processes import left_of
 
@@ -33,6 +33,7 @@ _LARGEST = 1 << 20
 # A training's own messages are short; of a log that is longer than this, the last line is not looked for further back.
 _TAIL = 4096
 _PIECE = 1 << 18
+_NUMBER, _NONE = (int, float), type(None)
 ENDED = ("done", "failed", "stopped")
 
 
@@ -98,8 +99,10 @@ class Job:
         Raises:
             DataError: it is missing or damaged.
         """
-        content = read_json(self.path / _JOB, _LARGEST)
-        if not isinstance(content, dict) or not {"command", "name", "commands", "here", "created"} <= set(content):
+        content = read_object(self.path / _JOB, _LARGEST)
+        words = content.get("commands")
+        listed = isinstance(words, list) and all(isinstance(one, list) for one in words)
+        if not listed or not _has(content, command=str, name=str, here=str, created=_NUMBER):
             raise DataError(f"{self.path / _JOB} is damaged; delete the folder.")
         return content
 
@@ -109,8 +112,8 @@ class Job:
         Raises:
             DataError: the file is missing or damaged.
         """
-        content = read_json(self.path / _ASKED, _LARGEST)
-        if not isinstance(content, dict) or type(content.get("number")) is not int:
+        content = read_object(self.path / _ASKED, _LARGEST)
+        if not _has(content, number=int):
             raise DataError(f"{self.path / _ASKED} is damaged; delete the folder.")
         return content["number"], bool(content.get("cancelled"))
 
@@ -126,9 +129,11 @@ class Job:
         """
         if not (self.path / _ATTEMPTS).is_file():
             return []
-        content = read_json(self.path / _ATTEMPTS, _LARGEST)
-        keys = {"number", "pid", "started", "ended", "code"}
-        if not isinstance(content, list) or not all(isinstance(one, dict) and keys <= set(one) for one in content):
+        content = finite(read_json(self.path / _ATTEMPTS, _LARGEST))
+        kinds = {"number": int, "pid": int, "started": _NUMBER, "ended": (*_NUMBER, _NONE), "code": (int, _NONE)}
+        if not isinstance(content, list) or not all(
+            _has(one, **kinds) and 0 <= one["pid"] < 1 << 31 for one in content
+        ):
             raise DataError(f"{self.path / _ATTEMPTS} is damaged; delete it, and the job counts as not begun.")
         return content
 
@@ -202,11 +207,13 @@ class Job:
     def log(self, at: int, most: int = _PIECE) -> tuple[str, int]:
         """(text of the log from byte `at` on, at most `most` bytes of it, where the next piece begins)."""
         try:
-            with (self.path / LOG).open("rb") as handle:
+            with opened(self.path / LOG) as handle:
                 handle.seek(at)
                 raw = handle.read(most)
         except FileNotFoundError:
             raw = b""
+        except OSError as error:
+            raise DataError(f"{self.path / LOG} cannot be read: {error.strerror}.") from None
         # A letter of several bytes whose rest is still to come stays for the next piece.
         for back in range(1, min(4, len(raw) + 1)):
             byte = raw[-back]
@@ -228,6 +235,14 @@ class Job:
         if not attempts or attempts[-1]["code"] is not None:
             return []
         return left_of(int(attempts[-1]["pid"]), self.path)
+
+
+def _has(content: Any, **kinds: type | tuple[type, ...]) -> bool:
+    """Whether it is an object that has each of the keys, with values of these very types."""
+    return isinstance(content, dict) and all(
+        key in content and type(content[key]) in (kind if isinstance(kind, tuple) else (kind,))
+        for key, kind in kinds.items()
+    )
 
 
 def _state(last: dict[str, Any] | None, cancelled: bool, alive: bool, starting: bool) -> str:
