@@ -142,12 +142,17 @@ def read_object(path: str | os.PathLike, limit: int = LARGEST_JSON) -> dict[str,
     return object_of(path, read_bounded(path, limit))
 
 
-def object_of(path: str | os.PathLike, raw: bytes, remedy: str = "restore it or delete it") -> dict[str, Any]:
-    """As `read_object`, of a file that was read."""
+def value_of(path: str | os.PathLike, raw: bytes, remedy: str = "restore it or delete it") -> Any:
+    """As `parsed`, of what was read from `path`. Raises DataError, which names it."""
     try:
-        value = parsed(raw)
+        return parsed(raw)
     except ValueError as error:
         raise DataError(f"{path} is damaged: it is not JSON ({error}); {remedy}.") from None
+
+
+def object_of(path: str | os.PathLike, raw: bytes, remedy: str = "restore it or delete it") -> dict[str, Any]:
+    """As `read_object`, of a file that was read."""
+    value = value_of(path, raw, remedy)
     if not isinstance(value, dict):
         kind = "null" if value is None else f"a {type(value).__name__}"
         raise DataError(f"{path} is damaged: it holds {kind}, not an object; {remedy}.")

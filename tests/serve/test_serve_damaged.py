@@ -299,7 +299,7 @@ OTHERS: dict[str, tuple[bytes, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("file", OTHERS)
 def test_damaged_files_of_sweeps_jobs_and_stores(file: str, client: TestClient, folder: Path) -> None:
-    """Each of them may be damaged: the overview and the list of jobs answer, and the thing itself answers or says why."""
+    """The overview and the list of jobs answer as before, and the thing itself answers or says why it cannot."""
     before, (intact, addresses) = rows(client)[FINE], OTHERS[file]
     for damage in (*BYTES, *PATHS):
         for name, (raw, _) in OTHERS.items():

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import EXIT_PREEMPTED, DataError
-from saejax.core.files import finite, opened, read_json, read_object, stamp, write_json
+from saejax.core.files import opened, read_bounded, read_object, stamp, value_of, write_json
 from saejax.core.lease import held
 from saejax.plan.jobs.processes import left_of
 
@@ -129,7 +129,7 @@ class Job:
         """
         if not (self.path / _ATTEMPTS).is_file():
             return []
-        content = finite(read_json(self.path / _ATTEMPTS, _LARGEST))
+        content = value_of(self.path / _ATTEMPTS, read_bounded(self.path / _ATTEMPTS, _LARGEST))
         kinds = {"number": int, "pid": int, "started": _NUMBER, "ended": (*_NUMBER, _NONE), "code": (int, _NONE)}
         if not isinstance(content, list) or not all(
             _has(one, **kinds) and 0 <= one["pid"] < 1 << 31 for one in content
