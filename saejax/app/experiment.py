@@ -30,6 +30,10 @@ from saejax.training import TrainConfig
 
 # Of common file systems, in bytes.
 _LONGEST_NAME = 255
+# What lies beside runs in the folder of a run or a sweep: a run of this name would be taken for it, and never listed.
+RESERVED = ("checkpoints", "groups", "evaluated")
+# The live page calls other projects' dictionaries so: @label.
+FOREIGN = "@"
 
 
 # What things are called and where they lie decides no numbers.
@@ -136,7 +140,21 @@ def experiment(config: config_dict.ConfigDict) -> Experiment:
     Raises:
         ConfigError: an unknown key, a value of the wrong type, or settings that cannot be run.
     """
-    return from_config_dict(Experiment, config.to_dict())
+    return well_named(from_config_dict(Experiment, config.to_dict()))
+
+
+def well_named(e: Experiment) -> Experiment:
+    """The experiment, whose run and store every list will show.
+
+    Raises:
+        ConfigError: their names are of something else, or hidden.
+    """
+    for key in ("name", "store"):
+        if (name := getattr(e, key)).startswith((".", FOREIGN)):
+            raise ConfigError(f"{key} is {name!r}; it must not begin with '.' or '{FOREIGN}'. Choose another name.")
+    if e.name in RESERVED:
+        raise ConfigError(f"name is {e.name!r}, which means something else in a folder of runs. Choose another name.")
+    return e
 
 
 def to_run_json(e: Experiment) -> dict[str, Any]:

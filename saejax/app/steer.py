@@ -1,6 +1,7 @@
 """`saejax steer`: what a model writes after a prompt, as it is and with some latents of a dictionary changed."""
 
 import dataclasses
+import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from saejax.app import console
 from saejax.app.loaded import with_model
-from saejax.core.config import nearest
+from saejax.core.config import in_float32, nearest
 from saejax.core.errors import ConfigError
 from saejax.interventions import (
     Change,
@@ -86,7 +87,7 @@ class Operation:
         number: what is added, set, multiplied by, or the bound; `zero` takes none.
 
     Raises:
-        ConfigError: no such operation.
+        ConfigError: no such operation, or a number that float32 does not hold.
     """
 
     name: str
@@ -96,6 +97,8 @@ class Operation:
     def __post_init__(self) -> None:
         if self.name not in _OPERATIONS:
             raise ConfigError(f"No operation {self.name!r}.{nearest(self.name, OPERATIONS)}")
+        if not math.isfinite(in_float32(float(self.number))):
+            raise ConfigError(f"scale is {self.number}; the model computes in float32, which holds up to 3.4e38.")
 
     @property
     def reads(self) -> str:
@@ -189,6 +192,8 @@ def _about(
     said = []
     for row_SK, last, kl in zip(f_RSK, last_R, kl_R, strict=True):
         f_SK = row_SK[first : last + 1]
+        if not math.isfinite(kl):
+            raise ConfigError("The change is too large for the model's numbers, which overflow: give a smaller scale.")
         fires = (f_SK != 0).any(1).sum()
         most = f", at most {np.abs(f_SK).max():.3g}" if fires else ""
         said.append(

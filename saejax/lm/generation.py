@@ -40,6 +40,10 @@ _MOST_KEPT = 8
 _LENGTHS = 16  # prompts are filled up to a multiple of this, so that few lengths need programs of their own
 
 
+# Logits are divided by the temperature in float32, where a smaller one overflows; it draws what 0 draws.
+_COLDEST = 1e-6
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen.
@@ -64,11 +68,12 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, value, right in (
             ("tokens", self.tokens, self.tokens >= 1),
-            ("temperature", self.temperature, 0 <= self.temperature < float("inf")),
-            ("top_p", self.top_p, 0 < self.top_p <= 1),
+            ("temperature", self.temperature, self.temperature == 0 or _COLDEST <= self.temperature <= 1 / _COLDEST),
+            ("top_p", self.top_p, _COLDEST <= self.top_p <= 1),
         ):
             if not right:
-                raise ConfigError(f"{name} is {value}; tokens >= 1, temperature >= 0 and finite, 0 < top_p <= 1.")
+                ranges = f"temperature 0 or from {_COLDEST:g} to {1 / _COLDEST:g}, top_p from {_COLDEST:g} to 1"
+                raise ConfigError(f"{name} is {value}; tokens >= 1, {ranges}.")
 
 
 @flax.struct.dataclass

@@ -150,6 +150,7 @@ class FeatureBrowser {
   }
 
   key(event) {
+    if (event.key === "Escape" && event.target.type === "search") leaveField(event.target);
     const move = arrowMove(event);
     if (move) this.step(move);
   }

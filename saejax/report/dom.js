@@ -48,6 +48,15 @@ function signed(value, most) {
   return (value > 0 ? "+" : value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(decimals);
 }
 
+// A search field that Escape leaves is empty, and says so to whoever filters by it: the browser alone empties it in silence.
+function leaveField(field) {
+  if (field.type === "search" && field.value !== "") {
+    field.value = "";
+    field.dispatchEvent(new Event("input", {bubbles: true}));
+  }
+  field.blur();
+}
+
 function percent(fraction) {
   if (fraction === null || fraction === undefined) return "n/a";
   if (fraction === 0) return "0%";

@@ -6,12 +6,12 @@ import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
+from saejax.app.experiment import FOREIGN
 from saejax.core.errors import ConfigError
 from saejax.serve.problems import Problem
 
 # Of the server's own: jobs, plans, notes of foreign dictionaries.
 OWN = ".serve"
-FOREIGN = "@"
 _LONGEST = 1024
 
 

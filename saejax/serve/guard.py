@@ -6,6 +6,7 @@ or from no page at all, and a body must be JSON, which no form of another site c
 """
 
 import asyncio
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -25,7 +26,8 @@ LARGEST_BODY = 1 << 20
 BODY_SECONDS = 10.0
 MOST_SOCKETS = 64
 _SAFE = ("GET", "HEAD")
-_COOKIE = "saejax_token"
+# Of all servers of one host, whatever their ports, a browser has one set of cookies: each token has a name of its own.
+_COOKIE = "saejax_token_{}"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -55,6 +57,7 @@ class Guard:
         self._app, self._token, self._everywhere = app, token, everywhere
         own = (socket.gethostname().lower(),) if everywhere else ()
         self._names = frozenset({"localhost", *own, *(name.lower() for name in names)})
+        self._cookie = _COOKIE.format(hashlib.sha256(token.encode()).hexdigest()[:16])
         self._sockets = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +83,7 @@ class Guard:
             return 421, f"This server is not called {host[:80]!r}: --names={_hostname(host)[:80]} allows it."
         changes = scope["type"] == "websocket" or scope["method"] not in _SAFE
         origin = headers.get("origin")
-        if changes and origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if changes and origin is not None and _place_of(origin) != host.lower():
             return 403, f"A page of {origin[:80]!r} may not use this server."
         site, api = headers.get("sec-fetch-site", "none"), scope["path"].startswith(("/api", "/ws", "/files"))
         if site not in ("same-origin", "none") and (changes or api):
@@ -98,7 +101,8 @@ class Guard:
         return address.is_loopback or self._everywhere or str(address) in self._names
 
     def _known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        shown = [headers.get("authorization", "").removeprefix("Bearer ").strip(), _cookie(headers.get("cookie", ""))]
+        kept = _cookie(headers.get("cookie", ""), self._cookie)
+        shown = [headers.get("authorization", "").removeprefix("Bearer ").strip(), kept]
         asked = _with_token(scope)
         return any(
             hmac.compare_digest(one.encode(), self._token.encode()) for one in (*shown, asked[1] if asked else "")
@@ -106,7 +110,7 @@ class Guard:
 
     async def _welcome(self, at: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         """Keep the token of the printed link in a cookie, and take it out of the address."""
-        cookie = f"{_COOKIE}={quote(at[1])}; Path=/; HttpOnly; SameSite=Strict"
+        cookie = f"{self._cookie}={quote(at[1])}; Path=/; HttpOnly; SameSite=Strict"
         headers = [(b"location", at[0].encode()), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 303, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
@@ -134,7 +138,7 @@ async def _body(receive: Receive, headers: Mapping[str, str]) -> Receive:
         _TooMuch: too long, too slow, or no JSON.
     """
     length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > LARGEST_BODY:
+    if not (length.isascii() and length.isdigit()) or int(length[:20]) > LARGEST_BODY:
         raise _TooMuch(413, f"The request is longer than {LARGEST_BODY:,} bytes.")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     parts, size, more = [], 0, True
@@ -199,9 +203,17 @@ def _hostname(host: str) -> str:
         return ""
 
 
-def _cookie(text: str) -> str:
+def _place_of(origin: str) -> str:
+    """host:port of an Origin; empty where it is none."""
     try:
-        found = SimpleCookie(text).get(_COOKIE)
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _cookie(text: str, name: str) -> str:
+    try:
+        found = SimpleCookie(text).get(name)
     except CookieError:
         return ""
     return found.value if found else ""

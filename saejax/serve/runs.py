@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from saejax.app.attempts import is_attempt, read_record
 from saejax.app.evaluated import is_evaluated
-from saejax.app.experiment import Experiment, read_experiment
+from saejax.app.experiment import RESERVED, Experiment, read_experiment
 from saejax.app.left_open import as_begun
 from saejax.app.loading import is_run
 from saejax.app.records import SWEEP
@@ -25,7 +25,6 @@ from saejax.core.lease import LOCK, held
 from saejax.core.metrics import last_rows
 from saejax.report.evaluation import failed_of
 from saejax.report.read import read_evaluation
-from saejax.serve.folders import OWN
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
 
@@ -158,6 +157,11 @@ def is_listed(folder: Path) -> bool:
     return is_run(folder) or (os.path.lexists(config) and not config.is_file())
 
 
+def is_shown(folder: Path) -> bool:
+    """Whether it has a page: a run, or a dictionary that was evaluated in a run's folder."""
+    return is_listed(folder) or is_evaluated(folder)
+
+
 def _sweeps(root: Path, folder: Path, depth: int) -> Iterator[str]:
     for path in _folders(folder):
         if (path / SWEEP).is_file():
@@ -177,7 +181,7 @@ def _folders(folder: Path) -> list[Path]:
             names = [one.name for one in entries if one.name[0] != "." and one.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-    return [folder / name for name in sorted(names) if name not in (OWN, "checkpoints", "groups", "evaluated")]
+    return [folder / name for name in sorted(names) if name not in RESERVED]
 
 
 def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from saejax.text.added_tokens import properties, read_object, said_tokens, speci
 from saejax.text.chat import ChatTemplate
 
 _LARGEST_TOKENIZER = 256 << 20  # bytes, far more than any model comes with
+# Tokens that one letter may have: an emoji of four bytes, with a space of its own.
+_LETTER = 8
 
 # How conversations begin behind the bos token.
 _STARTS = "aAuUsS[<#|"
@@ -177,6 +179,20 @@ class Tokenizer:
     def token_strings(self, ids: list[int]) -> list[str]:
         """Each id as it reads inside a text, for display; a piece of a UTF-8 sequence shows as U+FFFD."""
         return [self.decode_inside([i]) for i in ids]
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """What each id adds to the text that they are in order: a letter of several tokens stands at the first of
+        them, and "" at the others.
+        """
+        found: list[str] = []
+        while len(found) < len(ids):
+            left = ids[len(found) : len(found) + _LETTER]
+            texts = (self.decode_inside(left[:count]) for count in range(1, len(left) + 1))
+            whole = next(((n, text) for n, text in enumerate(texts) if "\ufffd" not in text), None)
+            # A byte that is no part of a letter stays alone.
+            more, text = whole or (0, self.decode_inside(left[:1]))
+            found += [text, *[""] * more]
+        return found
 
     @functools.cached_property
     def _before(self) -> list[int]:

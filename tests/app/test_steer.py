@@ -1,6 +1,7 @@
 """`saejax steer`: what it prints is what the model writes with the decoder row added by hand."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -91,6 +92,10 @@ def test_latents_are_named_by_number_or_by_layer() -> None:
         (["unknown", "x"], {"feature": "3"}, "does not say which language model it belongs to"),
         (["sae", "x" * 2000], {"feature": "3"}, "the model reads 256. Ask for fewer"),
         (["sae", "x"], {"feature": "3", "top_p": 0.0}, "top_p is 0.0"),
+        # What float32 does not hold is infinite in the model, or 0.
+        *((["sae", "x"], {"feature": "3", "scale": big}, "float32") for big in (1e39, -1e300, math.inf, math.nan)),
+        *((["sae", "x"], {"feature": "3", "temperature": odd}, "temperature is") for odd in (1e-46, 1e39)),
+        (["sae", "x"], {"feature": "3", "top_p": 1e-50}, "top_p is 1e-50"),
     ],
 )
 def test_what_cannot_be_steered_is_refused(
@@ -115,5 +120,7 @@ def test_other_latents_and_numbers_take_the_same_programs(folder: Path) -> None:
     (_, kept) = inside.kept["x", 1]
     assert [step._cache_size() for step in kept.values()] == [2]  # of a prompt, of a token
     assert written[0].changed != steer(inside, "x", Operation("set", [9], 40.0), prompts, Sampling(4))[0].changed
+    with pytest.raises(ConfigError, match="too large"):
+        steer(inside, "x", Operation("set", [9], 3.4e38), prompts, Sampling(4))
     with pytest.raises(ConfigError, match="No operation 'ad'"):
         Operation("ad", [3], 1.0)

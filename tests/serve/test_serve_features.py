@@ -461,6 +461,14 @@ def test_notes_over_http(client: TestClient) -> None:
         ("GET", f"/api/feature/{RUN}?id=99999999999999999999", None, 400, "id"),
         ("GET", f"/api/similar/{RUN}?id=256", None, 404, "no feature 256"),
         ("PUT", f"/api/notes/{RUN}", {"id": 256, "label": "x"}, 404, "no feature 256"),
+        ("PUT", f"/api/notes/{RUN}/checkpoints", {"id": 1, "label": "x"}, 404, "no dictionary"),
+        ("PUT", f"/api/notes/{RUN}/report.html", {"id": 1, "label": "x"}, 404, "no dictionary"),
+        ("GET", f"/api/notes/{RUN}/checkpoints", None, 404, "no dictionary"),
+        ("POST", "/api/stop", {"run": f"{RUN}/checkpoints"}, 404, "neither a run nor a sweep"),
+        ("POST", "/api/jobs", {"command": "train", "run": f"{RUN}/checkpoints"}, 404, "no run"),
+        ("POST", "/api/plan", {"run": f"{RUN}/checkpoints"}, 404, "no run"),
+        ("POST", "/api/jobs", {"command": "train", "run": RUN, "config": {"name": "groups"}}, 400, "another name"),
+        ("POST", "/api/steer", {"dictionary": RUN, "features": [1], "prompt": "a", "scale": 1e39}, 400, "float32"),
         ("PUT", f"/api/notes/{RUN}", {"id": 1, "label": "x" * 201}, 400, "201 characters"),
         ("PUT", f"/api/notes/{RUN}", {"id": 1, "labels": "x"}, 400, "labels"),
         ("POST", "/api/encode", {"dictionary": RUN, "text": "x" * 10**6}, 413, "1,000,000 characters"),
@@ -481,6 +489,21 @@ def test_what_cannot_be_answered_says_why(
 ) -> None:
     answer = client.request(method, path, json=body)
     assert (answer.status_code, said in answer.json().get("error", answer.text)) == (status, True), answer.text
+
+
+def test_no_note_is_written_where_no_feature_is(client: TestClient) -> None:
+    """Whatever folder a name leads to: what a run has saved stays as it was, and can be restored."""
+    run = client.folder / "runs" / RUN
+    folders = [path for path in (run, *run.rglob("*")) if path.is_dir()]
+    assert any(path.name == "params" for path in folders)
+    for path in folders[1:]:
+        name = path.relative_to(client.folder / "runs").as_posix()
+        assert client.put(f"/api/notes/{name}", json={"id": 1, "label": "x"}).status_code == 404, name
+    assert list(run.rglob("*notes*")) == [path for path in run.rglob("*notes*") if path.parent == run]
+    bare = Path(shutil.copytree(run, run.with_name("bare")))
+    (bare / "features.json.gz").unlink()
+    assert client.put("/api/notes/bare", json={"id": 256, "label": "x"}).status_code == 404
+    assert client.put("/api/notes/bare", json={"id": 255, "label": "x"}).status_code == 200
 
 
 def test_a_damaged_report_is_named(client: TestClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -18,6 +19,8 @@ import pytest
 from tiny.served import RUN, Served, copied, served
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
+
+from saejax.serve.guard import Guard
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +117,75 @@ def test_other_sites_can_neither_write_nor_read(server: Served) -> None:
     assert server.get("/api/jobs") == {"jobs": []}
     with pytest.raises(WebSocketException), _socket(server, f"/ws/runs/{RUN}", origin="http://evil.example") as one:
         one.recv(timeout=10)
+
+
+HEADERS = ("host", "origin", "cookie", "authorization", "sec-fetch-site", "content-length", "content-type")
+ODD = (
+    *(
+        "",
+        "[",
+        "http://[",
+        "http://[::1",
+        "http://a]b",
+        "//",
+        ":",
+        "null",
+        "\u00b2",
+        "\u00e9" * 9,
+        "a" * 9000,
+        "%",
+        "\x00",
+    ),
+    *("\x00", "saejax_token=\x7f", "=;=", 'a="', "Bearer \u00ff", "-1", "1e9", "9" * 9000, "http://127.0.0.1:99999999"),
+)
+
+
+def through(guard: Guard, kind: dict[str, str], headers: dict[str, str], query: str = "") -> list[Any]:
+    """What the guard answers for an application that always answers 200."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    raw_headers = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope = {**kind, "path": "/", "query_string": query.encode(), "headers": raw_headers}
+    asyncio.run(guard(scope, receive, send))
+    return sent
+
+
+async def answers(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "websocket"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_an_odd_header_is_refused_or_passed_over(header: str, method: str) -> None:
+    """Whatever a header says, it is no mistake of the server."""
+    usual = {"host": "localhost", "authorization": "Bearer t", "content-type": "application/json"}
+    kind = {"type": "websocket"} if method == "websocket" else {"type": "http", "method": method}
+    for odd in ODD:
+        sent = through(Guard(answers, token="t"), kind, usual | {header: odd})
+        assert sent and all(message.get("status", 200) < 500 for message in sent), odd
+
+
+def test_two_servers_of_one_host_keep_their_visitors() -> None:
+    """A browser sends the cookies of a host to all its ports: the one of another server replaces none."""
+    get, host = {"type": "http", "method": "GET"}, {"host": "localhost"}
+    guards = {token: Guard(answers, token=token) for token in ("one", "other")}
+    jar: dict[str, str] = {}
+    for token, guard in guards.items():
+        welcome = dict(through(guard, get, host, f"token={token}")[0]["headers"])
+        name, _, value = welcome[b"set-cookie"].decode().partition(";")[0].partition("=")
+        jar[name] = value
+    for token, guard in guards.items():
+        assert through(guard, get, host | {"cookie": "; ".join(f"{k}={v}" for k, v in jar.items())})[0]["status"] == 200
+        others = {name: value for name, value in jar.items() if value != token}
+        assert (
+            through(guard, get, host | {"cookie": "; ".join(f"{k}={v}" for k, v in others.items())})[0]["status"] == 401
+        )
 
 
 def test_the_page_may_run_its_own_scripts_alone(server: Served) -> None:

@@ -254,7 +254,24 @@ def test_keys(tab: Tab, site: Served) -> None:
     assert tab.evaluate("location.hash") == "#/"
     tab.press("Escape")
     assert tab.evaluate("document.activeElement === document.body")
-    tab.run("overviewState.filter = '';")
+
+
+@pytest.mark.parametrize(
+    ("fragment", "shown"),
+    [("#/", ".listing tbody tr"), (f"#/start?run={RUN}", "#view summary"), ("#/api", ".operation")],
+    ids=["overview", "start", "api"],
+)
+def test_escape_empties_a_search_field_and_its_filter(tab: Tab, site: Served, fragment: str, shown: str) -> None:
+    visit(tab, site, fragment)
+    shown = f"[...document.querySelectorAll({json.dumps(shown)})].filter((one) => one.checkVisibility()).length"
+    tab.until(f"document.querySelector('#view input[type=search]') && {shown} > 1")
+    before = tab.evaluate(shown)
+    tab.click("#view input[type=search]")
+    tab.write("no such thing")
+    tab.until(f"{shown} !== {before}")
+    tab.press("Escape")
+    assert tab.evaluate("document.querySelector('#view input[type=search]').value") == ""
+    tab.until(f"{shown} === {before}")
 
 
 def test_a_server_that_went_away_is_waited_for(tab: Tab, site: Served) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tiny import planted_experiment
 from tiny.served import RUN, Served, copied, served
 
+from saejax.app.experiment import RESERVED, default_config, experiment
 from saejax.app.stages import run_train
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError
@@ -201,6 +202,25 @@ def test_sweeps_attempts_and_what_is_none(tmp_path: Path) -> None:
     assert [member["label"] for member in sorted(sweep["members"], key=lambda m: m["name"])] == ["k4", "k8"]
     with lease(tmp_path / "wide"):
         assert {row["name"]: row["state"] for row in runs.rows()}["wide/k4"] == "running"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*RESERVED, ".hidden", "@label", "attempt-1", "scored", "probes", "stores", "evaluated-2", "groups.", "a b", "-x"],
+)
+def test_a_name_is_listed_or_refused(tmp_path: Path, name: str) -> None:
+    """No run can be made that no list shows and no address has."""
+    config = default_config()
+    config.name = name
+    try:
+        made = experiment(config).name
+    except ConfigError as error:
+        assert "another name" in str(error)
+        assert name in RESERVED or name[0] in ".@"
+    else:
+        a_run(tmp_path, made)
+        assert [row["name"] for row in Runs(tmp_path).rows()] == [name]
+        assert Folders(tmp_path, tmp_path).dictionary(name).name == name
 
 
 def test_many_runs_are_listed_at_once(tmp_path: Path) -> None:

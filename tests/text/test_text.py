@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.lm import load_lm
 from saejax.text import Document, PackedRows, Packer, Source, SourceConfig, TextConfig, Tokenizer, open_source
 
 N_WORDS, BOS, MASK = 50, 50, 51
@@ -239,6 +240,18 @@ def test_a_token_keeps_the_space_in_front_of_it(kind: str) -> None:
     if kind == "llama":
         assert tokenizer.token_strings(tokenizer.encode("\u00e9")) == [" ", "\ufffd", "\ufffd"]
         assert tokenizer.decode_inside(tokenizer.encode("\u00e9")) == " \u00e9"
+        assert tokenizer.pieces(tokenizer.encode("\u00e9")) == [" ", "\u00e9", ""]
+
+
+@pytest.mark.parametrize("text", ["caf\u00e9", "\u65e5\u672c\u8a9e a", " \U0001f642!", "e\u0301", ""])
+def test_pieces_add_up_to_the_text(text: str) -> None:
+    """Letters of several tokens read as in the text; U+FFFD stands only where one is not whole."""
+    tokenizer = load_lm("demo").tokenizer
+    ids = tokenizer.encode(text)
+    pieces = tokenizer.pieces(ids)
+    assert len(pieces) == len(ids) and "".join(pieces) == text
+    torn = tokenizer.encode("\u65e5")[:-1] + tokenizer.encode("a")
+    assert tokenizer.pieces(torn)[-1] == "a" and "\ufffd" in tokenizer.pieces(torn)[0]
 
 
 def test_a_lone_surrogate_is_read_as_text(tokenizer: Tokenizer) -> None:

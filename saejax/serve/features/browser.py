@@ -115,11 +115,15 @@ class Browser:
         """Save a note of a feature.
 
         Raises:
-            Problem: 404: the dictionary has no such feature.
+            Problem: 404: the dictionary has no such feature; 503: its index is being made.
             ConfigError, BusyError, DataError: as `save_note`.
         """
-        table = self.table(place)
-        if isinstance(table, FeatureTable) and table.row_of(feature) is None:
+        table = self._ready(place)
+        if table is None:
+            there = feature < self._dictionaries.coder(place).n_latents
+        else:
+            there = table.row_of(feature) is not None
+        if not there:
             raise _no_feature(place, feature)
         return save_note(self.notes_folder(place), feature, label, note)
 
@@ -158,11 +162,9 @@ class Browser:
             Problem: 404: there is no such feature; 503: the index is being made.
             DataError: a damaged file.
         """
-        table = self.table(place)
+        table = self._ready(place)
         if table is None:
             return None
-        if isinstance(table, Preparing):
-            raise Problem(503, f"The features of {place.name} are being prepared. Ask again in a while.")
         row = table.row_of(number)
         if row is None:
             raise _no_feature(place, number)
@@ -193,6 +195,13 @@ class Browser:
             }
             for feature, row in zip(features, rows, strict=True)
         ]
+
+    def _ready(self, place: Place) -> FeatureTable | None:
+        """As `table`, once its index is made. Raises Problem, 503, before."""
+        table = self.table(place)
+        if isinstance(table, Preparing):
+            raise Problem(503, f"The features of {place.name} are being prepared. Ask again in a while.")
+        return table
 
     def _feature(self, table: FeatureTable, row: int) -> tuple[list[str], dict[str, Any]]:
         """As `FeatureTable.feature`, for JSON, kept."""

@@ -35,6 +35,6 @@ def steered_text(
         "with": lm.tokenizer.decode_inside(written.changed),
         "about": written.about,
         "operation": change.reads,
-        "tokens_without": lm.tokenizer.token_strings(written.without),
-        "tokens_with": lm.tokenizer.token_strings(written.changed),
+        "tokens_without": lm.tokenizer.pieces(written.without),
+        "tokens_with": lm.tokenizer.pieces(written.changed),
     }

@@ -21,7 +21,7 @@ class Encoded:
     """A text's tokens and the latents that are not 0 there, sorted by token; T tokens, E entries.
 
     Attributes:
-        tokens: T strings, as they read inside a text; the model's bos is not among them.
+        tokens: T strings that add up to the text (`Tokenizer.pieces`); the model's bos is not among them.
         at, latent: int32 [E]; latent f of group g is g F + f.
         value: float32 [E].
         n_latents: of the dictionary.
@@ -106,7 +106,7 @@ def encoded(sae: TrainedCoder, reader: Reader, text: str) -> Encoded:
     starts = np.cumsum([0, *(count for _, _, _, count in found)])
     at = np.concatenate([own + start for (own, *_), start in zip(found, starts, strict=False)])
     latent, value = (np.concatenate([one[i] for one in found]) for i in (1, 2))
-    strings = tuple(tokenizer.token_strings(ids))
+    strings = tuple(tokenizer.pieces(ids))
     return Encoded(strings, at.astype(np.int32), latent.astype(np.int32), value, sae.n_latents)
 
 

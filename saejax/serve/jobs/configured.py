@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app import experiments
-from saejax.app.experiment import Experiment, experiment, from_json, read_experiment
+from saejax.app.experiment import Experiment, experiment, from_json, read_experiment, well_named
 from saejax.app.loading import is_run
 from saejax.app.records import SWEEP, SWEEP_EXPERIMENT
 from saejax.coders import CoderConfig
 from saejax.core.config import nearest, to_config_dict, to_json
 from saejax.core.errors import ConfigError, SaejaxError
-from saejax.serve.folders import FOREIGN
 from saejax.serve.jobs.places import Allowed, with_allowed_places
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
@@ -83,11 +82,7 @@ def changed(e: Experiment, config: Mapping[str, Any], allowed: Allowed) -> Exper
         _set(values, key, value)
     if values["name"] != e.name and not values["store"]:
         values["store"] = e.store or e.name
-    new = from_json(values)
-    for key in ("name", "store"):
-        if getattr(new, key).startswith((".", FOREIGN)):
-            raise ConfigError(f"{key} is {getattr(new, key)!r}; it must not begin with '.' or '{FOREIGN}'.")
-    return with_allowed_places(e, new, allowed)
+    return with_allowed_places(e, well_named(from_json(values)), allowed)
 
 
 def flat(e: Experiment) -> dict[str, Any]:

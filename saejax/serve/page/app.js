@@ -205,7 +205,7 @@ function drawNavigation(name, rest) {
 const HELP = [
   ["/", "to the search field"], ["g o", "overview"], ["g s", "start a training"], ["g j", "jobs"],
   ["g f", "features of this run, or of the run that moved last"], ["g a", "the API"],
-  ["\u2190 \u2192", "in a chart: step by step"], ["Escape", "close this, or leave a field"], ["?", "these keys"],
+  ["\u2190 \u2192", "in a chart: step by step"], ["Escape", "close this, or leave a field; a search field is emptied"], ["?", "these keys"],
 ];
 
 function showHelp() {
@@ -220,7 +220,7 @@ let chord = 0;
 
 function onKey(event) {
   const typing = event.target.closest("input:not([type=checkbox]), select, textarea, [contenteditable]");
-  if (event.key === "Escape" && typing) typing.blur();
+  if (event.key === "Escape" && typing) leaveField(typing);
   if (typing || event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || document.querySelector("dialog[open]")) return;
   const going = performance.now() - chord < CHORD_MS;
   chord = 0;

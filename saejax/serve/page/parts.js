@@ -4,6 +4,11 @@ function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+// A token of a text in order; "" is one that goes on with the letter of the token before it.
+function piece(token) {
+  return token === "" ? [el("i", {class: "ws", title: "more of the letter before"}, "\u22ef")] : visible(token);
+}
+
 function setClass(node, name) {
   if (node.className !== name) node.className = name;
 }

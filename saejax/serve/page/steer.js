@@ -126,7 +126,7 @@ class SteerPanel {
     const line = el("p", {class: "passage"}, el("span", {class: "prompt"}, ...visible(prompt)));
     tokens.forEach((token, i) => {
       const same = kept === null || kept[i];
-      line.append(el(same ? "span" : "mark", {class: same ? "tok" : "tok changed"}, ...visible(token)), el("wbr"));
+      line.append(el(same ? "span" : "mark", {class: same ? "tok" : "tok changed"}, ...piece(token)), el("wbr"));
     });
     return el("div", {class: "steer-text"}, el("h4", {}, title), line);
   }

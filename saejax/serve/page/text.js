@@ -96,6 +96,7 @@ class TextPanel {
     this.answer = answer;
     const line = passage(answer.tokens, {tokens: answer.tokens.map((_, i) => i), activations: answer.tokens.map(() => 0), peak: -1}, 0);
     this.spans = [...line.querySelectorAll(".tok")];
+    this.spans.forEach((span, i) => span.replaceChildren(...piece(answer.tokens[i])));
     this.tokens.replaceChildren(line);
     this.top.replaceChildren(...answer.top.map((one) => this.topItem(one)));
     this.colour(this.chosen === null ? null : this.chosen.id);

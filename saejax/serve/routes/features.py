@@ -9,6 +9,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from saejax.app.experiment import FOREIGN
 from saejax.app.steer import OPERATIONS
 from saejax.core.errors import ConfigError
 from saejax.core.files import finite
@@ -20,8 +21,8 @@ from saejax.serve.features.models import Models
 from saejax.serve.features.notes import read_notes
 from saejax.serve.features.provenance import Provenance
 from saejax.serve.features.table import Wanted
-from saejax.serve.folders import FOREIGN
 from saejax.serve.problems import Problem
+from saejax.serve.runs import is_shown
 from saejax.serve.site import Site
 from saejax.serve.worker import Worker
 
@@ -85,9 +86,12 @@ class Services:
         """The place of a dictionary's name.
 
         Raises:
-            Problem: 404: there is none.
+            Problem: 404: there is none, or the folder is neither a run nor an evaluated dictionary.
         """
-        return Place(name, self.site.folders.dictionary(name), name.startswith(FOREIGN))
+        path, foreign = self.site.folders.dictionary(name), name.startswith(FOREIGN)
+        if not foreign and not is_shown(path):
+            raise Problem(404, f"{name} is no dictionary: neither a run nor one that was evaluated.")
+        return Place(name, path, foreign)
 
     def close(self) -> None:
         """End the threads and processes."""

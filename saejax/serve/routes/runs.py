@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import fastapi
 from fastapi import APIRouter, Query, Request, Response
 
-from saejax.app.evaluated import is_evaluated
+from saejax.app.experiment import FOREIGN
 from saejax.core.config import differences
 from saejax.core.files import finite, read_object
 from saejax.serve.described import Descriptions, pages
-from saejax.serve.folders import FOREIGN
 from saejax.serve.problems import Problem
-from saejax.serve.runs import Runs, is_listed
+from saejax.serve.runs import Runs, is_shown
 from saejax.serve.site import Site
 from saejax.serve.stores import Stores
 
@@ -107,7 +106,7 @@ def tagged(request: Request, content: dict[str, Any]) -> Response:
 
 def _run(site: Site, name: str) -> Path:
     folder = site.folders.run(name)
-    if not (is_listed(folder) or is_evaluated(folder)):
+    if not is_shown(folder):
         raise Problem(404, f"{name} is no run.")
     return folder
 
