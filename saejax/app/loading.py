@@ -95,8 +95,12 @@ def _logged(run: Path, at: int, config: CoderConfig, sae: TrainedCoder, items: d
     """The last batch's L0, of runs of earlier versions, where the coder for after training is another."""
     if type(sae.coder.sparsity) is SPARSITIES[config.resolved().sparsity] and not items["averaged"]:
         return {}
-    row = last_rows(run / "metrics.jsonl")
-    return {"l0_in_training": row["train/l0"]} if row.get("step") == at and row.get("train/l0") is not None else {}
+    try:
+        row = last_rows(run / "metrics.jsonl")
+    except DataError:  # the coder is whole without its log
+        return {}
+    l0 = row.get("train/l0")
+    return {"l0_in_training": l0} if row.get("step") == at and l0 is not None else {}
 
 
 def from_items(config: CoderConfig, steps: int, items: dict[str, Any], meta: dict[str, Any]) -> TrainedCoder:

@@ -188,12 +188,13 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
     """What the files of a run say, without its state."""
     reading = _Reading()
     config = reading.of(lambda: _of_config(folder), dict.fromkeys(_OF_CONFIG))
-    last = reading.of(lambda: last_rows(folder / "metrics.jsonl"), {})
+    no_rows: dict[str, float | None] = {}
+    last = reading.of(lambda: last_rows(folder / "metrics.jsonl"), no_rows)
     evaluation = reading.of(lambda: read_evaluation(folder), None)
     gates = (evaluation or {}).get("gates")
     passed, failed = sum(bool(gate.get("passed")) for gate in gates or []), failed_of(gates or [])
     step = last.get("step")
-    finished = bool(step and config["steps"]) and (step >= config["steps"] or _stopped_early(folder, last))
+    finished = bool(step and config["steps"] and (step >= config["steps"] or _stopped_early(folder, last)))
     if evaluation is not None:
         config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
     saved = reading.of(lambda: _is_saved(folder / "checkpoints"), False)
@@ -216,7 +217,7 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         "has_checkpoint": saved,
         "has_coder": saved and config["preset"] != PREFIX,
         **attempts,
-        "evaluated": reading.of(lambda: _evaluated(folder), []),
+        "evaluated": reading.of(lambda: _evaluated(folder), _NO_NAMES),
         "updated": _updated(folder),
         "seconds_left": None if finished else _left(config["tokens_total"], last),
         "error": reading.said(),
@@ -291,6 +292,7 @@ def _left(wanted: int | None, last: Mapping[str, Any]) -> float | None:
     return max(0, wanted - tokens) / rate if wanted and tokens and rate else None
 
 
+_NO_NAMES: tuple[str, ...] = ()
 _NO_ATTEMPTS = {"attempts": 0, "kept": True}
 
 
@@ -307,10 +309,10 @@ def _is_saved(checkpoints: Path) -> bool:
     return checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir())
 
 
-def _evaluated(folder: Path) -> list[str]:
+def _evaluated(folder: Path) -> tuple[str, ...]:
     """Names of the dictionaries that `saejax evaluate --sae` evaluated in this run's folder."""
     inner = folder / "evaluated"
-    return sorted(path.name for path in inner.iterdir() if is_evaluated(path)) if inner.is_dir() else []
+    return tuple(sorted(path.name for path in inner.iterdir() if is_evaluated(path))) if inner.is_dir() else ()
 
 
 def _updated(folder: Path) -> float:

@@ -130,7 +130,13 @@ class Job:
         if not (self.path / _ATTEMPTS).is_file():
             return []
         content = value_of(self.path / _ATTEMPTS, read_bounded(self.path / _ATTEMPTS, _LARGEST))
-        kinds = {"number": int, "pid": int, "started": _NUMBER, "ended": (*_NUMBER, _NONE), "code": (int, _NONE)}
+        kinds: dict[str, Any] = {
+            "number": int,
+            "pid": int,
+            "started": _NUMBER,
+            "ended": (*_NUMBER, _NONE),
+            "code": (int, _NONE),
+        }
         if not isinstance(content, list) or not all(
             _has(one, **kinds) and 0 <= one["pid"] < 1 << 31 for one in content
         ):
