@@ -24,10 +24,9 @@ from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.memory import keep_memory
+from saejax.core.places import as_place
 from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
-from saejax.store.files import StoreFiles
-from saejax.store.manifest import read_manifest
 from saejax.trained import Origin, TrainedCoder, check_widths, sites_to_meta
 from saejax.training import Outcome, TrainConfig
 
@@ -86,7 +85,10 @@ def train(
     mesh, hook_point = typed(tuple[int, ...], mesh, "mesh"), typed(str, hook_point, "hook_point")
     reads, writes = typed(tuple[str, ...], reads, "reads"), typed(tuple[str, ...], writes, "writes")
     source = _source(x, hook_point or "x")
-    named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else str(init_from)
+    if not isinstance(init_from, TrainedCoder):
+        init_from = as_place(init_from, "init_from", "a TrainedCoder or what saejax.load reads")
+    run = None if run is None else as_place(run, "run", "a folder")
+    named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else init_from
     settings = {"init_from": named} | settings
     e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
     refuse_unused(e, _lacks(source, run, heldout))
@@ -164,8 +166,6 @@ def _source(x: Any, name: str) -> _Source:
         DataError: as `train`.
     """
     if isinstance(x, str | Path):
-        if read_manifest(StoreFiles(x)) is None:
-            raise DataError(f"{x} is no store: it has no manifest.json. Give a folder such as stores/quickstart/train.")
         return StoreReader.open(x)
     if isinstance(x, StoreReader | ArrayRows):
         return x

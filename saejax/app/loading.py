@@ -20,6 +20,7 @@ from saejax.core.config import plain, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_object
 from saejax.core.metrics import last_rows
+from saejax.core.places import as_place
 from saejax.evals.attempts import FIRST
 from saejax.trained import Origin, TrainedCoder, folded, is_saved, sites_from_meta, unscaled
 
@@ -38,7 +39,7 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
     Raises:
         DataError: no coder there, several, no such checkpoint, or a damaged file (it is named).
     """
-    source = ""
+    path, source = as_place(path, "saejax.load", "a run, a folder, a file or hf://owner/name"), ""
     if asked := hub_place(path):
         path, source = fetched(asked)
     path = Path(path)

@@ -23,6 +23,8 @@ T = TypeVar("T")
 # Of what two words have in common, from here on one is taken for the other: plan is not what load was to be.
 _CLOSE = 0.6
 
+_LONGEST = 200  # characters of a value in a message
+
 
 def nearest(name: str, names: Iterable[str], listed: bool = False) -> str:
     """`" Did you mean 'x'?"` for the closest of `names`; where none is close, or all are to be `listed`, their list."""
@@ -38,7 +40,8 @@ def plain(value: Any) -> Any:
     """What a setting is in Python: of a scalar or array of NumPy, JAX or PyTorch its numbers, of a Path its text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return value.tolist() if hasattr(value, "dtype") and hasattr(value, "tolist") else value
+    is_array = hasattr(value, "dtype") and hasattr(value, "tolist") and not isinstance(value, type)
+    return value.tolist() if is_array else value
 
 
 class _PlainDict(config_dict.ConfigDict):
@@ -130,18 +133,18 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, hint):
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {value!r}; it must be a section with keys.")
+            raise ConfigError(f"{where} is {_shown(value)}; it must be a section with keys.")
         return from_config_dict(hint, value, where)
     if typing.get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, Iterable):
-            raise ConfigError(f"{where} is {value!r}; it must be a list of {typing.get_args(hint)[0].__name__}.")
+            raise ConfigError(f"{where} is {_shown(value)}; it must be a list of {typing.get_args(hint)[0].__name__}.")
         return tuple(typed(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(value, int) and abs(value) > sys.float_info.max:
             raise ConfigError(f"{where} is too large; it must be a finite number.")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{where} is {value!r} ({type(value).__name__}); it must be {hint.__name__}.")
+        raise ConfigError(f"{where} is {_shown(value)} ({type(value).__name__}); it must be {hint.__name__}.")
     return value
 
 
@@ -151,3 +154,9 @@ def _check_finite(value: Any, where: str) -> None:
             _check_finite(item, f"{where}[{i}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}; it must be a finite number.")
+
+
+def _shown(value: Any) -> str:
+    """Its repr in one line, cut where it is long: a whole model may have been given."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from saejax.core.errors import DataError
+from saejax.core.places import what_is
 from saejax.trained import FORMATS, Format, TrainedCoder, is_saved
 
 # Collections on the hub are folders of layers of widths of sparsities: four levels, thousands of entries.
@@ -38,8 +39,8 @@ def read(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> Train
         raise _several(path, inside)
     known = ", ".join(format.title for format in FORMATS.values())
     raise DataError(
-        f"{path} is neither a run (config.json of saejax), a saved coder (saejax.json), nor a dictionary of {known}. "
-        "`saejax formats` says what their files are called."
+        f"{path} is neither a run (config.json of saejax), a saved coder (saejax.json), nor a dictionary of {known}: "
+        f"{what_is(path)}. `saejax formats` says what their files are called."
     )
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded
+from saejax.core.places import what_is
 from saejax.lm import decoder, parameters
 from saejax.lm.conventions import DecoderConfig
 from saejax.lm.families import ARCHITECTURES, Architecture, Layout, architecture
@@ -38,7 +39,10 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise DataError(f"No model at {folder}: config.json is missing. Give a Hugging Face model folder or id.")
+        raise DataError(
+            f"No model at {folder}: config.json is missing, and {what_is(folder)}. Give the folder of a Hugging Face "
+            "model, or its id."
+        )
     try:
         config_json = json.loads(read_bounded(path, LARGEST_CONFIG))
         config = architecture(config_json, str(path)).read_config(config_json)

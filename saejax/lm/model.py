@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
+from saejax.core.places import as_place, what_is
 from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
 from saejax.lm.conventions import DecoderConfig
@@ -208,9 +209,12 @@ def load_lm(
     With a mesh, heads, d_mlp and the vocabulary of a JAX model are spread over its axis "latent" while they are read.
 
     Raises:
-        ConfigError: a `dtype` or `backend` that is not offered, or torch where it is not installed.
+        ConfigError: a model in memory, a `dtype` or `backend` that is not offered, or torch where it is not installed.
         DataError: it cannot be found or read; the message says what to do.
     """
+    saved = " Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that."
+    remedy = saved if hasattr(model, "forward") else ""
+    model = as_place(model, "load_lm", "demo, the folder of a model or a hub id owner/name", remedy)
     wanted = LMConfig(model, revision, dtype, backend=backend, device=device)
     folder = _resolve(model, revision, fetch_model)
     if runs_in_torch(folder, backend):
@@ -268,7 +272,8 @@ def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Pa
         return Path(model)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
         return fetch(model, revision)
+    there = f" At this path {what_is(model)}." if Path(model).exists() else ""
     raise DataError(
         f"No model {model!r}: it is not a folder, not 'demo' or 'recall', and not a hub id of the form owner/name "
-        "(GPT-2 is openai-community/gpt2)."
+        f"(GPT-2 is openai-community/gpt2).{there}"
     )

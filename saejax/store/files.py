@@ -15,6 +15,7 @@ from typing import Any
 import tensorstore as ts
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.places import as_place
 from saejax.store.remote import cause_of, context_of, plain, spec_of
 
 # One parent for every context made here: it owns what must be shared in a process (memory:// stores).
@@ -66,7 +67,7 @@ class StoreFiles:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        text = os.fspath(path)
+        text = as_place(path, "A store", "a folder or a URL")
         if not text:
             raise ConfigError("The path of a store is empty; name a folder ('.' is the current one).")
         self.local = None if "://" in text else Path(os.path.abspath(text))

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.places import what_is
 from saejax.store.layout import BF16, METADATA_NAMES
 
 _NPY_MAGIC = b"\x93NUMPY"
@@ -67,10 +68,10 @@ def open_foreign(path: str | os.PathLike[str], tensor: str = "") -> ForeignRows:
         ".safetensors": _open_safetensors,
         ".parquet": ParquetRows,
     }
-    if path.suffix not in openers:
+    if path.suffix not in openers and (path.suffix or path.is_file()):
         raise ConfigError(f"{path} ends in {path.suffix!r}; activations are read from {', '.join(openers)}.")
     if not path.is_file():
-        raise DataError(f"{path} is no file.")
+        raise DataError(f"{path} is no file: {what_is(path)}. Name files of activations.")
     try:
         rows = openers[path.suffix](path, tensor)
     except OSError as error:

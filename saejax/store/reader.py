@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from saejax.core.errors import DataError
+from saejax.core.places import what_is
 from saejax.store.commits import commit_key, part_states, shard_remedy
 from saejax.store.files import StoreFiles
 from saejax.store.layout import BF16, METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array, scale_of
@@ -249,8 +250,9 @@ def any_manifest(files: StoreFiles) -> Manifest:
     if manifest is None:
         if files.local is None:
             files.list("commits")  # where there is no bucket, a read finds nothing, and a listing says so
+        there = "no manifest.json" if files.local is None else what_is(files.local)
         raise DataError(
-            f"There is no store at {files.url} (no manifest.json). Make it first: saejax capture with this --config."
+            f"There is no store at {files.url}: {there}. Make one by saejax capture or saejax store import."
         )
     return manifest
 

@@ -22,6 +22,7 @@ from saejax.coders.sparsity import TopK
 from saejax.core.arrays import as_array
 from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.places import as_place
 from saejax.kernels.selection import top_k
 from saejax.lm.forward import Model
 from saejax.trained.files import describe, read_folder, write_folder
@@ -252,6 +253,7 @@ class TrainedCoder:
             ConfigError: a format that is not known, or that cannot say this coder; says why.
             DataError: the folder holds something else, or cannot be written.
         """
+        folder, format = as_place(folder, "save", "a folder"), typed(str, format, "save: format")
         if format == "saejax":
             write_folder(folder, self.describe(), self.params)
             return []

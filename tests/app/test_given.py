@@ -209,7 +209,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "reads that are one name": ({"a": X, "b": X}, {"reads": "ab"}, "reads is 'ab'; it must be a list of str"),
     "a seed of another type": (X, {"seed": 1.5}, "seed is 1.5"),
     "k above the width": (X, {"k": 99}, "only 32 latents"),
-    "no store": ("nowhere", {}, "nowhere is no store"),
+    "no store": ("nowhere", {}, "There is no store at .*nowhere: it does not exist"),
     "nothing": (None, {}, "cannot be a NoneType"),
     "an empty dict": ({}, {}, "the dict is empty"),
     "which of two": ({"a": X, "b": X}, {}, "choose hook_point= of a, b"),

@@ -35,6 +35,7 @@ from saejax.core.lease import held, lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, read_metrics
 from saejax.core.rng import stream
 from saejax.core.settings import Settings, setting
+from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -218,6 +219,7 @@ def test_settings_made_by_hand_are_of_their_types_too() -> None:
         (lambda: CoderConfig("topk", k=np.int64(-3)), r"coder\.k is -3; it must be at least 1"),
         (lambda: CoderConfig("topk", k="3"), r"coder\.k is '3' \(str\); it must be int"),
         (lambda: ParallelConfig(mesh=2), r"parallel\.mesh is 2; it must be a list of int"),
+        (lambda: LMConfig(dtype=np.float32), r"lm\.dtype is .*float32.* \(type\); it must be str"),
         (lambda: ParallelConfig(fsdp="no"), r"parallel\.fsdp is 'no' \(str\); it must be bool"),
     ):
         with pytest.raises(ConfigError, match=message):
