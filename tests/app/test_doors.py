@@ -251,6 +251,28 @@ def test_nobody_else_builds_a_coder() -> None:
     assert found == {"app/assembly.py", "app/loading.py", "app/reference.py", "coders/__init__.py"}
 
 
+@pytest.mark.parametrize("changes", [{}, {"max_rows": 640}, {"into": "training"}])
+def test_an_open_batch_size_is_found_among_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """By the training and by its plan, before anything is captured."""
+    e = made(tmp_path, lm={"model": "demo"}, top={"hook_point": "blocks.1.resid_post", "store": ""})
+    e = replaced(e, "train", batch_size=0, **{key: changes[key] for key in changes if key != "into"})
+    e = replaced(e, "capture", **{key: changes[key] for key in changes if key == "into"})
+    asked: list[tuple[Any, ...]] = []
+
+    def find(*how: Any) -> None:
+        asked.append(how[:4])
+        raise Enough
+
+    for module in ("app.left_open", "plan.planned"):
+        monkeypatch.setattr(f"saejax.{module}.find", find)
+    for door in (stage, plan):
+        with pytest.raises(Enough):
+            door(e)
+    assert asked[0] == asked[1]
+
+
 # --- from another dictionary -----------------------------------------------------------------------------------
 
 
