@@ -73,9 +73,9 @@ def quick_top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         return jnp.take_along_axis(values, at, axis=-1), at
     rows = values.reshape(-1, values.shape[-1])
     grouped = _groups(rows, size, -jnp.inf)
-    of_group = _places(_rows_mask(grouped.max(-1), k), k)  # [R, k]
+    of_group = _places(_rows_mask(_keys(grouped).max(-1), k), k)  # [R, k]
     members = jnp.take_along_axis(grouped, of_group[..., None], axis=1).reshape(len(rows), -1)
-    within = _places(_rows_mask(members, k), k)
+    within = _places(_rows_mask(_keys(members), k), k)
     best = jnp.take_along_axis(members, within, axis=1)
     at = jnp.take_along_axis(of_group, within // size, axis=1) * size + within % size
     shape = (*values.shape[:-1], k)
@@ -105,12 +105,11 @@ def _listed(own: jax.Array, k: jax.Array, most: int, shards: Shards) -> tuple[ja
     size = _group_size(n_latents, max(1, most // n_rows))
     # Negative numbers have negative bits: they are below every other, and never chosen.
     grouped = _groups(own.reshape(n_rows, n_latents), size, 0.0)  # [R, F / size, size]
-    maxima = grouped.max(-1).reshape(*own.shape[:-1], -1)
+    maxima = _bits(grouped).max(-1).reshape(*own.shape[:-1], -1)
     # More groups than there are numbers to find cannot be needed on any device.
-    of_group = _ranked(_mask(_bits(maxima), k, shards).reshape(-1), most)  # [most], of R F / size
+    of_group = _ranked(_mask(maxima, k, shards).reshape(-1), most)  # [most], of R F / size
     groups = grouped.reshape(-1, size)
-    members = groups.at[of_group].get(mode="fill", fill_value=0.0)  # [most, size]
-    bits = _bits(members)
+    bits = _bits(groups.at[of_group].get(mode="fill", fill_value=0.0))  # [most, size]
     kth = jnp.maximum(_kth_largest(bits, k, shards), 1)  # zeros are never chosen
     chosen = bits >= kth
 
@@ -146,11 +145,8 @@ def _groups(rows: jax.Array, size: int, fill: float | bool) -> jax.Array:
     return rows.reshape(rows.shape[0], -1, size)
 
 
-def _rows_mask(values: jax.Array, k: int) -> jax.Array:
-    """bool [R, N]: the k largest of each row, exactly k; among equals at the border the first."""
-    bits = _bits(values)
-    # A float's bits as an unsigned number of the same order: negative ones reversed, below the others.
-    key = jax.lax.bitcast_convert_type(jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31))), jnp.uint32)
+def _rows_mask(key: jax.Array, k: int) -> jax.Array:
+    """bool [R, N]: the k largest of each row of `_keys`, exactly k; among equals at the border the first."""
 
     def halve(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
@@ -192,8 +188,17 @@ def _ranked(mask: jax.Array, most: int) -> jax.Array:
     return nowhere.at[place].set(jnp.arange(mask.size, dtype=jnp.int32), mode="drop", unique_indices=False)
 
 
+def _keys(values: jax.Array) -> jax.Array:
+    """uint32, ordered as the values are, also among negative ones; 0 is below every number."""
+    bits = _bits(values)
+    return jax.lax.bitcast_convert_type(jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31))), jnp.uint32)
+
+
 def _bits(values: jax.Array) -> jax.Array:
-    """int32, ordered as the values are; a zero with a sign is negative, below every other."""
+    """int32, ordered as the values are where these are not negative; a zero with a sign is negative.
+
+    Bits are compared, and their maxima taken, not floats: a CPU takes numbers below the smallest normal one for 0.
+    """
     return jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.int32)
 
 
@@ -214,7 +219,6 @@ def _mask(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
 
 def _mask_from(bits: jax.Array, kth: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
     """The same where the k-th largest pattern is known."""
-    # Bits are compared, not floats: a CPU takes numbers below the smallest normal one for 0.
     above, ties = bits > kth, (bits == kth) & (bits > 0)
     room = k - shards.over_all(_total(above).astype(jnp.int32))  # fewer than k are above
     too_many = _reaches(ties, room + 1, shards)

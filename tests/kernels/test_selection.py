@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from saejax.kernels.selection import largest_mask
+from saejax.kernels.selection import largest_listed, largest_mask, largest_of_rows
 from saejax.parallel import DATA, LATENT, ParallelConfig, make_mesh
 
 MASK = jax.jit(largest_mask)
@@ -60,6 +60,37 @@ def test_any_numbers_any_shape_any_k(data: Any) -> None:
     values = np.array(data.draw(st.lists(number, min_size=size, max_size=size)), np.float32).reshape(shape)
     k = data.draw(st.integers(1, size + 2))
     np.testing.assert_array_equal(np.asarray(MASK(values, k)), _wanted(values, k))
+
+
+def _tiny(which: str) -> np.ndarray:
+    """[8, 512] of numbers that a CPU's comparison of floats takes for 0: all of them, a few among zeros, of both signs,
+    or those around the smallest normal number."""
+    rng = np.random.default_rng(0)
+    low, high = (0x00700000, 0x00900000) if which == "around" else (1, 0x00800000)
+    bits = rng.integers(low, high, size=(8, 512), dtype=np.int32)
+    if which == "few":
+        bits = np.where(rng.random(bits.shape) < 0.05, bits, 0)
+    if which == "signed":
+        bits = np.where(rng.random(bits.shape) < 0.5, bits, bits | np.int32(-(2**31)))
+    return bits.astype(np.int32).view(np.float32)
+
+
+@pytest.mark.parametrize("k", [4, 100, 300])
+@pytest.mark.parametrize("which", ["all", "few", "signed", "around"])
+def test_every_selection_is_exact_below_the_smallest_normal_number(which: str, k: int) -> None:
+    """As a mask, a list, and by rows: in two rounds (k of 4), and in one."""
+    values = _tiny(which)
+    wanted = _wanted(values, 8 * k)
+    if which != "signed":
+        np.testing.assert_array_equal(np.asarray(MASK(values, 8 * k)), wanted)
+    rows, latents = jax.jit(largest_listed, static_argnums=(1, 2))(values, 8 * k, 8 * k)
+    listed = np.zeros((9, 512), bool)
+    listed[np.asarray(rows), np.asarray(latents)] = True
+    np.testing.assert_array_equal(listed[:8], wanted)
+    order = np.argsort(-values.astype(np.float64), axis=1, kind="stable")[:, :k]
+    for falling in (True, False):
+        found = jax.jit(largest_of_rows, static_argnums=(1, 2))(values, k, falling)
+        np.testing.assert_array_equal(np.asarray(found), order if falling else np.sort(order, axis=1))
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (2, 4), (1, 8)])
