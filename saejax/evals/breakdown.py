@@ -30,8 +30,8 @@ class ReadText:
     """The batches to evaluate, and the groups of their tokens.
 
     Groups:
-        position: how many tokens of its document the model sees before a token, in powers of two. (A document that is
-            longer than a row begins again in the next one: the model sees no more.)
+        position: how many tokens of its document the model sees before a token, in powers of two; bos is none of them.
+            (A document that is longer than a row begins again in the next one: the model sees no more.)
         frequency: how often the token occurs in the evaluated text. The text's tokens are put in the order of their
             frequency and cut into ten parts; a part ends between two frequencies, so parts are not quite equal and
             there may be fewer than ten.
@@ -41,7 +41,7 @@ class ReadText:
 
     def __init__(self, packer: Packer, rows: int, tokens: int):
         self._names: dict[int, str] = {}
-        self._identity = packer.source.identity
+        self._identity, self._in_front = packer.source.identity, len(packer.bos)
         packer = dataclasses.replace(packer, source=_listened(packer.source, self._names))
         self._rest, self._ahead, kept = packer.batches("heldout", rows), list[PackedRows](), 0
         while kept < min(tokens, _AHEAD) and (packed := next(self._rest, None)) is not None:
@@ -66,8 +66,9 @@ class ReadText:
     def _codes(self, packed: PackedRows) -> np.ndarray:
         position, frequency, source = self.breakdowns
         inside = packed.documents.ravel() >= 0
+        before_B = packed.positions.ravel() - self._in_front
         # frexp's exponent is the number of bits.
-        bits_B = np.frexp(packed.positions.ravel().astype(np.float64))[1]
+        bits_B = np.frexp(before_B.astype(np.float64))[1]
         tokens_B = packed.tokens.ravel()
         known_B = tokens_B < len(self._decile_V)
         decile_B = np.where(known_B, self._decile_V[np.where(known_B, tokens_B, 0)], 0)
@@ -77,7 +78,8 @@ class ReadText:
             places = {label: place for place, label in enumerate(source.labels)}
             of_M = np.array([places.get(label, len(places) - 1) for label in self._labels(numbers)])
             source_B[inside] = of_M[own] + source.first
-        codes_KB = np.stack([bits_B + position.first, decile_B + frequency.first, source_B])
+        position_B = np.where(before_B < 0, -1, bits_B + position.first)
+        codes_KB = np.stack([position_B, decile_B + frequency.first, source_B])
         return np.where(inside[None], codes_KB, -1).astype(np.int32)
 
     def _frequencies(self) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -111,7 +111,9 @@ class Packer:
         """A batch of padding: the shapes and dtypes that `batches` will give, to compile for."""
         return self._stack([self._new_row({"document": 0, "offset": 0}) for _ in range(rows)])
 
-    def _bos(self) -> list[int]:
+    @property
+    def bos(self) -> list[int]:
+        """What stands in front of each piece, and is none of the document's tokens: bos, or nothing."""
         return self.tokenizer.bos if self.prepend_bos else []
 
     def _encode(self, documents: list[Document]) -> Iterator[tuple[Document, list[int]]]:
@@ -119,7 +121,7 @@ class Packer:
         return zip(documents, encode([d.text for d in documents]), strict=True)
 
     def _rows(self, split: str, start: dict[str, int]) -> Iterator[dict[str, Any]]:
-        bos = self._bos()
+        bos = self.bos
         row = self._new_row(dict(start))
         offset = start["offset"]
         for document, ids in self._tokenized(split, start["document"]):
@@ -186,6 +188,6 @@ class Packer:
     def _stack(self, rows: list[dict[str, Any]]) -> PackedRows:
         fields = {k: np.stack([r[k] for r in rows]) for k in _PER_TOKEN}
         special = np.isin(fields["tokens"], list(self.tokenizer.special_ids))
-        if self._bos():
+        if self.bos:
             special |= fields["positions"] == 0
         return PackedRows(**fields, keep=(fields["segments"] >= 0) & ~special, cursor=rows[0]["cursor"])

@@ -24,6 +24,7 @@ from tiny.by_hand import (
 from saejax.app.stages.evaluate import of_documents
 from saejax.core.errors import DataError
 from saejax.evals import Difference, Documents, EvalConfig, Evaluated, compare, evaluate, evaluate_together
+from saejax.evals.breakdown import ReadText
 from saejax.evals.intervals import FEWEST, RESAMPLES, interval, weights
 from saejax.lm import LanguageModel
 from saejax.text import PackedRows, Packer, Source, parts_of
@@ -280,7 +281,8 @@ def test_breakdowns_are_the_metrics_of_their_tokens(lm: LanguageModel, packed: P
     predicted = np.zeros(packed.tokens.shape, bool)
     predicted[:, :-1] = (packed.segments[:, 1:] == packed.segments[:, :-1]) & (packed.segments[:, 1:] >= 0)
     counts = np.bincount(packed.tokens[keep], minlength=62)
-    for kind, value in (("position", packed.positions), ("frequency", counts[packed.tokens])):
+    before = packed.positions - 1  # the model sees bos too, which is no token of the document
+    for kind, value in (("position", before), ("frequency", counts[packed.tokens])):
         part = done.breakdown[kind]
         assert sum(part["tokens"]) == keep.sum() and len(part["groups"]) > 2
         for i, label in enumerate(part["groups"]):
@@ -299,6 +301,25 @@ def test_breakdowns_are_the_metrics_of_their_tokens(lm: LanguageModel, packed: P
             assert ends is None or ends[0] < part["fve"][i] < ends[1]
     # Every document has its own source here: that says nothing.
     assert "source" not in done.breakdown
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_positions_count_the_documents_tokens_before_each(lm: LanguageModel, bos: bool) -> None:
+    """A document of 13 tokens and one of 5: places 0, 1, 2-3, ... of the text itself, with bos in front or without."""
+    texts = [" ".join(f"w{i}" for i in range(length)) for length in (13, 5)]
+    text = Source({}, lambda start: iter([(i, str(i), str(i), one) for i, one in enumerate(texts)][start:]), 1.0)
+    read = ReadText(Packer(text, lm.tokenizer, 40, prepend_bos=bos), 2, 100)
+    (position, *_), counts = read.breakdowns, dict[str, int]()
+    for packed, codes in read.batches():
+        for code in codes[0][packed.keep.ravel()]:
+            label = position.labels[code - position.first]
+            counts[label] = counts.get(label, 0) + 1
+        assert (codes[0][~packed.keep.ravel()] == -1).all()
+    lengths = [len(lm.tokenizer.encode(one)) for one in texts]
+    places = np.concatenate([np.arange(length) for length in lengths])
+    want = {label: ((places >= low) & (places <= high)).sum() for label, low, high in
+            [("0", 0, 0), ("1", 1, 1), ("2-3", 2, 3), ("4-7", 4, 7), ("8-15", 8, 15)]}  # fmt: skip
+    assert max(lengths) < 20 and counts == {label: count for label, count in want.items() if count}
 
 
 def stdlib_like(identity: dict[str, Any], names: list[str]) -> Source:
