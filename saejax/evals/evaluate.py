@@ -19,7 +19,14 @@ from saejax.core.settings import Settings, setting
 from saejax.evals.breakdown import ReadText
 from saejax.evals.intervals import Documents
 from saejax.evals.per_document import CoderSums, Shared
-from saejax.evals.reconstruction import Reconstruction, batch_sums, decoder_gram_rms, density_histogram, token_sums
+from saejax.evals.reconstruction import (
+    Reconstruction,
+    batch_sums,
+    decoder_gram_rms,
+    density_histogram,
+    joined_sums,
+    token_sums,
+)
 from saejax.evals.resampled import Slots, TextSums
 from saejax.evals.similarity import CoActivation, cosine_histogram, firing
 from saejax.evals.splice import Clean, splice_metrics, spliced, unspliced
@@ -158,7 +165,7 @@ def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Cl
     names = _sides(sites)
 
     def batch(params: Any, lm_params: Any, clean: Clean, packed: dict[str, jax.Array]) -> Any:
-        captured, shift = clean["captured"], params["b_dec"].astype(jnp.float32)
+        captured = clean["captured"]
         seen = sites.batch({name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()})
 
         def block(x: jax.Array, y: jax.Array, keep_B: jax.Array) -> tuple[Any, Any]:
@@ -166,7 +173,7 @@ def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Cl
             y_hat = coder.decode(params, latents, x)
             flat = latents.flat()
             tokens = token_sums(y.reshape(len(keep_B), -1), y_hat.reshape(len(keep_B), -1), flat, keep_B)
-            return (y_hat, tokens, firing(flat)), _sums(names, y, y_hat, flat, keep_B, shift)
+            return (y_hat, tokens, firing(flat)), _sums(names, y, y_hat, flat, keep_B)
 
         (y_hat, tokens, bits), sums = _in_blocks(block, (seen["x"], seen["y"], clean["keep"].ravel()), coder.few_tokens)
         sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
@@ -206,7 +213,7 @@ class _Part:
             self._reconstructions[name].add(part)
         if self._resampled is None:
             self._resampled = CoderSums(slots.n_groups)
-        self._resampled.add(slots, error_BR, {**tokens, **by_token})
+        self._resampled.add(slots, error_BR, keep_B, {**tokens, **by_token})
         self._together.add(np.asarray(bits), keep_B)
 
     @property
@@ -241,7 +248,7 @@ def _add(totals: dict[str, float], sums: Any) -> None:
 
 
 def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array, ...], most: int) -> tuple[Any, Any]:
-    """(rows, sums) = function(*arrays) with at most so many rows at once; sums are added up, rows of zeros fill up."""
+    """(rows, {name: sums}) = function(*arrays) with at most so many rows at once, which rows of zeros fill up."""
     n = len(arrays[0])
     if n <= most:
         return function(*arrays)
@@ -252,17 +259,17 @@ def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array
     ]
     rows, sums = jax.lax.map(lambda block: function(*block), blocks)
     joined = jax.tree.map(lambda row: row.reshape(-1, *row.shape[2:])[:n], rows)
-    return joined, jax.tree.map(lambda s: s.sum(0), sums)
+    return joined, {name: joined_sums(own) for name, own in sums.items()}
 
 
 def _sums(
-    names: tuple[str, ...], y: jax.Array, y_hat: jax.Array, latents: Latents, keep_B: jax.Array, shift: jax.Array
+    names: tuple[str, ...], y: jax.Array, y_hat: jax.Array, latents: Latents, keep_B: jax.Array
 ) -> dict[str, Any]:
     """The sums of `batch_sums` for all sites together, and for each of several."""
     n = len(keep_B)
-    parts = {"all": batch_sums(y.reshape(n, -1), y_hat.reshape(n, -1), latents, keep_B, shift.ravel())}
+    parts = {"all": batch_sums(y.reshape(n, -1), y_hat.reshape(n, -1), latents, keep_B)}
     for i, name in enumerate(names[1:]):
-        parts[name] = batch_sums(y[:, i], y_hat[:, i], latents, keep_B, shift[i])
+        parts[name] = batch_sums(y[:, i], y_hat[:, i], latents, keep_B)
     return parts
 
 

@@ -1,17 +1,16 @@
 """Validation during training: reconstruction on stored held-out activations, of the coder for after training."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from saejax.coders import Coder, Sites
 from saejax.evals.reconstruction import Reconstruction, batch_sums
 from saejax.parallel import DATA, batch_sharding, on_mesh, replicated
-from saejax.store import RowSource, Statistics
+from saejax.store import RowSource
 from saejax.trained import folded, unscaled
 from saejax.training.config import TrainConfig
 
@@ -36,7 +35,7 @@ def make_validation(
 
     Every process of a training reads the same rows and comes to the same metrics.
     """
-    of_all, n_rows = make_sums(coder, sites, reader.statistics), heldout_rows(coder, train, mesh.shape[DATA])
+    of_all, n_rows = make_sums(coder, sites), heldout_rows(coder, train, mesh.shape[DATA])
 
     def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
         return of_all(params, stats, *jax.lax.with_sharding_constraint((arrays, keep_B), batch_sharding(mesh)))
@@ -52,13 +51,12 @@ def make_validation(
     return validate
 
 
-def make_sums(coder: Coder, sites: Sites, statistics: Mapping[str, Statistics]) -> Callable[..., Any]:
+def make_sums(coder: Coder, sites: Sites) -> Callable[..., Any]:
     """(params, stats, {hook point: [B, D] as stored}, keep [B]) -> sums for `Reconstruction`; pure, to be compiled.
 
     Of the coder for after training, for raw activations, over the rows to keep.
     """
     raw = unscaled(sites)
-    shift_R = jnp.asarray(np.concatenate([statistics[name].mean for name in sites.writes]), jnp.float32)
 
     def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
         own, params = folded(coder, params, stats, sites)
@@ -66,7 +64,7 @@ def make_sums(coder: Coder, sites: Sites, statistics: Mapping[str, Statistics]) 
         latents = own.encode(params, batch["x"])
         y_hat = own.decode(params, latents, batch["x"])
         y_BR, y_hat_BR = (a.reshape(len(keep_B), -1) for a in (batch["y"], y_hat))
-        return batch_sums(y_BR, y_hat_BR, latents.flat(), keep_B, shift_R)
+        return batch_sums(y_BR, y_hat_BR, latents.flat(), keep_B)
 
     return sums
 

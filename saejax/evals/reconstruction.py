@@ -1,7 +1,7 @@
 """Reconstruction and sparsity metrics, as sums over tokens that can be added up over batches.
 
-x: a token's activation [D]; x_hat: its reconstruction; f: its latents [F]; n tokens. All sums are taken of
-x - shift, with a constant shift near the mean, so that float32 partial sums do not cancel; totals are float64.
+x: a token's activation [D]; x_hat: its reconstruction; f: its latents [F]; n tokens. What variances follow from is
+summed about the batch's mean (`centred`), so that float32 sums do not cancel; totals are float64.
 """
 
 import dataclasses
@@ -14,33 +14,50 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.coders import Latents
+from saejax.evals.centred import about_zero, centred_sums, joined, variance
 from saejax.kernels.dense import EXACT
 
+# {sum of a vector: sum of its squares}; both about the numbers under the first name with "_at".
+_SQUARES = {"x": "x2", "e": "e2"}
 
-def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array, shift_D: jax.Array) -> Any:
+
+def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> Any:
     """The sums over the tokens of a batch where `keep` is true; for `Reconstruction.add`. Pure, float32.
 
     Other tokens may hold anything, NaN too.
     """
     w_B = keep_B.astype(jnp.float32)
     x_BD, x_hat_BD, kept = _kept(x_BD, x_hat_BD, latents, keep_B)
-    error_BD, centred_BD = x_BD - x_hat_BD, x_BD - shift_D[None]
+    error_BD = x_BD - x_hat_BD
     norm_B, norm_hat_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(x_hat_BD, axis=1)
     error_norm_B = jnp.linalg.norm(error_BD, axis=1)
     cosine_B = (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * norm_hat_B, 1e-12)
     over = functools.partial(jnp.matmul, w_B, precision=EXACT)
-    return {
+    about = {"x": centred_sums(x_BD, keep_B), "e": centred_sums(error_BD, keep_B)}
+    return _named(about) | {
         "n": w_B.sum(),
-        "x": over(centred_BD),
-        "x2": over(jnp.square(centred_BD)),
-        "e": over(error_BD),
-        "e2": over(jnp.square(error_BD)),
         "norm2": over(jnp.square(norm_B)),
         "relative": over(error_norm_B / jnp.maximum(norm_B, 1e-12)),
         "cosine": over(cosine_B),
         "l0": kept.active().sum(dtype=jnp.float32),
         "counts": kept.counts(),
     }
+
+
+def _named(about: Mapping[str, Any]) -> dict[str, Any]:
+    """{"x_at", "x", "x2", ...} of {"x": (a, s, q), ...}."""
+    return {key: part for name, parts in about.items() for key, part in zip(_keys(name), parts, strict=True)}
+
+
+def _keys(name: str) -> tuple[str, str, str]:
+    return f"{name}_at", name, _SQUARES[name]
+
+
+def joined_sums(blocks: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The sums of several blocks, [K, ...] each, as those of one. Pure, float32."""
+    about = {name: joined(blocks["n"], *(blocks[key] for key in _keys(name))) for name in _SQUARES}
+    moved = _named(about)
+    return moved | {name: value.sum(0) for name, value in blocks.items() if name not in moved}
 
 
 def token_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> dict[str, jax.Array]:
@@ -88,6 +105,9 @@ class Reconstruction:
 
     def add(self, sums: Any) -> None:
         host = {name: np.asarray(value, np.float64) for name, value in jax.device_get(sums).items()}
+        for name, square in _SQUARES.items():
+            at_D = host.pop(f"{name}_at")
+            host[name], host[square] = about_zero(host["n"], at_D, host[name], host[square])
         self._sums = host if self._sums is None else {name: self._sums[name] + host[name] for name in host}
 
     @property
@@ -104,9 +124,9 @@ class Reconstruction:
     def varies(self) -> np.ndarray:
         """Dimensions that have a variance, bool [D]."""
         s = self.sums
-        variance_D = s["x2"] / s["n"] - np.square(s["x"] / s["n"])
-        # Below the second bound a difference of two float32 sums is rounding.
-        return np.asarray(variance_D > np.maximum(1e-12 * variance_D.max(), 1e-6 * s["x2"] / s["n"]))
+        variance_D = variance(s["n"], s["x"], s["x2"])
+        # Below the second bound it is rounding: of the activations themselves, and of a difference in float64.
+        return np.asarray(variance_D > np.maximum(1e-12 * variance_D.max(), 1e-14 * s["x2"] / s["n"]))
 
     def metrics(self) -> dict[str, float]:
         values = metrics_of(self.sums, self.counts.size, self.varies)
@@ -122,9 +142,8 @@ def metrics_of(s: Mapping[str, np.ndarray], width: int, varies: np.ndarray) -> d
         varies: the dimensions that r2 is a mean over, bool [D].
     """
     n = s["n"]
-    mean_D, error_D = s["x"] / n[..., None], s["e"] / n[..., None]
-    variance_D, error2_D = s["x2"] / n[..., None] - np.square(mean_D), s["e2"] / n[..., None]
-    error_variance_D = error2_D - np.square(error_D)
+    variance_D, error_variance_D = variance(n, s["x"], s["x2"]), variance(n, s["e"], s["e2"])
+    error2_D = s["e2"] / n[..., None]
     return {
         "l0": s["l0"] / n,
         "fve": 1 - error2_D.sum(-1) / variance_D.sum(-1),

@@ -118,12 +118,13 @@ def _of_groups(values_BR: jax.Array, codes_KB: jax.Array, n_groups: int) -> jax.
 
 
 @jax.jit
-def _mean(y_BR: jax.Array, keep_B: jax.Array) -> jax.Array:
+def mean_of(y_BR: jax.Array, keep_B: jax.Array) -> jax.Array:
+    """[R], over the tokens to keep."""
     return jnp.where(keep_B[:, None], y_BR, 0).sum(0) / jnp.maximum(keep_B.sum(), 1)
 
 
 @jax.jit
-def _centred(y_BR: jax.Array, keep_B: jax.Array, centre_R: jax.Array) -> tuple[jax.Array, jax.Array]:
+def away_from(y_BR: jax.Array, keep_B: jax.Array, centre_R: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(y - centre, zeros where a token is not kept; its squared length [B])."""
     values_BR = jnp.where(keep_B[:, None], y_BR - centre_R[None], 0)
     return values_BR, jnp.square(values_BR).sum(1)
@@ -163,8 +164,8 @@ class TextSums:
             self._hash.update(np.ascontiguousarray(array).tobytes())
         batch = self._slots(packed, codes_KB)
         if self._centre_R is None:
-            self._centre_R = _mean(y_BR, keep_B)
-        values_BR, square_B = _centred(y_BR, keep_B, self._centre_R)
+            self._centre_R = mean_of(y_BR, keep_B)
+        values_BR, square_B = away_from(y_BR, keep_B, self._centre_R)
         sums_MR = self._dimensions.add(batch, values_BR)
         self._file.write(np.ascontiguousarray(sums_MR, np.float32).tobytes())
         self._at.append(batch.documents)

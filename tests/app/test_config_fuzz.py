@@ -181,7 +181,7 @@ def trained(case: Case, folder: Path, seed: int) -> Callable[[str, int | None], 
     batches: Any = Rows(tuple(dict.fromkeys((*case.reads, *case.writes))), case.train.batch_size, seed)
     sites = make_sites(case.coder_config, case.coder.topology, case.reads, case.writes, batches.statistics)
     mesh = make_mesh(case.parallel)
-    sums = jax.jit(on_mesh(make_sums(case.coder, sites, batches.statistics), mesh))
+    sums = jax.jit(on_mesh(make_sums(case.coder, sites), mesh))
 
     def validate(params: Any, stats: Any) -> dict[str, float]:
         total = Reconstruction()

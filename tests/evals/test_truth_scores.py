@@ -45,6 +45,20 @@ def arrays(seed: int, width: int = 15, n: int = 80) -> dict[str, np.ndarray]:
     return {name: value.astype(np.float32) for name, value in found.items()}
 
 
+@pytest.mark.parametrize("bias", [0.0, 300.0, 3e4])
+def test_explained_variance_does_not_depend_on_where_the_activations_lie(bias: float) -> None:
+    """Blocks of 16 of float32 numbers, against float64."""
+    case, pairing = arrays(4), pair(arrays(4)["W_dec"], plant(TREES).directions, FAMILIES)
+    x, x_hat = ((case[name] + np.float32(bias)).reshape(5, 16, D) for name in ("x", "x_hat"))
+    z, a = (case[name].reshape(5, 16, -1) for name in ("z", "a"))
+    found = scored(stacked([block_sums(*block, of(pairing)) for block in zip(z, a, x, x_hat, strict=True)]), pairing)
+    error = np.square(x.astype(np.float64) - x_hat).sum()
+    want = 1 - error / np.square(x - x.reshape(-1, D).mean(0, dtype=np.float64)).sum()
+    assert found.figures["fve"] == pytest.approx(want, rel=1e-5)
+    low, high = found.intervals["fve"]
+    assert low < want < high
+
+
 def by_counting(case: dict[str, np.ndarray], truth: np.ndarray) -> dict[str, float]:
     """The definitions of docs/truth.md, in float64."""
     z, a, x, x_hat = (case[name].astype(np.float64) for name in ("z", "a", "x", "x_hat"))

@@ -108,7 +108,7 @@ def _programs(
         e, coder = group.experiment, own.build()
         start = init_from.begin(e, coder, own.sites, batches, source, checkpoints, say, stage="sweep", at=i)
         device = devices[i % len(devices)]
-        found.append(make_program(group, coder, start, batches.statistics, device, checkpoints[i]))
+        found.append(make_program(group, coder, start, device, checkpoints[i]))
         starts.append(start)
     return found, starts
 

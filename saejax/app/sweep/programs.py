@@ -21,7 +21,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, Sites
 from saejax.evals import Reconstruction
 from saejax.evals.heldout import heldout_rows, in_order, make_sums
-from saejax.store import RowSource, Statistics
+from saejax.store import RowSource
 from saejax.trained import sites_to_meta
 from saejax.training import Program, TrainState
 from saejax.training.after import L0s, can_differ, compare
@@ -72,11 +72,10 @@ def make_program(
     group: Group,
     coder: Coder,
     start: Beginning,
-    statistics: Mapping[str, Statistics],
     device: jax.Device,
     checkpoints: Checkpoints,
 ) -> GroupProgram:
-    """The program of a group, for activations with these statistics; nothing is compiled yet."""
+    """The program of a group; nothing is compiled yet."""
     train, on, sites = group.experiment.train, SingleDeviceSharding(device), start.sites
     optimizer, schedule = make_optimizer(train, coder.sparsity.bias_rate), make_schedule(train)
     kinds = {"lr": np.float32, "sparsity": np.float32, "seed": np.uint32}
@@ -109,7 +108,7 @@ def make_program(
         meta=sites_to_meta(sites, topology),
         after=jax.jit(after) if can_differ(coder, abstract) else None,
     )
-    sums = jax.jit(sums_for_all(make_sums(coder, sites, statistics), device.platform))
+    sums = jax.jit(sums_for_all(make_sums(coder, sites), device.platform))
     return GroupProgram(group, coder, sites, device, program, sums)
 
 

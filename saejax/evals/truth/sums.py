@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saejax.evals.centred import about_zero, centred_sums, variance
+
 # Activations shorter than this have no shrinkage.
 _SHORT = 1e-6
 
@@ -36,8 +38,7 @@ def block_sums(
         "both_F": (fires_BF & true_BN[:, of["feature"]]).sum(0),
         "both_N": (fires_BF[:, of["latent"]] & true_BN).sum(0),
         "absorbed": absorbed_BP.sum(0),
-        "x": x_BD.sum(0),
-        "x2": jnp.square(x_BD).sum(),
+        **dict(zip(("x_at", "x", "x2"), centred_sums(x_BD, jnp.ones(len(x_BD), bool)), strict=True)),
         "e2": jnp.square(x_BD - x_hat_BD).sum(),
         "ratio": jnp.where(long_B, norm_hat_B / jnp.where(long_B, norm_B, 1), 0).sum(),
         "long": long_B.sum(),
@@ -46,7 +47,7 @@ def block_sums(
 
 def figures(t: Totals, of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The figures that hold of totals; each has the totals' axes in front."""
-    n, variance = t["n"], t["x2"] / t["n"] - np.square(t["x"] / t["n"][..., None]).sum(-1)
+    n = t["n"]
     latents = classified(t["both_F"], t["fires"], t["true"][..., of["feature"]], n)
     features = classified(t["both_N"], t["fires"][..., of["latent"]], t["true"], n)
     return {
@@ -54,7 +55,7 @@ def figures(t: Totals, of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         "true_l0": t["true"].sum(-1) / n,
         "dead": (t["fires"] == 0).sum(-1),
         "shrinkage": t["ratio"] / np.maximum(t["long"], 1),
-        "fve": 1 - t["e2"] / n / variance,
+        "fve": 1 - t["e2"] / n / variance(n, t["x"], t["x2"]).sum(-1),
         **{name: value.mean(-1) for name, value in latents.items()},
         **{f"feature_{name}": value.mean(-1) for name, value in features.items()},
         "absorption": _share(t["absorbed"].sum(-1), t["true"][..., of["child"]].sum(-1)),
@@ -81,9 +82,11 @@ def _share(part: np.ndarray, whole: Any) -> np.ndarray:
 
 
 def stacked(blocks: list[Any]) -> Totals:
-    """Sums of blocks as float64 arrays with an axis of blocks in front."""
+    """Sums of blocks as float64 arrays with an axis of blocks in front, those of x about 0."""
     hosts = jax.device_get(blocks)
-    return {name: np.stack([np.asarray(host[name], np.float64) for host in hosts]) for name in hosts[0]}
+    t = {name: np.stack([np.asarray(host[name], np.float64) for host in hosts]) for name in hosts[0]}
+    t["x"], t["x2"] = about_zero(t["n"], t.pop("x_at"), t["x"], t["x2"])
+    return t
 
 
 def resampled(t: Totals, weights_RK: np.ndarray) -> Totals:
