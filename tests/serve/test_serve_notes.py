@@ -47,6 +47,21 @@ def test_the_last_row_of_a_feature_counts(tmp_path: Path) -> None:
     assert len((tmp_path / NOTES).read_bytes().splitlines()) == 200
 
 
+def test_a_note_is_of_a_dictionary_and_not_of_its_folder(tmp_path: Path) -> None:
+    """`--redo` may put another dictionary into the folder, whose feature 7 stands for something else."""
+    save_note(tmp_path, 3, "before any evaluation", "")
+    for dictionary in ("a" * 64, "b" * 64):
+        (tmp_path / "eval.json").write_text(json.dumps({"sha256": dictionary}))
+        assert list(read_notes(tmp_path)) == [3]
+        save_note(tmp_path, 7, f"of {dictionary[0]}", "")
+    save_note(tmp_path, 7, "", "")
+    assert list(read_notes(tmp_path)) == [3]
+    (tmp_path / "eval.json").write_text(json.dumps({"sha256": "a" * 64}))
+    assert read_notes(tmp_path)[7]["label"] == "of a"
+    (tmp_path / "eval.json").write_text("null")  # damaged: of no dictionary that is known
+    assert list(read_notes(tmp_path)) == [3]
+
+
 @pytest.mark.parametrize("torn", [b'{"id": 5, "label": "to', b'{"id": 5, "label": "\xc3', b"\0\0\0"])
 def test_a_torn_last_line_is_ignored_and_mended(torn: bytes, tmp_path: Path) -> None:
     save_note(tmp_path, 1, "one", "")

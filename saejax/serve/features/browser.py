@@ -13,7 +13,7 @@ from saejax.report.explanations import EXPLANATIONS, read_explanations, with_exp
 from saejax.serve.caches import Cache
 from saejax.serve.features.building import Indexes, Preparing
 from saejax.serve.features.coders import Dictionaries, Place
-from saejax.serve.features.notes import NOTES, Note, read_notes, save_note
+from saejax.serve.features.notes import EVALUATION, NOTES, Note, read_notes, save_note
 from saejax.serve.features.table import FeatureTable, Wanted
 from saejax.serve.problems import Problem
 from saejax.trained import TrainedCoder
@@ -103,7 +103,7 @@ class Browser:
                 lambda: _explained(folder, about),
             )
         notes_folder = self.notes_folder(place)
-        noted = stamp(notes_folder / NOTES)
+        noted = stamp(notes_folder / NOTES), stamp(notes_folder / EVALUATION)
         notes = self._kept(("notes", str(notes_folder), noted), notes_folder / NOTES, lambda: read_notes(notes_folder))
         return Said(explanations, notes, (version, noted))
 

@@ -3,6 +3,8 @@
     {"id": 7, "label": "opens a list", "note": "...", "time": 1764000000.0}
 
 The last line of an id counts; a label and a note that are both empty take it away. A line that is answered is on disk.
+Where eval.json beside it says which dictionary the folder is of, a line has that as "sha256" and counts for that alone:
+another one may be evaluated or trained into the folder later.
 """
 
 import contextlib
@@ -16,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import BusyError, ConfigError, DataError
-from saejax.core.files import LARGEST_JSON, parsed, read_if_there, writing
+from saejax.core.files import LARGEST_JSON, parsed, read_if_there, read_json, writing
 
-NOTES = "notes.jsonl"
+NOTES, EVALUATION = "notes.jsonl", "eval.json"
 LONGEST_LABEL, LONGEST_NOTE = 200, 10_000
 _LOCK = ".notes.lock"
 _PATIENCE = 5.0  # seconds for another process that writes
@@ -28,7 +30,7 @@ Note = dict[str, Any]
 
 
 def read_notes(folder: Path) -> dict[int, Note]:
-    """{feature: its note} of a folder, those that count, in the order in which they were written.
+    """{feature: its note} of the folder's dictionary, those that count, in the order in which they were written.
 
     A torn last line (the process was killed before it answered) is ignored.
 
@@ -37,12 +39,15 @@ def read_notes(folder: Path) -> dict[int, Note]:
     """
     path = folder / NOTES
     notes: dict[int, Note] = {}
+    dictionary = _dictionary(folder)
     lines = (read_if_there(path, LARGEST_JSON) or b"").split(b"\n")
     for number, line in enumerate(lines, 1):
         row = _row(line)
         if row is None:
             if line.strip() and number < len(lines):
                 raise DataError(f"{path}, line {number} is damaged: {line[:80]!r} is no note. Remove that line.")
+            continue
+        if dictionary and row.get("sha256", dictionary) != dictionary:
             continue
         notes.pop(row["id"], None)
         if row["label"] or row["note"]:
@@ -66,6 +71,7 @@ def save_note(folder: Path, feature: int, label: str, note: str) -> Note:
     if not 0 <= feature < 1 << 31:
         raise ConfigError(f"{feature} is no feature.")
     row = {"id": feature, "label": label, "note": note, "time": time.time()}
+    row |= {"sha256": dictionary} if (dictionary := _dictionary(folder)) else {}
     raw = json.dumps(row).encode() + b"\n"
     path = folder / NOTES
     with writing(path):
@@ -79,6 +85,16 @@ def save_note(folder: Path, feature: int, label: str, note: str) -> Note:
             os.fsync(handle.fileno())
         _remember(folder)
     return row
+
+
+def _dictionary(folder: Path) -> str:
+    """sha256 of the dictionary that the folder was evaluated with; empty where none is said."""
+    try:
+        content = read_json(folder / EVALUATION)
+    except DataError:  # none yet, or damaged, which whoever shows it says
+        return ""
+    said = content.get("sha256") if isinstance(content, dict) else None
+    return said if isinstance(said, str) else ""
 
 
 def _row(line: bytes) -> Note | None:
