@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny.by_hand import documents, source
-from tiny.decoders import VOCAB, in_order, rows_of, write_tokenizer
+from tiny.decoders import CONFIG, VOCAB, in_order, random_params, rows_of, write_tokenizer
 
 from saejax.coders import CoderConfig, build
 from saejax.coders.sites import Sites
+from saejax.core.errors import DataError
 from saejax.evals import EvalConfig, evaluate
-from saejax.lm import load_lm
+from saejax.lm import checkpoint, load_lm
 from saejax.text import Packer
 from saejax.trained import TrainedCoder
 
@@ -95,6 +96,19 @@ def test_a_decoder_of_images_and_text_predicts_the_next_token(family: str, tmp_p
     metrics = evaluate(sae, lm, packer, EvalConfig(tokens=60, batch_rows=2)).metrics
     assert {"ce_clean", "ce_zero", "loss_recovered", "kl"} <= set(metrics)
     assert abs(metrics["ce_zero"] - metrics["ce_clean"]) > 1e-3 and metrics["kl"] > 1e-3
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_a_tokenizer_with_one_more_id_than_the_model_has_rows_is_loaded(backend: str, tmp_path: Path) -> None:
+    """As that of text-only Gemma 3: the id is refused in a text, and the probe of a model in PyTorch draws none."""
+    config_json = CONFIG | {"bos_token_id": VOCAB - 1}
+    checkpoint.write(tmp_path, config_json, random_params(config_json))
+    write_tokenizer(tmp_path, VOCAB - 1)
+    lm = load_lm(str(tmp_path), backend=backend)
+    assert (lm.tokenizer.largest_id, lm.config.vocab_size, lm.tokenizer.bos_id) == (VOCAB, VOCAB, VOCAB - 1)
+    assert np.isfinite(lm.activations("w1 w95", "blocks.1.resid_post")).all()
+    with pytest.raises(DataError, match=rf"the token '<mask>', whose id is {VOCAB}; the model has only {VOCAB} tokens"):
+        lm.activations("w1 <mask>", "blocks.1.resid_post")
 
 
 # (configuration, architectures of config.json, the class of transformers that reads it)
