@@ -175,7 +175,7 @@ def test_a_run_whose_gate_was_infinite_is_read_again(copy: Path) -> None:
         write_json(e.run_dir / name, content)
     assert saejax.load(e.run_dir).finished
     assert render(e.run_dir).is_file()
-    refuse(e, run_evaluate, DataError, r"gates\.relative_error: None -> 0\.1.*--redo to evaluate again")
+    refuse(e, run_evaluate, DataError, r"gates\.relative_error: None -> 0\.1.*--redo to make it again")
     gates = [Gate.from_json(gate) for gate in json.loads((e.run_dir / "eval.json").read_text())["gates"]]
     assert next(gate for gate in gates if gate.name == "relative_error").passed
 
