@@ -4,22 +4,21 @@ Templates are Jinja programs that come with a downloaded model, so they run in J
 reach Python's internals nor change what they are given.
 """
 
-import contextlib
 import dataclasses
 import datetime
 import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
+from saejax.text.added_tokens import NAMES
 
 _LARGEST = 64 << 20  # bytes of a file
-_TOKENS = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 _NOW = "strftime_now"
 _JSON_OPTIONS = re.compile(r"tojson\s*\(\s*[^)\s]")
 
@@ -43,27 +42,32 @@ class ChatTemplate:
     keeps_bos: bool = False
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "ChatTemplate":
+    def from_folder(cls, folder: Path, named: Mapping[str, str]) -> "ChatTemplate":
         """Read chat_template.jinja, or `chat_template` of tokenizer_config.json (the one named default, of several).
+
+        Args:
+            named: {bos_token, image_token, ...: its text}, all that the folder's files name.
 
         Raises:
             DataError: there is none, or the file is not readable.
         """
-        names = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-        path, special, own = (Path(folder) / name for name in names)
-        with _reading(path):
+        path, own = Path(folder) / "tokenizer_config.json", Path(folder) / "chat_template.jinja"
+        try:
             settings = dict(json.loads(read_bounded(path, _LARGEST))) if path.is_file() else {}
             template = read_bounded(own, _LARGEST).decode() if own.is_file() else settings.get("chat_template")
             if isinstance(template, list):
                 template = {row["name"]: row["template"] for row in template}.get("default")
-        with _reading(special):
-            words = dict(json.loads(read_bounded(special, _LARGEST))) if special.is_file() else {}
+        except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+            raise DataError(f"{path} is not a readable tokenizer configuration: {error!r}") from None
         if not isinstance(template, str) or not template.strip():
             raise DataError(
                 f"There is no chat template in {folder} (chat_template in tokenizer_config.json, or "
                 "chat_template.jinja). Copy one there, or describe the text by text.template in place of text.chat."
             )
-        return cls(template, _tokens_for(template, settings, words), str(own if own.is_file() else path))
+        # What a template does not name decides no text. (The usual ones of tokenizer_config.json always counted.)
+        usual = set(NAMES) & set(settings)
+        tokens = {name: text for name, text in named.items() if name in template or name in usual}
+        return cls(template, tokens, str(own if own.is_file() else path))
 
     @property
     def identity(self) -> str:
@@ -128,28 +132,3 @@ class ChatTemplate:
             return environment(self.date).from_string(self.template)
         except jinja2.TemplateError as error:
             raise DataError(f"The chat template of {self.where} cannot be read: {error}") from None
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
-        raise DataError(f"{path} is not a readable tokenizer configuration: {error!r}") from None
-
-
-def _tokens_for(template: str, settings: dict[str, Any], words: dict[str, Any]) -> dict[str, str]:
-    """{bos_token, image_token, ...: its text} for a template, of tokenizer_config.json and special_tokens_map.json.
-
-    As in transformers, the second has the last word, and is read only where the first lists no added tokens.
-    """
-    further = settings.get("extra_special_tokens")
-    named = settings | (further if isinstance(further, dict) else {})
-    if "added_tokens_decoder" not in settings:
-        named |= words
-    # An added token may be written as an object with its properties.
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
-    said = {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}
-    # What a template does not name decides no text. (Of the usual ones, tokenizer_config.json's always counted.)
-    usual = _TOKENS & set(settings)
-    return {name: text for name, text in said.items() if name in template or name in usual}

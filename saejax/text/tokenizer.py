@@ -100,7 +100,8 @@ class Tokenizer:
         """
         if self.folder is None:
             raise DataError("This tokenizer was made in memory and has no chat template; read one by from_folder.")
-        chat = ChatTemplate.from_folder(self.folder)
+        named = said_tokens(self.folder, self.backend).named
+        chat = ChatTemplate.from_folder(self.folder, {name: token.content for name, token in named.items()})
         bos, starts = chat.tokens.get("bos_token", ""), list(_STARTS)
         begins = bool(bos) and self.encode(bos) == self.bos
         # Where words begin by a mark, many tokenizers put it at the start of a text and not behind a special token.

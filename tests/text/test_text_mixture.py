@@ -232,13 +232,13 @@ def test_a_missing_or_broken_template_is_named(folder: Path, tmp_path: Path, con
     if content is not None:
         (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(DataError, match=message):
-        ChatTemplate.from_folder(tmp_path).render(MESSAGES)
+        ChatTemplate.from_folder(tmp_path, {}).render(MESSAGES)
 
 
 def test_without_jinja_the_remedy_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(DataError, match=r"text\.chat needs the jinja2 package: pip install 'saejax\[chat\]'"):
-        ChatTemplate.from_folder(folder).render(MESSAGES)
+        ChatTemplate.from_folder(folder, {}).render(MESSAGES)
 
 
 # --- prompts --------------------------------------------------------------------------------------
