@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 from jinja2.ext import Extension
@@ -24,8 +24,6 @@ def environment(now: datetime.datetime | None) -> jinja2.Environment:
 class _Generation(Extension):
     """{% generation %} ... {% endgeneration %}: its body. The tags say which tokens a model was trained to write."""
 
-    tags: ClassVar[set[str]] = {"generation"}
-
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -34,6 +32,9 @@ class _Generation(Extension):
 
     def _body(self, caller: Any) -> str:
         return str(caller())
+
+
+_Generation.tags = {"generation"}
 
 
 def _to_json(
