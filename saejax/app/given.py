@@ -56,7 +56,8 @@ def train(
             which then needs `tokens`.
         preset: a name of saejax.coders.RECIPES: topk, batchtopk, jumprelu, gated, matryoshka, transcoder, clt, ...
         run: a run folder with checkpoints. The same call continues it after a stop. None keeps nothing on disk.
-        heldout: activations to validate on, of the kinds of x but no iterable.
+        heldout: activations to validate on, of the kinds of x but no iterable. Validations stand in the run folder;
+            without one, the last one in the coder's figures ("val/fve").
         hook_point: the name of activations that come without one ("x"); of several, the one that is read.
         reads, writes: hook points that a crosscoder, transcoder or clt reads and writes. Left out: a crosscoder reads
             all of them; a transcoder reads the first of two and writes the second.
@@ -99,9 +100,10 @@ def train(
         _leave_if_told(outcome)
         return load(run)
     whole = assembled(given.e, given, (), tell)
-    outcome = fit(whole, tell=tell, shown=progress)
+    last = _LastValidation()
+    outcome = fit(whole, writers=[last], tell=tell, shown=progress)
     _leave_if_told(outcome)
-    return _trained(whole, outcome)
+    return _trained(whole, outcome, last)
 
 
 def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
@@ -143,7 +145,21 @@ def _leave_if_told(outcome: Outcome | None) -> None:
         sys.exit(EXIT_PREEMPTED)
 
 
-def _trained(whole: Assembled, outcome: Outcome) -> TrainedCoder:
+class _LastValidation:
+    """The newest validation of a training that has no metrics.jsonl: a `Writer`."""
+
+    def __init__(self) -> None:
+        self.step, self.figures = -1, dict[str, float]()
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        if found := {key: value for key, value in row.items() if key.startswith("val/")}:
+            self.step, self.figures = step, found
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _trained(whole: Assembled, outcome: Outcome, last: _LastValidation) -> TrainedCoder:
     """The coder of a training that ended, from its state in memory."""
     e, state = whole.e, outcome.states[0]
     items = jax.device_get({"params": state.params, "averaged": state.averaged, "stats": state.stats})
@@ -151,7 +167,7 @@ def _trained(whole: Assembled, outcome: Outcome) -> TrainedCoder:
     origin = Origin(step=outcome.step, tokens=outcome.step * e.train.batch_size)
     settings = to_json(e)
     kept = {key: settings[key] for key in ("seed", "coder", "train")}
-    figures = l0_in_training(outcome.memories[""].after)
+    figures = l0_in_training(outcome.memories[""].after) | (last.figures if last.step == outcome.step else {})
     return dataclasses.replace(sae, origin=origin, figures=figures, settings=kept, finished=outcome.finished)
 
 

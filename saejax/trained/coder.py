@@ -89,7 +89,8 @@ class TrainedCoder:
         params: {W_enc [D, F], b_enc [F], W_dec [F, D], b_dec [D], ...}, float32; a pytree.
         sites: the hook points that it reads and writes.
         origin: where it comes from.
-        figures: {metric: value} of its evaluation on held-out text; empty without one.
+        figures: {metric: value} of its evaluation on held-out text; of a training without a run folder those of its
+            last validation, as "val/fve".
         settings: how it was trained, as JSON; {} where that is not known.
         finished: training had come to its end.
     """

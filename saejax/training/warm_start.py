@@ -107,6 +107,7 @@ def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params
         ConfigError: the coders have other widths, or nothing of one means anything in the other; names the remedy.
     """
     _check_widths(source, coder)
+    source = _uncentred(source)
     known = dataclasses.replace(coder, topology=coder.topology.clone(d_sae=source.coder.topology.d_sae))
     params = _in_topology(source, known.topology, sites)
     params, threshold, notes = _in_sparsity(source.coder.sparsity, known.sparsity, params)
@@ -175,6 +176,17 @@ def _check_widths(source: TrainedCoder, coder: Coder) -> None:
             f"train.init_from has {there.d_sae:,} latents and coder.d_sae is {here.d_sae:,}: a training drops none. "
             f"Set coder.d_sae={there.d_sae} or more."
         )
+
+
+def _uncentred(source: TrainedCoder) -> TrainedCoder:
+    """The source without a centre of its own, as `folded` leaves it: one that is made by hand may have one."""
+    if "centre" not in source.params:
+        return source
+    coder, (params, gain) = source.coder, source.coder.topology.uncentred(dict(source.params))
+    params = coder.sparsity.biased(params, gain)
+    return dataclasses.replace(
+        source, coder=dataclasses.replace(coder, topology=coder.topology.clone(centred=False)), params=params
+    )
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -156,6 +156,17 @@ def test_a_signal_in_the_last_step_still_stops_what_follows(tmp_path: Path) -> N
     assert saejax.train(_Stopping(activations(), 19, signal.SIGINT), "topk", **HOW).finished, "Ctrl-C gives what is"
 
 
+def test_what_is_held_out_is_told_without_a_run_folder() -> None:
+    """float64, of the coder that is returned; a training that validated nothing says nothing."""
+    x, y = activations(), activations(200, 1)
+    sae = saejax.train(x, "topk", heldout=y, **HOW | {"matmul_dtype": "float32"})
+    error = np.square(y.astype(np.float64) - sae.decode(sae.encode(y))).sum()
+    fve = 1 - error / np.square(y.astype(np.float64) - y.mean(0, np.float64)).sum()
+    assert sae.figures["val/fve"] == pytest.approx(fve, abs=1e-5)
+    none = saejax.train(x, "topk", heldout=y, validate_every=0, **HOW | {"tokens": 64})
+    assert not [key for key in none.figures if key.startswith("val/")]
+
+
 def test_a_thread_may_train(trained: saejax.TrainedCoder) -> None:
     """Only the main thread can take signals; a server or a notebook may train in another."""
     from concurrent.futures import ThreadPoolExecutor

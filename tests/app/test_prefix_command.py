@@ -153,6 +153,7 @@ def test_it_is_evaluated_as_it_is_asked_today(trained: tuple[Experiment, Any], t
         ({"prefix": {"source": ""}}, "the experiment has no prefix"),
         ({"train": {"lr": 0.0}}, "train.lr is 0"),
         ({"train": {"neighbours": 2}}, "train.neighbours is about coders"),
+        ({"train": {"block_chunks": 8}}, "train.block_chunks is about coders"),
         ({"train": {"optimizer": "muon"}}, "matrices of coders"),
         ({"parallel": {"mode": "pmap"}}, "one process over parallel.mesh"),
         ({"lm": {"second": "demo"}}, "leave lm.second empty"),

@@ -141,6 +141,20 @@ def test_the_first_latents_are_the_source_s(topology: str, sparsity: str) -> Non
     assert 0.05 < rows / columns < 20
 
 
+@pytest.mark.parametrize(("topology", "sparsity"), [("autoencoder", "gated"), ("clt", "topk"), ("transcoder", "relu")])
+def test_a_source_may_have_a_centre_of_its_own(topology: str, sparsity: str) -> None:
+    """One that nobody has folded."""
+    coder, folded_one = coder_of(topology, sparsity), source(topology, sparsity)
+    rng = np.random.default_rng(7)
+    shapes = jax.eval_shape(coder.init, jax.random.key(0))
+    params = dict(folded_one.params) | {"centre": rng.normal(size=shapes["centre"].shape).astype(np.float32)}
+    sae = TrainedCoder(coder, params, folded_one.sites)
+    x = raw(coder)
+    assert np.abs(sae.encode(x) - folded_one.encode(x)).max() > 0.1
+    state, sites, _ = begun(sae, coder, sites_of(coder, 0.02, 5.0))
+    check_same(sae, coder, state, sites)
+
+
 @pytest.mark.parametrize("sparsity", SPARSITIES)
 @pytest.mark.parametrize("topology", ["autoencoder", "skip_transcoder"])
 def test_rows_of_one_length_go_to_one_and_nothing_changes(topology: str, sparsity: str) -> None:
