@@ -39,7 +39,8 @@ def mean_interval(
     if not known_N.any():
         return (float("nan"),) * 3
     value_N = value_N[known_N]
-    sums_C, counts_C = value_N, np.ones(len(value_N))
+    sums_C: np.ndarray = value_N
+    counts_C: np.ndarray = np.ones(len(value_N))
     if clusters is not None:
         of_N = np.unique(np.asarray(clusters).ravel()[known_N], return_inverse=True)[1]
         sums_C, counts_C = np.bincount(of_N, value_N), np.bincount(of_N).astype(np.float64)

@@ -158,10 +158,11 @@ def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None,
 def _other_l0(run: RunFiles) -> str:
     """What is to be said where the coder keeps another number of latents than in training; from the evaluation, or from
     the end of the training before there is one."""
-    last = next((row for row in reversed(run.metrics) if "after/l0" in row), {})
+    last: dict[str, Any] = next((row for row in reversed(run.metrics) if "after/l0" in row), {})
     known = {"l0_in_training": last.get("after/l0_in_training"), "l0": last.get("after/l0")}
     if run.evaluation:
-        in_training = run.evaluation.get("l0_in_training", known["l0_in_training"])
+        in_training = run.evaluation.get("l0_in_training")
+        in_training = known["l0_in_training"] if in_training is None else in_training
         known = {"l0_in_training": in_training, "l0": (run.evaluation.get("metrics") or {}).get("l0")}
     note = l0_note(**{name: value if _number(value) else None for name, value in known.items()})
     return note[:1].upper() + note[1:]
