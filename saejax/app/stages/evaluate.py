@@ -39,7 +39,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     path = e.run_dir / "eval.json"
     sae = finished_run(e)
     # Text and model are those of the run's record, which cannot change.
-    of = {"step": sae.step, "sha256": sae.fingerprint(), "config": _decides(e)}
+    of: dict[str, Any] = {"step": sae.step, "sha256": sae.fingerprint(), "config": _decides(e)}
     result = made(
         path,
         of | {"config": _recorded(path, of["config"])},
