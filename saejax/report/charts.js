@@ -4,23 +4,29 @@ const CHART = {width: 340, height: 178, left: 44, right: 16, top: 10, bottom: 24
 const WIDE_CHART = {...CHART, width: 720, height: 210};
 const DASHES = [null, "5 3", "2 3"];
 
-function tickLabel(value) {
+function tickLabel(value, digits = 4) {
   const size = Math.abs(value);
-  if (size >= 1e4) return compact(value).replace("\u2009", "");
-  if (size !== 0 && size < 1e-3) return value.toExponential(0).replace("e-", "e\u2212");
-  return String(Number(value.toPrecision(4))).replace("-", "\u2212");
+  if (size >= 1e4 && digits <= 4) return compact(value).replace("\u2009", "");
+  if (size !== 0 && size < 1e-3) return value.toExponential(digits - 4).replace("e-", "e\u2212");
+  return String(Number(value.toPrecision(digits))).replace("-", "\u2212");
+}
+
+// Labels of an axis: as many digits as tell its ticks apart.
+function tickLabels(ticks) {
+  for (let digits = 4; digits < 15; digits++) {
+    const labels = ticks.map((tick) => tickLabel(tick, digits));
+    if (new Set(labels).size === labels.length) return labels;
+  }
+  return ticks.map((tick) => tickLabel(tick, 15));
 }
 
 function axes(x, y, {width, height, left, right, bottom}) {
   const group = svg("g", {class: "axes", "aria-hidden": "true"});
-  for (const tick of y.ticks) {
-    group.append(svg("line", {class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick)}),
-      svg("text", {x: left - 6, y: y(tick) + 3.5, "text-anchor": "end"}, tickLabel(tick)));
-  }
-  for (const tick of x.ticks) {
-    group.append(svg("line", {class: "tick", x1: x(tick), x2: x(tick), y1: height - bottom, y2: height - bottom + 4}),
-      svg("text", {x: x(tick), y: height - bottom + 15, "text-anchor": "middle"}, tickLabel(tick)));
-  }
+  const [down, across] = [y.ticks, x.ticks].map(tickLabels);
+  y.ticks.forEach((tick, i) => group.append(svg("line", {class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick)}),
+    svg("text", {x: left - 6, y: y(tick) + 3.5, "text-anchor": "end"}, down[i])));
+  x.ticks.forEach((tick, i) => group.append(svg("line", {class: "tick", x1: x(tick), x2: x(tick), y1: height - bottom, y2: height - bottom + 4}),
+    svg("text", {x: x(tick), y: height - bottom + 15, "text-anchor": "middle"}, across[i])));
   group.append(svg("line", {class: "base", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom}));
   return group;
 }

@@ -41,8 +41,11 @@ function quantile(sorted, fraction) {
   return sorted[Math.min(sorted.length - 1, Math.max(0, Math.round(fraction * (sorted.length - 1))))];
 }
 
+// Numbers of float32 that should be equal differ in their last digits: these are one value, and no curve.
+const ROUNDING = 2e-6;
+
 function padded([low, high], fraction) {
-  if (low === high) {
+  if (high - low <= ROUNDING * Math.max(Math.abs(low), Math.abs(high))) {
     const room = Math.abs(low) * 0.1 || 1;
     return [low - room, high + room];
   }

@@ -47,9 +47,8 @@ function tileValue({value, kind}) {
 function tiles(list) {
   return el("ul", {class: "tiles", "aria-label": "Headline numbers"}, list.map((tile) => {
     const share = tile.of && tile.value !== null ? `of ${integer(tile.of)} (${percent(tile.value / tile.of)})` : null;
-    const source = tile.value === null ? "not measured yet" : tile.source;
     return el("li", {title: tile.hint}, el("span", {class: "label"}, tile.label),
-      el("span", {class: "big"}, tileValue(tile)), el("span", {class: "source"}, share ?? source));
+      el("span", {class: "big"}, tileValue(tile)), el("span", {class: "source"}, share ?? tile.source));
   }));
 }
 
@@ -151,7 +150,8 @@ function densitySection({density, commands}) {
   return section("density", "Feature density", lead, el("div", {class: "wide-chart"}, barChart({
     title: "Latents by log\u2081\u2080 density", edges: density.log10_edges, counts: density.counts,
     describe: (low, high, count) => `${percent(10 ** low)} to ${percent(10 ** high)} of tokens: ${integer(count)} latents`,
-    frame: WIDE_CHART,
+    // In a smaller frame the letters keep their size on a phone.
+    frame: window.matchMedia("(max-width: 720px)").matches ? CHART : WIDE_CHART,
   })));
 }
 

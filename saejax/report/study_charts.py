@@ -74,7 +74,8 @@ def _svg(height: float, ticks: Sequence[float], at: Any, inside: str, label: str
         for v in ticks
     )
     box = f'viewBox="0 0 {_WIDTH} {height}"'
-    return f'<svg class="study" {box} role="img" aria-label="{_t(label)}">{axis}{inside}</svg>'
+    drawing = f'<svg class="study" {box} role="img" aria-label="{_t(label)}">{axis}{inside}</svg>'
+    return f'<div class="drawing">{drawing}</div>'
 
 
 def _scale(values: Sequence[float], start: float, stop: float) -> tuple[Any, list[float]]:

@@ -140,8 +140,8 @@ def _tiles(run: RunFiles) -> list[dict[str, Any]]:
     return tiles
 
 
-def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None, str | None]:
-    """(which of the names, its value, where it is from); the first name and None where nobody measured any."""
+def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None, str]:
+    """(which of the names, its value, where it is from); the first name, None and why where nobody measured any."""
     metrics = (run.evaluation or {}).get("metrics") or {}
     evaluated = {key.rsplit("/", 1)[-1]: value for key, value in metrics.items()}
     for name in names:
@@ -152,7 +152,8 @@ def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None,
             for name in names:
                 if _number(row.get(f"{prefix}/{name}")):
                     return name, row[f"{prefix}/{name}"], f"{source}, step {row['step']:,}"
-    return names[0], None, None
+    # What an evaluation left out comes with no other one.
+    return names[0], None, "not measured yet" if run.evaluation is None else "not in this evaluation"
 
 
 def _other_l0(run: RunFiles) -> str:

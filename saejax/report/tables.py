@@ -2,6 +2,7 @@
 
 import base64
 import html
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,25 +67,34 @@ def page(
         f"<h2>{html.escape(name)}</h2>\n<p>{html.escape(text)}</p>\n{_table(own)}\n" for name, text, own in sections
     )
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title>
 <style>
 body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem }}
-img {{ max-width: 100% }}
+h1 {{ overflow-wrap: anywhere }}
+.wide {{ overflow-x: auto }}
+img {{ max-width: 100%; min-width: {_least_width(png)}px }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }}
 {left}, td:first-child, th:first-child {{ text-align: left }}
 </style>
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(lead)}</p>
-<img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">
+<div class="wide"><img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></div>
 {_table(lines, ' class="first"')}
 {"".join(f"<p>{html.escape(line)}</p>" for line in below)}
 {more}</html>
 """
 
 
+def _least_width(png: bytes) -> int:
+    """Pixels of a page below which a picture's letters, of 10 points, would be lower than 9 pixels: it is scrolled."""
+    (width,) = struct.unpack(">I", png[16:20])
+    return round(width * 9 / (10 / 72 * DPI))
+
+
 def _table(lines: Sequence[Sequence[str]], kind: str = "") -> str:
     head, *rows = lines
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
     heads = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    return f'<div style="overflow-x: auto"><table{kind}><tr>{heads}</tr>\n{body}</table></div>'
+    return f'<div class="wide"><table{kind}><tr>{heads}</tr>\n{body}</table></div>'

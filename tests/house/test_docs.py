@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import matplotlib
 import pytest
 from tiny import ROOT, tiny_experiment
+from tiny.browser import CHROMIUM
+from tiny.cdp import chromium
 from tiny.prefixes import small_prefix
 
 from saejax.app import experiments
@@ -277,3 +279,20 @@ def test_readme_is_short_and_lines_are_not_long() -> None:
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
             table_or_literal = line.startswith(("|", "    "))
             assert len(line) <= 120 or table_or_literal, f"{name_of(page)}:{number} has {len(line)} characters"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_line_of_code_is_not_cut_at_the_edge_of_its_block(width: int, tmp_path: Path) -> None:
+    """The site's own style sheet: a line of 120 letters goes on below where its block is narrower."""
+    style = (ROOT / "docs" / "static" / "saejax.css").as_uri()
+    code = f"<pre style='overflow: auto; font-family: monospace'>{'x = 1  # ' * 13}xx</pre>"
+    page = tmp_path / "page.html"
+    page.write_text(f"<!doctype html><link rel=stylesheet href='{style}'><article class=content>{code}</article>")
+    with chromium() as tab:
+        tab.size(width, 800, phone=width < 500)
+        tab.open(page.as_uri())
+        assert tab.evaluate("getComputedStyle(document.querySelector('pre')).whiteSpace") == "pre-wrap"
+        assert tab.evaluate(
+            "(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)(document.querySelector('pre'))"
+        )

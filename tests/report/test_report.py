@@ -212,7 +212,13 @@ def test_without_an_evaluation_the_tiles_fall_back_to_what_was_logged(run: Path)
     (run / "eval.json").unlink()
     tiles = {tile["label"]: tile for tile in summary_of(run)["tiles"]}
     assert (tiles["FVE"]["value"], tiles["FVE"]["source"]) == (0.7, "validation, step 30")
-    assert tiles["R²"]["value"] is None
+    assert tiles["R²"]["value"] is None and tiles["R²"]["source"] == "not measured yet"
+
+
+def test_what_an_evaluation_left_out_is_not_said_to_come(run: Path) -> None:
+    (run / "eval.json").write_text(json.dumps(EVALUATION | {"metrics": {"r2": 0.9}}))
+    tiles = {tile["label"]: tile for tile in summary_of(run)["tiles"]}
+    assert (tiles["Loss recovered"]["value"], tiles["Loss recovered"]["source"]) == (None, "not in this evaluation")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tiny.browser import CHROMIUM, play, visit
+from tiny.phone import nothing_wrong
 
 from saejax.report.study_page import render_study
 from saejax.report.study_rows import Part, anchor, render_rows
@@ -241,3 +242,8 @@ def test_in_a_browser(tmp_path: Path) -> None:
         """,
     )
     assert drawn == [False, True]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
+def test_a_phone_shows_letters_that_can_be_read(tmp_path: Path) -> None:
+    nothing_wrong(render_study(tmp_path / "study.html", study()))
