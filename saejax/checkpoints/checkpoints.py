@@ -1,7 +1,7 @@
 """Named trees of arrays to disk and back, knowing nothing of training.
 
-A checkpoint is a folder `<directory>/<step, nine digits>/` in Orbax's Composite layout (any Orbax reads
-it) plus `integrity.json` (`saejax.checkpoints.integrity`), which is written last. It is taken in the
+A checkpoint is a folder `<directory>/<step, nine digits>/` in Orbax's Composite layout (docs/checkpoints.md says how
+Orbax reads it) plus `integrity.json` (`saejax.checkpoints.integrity`), which is written last. It is taken in the
 background, restored onto any devices, and never trusted unverified.
 """
 
