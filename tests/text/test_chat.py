@@ -52,7 +52,7 @@ TEMPLATES = {
 {{ m.role }} {{ m.content }}
 {% endif %}
 {% endfor %}
-{{ mark }}{%- generation -%}  {%- endgeneration -%}""",
+{{ mark }}{%- generation -%} {% set mark = 'w7' %} {%- endgeneration -%} {{ mark }}""",
     "json": """{% for m in messages %}{{ m | tojson }}
 {{ {'b': 1, 'a': [m.content, 'é']} | tojson(sort_keys=true, separators=(',', ':')) }}
 {{ {'b': 1, 'a': m} | tojson(indent=2) }}{{ ['é'] | tojson(ensure_ascii=true) }}
