@@ -7,22 +7,38 @@ import dataclasses
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from tiny import D_IN, replaced, tiny_experiment
+from tiny import D_IN, replaced
+from tiny.doors import (
+    DOORS,
+    ROWS,
+    Enough,
+    Seen,
+    for_door,
+    given,
+    iterated,
+    made,
+    of_door,
+    plan,
+    stage,
+    streamed,
+    streamed_plan,
+    streamed_sweep,
+    sweep,
+    truth,
+    watched,
+    write_stores,
+)
 
 import saejax
 from saejax.app.experiment import Experiment
-from saejax.app.stages import run_train
-from saejax.app.sweep.config import SweepConfig
-from saejax.app.sweep.run import run_sweep
 from saejax.app.truth import run_truth
-from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, build
 from saejax.core.errors import ConfigError, DataError
@@ -33,81 +49,20 @@ from saejax.core.settings import settings_of
 from saejax.evals.truth import plant
 from saejax.evals.truth.source import PlantedBatches
 from saejax.plan import calibrate
-from saejax.plan.devices import device
-from saejax.plan.estimate import estimates
-from saejax.plan.preflight import run_preflight
 from saejax.plan.reports import of_settings
-from saejax.store import Statistics, StoreLayout, StoreReader, StoreWriter
+from saejax.store import Statistics, StoreReader
 from saejax.training import TrainConfig, TrainState
-
-ROWS, WINDOW = 1024, 32
-
-
-class Enough(Exception):
-    """A training was about to begin."""
-
-
-@dataclasses.dataclass
-class Seen:
-    """Coders that were asked for parameters, and the state at step 0 of the training that was about to begin.
-
-    With `at_once` the first coder is enough.
-    """
-
-    coders: list[Coder] = dataclasses.field(default_factory=list)
-    states: list[TrainState] = dataclasses.field(default_factory=list)
-    at_once: bool = False
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Every training ends before it compiles its step."""
-    found, asked = Seen(), Coder.init
-
-    def init(self: Coder, key: jax.Array) -> Any:
-        found.coders.append(self)
-        if found.at_once:
-            raise Enough
-        return asked(self, key)
-
-    def begun(programs: Any) -> None:
-        for program in programs:
-            state = program.start()
-            found.states.append(program.member(state, 0))
-        raise Enough
-
-    monkeypatch.setattr(Coder, "init", init)
-    monkeypatch.setattr("saejax.training.loop._restored", begun)
-    return found
+    return watched(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stores of 1,024 and 256 activations in documents of 32 tokens."""
-    folder = tmp_path_factory.mktemp("doors")
-    for split, rows, seed in (("train", ROWS, 0), ("heldout", 256, 1)):
-        rng, at = np.random.default_rng(seed), np.arange(rows, dtype=np.int32)
-        x = (rng.normal(size=(rows, D_IN)) + np.linspace(0, 3, D_IN)).astype(np.float32)
-        tokens = {"token_id": at, "document": at // WINDOW, "position": at % WINDOW}
-        how: dict[str, Any] = {"layout": StoreLayout(shard_rows=256, chunk_rows=32), "seed": seed}
-        identity = {"imported": f"doors {split}"}
-        path = folder / "stores" / "doors" / split
-        with StoreWriter.open(path, identity=identity, hook_points={"h": D_IN}, n_tokens=rows, **how) as writer:
-            writer.append({"h": x}, tokens, cursor={"batch": 0})
-            writer.finish()
+    write_stores(folder := tmp_path_factory.mktemp("doors"))
     return folder
-
-
-def made(folder: Path, **sections: dict[str, Any]) -> Experiment:
-    """A TopK of 64 latents for the stores, with every other number that the settings leave open."""
-    coder = {"preset": "topk", "d_sae": 64, "k": 4, "dead_after_tokens": 0, "matmul_dtype": "float32"}
-    usual = TrainConfig()
-    train = {"tokens": 40 * 128, "batch_size": 128, "lr": 1e-3, "checkpoint_every": usual.checkpoint_every}
-    train |= {"validate_every": usual.validate_every}
-    top = {"name": "run", "store": "doors", "hook_point": "h", "seed": 3}
-    sections = {"lm": {"model": ""}} | sections
-    sections["coder"], sections["train"] = coder | sections.get("coder", {}), train | sections.get("train", {})
-    return tiny_experiment(folder, top=top | sections.pop("top", {}), **sections)
 
 
 def wanted(e: Experiment, width: int = D_IN) -> Coder:
@@ -115,50 +70,7 @@ def wanted(e: Experiment, width: int = D_IN) -> Coder:
     return build(e.coder, [width], e.train.steps, [width], e.train.neighbours, e.train.tokens)
 
 
-# --- the doors -------------------------------------------------------------------------------------------------
-
-
-def stage(e: Experiment) -> None:
-    run_train(Workspace(e))
-
-
-def given(e: Experiment, run: bool = False, **more: Any) -> None:
-    """`saejax.train` on the store, told every setting that an experiment has."""
-    settings = {f.name: getattr(part, f.name) for part in (e.coder, e.train) for f in dataclasses.fields(part)}
-    store, mesh = e.store_dir("train"), e.parallel.mesh
-    saejax.train(store, seed=e.seed, run=e.run_dir if run else None, mesh=mesh, progress=False, **settings | more)
-
-
-def given_run(e: Experiment) -> None:
-    given(e, run=True, heldout=e.store_dir("heldout"))
-
-
-def sweep(e: Experiment) -> None:
-    run_sweep(Workspace(dataclasses.replace(e, sweep=SweepConfig(seeds=(e.seed,)))))
-
-
-def truth(e: Experiment) -> None:
-    run_truth(e)
-
-
-def preflight(e: Experiment) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saejax.plan.preflight.disk_speed", lambda *_: (1e9, 1e9))
-        run_preflight(Workspace(e), ())
-
-
-def plan(e: Experiment) -> None:
-    estimates(e, device("h100"), 1)
-
-
-DOORS: dict[str, Callable[[Experiment], None]] = {
-    "stage": stage,
-    "saejax.train": given,
-    "saejax.train(run=)": given_run,
-    "sweep": sweep,
-    "truth": truth,
-    "preflight": preflight,
-}
+# --- from nothing ----------------------------------------------------------------------------------------------
 
 
 def through(door: str, e: Experiment) -> None:
@@ -182,24 +94,11 @@ CASES: dict[str, dict[str, Any]] = {
 PAIRS = [(case, door) for case in CASES for door in DOORS if (case, door) != ("temporal", "truth")]
 
 
-def of_door(folder: Path, tmp_path: Path, case: str = "topk", **sections: dict[str, Any]) -> Experiment:
-    """The experiment in a folder for runs of its own, with a small world."""
-    world = {"n_features": 32, "d_in": D_IN, "roots": 4, "orthogonal_steps": 5, "p_min": 0.02, "score_samples": 500}
-    sections = {"truth": world} | CASES[case] | sections
-    top = {"runs_dir": str(tmp_path / "runs")} | sections.pop("top", {})
-    return made(folder, top=top, **sections)
-
-
-def for_door(door: str, e: Experiment) -> Experiment:
-    """Planted activations have a name of their own."""
-    return dataclasses.replace(e, hook_point="") if door == "truth" else e
-
-
 @pytest.mark.parametrize(("case", "door"), PAIRS)
 def test_every_door_begins_with_the_same_coder_and_state(
     seen: Seen, folder: Path, tmp_path: Path, case: str, door: str
 ) -> None:
-    e = for_door(door, of_door(folder, tmp_path, case))
+    e = for_door(door, of_door(folder, tmp_path, **CASES[case]))
     coder = wanted(e)
     assert 0 < coder.dead_after_tokens == round(0.003 * e.train.tokens)
     through(door, e)
@@ -334,35 +233,6 @@ def test_every_setting_that_needs_something_is_tried() -> None:
     assert VALUES.keys() == {key for key, known in settings_of(TrainConfig).items() if known.needs}
 
 
-class Untouched:
-    """An iterable that nobody may begin to read."""
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        raise AssertionError("read")
-
-
-def iterated(e: Experiment) -> None:
-    settings = {f.name: getattr(part, f.name) for part in (e.coder, e.train) for f in dataclasses.fields(part)}
-    saejax.train(Untouched(), run=e.run_dir, heldout=e.store_dir("heldout"), progress=False, **settings)
-
-
-def from_model(e: Experiment) -> Experiment:
-    e = dataclasses.replace(e, hook_point="", lm=dataclasses.replace(e.lm, model="demo"))
-    return replaced(e, "capture", into="training")
-
-
-def streamed(e: Experiment) -> None:
-    run_train(Workspace(from_model(e)))
-
-
-def streamed_sweep(e: Experiment) -> None:
-    sweep(from_model(e))
-
-
-def streamed_plan(e: Experiment) -> None:
-    plan(from_model(e))
-
-
 REFUSED: list[tuple[Callable[[Experiment], None], list[str]]] = [
     (given, needing("run", "heldout", "validations")),
     (iterated, needing("order", "rows", "epoch")),
@@ -413,7 +283,7 @@ def test_a_sweep_refuses_what_is_for_one_coder(
 
 
 # Who checks, compares or writes down all settings.
-OF_ALL = re.compile(r"(core/\w+|dataclasses|training/config|app/assembly|test_doors)\.py$")
+OF_ALL = re.compile(r"(core/\w+|dataclasses|training/config|app/assembly|tiny/doors|test_doors)\.py$")
 
 
 @pytest.mark.parametrize("door", ["saejax.train", "saejax.train(run=)", "sweep", "truth"])
