@@ -300,6 +300,7 @@ Takes about a minute for a small model, and leaves nothing behind. Prints a tabl
 a remedy for each that failed. Exits with 1 when something fails, with 75 when a signal stopped it.
 """,
         _preflight,
+        answers=True,
     ),
     "capture": Command(
         """\
@@ -470,6 +471,7 @@ that fit and meet the deadline, and where nothing fits, the smallest change that
                 flags.DEFINE_string, "report", "", "Plan a report's cases instead: rtx6000, qwen, clt, latentwire."
             ),
         ),
+        answers=True,
     ),
     "calibrate": Command(
         """\
@@ -514,6 +516,7 @@ but the model's bos. What the dictionary does not explain stays as it is.
             partial(flags.DEFINE_string, "model", "", "The language model, where the dictionary does not say."),
             partial(flags.DEFINE_boolean, "past_end", False, "Go on behind the token that ends a text."),
         ),
+        answers=True,
     ),
     "sweep": Command(
         """\
@@ -661,6 +664,7 @@ List the formats of dictionaries: which coders each can say, what is read and wh
 """,
         _formats,
         takes="words",
+        answers=True,
     ),
     "export": Command(
         """\
@@ -749,6 +753,7 @@ position [N] beside the activations; without them token_id is -1, document the f
             partial(flags.DEFINE_integer, "chunk_rows", 256, "import: rows of a chunk.", lower_bound=1),
             partial(flags.DEFINE_string, "dtype", "bfloat16", "import: bfloat16, or int8 with one scale a row."),
         ),
+        answers=True,
     ),
     "hooks": Command(
         """\
@@ -775,6 +780,7 @@ model, because its hook points and widths are measured on a few tokens.
             ),
             partial(flags.DEFINE_bool, "all", False, "Each hook point in a line of its own."),
         ),
+        answers=True,
     ),
     "experiments": Command(
         """\
@@ -784,6 +790,7 @@ List the shipped experiments, with their presets.
 """,
         _experiments,
         takes="words",
+        answers=True,
     ),
     "new": Command(
         """\
@@ -813,6 +820,7 @@ def main() -> None:
     words = sys.argv[1:]
     # What the record of a run shall show, however saejax was found.
     sys.argv = ["saejax", *words]
+    named = None
     with cli.guarded():
         if words[:1] == ["help"] and len(words) > 1:
             words = [words[1], "--help"]
@@ -821,8 +829,9 @@ def main() -> None:
         elif words[0] in ("--version", "version"):
             print(f"saejax {importlib.metadata.version('saejax')}")
         else:
-            command, arguments = _named_command(words[0], words[1:])
-            cli.run(command, arguments)
+            named = _named_command(words[0], words[1:])
+    if named is not None:
+        cli.run(*named)
 
 
 def launch(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import itertools
 import logging
 import os
@@ -19,9 +20,10 @@ from ml_collections import config_dict, config_flags
 from saejax.app import experiments
 from saejax.core.compiled import keep_programs
 from saejax.core.config import nearest
-from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError, SaejaxError
 from saejax.core.memory import keep_memory
 from saejax.core.stopping import Stopped, Stopping
+from saejax.core.streams import Spoken, spoken
 
 _FLAG = "config"
 _DEFAULT = "configs/quickstart.py"
@@ -57,12 +59,15 @@ class Command:
         main: does the work and returns the exit code (None is 0).
         takes: "config" (--config; quickstart without it), "words", or "either": words where no --config is given.
         flags: each makes one flag of the command's own.
+        answers: what it prints is what it is for: where that cannot be written, the command has failed. Others go on
+            and end as their work does.
     """
 
     text: str
     main: Callable[[Line], int | None]
     takes: Literal["config", "words", "either"] = "config"
     flags: tuple[Callable[[], Any], ...] = ()
+    answers: bool = False
 
     @property
     def summary(self) -> str:
@@ -81,18 +86,43 @@ def run(command: Command, argv: Sequence[str], help_code: int = 0) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     keep_memory()
-    with Stopping() as stopping, guarded(stopping):
+    with Stopping() as stopping, guarded(stopping, command.answers):
         _run(command, list(argv), help_code)
 
 
 @contextlib.contextmanager
-def guarded(stopping: Stopping | None = None) -> Iterator[None]:
-    """Errors, signals and a closed pipe end the process as `run` says, without a traceback."""
-    try:
+def guarded(stopping: Stopping | None = None, answers: bool = True) -> Iterator[None]:
+    """Errors, signals, a closed pipe and a disk that takes nothing end the process as `run` says, without a traceback.
+
+    Args:
+        answers: of `Command`.
+    """
+    with spoken() as out, _without_traceback(stopping):
         try:
             yield
+        except SystemExit as ended:
+            _heard(out, answers and not ended.code)
+            raise
+        else:
+            _heard(out, answers)
         finally:
             sys.stdout.flush()
+
+
+def _heard(out: Spoken, needed: bool) -> None:
+    """Raise DataError where words were needed and lost; where they were lost alone, say so."""
+    out.flush()
+    if out.lost is not None:
+        said = f"What it says could not be written: {out.lost.strerror}."
+        if needed:
+            raise DataError(said)
+        print(f"{said} Its work went on.", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _without_traceback(stopping: Stopping | None) -> Iterator[None]:
+    try:
+        yield
     except SaejaxError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -101,10 +131,21 @@ def guarded(stopping: Stopping | None = None) -> Iterator[None]:
     except BrokenPipeError:  # its reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except Exception:
+    except Exception as error:
         if stopping is not None and stopping.number is not None:  # a library made this of the signal's exception
             _end(stopping.number)
+        if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_THE_DISK:
+            remedy = "free some space, mend its rights or choose another place"
+            print(f"error: {error.filename}: {error.strerror}; {remedy}.", file=sys.stderr)
+            sys.exit(DataError.exit_code)
         raise
+
+
+# What a disk or its rights refuse is no mistake of ours, wherever it comes.
+_OF_THE_DISK = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG),
+)
 
 
 def _end(number: int) -> NoReturn:

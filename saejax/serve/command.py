@@ -13,7 +13,7 @@ from typing import Any
 from saejax.app import experiments
 from saejax.app.console import say
 from saejax.core.errors import ConfigError
-from saejax.core.files import write_json
+from saejax.core.files import write_json, writing
 from saejax.core.lease import lease
 from saejax.core.stopping import until_ctrl_c
 from saejax.serve.folders import Folders
@@ -65,7 +65,8 @@ def site_of(flags: Mapping[str, Any]) -> Site:
     if "://" in flags["stores"]:
         raise ConfigError(f"--stores={flags['stores']}: the page shows stores of local folders; mount the bucket.")
     runs, stores = Path(flags["runs"]), Path(flags["stores"])
-    runs.mkdir(parents=True, exist_ok=True)
+    with writing(runs):
+        runs.mkdir(parents=True, exist_ok=True)
     dictionaries = {}
     for word in flags["dictionaries"]:
         label, given, place = word.partition("=")
