@@ -21,7 +21,7 @@ class SourceConfig(Settings, section="text"):
     paths: tuple[str, ...] = setting(
         (),
         "For files and prompts: .txt (of UTF-8), .jsonl or .parquet files, folders of them, or glob patterns. A file "
-        "that is named twice is read once.",
+        "that is named twice is read once. Other files of a folder are left out, with a warning.",
         place="path",
     )
     column: str = setting("text", "Field of a .jsonl, .parquet or hub row that holds the text.")

@@ -18,6 +18,7 @@ from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import Source, hash_fraction
 from saejax.text.mixture import mixed
+from saejax.text.paths import ENDINGS, ending, expand, short, shown
 from saejax.text.tokenizer import Tokenizer
 
 # Parts of the standard library that some distributions leave out, that are tables rather than text,
@@ -89,7 +90,7 @@ def _stdlib_below(root: Path) -> tuple[list[str], str]:
 def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
     # By their real paths: a file that is listed twice, or found by two patterns, is read once.
     found: dict[str, Path] = {}
-    for path in itertools.chain.from_iterable(_expand(pattern) for pattern in config.paths):
+    for path in itertools.chain.from_iterable(expand(pattern) for pattern in config.paths):
         found.setdefault(os.path.realpath(path), path)
     files = list(found.values())
     digest = hashlib.sha256()
@@ -117,59 +118,14 @@ def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | No
     return Source(identity, rows, whole.heldout_fraction)
 
 
-def _expand(pattern: str) -> list[Path]:
-    """Files behind one entry of `text.paths`: a file, a folder (its text files), or a glob pattern."""
-    try:
-        path = Path(pattern).expanduser()
-        if path.is_file():
-            found = [path]
-        elif path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix in _READERS and p.is_file())
-        else:
-            anchor = Path(path.anchor) if path.is_absolute() else Path()
-            found = sorted(p for p in anchor.glob(str(path.relative_to(path.anchor))) if p.is_file())
-    except (OSError, ValueError, RuntimeError) as error:  # too long a name, ** within a name, no such user's home
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"text.paths holds {_short(repr(pattern))}, which is no path and no pattern ({why}). Give a file, a folder "
-            "or a glob pattern."
-        ) from None
-    if not found:
-        raise DataError(
-            f"No text file at {_short(repr(pattern))} (text.paths). Give a file, a folder or a glob pattern."
-        )
-    for p in found:
-        if not _is_unicode(p.name):
-            raise DataError(
-                f"{_shown(p)}: the name of this file is not UTF-8. Rename it, or leave it out of text.paths."
-            )
-        if p.suffix not in _READERS:
-            raise DataError(f"{_shown(p)}: cannot read {p.suffix!r} files; text.paths takes {', '.join(_READERS)}.")
-    return found
-
-
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"{_shown(path)} cannot be read: {error.strerror or error}. Mend it, or leave it out of text.paths."
+            f"{shown(path)} cannot be read: {error.strerror or error}. Mend it, or leave it out of text.paths."
         ) from None
-
-
-def _shown(path: Path) -> str:
-    """The path as a message shows it, in one line."""
-    return str(path) if str(path).isprintable() else repr(str(path))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
-
-
-def _is_unicode(name: str) -> bool:
-    """False for a name of bytes that are no UTF-8; Python has them as lone surrogates."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _group(whole: TextConfig, name: str, text: str) -> str:
@@ -183,13 +139,13 @@ def _split_identity(whole: TextConfig) -> dict[str, Any]:
 
 
 def _file_texts(path: Path, config: SourceConfig, text_of: TextOf) -> Iterator[tuple[str, str]]:
-    by_line = config.source == "prompts" and path.suffix == ".txt"
-    whole = path.suffix == ".txt" and not by_line
+    by_line = config.source == "prompts" and ending(path) == ".txt"
+    whole = ending(path) == ".txt" and not by_line
     with _readable(path):
-        for number, row in enumerate(_read_lines(path) if by_line else _READERS[path.suffix](path), 1):
+        for number, row in enumerate(_read_lines(path) if by_line else _READERS[ending(path)](path), 1):
             # A .txt file has one field, whatever column the other files are read from.
-            plain = path.suffix == ".txt" and not config.template and not config.chat
-            text = row["text"] if plain else text_of(row, f"{_shown(path)}, row {number}")
+            plain = ending(path) == ".txt" and not config.template and not config.chat
+            text = row["text"] if plain else text_of(row, f"{shown(path)}, row {number}")
             yield path.name if whole else f"{path.name}:{number}", text
 
 
@@ -219,7 +175,7 @@ def _column(row: dict[str, Any], column: str, setting: str, where: str) -> Any:
 
 
 def _columns(row: dict[str, Any]) -> str:
-    return _short(", ".join(name if name.isprintable() else repr(name) for name in map(str, row)))
+    return short(", ".join(name if name.isprintable() else repr(name) for name in map(str, row)))
 
 
 def _text(value: Any, column: str, where: str) -> str:
@@ -327,7 +283,7 @@ def _not_text(path: Path) -> DataError:
         at = error.start
     at = min([at, *(i for i in (raw.find(b"\0"),) if i >= 0)])
     return DataError(
-        f"{_shown(path)} is not UTF-8 text: byte {at:,} is 0x{raw[at]:02x}. Convert it, as by iconv -t UTF-8 -f <its "
+        f"{shown(path)} is not UTF-8 text: byte {at:,} is 0x{raw[at]:02x}. Convert it, as by iconv -t UTF-8 -f <its "
         "encoding>, or leave it out of text.paths."
     )
 
@@ -343,10 +299,10 @@ def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 ValueError,
                 RecursionError,
             ) as error:  # not JSON, not UTF-8, a number without end, too deep
-                raise DataError(f"{_shown(path)}, line {number} is not JSON: {error}.") from None
+                raise DataError(f"{shown(path)}, line {number} is not JSON: {error}.") from None
             if not isinstance(row, dict):
                 kind = type(row).__name__
-                raise DataError(f"{_shown(path)}, line {number} is a {kind}, not an object with columns.")
+                raise DataError(f"{shown(path)}, line {number} is a {kind}, not an object with columns.")
             yield row
 
 
@@ -354,20 +310,18 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(f"Reading {_shown(path)} needs pyarrow: pip install 'saejax[data]'.") from None
+        raise DataError(f"Reading {shown(path)} needs pyarrow: pip install 'saejax[data]'.") from None
     try:
         for batch in parquet.ParquetFile(path).iter_batches():
             yield from batch.to_pylist()
     except (ArrowException, OSError, ValueError, OverflowError) as error:
         why = " ".join(str(error).split())
-        raise DataError(f"{_shown(path)} is not a readable parquet file: {why}") from None
+        raise DataError(f"{shown(path)} is not a readable parquet file: {why}") from None
 
 
-_READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
-    ".txt": _read_txt,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-}
+_READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = dict(
+    zip(ENDINGS, (_read_txt, _read_jsonl, _read_parquet), strict=True)
+)
 
 
 def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
@@ -434,9 +388,9 @@ def rows_of(config: SourceConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     if config.source == "hub":
         yield from ((name, row) for _, name, row in _hub_rows(config, _hub_stream(config), 0))
         return
-    for path in itertools.chain.from_iterable(_expand(pattern) for pattern in config.paths):
-        if path.suffix == ".txt":
-            raise DataError(f"{_shown(path)}: a .txt has no columns, which are wanted here; give .jsonl or .parquet.")
+    for path in itertools.chain.from_iterable(expand(pattern) for pattern in config.paths):
+        if ending(path) == ".txt":
+            raise DataError(f"{shown(path)}: a .txt has no columns, which are wanted here; give .jsonl or .parquet.")
         with _readable(path):
-            for number, row in enumerate(_READERS[path.suffix](path), 1):
-                yield f"{_shown(path)}, row {number}", row
+            for number, row in enumerate(_READERS[ending(path)](path), 1):
+                yield f"{shown(path)}, row {number}", row

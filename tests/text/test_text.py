@@ -397,10 +397,39 @@ def test_files_folders_and_globs(tmp_path: Path) -> None:
         return [d.text for d in both(files(*paths))]
 
     assert texts(str(tmp_path / "b.txt"), str(tmp_path / "a.txt")) == ["text of b.txt", "text of a.txt"]
-    assert texts(str(tmp_path)) == ["text of a.txt", "text of b.txt", "row", "text of sub/c.txt"]
+    with pytest.warns(UserWarning, match=r"1 file is not read \(1 \.md\): it takes \.txt, \.jsonl, \.parquet\.$"):
+        assert texts(str(tmp_path)) == ["text of a.txt", "text of b.txt", "row", "text of sub/c.txt"]
     assert texts(str(tmp_path / "*.txt")) == ["text of a.txt", "text of b.txt"]
     assert texts(str(tmp_path / "**" / "*.txt")) == ["text of a.txt", "text of b.txt", "text of sub/c.txt"]
     assert both(files(str(tmp_path / "a.txt"), column="body"))[0].text == "text of a.txt"
+
+
+def test_an_ending_is_one_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "a.TXT").write_text("text")
+    Path(write_rows(tmp_path / "b.jsonl", [{"text": "row"}])).rename(tmp_path / "b.JSONL")
+    Path(write_rows(tmp_path / "c.parquet", [{"text": "table"}])).rename(tmp_path / "c.Parquet")
+    assert [d.text for d in both(files(str(tmp_path)))] == ["text", "row", "table"]
+    (tmp_path / "a.TXT").write_text("one\ntwo")
+    prompts = open_source(TextConfig(source="prompts", paths=(str(tmp_path / "a.TXT"),)))
+    assert [d.text for d in both(prompts)] == ["one", "two"]
+
+
+def test_what_a_folder_holds_besides_is_told_with_its_remedy(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.json", "c.csv", "d.csv", "e.txt.gz", "LICENSE", ".git/config", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    with pytest.warns(UserWarning) as caught:
+        assert [d.text for d in both(files(str(tmp_path)))] == ["text"]
+    (said,) = {str(warning.message) for warning in caught}
+    assert (
+        "5 files are not read (2 .csv, 1 without an ending, 1 .json, 1 .gz): it takes .txt, .jsonl, .parquet." in said
+    )
+    assert "write .json as .jsonl" in said and "unpack what is compressed" in said and "write tables as" in said
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"No text file at .* 5 files are not read \(2 \.csv.* unpack"):
+        files(str(tmp_path))
+    with pytest.raises(DataError, match=r"e\.txt\.gz: cannot read '\.gz' files; .* Or unpack what is compressed\."):
+        files(str(tmp_path / "*.gz"))
 
 
 def test_the_identity_of_files_is_their_content_not_their_place(tmp_path: Path) -> None:

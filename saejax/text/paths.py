@@ -1,0 +1,94 @@
+"""Which files the entries of `text.paths` stand for, and what of a folder is left out."""
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from saejax.core.errors import ConfigError, DataError
+
+ENDINGS = (".txt", ".jsonl", ".parquet")
+
+_REMEDIES = {
+    ".json": "write .json as .jsonl, one object a line (jq -c '.[]')",
+    **dict.fromkeys((".csv", ".tsv"), "write tables as .jsonl or .parquet"),
+    **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip"), "unpack what is compressed"),
+}
+
+
+def ending(path: Path) -> str:
+    """What the file is read as, by its name: x.TXT is text."""
+    return path.suffix.lower()
+
+
+def expand(pattern: str) -> list[Path]:
+    """Files behind one entry of `text.paths`: a file, a folder (its text files), or a glob pattern.
+
+    What a folder holds besides is left out, with a warning. Hidden files that are no text are not spoken of.
+
+    Raises:
+        ConfigError: no path and no pattern.
+        DataError: no text file there, or a file that is named and cannot be read.
+    """
+    others: list[Path] = []
+    try:
+        path = Path(pattern).expanduser()
+        if path.is_file():
+            found = [path]
+        elif path.is_dir():
+            there = sorted(p for p in path.rglob("*") if p.is_file())
+            found = [p for p in there if ending(p) in ENDINGS]
+            hidden = {p for p in there if any(part.startswith(".") for part in p.relative_to(path).parts)}
+            others = [p for p in there if ending(p) not in ENDINGS and p not in hidden]
+        else:
+            anchor = Path(path.anchor) if path.is_absolute() else Path()
+            found = sorted(p for p in anchor.glob(str(path.relative_to(path.anchor))) if p.is_file())
+    except (OSError, ValueError, RuntimeError) as error:  # too long a name, ** within a name, no such user's home
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"text.paths holds {short(repr(pattern))}, which is no path and no pattern ({why}). Give a file, a folder "
+            "or a glob pattern."
+        ) from None
+    if not found:
+        raise DataError(
+            f"No text file at {short(repr(pattern))} (text.paths). Give a file, a folder or a glob pattern."
+            + (f" {_left_out(others)}" if others else "")
+        )
+    for p in found:
+        if not _is_unicode(p.name):
+            raise DataError(
+                f"{shown(p)}: the name of this file is not UTF-8. Rename it, or leave it out of text.paths."
+            )
+        if ending(p) not in ENDINGS:
+            remedy = f" Or {_REMEDIES[ending(p)]}." if ending(p) in _REMEDIES else ""
+            raise DataError(
+                f"{shown(p)}: cannot read {p.suffix!r} files; text.paths takes {', '.join(ENDINGS)}.{remedy}"
+            )
+    if others:
+        warnings.warn(f"text.paths, {short(repr(pattern))}: {_left_out(others)}", stacklevel=2)
+    return found
+
+
+def _left_out(others: Sequence[Path]) -> str:
+    """How many files of which endings are not read, and what to do about it."""
+    counts = Counter(ending(path) or "without an ending" for path in others)
+    kinds = ", ".join(f"{count} {short(repr(kind).strip(chr(39)))}" for kind, count in counts.most_common(4))
+    more = ", ..." if len(counts) > 4 else ""
+    remedies = [remedy for remedy in dict.fromkeys(_REMEDIES.get(kind, "") for kind in counts) if remedy]
+    said = f" To read them, {'; '.join(remedies)}." if remedies else ""
+    plural = "files are" if len(others) > 1 else "file is"
+    return f"{len(others)} {plural} not read ({kinds}{more}): it takes {', '.join(ENDINGS)}.{said}"
+
+
+def shown(path: Path) -> str:
+    """The path as a message shows it, in one line."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
+
+
+def _is_unicode(name: str) -> bool:
+    """False for a name of bytes that are no UTF-8; Python has them as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
