@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import saejax
+from saejax.app.sweep.programs import l0_for_all
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig, Sites, build
 from saejax.core.metrics import l0_note, read_metrics
@@ -94,6 +95,33 @@ def test_averaged_weights_are_what_is_compared() -> None:
     by_hand = (own @ np.asarray(params["W_enc"], np.float64) > 0).sum(1).mean()
     assert float(found["l0"]) == 0 and float(found["l0_in_training"]) == pytest.approx(by_hand, abs=0.1)
     assert can_differ(coder, state) and not can_differ(coder, dataclasses.replace(state, averaged={}))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_members_of_a_sweep_have_the_figures_that_each_has_alone(platform: str) -> None:
+    """In turn, as on a CPU, and as one batch: of states that differ in parameters and threshold."""
+    coder = build(CoderConfig(preset="batchtopk", k=K, d_sae=48), [16], STEPS, [16])
+    both, sites = compare(coder, Sites(("h",), ("h",), (0.5,), (0.5,), False), 128), {"h": jnp.asarray(activations(1))}
+    alone = [
+        TrainState(jnp.int32(7), coder.init(jax.random.key(i)), {}, coder.init_stats() | {"threshold": theta}, {})
+        for i, theta in enumerate(np.float32([0.1, 0.6]))
+    ]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
+    found = l0_for_all(both, platform)(dataclasses.replace(stacked, step=jnp.int32(7)), sites)
+    for i, state in enumerate(alone):
+        own = both(state, sites)
+        for name, value in found.items():
+            assert float(value[i]) == pytest.approx(float(own[name]), abs=0.02), name
+    assert float(found["l0"][0]) > 1.5 * float(found["l0"][1]) > 0
+
+
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+def test_every_mesh_and_mode_has_the_same_figures(mode: str) -> None:
+    how = {"tokens": 3 * BATCH, "lr": 1e-3, "matmul_dtype": "float32"}
+    one = trained("batchtopk", activations(1), mesh=(1, 1), **how)
+    spread = trained("batchtopk", activations(1), mesh=(2, 1), mode=mode, **how)
+    assert spread.figures == pytest.approx(one.figures)
+    np.testing.assert_allclose(spread.params["threshold"], one.params["threshold"], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
