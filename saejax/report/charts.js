@@ -1,6 +1,8 @@
 // Line charts that share one cursor, and bar charts for histograms. Inline SVG, hover and keyboard read-outs.
 
 const CHART = {width: 340, height: 178, left: 44, right: 16, top: 10, bottom: 24};
+// Beside something else: a drawing of half the width has letters of the same size.
+const SMALL_CHART = {...CHART, width: 230, height: 150, left: 34, right: 10};
 const WIDE_CHART = {...CHART, width: 720, height: 210};
 const DASHES = [null, "5 3", "2 3"];
 

@@ -21,7 +21,7 @@ function activationHistogram(feature) {
   const histogram = feature.histogram;
   if (!histogram || !histogram.counts.some((count) => count > 0)) return null;
   return barChart({
-    title: "Activations", edges: histogram.edges, counts: histogram.counts,
+    title: "Activations", edges: histogram.edges, counts: histogram.counts, frame: SMALL_CHART,
     describe: (low, high, count) => `${number(low)} to ${number(high)}: ${integer(count)} tokens`,
   });
 }

@@ -18,6 +18,7 @@ import pytest
 from saejax.report import render
 from tests.tiny import browser
 from tests.tiny.browser import visit, without_policy
+from tests.tiny.phone import nothing_wrong
 
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path")
 
@@ -111,6 +112,11 @@ def test_the_page_draws_itself_without_a_complaint(page: Path) -> None:
     assert "270 of 300 features" in body and "30 dead" in body
     assert 10 < body.count('role="option"') < 60  # of 270: only the rows in sight exist
     assert "<img" not in body and "&lt;/script&gt;&lt;img" in body
+
+
+@pytest.mark.parametrize("width", [390, 900, 1280])
+def test_letters_can_be_read_at_every_width(page: Path, width: int) -> None:
+    nothing_wrong(page, width)
 
 
 def test_an_evaluation_shows_its_intervals_its_breakdowns_and_latents_that_are_alike(tmp_path: Path) -> None:

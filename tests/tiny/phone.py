@@ -1,4 +1,4 @@
-"""A page as a phone shows it: letters that cannot be read, tables that cannot be reached, cells that overlap."""
+"""A page as a phone or a narrow window shows it: letters that cannot be read, tables that cannot be reached, cells that overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SCRIPT = Path(__file__).with_name("phone.js")
 def nothing_wrong(page: Path, width: int = 390) -> dict[str, Any]:
     """Asserts that a page of `width` pixels can be read, and returns what was measured."""
     with chromium() as tab:
-        tab.size(width, 844, phone=True)
+        tab.size(width, 844, phone=width < 500)
         tab.open(page.as_uri())
         found: dict[str, Any] = tab.run(f"const LOW = {_LOW};\n{_SCRIPT.read_text()}")
     wrong = {key: value for key, value in found.items() if key != "images" and value}
