@@ -6,7 +6,6 @@ Flags, refusals, the comparison of runs, sweeps and the reference of all keys fo
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -144,9 +143,14 @@ class Settings:
                     raise ConfigError(f"{where} {one} must be {must}.")
 
 
-@functools.cache
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
 def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+    """The types of a section's fields, found once."""
+    if cls not in _HINTS:
+        _HINTS[cls] = get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def deciding(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

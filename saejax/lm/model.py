@@ -108,7 +108,7 @@ class LanguageModel:
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
         segments = None if segments_BS is None else jnp.asarray(as_array(segments_BS, "segments"))
-        positions = None if positions_BS is None else as_array(positions_BS, "positions")
+        positions: Any = None if positions_BS is None else as_array(positions_BS, "positions")
         if positions is not None and self.config.rope is not None:  # learned ones are checked as they are given
             positions = jnp.asarray(positions)
         prefix = None if prefix_BPM is None else jnp.asarray(as_array(prefix_BPM, "prefix"))
