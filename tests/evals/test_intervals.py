@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny.by_hand import (
@@ -25,7 +26,9 @@ from saejax.app.stages.evaluate import of_documents
 from saejax.core.errors import DataError
 from saejax.evals import Difference, Documents, EvalConfig, Evaluated, compare, evaluate, evaluate_together
 from saejax.evals.breakdown import ReadText
+from saejax.evals.centred import about_zero, variance
 from saejax.evals.intervals import FEWEST, RESAMPLES, interval, weights
+from saejax.evals.resampled import Dimensions, Slots, away_from, mean_of
 from saejax.lm import LanguageModel
 from saejax.text import PackedRows, Packer, Source, parts_of
 from saejax.text.mixture import mixed
@@ -262,6 +265,26 @@ def test_a_pair_is_told_apart_where_single_intervals_overlap() -> None:
 )
 def test_verdicts(metric: str, ends: list[float] | None, verdict: str) -> None:
     assert Difference(metric, 0.1, ends).verdict == verdict
+
+
+def test_resampled_sums_keep_the_variance_of_what_lies_far_from_zero() -> None:
+    """Errors of a coder without the bias of 30,000: each resample's mean and variance against float64, two batches."""
+    rng, n, width = np.random.default_rng(0), 24, 3
+    error = (3e4 * np.array([1, -1, 0.5]) + rng.normal(size=(2, n, width))).astype(np.float32)
+    keep = rng.random((2, n)) < 0.8
+    drawn = weights(np.arange(2 * n)).astype(np.float64)
+    sums, centre = Dimensions(), mean_of(jnp.asarray(error[0]), keep[0])
+    for b in range(2):
+        own = drawn[:, b * n : (b + 1) * n]
+        batch = Slots(np.arange(n), np.arange(n, dtype=np.int32), np.zeros((0, n), np.int32), own,
+                      jnp.asarray(own, jnp.float32), 0)  # fmt: skip
+        sums.add(batch, away_from(jnp.asarray(error[b]), keep[b], centre)[0])
+    weight = drawn * keep.ravel()
+    found = variance(weight.sum(1), *about_zero(weight.sum(1), centre, *sums.sums()))
+    rows = error.reshape(-1, width).astype(np.float64)
+    mean = weight @ rows / weight.sum(1)[:, None]
+    want = np.stack([w @ np.square(rows - m) / w.sum() for w, m in zip(weight, mean, strict=True)])
+    np.testing.assert_allclose(found, want, rtol=1e-4)
 
 
 def test_other_text_is_refused(lm: LanguageModel, both: list[Evaluated]) -> None:
