@@ -25,7 +25,7 @@ def as_place(value: Any, door: str, takes: str, remedy: str = "") -> str:
     """
     if isinstance(value, str | os.PathLike) and isinstance(text := os.fspath(value), str):
         return text
-    raise ConfigError(f"{door} takes {takes}; it was given {_kind(value)}.{remedy}")
+    raise ConfigError(f"{door} takes {takes}; it was given {kind_of(value)}.{remedy}")
 
 
 def what_is(path: str | os.PathLike[str]) -> str:
@@ -65,7 +65,7 @@ _FOLDERS: tuple[tuple[Callable[[Path], bool], str], ...] = (
 )
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """Its type in words, as in a LanguageModel."""
     if value is None:
         return "None"

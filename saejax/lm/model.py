@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.core.arrays import as_array
+from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
 from saejax.core.places import as_place, what_is
@@ -103,7 +104,7 @@ class LanguageModel:
 
         Takes the names of `hook_points()` and of `inner_points()`.
         """
-        names = [self._points.any_point(name) for name in capture]
+        names = [self._points.any_point(name) for name in typed(tuple[str, ...], capture, "capture")]
         named_edits = {self._points.any_point(name): edit for name, edit in (edits or {}).items()}
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
@@ -116,7 +117,7 @@ class LanguageModel:
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
         """Activations [S, d] float32 of one text at one hook point, the model's bos in front where it is known."""
-        ids = self.tokenizer.bos + self.tokenizer.encode_behind_bos([text])[0]
+        ids = self.tokenizer.bos + self.tokenizer.encode_behind_bos([typed(str, text, "activations: text")])[0]
         if len(ids) > self.config.context_length:
             raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
         name = self.hook_point(hook_point)
@@ -212,9 +213,7 @@ def load_lm(
         ConfigError: a model in memory, a `dtype` or `backend` that is not offered, or torch where it is not installed.
         DataError: it cannot be found or read; the message says what to do.
     """
-    saved = " Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that."
-    remedy = saved if hasattr(model, "forward") else ""
-    model = as_place(model, "load_lm", "demo, the folder of a model or a hub id owner/name", remedy)
+    model = _named(model, "load_lm")
     wanted = LMConfig(model, revision, dtype, backend=backend, device=device)
     folder = _resolve(model, revision, fetch_model)
     if runs_in_torch(folder, backend):
@@ -265,7 +264,15 @@ def load_tokenizer(model: str, revision: str = "") -> Tokenizer:
     return Tokenizer.from_folder(_resolve(model, revision, fetch_tokenizer))
 
 
+def _named(model: Any, door: str) -> str:
+    """The text of a model's place or id. Raises ConfigError for anything else, as a model in memory."""
+    saved = " Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that."
+    remedy = saved if hasattr(model, "forward") else ""
+    return as_place(model, door, "demo, the folder of a model or a hub id owner/name", remedy)
+
+
 def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Path:
+    model = _named(model, "A language model")
     if model in EMBEDDED:
         return Path(__file__).parent / model
     if Path(model).is_dir():

@@ -11,6 +11,7 @@ import torch
 import saejax
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.core.places import as_place, what_is
+from saejax.lm import load_tokenizer
 from saejax.store import StoreReader, describe, import_files, merge, verify
 from saejax.store.importing import ImportConfig
 
@@ -87,6 +88,7 @@ MODULE: Any = torch.nn.Linear(2, 2)
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "load": (saejax.load, "saejax.load takes a run, a folder, a file or hf://owner/name"),
     "load_lm": (saejax.load_lm, "load_lm takes demo, the folder of a model or a hub id owner/name"),
+    "load_tokenizer": (load_tokenizer, "A language model takes demo, the folder of a model or a hub id owner/name"),
     "StoreReader.open": (StoreReader.open, "A store takes a folder or a URL"),
     "run": (lambda x: saejax.train(np.random.rand(9, 4), run=x, progress=False), "run takes a folder"),
     "init_from": (

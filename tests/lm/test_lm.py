@@ -183,6 +183,14 @@ def test_rotary_positions_have_no_end(lm: LanguageModel) -> None:
         decoder.run(turned, params, np.zeros((1, POSITIONS + 1), np.int32))
 
 
+def test_a_text_is_text_and_hook_points_are_a_list(lm: LanguageModel) -> None:
+    wrong: Any = [1, 2]
+    with pytest.raises(ConfigError, match=r"activations: text is \[1, 2\] \(list\); it must be str"):
+        lm.activations(wrong, "blocks.0.resid_pre")
+    with pytest.raises(ConfigError, match=r"capture is 'blocks\.0\.resid_pre'; it must be a list of str"):
+        lm.run([[1, 2]], capture="blocks.0.resid_pre")
+
+
 def test_activations_of_a_text_have_the_bos_in_front(lm: LanguageModel) -> None:
     words = list(range(POSITIONS - 1))
     found = lm.activations(" ".join(f"w{i}" for i in words), "blocks.1.hook_resid_post")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.forward import Edit, Forward
 from saejax.lm.points import ADDED
@@ -131,7 +132,7 @@ class TorchModel:
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
         """Activations [S, d] float32 of one text at one hook point, the model's bos in front."""
-        ids = self.tokenizer.bos + self.tokenizer.encode_behind_bos([text])[0]
+        ids = self.tokenizer.bos + self.tokenizer.encode_behind_bos([typed(str, text, "activations: text")])[0]
         if len(ids) > self.config.context_length:
             raise DataError(f"The text has {len(ids)} tokens; the model reads {self.config.context_length}.")
         place = self._place(hook_point)
