@@ -101,9 +101,10 @@ def _overlap(header: dict[str, Any]) -> None:
 
 
 def _index(name: str) -> Spoil:
-    """The weights by an index, all in the file `name`."""
+    """The weights by an index alone, all in the file `name`."""
 
     def spoil(folder: Path) -> None:
+        (folder / "model.safetensors").unlink(missing_ok=True)
         (folder / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": {"transformer.wte.weight": name}})
         )
@@ -208,11 +209,11 @@ CASES: dict[str, Spoil] = {
     "an index to nothing": _index(""),
     "an index to a name with a zero byte": _index("model\0.safetensors"),
     "an index to a name of 10^5 letters": _index("x" * 100_000),
-    "an index of 1 GB": _sparse("model.safetensors.index.json"),
-    "10^5 levels of index": _write("model.safetensors.index.json", _DEEP),
+    "an index of 1 GB": _all(_no_weights, _sparse("model.safetensors.index.json")),
+    "10^5 levels of index": _all(_no_weights, _write("model.safetensors.index.json", _DEEP)),
     "a pickle alone": _all(_no_weights, _write("pytorch_model.bin", _PICKLE)),
     "a pickle as safetensors": _write("model.safetensors", _PICKLE),
-    "an index to a pickle": _all(_no_weights, _write("p.bin", _PICKLE), _index("p.bin")),
+    "an index to a pickle": _all(_write("p.bin", _PICKLE), _index("p.bin")),
     "code of its own": _all(
         _config(model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}),
         _write("own.py", _CODE),
