@@ -1,5 +1,6 @@
 """What every command shares: `--config` and its overrides checked, errors as one line, help, exit codes."""
 
+import ast
 import contextlib
 import dataclasses
 import errno
@@ -192,7 +193,8 @@ def _run(command: Command, argv: list[str], help_code: int) -> None:
         return command.main(Line(None if config is None else config.value, words, values, present)) or 0
 
     def parse(argv: list[str]) -> list[str]:
-        return _parse(argv) if takes_config else _parse_words(argv, [flag.name for flag in own])
+        names = [flag.name for flag in own]
+        return _parse(argv, [_FLAG, *names]) if takes_config else _parse_words(argv, names)
 
     app.run(main, argv=argv, flags_parser=parse)
 
@@ -211,11 +213,11 @@ def _help(text: str, own: Sequence[Any]) -> str:
     return "\n".join(lines if len(lines) == 1 else [lines[0], "", "flags:", *lines[1:]])
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(argv: list[str], own: Sequence[str]) -> list[str]:
     try:
         return list(flags.FLAGS(argv))
     except Exception as error:  # absl, ml_collections and the config file each raise their own kinds
-        raise _explained(_arguments(argv), error) from error
+        raise _explained(_arguments(argv), error, own) from error
 
 
 def _parse_words(argv: list[str], own: Sequence[str]) -> list[str]:
@@ -228,7 +230,7 @@ def _parse_words(argv: list[str], own: Sequence[str]) -> list[str]:
         raise ConfigError(str(error)) from error
 
 
-def _explained(arguments: dict[str, str], error: Exception) -> Exception:
+def _explained(arguments: dict[str, str], error: Exception, own: Sequence[str]) -> Exception:
     """The ConfigError that says what is wrong with the command line.
 
     Raises:
@@ -237,8 +239,7 @@ def _explained(arguments: dict[str, str], error: Exception) -> Exception:
     if isinstance(error, SaejaxError):
         return error
     if isinstance(error, flags.UnrecognizedFlagError) and not error.flagname.startswith(f"{_FLAG}."):
-        known = [name for name in flags.FLAGS if len(name) > 1]
-        return ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, known)}")
+        return ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, own)}")
     path, _, preset = arguments[_FLAG].partition(":")
     config = experiments.settings(experiments.load(path), preset)
     for key, value in arguments.items():
@@ -294,12 +295,23 @@ def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> Non
     if isinstance(node[leaf], config_dict.ConfigDict):
         raise ConfigError(f"{key} is a section; set one of its keys: {', '.join(node[leaf])}.")
     kind = node.get_type(leaf).__name__
+    if kind == "tuple" and value.endswith(",") and not _is_literal(value):
+        quoted = ",".join(repr(word) for word in value.split(",") if word)
+        raise ConfigError(f'{key} is {value!r}; write each element in quotes, as in --{key}="{quoted},".')
     try:
         fits = _parses(kind, value)
     except ValueError:
         fits = False
     if not fits:
         raise ConfigError(f"{key} is {value!r}; it must be {kind} (for example {node[leaf]!r}).")
+
+
+def _is_literal(value: str) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return False
+    return True
 
 
 def _parses(kind: str, value: str) -> bool:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from saejax.app.console import keep_quiet, say
 from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.extras import refuse_missing
 from saejax.app.init_from import Beginning, begin
 from saejax.app.left_open import as_begun, with_rate
 from saejax.app.provenance import Provenance, write_down
@@ -264,6 +265,7 @@ def train_folder(
         if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
             tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return None
+        refuse_missing(e, "train")
         found = prepare(e, checkpoints)
         e = found.e
         # All that could be refused has been: only now the folder becomes this experiment's.

@@ -48,7 +48,16 @@ class _PlainDict(config_dict.ConfigDict):
     """A ConfigDict that takes `plain` values: by itself it refuses np.int64 for an int and a Path for a str."""
 
     def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, plain(value))
+        try:
+            super().__setitem__(key, plain(value))
+        except TypeError:
+            kind = self.get_type(key)
+            remedy = (
+                f"; a tuple of one element has a comma, as in ({value!r},)"
+                if kind is tuple and isinstance(value, str)
+                else ""
+            )
+            raise ConfigError(f"{key} is {value!r}; it must be {kind.__name__}{remedy}.") from None
 
 
 def to_config_dict(value: Any) -> config_dict.ConfigDict:

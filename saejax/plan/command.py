@@ -155,5 +155,6 @@ def _counts(words: list[str]) -> list[int]:
     except ValueError:
         found = []
     if not found or found[0] < 1 or found[-1] > _MOST:
-        raise ConfigError(f"--devices is {','.join(words)!r}; it must be numbers of devices, as in 1,2,4,8.")
+        given = ",".join(words)
+        raise ConfigError(f"--devices is {given!r}; it must be numbers of devices from 1 to {_MOST:,}, as in 1,2,4,8.")
     return found

@@ -17,6 +17,7 @@ import numpy as np
 from saejax.app import console
 from saejax.app.devices import lm_mesh, training_mesh
 from saejax.app.experiment import Experiment
+from saejax.app.extras import refuse_missing
 from saejax.app.left_open import with_batch_size, with_rate
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
@@ -111,6 +112,7 @@ class _Flight:
 
     def _settings(self) -> Check:
         """Hook points, coder and batch fit each other, the model and the devices."""
+        refuse_missing(self.work.experiment, "text", "lm", "train")
         work = with_batch_size(self.work, console.keep_quiet)
         coder = work.build()
         self.work = dataclasses.replace(work, experiment=with_rate(work.experiment, coder))

@@ -680,6 +680,12 @@ COMMAND_LINES: list[tuple[list[str], int, list[str]]] = [
     ([SMALL, "-config.train.tensorboard=maybe"], 2, ["config.train.tensorboard is 'maybe'; it must be bool"]),
     ([SMALL, "--config.train=5"], 2, ["config.train is a section", "batch_size"]),
     ([SMALL, "--confg=y.py"], 2, ["Unknown flag --confg.", "mean 'config'"]),
+    ([SMALL, "--wya"], 2, ["Unknown flag --wya. There are: config."]),  # and not the flags of the library
+    (
+        ["--config=quickstart", "--config.text.paths=/a1,"],
+        2,
+        ["is '/a1,'; write each element", """--config.text.paths="'/a1',"."""],
+    ),
     (["--confg=small.py"], 2, ["Unknown flag --confg.", "mean 'config'"]),
     ([SMALL, "stray"], 2, ["Unexpected argument 'stray'"]),
     (["--config=nowhere.py"], 2, ["No config file 'nowhere.py'"]),
@@ -693,6 +699,15 @@ COMMAND_LINES: list[tuple[list[str], int, list[str]]] = [
     (["--config.train.lr=1", SMALL], 2, ["before a value for --config"]),
     (["--help"], 1, ["python -m launch.train --config=configs/quickstart.py", "--config: Experiment file"]),
 ]
+
+
+def test_a_wrong_type_in_an_experiment_s_file_is_one_line() -> None:
+    """("x") is no tuple in Python: the comma is missed in files as often as on the line."""
+    c = default_config()
+    with pytest.raises(ConfigError, match=r"^paths is 'x'; .* tuple of one element has a comma, as in \('x',\)\.$"):
+        c.text.paths = "x"
+    with pytest.raises(ConfigError, match=r"^lr is 'high'; it must be float\.$"):
+        c.train.lr = "high"
 
 
 @pytest.fixture(scope="module")

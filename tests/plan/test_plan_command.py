@@ -94,6 +94,7 @@ def test_what_does_not_fit_exits_with_one_and_says_what_would(tmp_path: Path) ->
     [
         ({"device": "h1000"}, r"Unknown device 'h1000'. Did you mean 'h100'"),
         ({"devices": ["1", "x"]}, r"--devices is '1,x'; it must be numbers of devices"),
+        ({"devices": ["2000"]}, r"--devices is '2000'; it must be numbers of devices from 1 to 1,024, as in"),
         ({"devices": ["0"]}, r"--devices is '0'"),
         ({"price": -1.0}, r"--price is -1.0; it must be"),
         ({"deadline": "soon"}, r"--deadline is 'soon'; it must be a time such as 12h"),

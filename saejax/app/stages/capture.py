@@ -1,6 +1,7 @@
 """The stage before training: text -> stores/<store>/{train, heldout}."""
 
 from saejax.app import console
+from saejax.app.extras import refuse_missing
 from saejax.app.records import record_stage
 from saejax.app.workspace import Workspace
 from saejax.capture import Captured, capture
@@ -14,6 +15,7 @@ from saejax.text import SPLITS
 def run_capture(work: Workspace) -> None:
     """Capture the training and the held-out activations; of several processes, this one's share of them."""
     e = work.experiment
+    refuse_missing(e, "text", "lm")
     process = this_process(e.parallel)
     mesh = local_mesh(e.parallel, process)
     _refuse_text(work)

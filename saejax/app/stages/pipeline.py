@@ -5,6 +5,7 @@ import dataclasses
 from saejax.app import console, init_from
 from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
+from saejax.app.extras import refuse_missing
 from saejax.app.left_open import with_batch_size, with_rate
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
@@ -28,6 +29,7 @@ def run_pipeline(work: Workspace) -> int:
     """
     refuse_many(work.experiment.parallel, "saejax pipeline")
     check_retries(work.experiment)
+    refuse_missing(work.experiment, "text", "lm", "train")
     work = with_batch_size(work)
     coder = work.build()
     work = dataclasses.replace(work, experiment=with_rate(work.experiment, coder))

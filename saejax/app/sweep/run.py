@@ -18,6 +18,7 @@ import jax
 from saejax.app import init_from
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
+from saejax.app.extras import refuse_missing
 from saejax.app.left_open import with_rate
 from saejax.app.loading import load
 from saejax.app.provenance import agreed, of_stores
@@ -50,6 +51,7 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     """
     e = work.experiment
     refuse_many(e.parallel, "saejax sweep")
+    refuse_missing(e, "text", "lm", "train")
     _refuse_settings(e)
     lm = work.lm if e.lm.model else None
     plan = as_begun(e, with_rates(work, members(e)))

@@ -1,0 +1,53 @@
+"""Optional packages that an experiment needs: missing ones are refused with the configuration, before any work."""
+
+import contextlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Literal
+
+from saejax.app.experiment import Experiment
+from saejax.core.errors import ConfigError, SaejaxError
+from saejax.text.config import SourceConfig
+from saejax.text.paths import ending, expand
+
+Part = Literal["text", "lm", "train"]
+
+
+def refuse_missing(e: Experiment, *parts: Part) -> None:
+    """Raise ConfigError where a package is not installed that a setting of these sections needs."""
+    for part, setting, package, extra in _needed(e):
+        if part in parts and not _is_there(package):
+            raise ConfigError(f"{setting} needs the package {package}: pip install 'saejax[{extra}]'.")
+
+
+def _is_there(package: str) -> bool:
+    """Whether it can be imported; it is not."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None
+
+
+def _needed(e: Experiment) -> Iterator[tuple[Part, str, str, str]]:
+    """(section, what asks for it, package, extra)."""
+    for source in e.text.sources or (e.text,):
+        if source.source == "hub":
+            yield "text", "text.source='hub'", "datasets", "data"
+        for parquet in _parquet(source)[:1]:
+            yield "text", f"text.paths={parquet!r}", "pyarrow", "data"
+        if source.chat:
+            yield "text", "text.chat=True", "jinja2", "chat"
+    if e.lm.model and e.lm.backend == "torch":
+        yield "lm", "lm.backend='torch'", "torch", "torch"
+    if e.train.tensorboard:
+        yield "train", "train.tensorboard=True", "tensorboardX", "tensorboard"
+
+
+def _parquet(source: SourceConfig) -> list[str]:
+    """The parquet files that a source names; what is wrong with its paths is said by whoever reads them."""
+    if source.source not in ("files", "prompts"):
+        return []
+    with contextlib.suppress(SaejaxError), warnings.catch_warnings(action="ignore"):
+        return [str(path) for pattern in source.paths for path in expand(pattern) if ending(path) == ".parquet"]
+    return []
