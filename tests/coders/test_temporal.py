@@ -193,7 +193,7 @@ def test_tokens_by_themselves_are_refused_by_name() -> None:
         saejax.train(
             ArrayRows(_batch()).rows(0, B)["x"], "temporal", neighbours=2, batch_size=8, progress=False, mesh=(1, 1)
         )
-    with pytest.raises(ConfigError, match="an iterable does not say it"):
+    with pytest.raises(ConfigError, match="an iterable is read in its own order"):
         saejax.train([_batch()["x"]], "temporal", neighbours=2, batch_size=8, tokens=64, progress=False, mesh=(1, 1))
 
 
