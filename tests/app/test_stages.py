@@ -608,6 +608,23 @@ def test_what_could_not_be_read_is_not_called_unwritable(tmp_path: Path, monkeyp
         assert "written" not in str(caught.value)
 
 
+def test_a_capture_warns_once_where_transformers_reads_other_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Path | None] = []
+    monkeypatch.setattr(
+        "saejax.app.stages.capture.disagreement", lambda tokenizer: asked.append(tokenizer.folder) or "'a' is another"
+    )
+    folder = shutil.copytree(Path(saejax.__file__).parent / "lm" / "demo", tmp_path / "lm")
+    e = tiny_experiment(tmp_path, lm={"model": str(folder)})
+    run_capture(Workspace(e))
+    assert capsys.readouterr().out.count("capture: warning: 'a' is another.") == 1 and asked == [folder]
+    run_capture(Workspace(e))
+    assert "warning" not in capsys.readouterr().out, "all is captured: there is nothing to warn of"
+    run_capture(Workspace(tiny_experiment(tmp_path / "embedded")))
+    assert asked == [folder], "the embedded models are saejax's own"
+
+
 def _failing_for(name: str, there: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
     if str(path).endswith(name):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))

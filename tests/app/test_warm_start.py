@@ -121,7 +121,10 @@ def test_a_target_l0_moves_no_bias_that_the_source_brings(tmp_path: Path) -> Non
 def test_a_batchtopk_goes_on_with_its_threshold_and_a_wider_one_adds_latents(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    x, how = activations(200, 5), HOW | FIRST | {"progress": True, "threshold_decay": 0.9999999, "threshold_warmed": False}
+    x, how = (
+        activations(200, 5),
+        HOW | FIRST | {"progress": True, "threshold_decay": 0.9999999, "threshold_warmed": False},
+    )
     source = saejax.train(activations(), "batchtopk", **HOW | {"tokens": 200 * 64})
     want = source.encode(x)
     assert close(saejax.train(activations(), "batchtopk", init_from=source, **how).encode(x), want)

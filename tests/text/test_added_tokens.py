@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from saejax.core.errors import DataError
 from saejax.lm import load_lm
 from saejax.text import Packer, Source, Tokenizer
+from saejax.text.agreement import disagreement
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install 'saejax[torch]'")
 
@@ -269,3 +270,28 @@ def test_a_special_token_that_stands_beside_is_never_stored(tmp_path: Path) -> N
     (batch,) = packer.batches("heldout", 1)
     kept = batch.tokens[batch.keep].tolist()
     assert kept == [tokenizer.backend.token_to_id(word) for word in "abcd"]
+
+
+# --- what is said where the two readings part -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_readings_that_agree_say_nothing(kind: str, tmp_path: Path) -> None:
+    assert disagreement(Tokenizer.from_folder(write(tmp_path, kind, {}))) == ""
+    assert disagreement(Tokenizer(backend(kind), None, frozenset(), "")) == "", "made in memory: nothing to compare"
+
+
+def test_a_text_with_other_ids_in_transformers_is_named(tmp_path: Path) -> None:
+    """GPT2Tokenizer makes its own pre-tokenizer, by a setting that tokenizer.json does not follow."""
+    tokenizer = Tokenizer.from_folder(write(tmp_path, "bytes", {CONFIG: {"add_prefix_space": True}}))
+    text = "The quick brown fox, 1234567890 times!"
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(text, add_special_tokens=False)["input_ids"]
+    said = disagreement(tokenizer)
+    assert said.startswith(repr(text)) and f"[{', '.join(map(str, theirs[:12]))}, ...]" in said
+    assert f"[{', '.join(map(str, tokenizer.encode(text)[:12]))}, ...]" in said and "which saejax follows" in said
+
+
+def test_a_folder_that_transformers_cannot_read_is_said_to_be_uncompared(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(write(tmp_path, "words", {}))
+    (tmp_path / CONFIG).write_text("{")
+    assert "nothing compares its ids" in disagreement(tokenizer)

@@ -6,10 +6,12 @@ from saejax.app.records import record_stage
 from saejax.app.workspace import Workspace
 from saejax.capture import Captured, capture
 from saejax.core.errors import DataError
+from saejax.lm import EMBEDDED
 from saejax.parallel import local_mesh, this_process
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
 from saejax.text import SPLITS
+from saejax.text.agreement import disagreement
 
 
 def run_capture(work: Workspace) -> None:
@@ -19,6 +21,8 @@ def run_capture(work: Workspace) -> None:
     process = this_process(e.parallel)
     mesh = local_mesh(e.parallel, process)
     _refuse_text(work)
+    if process.rank == 0:
+        _say_other_ids(work)
     for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
         path = e.store_dir(split)
         if reason := _not_captured(work, split):
@@ -57,6 +61,16 @@ def _refuse_text(work: Workspace) -> None:
             f"At text.heldout_fraction={e.text.heldout_fraction} the {split} split of the text has not one token to "
             f"store. {way} it" + "".join(f" ({note})" for note in again) + ", or give more documents."
         )
+
+
+def _say_other_ids(work: Workspace) -> None:
+    """Warn where transformers would read the text as other tokens, as long as there is something to capture."""
+    e = work.experiment
+    made = [read_manifest(StoreFiles(e.store_dir(split))) for split in SPLITS]
+    if e.lm.model in ("", *EMBEDDED) or all(there and there.complete for there in made):
+        return
+    if note := disagreement(work.lm.tokenizer):
+        console.say(f"capture: warning: {note}.")
 
 
 def _not_captured(work: Workspace, split: str) -> str:
