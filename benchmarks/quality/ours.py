@@ -17,7 +17,7 @@ from saejax.store import ArrayRows
 from saejax.trained import make_sites
 from saejax.training import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule, usual_rate
-from saejax.training.start import make_prepare
+from saejax.training.start import make_prepare, read_spread
 from saejax.training.state import TrainState, make_init
 from saejax.training.step import default_hyper, make_step
 
@@ -75,7 +75,9 @@ def train_ours(
 def _train(
     coder: Coder, config: TrainConfig, sites: Sites, told: CoderConfig, source: "_Ordered", seed: int, hooks: Hooks
 ) -> TrainState:
-    optimizer, prepare = make_optimizer(config, coder.sparsity.bias_rate), make_prepare(told, coder, sites, source)
+    spread = read_spread(coder, sites, source.statistics)
+    optimizer = make_optimizer(config, coder.sparsity.bias_rate, spread)
+    prepare = make_prepare(told, coder, sites, source)
 
     def begin(params: Params) -> Params:
         params = prepare(params)

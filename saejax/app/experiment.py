@@ -13,7 +13,7 @@ from saejax.app.study_config import StudyConfig
 from saejax.app.sweep.config import SweepConfig
 from saejax.attribution import AttributionConfig
 from saejax.capture import CaptureConfig
-from saejax.coders import RECIPES, CoderConfig
+from saejax.coders import RECIPES, SPARSITIES, CoderConfig
 from saejax.core import settings
 from saejax.core.config import from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError, DataError
@@ -200,7 +200,8 @@ def from_json(value: dict[str, Any]) -> Experiment:
     text, gates, coder = value.get("text"), value.get("gates"), value.get("coder")
     if isinstance(coder, dict):
         none = {"encoder_centre": False, "lift_coefficient": 0.0}
-        if _sparsity(coder) == "batchtopk":
+        sparsity = SPARSITIES.get(_sparsity(coder))
+        if sparsity is not None and "threshold_warmed" in settings.settings_of(sparsity.settings):
             none["threshold_warmed"] = False
         value = value | {"coder": none | coder}
     if isinstance(value.get("train"), dict) and "b_enc_rate" not in value["train"]:

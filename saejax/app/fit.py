@@ -140,9 +140,12 @@ def _setup(a: Assembled, checkpoints: Checkpoints | None, tell: Tell) -> Setup:
         a.beginning.prepare,
         mesh,
         warm=a.beginning.warm,
+        spread=a.beginning.spread,
         seed=e.start_seed,
         checkpoints=checkpoints,
-        meta=sites_to_meta(sites, coder.topology) | {"dead_after_tokens": coder.dead_after_tokens},
+        meta=sites_to_meta(sites, coder.topology)
+        | {"dead_after_tokens": coder.dead_after_tokens}
+        | a.beginning.to_meta(),
         fsdp=e.parallel.fsdp,
         mode=e.parallel.mode,
     )

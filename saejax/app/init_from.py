@@ -11,7 +11,7 @@ from saejax.coders import Coder, CoderConfig, Sites
 from saejax.core.errors import ConfigError, DataError
 from saejax.store import BatchSource
 from saejax.trained import TrainedCoder, make_sites
-from saejax.training.start import make_prepare
+from saejax.training.start import make_prepare, read_spread
 from saejax.training.warm_start import WarmStart, begun_warm, warm_start
 
 Source = Callable[[], TrainedCoder]
@@ -28,13 +28,19 @@ class Beginning:
         sites: with the unit of the latents.
         prepare: fresh parameters -> those of step 0, where there is no warm start.
         warm: the warm start, where there is one.
+        spread: of what the encoder reads, by which b_enc learns; empty for runs that began before it counted.
         identity: of the dictionary that it is from, for the run's record; empty without one.
     """
 
     sites: Sites
     prepare: Callable[[Any], Any]
+    spread: tuple[float, ...]
     warm: WarmStart | None = None
     identity: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_meta(self) -> dict[str, Any]:
+        """What a checkpoint must say for the training to go on as it began."""
+        return {"b_enc_spread": list(self.spread)} if self.spread else {}
 
     def recorded(self, e: Experiment, made_from: Provenance) -> Provenance:
         """`made_from` with the dictionary that the run starts from.
@@ -73,11 +79,13 @@ def begin(
             nothing to learn.
     """
     sites = make_sites(e.coder, coder.topology, *names, batches.statistics)
+    meta = newest_meta(checkpoints[at]) if is_begun(checkpoints) else {}
+    spread = tuple(meta.get("b_enc_spread", ())) if meta else read_spread(coder, sites, batches.statistics)
     if not e.train.init_from:
-        return Beginning(sites, make_prepare(e.coder, coder, sites, batches))
+        return Beginning(sites, make_prepare(e.coder, coder, sites, batches), spread)
     if is_begun(checkpoints):
-        own = dataclasses.replace(sites, latent_scale=float(newest_meta(checkpoints[at]).get("latent_scale", 1.0)))
-        return Beginning(own, lambda params: params)
+        own = dataclasses.replace(sites, latent_scale=float(meta.get("latent_scale", 1.0)))
+        return Beginning(own, lambda params: params, spread)
     refuse_fresh(e)
     sae = source()
     warm, own, notes = begun_warm(sae, coder, sites, batches, bool(e.train.resample_every))
@@ -88,7 +96,7 @@ def begin(
     for note in notes:
         tell(f"{stage}: {note}")
     identity = {"source": e.train.init_from, "sha256": sae.fingerprint()}
-    return Beginning(own, lambda params: params, warm, identity)
+    return Beginning(own, lambda params: params, spread, warm, identity)
 
 
 def refuse_fresh(e: Experiment) -> None:

@@ -32,6 +32,7 @@ def nearest(name: str, names: Iterable[str], listed: bool = False) -> str:
     # Spelt out where the key is short: learning_rate is lr.
     initials = "".join(word[:1] for word in name.split("_"))
     close = [initials] if initials in names else difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
+    close = close or [known for known in names if sorted(known) == sorted(name)]  # two letters in the other order
     said = f" Did you mean {close[0]!r}?" if close else ""
     return said if close and not listed else f"{said} There are: {', '.join(names)}."
 

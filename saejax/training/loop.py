@@ -39,7 +39,8 @@ class Outcome:
         all_seconds: of all sessions, without compilation.
         states: of each program.
         memories: of each member.
-        signal: that came during it; also in its last step, and then it is both finished and stopped.
+        signal: that came to this process during it; also in its last step, and then it is both finished and stopped. Of
+            several processes one may have it, and all stop.
     """
 
     step: int
@@ -54,7 +55,7 @@ class Outcome:
     @property
     def stopped(self) -> bool:
         """Whether what called it is to end too."""
-        return self.signal is not None
+        return self.signal is not None or not self.finished
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -143,8 +144,8 @@ class OptimSettings(LengthSettings):
     b_enc_rate: float | None = _own(
         None,
         "With coder.encoder_centre, b_enc learns at so many times lr, because nothing else moves the biases of latents "
-        "then. None takes 2 (5 for relu), and in short trainings up to 20, so that biases get as far as in long ones. "
-        "schedule_free ignores it.",
+        "then. None takes 2 (5 for relu), and in short trainings up to 20, so that biases get as far as in long ones; "
+        "all of it times the activations' spread, sqrt(E||x - mean x||^2 / E||x||^2). schedule_free ignores it.",
         above=0,
     )
     b1: float = _own(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
@@ -254,16 +255,21 @@ def _clip(most: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _faster_biases(config: OptimSettings, least: float) -> optax.GradientTransformation:
-    """Updates with b_enc's train.b_enc_rate times as large, where the encoder has a centre; it has no state."""
+def _faster_biases(config: OptimSettings, least: float, spread: Sequence[float]) -> optax.GradientTransformation:
+    """Updates with b_enc's train.b_enc_rate times as large, where the encoder has a centre; it has no state.
+
+    What the usual rate is times, the spread, is one number for all latents or one for each group.
+    """
+    of_groups = np.asarray(spread or (1.0,), np.float32)
+    relative = of_groups[:, None] if len(of_groups) > 1 else of_groups[0]
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if "centre" not in updates:
             return updates, state
-        times = config.b_enc_rate
+        times: Any = config.b_enc_rate
         if times is None:
             d_in, d_sae = updates["W_enc"].shape[-2:]
-            times = usual_bias_rate(config, d_in, d_sae, least)
+            times = usual_bias_rate(config, d_in, d_sae, least) * relative
         return {name: times * value if name == "b_enc" else value for name, value in updates.items()}, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
@@ -287,10 +293,13 @@ def _chosen(config: OptimSettings, schedule: optax.Schedule) -> optax.GradientTr
     return optax.GradientTransformation(lambda params: by_centre["centre" in params].init(params), update)
 
 
-def make_optimizer(config: OptimSettings, bias_rate: float = 2.0) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+    config: OptimSettings, bias_rate: float = 2.0, spread: Sequence[float] = ()
+) -> optax.GradientTransformationExtraArgs:
     """Clip to the global norm, then the optimizer on its schedule, then the plateau's factor, and that of b_enc.
 
-    `bias_rate` is the least that train.b_enc_rate=None means: the `Sparsity.bias_rate` of what is trained.
+    `bias_rate` is the least that train.b_enc_rate=None means: the `Sparsity.bias_rate` of what is trained. `spread` is
+    that of what the encoder reads (`start.read_spread`); none counts as 1.
     `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
     """
     _check_rate(config)
@@ -305,7 +314,7 @@ def make_optimizer(config: OptimSettings, bias_rate: float = 2.0) -> optax.Gradi
             )
         )
     if config.b_enc_rate != 1 and not OPTIMIZERS[config.optimizer].averages:
-        chain.append(_faster_biases(config, bias_rate))
+        chain.append(_faster_biases(config, bias_rate, spread))
     return optax.with_extra_args_support(optax.chain(*chain))
 
 

@@ -75,6 +75,7 @@ def program_of_one(
     *,
     seed: int,
     warm: WarmStart | None = None,
+    spread: Sequence[float] = (),
     checkpoints: Checkpoints | None = None,
     meta: Mapping[str, Any] | None = None,
     fsdp: bool = False,
@@ -85,10 +86,11 @@ def program_of_one(
     Args:
         prepare: fresh parameters -> those that training begins with; pure.
         warm: what it begins with instead, where it starts from another coder.
+        spread: of what the encoder reads (`make_optimizer`).
         fsdp: the state is spread over "data" too.
         mode: how a step becomes a program for all devices, of `parallel.MODES`.
     """
-    optimizer, schedule = make_optimizer(config, coder.sparsity.bias_rate), make_schedule(config)
+    optimizer, schedule = make_optimizer(config, coder.sparsity.bias_rate, spread), make_schedule(config)
     init = make_init(coder, optimizer, config, prepare)
     abstract = abstract_state(coder, init, mesh, fsdp)
     step, hyper = (

@@ -40,6 +40,20 @@ def read_mean(sites: Sites, statistics: Mapping[str, Statistics]) -> np.ndarray:
     return np.stack(rows) if sites.stacked else rows[0]
 
 
+def read_spread(coder: Coder, sites: Sites, statistics: Mapping[str, Statistics]) -> tuple[float, ...]:
+    """sqrt(E||x - mean x||^2 / E||x||^2) of what the encoder reads, in (0, 1]: of all sites, or of each group's own.
+
+    An encoder with a centre sees x - mean x, and b_enc is in units of that. Scales bring x to one length, whatever part
+    of it is the mean; where that is most, a step on b_enc must be smaller, or every latent is negative after a few.
+    """
+    scales = np.square(sites.read_scales)
+    spread_S = np.array([statistics[name].total_variance for name in sites.reads]) * scales
+    size_S = np.array([statistics[name].mean_squared_norm for name in sites.reads]) * scales
+    if len(coder.topology.latent_shape) == 1:
+        spread_S, size_S = spread_S.sum(keepdims=True), size_S.sum(keepdims=True)
+    return tuple(float(value) for value in np.sqrt(spread_S / size_S))
+
+
 def initial_b_dec(
     how: str, sites: Sites, sample: Mapping[str, np.ndarray], statistics: Mapping[str, Statistics]
 ) -> np.ndarray:

@@ -121,6 +121,36 @@ def test_a_store_trains_as_the_stage_does(tmp_path: Path) -> None:
     assert same(saejax.train(StoreReader.open(store), "standard", mesh=(1, 1), progress=False, **coder, **train), sae)
 
 
+@pytest.mark.parametrize("preset", ["topk", "batchtopk"])
+def test_what_is_learnt_does_not_depend_on_where_the_activations_lie(preset: str) -> None:
+    """By default, in few steps: with a mean of 12 times their spread every latent was soon negative for every token."""
+    x, how = activations(4000), {"k": 4, "d_sae": 64, "batch_size": 512, "tokens": 48 * 512, "mesh": (1, 1)}
+    l0, fve = {}, {}
+    for mean in (0, 12):
+        rows = x + np.float32(mean) * x.std()
+        sae = saejax.train(rows, preset, progress=False, **how)
+        latents = sae.encode(rows)
+        l0[mean], left = float((latents != 0).sum(1).mean()), rows - sae.decode(latents)
+        fve[mean] = 1 - np.square(left).sum() / np.square(rows - rows.mean(0)).sum()
+    assert l0[12] == pytest.approx(l0[0], rel=0.2) and l0[0] == pytest.approx(4, rel=0.2)
+    assert fve[12] > 0.9 * fve[0] > 0.6
+
+
+def test_a_run_from_before_the_spread_counted_goes_on_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = activations()
+    today = saejax.train(_Stopping(x, -1, 0), "topk", **HOW)
+    with monkeypatch.context() as before:
+        before.setattr("saejax.app.init_from.read_spread", lambda *_: ())
+        whole = saejax.train(_Stopping(x, -1, 0), "topk", **HOW)
+        saejax.train(_Stopping(x, 11, signal.SIGINT), "topk", run=tmp_path / "run", **HOW)
+    today = saejax.train(x, "topk", **HOW)
+    assert same(saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "run", **HOW), whole) and not same(
+        today, whole
+    )
+
+
 class _Stopping:
     """Gives batches, and a signal before the n-th."""
 

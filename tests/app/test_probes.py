@@ -22,7 +22,7 @@ from saejax.trained import TrainedCoder
 
 pytest.importorskip("sklearn.linear_model", exc_type=ImportError)
 
-PASSED = {"relative_error": 1.0, "zero_fraction": 0.5, "gram_rms": 0.9}
+PASSED = {"relative_error": 1.0, "zero_fraction": 0.5, "gram_rms": 0.9, "loss_recovered": 0.0}
 
 
 def tables(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """What a run survives, and that nobody sees it afterwards: signals, which checkpoints stay, the record of sessions."""
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -106,7 +105,7 @@ def test_policies_that_cannot_be_kept_are_refused(values: dict[str, Any], messag
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """A run of 40 steps whose fve was best after 10."""
-    fves = itertools.chain([0.0, 0.0], [0.3, 0.5, 0.4, 0.2, 0.1, 0.1, 0.0, 0.0])
+    fves = iter([0.0, 0.3, 0.5, 0.4, 0.2, 0.1, 0.1, 0.0, 0.0])
     policy: dict[str, Any] = {"keep_checkpoints": 1, "keep_best": "val/fve", "keep_every": 15}
     e = planted_experiment(tmp_path_factory.mktemp("kept"), "kept", checkpoint_every=3, validate_every=5, **policy)
     with pytest.raises(DataError, match="does not exist"):

@@ -262,7 +262,7 @@ def test_dictionaries_that_make_no_graph_are_refused(saes: list[Any], error: typ
         ([], ALL, "one at least"),
         ([[1, 2]], ALL, "one row"),
         ([1, 41], ALL, r"tokens\[0, 1\] is 41"),
-        (["a", "b"], ALL, "integers"),
+        (["a", "b"], ALL, "holds text"),
         (np.ones(25, int), ALL, "25 tokens; the model reads 24"),
         ([40], ALL, r"attribution\.silent"),
     ],

@@ -91,7 +91,7 @@ def test_a_missing_optional_can_be_set_to_its_type_and_to_no_other() -> None:
     config.weights = (0.25,)
     got = experiment_like(config)
     assert (got.limit, got.inner.note, got.weights) == (4, "hello", (0.25,))
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="limit is 'four'; it must be int"):
         config.limit = "four"
 
 

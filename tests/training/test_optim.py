@@ -13,11 +13,13 @@ import pytest
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
-from saejax.store import Batches
+from saejax.store import ArrayRows, Batches
+from saejax.trained import make_sites
 from saejax.training import TrainConfig, TrainState, program_of_one
 from saejax.training.best import Best
 from saejax.training.early import EarlyStopping
 from saejax.training.optim import OPTIMIZERS, make_optimizer, make_schedule, steps_taken, usual_bias_rate, usual_rate
+from saejax.training.start import read_spread
 from saejax.training.state import abstract_state, init_state, make_init
 from saejax.training.step import compile_step, default_hyper, make_step
 
@@ -58,21 +60,57 @@ def test_the_usual_rate_of_biases() -> None:
     assert usual_bias_rate(dataclasses.replace(config, lr=1.0), 100, 10_000, 2.0) == 2.2
 
 
-@pytest.mark.parametrize(("preset", "times"), [("topk", 4.7), ("gated", 4.7), ("standard", 12.0), ("jumprelu", 1.0)])
-def test_where_the_rate_of_biases_is_open_it_is_the_usual_one(preset: str, times: float) -> None:
-    """Of 100 steps at 0.03, and of the coder: relu's are faster, and one without a centre has the learning rate."""
+@pytest.mark.parametrize(
+    ("preset", "spread", "times"),
+    [
+        *(("topk", (), 4.7), ("gated", (), 4.7), ("standard", (), 12.0), ("jumprelu", (), 1.0)),
+        *(("topk", (0.25,), 4.7 * 0.25), ("jumprelu", (0.25,), 1.0)),
+    ],
+)
+def test_where_the_rate_of_biases_is_open_it_is_the_usual_one(
+    preset: str, spread: tuple[float, ...], times: float
+) -> None:
+    """Of 100 steps at 0.03, of the coder, and of the spread of what it reads: relu's are faster, and one without a
+    centre has the learning rate."""
     mesh = make_mesh(ParallelConfig((1, 1)))
     moved = {}
     for told in (1.0, None):
         config = _config(b_enc_rate=told, b2=0.99)
         coder = build(CoderConfig(preset, d_sae=16, k=4, target_l0=4.0), 8, config.steps)
-        program = program_of_one(coder, config, SITES, lambda params: params, mesh, seed=0)
+        program = program_of_one(coder, config, SITES, lambda params: params, mesh, seed=0, spread=spread)
         before = program.start()
         b_enc = np.asarray(before.params["b_enc"])
         x = jax.random.normal(jax.random.key(0), (B, 8))
         moved[told] = np.asarray(program.step(before, {"h": x}, program.hyper)[0].params["b_enc"]) - b_enc
     assert np.abs(moved[1.0]).max() > 0
     np.testing.assert_allclose(moved[None], times * moved[1.0], rtol=1e-4, atol=1e-6)
+
+
+def test_each_group_of_latents_has_the_spread_of_its_own_site() -> None:
+    params = {"W_enc": jnp.ones((2, 4, 8)), "b_enc": jnp.ones((2, 8)), "centre": jnp.zeros((2, 4))}
+    config = _config(b2=0.99)
+    first = {}
+    for spread in ((), (0.5, 0.01)):
+        optimizer = make_optimizer(config, 2.0, spread)
+        first[spread] = optimizer.update(params, optimizer.init(params), params, value=jnp.float32(1))[0]["b_enc"]
+    np.testing.assert_allclose(first[0.5, 0.01], np.array([[0.5], [0.01]]) * first[()], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("preset", "groups"), [("topk", 1), ("crosscoder", 1), ("clt", 2)])
+def test_the_spread_is_what_is_left_without_the_mean(preset: str, groups: int) -> None:
+    """Of all that one latent reads together, in the training's scales, in float64."""
+    rng = np.random.default_rng(0)
+    x = {"a": rng.normal(size=(500, 4)) + 7, "b": 20 * rng.normal(size=(500, 4)) + 1}
+    names = ("a",) if preset == "topk" else ("a", "b")
+    coder = build(CoderConfig(preset, d_sae=16, k=4), [4] * len(names), 100, [4] * len(names))
+    statistics = ArrayRows({name: x[name].astype(np.float32) for name in names}).statistics
+    sites = make_sites(CoderConfig(preset), coder.topology, names, names, statistics)
+    scales = dict(zip(names, sites.read_scales, strict=True))
+    scaled = [x[name].astype(np.float32) * np.float64(scales[name]) for name in names]
+    read = [np.concatenate(scaled, axis=1)] if groups == 1 else scaled
+    want = [np.sqrt(np.square(z - z.mean(0)).sum() / np.square(z).sum()) for z in read]
+    np.testing.assert_allclose(read_spread(coder, sites, statistics), want, rtol=1e-6)
+    assert min(want) < (0.2 if preset != "crosscoder" else 0.8)
 
 
 def _first_update(config: TrainConfig, params: dict[str, jax.Array], grads: dict[str, jax.Array]) -> Any:

@@ -77,7 +77,7 @@ def make_program(
 ) -> GroupProgram:
     """The program of a group; nothing is compiled yet."""
     train, on, sites = group.experiment.train, SingleDeviceSharding(device), start.sites
-    optimizer, schedule = make_optimizer(train, coder.sparsity.bias_rate), make_schedule(train)
+    optimizer, schedule = make_optimizer(train, coder.sparsity.bias_rate, start.spread), make_schedule(train)
     kinds = {"lr": np.float32, "sparsity": np.float32, "seed": np.uint32}
     hyper = {name: jax.device_put(np.asarray(v, kinds[name]), on) for name, v in group.hyper().items()}
     # All members start from the same coder, where they start from one.
@@ -105,7 +105,7 @@ def make_program(
         step=step,
         compiled=compiled,
         checkpoints=checkpoints,
-        meta=sites_to_meta(sites, topology),
+        meta=sites_to_meta(sites, topology) | start.to_meta(),
         after=jax.jit(after) if can_differ(coder, abstract) else None,
     )
     sums = jax.jit(sums_for_all(make_sums(coder, sites), device.platform))
