@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,20 @@ from saejax.parallel import ParallelConfig, make_mesh
 from saejax.text import PackedRows, Packer, TextConfig
 
 
-def packers() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "capture-packer"]
+@pytest.fixture
+def packers() -> Callable[[], set[threading.Thread]]:
+    """The threads that pack ahead, but for those that a test of another file left to the garbage collection."""
+
+    def alive() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name == "capture-packer"}
+
+    before = alive()
+    return lambda: alive() - before
 
 
-def test_what_is_prefetched_comes_whole_and_in_order_and_no_further_ahead_than_it_may() -> None:
+def test_what_is_prefetched_comes_whole_and_in_order_and_no_further_ahead_than_it_may(
+    packers: Callable[[], set[threading.Thread]],
+) -> None:
     made: list[int] = []
 
     def items() -> Iterator[int]:
@@ -48,7 +57,9 @@ def test_what_is_prefetched_comes_whole_and_in_order_and_no_further_ahead_than_i
     assert not packers()
 
 
-def test_an_error_comes_after_what_was_made_before_it_and_closing_ends_the_thread() -> None:
+def test_an_error_comes_after_what_was_made_before_it_and_closing_ends_the_thread(
+    packers: Callable[[], set[threading.Thread]],
+) -> None:
     def items() -> Iterator[int]:
         yield 1
         yield 2
