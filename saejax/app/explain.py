@@ -28,11 +28,11 @@ from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError
 from saejax.core.files import writing
 from saejax.core.lease import lease
-from saejax.core.made import differing
 from saejax.core.metrics import mend_last_line
 from saejax.core.progress import Progress
 from saejax.parallel import refuse_many
 from saejax.report.explanations import EXPLANATIONS, read_explanations
+from saejax.runs.made import differing
 
 # With fewer passages there is nothing to compare: two to explain by and two to judge by.
 _FEWEST = 4
@@ -279,7 +279,7 @@ def _all_requests(passages: FeaturePassages, scored: bool) -> Iterator[list[dict
 def _done(run_dir: Path, model: str, settings: Mapping[str, Any]) -> set[int]:
     """The features whose newest row of this model answers the same question."""
     newest = {row["feature"]: row for row in read_explanations(run_dir) if row["by"] == model}
-    return {feature for feature, row in newest.items() if not differing(row, settings, unrecorded=("sha256",))}
+    return {feature for feature, row in newest.items() if not differing(row, settings)}
 
 
 def _numbers(text: str, n_latents: int) -> list[int]:

@@ -20,7 +20,6 @@ from saejax.app.provenance import Provenance, agreed
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import write_bytes
-from saejax.core.made import made
 from saejax.core.settings import settings_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
@@ -31,6 +30,7 @@ from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
 from saejax.prefix.trained import TrainedPrefix, encoder_of, from_meta, to_meta
 from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_program, put_batch
 from saejax.report.prefix_page import render_prefix, table
+from saejax.runs.made import made
 from saejax.training import Setup, TrainConfig, TrainState
 
 # What of section train is about coders or stored activations alone.
@@ -85,7 +85,6 @@ def _evaluated(job: "PrefixJob", redo: bool) -> dict[str, Any]:
         of,
         lambda: _content(evaluate_prefix(trained, job.models, heldout, job.e.seed), heldout),
         redo,
-        unrecorded=("sha256", "answer_tokens"),
         already=lambda: say(f"evaluate: already done, step {trained.step:,} in {path}; --redo evaluates again"),
     )
 

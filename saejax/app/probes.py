@@ -21,7 +21,6 @@ from saejax.app.stages.evaluate import finished_run
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import read_json, write_json
-from saejax.core.made import differing, digest, refusal
 from saejax.core.progress import Progress
 from saejax.evals.probing import (
     LabelledTexts,
@@ -45,6 +44,7 @@ from saejax.evals.probing import (
 )
 from saejax.lm.forward import apart
 from saejax.report.probes_page import render_probes
+from saejax.runs.made import differing, digest, refusal
 from saejax.trained import TrainedCoder
 
 FIRST_LETTER = "first_letter"

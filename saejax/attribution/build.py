@@ -21,9 +21,9 @@ from saejax.attribution.layers import at_model
 from saejax.attribution.local import LocalModel, checked_tokens, local_model
 from saejax.attribution.settings import AttributionConfig
 from saejax.core.errors import DataError
-from saejax.core.made import digest
 from saejax.lm import LanguageModel
 from saejax.parallel import ParallelConfig, make_mesh
+from saejax.runs.made import digest
 from saejax.trained import TrainedCoder
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from saejax.core.errors import ConfigError
 
+# Of a run, of a language model, and of many dictionaries.
+_CONFIG = "config.json"
+_BEGINNING = 4096
 _FILES = {
     ".npy": 'an array of NumPy, which saejax.train takes as np.load("{0}", mmap_mode="r"); `saejax store import STORE '
     "{0} --hook_point=NAME` makes a store of it",
@@ -51,8 +54,16 @@ def what_is(path: str | os.PathLike[str]) -> str:
         return f"it cannot be looked at ({error.strerror})"
 
 
+def is_run_config(path: Path) -> bool:
+    """The file begins as the config.json of a run does; other projects' folders have files of this name too."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as handle:
+        return b'"runs_dir"' in handle.read(_BEGINNING)
+
+
 def _is_run(path: Path) -> bool:
-    return (path / "config.json").is_file() and (path / "checkpoints").is_dir()
+    return is_run_config(path / _CONFIG)
 
 
 # Whether a folder is one, and what is said of it.
@@ -61,7 +72,7 @@ _FOLDERS: tuple[tuple[Callable[[Path], bool], str], ...] = (
     (lambda path: (path / "commits").is_dir(), "a store without its manifest.json; the command that made it mends it"),
     (lambda path: (path / "saejax.json").is_file(), 'a dictionary, which saejax.load("{0}") reads'),
     (_is_run, 'a run, whose dictionary saejax.load("{0}") reads'),
-    (lambda path: (path / "config.json").is_file(), 'what looks like a language model: saejax.load_lm("{0}")'),
+    (lambda path: (path / _CONFIG).is_file(), 'what looks like a language model: saejax.load_lm("{0}")'),
 )
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from saejax.core.made import digest
 from saejax.prefix.config import PrefixConfig
 from saejax.prefix.encoder import Encoder, Params
 from saejax.prefix.records import Record
 from saejax.prefix.samples import encoder_ids
+from saejax.runs.made import digest
 from saejax.text import Tokenizer
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from saejax.core.errors import DataError
 from saejax.core.files import LARGEST_JSON, read_if_there
-from saejax.core.made import differing
+from saejax.runs.made import differing
 
 EXPLANATIONS = "explanations.jsonl"
 _LONGEST = 2000
@@ -52,7 +52,7 @@ def with_explanations(table: dict[str, Any], rows: Sequence[dict[str, Any]]) -> 
     latest: dict[tuple[int, str], dict[str, Any]] = {}
     for row in rows:
         latest.pop((row["feature"], row["by"]), None)
-        if not differing(row, of, unrecorded=("sha256",)):
+        if not differing(row, of):
             latest[row["feature"], row["by"]] = row
     found: dict[int, list[dict[str, Any]]] = {}
     for row in reversed(latest.values()):

@@ -26,7 +26,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir(parents=True)
     (folder / "torn" / "commits").mkdir(parents=True)
     for name in ("others/a", "stores/train/manifest.json", "saved/saejax.json", "run/config.json", "lm/config.json"):
-        (folder / name).write_bytes(b"{}")
+        (folder / name).write_bytes(b'{"runs_dir": "runs"}' if name == "run/config.json" else b"{}")
     return folder
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"kernels"}),
-    frozenset({"parallel", "store", "text"}),
+    frozenset({"parallel", "runs", "store", "text"}),
     frozenset({"coders", "lm", "checkpoints"}),
     frozenset({"trained"}),
     frozenset({"training", "capture"}),

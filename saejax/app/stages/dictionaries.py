@@ -23,12 +23,12 @@ from saejax.app.workspace import Workspace
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError, SaejaxError
 from saejax.core.files import read_json, write_json
-from saejax.core.made import found
 from saejax.core.metrics import l0_note
 from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, ends_well, evaluate_together
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
+from saejax.runs.made import existing
 from saejax.trained import TrainedCoder
 
 # Dictionaries of one hook point are evaluated so many together, if their weights take no more bytes: most forward
@@ -142,7 +142,7 @@ def _before(one: _Opened) -> dict[str, Any] | None:
         DataError: it holds the figures of another dictionary, text or model, or of other settings.
     """
     path = one.folder / "eval.json"
-    before = found(path, one.decided)
+    before = existing(path, one.decided)
     if before is not None:
         console.say(f"{one.folder.name}: already evaluated, {path}")
     return before

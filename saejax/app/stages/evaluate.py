@@ -15,11 +15,11 @@ from saejax.core.bootstrap import LEVEL
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import finite, read_json, write_json
-from saejax.core.made import made
 from saejax.core.metrics import read_metrics
 from saejax.evals import Documents, Evaluated, Gate, GateConfig, check_gates, check_warnings, ends_well, evaluate
 from saejax.evals.intervals import FEWEST, RESAMPLES
 from saejax.parallel import refuse_many
+from saejax.runs.made import made
 from saejax.trained import TrainedCoder
 
 # Beside eval.json: sums of each document and the resampled metrics, for paired comparisons.
@@ -45,7 +45,6 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
         of | {"config": _recorded(path, of["config"])},
         lambda: _evaluated(work, sae.at(work.lm)),
         redo,
-        unrecorded=("sha256",),
         already=lambda: console.say(f"evaluate: already done, {path}"),
     )
     # Judged anew each time: what was evaluated by an earlier version has its figures, and not all of today's gates.

@@ -15,9 +15,9 @@ from saejax.app.stages.evaluate import finished_run, of_text_and_model
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
 from saejax.core.files import read_json, write_json, writing
-from saejax.core.made import differing
 from saejax.parallel import refuse_many
 from saejax.report import render
+from saejax.runs.made import differing
 
 # The files of a run whose content is on the page.
 _SHOWN = (
@@ -56,7 +56,7 @@ def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[
     features, page, record = (folder / name for name in ("features.json.gz", "report.html", "report.json"))
     old = read_json(record) if record.is_file() and not redo else {}
     before = old.get("features")
-    if not features.is_file() or not before or differing(before, wanted, unrecorded=("sha256",)):
+    if not features.is_file() or not before or differing(before, wanted):
         _write_features(features, collect())
         old = {}
     shown = _hash_files(folder / name for name in _SHOWN)

@@ -19,7 +19,7 @@ import numpy as np
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
-from saejax.core.made import digest
+from saejax.runs.made import digest
 
 _PACKAGE = "sae_probes"
 _LIST, _INSIDE = "probing_datasets_MASTER.csv", "cleaned_data"

@@ -23,9 +23,9 @@ from saejax.app.new_experiment import as_file
 from saejax.core.compiled import keep_programs
 from saejax.core.errors import BusyError, ConfigError, SaejaxError
 from saejax.core.files import finite, read_json, stamp, write_bytes, write_json
-from saejax.core.made import digest
 from saejax.plan.devices import device as known_device
 from saejax.plan.devices import own_file
+from saejax.runs.made import digest
 from saejax.serve.jobs.configured import as_settings
 from saejax.serve.problems import Problem
 from saejax.store.manifest import MANIFEST

@@ -6,7 +6,7 @@ What its file or its inputs are called decides nothing: another folder of data m
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ import numpy as np
 
 from saejax.core.config import differences
 from saejax.core.errors import DataError
-from saejax.core.files import finite, read_json, write_json
+from saejax.core.files import finite, read_object, write_json
+
+# Differences that an error lists.
+_LISTED = 5
 
 
 def digest(*parts: Any) -> str:
@@ -29,28 +32,27 @@ def digest(*parts: Any) -> str:
     return of_all.hexdigest()
 
 
-def differing(content: Mapping[str, Any], of: Mapping[str, Any], unrecorded: Collection[str] = ()) -> list[str]:
-    """`key: there -> now` for all of `of` that `content` was made from and that is another now.
-
-    Args:
-        unrecorded: what earlier versions did not write down; it is compared where it is there.
-    """
+def differing(content: Mapping[str, Any], of: Mapping[str, Any]) -> list[str]:
+    """`key: there -> now` for all of `of` that `content` was made from and that is another now."""
     now = json.loads(json.dumps(finite(of)))
-    return differences({key: content.get(key, now[key] if key in unrecorded else None) for key in now}, now)
+    return differences({key: content.get(key) for key in now}, now)
+
+
+def listed(changed: list[str]) -> str:
+    """Differences in one line, the first of many."""
+    rest = f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else ""
+    return "; ".join(changed[:_LISTED]) + rest
 
 
 def refusal(path: Path, changed: list[str]) -> DataError:
     """The error for an artifact that was made from something else: each difference, and what to do."""
-    rest = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
     return DataError(
-        f"{path} was made from something else ({'; '.join(changed[:5])}{rest}). Pass --redo to make it again, "
+        f"{path} was made from something else ({listed(changed)}). Pass --redo to make it again, "
         "restore what it was made from, or choose another --config.name."
     )
 
 
-def found(
-    path: Path, of: Mapping[str, Any], redo: bool = False, unrecorded: Collection[str] = ()
-) -> dict[str, Any] | None:
+def existing(path: Path, of: Mapping[str, Any], redo: bool = False) -> dict[str, Any] | None:
     """The content of an artifact that is there and was made from `of`; None where it is to be made.
 
     Raises:
@@ -58,10 +60,8 @@ def found(
     """
     if redo or not path.is_file():
         return None
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it holds no object. Restore it, or delete it.")
-    if changed := differing(content, of, unrecorded):
+    content = read_object(path)
+    if changed := differing(content, of):
         raise refusal(path, changed)
     return content
 
@@ -71,16 +71,15 @@ def made(
     of: Mapping[str, Any],
     make: Callable[[], Mapping[str, Any]],
     redo: bool = False,
-    unrecorded: Collection[str] = (),
     already: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """The content of an artifact: what is there, of which `already` says so, or what `make` gives, written with `of`.
 
     Raises:
-        DataError: as `found`; or it cannot be written.
+        DataError: as `existing`; or it cannot be written.
     """
-    if (content := found(path, of, redo, unrecorded)) is not None:
+    if (content := existing(path, of, redo)) is not None:
         already()
         return content
     write_json(path, {**of, **make()})
-    return read_json(path)
+    return read_object(path)
