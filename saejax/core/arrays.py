@@ -1,16 +1,17 @@
-"""Whatever holds numbers, as an array of NumPy or JAX; PyTorch is not imported for it."""
+"""Whatever holds numbers, as an array of NumPy or JAX; of PyTorch and JAX nothing is imported for it."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from saejax.core.errors import DataError
 
-Array = np.ndarray | jax.Array
+if TYPE_CHECKING:
+    import jax
+
+Array = Union[np.ndarray, "jax.Array"]
 
 _NO_NUMBERS = {"c": "complex numbers", "O": "objects", "U": "text", "S": "text", "M": "dates", "m": "durations"}
 
@@ -27,7 +28,7 @@ def as_array(value: Any, what: str = "the array") -> Array:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise DataError(f"{what}: a masked array; leave out the rows with masked numbers, or fill them.")
     try:
-        found = value if isinstance(value, np.ndarray | jax.Array) else _read(value)
+        found = value if isinstance(value, np.ndarray) or _is_a("jax", "Array", value) else _read(value)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise DataError(f"{what} cannot be read as an array ({why}). Give it as a NumPy array.") from None
@@ -37,17 +38,19 @@ def as_array(value: Any, what: str = "the array") -> Array:
 
 
 def _read(value: Any) -> Array:
+    import jax
+
     leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return jnp.asarray(value)
-    if any(map(_is_tensor, leaves)):
-        value = jax.tree.map(lambda leaf: _of_torch(leaf) if _is_tensor(leaf) else leaf, value)
+        return jax.numpy.asarray(value)
+    if any(_is_a("torch", "Tensor", leaf) for leaf in leaves):
+        value = jax.tree.map(lambda leaf: _of_torch(leaf) if _is_a("torch", "Tensor", leaf) else leaf, value)
     return np.asarray(value)
 
 
-def _is_tensor(value: Any) -> bool:
-    """A tensor of PyTorch, which then is imported already."""
-    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+def _is_a(package: str, name: str, value: Any) -> bool:
+    """`value` is an instance of the package's class; the package is imported already then."""
+    return isinstance(value, getattr(sys.modules.get(package), name, ()))
 
 
 def _of_torch(tensor: Any) -> np.ndarray:

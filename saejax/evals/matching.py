@@ -3,7 +3,6 @@
 import dataclasses
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +41,8 @@ def match(rows_AD: np.ndarray, rows_BD: np.ndarray, signed: bool = False) -> Mat
     `signed` keeps the sign of the cosine. The time grows with the third power of the smaller side: 4,096 rows of each
     take seconds, 16,384 minutes.
     """
+    from scipy.optimize import linear_sum_assignment
+
     cosines_AB = cosines(rows_AD, rows_BD)
     if not signed:
         cosines_AB = np.abs(cosines_AB)

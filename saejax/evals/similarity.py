@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import sparse
 
 from saejax.coders import Latents
 from saejax.core.errors import DataError
@@ -103,6 +102,8 @@ class CoActivation:
 
     def histogram(self, most: int = MOST) -> dict[str, Any]:
         """{"edges", "counts", "median", "tokens", "latents" looked at, "rare" ones left out}."""
+        from scipy import sparse
+
         counts_T = np.concatenate(self._counts or [np.zeros(0, np.int64)])
         ends = np.concatenate([[0], np.cumsum(counts_T)])
         indices = np.concatenate(self._indices or [np.zeros(0, np.int32)])

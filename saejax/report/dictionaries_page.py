@@ -7,14 +7,14 @@ that have them, "intervals"; and of those that could not be evaluated {"name", "
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from saejax.core.files import writing
 from saejax.report.evaluation import counted
-from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, cells, log_axis, markdown, page
+from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, blank_figure, cells, log_axis, markdown, page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLUMNS: Columns = (
     ("dictionary", "name", ""),
@@ -94,11 +94,10 @@ def _intervals(row: Row) -> dict[str, Any]:
     return found
 
 
-def _picture(rows: Sequence[Row], title: str) -> Figure:
+def _picture(rows: Sequence[Row], title: str) -> "Figure":
     """FVE, loss recovered and dead latents over L0: a point for each dictionary, a colour for each kind and place."""
     good = [row for row in rows if row.get("l0")]
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(_INCHES)
     figure.suptitle(title, parse_math=False)
     panels = figure.subplots(1, len(_PANELS))
     families = list(dict.fromkeys((row["coder"], row["at"]) for row in good))

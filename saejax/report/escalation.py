@@ -4,14 +4,14 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from saejax.core.files import write_bytes
 from saejax.report.evaluation import failed_of
-from saejax.report.tables import COLOURS, DPI, markdown
+from saejax.report.tables import COLOURS, DPI, blank_figure, markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TEXT, _PICTURE = "escalation.md", "escalation.png"
 # What could not be measured, or is further from its bar, is drawn here.
@@ -49,13 +49,12 @@ def share_of_bar(gate: Mapping[str, Any]) -> float:
     return float(above / below)
 
 
-def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> Figure:
+def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     """A group of bars for each gate, a bar for each attempt: `share_of_bar` on a log axis. Above the line it fails.
 
     What could not be measured has no bar.
     """
-    figure = Figure(figsize=(9.0, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure((9.0, 4.5))
     axes = figure.add_subplot()
     done = [one for one in attempts if one["gates"]]
     names = [gate["name"] for gate in done[0]["gates"]]

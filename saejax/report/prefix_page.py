@@ -2,13 +2,12 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from saejax.report.tables import COLOURS, DPI, blank_figure, markdown, page
 
-from saejax.report.tables import COLOURS, DPI, markdown, page
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _HEAD = ("model", "way", "exact match", "F1", "nll", "tokens saved", "ms to first token")
 _DIFFERENCES = ("model", "prefix against", "exact match", "F1", "nll")
@@ -77,8 +76,7 @@ def render_prefix(
 
 
 def _picture(models: Mapping[str, Any], curves: Mapping[str, Sequence[tuple[int, float]]]) -> bytes:
-    figure = Figure(figsize=(4.2 * (len(models) + 1), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure((4.2 * (len(models) + 1), 3.6))
     *bars, loss = figure.subplots(1, len(models) + 1)
     for axes, (name, content) in zip(bars, models.items(), strict=True):
         _bars(axes, name, content["ways"])
@@ -94,7 +92,7 @@ def _picture(models: Mapping[str, Any], curves: Mapping[str, Sequence[tuple[int,
         return buffer.getvalue()
 
 
-def _bars(axes: Axes, name: str, ways: Mapping[str, Any]) -> None:
+def _bars(axes: "Axes", name: str, ways: Mapping[str, Any]) -> None:
     for i, (way, row) in enumerate(ways.items()):
         low, high = row["intervals"]["em"] or (row["em"], row["em"])
         error = [[max(0.0, row["em"] - low)], [max(0.0, high - row["em"])]]

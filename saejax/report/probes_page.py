@@ -6,13 +6,13 @@ and n. `letters` are the figures of the first-letter task, {"refused": why}, or 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, Protocol
 
 from saejax.core.files import writing
-from saejax.report.tables import COLOURS, DPI, MARKERS, markdown, page
+from saejax.report.tables import COLOURS, DPI, MARKERS, blank_figure, markdown, page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _INCHES = (8.5, 5.2)
 _LETTERS = (
@@ -104,10 +104,9 @@ def _below(rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> l
     return lines + [f"First letters, {', '.join(names)}: refused, {why.rstrip('.')}." for why, names in refused.items()]
 
 
-def _picture(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+def _picture(rows: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     """Mean AUC over k, a line for each dictionary, and of the activations a level for each different one."""
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(_INCHES)
     axes = figure.subplots()
     axes.set_title(title, parse_math=False)
     axes.set(xlabel="k: latents a probe sees", ylabel="mean AUC on test rows")

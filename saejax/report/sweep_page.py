@@ -5,14 +5,13 @@ Made from the content of sweep.json alone: {"name", "tokens", "tokens_per_second
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from typing import TYPE_CHECKING, Any
 
 from saejax.core.files import writing
-from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, cells, log_axis, markdown, page
+from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, blank_figure, cells, log_axis, markdown, page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _INCHES = (9.0, 5.6)
 # So many points carry their member's name, where there is one seed: those of several seeds lie too close.
@@ -54,15 +53,14 @@ def table(content: dict[str, Any]) -> str:
     return markdown(cells(_COLUMNS, content["members"]))
 
 
-def picture(rows: Sequence[Row], title: str) -> Figure:
+def picture(rows: Sequence[Row], title: str) -> "Figure":
     """FVE over L0 on held-out activations: a line for each preset, width and hook point, a marker for each seed.
 
     A line joins a seed's members in the order of their L0. A few members carry their names; those that failed are not
     drawn.
     """
     good = [row for row in rows if row["fve"] is not None and row["l0"] and row["l0"] > 0]
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(_INCHES)
     axes = figure.add_subplot()
     axes.set(title=title, xlabel="L0: latents a token (log scale)", ylabel="FVE: fraction of variance explained")
     axes.grid(True, color="0.9")
@@ -85,6 +83,8 @@ def picture(rows: Sequence[Row], title: str) -> Figure:
             row["member"], (row["l0"], row["fve"]), (6, -10), textcoords="offset points", fontsize=8, color="0.35"
         )
     log_axis(axes, [row["l0"] for row in good])
+    from matplotlib.lines import Line2D
+
     markers = [Line2D([], [], color="0.3", linestyle="", marker=of_seed[seed], label=f"seed {seed}") for seed in seeds]
     lines = axes.get_legend_handles_labels()[0]
     axes.legend(

@@ -4,9 +4,10 @@ import base64
 import html
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 
@@ -33,8 +34,20 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([drawn[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *drawn[1:]])
 
 
+def blank_figure(inches: tuple[float, float]) -> "Figure":
+    """A figure without a window. Only here is matplotlib imported: it takes longer than most commands need to start."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def log_axis(axes: Any, l0: Sequence[float]) -> None:
     """A log axis with plain numbers, wide enough that points of one L0 do not fill it with noise."""
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
     low, high = min(l0) / 1.15, max(l0) * 1.15
     if high / low < 3:
         middle = (low * high) ** 0.5

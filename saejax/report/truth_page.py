@@ -2,14 +2,14 @@
 
 import io
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from saejax.report.tables import COLOURS, DPI, markdown
+from saejax.report.tables import COLOURS, DPI, blank_figure, markdown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Scored(Protocol):
@@ -73,8 +73,7 @@ def table_of_many(rows: Mapping[str, Any]) -> str:
 
 def picture_of(scores: Scored, title: str) -> bytes:
     """A PNG: cosine of each feature's best latent, and its F1, over how often the feature fires; F1 of the latents."""
-    figure = Figure(figsize=(12.0, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure((12.0, 3.8))
     figure.suptitle(title)
     cosines, f1s, histogram = figure.subplots(1, 3)
     _over_rate(cosines, scores, "cosine", "|cos| of the best latent")
@@ -90,7 +89,7 @@ def picture_of(scores: Scored, title: str) -> bytes:
         return buffer.getvalue()
 
 
-def _over_rate(axes: Axes, scores: Scored, name: str, label: str) -> None:
+def _over_rate(axes: "Axes", scores: Scored, name: str, label: str) -> None:
     """A point for each feature that fires, and the median of twelve groups of equal size."""
     rate_N, value_N = scores.features["rate"], scores.features[name]
     fires = np.flatnonzero(rate_N > 0)

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-from scipy.special import ndtri
 
 from saejax.core.rng import stream
 from saejax.evals.truth.world import Magnitudes, World
@@ -42,6 +41,8 @@ def magnitudes(of: Magnitudes, n: int, key: jax.Array) -> np.ndarray:
 
 def thresholds(p_N: np.ndarray) -> np.ndarray:
     """t with P(z > t) = p for a standard normal z, float64 [N]; -inf for p = 1."""
+    from scipy.special import ndtri
+
     return -ndtri(p_N)
 
 
