@@ -168,10 +168,8 @@ def _truth(line: Line) -> int:
 
 def _plan(line: Line) -> int:
     from saejax.app.experiment import experiment
-    from saejax.plan.command import run_plan, run_reports
+    from saejax.plan.command import run_plan
 
-    if line.flags["report"]:
-        return run_reports(line.flags["report"])
     return run_plan(experiment(line.config), line.flags)
 
 
@@ -449,7 +447,6 @@ Say what an experiment will take: memory, disk, time, cost, on devices that need
     saejax plan --config=quickstart
     saejax plan --config=models:llama-3-8b --device=h100 --devices=1,2,4,8 --deadline=12h --price=2.5
     saejax plan --config=gpt2_small --device=rtx4090 --devices=1 --json
-    saejax plan --report=rtx6000            a published estimate beside ours; also qwen, clt, latentwire, all
 
 Of the model only config.json is read. Every step is compiled for virtual devices and not run. Names the least devices
 that fit and meet the deadline, and where nothing fits, the smallest change that does; then it exits with 1.
@@ -467,9 +464,6 @@ that fit and meet the deadline, and where nothing fits, the smallest change that
             partial(flags.DEFINE_string, "deadline", "", "The time that all stages may take, as 12h, 90min or 2d."),
             partial(flags.DEFINE_float, "price", 0.0, "What one device costs for an hour, in any currency."),
             partial(flags.DEFINE_boolean, "json", False, "Print the figures as JSON, in bytes and seconds."),
-            partial(
-                flags.DEFINE_string, "report", "", "Plan a report's cases instead: rtx6000, qwen, clt, latentwire."
-            ),
         ),
         answers=True,
     ),

@@ -128,7 +128,7 @@ def _peaks(platform: str) -> dict[str, float]:
 
 def step_point(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[str, Point]:
     """(kind of coder, (amounts, seconds)) of a train step."""
-    e = _settings({"coder.preset": preset, "coder.d_sae": d_sae, "coder.k": k, "train.batch_size": batch})
+    e = experiment_with({"coder.preset": preset, "coder.d_sae": d_sae, "coder.k": k, "train.batch_size": batch})
     coder = coder_of(e, [d_in], [d_in])
     work, seconds = measured_step(e, coder)
     return train_stages.kind_of(coder), (train_stages.amounts(coder, work, batch), seconds)
@@ -219,7 +219,8 @@ _VARIED: tuple[dict[str, Any], ...] = (
 )
 
 
-def _settings(values: dict[str, Any]) -> Experiment:
+def experiment_with(values: dict[str, Any]) -> Experiment:
+    """The default experiment with some keys set: {"train.lr": 3e-4}."""
     config = default_config()
     config.update_from_flattened_dict(values)
     return experiment(config)
@@ -239,7 +240,7 @@ def _experiment(folder: Path, number: int) -> Ran:
         "eval.tokens": 24_576,
         "report.tokens": 24_576,
     }
-    e = _settings(fixed | _VARIED[number])
+    e = experiment_with(fixed | _VARIED[number])
     work = Workspace(e)
     started = time.perf_counter()
     pages = 0.0

@@ -9,28 +9,16 @@ from typing import Any
 from saejax.app.console import say
 from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
-from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, SaejaxError
-from saejax.plan import page, reports
+from saejax.plan import page
 from saejax.plan.choice import choose, over, remedy
 from saejax.plan.devices import HERE, device, devices
 from saejax.plan.estimate import OF_STUDY, Estimate, estimate, estimates, virtual_devices
 from saejax.plan.planned import Planned
-from saejax.plan.reports import REPORTS
 from saejax.plan.stage import StageEstimate
 
 _MOST = 1024
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def run_reports(name: str) -> int:
-    """Print a report's figures beside the plan's, or those of all."""
-    if name != "all" and name not in REPORTS:
-        raise ConfigError(f"There is no report {name!r}.{nearest(name, [*REPORTS, 'all'])}")
-    virtual_devices(4)
-    for text in reports.page(list(REPORTS) if name == "all" else [name]):
-        say(text)
-    return 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,6 @@ from saejax.core.settings import settings_of
 from saejax.evals.truth import plant
 from saejax.evals.truth.source import PlantedBatches
 from saejax.plan import calibrate
-from saejax.plan.reports import of_settings
 from saejax.store import Statistics, StoreReader
 from saejax.training import TrainConfig, TrainState
 
@@ -136,7 +135,7 @@ def test_a_plan_and_a_calibration_are_of_the_same_coder(seen: Seen, tmp_path: Pa
     with pytest.raises(Enough):
         calibrate.step_point("topk", D_IN, 64, 128, 4)
     usual = {"coder.preset": "topk", "coder.d_sae": 64, "coder.k": 4, "train.batch_size": 128}
-    assert seen.coders and all(one == wanted(of_settings(usual)) for one in seen.coders)
+    assert seen.coders and all(one == wanted(calibrate.experiment_with(usual)) for one in seen.coders)
 
 
 def test_nobody_else_builds_a_coder() -> None:

@@ -6,13 +6,12 @@ import pytest
 
 from saejax.core.errors import ConfigError
 from saejax.plan import calibrate, train_stages
-from saejax.plan.calibrate import Ran, host_of, run_calibrate
+from saejax.plan.calibrate import Ran, experiment_with, host_of, run_calibrate
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
 from saejax.plan.host import Host
 from saejax.plan.laws import Law, law_of
 from saejax.plan.planned import Planned
-from saejax.plan.reports import of_settings
 from saejax.plan.train_stages import law_of_step
 
 ALL = ("topk", "standard", "gated", "p_anneal")
@@ -34,7 +33,7 @@ def test_the_host_s_part_is_what_two_experiments_took_beside_the_device() -> Non
 def test_a_step_is_measured_with_the_amounts_that_a_plan_has_of_it() -> None:
     kind, (amounts, seconds) = calibrate.step_point("standard", 16, 64, 128, 4)
     planned = Planned.of(
-        of_settings(
+        experiment_with(
             {
                 "coder.preset": "standard",
                 "coder.d_sae": 64,
@@ -62,11 +61,11 @@ def test_a_calibrated_machine_is_planned_by_its_own_laws(tmp_path: Path, monkeyp
     lines: list[str] = []
     run_calibrate("mine", lines.append)
     mine = device("mine")
-    steps = {preset: law_of_step(mine, Planned.of(of_settings({"coder.preset": preset})).coder()) for preset in ALL}
+    steps = {preset: law_of_step(mine, Planned.of(experiment_with({"coder.preset": preset})).coder()) for preset in ALL}
     assert steps["topk"] and steps["standard"] and steps["standard"] is not steps["topk"] and not steps["gated"]
     assert steps["p_anneal"] == steps["standard"] and law_of(mine, "forward")
     assert Host.of(mine).token > 0 and mine.bandwidth > 1e8 and "kept as 'mine'" in lines[-1]
-    e = of_settings(
+    e = experiment_with(
         {"coder.preset": "standard", "coder.d_sae": 1024, "train.batch_size": 2048, "train.tokens": 204_800}
     )
     found = stage_of(Planned.of(e), mine, 1, "train")

@@ -1,4 +1,4 @@
-"""`saejax plan`: every stage, bad input in a line, reports beside their own figures."""
+"""`saejax plan`: every stage, bad input in a line, other projects' reports beside ours."""
 
 import dataclasses
 import io
@@ -11,16 +11,16 @@ from typing import Any
 import jax
 import pytest
 
+from benchmarks.plan_reports import REPORTS, page
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.core.errors import ConfigError, DataError
 from saejax.plan import estimates
-from saejax.plan.command import of_jobs, run_plan, run_reports, seconds
+from saejax.plan.command import of_jobs, run_plan, seconds
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
 from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned
-from saejax.plan.reports import REPORTS
 from saejax.prefix.trained import encoder_of
 
 FLAGS = {"device": "h100", "devices": ["1", "2"], "deadline": "", "price": 0.0, "json": False}
@@ -157,20 +157,11 @@ def test_jobs_get_a_study_as_one_stage_and_retries_as_one_training() -> None:
         of_jobs(made(), "gpu", 1)
 
 
-def reported(name: str) -> str:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        assert run_reports(name) == 0
-    return out.getvalue()
-
-
 def test_a_report_that_divided_two_models_by_its_devices_is_told() -> None:
-    text = reported("latentwire")
+    text = "\n".join(page(["latentwire"]))
     assert (
         "| 4 x H100         | memory of each " in text and "8.5 GB" in text and "data parallelism each has both" in text
     )
-    with pytest.raises(ConfigError, match=r"There is no report 'rtx600'\. Did you mean 'rtx6000'"):
-        run_reports("rtx600")
 
 
 def test_a_prefix_is_planned_as_what_it_is() -> None:
@@ -192,5 +183,5 @@ def test_a_prefix_is_planned_as_what_it_is() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_report_has_a_figure_of_ours_for_each_of_its_own(name: str) -> None:
-    rows = [line for line in reported(name).splitlines() if line.startswith("|")][2:]
+    rows = [line for line in "\n".join(page([name])).splitlines() if line.startswith("|")][2:]
     assert len(rows) >= 5 and all(line.split("|")[4].strip() for line in rows)

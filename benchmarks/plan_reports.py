@@ -1,4 +1,6 @@
-"""Four reports that answered "what will it take" by hand, planned again; `saejax plan --report=rtx6000` prints one.
+"""Four reports that answered "what will it take" by hand, planned again.
+
+    python -m benchmarks.plan_reports [rtx6000 qwen clt latentwire]
 
 rtx6000     six language models on one RTX 6000, and its five scenarios
 qwen        Qwen2.5-3B on A100s, fifteen layers as an array
@@ -6,14 +8,15 @@ clt         a cross-layer transcoder of 49,152 latents on two devices
 latentwire  a latent prefix for Llama-3.1-8B and Qwen2.5-7B on one, two and four H100s
 """
 
+import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from saejax.app.experiment import Experiment, default_config, experiment
+from saejax.app.experiment import Experiment
 from saejax.plan.amounts import size, span
+from saejax.plan.calibrate import experiment_with
 from saejax.plan.devices import EFFICIENCY, Device, device
-from saejax.plan.estimate import stage_of
+from saejax.plan.estimate import stage_of, virtual_devices
 from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned
 from saejax.plan.stage import StageEstimate
@@ -39,13 +42,6 @@ class Report:
 
     title: str
     claims: Callable[[], Iterator[Claim]]
-
-
-def of_settings(values: dict[str, Any]) -> Experiment:
-    """An experiment of the defaults with some keys set."""
-    config = default_config()
-    config.update_from_flattened_dict(values)
-    return experiment(config)
 
 
 def page(names: list[str]) -> Iterator[str]:
@@ -77,7 +73,7 @@ _TIERS = {16384: 0.4, 8192: 0.53, 4096: 0.9}
 
 def _of_six(name: str, tokens: int, epochs: int | None = None) -> Experiment:
     model, hook, expansion, batch, usual, _, _ = _SIX[name]
-    return of_settings(
+    return experiment_with(
         {
             "lm.model": model,
             "lm.dtype": "bfloat16",
@@ -158,7 +154,7 @@ def _qwen() -> Iterator[Claim]:
         "train.batch_size": 256,
         "train.tokens": 256 * 50_000,
     }
-    e = of_settings(base | {"lm.model": "Qwen/Qwen2.5-3B-Instruct"})
+    e = experiment_with(base | {"lm.model": "Qwen/Qwen2.5-3B-Instruct"})
     shape = shape_of("Qwen/Qwen2.5-3B-Instruct")
     said = f"{shape.n_layer} blocks of {shape.d_model:,}"
     yield Claim("Qwen2.5-3B", "shape", "28 blocks of 3,584", said, "the report's is Qwen2.5-7B's; config.json says it")
@@ -177,7 +173,7 @@ def _qwen() -> Iterator[Claim]:
     hours = layers * train.seconds / 3600
     why = "the same; one card can train them one after the other"
     yield Claim(f"{many} as an array", "device-hours", "180", f"{hours:,.1f}", why)
-    wide = of_settings(base | {"lm.model": "Qwen/Qwen2.5-7B", "capture.hook_points": ("blocks.20.mlp_out",)})
+    wide = experiment_with(base | {"lm.model": "Qwen/Qwen2.5-7B", "capture.hook_points": ("blocks.20.mlp_out",)})
     other, case = _stage(wide, on, "train"), "one layer of 14,336, the report's width"
     yield Claim(case, "50,000 steps of 256", "8 to 12 h", span(other.seconds), "three times the work")
     why = f"parameters and moments are {size(other.parts['state'])}, gradients and latents the rest"
@@ -190,7 +186,7 @@ def _qwen() -> Iterator[Claim]:
 def _clt() -> Iterator[Claim]:
     on = device("a100-80gb")
     blocks = range(12)
-    e = of_settings(
+    e = experiment_with(
         {
             "lm.model": "openai-community/gpt2",
             "capture.hook_points": tuple(f"blocks.{i}.{side}" for side in ("mlp_in", "mlp_out") for i in blocks),
@@ -224,7 +220,7 @@ def _clt() -> Iterator[Claim]:
 
 def _latentwire() -> Iterator[Claim]:
     on = device("h100")
-    e = of_settings(
+    e = experiment_with(
         {
             "lm.model": "meta-llama/Llama-3.1-8B",
             "lm.dtype": "bfloat16",
@@ -261,3 +257,11 @@ REPORTS = {
     "clt": Report("A cross-layer transcoder of 49,152 latents on two devices", _clt),
     "latentwire": Report("Llama-3.1-8B and Qwen2.5-7B with a latent prefix, on H100s", _latentwire),
 }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Figures of reports beside those of `saejax plan`.")
+    parser.add_argument("reports", nargs="*", help=", ".join(REPORTS))
+    virtual_devices(4)
+    for text in page(parser.parse_args().reports or list(REPORTS)):
+        print(text)
