@@ -25,7 +25,6 @@ import numpy as np
 from absl import app, flags, logging
 
 from saejax.app.experiment import Experiment, default_config, experiment
-from saejax.app.records import read_stages
 from saejax.app.stages import run_capture, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.coders import Sites
@@ -134,7 +133,7 @@ def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
         e = experiment(config)
         said = stage_of(Planned.of(e), on, 1, "capture")
         run_capture(Workspace(e))
-        stages = read_stages(e)
+        stages = e.run.read_stages()
         took = sum(stages[f"capture {split}"]["seconds"] for split in ("train", "heldout"))
         yield "capture", what, said.seconds - said.start, took
         (e.run_dir / "stages.json").unlink()
@@ -149,7 +148,7 @@ def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
             run_train(Workspace(e))
             if width == WIDTHS[1] and coder in ("topk", "standard"):
                 run_evaluate(Workspace(e))
-            stages = read_stages(e)
+            stages = e.run.read_stages()
             for name, said in stages_said.items():
                 if name in stages:
                     yield name, f"{coder}, {width:,} latents", said.seconds - said.start, stages[name]["seconds"]

@@ -8,9 +8,10 @@ import numpy as np
 
 from saejax.app.dictionaries import distinct
 from saejax.app.loaded import refuse_several_models
-from saejax.app.loading import is_run, load
+from saejax.app.loading import load
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, format_table, found
+from saejax.runs import Run
 from saejax.trained import Format, TrainedCoder, format_named
 
 # Tokens on which a written coder is compared with its source, and the latents that each is made to fire.
@@ -80,7 +81,7 @@ def print_formats(words: Sequence[str]) -> None:
 
 def _places(source: str) -> list[str]:
     """The coders at a source: itself (a run, a hub id), or all within a folder of several."""
-    return [source] if is_run(source) else [str(place) for place in found(source)] or [source]
+    return [source] if Run(Path(source)).exists else [str(place) for place in found(source)] or [source]
 
 
 def refuse(place: str, sae: TrainedCoder, to: Format) -> None:

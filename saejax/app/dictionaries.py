@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from saejax.app.loading import is_run
 from saejax.core.errors import ConfigError
 from saejax.interop import found
+from saejax.runs import Run
 
 # Of runs below a folder that is given: a sweep's members lie one or two down.
 _DEPTH = 3
@@ -31,7 +31,7 @@ def dictionaries(words: Sequence[str]) -> dict[str, str]:
 
 def _of(word: str) -> list[str]:
     path = Path(word)
-    if is_run(path):
+    if Run(path).exists:
         return [word]
     runs = list(_runs(path, _DEPTH))
     others = [place for place in found(path) if not any(run in place.parents for run in runs)]
@@ -42,7 +42,7 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
     """The runs below a folder, in alphabetical order, none within another."""
     inside = sorted(folder.iterdir()) if depth and folder.is_dir() else []
     for path in inside:
-        if (path / "checkpoints").is_dir() and is_run(path):
+        if Run(path).checkpoints.is_dir() and Run(path).exists:
             yield path
         elif not path.name.startswith(".") and not path.is_symlink():
             yield from _runs(path, depth - 1)

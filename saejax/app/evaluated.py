@@ -10,15 +10,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from saejax.app.attempts import kept_folder
 from saejax.app.experiment import Experiment, read_experiment, recorded
-from saejax.app.loading import is_run, load
-from saejax.app.provenance import agreed
+from saejax.app.loading import load
 from saejax.app.workspace import Workspace
 from saejax.capture import store_identity
 from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import finite, read_object
+from saejax.runs import Run
+from saejax.runs.provenance import verify_provenance
 from saejax.trained import TrainedCoder
 
 
@@ -32,10 +32,9 @@ def experiment_of(folder: str | Path) -> Experiment:
     """
     path = Path(folder)
     path = path if path.name not in ("", "..") else Path(os.path.abspath(path))
-    path = kept_folder(path) if is_run(path) else path
-    own = is_run(path)
-    e = read_experiment(path / "config.json") if own else recorded(path / "eval.json", _evaluation(path)["experiment"])
-    return dataclasses.replace(e, runs_dir=str(path.parent), name=path.name)
+    run = Run(path).counted()
+    e = read_experiment(run.config) if run.exists else recorded(run.evaluation, _evaluation(run)["experiment"])
+    return dataclasses.replace(e, runs_dir=str(run.path.parent), name=run.path.name)
 
 
 def coder_of(folder: Path, step: int | str | None = None) -> TrainedCoder:
@@ -44,9 +43,9 @@ def coder_of(folder: Path, step: int | str | None = None) -> TrainedCoder:
     Raises:
         DataError: it cannot be read, or is another one by now.
     """
-    if is_run(folder):
+    if Run(folder).exists:
         return load(folder, step)
-    content = _evaluation(folder)
+    content = _evaluation(Run(folder))
     source, reads, writes = content["source"], tuple(content["reads"]), tuple(content["writes"])
     if step is not None:
         raise DataError(f"{folder} is the evaluation of one dictionary; --step={step} is for runs.")
@@ -66,9 +65,9 @@ def coder_of(folder: Path, step: int | str | None = None) -> TrainedCoder:
 def agree(work: Workspace) -> None:
     """Raise DataError where text or model are not those that the run was made from, or the dictionary evaluated on."""
     e = work.experiment
-    if not is_evaluated(e.run_dir):
-        agreed(e, {"lm": work.lm.identity, "text": work.source.identity})
-    elif changed := differences(_evaluation(e.run_dir)["on"], evaluated_on(work)):
+    if not e.run.is_dictionary:
+        verify_provenance(e.run, {"lm": work.lm.identity, "text": work.source.identity})
+    elif changed := differences(_evaluation(e.run)["on"], evaluated_on(work)):
         raise DataError(f"{e.run_dir} was evaluated on another text or model ({'; '.join(changed[:5])}). Restore it.")
 
 
@@ -80,25 +79,19 @@ def evaluated_on(work: Workspace) -> dict[str, Any]:
     return json.loads(json.dumps(finite(identity | {"dtype": e.lm.dtype, "eval": to_json(e.eval)})))
 
 
-def is_evaluated(folder: Path) -> bool:
-    """Whether it is the folder of an evaluated dictionary."""
-    return (folder / "eval.json").is_file() and not is_run(folder)
-
-
-def _evaluation(folder: Path) -> dict[str, Any]:
+def _evaluation(run: Run) -> dict[str, Any]:
     """eval.json of an evaluated dictionary."""
-    path = folder / "eval.json"
-    content = read_object(path) if is_evaluated(folder) else {}
+    content = read_object(run.evaluation) if run.is_dictionary else {}
     if "dictionary" not in content:
         raise DataError(
-            f"{folder} is no run. Give a folder such as runs/quickstart, or of a dictionary that `saejax report --sae` "
-            "has shown, such as runs/quickstart/evaluated/theirs."
+            f"{run.path} is no run. Give a folder such as runs/quickstart, or of a dictionary that `saejax report "
+            "--sae` has shown, such as runs/quickstart/evaluated/theirs."
         )
     names = [content.get(key) for key in ("reads", "writes")]
     if not isinstance(content.get("source"), str) or not all(
         isinstance(own, list) and all(isinstance(name, str) for name in own) for own in names
     ):
-        raise DataError(f"{path} is damaged: it does not say which dictionary it is about. Evaluate it again.")
-    if "experiment" not in content:
-        raise DataError(f"{path} is of an earlier version: saejax report --config=... --sae={content['source']}")
+        raise DataError(
+            f"{run.evaluation} is damaged: it does not say which dictionary it is about. Evaluate it again."
+        )
     return content

@@ -15,7 +15,7 @@ from saejax.attribution import AttributionConfig
 from saejax.capture import CaptureConfig
 from saejax.coders import RECIPES, SPARSITIES, CoderConfig
 from saejax.core import settings
-from saejax.core.config import from_config_dict, to_config_dict, to_json
+from saejax.core.config import differences, from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_object
 from saejax.core.settings import Settings, section, setting
@@ -25,13 +25,12 @@ from saejax.evals.truth.world import World
 from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig
 from saejax.prefix import PrefixConfig
+from saejax.runs.folder import RESERVED, Run, Sweep
 from saejax.text import TextConfig
 from saejax.training import TrainConfig
 
 # Of common file systems, in bytes.
 _LONGEST_NAME = 255
-# What lies beside runs in the folder of a run or a sweep: a run of this name would be taken for it, and never listed.
-RESERVED = ("checkpoints", "groups", "evaluated")
 # The live page calls other projects' dictionaries so: @label.
 FOREIGN = "@"
 
@@ -124,6 +123,10 @@ class Experiment(Settings):
     def run_dir(self) -> Path:
         return Path(self.runs_dir) / self.name
 
+    @property
+    def run(self) -> Run:
+        return Run(self.run_dir)
+
     def store_dir(self, split: str) -> str:
         """A local path, or a URL where `stores_dir` is one."""
         return f"{self.stores_dir.rstrip('/')}/{self.store or self.name}/{split}"
@@ -178,6 +181,22 @@ def read_experiment(path: Path) -> Experiment:
         DataError: it is missing, damaged or of a later version; names it.
     """
     return recorded(path, read_object(path))
+
+
+def refuse_other_run(e: Experiment) -> None:
+    """Raise DataError if the run's folder holds another experiment's run, or a sweep."""
+    if Sweep(e.run_dir).exists:
+        raise DataError(f"{e.run_dir} holds a sweep. Choose another folder (--config.name) for a single run.")
+    if e.run.config.is_file():
+        before, now = (deciding(to_run_json(either)) for either in (read_experiment(e.run.config), e))
+        if not before["lm"].get("model"):
+            # A model decided nothing yet. Which one it is now, with its weights, is compared by provenance.json.
+            before, now = before | {"lm": None}, now | {"lm": None}
+        if changed := differences(before, now):
+            raise DataError(
+                f"{e.run_dir} holds a run with another configuration:\n  " + "\n  ".join(changed) + "\n"
+                "Choose another run folder (--config.name), restore these settings, or delete the folder."
+            )
 
 
 def recorded(path: Path, value: Any) -> Experiment:

@@ -20,7 +20,7 @@ from saejax.analysis.passages import FeaturePassages, feature_passages, peaks_of
 from saejax.analysis.scan import Scan
 from saejax.analysis.scoring import KINDS, batches, judge_request, judge_wording, score
 from saejax.app import console
-from saejax.app.evaluated import agree, coder_of, is_evaluated
+from saejax.app.evaluated import agree, coder_of
 from saejax.app.experiment import Experiment
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.stages.report import run_report, show_again
@@ -96,7 +96,7 @@ def run_explain(work: Workspace, asked: Asked) -> int:
     """
     e = work.experiment
     refuse_many(e.parallel, "saejax explain")
-    alone = is_evaluated(e.run_dir)
+    alone = e.run.is_dictionary
     sae = coder_of(e.run_dir) if alone else finished_run(e)
     endpoint = Endpoint(asked.url, asked.model, asked.key, asked.max_tokens, asked.timeout)
     settings = asked.settings(e, sae.step) | {"sha256": sae.fingerprint()}
@@ -117,7 +117,7 @@ def run_explain(work: Workspace, asked: Asked) -> int:
         with lease(e.run_dir):
             common = {"by": asked.model, "url": endpoint.url, **settings}
             failed = explaining.run(left, enough, asked, e, _Rows(e.run_dir, common))
-    if (e.run_dir / ("report.json" if alone else "features.json.gz")).is_file() and not asked.dry_run:
+    if (e.run.report if alone else e.run.features).is_file() and not asked.dry_run:
         show_again(e.run_dir) if alone else run_report(work)
     elif not asked.dry_run:
         console.say(f"explain: {e.run_dir / EXPLANATIONS}; saejax report shows them beside the passages")

@@ -20,6 +20,7 @@ from saejax.core.files import read_json, replacing, write_json
 from saejax.interop import circuit_tracer_features, delphi, neuronpedia, saedashboard
 from saejax.interop.hooks import layer_of, to_transformer_lens
 from saejax.report.read import REPORT, read_features
+from saejax.runs import Run
 from saejax.trained import TrainedCoder
 
 _RECORD = "export.json"  # in the folder that an export wrote: it may be replaced
@@ -90,7 +91,7 @@ class _Run:
 
     def explanations(self) -> dict[int, str]:
         """{latent: its first explanation}, where the report of this step has any."""
-        content = read_features(self.folder) if (self.folder / "features.json.gz").is_file() else {"features": []}
+        content = read_features(self.folder) if Run(self.folder).features.is_file() else {"features": []}
         features = content["features"] if self.shows(content) else []
         return {feature["id"]: found[0]["text"] for feature in features if (found := feature.get("explanations"))}
 

@@ -14,12 +14,10 @@ from jax.sharding import Mesh
 
 from saejax.app.console import keep_quiet, say
 from saejax.app.devices import training_mesh
-from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.experiment import Experiment, refuse_other_run, to_run_json
 from saejax.app.extras import refuse_missing
 from saejax.app.init_from import Beginning, begin
 from saejax.app.left_open import as_begun, with_rate
-from saejax.app.provenance import Provenance, write_down
-from saejax.app.records import record_stage, refuse_other_run
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder
 from saejax.core import environment
@@ -28,6 +26,7 @@ from saejax.core.lease import lease
 from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
 from saejax.evals.heldout import make_validation
 from saejax.parallel import Process, check_divides, from_first, together
+from saejax.runs.provenance import Provenance, record_provenance
 from saejax.store import BatchSource, RowSource, StoreReader
 from saejax.trained import TrainedCoder, sites_to_meta
 from saejax.training import Outcome, Profiler, Setup, TrainState, program_of_one, put_on
@@ -264,7 +263,7 @@ def train_folder(
         refuse_other_run(e)
         from_first(process, lambda: bool(known()))
         last, every = e.train.keep_checkpoints, e.train.keep_every or None
-        checkpoints = held.enter_context(Checkpoints(e.run_dir / "checkpoints", keep_last=last, keep_every=every))
+        checkpoints = held.enter_context(Checkpoints(e.run.checkpoints, keep_last=last, keep_every=every))
         if from_first(process, lambda: _complete(checkpoints, e.train.steps)):
             tell(f"train: already complete, step {e.train.steps:,} in {e.run_dir}")
             return None
@@ -279,7 +278,7 @@ def train_folder(
         setup = dataclasses.replace(found.setup, writers={"": writers}, shown=shown and together().first)
         outcome = run_loop(e.train, setup)
     if outcome.tokens and process.first:
-        record_stage(e, "train", outcome.tokens, outcome.seconds)
+        e.run.record_stage("train", outcome.tokens, outcome.seconds)
     if outcome.finished:
         rate = outcome.tokens / max(outcome.seconds, 1e-9)
         tell(f"train: {outcome.step:,} steps, {rate:,.0f} {found.setup.unit}/s")
@@ -293,16 +292,16 @@ def _complete(checkpoints: Checkpoints, steps: int) -> bool:
 
 
 def _describe_run(e: Experiment, made_from: Provenance, mesh: Mesh, from_step: int, tell: Tell) -> int:
-    write_json(e.run_dir / "config.json", to_run_json(e))
+    write_json(e.run.config, to_run_json(e))
     shape = list(mesh.devices.shape)
     session = environment.describe(from_step=from_step, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
-    environment.append_session(e.run_dir / "environment.json", session)
+    environment.append_session(e.run.environment, session)
     # After config.json: what stands here is said of a run that there is.
-    write_down(e, made_from, tell if from_step else None)
+    record_provenance(e.run, made_from, tell if from_step else None)
     return 0
 
 
 def run_writers(e: Experiment) -> list[Writer]:
     """Where rows of metrics go: metrics.jsonl, and TensorBoard where it is asked for."""
-    writers: list[Writer] = [JsonlWriter(e.run_dir / "metrics.jsonl")]
-    return [*writers, TensorBoardWriter(e.run_dir / "tensorboard")] if e.train.tensorboard else writers
+    writers: list[Writer] = [JsonlWriter(e.run.metrics)]
+    return [*writers, TensorBoardWriter(e.run.tensorboard)] if e.train.tensorboard else writers

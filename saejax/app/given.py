@@ -18,7 +18,6 @@ from saejax.app.fit import Assembled, Data, Tell, assembled, fit, train_run
 from saejax.app.init_from import newest_meta
 from saejax.app.left_open import as_begun, found, rows_of
 from saejax.app.loading import from_items, l0_in_training, load
-from saejax.app.provenance import FORMER, Provenance, agreed
 from saejax.checkpoints import Checkpoints
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
@@ -26,6 +25,7 @@ from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.memory import keep_memory
 from saejax.core.places import as_place
 from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
+from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
 from saejax.trained import Origin, TrainedCoder, check_widths, sites_to_meta
 from saejax.training import Outcome, TrainConfig
@@ -129,7 +129,7 @@ def _refuse_forgotten(e: Experiment) -> None:
     ran, recorded = left_open.dead_after(0), left_open.dead_after(e.train.tokens)
     if ran == recorded or e.coder.dead_after(e.train.tokens) != recorded:
         return
-    with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
+    with Checkpoints(e.run.checkpoints) as checkpoints:
         done = checkpoints.latest()
         if done in (None, e.train.steps) or "dead_after_tokens" in newest_meta(checkpoints):
             return
@@ -323,7 +323,7 @@ class _Given:
             "lm": {key: value for key, value in identity.get("lm", {}).items() if value},
             "text": identity.get("text", {}),
         }
-        return agreed(self.e, found, unrecorded={key: {} for key in found})
+        return verify_provenance(self.e.run, found)
 
     def source_coder(self) -> TrainedCoder:
         return self.init_from if isinstance(self.init_from, TrainedCoder) else load(self.init_from)
@@ -351,8 +351,7 @@ class _Given:
 
 
 def _described(rows: RowSource | IteratedBatches) -> dict[str, Any]:
-    """What a run's record says of activations; of arrays also what earlier versions said of them."""
+    """What a run's record says of activations."""
     place = rows.url if isinstance(rows, StoreReader) else "arrays"
     count = rows.epoch_rows if isinstance(rows, IteratedBatches) else rows.n_tokens
-    said = {"store": place, "rows": count, "fingerprint": rows.fingerprint}
-    return said | ({FORMER: rows.former_fingerprint} if isinstance(rows, ArrayRows | IteratedBatches) else {})
+    return {"store": place, "rows": count, "fingerprint": rows.fingerprint}

@@ -31,6 +31,7 @@ from saejax.interventions.metrics import at_tokens
 from saejax.lm import LanguageModel
 from saejax.report.graph_page import layer_tables, render_graph
 from saejax.report.read import read_features
+from saejax.runs import Run
 from saejax.trained import TrainedCoder
 
 # Activations of a passage that count as firing, as a share of its largest.
@@ -222,7 +223,7 @@ def tables_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> Tables:
     layers = layers_of(lm, saes)
     for number, sae in enumerate(saes):
         run = Path(sae.origin.source)
-        if not sae.origin.source or not (run / "features.json.gz").is_file():
+        if not sae.origin.source or not Run(run).features.is_file():
             continue
         by_group = layer_tables(read_features(run), sae.coder.topology.d_sae)
         for place, layer in enumerate(layers):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saejax.app.experiment import Experiment
-from saejax.app.provenance import Provenance, agreed
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, CoderConfig, Sites
 from saejax.core.errors import ConfigError, DataError
+from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.store import BatchSource
 from saejax.trained import TrainedCoder, make_sites
 from saejax.training.start import make_prepare, read_spread
@@ -51,7 +51,7 @@ class Beginning:
         if not self.identity:
             return made_from
         found = {"init": dict(self.identity)}
-        agreed(e, found, unrecorded=made_from)
+        verify_provenance(e.run, found, made_from)
         return made_from | found
 
 

@@ -30,7 +30,7 @@ Tell = Callable[[str], None]
 
 def as_begun(e: Experiment) -> Experiment:
     """The experiment with the batch size and the learning rate of its begun run, where it leaves them open."""
-    path = e.run_dir / "config.json"
+    path = e.run.config
     if (e.train.batch_size and e.train.lr) or not path.is_file():
         return e
     train = read_object(path).get("train")

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from saejax.app.evaluated import coder_of, experiment_of
-from saejax.app.loading import is_run, load
+from saejax.app.loading import load
 from saejax.core.errors import ConfigError
 from saejax.lm import LanguageModel, LMConfig, load_lm
 from saejax.lm.torch_hooks import TorchModel
+from saejax.runs import Run
 from saejax.trained import TrainedCoder
 
 
@@ -86,4 +87,4 @@ def model_of(place: str, sae: TrainedCoder, model: str = "") -> LanguageModel | 
 
 
 def _of_run(place: str) -> bool:
-    return is_run(place) or (Path(place) / "eval.json").is_file()
+    return Run(Path(place)).exists or Run(Path(place)).evaluation.is_file()

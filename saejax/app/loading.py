@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 
 from saejax import interop
-from saejax.app.attempts import is_attempt, kept_folder
 from saejax.app.experiment import read_experiment
 from saejax.app.hub import fetched, hub_place
-from saejax.app.provenance import PROVENANCE, read_provenance
 from saejax.checkpoints import Checkpoints
-from saejax.coders import SPARSITIES, CoderConfig, build
+from saejax.coders import CoderConfig, build
 from saejax.core.config import plain, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_object
-from saejax.core.metrics import last_rows
 from saejax.core.places import as_place
-from saejax.evals.attempts import FIRST
-from saejax.trained import Origin, TrainedCoder, folded, is_saved, sites_from_meta, unscaled
+from saejax.runs import Run, differing
+from saejax.runs.folder import FIRST
+from saejax.runs.provenance import read_provenance
+from saejax.trained import Origin, TrainedCoder, folded, sites_from_meta, unscaled
 
 
 def load(path: str | os.PathLike[str], step: int | str | None = None, hook_points: Sequence[str] = ()) -> TrainedCoder:
@@ -43,10 +42,10 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
     if asked := hub_place(path):
         path, source = fetched(asked)
     path = Path(path)
-    if not source and path.name == FIRST and not path.exists() and is_run(path.parent):
+    if not source and path.name == FIRST and not path.exists() and Run(path.parent).exists:
         return load_run(path.parent, step)
-    if not source and is_run(path):
-        return load_run(kept_folder(path), step)
+    if not source and Run(path).exists:
+        return load_run(Run(path).counted().path, step)
     sae = interop.read(path, hook_points)
     if source:
         sae = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, source=source))
@@ -55,20 +54,10 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
     return sae
 
 
-def is_run(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder is a run of saejax: it has a config.json, and no other project's files."""
-    path = Path(path)
-    others = (format.here(path) for format in interop.FORMATS.values())
-    try:
-        return (path / "config.json").is_file() and not is_saved(path) and not any(others)
-    except OSError:  # what may not be looked into is nothing; whoever reads it says why
-        return False
-
-
 def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
     """As `load`, of this very run, whichever of its attempts is kept."""
-    experiment = read_experiment(run / "config.json")
-    with Checkpoints(run / "checkpoints") as checkpoints:
+    experiment = read_experiment(Run(run).config)
+    with Checkpoints(Run(run).checkpoints) as checkpoints:
         step = plain(step)
         at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
         if not isinstance(at, int) or at not in checkpoints.steps():
@@ -79,29 +68,15 @@ def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
         raise DataError(f"{run} holds a prefix and no coder; saejax.app.prefix.load_prefix reads it.")
     sae = from_items(experiment.coder, experiment.train.steps, items, meta)
     finished = at >= experiment.train.steps or bool(meta.get("stopped_early"))
-    origin = _origin(run, at, at * experiment.train.batch_size)
+    origin = _origin(Run(run), at, at * experiment.train.batch_size)
     settings = to_json(experiment)
-    figures = _figures(run, at, sae) | l0_in_training(
-        meta.get("after") or _logged(run, at, experiment.coder, sae, items)
-    )
+    figures = _figures(Run(run), at, sae) | l0_in_training(meta.get("after"))
     return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=finished)
 
 
 def l0_in_training(after: Mapping[str, float] | None) -> dict[str, float]:
     """The figure by which an evaluation knows whether the coder is still the one that was trained."""
     return {"l0_in_training": after["l0_in_training"]} if after else {}
-
-
-def _logged(run: Path, at: int, config: CoderConfig, sae: TrainedCoder, items: dict[str, Any]) -> dict[str, float]:
-    """The last batch's L0, of runs of earlier versions, where the coder for after training is another."""
-    if type(sae.coder.sparsity) is SPARSITIES[config.resolved().sparsity] and not items["averaged"]:
-        return {}
-    try:
-        row = last_rows(run / "metrics.jsonl")
-    except DataError:  # the coder is whole without its log
-        return {}
-    l0 = row.get("train/l0")
-    return {"l0_in_training": l0} if row.get("step") == at and l0 is not None else {}
 
 
 def from_items(config: CoderConfig, steps: int, items: dict[str, Any], meta: dict[str, Any]) -> TrainedCoder:
@@ -114,30 +89,24 @@ def from_items(config: CoderConfig, steps: int, items: dict[str, Any], meta: dic
     return TrainedCoder(coder, {name: np.asarray(value) for name, value in params.items()}, unscaled(sites))
 
 
-def _origin(run: Path, step: int, tokens: int) -> Origin:
-    """What provenance.json and environment.json of a run say; runs of earlier versions say less."""
-    lm: dict[str, Any] = {}
-    text: dict[str, Any] = {}
-    version = ""
-    if (run / PROVENANCE).is_file():
-        made_from = read_provenance(run)
-        lm, text = made_from.get("lm", {}), made_from.get("text", {})
-    if (run / "environment.json").is_file():
-        packages = read_object(run / "environment.json").get("packages")
-        version = str(packages.get("saejax") or "") if isinstance(packages, dict) else ""
+def _origin(run: Run, step: int, tokens: int) -> Origin:
+    """What provenance.json and environment.json of a run say."""
+    made_from = read_provenance(run)
+    lm, text = made_from.get("lm", {}), made_from.get("text", {})
+    packages = read_object(run.environment).get("packages") if run.environment.is_file() else None
+    version = str(packages.get("saejax") or "") if isinstance(packages, dict) else ""
     model, revision, tokenizer = (str(lm.get(key) or "") for key in ("model", "revision", "tokenizer_sha256"))
-    notes = (f"{run.name} of {run.parent}, by gates.retries",) if is_attempt(run) else ()
-    return Origin(model, revision, tokenizer, text, tokens, step, str(run), version, notes)
+    notes = (f"{run.path.name} of {run.path.parent}, by gates.retries",) if run.is_attempt else ()
+    return Origin(model, revision, tokenizer, text, tokens, step, str(run.path), version, notes)
 
 
-def _figures(run: Path, step: int, sae: TrainedCoder) -> dict[str, float]:
-    """The metrics of eval.json, where it is about this step and, as far as it says, these weights."""
-    if not (run / "eval.json").is_file():
+def _figures(run: Run, step: int, sae: TrainedCoder) -> dict[str, float]:
+    """The metrics of eval.json, where it is about this step and these weights."""
+    if not run.evaluation.is_file():
         return {}
-    content = read_object(run / "eval.json")
+    content = read_object(run.evaluation)
     metrics = content.get("metrics")
-    other = "sha256" in content and content["sha256"] != sae.fingerprint()
-    if content.get("step") != step or other or not isinstance(metrics, dict):
+    if differing(content, {"step": step, "sha256": sae.fingerprint()}) or not isinstance(metrics, dict):
         return {}
     return {name: float(value) for name, value in metrics.items() if type(value) in (int, float)}
 

@@ -16,7 +16,6 @@ from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment, read_experiment
 from saejax.app.fit import Prepared, train_folder, watch_of
 from saejax.app.prefix_scores import scores
-from saejax.app.provenance import Provenance, agreed
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import write_bytes
@@ -30,7 +29,8 @@ from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
 from saejax.prefix.trained import TrainedPrefix, encoder_of, from_meta, to_meta
 from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_program, put_batch
 from saejax.report.prefix_page import render_prefix, table
-from saejax.runs.made import made
+from saejax.runs import Run, made
+from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.training import Setup, TrainConfig, TrainState
 
 # What of section train is about coders or stored activations alone.
@@ -62,8 +62,8 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     if outcome is not None and outcome.stopped:
         return EXIT_PREEMPTED
     content = _evaluated(job, redo)
-    write_bytes(e.run_dir / "prefix.md", (table(content["models"]) + "\n").encode())
-    write_bytes(e.run_dir / "report.html", _page(e, content).encode())
+    write_bytes(e.run.prefix.with_suffix(".md"), (table(content["models"]) + "\n").encode())
+    write_bytes(e.run.page, _page(e, content).encode())
     say(table(content["models"]))
     say(f"prefix: {e.run_dir / 'report.html'}")
     return 0
@@ -77,7 +77,7 @@ def _evaluated(job: "PrefixJob", redo: bool) -> dict[str, Any]:
     """
     # What is decided by the run is the run's; how it is evaluated is said today.
     trained = dataclasses.replace(load_prefix(job.e.run_dir), config=job.e.prefix)
-    path, heldout = job.e.run_dir / "prefix.json", job.records[1]
+    path, heldout = job.e.run.prefix, job.records[1]
     of = {"step": trained.step, "sha256": trained.fingerprint(), "records": len(heldout)}
     of |= {"heldout": fingerprint(heldout), "answer_tokens": trained.config.answer_tokens}
     return made(
@@ -96,8 +96,8 @@ def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:
         DataError: no such checkpoint, or a run that trained something else.
     """
     run = Path(run)
-    e = read_experiment(run / "config.json")
-    with Checkpoints(run / "checkpoints") as checkpoints:
+    e = read_experiment(Run(run).config)
+    with Checkpoints(Run(run).checkpoints) as checkpoints:
         at = checkpoints.latest() if step is None else step
         if at is None or at not in checkpoints.steps():
             there = ", ".join(map(str, checkpoints.steps())) or "none"
@@ -181,7 +181,7 @@ class PrefixJob:
         nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}, "second": {}}
         # More held-out records may be evaluated later.
         found |= {"heldout": {}, "lm": lm, "second": second[0] if second else {}}
-        return agreed(self.e, nothing | found, unrecorded=nothing)
+        return verify_provenance(self.e.run, nothing | found)
 
     def prepared(self, e: Experiment, checkpoints: Checkpoints) -> Prepared:
         """The training, about to begin."""
@@ -287,7 +287,7 @@ def _page(e: Experiment, content: dict[str, Any]) -> str:
 
 
 def _curve(run: Path, key: str) -> list[tuple[int, float]]:
-    return [(row["step"], row[key]) for row in _rows(run / "metrics.jsonl") if row.get(key) is not None]
+    return [(row["step"], row[key]) for row in _rows(Run(run).metrics) if row.get(key) is not None]
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -44,6 +44,7 @@ from saejax.evals.probing import (
 )
 from saejax.lm.forward import apart
 from saejax.report.probes_page import render_probes
+from saejax.runs import Run
 from saejax.runs.made import differing, digest, refusal
 from saejax.trained import TrainedCoder
 
@@ -90,7 +91,7 @@ def run_probes(work: Workspace, wanted: Asked, words: list[str] | None = None, r
     if words is None:
         folders, place = {e.name: e.run_dir}, e.run_dir
     else:
-        place = e.run_dir / "evaluated"
+        place = e.run.evaluated
         folders = {name: place / name for name in dictionaries(words)}
     rows: list[dict[str, Any]] = []
     tasks: dict[str, Task | str] = {}
@@ -120,7 +121,7 @@ def _probed(
     redo: bool,
 ) -> dict[str, Any]:
     """The content of one dictionary's probes.json, brought up to what is wanted; `contents`: data set -> sha256."""
-    config, path = work.experiment.probes, folder / "probes.json"
+    config, path = work.experiment.probes, Run(folder).probes
     reader = _reader(work, sae.sites.reads)
     content = _before(path, {"sha256": sae.fingerprint(), "on": _on(work, reader)}, wanted, contents, redo)
     missing = [one for one in wanted.files if one not in content["datasets"]]

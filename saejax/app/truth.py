@@ -13,7 +13,6 @@ from saejax.app.experiment import Experiment
 from saejax.app.fit import Data, Tell, train_run
 from saejax.app.left_open import as_begun, found
 from saejax.app.loading import load
-from saejax.app.provenance import Provenance, agreed
 from saejax.coders import TOPOLOGIES, Coder
 from saejax.core.config import to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
@@ -21,6 +20,8 @@ from saejax.core.files import write_bytes, write_json
 from saejax.evals.truth import NAME, Planted, PlantedBatches, Scores, heldout, plant, score
 from saejax.parallel import joined, own_rows
 from saejax.report.truth_page import picture_of, table, table_of_many
+from saejax.runs import Run
+from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.trained import TrainedCoder
 
 # What of `Setting.needs` planted activations have not.
@@ -94,7 +95,7 @@ class Known:
     def made_from(self) -> Provenance:
         own = {"store": "truth", "rows": self.e.train.tokens, "fingerprint": self.planted.fingerprint}
         nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
-        return agreed(self.e, nothing | {"train": own}, unrecorded=nothing)
+        return verify_provenance(self.e.run, nothing | {"train": own})
 
     def coder(self) -> Coder:
         width = self.e.truth.d_in
@@ -114,14 +115,17 @@ def _written(e: Experiment, planted: Planted, sae: TrainedCoder, folder: Path) -
     """Score a dictionary and write truth.json and truth.png."""
     scores = score(sae, planted, e.truth.score_samples, shown=True)
     about = {"step": sae.step, "sha256": sae.fingerprint(), "world": to_json(e.truth)}
-    write_json(folder / "truth.json", about | scores.to_json())
-    write_bytes(folder / "truth.png", picture_of(scores, f"{folder.name}: the {planted.world.n_features:,} features"))
+    write_json(Run(folder).truth, about | scores.to_json())
+    write_bytes(
+        Run(folder).truth.with_suffix(".png"),
+        picture_of(scores, f"{folder.name}: the {planted.world.n_features:,} features"),
+    )
     return scores
 
 
 def _score_all(e: Experiment, planted: Planted, words: Sequence[str]) -> int:
     """Score each dictionary into a folder of its own, and write the table of all."""
-    named, folder = dictionaries(words), e.run_dir / "scored"
+    named, folder = dictionaries(words), e.run.scored
     rows: dict[str, Scores | str] = {}
     for name, source in named.items():
         say(f"{name}: {source}")
@@ -135,7 +139,7 @@ def _score_all(e: Experiment, planted: Planted, words: Sequence[str]) -> int:
             rows[name] = str(error)
     one = next(iter(rows.values()))
     shown = table(one) if len(rows) == 1 and isinstance(one, Scores) else table_of_many(rows)
-    write_bytes(folder / "table.md", (shown + "\n").encode())
+    write_bytes(Run(folder).table, (shown + "\n").encode())
     say(shown)
     say(f"truth: {folder / 'table.md'}")
     return 1 if any(isinstance(row, str) for row in rows.values()) else 0

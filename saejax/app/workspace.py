@@ -10,7 +10,6 @@ import jax
 from saejax.app.assembly import coder_of, refuse_unused
 from saejax.app.devices import lm_mesh
 from saejax.app.experiment import Experiment
-from saejax.app.provenance import Provenance, agreed, of_stores
 from saejax.capture import (
     Named,
     SelectingPacker,
@@ -24,9 +23,10 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
+from saejax.runs.provenance import STORES, Provenance, verify_provenance
 from saejax.store import Batches, BatchSource, StoreReader
 from saejax.store.files import StoreFiles
-from saejax.store.manifest import Header, read_manifest
+from saejax.store.manifest import Header, Manifest, read_manifest
 from saejax.text import Packer, Source, open_source
 from saejax.text.sources import split_rule
 from saejax.trained import check_widths
@@ -201,7 +201,8 @@ class Workspace:
             DataError: it was made from something else before.
         """
         model = {"lm": self.lm.identity} if self.experiment.lm.model else {}
-        return agreed(self.experiment, of_stores(self.experiment) | model)
+        stores = stores_provenance(self.experiment)
+        return verify_provenance(self.experiment.run, stores | model, stores)
 
     def refuse_other_split(self, split: str) -> None:
         """Raise DataError if the captured store of a split was divided from the other split by another rule."""
@@ -247,7 +248,7 @@ class Workspace:
                 "its device by lm.device."
             )
         return stream_activations(
-            e.run_dir / "stream.jsonl",
+            e.run.stream,
             self.lm,
             self.source,
             e.text,
@@ -291,3 +292,26 @@ def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
                 "(then it writes the mlp_out of the block)."
             )
     return tuple(f"{name.rpartition('.')[0]}.mlp_out" for name in reads)
+
+
+def stores_provenance(e: Experiment) -> Provenance:
+    """What the stores of an experiment say, those that are there and complete.
+
+    Raises:
+        DataError: a damaged manifest.
+    """
+    splits = STORES if e.capture.into == "store" else ("heldout",)  # else no store of the other is read
+    manifests = {split: read_manifest(StoreFiles(e.store_dir(split))) for split in splits}
+    there = {split: manifest for split, manifest in manifests.items() if manifest is not None and manifest.complete}
+    identities = [manifest.header.identity for manifest in there.values()]
+    return {
+        **{split: _of_store(e.store_dir(split), there[split]) if split in there else {} for split in STORES},
+        "lm": {
+            key: value for identity in reversed(identities) for key, value in identity.get("lm", {}).items() if value
+        },
+        "text": next((identity["text"] for identity in identities if "text" in identity), {}),
+    }
+
+
+def _of_store(path: str, manifest: Manifest) -> dict[str, Any]:
+    return {"store": path, "rows": manifest.n_tokens, "fingerprint": manifest.fingerprint}

@@ -7,9 +7,9 @@ from typing import Any
 
 from saejax.coders import CoderConfig
 from saejax.core.errors import DataError
+from saejax.core.files import write_json
 from saejax.evals.gates import CHANGES, Gate
-
-FIRST = "attempt-0"  # the run itself
+from saejax.runs.folder import FIRST, Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +75,39 @@ class Attempt:
             return cls(str(value["name"]), str(value["begins_from"]), changes, gates, dict(value["metrics"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"an attempt is not understood ({error!r})") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempts:
+    """The content of a run's attempts.json.
+
+    Attributes:
+        attempts: in order; the last may be under way.
+        kept: the name of the best so far.
+        why: it is, in words.
+    """
+
+    attempts: tuple[Attempt, ...]
+    kept: str = FIRST
+    why: str = ""
+
+    @classmethod
+    def read(cls, run: Run) -> "Attempts | None":
+        """Those of a run; None where it was not tried again. Raises DataError: the file is damaged."""
+        if (content := run.read_attempts()) is None:
+            return None
+        try:
+            return cls(tuple(map(Attempt.from_json, content["attempts"])), content["kept"], content["why"])
+        except DataError as error:
+            raise DataError(
+                f"{run.attempts} is damaged: {error}; delete it, and run `saejax pipeline` again."
+            ) from None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kept": self.kept, "why": self.why, "attempts": [attempt.to_json() for attempt in self.attempts]}
+
+    def write(self, run: Run) -> None:
+        write_json(run.attempts, self.to_json())
 
 
 def best(attempts: Sequence[Attempt]) -> Attempt:

@@ -28,7 +28,6 @@ import numpy as np
 from saejax.app.assembly import coder_of
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, default_config, experiment
-from saejax.app.records import read_stages
 from saejax.app.stages import run_capture, run_evaluate, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.coders import Coder
@@ -251,7 +250,7 @@ def _experiment(folder: Path, number: int) -> Ran:
         before = time.perf_counter()
         run_report(work)
         pages = time.perf_counter() - before
-    stages = read_stages(e)
+    stages = e.run.read_stages()
     whole = time.perf_counter() - started
     return _read(e, work, stages, pages, whole)
 

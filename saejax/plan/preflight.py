@@ -198,7 +198,7 @@ def _versions(e: Experiment) -> Check:
     """A run that was begun goes on with the versions that it has, or its numbers change."""
     now = environment.describe()["packages"]
     shown = ", ".join(f"{name} {now[name]}" for name in _VERSIONS[:2])
-    path = e.run_dir / "environment.json"
+    path = e.run.environment
     if not path.is_file():
         return Check("versions", shown, True)
     before = read_json(path).get("packages", {})

@@ -45,7 +45,7 @@ def refuse_what_cannot_end(e: Experiment) -> None:
     planned = Planned.of(e)
     if not _known(planned):
         return  # PyTorch's model has names of its own, which it says when it is loaded
-    begun = (e.run_dir / "config.json").is_file()
+    begun = e.run.config.is_file()
     _refuse_disk(planned, begun)
     if e.train.batch_size and not planned.swept and not begun:
         _refuse_memory(planned)

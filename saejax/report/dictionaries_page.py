@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from saejax.core.files import writing
 from saejax.report.evaluation import counted
 from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, blank_figure, cells, log_axis, markdown, page
+from saejax.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,10 +64,12 @@ def render_dictionaries(
     text += "".join(f"\n\n## {name}\n\n{above}\n\n{markdown(own)}" for name, above, own in more)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / "table.png", dpi=DPI)
-        (folder / "table.md").write_text(f"# {title}\n\n{lead}\n\n{text}\n", encoding="utf-8")
-        shown = page(title, lead, lines, (folder / "table.png").read_bytes(), _WORDS, below, sections=more)
-        (folder / "table.html").write_text(shown, encoding="utf-8")
+        figure.savefig(Run(folder).table.with_suffix(".png"), dpi=DPI)
+        Run(folder).table.write_text(f"# {title}\n\n{lead}\n\n{text}\n", encoding="utf-8")
+        shown = page(
+            title, lead, lines, Run(folder).table.with_suffix(".png").read_bytes(), _WORDS, below, sections=more
+        )
+        Run(folder).table.with_suffix(".html").write_text(shown, encoding="utf-8")
     return text
 
 

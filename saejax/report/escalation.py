@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from saejax.core.files import write_bytes
 from saejax.report.evaluation import failed_of
 from saejax.report.tables import COLOURS, DPI, blank_figure, markdown
+from saejax.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TEXT, _PICTURE = "escalation.md", "escalation.png"
 # What could not be measured, or is further from its bar, is drawn here.
 _FURTHEST = 10.0
 
 
-def write_escalation(run: Path, content: Mapping[str, Any]) -> Path:
+def write_escalation(run: Run, content: Mapping[str, Any]) -> Path:
     """Write escalation.md and escalation.png into the run's folder; returns the first's path.
 
     Args:
@@ -26,16 +26,16 @@ def write_escalation(run: Path, content: Mapping[str, Any]) -> Path:
             training} and `settled`: why no more was tried before the number of retries was reached, or empty.
     """
     with io.BytesIO() as buffer:
-        picture(content["attempts"], f"{run.name}: gates by attempt").savefig(buffer, dpi=DPI, format="png")
-        write_bytes(run / _PICTURE, buffer.getvalue())
-    write_bytes(run / _TEXT, _markdown(run.name, content).encode())
-    return run / _TEXT
+        picture(content["attempts"], f"{run.path.name}: gates by attempt").savefig(buffer, dpi=DPI, format="png")
+        write_bytes(run.escalation.with_suffix(".png"), buffer.getvalue())
+    write_bytes(run.escalation, _markdown(run.path.name, content).encode())
+    return run.escalation
 
 
-def remove_escalation(run: Path) -> None:
+def remove_escalation(run: Run) -> None:
     """Remove what an earlier `write_escalation` left."""
-    for name in (_TEXT, _PICTURE):
-        (run / name).unlink(missing_ok=True)
+    for path in (run.escalation, run.escalation.with_suffix(".png")):
+        path.unlink(missing_ok=True)
 
 
 def share_of_bar(gate: Mapping[str, Any]) -> float:
@@ -89,7 +89,7 @@ def _markdown(name: str, content: Mapping[str, Any]) -> str:
         *([content["settled"]] if content["settled"] else []),
         "## Gates",
         markdown(_gates(attempts)),
-        f"![The gates of each attempt, relative to their bars]({_PICTURE})",
+        f"![The gates of each attempt, relative to their bars]({Path(Run.escalation).stem}.png)",
         "## What is left",
         "\n".join(
             f"- `{gate['name']}`: {gate['title']}, {_number(gate['value'])}. {gate.get('unmeasured') or gate['advice']}"

@@ -14,9 +14,10 @@ from typing import Any
 
 from saejax.core.errors import DataError
 from saejax.core.files import LARGEST_JSON, read_if_there
+from saejax.runs import Run
 from saejax.runs.made import differing
 
-EXPLANATIONS = "explanations.jsonl"
+EXPLANATIONS = Run.explanations
 _LONGEST = 2000
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from saejax.core.errors import DataError
 from saejax.report.read import read_run
 from saejax.report.summary import summarise
+from saejax.runs import Run
 
 _SCRIPTS = (
     "dom.js",
@@ -55,7 +56,7 @@ def render(run_dir: str | os.PathLike[str]) -> Path:
     summary = summarise(run)
     features = pack(run.features) if run.features is not None else ""
     title = f"{summary['run']['name']} · saejax"
-    return write(run_dir / "report.html", document("page.html", title, ("page.css",), _SCRIPTS, summary, features))
+    return write(Run(run_dir).page, document("page.html", title, ("page.css",), _SCRIPTS, summary, features))
 
 
 def document(

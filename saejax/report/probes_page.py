@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from saejax.core.files import writing
 from saejax.report.tables import COLOURS, DPI, MARKERS, blank_figure, markdown, page
+from saejax.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,11 +49,11 @@ def render_probes(folder: Path, title: str, rows: Sequence[Mapping[str, Any]], c
     text = "\n".join([lead, "", markdown(lines), *(f"\n{line}" for line in below)])
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / "probes.png", dpi=DPI)
-        (folder / "probes.md").write_text(f"# {title}\n\n{text}\n", encoding="utf-8")
-        png = (folder / "probes.png").read_bytes()
+        figure.savefig(Run(folder).probes.with_suffix(".png"), dpi=DPI)
+        Run(folder).probes.with_suffix(".md").write_text(f"# {title}\n\n{text}\n", encoding="utf-8")
+        png = Run(folder).probes.with_suffix(".png").read_bytes()
         shown = page(title, lead, lines, png, (0,), below, alt="mean AUC over k")
-        (folder / "probes.html").write_text(shown, encoding="utf-8")
+        Run(folder).probes.with_suffix(".html").write_text(shown, encoding="utf-8")
     return text
 
 

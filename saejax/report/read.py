@@ -7,7 +7,6 @@ a `DataError` that names it, never a page with a hole.
 
 import gzip
 import hashlib
-import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import Any
 
 from saejax.core.errors import DataError
 from saejax.core.files import LARGEST_JSON, object_of, read_if_there
-from saejax.core.metrics import LARGEST_METRICS, read_metrics
+from saejax.core.metrics import LARGEST_METRICS
 from saejax.report import profile as profiles
 from saejax.report.evaluation import wrong_in
-from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
+from saejax.report.explanations import read_explanations, with_explanations
+from saejax.runs import Run
 
 TRAIN = "saejax train --config=..."
 PIPELINE = "saejax pipeline --config=..."
@@ -70,57 +70,49 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
     """
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
-    wanted = FILES if features else tuple(name for name in FILES if name not in _OF_FEATURES)
-    raw = {name: data for name in wanted if (data := read_if_there(run_dir / name, _limit(name))) is not None}
-    environment = evaluation = table = stages = profile = attempts = None
-    if "environment.json" in raw:
-        environment = _json_object(run_dir / "environment.json", raw["environment.json"], TRAIN)
-    if "eval.json" in raw:
-        evaluation = _evaluation(run_dir / _EVAL, raw[_EVAL])
-    if "features.json.gz" in raw:
-        table = _features(run_dir / "features.json.gz", raw["features.json.gz"])
-        table = with_explanations(table, read_explanations(run_dir))
-    if "stages.json" in raw:
-        stages = _stages(run_dir / "stages.json", raw["stages.json"])
-    if "profile.json" in raw:
-        profile = _json_object(run_dir / "profile.json", raw["profile.json"], TRAIN)
-        profile = profiles.checked(run_dir / "profile.json", profile)
-    if "attempts.json" in raw:
-        attempts = _attempts(run_dir / "attempts.json", raw["attempts.json"])
+    run = Run(run_dir)
+    names = FILES if features else tuple(name for name in FILES if name not in _OF_FEATURES)
+    raw = {name: data for name in names if (data := read_if_there(run_dir / name, _limit(name))) is not None}
+    objects = {
+        name: object_of(run_dir / name, raw[name], f"make it again with `{TRAIN}`")
+        for name in (Run.config, Run.environment, Run.profile)
+        if name in raw
+    }
+    evaluation = _evaluation(run.evaluation, raw[Run.evaluation]) if Run.evaluation in raw else None
+    table = None
+    if Run.features in raw:
+        table = with_explanations(_features(run.features, raw[Run.features]), read_explanations(run_dir))
     described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
-    if trained := "config.json" in raw:
-        described = _json_object(run_dir / "config.json", raw["config.json"], TRAIN)
-    elif not described:
-        raise DataError(f"{run_dir} has no config.json, so it is no run; make one with `{TRAIN}`")
+    if Run.config not in raw and not described:
+        raise DataError(f"{run_dir} has no {Run.config}, so it is no run; make one with `{TRAIN}`")
     return RunFiles(
         name=run_dir.resolve().name,
-        config=described,
-        trained=trained,
-        environment=environment,
-        metrics=_metrics(run_dir / "metrics.jsonl") if "metrics.jsonl" in raw else [],
+        config=objects.get(Run.config, described),
+        trained=Run.config in raw,
+        environment=objects.get(Run.environment),
+        metrics=run.rows() if Run.metrics in raw else [],
         evaluation=evaluation,
         features=table,
-        stages=stages,
-        profile=profile,
-        attempts=attempts,
+        stages=_stages(run.stages, raw[Run.stages]) if Run.stages in raw else None,
+        profile=profiles.checked(run.profile, objects[Run.profile]) if Run.profile in raw else None,
+        attempts=run.read_attempts() if Run.attempts in raw else None,
         sources=tuple((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
     )
 
 
 FILES = (
-    "config.json",
-    "environment.json",
-    "metrics.jsonl",
-    "eval.json",
-    "features.json.gz",
-    "stages.json",
-    "profile.json",
-    "attempts.json",
-    EXPLANATIONS,
+    Run.config,
+    Run.environment,
+    Run.metrics,
+    Run.evaluation,
+    Run.features,
+    Run.stages,
+    Run.profile,
+    Run.attempts,
+    Run.explanations,
 )
-_EVAL = "eval.json"
-_OF_FEATURES = ("features.json.gz", EXPLANATIONS)
-_LARGEST = {"metrics.jsonl": LARGEST_METRICS, "features.json.gz": 8 << 30}
+_OF_FEATURES = (Run.features, Run.explanations)
+_LARGEST = {Run.metrics: LARGEST_METRICS, Run.features: 8 << 30}
 
 
 def _limit(name: str) -> int:
@@ -133,20 +125,9 @@ def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
     Raises:
       DataError: it is damaged; names it.
     """
-    data = read_if_there(run_dir / _EVAL, _limit(_EVAL))
-    return None if data is None else _evaluation(run_dir / _EVAL, data)
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    """One dict a step, ascending: the training and the validation row of a step in one."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for row in read_metrics(path):
-        by_step.setdefault(row["step"], {}).update(row)
-    return list(by_step.values())
-
-
-def _json_object(path: Path, data: bytes, remedy: str) -> dict[str, Any]:
-    return object_of(path, data, f"make it again with `{remedy}`")
+    path = Run(run_dir).evaluation
+    data = read_if_there(path, LARGEST_JSON)
+    return None if data is None else _evaluation(path, data)
 
 
 def _damaged(path: Path, what: str, remedy: str = EVALUATE) -> DataError:
@@ -154,7 +135,7 @@ def _damaged(path: Path, what: str, remedy: str = EVALUATE) -> DataError:
 
 
 def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
-    evaluation = _json_object(path, data, EVALUATE)
+    evaluation = object_of(path, data, f"make it again with `{EVALUATE}`")
     for key, kind in (("metrics", dict), ("gates", list), ("warnings", list), ("density", dict)):
         if key in evaluation and not isinstance(evaluation[key], kind):
             raise _damaged(path, f"{key!r} is not a {kind.__name__}")
@@ -179,34 +160,8 @@ def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
     return evaluation
 
 
-def _attempts(path: Path, data: bytes) -> dict[str, Any]:
-    content = _json_object(path, data, PIPELINE)
-    attempts = content.get("attempts")
-    if not isinstance(attempts, list) or not isinstance(content.get("kept"), str):
-        raise _damaged(path, "it has no list of attempts, or does not say which is kept", PIPELINE)
-    for one in attempts:
-        kinds = (("name", str), ("begins_from", str), ("changes", list), ("metrics", dict))
-        if not isinstance(one, dict) or not all(isinstance(one.get(key), kind) for key, kind in kinds):
-            raise _damaged(path, f"the attempt {str(one)[:80]} lacks name, begins_from, changes or metrics", PIPELINE)
-        if not re.fullmatch(r"attempt-\d{1,3}", one["name"]):
-            raise _damaged(path, f"an attempt is called {one['name'][:80]!r}", PIPELINE)
-        _check_numbers(path, one["name"], one["metrics"], one["metrics"])
-        for change in one["changes"]:
-            if not isinstance(change, dict) or not isinstance(change.get("gates"), list):
-                raise _damaged(path, f"a change of {one['name']} is {str(change)[:80]}", PIPELINE)
-            _check_numbers(path, f"change of {one['name']}", change, ("before", "after"))
-        gates = one.get("gates") or []
-        if not isinstance(gates, list) or not all(
-            isinstance(g, dict) and {"name", "passed"} <= g.keys() for g in gates
-        ):
-            raise _damaged(path, f"the gates of {one['name']} are {str(gates)[:80]}", PIPELINE)
-    if content["kept"] not in [one["name"] for one in attempts]:
-        raise _damaged(path, f"it keeps {content['kept'][:80]!r}, which is none of its attempts", PIPELINE)
-    return content
-
-
 def _stages(path: Path, data: bytes) -> dict[str, Any]:
-    stages = _json_object(path, data, TRAIN)
+    stages = object_of(path, data, f"make it again with `{TRAIN}`")
     for stage, row in stages.items():
         if not isinstance(row, dict):
             raise _damaged(path, f"the stage {stage!r} is not an object")
@@ -220,9 +175,9 @@ def read_features(run_dir: Path) -> dict[str, Any]:
     Raises:
       DataError: there is none, or one of the two files is damaged.
     """
-    path = run_dir / "features.json.gz"
+    path = Run(run_dir).features
     if not path.is_file():
-        raise DataError(f"{run_dir} has no features.json.gz. Make it: {REPORT}")
+        raise DataError(f"{run_dir} has no {Run.features}. Make it: {REPORT}")
     table = _features(path, path.read_bytes())
     return with_explanations(table, read_explanations(run_dir))
 
@@ -232,7 +187,7 @@ def _features(path: Path, data: bytes) -> dict[str, Any]:
         text = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, f"it does not unpack ({error})") from None
-    table = _json_object(path, text, EVALUATE)
+    table = object_of(path, text, f"make it again with `{EVALUATE}`")
     vocab, features = table.get("vocab"), table.get("features")
     if not isinstance(vocab, list) or not all(isinstance(token, str) for token in vocab):
         raise _damaged(path, "'vocab' is not a list of token strings")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from saejax.core.files import writing
 from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, blank_figure, cells, log_axis, markdown, page
+from saejax.runs import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,10 +43,14 @@ def render_sweep(folder: Path, content: dict[str, Any]) -> None:
     each, rate = (f"{content[key]:,.0f}" for key in ("tokens", "tokens_per_second"))
     lead = f"{len(lines) - 1} coders, {each} activations each, {rate} a second."
     with writing(folder):
-        figure.savefig(folder / "sweep.png", dpi=DPI)
-        (folder / "sweep.md").write_text(f"# Sweep {content['name']}\n\n{markdown(lines)}\n", encoding="utf-8")
-        shown = page(f"Sweep {content['name']}", lead, lines, (folder / "sweep.png").read_bytes(), _WORDS)
-        (folder / "sweep.html").write_text(shown, encoding="utf-8")
+        figure.savefig(Sweep(folder).result.with_suffix(".png"), dpi=DPI)
+        Sweep(folder).result.with_suffix(".md").write_text(
+            f"# Sweep {content['name']}\n\n{markdown(lines)}\n", encoding="utf-8"
+        )
+        shown = page(
+            f"Sweep {content['name']}", lead, lines, Sweep(folder).result.with_suffix(".png").read_bytes(), _WORDS
+        )
+        Sweep(folder).result.with_suffix(".html").write_text(shown, encoding="utf-8")
 
 
 def table(content: dict[str, Any]) -> str:

@@ -11,8 +11,13 @@ from saejax.core.files import read_if_there, read_object, value_of, write_json
 from saejax.core.metrics import last_rows, read_metrics
 from saejax.core.places import is_run_config
 
+
+def attempt_name(number: int) -> str:
+    return f"attempt-{number}"
+
+
 # The run itself, among its attempts.
-FIRST = "attempt-0"
+FIRST = attempt_name(0)
 _ATTEMPT = re.compile(r"attempt-[1-9]\d*")
 _LARGEST_ATTEMPTS = 1 << 20
 
@@ -76,8 +81,8 @@ class Run:
     def exists(self) -> bool:
         """It is the folder of a run: its config.json is an experiment's, or lies beside the record of a training."""
         try:
-            trained = self.environment.is_file() or self.metrics.is_file()
-            return self.config.is_file() and (trained or is_run_config(self.config))
+            trained = os.path.lexists(self.environment) or os.path.lexists(self.metrics)
+            return os.path.lexists(self.config) and (trained or is_run_config(self.config))
         except OSError:  # what may not be looked into is nothing; whoever reads it says why
             return False
 
@@ -166,6 +171,7 @@ class Sweep:
 
     @property
     def exists(self) -> bool:
+        """It is the folder of a sweep."""
         return self.members.is_file()
 
 
@@ -183,7 +189,7 @@ def _fault_of_attempts(content: Any) -> str:
         kinds = {"name": str, "begins_from": str, "changes": list, "metrics": dict}
         if not isinstance(attempt, dict) or not all(isinstance(attempt.get(key), kinds[key]) for key in kinds):
             return f"the attempt {str(attempt)[:80]} lacks name, begins_from, changes or metrics"
-        if attempt["name"] != f"attempt-{i}" or (i and attempt["begins_from"] not in names):
+        if attempt["name"] != attempt_name(i) or (i and attempt["begins_from"] not in names):
             return f"attempt {i} is called {attempt['name'][:80]!r} and begins from {attempt['begins_from'][:80]!r}"
         if not all(value is None or type(value) in (int, float) for value in attempt["metrics"].values()):
             return f"a metric of {attempt['name']} is not a number"

@@ -35,13 +35,13 @@ def read_provenance(run: Run) -> Provenance:
     return content
 
 
-def agreed(run: Run, now: Provenance, unrecorded: Provenance) -> Provenance:
-    """What a run was made from, with what `now` adds to it; without a record it counts as made from `unrecorded`.
+def verify_provenance(run: Run, now: Provenance, assumed: Provenance | None = None) -> Provenance:
+    """What a run was made from, with what `now` adds to it; without a record it counts as made from `assumed`.
 
     Raises:
         DataError: the run was made from something else; each difference is listed.
     """
-    known = read_provenance(run) or unrecorded
+    known = read_provenance(run) or assumed or {}
     if changed := [line for key, of in now.items() if of for line in _differences(key, known.get(key, {}), of)]:
         raise DataError(
             f"{run.path} was made from something else:\n  " + "\n  ".join(changed) + "\n"

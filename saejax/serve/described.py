@@ -12,11 +12,11 @@ from saejax.core.files import Stamp, opened, stamp
 from saejax.core.metrics import LARGEST_METRICS
 from saejax.report.read import FILES, read_run
 from saejax.report.summary import summarise
+from saejax.runs import Run
 
 # Of all pages of a run those that are shown, and how deep they may lie.
 _MOST_PAGES = 200
 _DEPTH = 4
-_METRICS = "metrics.jsonl"
 _MOST_KEPT = 32
 _PAUSE = 20  # times as long as it took
 
@@ -52,8 +52,8 @@ class Descriptions:
             DataError: it is no run, or a file of it is damaged.
         """
         with self._lock:
-            files = tuple(stamp(folder / name) for name in (*FILES, "features.json.gz") if name != _METRICS)
-            metrics, now = stamp(folder / _METRICS), time.monotonic()
+            files = tuple(stamp(folder / name) for name in (*FILES, Run.features) if name != Run.metrics)
+            metrics, now = stamp(Run(folder).metrics), time.monotonic()
             made = self._kept.get(folder)
             same = made is not None and made.files == files
             if made is None or not same or (made.metrics != metrics and now - made.at > _PAUSE * made.took):
@@ -71,9 +71,9 @@ class Descriptions:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    at = whole_rows(folder / _METRICS)
+    at = whole_rows(Run(folder).metrics)
     summary = summarise(read_run(folder, features=False))
-    return {"summary": summary | {"has_features": (folder / "features.json.gz").is_file()}, "at": at}
+    return {"summary": summary | {"has_features": Run(folder).features.is_file()}, "at": at}
 
 
 def whole_rows(path: Path) -> int:
@@ -102,7 +102,7 @@ def pages(root: Path, folder: Path) -> list[dict[str, str]]:
             entries = sorted(one.iterdir()) if one.is_dir() else []
             found += [path for path in entries if path.suffix == ".html" and path.name[0] != "." and path.is_file()]
             inner += [path for path in entries if path.is_dir() and path.name[0] != "." and not path.is_symlink()]
-        level = [path for path in inner if path.name != "checkpoints"]
+        level = [path for path in inner if path.name != Run.checkpoints]
     return [
         {"title": path.relative_to(folder).with_suffix("").as_posix(), "name": path.relative_to(root).as_posix()}
         for path in found[:_MOST_PAGES]

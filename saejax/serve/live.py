@@ -18,6 +18,7 @@ import anyio.to_thread
 
 from saejax.core.errors import SaejaxError
 from saejax.core.files import stamp
+from saejax.runs import Run
 from saejax.serve.jobs.folder import ENDED, View
 from saejax.serve.jobs.queue import Queue
 from saejax.serve.rows import Cursor, behind_step
@@ -28,7 +29,6 @@ _STATES = 4
 # Disks of a network may hold a look for long; requests have threads of their own.
 _THREADS = 8
 _AFTER_MISTAKE = 5.0
-_METRICS = "metrics.jsonl"
 
 Message = dict[str, Any]
 
@@ -51,7 +51,7 @@ class Live:
 
         {"kind": "state", "state"}, {"kind": "rows", "rows", "at"}, {"kind": "reset"}: the file was begun anew.
         """
-        path = folder / _METRICS
+        path = Run(folder).metrics
         cursor = Cursor(path, at if step is None else await self._thread(behind_step, path, step))
         state = ""
         looks = _Looks(lambda: stamp(path), lambda: self._state_of(name))
@@ -74,7 +74,7 @@ class Live:
             Problem: 404: there is no such job.
         """
         view = await self._thread(queue.view, name)
-        cursor, job = Cursor(queue.runs / view.name / _METRICS, at), queue.job(name)
+        cursor, job = Cursor(Run(queue.runs / view.name).metrics, at), queue.job(name)
         said: tuple[Any, ...] | None = None
         looks = _Looks(lambda: (stamp(cursor.path), job.signature(), _news(queue.view(name))))
         with self._watching(("job", name), looks) as watched:

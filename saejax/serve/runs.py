@@ -3,62 +3,34 @@
 import dataclasses
 import math
 import os
-import platform
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from saejax.app.attempts import is_attempt, read_record
-from saejax.app.evaluated import is_evaluated
-from saejax.app.experiment import RESERVED, Experiment, read_experiment
+from saejax.app.experiment import Experiment, read_experiment
 from saejax.app.left_open import as_begun
-from saejax.app.loading import is_run
-from saejax.app.records import SWEEP
 from saejax.app.sweep.members import Member
 from saejax.checkpoints import Checkpoints
 from saejax.coders import TOPOLOGIES, CoderConfig
 from saejax.core.errors import SaejaxError
-from saejax.core.files import read_bounded, stamp
-from saejax.core.lease import LOCK, held
-from saejax.core.metrics import last_rows
+from saejax.core.files import stamp
+from saejax.core.lease import LOCK
 from saejax.report.evaluation import failed_of
 from saejax.report.read import read_evaluation
+from saejax.runs import Reading, Run, Sweep
+from saejax.runs.folder import FIRST, RESERVED
+from saejax.runs.state import state_of, state_of_sweep
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
 
-# A run that another machine writes shows its life by its rows alone.
-_QUIET = 60.0  # seconds
 _DEPTH = 4
 # What stands in the place of a coder's preset where a run trains a latent prefix.
 PREFIX = "prefix"
-_FILES = ("config.json", "metrics.jsonl", "eval.json", "features.json.gz", "report.html", "attempts.json", LOCK)
+_FILES = (Run.config, Run.metrics, Run.evaluation, Run.features, Run.page, Run.attempts)
 # A name has one unit wherever it stands: a training counts the latents that are "dead", and here their share is shown.
 _OF_EVAL = ("l0", "fve", "dead_fraction")
 _OF_ROWS = ("l0", "fve", "dead", "loss")
-_LONGEST_LOCK = 4096
-
-T = TypeVar("T")
-
-
-class _Reading:
-    """Reads the files of one run: of one that is damaged the error is kept in `errors`, and the others are read."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-
-    def of(self, read: Callable[[], T], nothing: T) -> T:
-        """What `read` returns, or `nothing` where a file is damaged or may not be read."""
-        try:
-            return read()
-        except (SaejaxError, OSError) as error:
-            self.errors.append(str(error))
-            return nothing
-
-    def said(self, before: str | None = None) -> str | None:
-        """The errors in one line; None without any."""
-        return " ".join(dict.fromkeys(filter(None, (before, *self.errors)))) or None
+_OF_MEMBER = ("name", "preset", "d_sae", "k", "l0", "fve", "dead_fraction", "step", "steps", "state", "updated")
 
 
 @dataclasses.dataclass
@@ -70,23 +42,25 @@ class Runs:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every run, those that moved last first."""
-        names = dict(_found(self.root, self.root, _DEPTH))
+        names = {name: sweep for name, sweep in _walk(self.root, self.root, _DEPTH) if name != sweep}
         self._kept = {name: kept for name, kept in self._kept.items() if name in names}
         rows = [self.row(name, sweep) for name, sweep in names.items()]
         return sorted(rows, key=lambda row: (-row["updated"], row["name"]))
 
     def row(self, name: str, sweep: str | None = None) -> dict[str, Any]:
         """One run in a few figures. What its files do not say is None."""
-        folder = self.root / name
-        sweep = sweep or _sweep_of(self.root, folder)
-        signature = (sweep, *(stamp(folder / file) for file in _FILES), stamp(folder / "checkpoints"))
+        run = Run(self.root / name)
+        sweep = sweep or self._sweep_of(run)
+        files = (stamp(run.path / file) for file in (*_FILES, LOCK, Run.checkpoints))
+        signature = (sweep, *files)
         before = self._kept.get(name)
         if before is None or before[0] != signature:
-            before = self._kept[name] = (signature, _described(self.root, folder, name, sweep))
-        row, reading = before[1], _Reading()
+            before = self._kept[name] = (signature, _described(run, name, sweep))
+        row, reading = before[1], Reading()
+        of = Sweep(self.root / sweep) if sweep else None
         # Where nobody can be asked who holds the lease, nobody does.
-        state = reading.of(lambda: state_of(folder, row, self.root), "") or state_of(folder, row, self.root, free=True)
-        return row | {"state": state, "error": reading.said(row["error"])}
+        state = reading.of(lambda: state_of(run, row, of), "") or state_of(run, row, free=True)
+        return row | {"state": state, "error": reading.error(row["error"])}
 
     def state(self, name: str) -> str:
         """The state of one run, in a word."""
@@ -94,111 +68,64 @@ class Runs:
 
     def sweeps(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Every sweep, with its members' rows as they are now."""
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in _sweeps(self.root, self.root, _DEPTH)}
-        for row in rows:
-            if row["sweep"] in found:
-                found[row["sweep"]].append(row)
+        names = sorted(name for name, sweep in _walk(self.root, self.root, _DEPTH) if name == sweep)
+        members = {name: [row for row in rows if row["sweep"] == name] for name in names}
         return [
-            {"name": name, "state": _together([row["state"] for row in own]), "members": _members(name, own)}
-            for name, own in sorted(found.items())
+            {"name": name, "state": state_of_sweep([row["state"] for row in of]), "members": _members(name, of)}
+            for name, of in members.items()
         ]
 
-
-def state_of(folder: Path, row: Mapping[str, Any], root: Path, free: bool = False) -> str:
-    """waiting, running, stopped, trained, evaluated, or failed where a gate failed.
-
-    Args:
-        free: nobody writes it; else the leases are asked.
-
-    Raises:
-        DataError: a lease's file cannot be read.
-    """
-    of_sweep = row["sweep"] and not row["evaluated_at"]
-    if not free and (is_written(folder) or (of_sweep and is_written(root / row["sweep"]))):
-        return "running"
-    if row["gates_total"] is not None:
-        return "failed" if row["failed_gates"] else "evaluated"
-    if row["finished"]:
-        return "trained"
-    if row["step"] and not free and _elsewhere(folder) and time.time() - row["updated"] < _QUIET:
-        return "running"
-    return "stopped" if row["step"] or row["has_checkpoint"] else "waiting"
+    def _sweep_of(self, run: Run) -> str | None:
+        above = (path for path in run.path.parents if self.root in path.parents and Sweep(path).exists)
+        return next((path.relative_to(self.root).as_posix() for path in above), None)
 
 
-def is_written(folder: Path) -> bool:
-    """Whether a process of this machine holds the folder's lease."""
-    return held(folder) is not None
-
-
-def _elsewhere(folder: Path) -> bool:
-    """Whether another machine held the lease last."""
-    if not os.path.lexists(folder / LOCK):
-        return False
-    match = re.search(r" on (\S+)", read_bounded(folder / LOCK, _LONGEST_LOCK).decode(errors="replace"))
-    return match is not None and match[1] != platform.node()
-
-
-def _found(root: Path, folder: Path, depth: int, sweep: str | None = None) -> Iterator[tuple[str, str | None]]:
-    """(name, its sweep or None) of all runs below a folder, their attempts too."""
+def _walk(root: Path, folder: Path, depth: int, sweep: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """(name, its sweep or None) of all runs below a folder, their attempts too; a sweep is of itself."""
     for path in _folders(folder):
         name = path.relative_to(root).as_posix()
-        if is_listed(path) and not (path / SWEEP).is_file():
+        if Sweep(path).exists:
+            yield name, name
+            yield from _walk(root, path, depth - 1, name) if depth > 1 else ()
+        elif Run(path).exists:
             yield name, sweep
-            for inner in _folders(path):
-                if is_attempt(inner) and is_listed(inner):
-                    yield inner.relative_to(root).as_posix(), sweep
+            for inner in map(Run, _folders(path)):
+                if inner.is_attempt and inner.exists:
+                    yield inner.path.relative_to(root).as_posix(), sweep
         elif depth > 1:
-            yield from _found(root, path, depth - 1, name if (path / SWEEP).is_file() else sweep)
-
-
-def is_listed(folder: Path) -> bool:
-    """Whether it is a run, or would be one if its config.json could be read: that is said, and not passed over."""
-    config = folder / "config.json"
-    return is_run(folder) or (os.path.lexists(config) and not config.is_file())
+            yield from _walk(root, path, depth - 1, sweep)
 
 
 def is_shown(folder: Path) -> bool:
-    """Whether it has a page: a run, or a dictionary that was evaluated in a run's folder."""
-    return is_listed(folder) or is_evaluated(folder)
-
-
-def _sweeps(root: Path, folder: Path, depth: int) -> Iterator[str]:
-    for path in _folders(folder):
-        if (path / SWEEP).is_file():
-            yield path.relative_to(root).as_posix()
-        elif depth > 1 and not is_listed(path):
-            yield from _sweeps(root, path, depth - 1)
-
-
-def _sweep_of(root: Path, folder: Path) -> str | None:
-    above = next((path for path in folder.parents if root in path.parents and (path / SWEEP).is_file()), None)
-    return above.relative_to(root).as_posix() if above else None
+    """It has a page: a run, or a dictionary that was evaluated in a run's folder."""
+    return Run(folder).exists or Run(folder).is_dictionary
 
 
 def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = [one.name for one in entries if one.name[0] != "." and one.is_dir(follow_symlinks=False)]
+            names = [entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return [folder / name for name in sorted(names) if name not in RESERVED]
 
 
-def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[str, Any]:
+def _described(run: Run, name: str, sweep: str | None) -> dict[str, Any]:
     """What the files of a run say, without its state."""
-    reading = _Reading()
-    config = reading.of(lambda: _of_config(folder), dict.fromkeys(_OF_CONFIG))
+    reading = Reading()
+    config = reading.of(lambda: _of_config(run), dict.fromkeys(_OF_CONFIG))
     no_rows: dict[str, float | None] = {}
-    last = reading.of(lambda: last_rows(folder / "metrics.jsonl"), no_rows)
-    evaluation = reading.of(lambda: read_evaluation(folder), None)
+    last = reading.of(run.last_row, no_rows)
+    evaluation = reading.of(lambda: read_evaluation(run.path), None)
     gates = (evaluation or {}).get("gates")
-    passed, failed = sum(bool(gate.get("passed")) for gate in gates or []), failed_of(gates or [])
     step = last.get("step")
-    finished = bool(step and config["steps"] and (step >= config["steps"] or _stopped_early(folder, last)))
+    finished = bool(step and config["steps"] and (step >= config["steps"] or _stopped_early(run, last)))
     if evaluation is not None:
         config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
-    saved = reading.of(lambda: _is_saved(folder / "checkpoints"), False)
-    attempts = reading.of(lambda: _attempts(folder), _NO_ATTEMPTS)
+    saved = reading.of(lambda: _is_saved(run), False)
+    above = Run(run.path.parent) if run.is_attempt else run
+    attempts = reading.of(above.read_attempts, None)
+    kept = run.path.name if run.is_attempt else FIRST
     return {
         "name": name,
         "sweep": sweep,
@@ -208,33 +135,34 @@ def _described(root: Path, folder: Path, name: str, sweep: str | None) -> dict[s
         "tokens": last.get("tokens"),
         "tokens_per_second": last.get("train/tokens_per_second"),
         **_figures((evaluation or {}).get("metrics") or {}, last, config["d_sae"]),
-        "gates_passed": None if gates is None else passed,
+        "gates_passed": None if gates is None else sum(bool(gate.get("passed")) for gate in gates),
         "gates_total": None if gates is None else len(gates),
-        "failed_gates": failed,
+        "failed_gates": failed_of(gates or []),
         "evaluated_at": None if evaluation is None else evaluation.get("step"),
-        "has_features": (folder / "features.json.gz").is_file(),
-        "has_report": (folder / "report.html").is_file(),
+        "has_features": run.features.is_file(),
+        "has_report": run.page.is_file(),
         "has_checkpoint": saved,
         "has_coder": saved and config["preset"] != PREFIX,
-        **attempts,
-        "evaluated": reading.of(lambda: _evaluated(folder), _NO_NAMES),
-        "updated": _updated(folder),
+        "attempts": len(attempts["attempts"]) if attempts else 0,
+        "kept": attempts is None or attempts["kept"] == kept,
+        "evaluated": tuple(reading.of(run.dictionaries, [])),
+        "updated": max((known.mtime_ns for file in _FILES if (known := stamp(run.path / file))), default=0) / 1e9,
         "seconds_left": None if finished else _left(config["tokens_total"], last),
-        "error": reading.said(),
+        "error": reading.error(),
     }
 
 
 _OF_CONFIG = ("preset", "model", "hook_point", "d_sae", "k", "steps", "tokens_total")
 
 
-def _of_config(folder: Path) -> dict[str, Any]:
+def _of_config(run: Run) -> dict[str, Any]:
     """What config.json says of the run.
 
     Raises:
         DataError, OSError: it cannot be read.
     """
     nothing = dict.fromkeys(_OF_CONFIG)
-    e = as_begun(read_experiment(folder / "config.json"))
+    e = as_begun(read_experiment(run.config))
     training = {"steps": e.train.steps, "tokens_total": e.train.steps * e.train.batch_size}
     if e.prefix.source:
         models = ", ".join(filter(None, (e.lm.model, e.prefix.second)))
@@ -248,8 +176,8 @@ def _of_config(folder: Path) -> dict[str, Any]:
 def _latents(e: Experiment, coder: CoderConfig) -> int | None:
     """All latents of a coder, as its evaluation counts them; None where the configuration alone does not tell."""
     topology = TOPOLOGIES[coder.topology]
-    own = (e.hook_point,) if e.hook_point or not (topology.stacked and topology.tied) else e.capture.hook_points
-    reads = e.reads or own
+    usual = (e.hook_point,) if e.hook_point or not (topology.stacked and topology.tied) else e.capture.hook_points
+    reads = e.reads or usual
     width = coder.d_sae or _wide(e, coder.expansion or 0)
     shape = topology(d_in=1, d_sae=width or 0, sites=len(reads)).latent_shape
     # How many a pattern stands for the model decides.
@@ -268,18 +196,18 @@ def _wide(e: Experiment, expansion: int) -> int | None:
 
 def _figures(metrics: Mapping[str, Any], last: Mapping[str, Any], n_latents: int | None) -> dict[str, Any]:
     """Of the evaluation, else of the last validation, else of the last row of the training."""
-    found = {name: last.get(f"val/{name}", last.get(f"train/{name}")) for name in _OF_ROWS}
-    dead = found.pop("dead")
-    found["dead_fraction"] = dead / n_latents if n_latents and dead is not None else None
-    return found | {name: metrics[name] for name in _OF_EVAL if metrics.get(name) is not None}
+    figures = {name: last.get(f"val/{name}", last.get(f"train/{name}")) for name in _OF_ROWS}
+    dead = figures.pop("dead")
+    figures["dead_fraction"] = dead / n_latents if n_latents and dead is not None else None
+    return figures | {name: metrics[name] for name in _OF_EVAL if metrics.get(name) is not None}
 
 
-def _stopped_early(folder: Path, last: Mapping[str, Any]) -> bool:
-    """Whether the training ended by its own rule (train.early_stop_patience), as its newest checkpoint says."""
+def _stopped_early(run: Run, last: Mapping[str, Any]) -> bool:
+    """The training ended by its own rule (train.early_stop_patience), as its newest checkpoint says."""
     if "time/seconds" not in last:  # no session of it has ended
         return False
     try:
-        with Checkpoints(folder / "checkpoints") as checkpoints:
+        with Checkpoints(run.checkpoints) as checkpoints:
             newest = checkpoints.latest()
             return newest is not None and bool(checkpoints.restore_numpy(newest, names=())[1].get("stopped_early"))
     except (SaejaxError, OSError):
@@ -292,42 +220,9 @@ def _left(wanted: int | None, last: Mapping[str, Any]) -> float | None:
     return max(0, wanted - tokens) / rate if wanted and tokens and rate else None
 
 
-_NO_NAMES: tuple[str, ...] = ()
-_NO_ATTEMPTS = {"attempts": 0, "kept": True}
-
-
-def _attempts(folder: Path) -> dict[str, Any]:
-    above = folder.parent if is_attempt(folder) else folder
-    record = read_record(above)
-    if record is None:
-        return _NO_ATTEMPTS
-    own = folder.name if is_attempt(folder) else "attempt-0"
-    return {"attempts": len(record.attempts), "kept": record.kept == own}
-
-
-def _is_saved(checkpoints: Path) -> bool:
-    return checkpoints.is_dir() and any(one.name.isdigit() for one in checkpoints.iterdir())
-
-
-def _evaluated(folder: Path) -> tuple[str, ...]:
-    """Names of the dictionaries that `saejax evaluate --sae` evaluated in this run's folder."""
-    inner = folder / "evaluated"
-    return tuple(sorted(path.name for path in inner.iterdir() if is_evaluated(path))) if inner.is_dir() else ()
-
-
-def _updated(folder: Path) -> float:
-    """When one of its files changed last, in seconds since 1970."""
-    found = [known for name in _FILES if name != LOCK and (known := stamp(folder / name))]
-    return max((known.mtime_ns for known in found), default=0) / 1e9
+def _is_saved(run: Run) -> bool:
+    return run.checkpoints.is_dir() and any(step.name.isdigit() for step in run.checkpoints.iterdir())
 
 
 def _members(sweep: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    kept = ("name", "preset", "d_sae", "k", "l0", "fve", "dead_fraction", "step", "steps", "state", "updated")
-    return [{key: row[key] for key in kept} | {"label": row["name"].removeprefix(f"{sweep}/")} for row in rows]
-
-
-def _together(states: list[str]) -> str:
-    for state in ("running", "stopped", "waiting", "failed"):
-        if state in states:
-            return state
-    return "trained" if "trained" in states else "evaluated" if states else "waiting"
+    return [{key: row[key] for key in _OF_MEMBER} | {"label": row["name"].removeprefix(f"{sweep}/")} for row in rows]

@@ -44,7 +44,6 @@ class ArrayRows:
 
     Attributes:
         fingerprint: sha256 of names, shapes, types and every byte, row after row, whatever the size.
-        former_fingerprint: of names, types and moments alone, as runs of earlier versions have recorded it.
 
     Raises:
         DataError: arrays of another shape or kind, of different lengths, without a row, or with NaN or infinity.
@@ -67,7 +66,6 @@ class ArrayRows:
         self.statistics = {name: found for name, (found, _) in looked.items()}
         kinds_of = {name: str(array.dtype) for name, array in self._arrays.items()}
         self.fingerprint = _digest({name: [kinds_of[name], *looked[name][1]] for name in looked})
-        self.former_fingerprint = _digest({name: [kinds_of[name], self.statistics[name].to_json()] for name in looked})
 
     def only(self, names: Sequence[str]) -> "ArrayRows":
         """The same rows of these hook points alone."""
@@ -142,7 +140,7 @@ class IteratedBatches:
         seen = _joined(list(self._seen))
         rows = ArrayRows(seen)
         self.hook_points, self.statistics, self.dtype = rows.hook_points, rows.statistics, rows.dtype
-        self.fingerprint, self.former_fingerprint = rows.fingerprint, rows.former_fingerprint
+        self.fingerprint = rows.fingerprint
         self.epoch_rows = count
         self._first = {name: values[:batch_size].astype(self.dtype) for name, values in seen.items()}
 

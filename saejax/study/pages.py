@@ -17,6 +17,7 @@ from saejax.core.files import finite, write_json, writing
 from saejax.lm import LanguageModel
 from saejax.report.study_page import render_study
 from saejax.report.study_rows import Part, render_rows
+from saejax.runs import Run
 from saejax.study import baseline, effects, graphs, singles, summary
 from saejax.study.baseline import Prompts, Refused
 from saejax.study.behaviours import BEHAVIOURS
@@ -212,7 +213,7 @@ def _rows(s: Study, name: str, columns: Sequence[str], rows: Rows, by: Sequence[
 
 def _report(sae: TrainedCoder, folder: Path) -> str:
     """Address of the report of a dictionary's run, from the study's folder; empty where there is none."""
-    page = Path(sae.origin.source) / "report.html"
+    page = Run(Path(sae.origin.source)).page
     if not sae.origin.source or not page.is_file():
         return ""
     return urllib.parse.quote(Path(os.path.relpath(page, folder)).as_posix())

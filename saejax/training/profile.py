@@ -16,6 +16,7 @@ import jax
 
 from saejax.core.files import write_json, writing
 from saejax.core.host import resident_memory
+from saejax.runs import Run
 from saejax.training.profile_text import as_markdown
 from saejax.training.program import Program
 from saejax.training.trace import HOST, by_component, device_spans, operations, row
@@ -52,7 +53,7 @@ class Profiler(Watch):
     """
 
     def __init__(self, folder: Path, devices: Sequence[jax.Device], tell: Callable[[str], None]):
-        self._folder, self._devices, self._tell = folder, devices, tell
+        self._folder, self._run, self._devices, self._tell = folder, Run(folder), devices, tell
         self._phases = Phases()
         self._memory: list[dict[str, float]] = []
         self._every = 1
@@ -70,7 +71,7 @@ class Profiler(Watch):
         finally:
             self._stop()
             self._write()
-            where = self._folder / "profile.md"
+            where = self._run.profile.with_suffix(".md")
             if self._trace is None:
                 self._tell(f"train: {where}; no steps were traced, since the first {_WARM} of a session are not")
             else:
@@ -123,9 +124,9 @@ class Profiler(Watch):
     def _start(self, step: int) -> None:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # it would slow the steps and fill the trace
-        shutil.rmtree(self._folder / "profile", ignore_errors=True)
+        shutil.rmtree(self._run.trace, ignore_errors=True)
         try:
-            jax.profiler.start_trace(str(self._folder / "profile"), profiler_options=options)
+            jax.profiler.start_trace(str(self._run.trace), profiler_options=options)
         except RuntimeError as error:  # somebody else's trace is running
             self._tell(f"train: no trace ({error})")
         else:
@@ -138,7 +139,7 @@ class Profiler(Watch):
         first, self._tracing = self._tracing, None
         jax.profiler.stop_trace()
         steps = self._taken - first
-        files = sorted((self._folder / "profile").rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        files = sorted((self._run.trace).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         if steps and files:
             self._trace = self._read(files[-1], first, steps)
 
@@ -178,8 +179,8 @@ class Profiler(Watch):
 
     def _write(self) -> None:
         content = self.content()
-        write_json(self._folder / "profile.json", content)
-        path = self._folder / "profile.md"
+        write_json(self._run.profile, content)
+        path = self._run.profile.with_suffix(".md")
         with writing(path):
             path.write_text(as_markdown(content), encoding="utf-8")
 

@@ -15,13 +15,14 @@ import pytest
 from tiny import SMALLER, one_device, replaced, tiny_experiment
 
 import saejax
-from saejax.app.attempts import kept_folder, read_record
 from saejax.app.evaluated import experiment_of
 from saejax.app.experiment import Experiment
 from saejax.app.stages import retries, run_evaluate, run_pipeline
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
+from saejax.evals.attempts import Attempts
 from saejax.report import render
+from saejax.runs import Run
 
 # After 60 steps with 8 latents a token no attempt reaches the error; more latents a token come nearer.
 BARS = {"retries": 1, "relative_error": 0.01, "r2": 0.0, "r2_step": 60, "loss_rise": 10.0, "gram_rms": 1.0}
@@ -52,7 +53,7 @@ def told(run: Path) -> Any:
 
 def test_the_best_is_kept_and_load_gives_it(done: Path) -> None:
     run = done / "runs" / "tiny"
-    record = read_record(run)
+    record = Attempts.read(Run(run))
     assert record is not None and record.kept == "attempt-1" and len(record.attempts) == 2
     (change,) = record.attempts[1].changes
     assert (change.key, change.before, change.after, change.gates) == ("coder.k", 8, 12, ("relative_error",))
@@ -109,8 +110,7 @@ def test_a_bar_that_is_passed_ends_it(copy: Path, capsys: pytest.CaptureFixture[
     e = tried(copy, relative_error=error * 1.001)
     run_evaluate(Workspace(e), redo=True)
     assert run_pipeline(Workspace(e)) == 0
-    # None would fail here, as it should.
-    assert read_record(run).kept == "attempt-1" and not (run / "escalation.md").exists()  # type: ignore[union-attr]
+    assert Run(run).counted().path.name == "attempt-1" and not (run / "escalation.md").exists()
     assert "attempt-1 is kept. It passes 6 of the 6" in capsys.readouterr().out
 
 
@@ -120,7 +120,7 @@ def test_where_nothing_can_be_changed_it_says_so(tmp_path: Path, capsys: pytest.
     assert run_pipeline(Workspace(e)) == 1
     assert "Nothing more can be changed" in capsys.readouterr().out
     assert "Nothing more can be changed" in (e.run_dir / "escalation.md").read_text()
-    assert not (e.run_dir / "attempt-1").exists() and kept_folder(e.run_dir) == e.run_dir
+    assert not (e.run_dir / "attempt-1").exists() and e.run.counted() == e.run
 
 
 def test_retries_need_a_store(tmp_path: Path) -> None:

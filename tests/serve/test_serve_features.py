@@ -21,10 +21,10 @@ from tiny import one_device
 from tiny.feature_tables import made_up, scanned, strongest, written
 from tiny.served import RUN, copied
 
-from saejax.app.attempts import Record, write_record
 from saejax.core.errors import DataError
-from saejax.evals.attempts import Attempt
+from saejax.evals.attempts import Attempt, Attempts
 from saejax.report.explanations import EXPLANATIONS
+from saejax.runs import Run
 from saejax.serve.application import application
 from saejax.serve.caches import Cache, Caches
 from saejax.serve.features.browser import Asked, Browser
@@ -392,7 +392,7 @@ def test_of_a_run_that_was_tried_again_the_kept_attempt_is_shown(tmp_path: Path)
     for folder in (run, run / "attempt-1"):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
-    write_record(run, Record(tuple(Attempt(f"attempt-{i}", "attempt-0" * i) for i in range(2)), "attempt-1"))
+    Attempts(tuple(Attempt(f"attempt-{i}", "attempt-0" * i) for i in range(2)), "attempt-1").write(Run(run))
     assert Place("r", run).folder == run / "attempt-1" and Place("r", run).features is None
     written(run / "attempt-1" / "features.json.gz", made_up(3))
     assert Place("r", run).features == Place("r/attempt-1", run / "attempt-1").features is not None

@@ -39,7 +39,7 @@ def a_run(root: Path, name: str, step: int = 0, **files: Any) -> Path:
     """A run of STEPS steps whose training is at `step`; `files` are more JSON files of its folder."""
     folder = root / name
     folder.mkdir(parents=True)
-    config = {"name": folder.name, "coder": {"preset": "topk", "d_sae": 64, "k": 4}}
+    config = {"name": folder.name, "runs_dir": "runs", "coder": {"preset": "topk", "d_sae": 64, "k": 4}}
     config |= {"train": {"batch_size": 8, "tokens": 8 * STEPS}, "lm": {"model": "demo"}}
     (folder / "config.json").write_text(json.dumps(config))
     if step:

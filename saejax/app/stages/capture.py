@@ -2,7 +2,6 @@
 
 from saejax.app import console
 from saejax.app.extras import refuse_missing
-from saejax.app.records import record_stage
 from saejax.app.workspace import Workspace
 from saejax.capture import Captured, capture
 from saejax.core.errors import DataError
@@ -41,7 +40,7 @@ def run_capture(work: Workspace) -> None:
             process=process,
         )
         if process.rank == 0 and not done.already_complete:
-            record_stage(e, f"capture {split}", done.tokens, done.seconds, **_pace(done))
+            e.run.record_stage(f"capture {split}", done.tokens, done.seconds, **_pace(done))
         console.captured(split, path, done, n_tokens, e.capture.parts)
 
 

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app import console
-from saejax.app.experiment import Experiment
+from saejax.app.experiment import Experiment, refuse_other_run
 from saejax.app.loading import load_run
-from saejax.app.provenance import Provenance, agreed, write_down
-from saejax.app.records import record_stage, refuse_other_run
 from saejax.app.workspace import Workspace
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.bootstrap import LEVEL
@@ -20,6 +18,7 @@ from saejax.evals import Documents, Evaluated, Gate, GateConfig, check_gates, ch
 from saejax.evals.intervals import FEWEST, RESAMPLES
 from saejax.parallel import refuse_many
 from saejax.runs.made import made
+from saejax.runs.provenance import Provenance, record_provenance, verify_provenance
 from saejax.trained import TrainedCoder
 
 # Beside eval.json: sums of each document and the resampled metrics, for paired comparisons.
@@ -85,8 +84,8 @@ def _evaluated(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
     e, made_from = work.experiment, of_text_and_model(work)
     done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     done.documents.save(e.run_dir / DOCUMENTS)
-    write_down(e, made_from, console.say)
-    record_stage(e, "evaluate", done.tokens, done.seconds)
+    record_provenance(e.run, made_from, console.say)
+    e.run.record_stage("evaluate", done.tokens, done.seconds)
     return figures(work, sae, done) | {"k": _k(e.coder)} | _judged(e, done.metrics)
 
 
@@ -154,4 +153,4 @@ def of_text_and_model(work: Workspace) -> Provenance:
     Raises:
         DataError: the run was made from another text or model.
     """
-    return agreed(work.experiment, {"lm": work.lm.identity, "text": work.source.identity})
+    return verify_provenance(work.experiment.run, {"lm": work.lm.identity, "text": work.source.identity})

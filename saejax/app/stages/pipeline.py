@@ -4,22 +4,21 @@ import dataclasses
 
 from saejax.app import console, init_from
 from saejax.app.devices import training_mesh
-from saejax.app.experiment import Experiment
+from saejax.app.experiment import Experiment, refuse_other_run
 from saejax.app.extras import refuse_missing
 from saejax.app.left_open import with_batch_size, with_rate
 from saejax.app.loading import load
-from saejax.app.provenance import agreed, of_stores
-from saejax.app.records import read_stages, refuse_other_run
 from saejax.app.stages.capture import run_capture
 from saejax.app.stages.evaluate import run_evaluate
 from saejax.app.stages.report import run_report
 from saejax.app.stages.retries import check_retries, run_retries
 from saejax.app.stages.train import run_train
-from saejax.app.workspace import Workspace
+from saejax.app.workspace import Workspace, stores_provenance
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.files import read_json
 from saejax.parallel import check_divides, own_rows, refuse_many
+from saejax.runs.provenance import verify_provenance
 
 
 def run_pipeline(work: Workspace) -> int:
@@ -36,10 +35,10 @@ def run_pipeline(work: Workspace) -> int:
     e = work.experiment
     # What training would refuse is refused before hours of capture.
     refuse_other_run(e)
-    agreed(e, of_stores(e))
+    verify_provenance(e.run, stores := stores_provenance(e), stores)
     mesh = training_mesh(e)
     check_divides(mesh, coder.topology.d_sae)
-    with Checkpoints(e.run_dir / "checkpoints") as checkpoints:
+    with Checkpoints(e.run.checkpoints) as checkpoints:
         if not init_from.is_begun([checkpoints]):
             init_from.check(e, coder, work.sites, lambda: load(e.train.init_from))
     own_rows(mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
@@ -52,8 +51,8 @@ def run_pipeline(work: Workspace) -> int:
     page = run_report(work)
     if kept.experiment != e:
         page = run_report(kept)
-    stages = read_stages(e) | read_stages(kept.experiment)
-    console.summary(read_json(kept.experiment.run_dir / "eval.json"), stages, page, _live(e))
+    stages = e.run.read_stages() | kept.experiment.run.read_stages()
+    console.summary(read_json(kept.experiment.run.evaluation), stages, page, _live(e))
     return code
 
 

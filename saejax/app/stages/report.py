@@ -9,8 +9,6 @@ from typing import Any
 
 from saejax.analysis import collect_features
 from saejax.app import console
-from saejax.app.provenance import write_down
-from saejax.app.records import record_stage
 from saejax.app.stages.evaluate import finished_run, of_text_and_model
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
@@ -18,6 +16,7 @@ from saejax.core.files import read_json, write_json, writing
 from saejax.parallel import refuse_many
 from saejax.report import render
 from saejax.runs.made import differing
+from saejax.runs.provenance import record_provenance
 
 # The files of a run whose content is on the page.
 _SHOWN = (
@@ -41,8 +40,8 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     def collect() -> dict[str, Any]:
         named, made_from = sae.at(work.lm), of_text_and_model(work)
         content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
-        write_down(e, made_from, console.say)
-        record_stage(e, "features", tokens, seconds)
+        record_provenance(e.run, made_from, console.say)
+        e.run.record_stage("features", tokens, seconds)
         return content | of
 
     return write_page(e.run_dir, of | {"report": to_json(e.report)}, collect, redo)

@@ -13,22 +13,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from saejax.app import console, init_from
-from saejax.app.attempts import Record, read_record, write_record
 from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment, from_json, to_run_json
 from saejax.app.loading import load
-from saejax.app.records import read_stages
 from saejax.app.stages.evaluate import run_evaluate, stale
 from saejax.app.stages.train import run_train
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError
 from saejax.core.files import read_json
-from saejax.evals.attempts import FIRST, Attempt, Changed, best, next_changes
+from saejax.evals.attempts import Attempt, Attempts, Changed, best, next_changes
 from saejax.evals.gates import CHANGES, Gate
 from saejax.parallel import check_divides
 from saejax.report import render
 from saejax.report.escalation import remove_escalation, write_escalation
+from saejax.runs.folder import FIRST, attempt_name
 
 _SETTLED = (
     "Nothing more can be changed: each change that the failed gates name was tried, does nothing to this coder, or is "
@@ -56,14 +55,14 @@ def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
         The workspace of the attempt that is kept, and its evaluation's code; or EXIT_PREEMPTED when a signal stopped
         a training (all is saved).
     """
-    e, record = work.experiment, read_record(work.experiment.run_dir)
+    e, record = work.experiment, Attempts.read(work.experiment.run)
     if record is None and not (code and e.gates.retries):
         return work, code
     first = _evaluated(Attempt(FIRST), work)
     if record is None and not first.failed:
         console.say("retry: no setting helps the gates that failed, so nothing is tried again")
         return work, code
-    record = dataclasses.replace(record or Record(()), attempts=(first, *(record.attempts[1:] if record else ())))
+    record = dataclasses.replace(record or Attempts(()), attempts=(first, *(record.attempts[1:] if record else ())))
     codes, at, settled = {FIRST: code}, 1, ""
     while at < len(record.attempts) or (at <= e.gates.retries and best(record.attempts).failed):
         if at == len(record.attempts):
@@ -73,9 +72,9 @@ def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
                 console.say(f"retry: {settled}")
                 break
             record = dataclasses.replace(
-                record, attempts=(*record.attempts, Attempt(f"attempt-{at}", kept.name, changes))
+                record, attempts=(*record.attempts, Attempt(attempt_name(at), kept.name, changes))
             )
-            write_record(e.run_dir, record)
+            record.write(e.run)
         attempt = record.attempts[at]
         _announce(attempt, at, e.gates.retries)
         own = attempt_work(work, record, attempt.name)
@@ -86,16 +85,16 @@ def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
         done = list(record.attempts)
         done[at] = _evaluated(attempt, own)
         record = dataclasses.replace(record, attempts=tuple(done))
-        write_record(e.run_dir, _chosen(record))
+        _chosen(record).write(e.run)
         at += 1
     record = _chosen(record)
-    write_record(e.run_dir, record)
+    record.write(e.run)
     console.say(f"retry: {record.kept} is kept. {record.why}")
     _escalate(work, record, settled)
     return attempt_work(work, record, record.kept), codes[record.kept]
 
 
-def attempt_work(work: Workspace, record: Record, name: str) -> Workspace:
+def attempt_work(work: Workspace, record: Attempts, name: str) -> Workspace:
     """The workspace of an attempt: the run's with all changes on the way to it, in a folder of its own."""
     if name == FIRST:
         return work
@@ -107,7 +106,7 @@ def attempt_work(work: Workspace, record: Record, name: str) -> Workspace:
     return dataclasses.replace(work, experiment=dataclasses.replace(changed, **home))
 
 
-def _changes(work: Workspace, kept: Attempt, record: Record) -> tuple[Changed, ...]:
+def _changes(work: Workspace, kept: Attempt, record: Attempts) -> tuple[Changed, ...]:
     """What the next attempt is to change of the one that is kept."""
     own = attempt_work(work, record, kept.name)
     e = own.experiment
@@ -143,7 +142,7 @@ def _with(e: Experiment, settings: Mapping[str, float]) -> Experiment:
 
 def _evaluated(attempt: Attempt, work: Workspace) -> Attempt:
     """The attempt with what its eval.json says."""
-    result = read_json(work.experiment.run_dir / "eval.json")
+    result = read_json(work.experiment.run.evaluation)
     gates = tuple(Gate.from_json(gate) for gate in result["gates"])
     shown = ("fve", "l0", "relative_error", "dead_fraction", "loss_recovered")
     metrics = {name: result["metrics"].get(name) for name in shown}
@@ -157,7 +156,7 @@ def _announce(attempt: Attempt, at: int, most: int) -> None:
         console.say(f"  {change}")
 
 
-def _chosen(record: Record) -> Record:
+def _chosen(record: Attempts) -> Attempts:
     """The record with the attempt that is kept, and why."""
     kept = best(record.attempts)
     passed, judged = sum(gate.passed for gate in kept.judged), len(kept.judged)
@@ -174,16 +173,13 @@ def _chosen(record: Record) -> Record:
     return dataclasses.replace(record, kept=kept.name, why=why)
 
 
-def _escalate(work: Workspace, record: Record, settled: str) -> None:
+def _escalate(work: Workspace, record: Attempts, settled: str) -> None:
     """escalation.md where the best still fails; what an earlier command wrote goes where it does not."""
     e = work.experiment
     if not best(record.attempts).failed:
-        remove_escalation(e.run_dir)
+        remove_escalation(e.run)
         return
-    tokens = {
-        one.name: read_stages(attempt_work(work, record, one.name).experiment).get("train", {})
-        for one in record.attempts
-    }
+    tokens = {one.name: e.run.attempt(one.name).read_stages().get("train", {}) for one in record.attempts}
     about = {"model": e.lm.model, "store": e.store_dir("train"), "coder": e.coder.preset, "seed": e.seed}
-    path = write_escalation(e.run_dir, record.to_json() | {"settled": settled, "stages": tokens, "about": about})
+    path = write_escalation(e.run, record.to_json() | {"settled": settled, "stages": tokens, "about": about})
     console.say(f"retry: gates still fail; {path} says what was tried")

@@ -13,9 +13,7 @@ from saejax.app.console import say
 from saejax.app.devices import training_devices
 from saejax.app.experiment import Experiment, to_run_json
 from saejax.app.fit import SLOW_STORE, run_writers
-from saejax.app.provenance import Provenance, write_down
-from saejax.app.records import SWEEP, SWEEP_EXPERIMENT
-from saejax.app.sweep.members import GROUPS, Group, Member, decided, groups
+from saejax.app.sweep.members import Group, Member, decided, groups
 from saejax.app.sweep.programs import GroupProgram, evaluate_heldout, make_program, place
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
@@ -23,6 +21,8 @@ from saejax.core import environment
 from saejax.core.config import to_json
 from saejax.core.files import write_json
 from saejax.evals.heldout import VALIDATED
+from saejax.runs import Provenance, Run, Sweep
+from saejax.runs.provenance import record_provenance
 from saejax.store import BatchSource, RowSource
 from saejax.training import Setup
 from saejax.training.monitor import Monitor
@@ -33,7 +33,7 @@ def checkpoints_of(e: Experiment, count: int) -> list[Checkpoints]:
     """Of each group."""
     # Two at least: a kill may come when one group has its newest checkpoint and another has not.
     last = max(2, e.train.keep_checkpoints)
-    return [Checkpoints(e.run_dir / GROUPS / str(i) / "checkpoints", keep_last=last) for i in range(count)]
+    return [Checkpoints(Run(Sweep(e.run_dir).groups / str(i)).checkpoints, keep_last=last) for i in range(count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +60,16 @@ def begin_training(
     trained = [member for group in own for member in group.members]
     hook_points = list(dict.fromkeys(name for one in works for side in one.sites for name in side))
     batches, heldout = work.training(hook_points), work.reader("heldout", hook_points)
-    made_from, begun = work.made_from(), (e.run_dir / SWEEP).is_file()
+    made_from, begun = work.made_from(), Sweep(e.run_dir).exists
     checkpoints = [stack.enter_context(every[i]) for i in numbers]
     programs, starts = _programs(works, own, batches, checkpoints, source)
     made_from = starts[0].recorded(e, made_from)
-    write_json(e.run_dir / SWEEP, decided(plan))
-    write_json(e.run_dir / SWEEP_EXPERIMENT, to_json(e))
-    write_down(e, made_from, say if begun else None)
+    write_json(Sweep(e.run_dir).members, decided(plan))
+    write_json(Sweep(e.run_dir).experiment, to_json(e))
+    record_provenance(e.run, made_from, say if begun else None)
     _say_size(e, programs)
     keep = e.train.keep_every or None
-    folders = {member.name: member.experiment.run_dir / "checkpoints" for member in trained}
+    folders = {member.name: member.experiment.run.checkpoints for member in trained}
     alone = {
         name: stack.enter_context(Checkpoints(folder, keep_last=1, keep_every=keep)) for name, folder in folders.items()
     }
@@ -147,6 +147,6 @@ def _validated(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 
 def _begin(member: Member, described: dict[str, Any], made_from: Provenance) -> None:
     """The files that make a member's folder a run; its checkpoints come from the loop."""
-    write_json(member.experiment.run_dir / "config.json", to_run_json(member.experiment))
-    write_json(member.experiment.run_dir / "environment.json", described)
-    write_down(member.experiment, made_from)
+    write_json(member.experiment.run.config, to_run_json(member.experiment))
+    write_json(member.experiment.run.environment, described)
+    record_provenance(member.experiment.run, made_from)

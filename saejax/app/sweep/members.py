@@ -13,10 +13,10 @@ from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.config import differences, to_json
 from saejax.core.errors import ConfigError
 from saejax.core.settings import settings_of, shared
+from saejax.runs import Sweep
 from saejax.training.optim import OPTIMIZERS
 
 # Next to the members' folders in the sweep's own.
-GROUPS = "groups"
 
 # What `sparsity_scales` multiplies.
 SPARSITY_WEIGHTS = tuple(key for key, known in settings_of(CoderConfig).items() if known.sparsity_weight)
@@ -119,7 +119,7 @@ def _common(e: Experiment) -> Experiment:
 
 def _member(e: Experiment, point: str, settings: Mapping[str, Any], chosen: Sequence[tuple["_Axis", Any]]) -> Member:
     name = "-".join([*([point] if point else []), *(axis.label(value) for axis, value in chosen)])
-    if name == GROUPS:
+    if name == Sweep.groups:
         raise ConfigError(f"A member of the sweep is called {name!r}, which is a folder of the sweep; rename it.")
     settings, unnamed = dict(settings), _with(e, settings)
     for axis, value in chosen:

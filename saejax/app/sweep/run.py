@@ -21,19 +21,19 @@ from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.extras import refuse_missing
 from saejax.app.left_open import with_rate
 from saejax.app.loading import load
-from saejax.app.provenance import agreed, of_stores
-from saejax.app.records import SWEEP
 from saejax.app.stages import run_capture
 from saejax.app.sweep.begin import begin_training, checkpoints_of, name_of
-from saejax.app.sweep.members import GROUPS, Member, decided, groups, members
+from saejax.app.sweep.members import Member, decided, groups, members
 from saejax.app.sweep.programs import GroupProgram, evaluate_heldout
-from saejax.app.workspace import Workspace
+from saejax.app.workspace import Workspace, stores_provenance
 from saejax.core.config import differences
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
 from saejax.parallel import refuse_many
 from saejax.report.sweep_page import render_sweep, table
+from saejax.runs import Sweep
+from saejax.runs.provenance import verify_provenance
 from saejax.training import EXIT_PREEMPTED, Outcome, train
 
 # Seconds that a program waits while others of the sweep begin.
@@ -56,9 +56,9 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     lm = work.lm if e.lm.model else None
     plan = as_begun(e, with_rates(work, members(e)))
     works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
-    agreed(e, of_stores(e))
+    verify_provenance(e.run, stores := stores_provenance(e), stores)
     source = functools.cache(lambda: load(e.train.init_from))
-    done = (e.run_dir / "sweep.json").is_file()
+    done = (Sweep(e.run_dir).result).is_file()
     begun = done or init_from.is_begun(checkpoints_of(e, len(works)))
     for own in works:
         coder = own.build()
@@ -68,7 +68,7 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     if group is not None:
         _refuse_group(e, group, len(works))
     if done:
-        content = read_json(e.run_dir / "sweep.json")
+        content = read_json(Sweep(e.run_dir).result)
         say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
     elif group is not None:
         return _run_group(work, plan, works, source, group)
@@ -102,7 +102,7 @@ def _run_group(
 ) -> int:
     """One program to its end, with its members' runs: the exit code."""
     own, e = groups(plan)[group], work.experiment
-    with lease(e.run_dir / GROUPS / str(group)), contextlib.ExitStack() as stack:
+    with lease(Sweep(e.run_dir).groups / str(group)), contextlib.ExitStack() as stack:
         with _turn(e.run_dir):
             t = begin_training(work, plan, [works[group]], (own,), (group,), source, stack)
         outcome = train(e.train, t.setup)
@@ -169,8 +169,9 @@ def _finish(
     }
     render_sweep(e.run_dir, content)
     # Last: with this file the sweep is done.
-    write_json(e.run_dir / "sweep.json", content)
-    say(f"sweep: {outcome.step:,} steps, {rate:,.0f} tokens/s through {len(rows)} coders, {e.run_dir / 'sweep.html'}")
+    write_json(Sweep(e.run_dir).result, content)
+    page = Sweep(e.run_dir).result.with_suffix(".html")
+    say(f"sweep: {outcome.step:,} steps, {rate:,.0f} tokens/s through {len(rows)} coders, {page}")
     return content
 
 
@@ -239,7 +240,7 @@ def _refuse_no_heldout(work: Workspace) -> None:
 def with_rates(work: Workspace, plan: tuple[Member, ...]) -> tuple[Member, ...]:
     """The plan with a learning rate for each member that leaves it open: that with which the folder's sweep was begun,
     or the usual one of its coder."""
-    path = work.experiment.run_dir / SWEEP
+    path = Sweep(work.experiment.run_dir).members
     begun = {name: from_json(config).train.lr for name, config in read_json(path).items()} if path.is_file() else {}
 
     def rated(member: Member) -> Member:
@@ -265,9 +266,9 @@ def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
     Raises:
         DataError: the folder holds a single run, or a sweep of other members.
     """
-    if (e.run_dir / "config.json").is_file():
+    if e.run.config.is_file():
         raise DataError(f"{e.run_dir} holds a single run. Choose another --config.name for the sweep.")
-    path = e.run_dir / SWEEP
+    path = Sweep(e.run_dir).members
     if not path.is_file():
         return plan
     begun = {name: deciding(to_run_json(from_json(config))) for name, config in read_json(path).items()}

@@ -7,9 +7,9 @@ from saejax.app.experiment import Experiment
 from saejax.app.left_open import as_begun
 from saejax.app.sweep.members import groups, members
 from saejax.core.errors import SaejaxError
-from saejax.core.metrics import last_rows
 from saejax.plan.jobs.folder import Folder
 from saejax.plan.jobs.graph import Job
+from saejax.runs import Run
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
 
@@ -57,7 +57,7 @@ def _captured(e: Experiment) -> float | None:
 def _trained(e: Experiment, run: Path) -> Progress:
     try:
         t = as_begun(e).train
-        row = last_rows(run / "metrics.jsonl")
+        row = Run(run).last_row()
     except (SaejaxError, OSError):
         return Progress()
     done, rate = row.get("tokens"), row.get("train/tokens_per_second")

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from saejax.app.attempts import kept_folder
 from saejax.app.loaded import coder_at, model_config
-from saejax.app.loading import is_run, load
+from saejax.app.loading import load
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.core.files import stamp
 from saejax.interventions import Interventions
 from saejax.lm import LanguageModel, LMConfig, load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
+from saejax.runs import Run
 from saejax.serve.caches import Cache
 from saejax.serve.features.texts import Reader
 from saejax.serve.worker import Worker
@@ -43,12 +43,12 @@ class Place:
         """Where its report lies: of a run the folder of the attempt that is kept. A foreign one has none."""
         if self.foreign:
             return None
-        return kept_folder(self.path) if is_run(self.path) else self.path
+        return Run(self.path).counted().path
 
     @property
     def features(self) -> Path | None:
         """Its features.json.gz, if there is one."""
-        path = self.folder / "features.json.gz" if self.folder is not None else None
+        path = Run(self.folder).features if self.folder is not None else None
         return path if path is not None and path.is_file() else None
 
     def coder(self) -> TrainedCoder:
@@ -62,11 +62,11 @@ class Place:
     def state(self) -> tuple[object, ...]:
         """Another one when other parameters lie there."""
         at = self.path if self.folder is None else self.folder
-        if is_run(at):
-            folder = at / "checkpoints"
+        if Run(at).exists:
+            folder = Run(at).checkpoints
             # A run of the same name may be trained anew: its steps are called as before.
-            steps = sorted((one.name, stamp(one)) for one in folder.iterdir()) if folder.is_dir() else []
-            return (str(at), *steps, stamp(at / "eval.json"))
+            steps = sorted((step.name, stamp(step)) for step in folder.iterdir()) if folder.is_dir() else []
+            return (str(at), *steps, stamp(Run(at).evaluation))
         inside = sorted(one.name for one in at.iterdir() if one.is_file()) if at.is_dir() else []
         return (str(at), stamp(at), *((name, stamp(at / name)) for name in inside[:100]))
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.files import LARGEST_JSON, parsed, read_if_there, read_json, writing
+from saejax.runs import Run
 
-NOTES, EVALUATION = "notes.jsonl", "eval.json"
+NOTES, EVALUATION = Run.notes, Run.evaluation
 LONGEST_LABEL, LONGEST_NOTE = 200, 10_000
 _LOCK = ".notes.lock"
 _PATIENCE = 5.0  # seconds for another process that writes

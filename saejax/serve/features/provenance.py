@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment, recorded
-from saejax.app.loading import is_run
-from saejax.app.provenance import PROVENANCE, read_provenance
 from saejax.core.errors import SaejaxError
 from saejax.core.files import read_object, stamp
 from saejax.lm import load_tokenizer
+from saejax.runs import Run
+from saejax.runs.provenance import read_provenance
 from saejax.serve.caches import Cache
 from saejax.serve.features.browser import Browser
 from saejax.serve.features.coders import Dictionaries, Place
@@ -71,7 +71,9 @@ class Provenance:
         if (folder := place.folder) is None:
             sae = self._dictionaries.coder(place)
             return {"name": place.name, "dictionary": sae.describe()}
-        files = {name: folder / f"{name}.json" for name in ("config", "environment", "provenance", "eval")}
+        run = Run(folder)
+        places = (run.config, run.environment, run.provenance, run.evaluation)
+        files = dict(zip(("config", "environment", "provenance", "eval"), places, strict=True))
         key = ("run", str(folder), *(stamp(path) for path in files.values()))
 
         def make() -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Provenance:
                 "environment": session or None,
                 "command": session.get("command"),
                 "provenance": content["provenance"],
-                "evaluated": None if is_run(folder) else {k: evaluation.get(k) for k in ("source", "sha256", "on")},
+                "evaluated": None if Run(folder).exists else {k: evaluation.get(k) for k in ("source", "sha256", "on")},
             }
 
         return self._cache.get(
@@ -98,13 +100,14 @@ class Provenance:
         folder = place.folder
         assert folder is not None  # a foreign dictionary has no report
         # With its own name, by which its store may be called.
-        e = recorded(folder / "config.json", self._run(place)["config"])
-        record, path = folder / PROVENANCE, self._heldout(e)
+        run = Run(folder)
+        e = recorded(run.config, self._run(place)["config"])
+        path = self._heldout(e)
 
         def make() -> tuple[dict[str, Any], list[str]]:
-            return _traced(e, path, read_provenance(folder), example)
+            return _traced(e, path, read_provenance(run), example)
 
-        stamps = (stamp(record), stamp(path / "manifest.json"), stamp(folder / "config.json"))
+        stamps = (stamp(run.provenance), stamp(path / "manifest.json"), stamp(run.config))
         return self._cache.get(("example", str(folder), example, *stamps), make, lambda _: 4000)
 
     def _heldout(self, e: Experiment) -> Path:

@@ -8,11 +8,10 @@ from typing import Any
 
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment, from_json, read_experiment, well_named
-from saejax.app.loading import is_run
-from saejax.app.records import SWEEP, SWEEP_EXPERIMENT
 from saejax.coders import CoderConfig
 from saejax.core.config import nearest, to_config_dict, to_json
 from saejax.core.errors import ConfigError, SaejaxError
+from saejax.runs import Run, Sweep
 from saejax.serve.jobs.places import Allowed, with_allowed_places
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
@@ -119,15 +118,10 @@ def _settings(known: Mapping[str, Path], label: str, preset: str) -> Any:
 
 def _of_run(site: Site, name: str) -> Experiment:
     folder = site.folders.run(name)
-    if (folder / SWEEP).is_file() and not (folder / SWEEP_EXPERIMENT).is_file():
-        raise ConfigError(
-            f"{name} is a sweep of an earlier version, whose folder does not hold the experiment that it was made "
-            "from: continue its job, or give that `experiment`."
-        )
-    recorded = folder / (SWEEP_EXPERIMENT if (folder / SWEEP).is_file() else "config.json")
-    if recorded.name == "config.json" and not is_run(folder):
+    sweep = Sweep(folder)
+    if not sweep.exists and not Run(folder).exists:
         raise Problem(404, f"{name} is no run.")
-    e = read_experiment(recorded)
+    e = read_experiment(sweep.experiment if sweep.exists else Run(folder).config)
     store, stores = e.store or e.name, str(site.folders.stores)
     # A run goes on with the store it was begun on, wherever that lies.
     elsewhere = "://" in e.stores_dir or (Path(e.stores_dir) / store).is_dir()

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, status
 
-from saejax.app.records import SWEEP
+from saejax.runs import Run, Sweep
 from saejax.serve.jobs import form
 from saejax.serve.jobs.activations import training
 from saejax.serve.jobs.configured import asked_for
@@ -14,7 +14,6 @@ from saejax.serve.jobs.plans import Plans
 from saejax.serve.jobs.queue import Queue
 from saejax.serve.jobs.requests import JobBody, PlanBody, StopBody, TrainBody
 from saejax.serve.problems import Problem
-from saejax.serve.runs import is_listed
 from saejax.serve.site import Site
 
 _CREATED = status.HTTP_201_CREATED
@@ -85,7 +84,7 @@ def router(site: Site, queue: Queue, plans: Plans) -> APIRouter:
     @routes.post("/stop", summary="Tell whoever trains a run on this machine to save and end.")
     def stop(body: StopBody) -> dict[str, Any]:
         folder: Path = site.folders.run(body.run)
-        if not (is_listed(folder) or (folder / SWEEP).is_file()):
+        if not (Run(folder).exists or Sweep(folder).exists):
             raise Problem(404, f"{body.run} is neither a run nor a sweep.")
         return {"run": body.run, "pid": queue.stop_run(body.run, folder)}
 

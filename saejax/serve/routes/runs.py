@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from saejax.app.experiment import FOREIGN
 from saejax.core.config import differences
 from saejax.core.files import finite, read_object
+from saejax.runs import Run, Sweep
 from saejax.serve.described import Descriptions, pages
 from saejax.serve.problems import Problem
 from saejax.serve.runs import Runs, is_shown
@@ -52,7 +53,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
     @routes.get("/compare", summary="Several runs side by side: in what their configurations differ, and their curves.")
     def compare(run: Annotated[list[str], Query(min_length=1, max_length=_MOST_COMPARED)]) -> dict[str, Any]:
         folders = [_run(site, name) for name in run]
-        configs = [read_object(folder / "config.json") for folder in folders]
+        configs = [read_object(Run(folder).config) for folder in folders]
         keys: dict[str, None] = {}
         for other in configs[1:]:
             keys.update(dict.fromkeys(line.partition(": ")[0] for line in differences(configs[0], other)))
@@ -117,9 +118,9 @@ def _dictionaries(site: Site) -> list[dict[str, Any]]:
 
 def _rows_of_sweep(folder: Path) -> dict[str, dict[str, Any]]:
     """{member: what sweep.json says of it}; {} before the sweep has ended."""
-    if not (folder / "sweep.json").is_file():
+    if not Sweep(folder).result.is_file():
         return {}
-    members = read_object(folder / "sweep.json").get("members")
+    members = read_object(Sweep(folder).result).get("members")
     rows = [row for row in members if isinstance(row, dict)] if isinstance(members, list) else []
     return {str(row["member"]): row for row in rows if "member" in row}
 
