@@ -1,0 +1,1 @@
+"""Faults of one line in every room, and which tests notice them."""
