@@ -65,7 +65,7 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     write_bytes(e.run.prefix.with_suffix(".md"), (table(content["models"]) + "\n").encode())
     write_bytes(e.run.page, _page(e, content).encode())
     say(table(content["models"]))
-    say(f"prefix: {e.run_dir / 'report.html'}")
+    say(f"prefix: {e.run.page}")
     return 0
 
 

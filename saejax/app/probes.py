@@ -260,7 +260,7 @@ def _show(config: ProbesConfig, place: Path, title: str, rows: list[dict[str, An
         if (found := difference(_aucs(row, k, names), _aucs(rows[0], k, names), config.resamples, config.seed))
     ]
     console.say(render_probes(place, title, shown, compared))
-    console.say(f"probes: {place / 'probes.html'}")
+    console.say(f"probes: {Run(place).probes.with_suffix('.html')}")
 
 
 def _aucs(row: dict[str, Any], k: int, names: set[str]) -> dict[str, float]:

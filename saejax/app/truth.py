@@ -53,7 +53,7 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
             return EXIT_PREEMPTED
         if process.first:
             scores = _written(e, planted, load(e.run_dir), e.run_dir)
-            say(f"truth: {scores.n_samples:,} fresh samples; {e.run_dir / 'truth.png'}")
+            say(f"truth: {scores.n_samples:,} fresh samples; {e.run.truth.with_suffix('.png')}")
             say(table(scores))
     return 0
 
@@ -141,5 +141,5 @@ def _score_all(e: Experiment, planted: Planted, words: Sequence[str]) -> int:
     shown = table(one) if len(rows) == 1 and isinstance(one, Scores) else table_of_many(rows)
     write_bytes(Run(folder).table, (shown + "\n").encode())
     say(shown)
-    say(f"truth: {folder / 'table.md'}")
+    say(f"truth: {Run(folder).table}")
     return 1 if any(isinstance(row, str) for row in rows.values()) else 0

@@ -1,6 +1,5 @@
 """`saejax.train`: arrays, stores and iterators train as the stages do, stop, continue, and are refused in one line."""
 
-import json
 import os
 import signal
 import subprocess
@@ -300,27 +299,6 @@ def test_a_run_belongs_to_the_order_of_its_rows_and_to_what_is_held_out(tmp_path
     with pytest.raises(DataError, match=r"was made from something else:\n  heldout: arrays \(80 rows"):
         saejax.train(x, "topk", heldout=held[::-1], **how)
     assert saejax.train(x, "topk", heldout=held.copy(), **how).finished
-
-
-def _as_an_earlier_version_recorded(run: Path) -> None:
-    record = json.loads((run / "provenance.json").read_text())
-    record["train"]["fingerprint"] = record["train"].pop("former_fingerprint")
-    (run / "provenance.json").write_text(json.dumps(record | {"heldout": {}}))
-
-
-def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
-    """Its record has the fingerprint of moments, and nothing of what was held out: both are brought up to date."""
-    x, held, whole, half = activations(), activations(80, 1), tmp_path / "whole", tmp_path / "half"
-    done = saejax.train(x, "topk", run=whole, **HOW)
-    saejax.train(_Stopping(x, 11, signal.SIGINT), "topk", run=half, **HOW)
-    for run in (whole, half):
-        _as_an_earlier_version_recorded(run)
-    assert same(saejax.train(x, "topk", run=whole, **HOW), done)
-    assert saejax.train(_Stopping(x, -1, 0), "topk", run=half, heldout=held, **HOW).finished
-    record = json.loads((half / "provenance.json").read_text())
-    assert record["train"]["fingerprint"] != record["train"]["former_fingerprint"] and record["heldout"]["rows"] == 80
-    with pytest.raises(DataError, match="something else"):
-        saejax.train(activations(seed=1), "topk", run=whole, **HOW)
 
 
 @pytest.mark.soak

@@ -180,35 +180,6 @@ def test_a_run_whose_gate_was_infinite_is_read_again(copy: Path) -> None:
     assert next(gate for gate in gates if gate.name == "relative_error").passed
 
 
-def test_an_evaluation_of_an_earlier_version_is_shown_and_judged_as_today(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It had no bar of loss recovered, judged the energy and the machine, and knew nothing that was not measured."""
-    e = tiny_experiment(copy)
-    result = json.loads((e.run_dir / "eval.json").read_text())
-    del result["config"]["gates"]["loss_recovered"], result["warnings"]
-    old = {"title": "t", "bar": 0.2, "comparison": "<", "advice": "Something slowed the machine."}
-    result["gates"] = [
-        {**old, "name": "relative_error", "value": 0.13, "passed": True},
-        {**old, "name": "r2", "value": None, "passed": False},
-        {**old, "name": "runtime", "value": 0.2733, "passed": False},
-    ]
-    write_json(e.run_dir / "eval.json", result)
-    assert '"value":0.2733' in render(e.run_dir).read_text(), "the page shows what was judged then"
-    capsys.readouterr()
-    code = run_evaluate(Workspace(e))
-    said, now = capsys.readouterr().out, json.loads((e.run_dir / "eval.json").read_text())
-    assert "already done" in said and "runtime" not in said and {**now, "gates": 0} == {
-        **result, "gates": 0, "warnings": now["warnings"], "config": now["config"]
-    }  # fmt: skip
-    by_name = {gate["name"]: gate for gate in now["gates"]}
-    assert by_name["relative_error"]["value"] == pytest.approx(1 - now["metrics"]["fve"])
-    assert by_name["loss_recovered"]["value"] == now["metrics"]["loss_recovered"]
-    assert by_name["r2"]["state"] == "not measured" and "  none  not measured > 0.7" in said
-    assert "The last validation was after 40 steps: train longer, or lower gates.r2_step." in said
-    assert code == any(gate["state"] == "failed" for gate in now["gates"])
-
-
 def test_what_nobody_asked_for_may_be_left_unmeasured_and_what_was_asked_for_may_not(copy: Path) -> None:
     lenient = {"relative_error": 1e9, "loss_recovered": 0.0, "zero_fraction": 0.0, "gram_rms": 9.0, "loss_rise": 9.0}
     e = replaced(tiny_experiment(copy), "gates", **lenient)
@@ -227,17 +198,7 @@ def test_figures_and_features_are_of_the_weights_and_not_of_the_step(copy: Path)
     e = tiny_experiment(copy)
     run_evaluate(Workspace(e))
     run_report(Workspace(e))
-    before, table = json.loads((e.run_dir / "eval.json").read_text()), (e.run_dir / "features.json.gz").read_bytes()
-    # What an earlier version wrote does not say of which weights it is, and counts as done.
-    record = json.loads((e.run_dir / "report.json").read_text())
-    unsaid = {key: value for key, value in record["features"].items() if key != "sha256"}
-    (e.run_dir / "report.json").write_text(json.dumps(record | {"features": unsaid}))
-    (e.run_dir / "eval.json").write_text(json.dumps({k: v for k, v in before.items() if k != "sha256"}))
-    run_evaluate(Workspace(e))
-    run_report(Workspace(e))
-    assert (e.run_dir / "features.json.gz").read_bytes() == table
-    (e.run_dir / "eval.json").write_text(json.dumps(before))
-    (e.run_dir / "report.json").write_text(json.dumps(record))
+    before = json.loads((e.run_dir / "eval.json").read_text())
     other = dataclasses.replace(e, name="other", store=e.store or e.name, seed=e.seed + 1)
     assert run_train(Workspace(other)) == 0
     shutil.rmtree(e.run_dir / "checkpoints")

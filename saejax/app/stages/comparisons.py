@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saejax.app.stages.evaluate import DOCUMENTS
 from saejax.core.errors import DataError
 from saejax.evals import SAME, Documents, compare, stability
+from saejax.runs import Run
 from saejax.trained import TrainedCoder
 
 # Of these metrics the table says who is better; the others' differences can be had from documents.npz.
@@ -80,14 +80,14 @@ def _differences(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 def _documents(folder: Path, row: Mapping[str, Any]) -> Documents:
     """Raises DataError where there are none, or those of another evaluation than eval.json."""
-    path = folder / row["name"] / DOCUMENTS
+    path = Run(folder / row["name"]).documents
     if not path.is_file():
-        raise DataError("no documents.npz beside eval.json: evaluate again, with --redo")
-    found = Documents.load(path)
-    said = {name: value for name, value in row["metrics"].items() if name in found.metrics and value is not None}
-    if any(found.metrics[name] != value for name, value in said.items()):
+        raise DataError(f"no {path.name} beside eval.json: evaluate again, with --redo")
+    documents = Documents.load(path)
+    of_documents = {name: value for name, value in row["metrics"].items() if name in documents.metrics}
+    if any(documents.metrics[name] != value for name, value in of_documents.items() if value is not None):
         raise DataError(f"{path} is of another evaluation than eval.json beside it: evaluate again, with --redo")
-    return found
+    return documents
 
 
 def _alike(rows: Sequence[Mapping[str, Any]], saes: Mapping[str, TrainedCoder]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from saejax.app.evaluated import evaluated_on
 from saejax.app.experiment import to_run_json
 from saejax.app.loading import load
 from saejax.app.stages.comparisons import comparisons
-from saejax.app.stages.evaluate import DOCUMENTS, figures
+from saejax.app.stages.evaluate import figures
 from saejax.app.stages.report import write_page
 from saejax.app.workspace import Workspace
 from saejax.core.config import differences, to_json
@@ -28,6 +28,7 @@ from saejax.evals import OF_TRAINING, Evaluated, Gate, check_gates, ends_well, e
 from saejax.interop.hooks import UNKNOWN
 from saejax.parallel import refuse_many
 from saejax.report.dictionaries_page import render_dictionaries
+from saejax.runs import Run
 from saejax.runs.made import existing
 from saejax.trained import TrainedCoder
 
@@ -63,7 +64,7 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
         SaejaxError: of one dictionary alone: what is wrong with it.
     """
     refuse_many(work.experiment.parallel, "saejax evaluate --sae")
-    named, folder, on = dictionaries(words), work.experiment.run_dir / "evaluated", evaluated_on(work)
+    named, folder, on = dictionaries(words), work.experiment.run.evaluated, evaluated_on(work)
     rows: dict[str, dict[str, Any]] = {}
     waiting: list[_Opened] = []
     saes: dict[str, TrainedCoder] = {}
@@ -113,7 +114,7 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict
     console.say(lead)
     title, below = f"Dictionaries on {work.lm.identity['model']}", comparisons(folder, rows, saes)
     console.say(render_dictionaries(folder, title, lead, rows, below))
-    console.say(f"evaluate: {folder / 'table.html'}")
+    console.say(f"evaluate: {Run(folder).table.with_suffix('.html')}")
     passed = ends_well(Gate.from_json(gate) for row in evaluated for gate in row["gates"])
     return 0 if passed and len(evaluated) == len(rows) else 1
 
@@ -141,7 +142,7 @@ def _before(one: _Opened) -> dict[str, Any] | None:
     Raises:
         DataError: it holds the figures of another dictionary, text or model, or of other settings.
     """
-    path = one.folder / "eval.json"
+    path = Run(one.folder).evaluation
     before = existing(path, one.decided)
     if before is not None:
         console.say(f"{one.folder.name}: already evaluated, {path}")
@@ -163,7 +164,7 @@ def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]
     saes = [one.sae for one in together]
     all_done = evaluate_together(saes, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     for one, done in zip(together, all_done, strict=True):
-        done.documents.save(one.folder / DOCUMENTS)
+        done.documents.save(Run(one.folder).documents)
         described = {key: value for key, value in one.sae.describe().items() if key != "figures"}
         kind = described["sparsity"]
         content = {
@@ -181,7 +182,7 @@ def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]
 
 def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool, report: bool) -> dict[str, Any]:
     """The content of eval.json with the gates as they are set now, written; and the report page."""
-    e, path = work.experiment, one.folder / "eval.json"
+    e, path = work.experiment, Run(one.folder).evaluation
     # What to change in a training is no advice about a dictionary that is there.
     gates = [dataclasses.replace(gate, advice="").to_json() for gate in check_gates(e.gates, content["metrics"])]
     judged = content | {"experiment": to_run_json(e), "gates": gates}

@@ -15,18 +15,19 @@ from saejax.core.config import to_json
 from saejax.core.files import read_json, write_json, writing
 from saejax.parallel import refuse_many
 from saejax.report import render
+from saejax.runs import Run
 from saejax.runs.made import differing
 from saejax.runs.provenance import record_provenance
 
 # The files of a run whose content is on the page.
 _SHOWN = (
-    "features.json.gz",
-    "metrics.jsonl",
-    "eval.json",
-    "stages.json",
-    "profile.json",
-    "explanations.jsonl",
-    "attempts.json",
+    Run.features,
+    Run.metrics,
+    Run.evaluation,
+    Run.stages,
+    Run.profile,
+    Run.explanations,
+    Run.attempts,
 )
 
 
@@ -52,7 +53,7 @@ def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[
 
     What is there is made again where it was made from something other than `wanted`, or shows other files.
     """
-    features, page, record = (folder / name for name in ("features.json.gz", "report.html", "report.json"))
+    features, page, record = Run(folder).features, Run(folder).page, Run(folder).report
     old = read_json(record) if record.is_file() and not redo else {}
     before = old.get("features")
     if not features.is_file() or not before or differing(before, wanted):
@@ -70,7 +71,7 @@ def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[
 
 def show_again(folder: Path) -> Path:
     """Write report.html anew where a file that it shows has changed; its features stay as they are."""
-    return write_page(folder, read_json(folder / "report.json")["features"], dict, redo=False)
+    return write_page(folder, read_json(Run(folder).report)["features"], dict, redo=False)
 
 
 def _write_features(path: Path, content: dict[str, Any]) -> None:

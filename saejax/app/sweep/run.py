@@ -69,7 +69,7 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
         _refuse_group(e, group, len(works))
     if done:
         content = read_json(Sweep(e.run_dir).result)
-        say(f"sweep: already done, {e.run_dir / 'sweep.json'}")
+        say(f"sweep: already done, {Sweep(e.run_dir).result}")
     elif group is not None:
         return _run_group(work, plan, works, source, group)
     else:
