@@ -1,11 +1,6 @@
-"""Write dictionaries in another project's format, or read another project's into saejax's.
-
-    python -m launch.convert runs/quickstart out --to=saelens
-
-The same as `saejax convert`; --help says all.
-"""
+"""`saejax convert`, from a checkout."""
 
 from saejax.commands import launch
 
 if __name__ == "__main__":
-    launch("convert")
+    launch(__file__)

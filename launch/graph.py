@@ -1,11 +1,6 @@
-"""Show which features lead to the next token of a prompt: an attribution graph, as JSON and as a page.
-
-    python -m launch.graph runs/coders-clt "x = data[i"
-
-The same as `saejax graph`; --help says all.
-"""
+"""`saejax graph`, from a checkout."""
 
 from saejax.commands import launch
 
 if __name__ == "__main__":
-    launch("graph")
+    launch(__file__)

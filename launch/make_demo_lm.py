@@ -6,28 +6,29 @@ Takes about an hour on 2 cores. The shipped model is in saejax/lm/demo/; trainin
 version gives another corpus and so another model.
 """
 
+import dataclasses
 import sys
-from functools import partial
 from pathlib import Path
 
-from absl import flags
-
 from benchmarks.demo_lm.make import DemoConfig, make_demo
-from saejax.app.cli import Command, Line, run
+from saejax.app.cli import run
+from saejax.app.command import Command, Line
 from saejax.core.errors import ConfigError
+from saejax.core.settings import setting
 
 
-def main(line: Line) -> None:
-    if line.words:
-        raise ConfigError(f"Unexpected argument {line.words[0]!r}; the folder is --out=<folder>.")
-    config = DemoConfig(steps=line.flags["steps"])
-    print(make_demo(Path(line.flags["out"]), config, lambda text: print(text, flush=True)))
+@dataclasses.dataclass(frozen=True)
+class MakeDemo(Command, takes="words"):
+    out: str = setting("", "Folder to write the model to.")
+    steps: int = setting(DemoConfig.steps, "Training steps of 4,096 tokens.", low=1)
 
+    def run(self, line: Line) -> None:
+        line.refuse_words("the folder is --out=<folder>.")
+        if not self.out:
+            raise ConfigError("--out is missing: the folder to write the model to.")
+        config = DemoConfig(steps=self.steps)
+        print(make_demo(Path(self.out), config, lambda text: print(text, flush=True)))
 
-_FLAGS = (
-    partial(flags.DEFINE_string, "out", None, "Folder to write the model to.", required=True),
-    partial(flags.DEFINE_integer, "steps", DemoConfig.steps, "Training steps of 4,096 tokens.", lower_bound=1),
-)
 
 if __name__ == "__main__":
-    run(Command(__doc__, main, "words", _FLAGS), sys.argv, help_code=1)
+    run(MakeDemo, sys.argv, help_code=1)

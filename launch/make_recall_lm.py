@@ -5,29 +5,30 @@
 The shipped model is in saejax/lm/recall/.
 """
 
+import dataclasses
 import sys
-from functools import partial
 from pathlib import Path
 
-from absl import flags
-
 from benchmarks.recall_lm.make import RecallConfig, make_recall
-from saejax.app.cli import Command, Line, run
+from saejax.app.cli import run
+from saejax.app.command import Command, Line
 from saejax.core.errors import ConfigError
+from saejax.core.settings import setting
 
 
-def main(line: Line) -> None:
-    if line.words:
-        raise ConfigError(f"Unexpected argument {line.words[0]!r}; the folder is --out=<folder>.")
-    config = RecallConfig(steps=line.flags["steps"], lr=line.flags["lr"])
-    print(make_recall(Path(line.flags["out"]), config, lambda text: print(text, flush=True)))
+@dataclasses.dataclass(frozen=True)
+class MakeRecall(Command, takes="words"):
+    out: str = setting("", "Folder to write the model to.")
+    steps: int = setting(RecallConfig.steps, "Training steps of `batch` records.", low=1)
+    lr: float = setting(RecallConfig.lr, "Peak learning rate.")
 
+    def run(self, line: Line) -> None:
+        line.refuse_words("the folder is --out=<folder>.")
+        if not self.out:
+            raise ConfigError("--out is missing: the folder to write the model to.")
+        config = RecallConfig(steps=self.steps, lr=self.lr)
+        print(make_recall(Path(self.out), config, lambda text: print(text, flush=True)))
 
-_FLAGS = (
-    partial(flags.DEFINE_string, "out", None, "Folder to write the model to.", required=True),
-    partial(flags.DEFINE_integer, "steps", RecallConfig.steps, "Training steps of `batch` records.", lower_bound=1),
-    partial(flags.DEFINE_float, "lr", RecallConfig.lr, "Peak learning rate."),
-)
 
 if __name__ == "__main__":
-    run(Command(__doc__, main, "words", _FLAGS), sys.argv, help_code=1)
+    run(MakeRecall, sys.argv, help_code=1)

@@ -1,11 +1,6 @@
-"""Put a dictionary into a repository of the Hugging Face hub, with a model card.
-
-    python -m launch.push runs/quickstart owner/name
-
-The same as `saejax push`; --help says all.
-"""
+"""`saejax push`, from a checkout."""
 
 from saejax.commands import launch
 
 if __name__ == "__main__":
-    launch("push")
+    launch(__file__)

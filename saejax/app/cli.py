@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import dataclasses
 import errno
 import itertools
 import logging
@@ -10,15 +9,15 @@ import os
 import re
 import signal
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_dict, config_flags
 
 from saejax.app import experiments
+from saejax.app.command import Command, Line, define_flags, from_flags
 from saejax.core.compiled import keep_programs
 from saejax.core.config import nearest
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError, SaejaxError
@@ -34,49 +33,8 @@ _CONFIG_HELP = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """What a command line said.
-
-    Attributes:
-        config: the experiment's settings with the overrides; None where the command takes none or none was given.
-        words: what is no flag.
-        flags: the command's own flags, by name, given or default.
-        given: the names of those that stand on the line.
-    """
-
-    config: Any
-    words: Sequence[str]
-    flags: Mapping[str, Any]
-    given: frozenset[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """One command of `saejax`.
-
-    Attributes:
-        text: what --help prints: the summary in one line, examples, the rest.
-        main: does the work and returns the exit code (None is 0).
-        takes: "config" (--config; quickstart without it), "words", or "either": words where no --config is given.
-        flags: each makes one flag of the command's own.
-        answers: what it prints is what it is for: where that cannot be written, the command has failed. Others go on
-            and end as their work does.
-    """
-
-    text: str
-    main: Callable[[Line], int | None]
-    takes: Literal["config", "words", "either"] = "config"
-    flags: tuple[Callable[[], Any], ...] = ()
-    answers: bool = False
-
-    @property
-    def summary(self) -> str:
-        return self.text.partition("\n")[0]
-
-
-def run(command: Command, argv: Sequence[str], help_code: int = 0) -> None:
-    """Parse argv[1:], call the command and exit with what it returns.
+def run(command: type[Command], argv: Sequence[str], help_code: int = 0, text: str = "") -> None:
+    """Parse argv[1:], run the command and exit with what it returns; --help prints `text` where there is one.
 
     A `SaejaxError` is printed without a traceback and exits with its own code (2 for configuration), --help with
     `help_code`. Outside training Ctrl-C exits with 130; SIGTERM and SIGUSR1 with 75, as they do in it.
@@ -88,7 +46,7 @@ def run(command: Command, argv: Sequence[str], help_code: int = 0) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     keep_memory()
     with Stopping() as stopping, guarded(stopping, command.answers):
-        _run(command, list(argv), help_code)
+        _run(command, list(argv), help_code, text)
 
 
 @contextlib.contextmanager
@@ -165,8 +123,8 @@ def _end(number: int) -> NoReturn:
     os._exit(130 if by_user else EXIT_PREEMPTED)
 
 
-def _run(command: Command, argv: list[str], help_code: int) -> None:
-    own = [make() for make in command.flags]
+def _run(command: type[Command], argv: list[str], help_code: int, text: str) -> None:
+    own = define_flags(command)
     given = _arguments(argv)
     wants_help = bool(_HELP & given.keys())
     takes_config = command.takes == "config"
@@ -177,7 +135,7 @@ def _run(command: Command, argv: list[str], help_code: int) -> None:
     if command.takes != "words":
         config = config_flags.DEFINE_config_file(_FLAG, None, _CONFIG_HELP, lock_config=True, sys_argv=argv)
     if wants_help:
-        print(_help(command.text, own if config is None else [config, *own]))
+        print(command.help(text or command.text(), _CONFIG_HELP))
         sys.exit(help_code)
 
     def main(argv: list[str]) -> int:
@@ -187,10 +145,10 @@ def _run(command: Command, argv: list[str], help_code: int) -> None:
                 f"Unexpected argument {words[0]!r}; the experiment is --config=<name or file>, overrides are "
                 "--config.a.b=value."
             )
-        values = {flag.name: flag.value for flag in own}
         present = frozenset(flag.name for flag in own if flag.present)
         keep_programs()
-        return command.main(Line(None if config is None else config.value, words, values, present)) or 0
+        line = Line(None if config is None else config.value, words, present)
+        return from_flags(command, own).run(line) or 0
 
     def parse(argv: list[str]) -> list[str]:
         names = [flag.name for flag in own]
@@ -200,17 +158,6 @@ def _run(command: Command, argv: list[str], help_code: int) -> None:
 
 
 _HELP = {"help", "helpshort", "h"}
-
-
-def _help(text: str, own: Sequence[Any]) -> str:
-    lines = [text.rstrip()]
-    for holder in own:
-        flag = flags.FLAGS[holder.name]
-        name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
-        default = "" if flag.default in (None, "", False) else f" (default: {flag.default})"
-        lines.append(f"{name}: {flag.help}{default}")
-    lines[1:] = [textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="      ") for line in lines[1:]]
-    return "\n".join(lines if len(lines) == 1 else [lines[0], "", "flags:", *lines[1:]])
 
 
 def _parse(argv: list[str], own: Sequence[str]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from saejax.capture import Captured
 from saejax.core.metrics import l0_note
-from saejax.evals import Gate
-from saejax.evals.gates import NOT_MEASURED
+
+if TYPE_CHECKING:  # every command speaks, and few need what these bring along
+    from saejax.capture import Captured
+    from saejax.evals import Gate
 
 
 def say(text: str = "") -> None:
@@ -19,7 +20,7 @@ def keep_quiet(text: str = "") -> None:
     """`say`, for a process whose words another one says."""
 
 
-def captured(split: str, path: str, done: Captured, wanted: int, parts: int) -> None:
+def captured(split: str, path: str, done: "Captured", wanted: int, parts: int) -> None:
     """How the capture of a split ended."""
     if done.already_complete and not done.missing:
         say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
@@ -56,7 +57,7 @@ def other_l0(result: Mapping[str, Any]) -> None:
         say(f"evaluate: {note}")
 
 
-def gates(found: Sequence[Gate], warnings: Sequence[Gate] = ()) -> None:
+def gates(found: Sequence["Gate"], warnings: Sequence["Gate"] = ()) -> None:
     """The gates, with advice for those that did not pass, and the warnings beside them."""
     say("gates:")
     for gate in found:
@@ -72,6 +73,8 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, li
     metrics = result["metrics"]
     # A coder that writes in the second of two models alone does not touch the loss of the first.
     recovered = metrics.get("loss_recovered")
+    from saejax.evals import Gate
+
     found = [Gate.from_json(gate) for gate in result["gates"]]
     rows = [
         ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
@@ -89,13 +92,15 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, li
         say(f"  {name:<18} {value}")
 
 
-def _counted(found: Sequence[Gate]) -> str:
+def _counted(found: Sequence["Gate"]) -> str:
+    from saejax.evals.gates import NOT_MEASURED
+
     unmeasured = sum(gate.state == NOT_MEASURED for gate in found)
     said = f"{sum(gate.passed for gate in found)} of {len(found)}"
     return f"{said}, {unmeasured} not measured" if unmeasured else said
 
 
-def _verdict(gate: Gate) -> str:
+def _verdict(gate: "Gate") -> str:
     word = "pass" if gate.passed else "none" if gate.ends_well else "FAIL"
     value = "not measured" if gate.unmeasured else "not finite" if gate.value is None else f"{gate.value:.4g}"
     return f"{word}  {value} {gate.comparison} {gate.bar:g}"

@@ -19,7 +19,7 @@ _TOKENS, _FIRING = 64, 8
 _EQUAL = 1e-5
 
 
-def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step: str) -> None:
+def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step: int | str | None) -> None:
     """Convert one source or several into a folder, and read each back: it must do what its source does.
 
     Raises:
@@ -35,19 +35,18 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     destination, places = Path(target), [place for source in sources for place in _places(source)]
     if twice := [place for place in places if places.count(place) > 1]:
         raise ConfigError(f"{twice[0]} is given twice.")
-    at = (int(step) if step.isdigit() else step) or None
     # One in memory at a time: a set of layers is larger than a machine.
     models: dict[str, str] = {}
     if to != "saejax":
         form = format_named(to)
         for place in places:
-            refuse(place, sae := load(place, at, hook_points), form)
+            refuse(place, sae := load(place, step, hook_points), form)
             models[place] = sae.origin.model
     together = len(places) == 1 or (to != "saejax" and form.sets)
     if together:
         refuse_several_models(models)
     for place, name in zip(places, _own_names(places), strict=True):
-        sae, folder = load(place, at, hook_points), destination if together else destination / name
+        sae, folder = load(place, step, hook_points), destination if together else destination / name
         notes = [*sae.origin.notes, *sae.save(folder, format=to)]
         print(f"{place} -> {folder} ({to}): {sae!r}")
         for note in [*notes, compared(sae, folder, to, hook_points)]:

@@ -6,10 +6,9 @@ settings is not asked again.
 
 import dataclasses
 import json
-import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from saejax.analysis.scan import Scan
 from saejax.analysis.scoring import KINDS, batches, judge_request, judge_wording, score
 from saejax.app import console
 from saejax.app.evaluated import agree, coder_of
-from saejax.app.experiment import Experiment
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.stages.report import run_report, show_again
 from saejax.app.workspace import Workspace
@@ -38,58 +36,31 @@ from saejax.runs.made import differing
 _FEWEST = 4
 # So many failures in a row, and none before that succeeded since: the endpoint is at fault, not a feature.
 _GIVE_UP = 10
-_USUAL_KEY = "OPENAI_API_KEY"
 _LETTERS_PER_TOKEN = 4
 
 Row = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """The command's flags; commands.py says what each means."""
-
-    url: str
-    model: str
-    key_env: str
-    features: str
-    examples: int
-    score: bool
-    judged: int
-    parallel: int
-    max_tokens: int
-    timeout: float
-    redo: bool
-    dry_run: bool
-
-    def __post_init__(self) -> None:
-        for name, example in (("url", "http://localhost:8000/v1"), ("model", "the name that the endpoint knows")):
-            if not getattr(self, name):
-                raise ConfigError(f"--{name} is missing, as in --{name}={example}.")
-
-    @property
-    def key(self) -> str:
-        """From the environment. The usual variable goes to https addresses alone: a local server needs no key of
-        another one's, and http would show it to the network. A variable that is named goes anywhere.
-        """
-        if self.key_env:
-            if not (key := os.environ.get(self.key_env, "").strip()):
-                raise ConfigError(f"--key_env={self.key_env}: the environment has no such variable, or it is empty.")
-            return key
-        return os.environ.get(_USUAL_KEY, "").strip() if self.url.startswith("https://") else ""
-
-    @property
-    def n_judged(self) -> int:
-        return self.judged if self.score else 0
-
-    def settings(self, e: Experiment, step: int) -> dict[str, Any]:
-        """What decides the passages, and so whether a row answers the same question."""
-        report = {name: getattr(e.report, name) for name in ("tokens", "before", "after")}
-        prompt = wording(*(judge_wording() if self.score else ()))
-        return {"step": step, "prompt": prompt, "examples": self.examples, "judged": self.n_judged, **report}
-
-
-def run_explain(work: Workspace, asked: Asked) -> int:
+def run_explain(
+    work: Workspace,
+    endpoint: Endpoint,
+    features: str,
+    examples: int,
+    judged: int,
+    parallel: int,
+    redo: bool = False,
+    dry_run: bool = False,
+) -> int:
     """Explain and score features of a finished run, or of an evaluated dictionary.
+
+    Args:
+        endpoint: the model that explains and judges.
+        features: as --features names them.
+        examples: passages that the explainer sees.
+        judged: other active passages, and as many random ones, for the judge; 0 for no scores.
+        parallel: features asked about at once.
+        redo: ask again although there is an answer.
+        dry_run: say what it would take, and stop.
 
     Returns:
         0, or 1 where some got no answer.
@@ -98,10 +69,13 @@ def run_explain(work: Workspace, asked: Asked) -> int:
     refuse_many(e.parallel, "saejax explain")
     alone = e.run.is_dictionary
     sae = coder_of(e.run_dir) if alone else finished_run(e)
-    endpoint = Endpoint(asked.url, asked.model, asked.key, asked.max_tokens, asked.timeout)
-    settings = asked.settings(e, sae.step) | {"sha256": sae.fingerprint()}
-    wanted = _numbers(asked.features, sae.n_latents)
-    done = set() if asked.redo else _done(e.run_dir, asked.model, settings)
+    prompt = wording(*(judge_wording() if judged else ()))
+    # What decides the passages, and so whether a row answers the same question.
+    settings = {"step": sae.step, "prompt": prompt, "examples": examples, "judged": judged}
+    settings |= {name: getattr(e.report, name) for name in ("tokens", "before", "after")}
+    settings |= {"sha256": sae.fingerprint()}
+    wanted = _numbers(features, sae.n_latents)
+    done = set() if redo else _done(e.run_dir, endpoint.model, settings)
     left = [feature for feature in wanted if feature not in done]
     if len(left) < len(wanted):
         console.say(f"explain: {len(wanted) - len(left):,} of {len(wanted):,} features are already explained")
@@ -110,34 +84,45 @@ def run_explain(work: Workspace, asked: Asked) -> int:
         named = sae.at(work.lm)
         agree(work)
         scan = scan_latents(named, work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
-        explaining = _Explaining(scan, work.lm.tokenizer.token_strings, ChatExplainer(endpoint, asked.model), endpoint)
-        enough = explaining.estimate(left, asked, e)
-        if asked.dry_run:
+        explainer = ChatExplainer(endpoint, endpoint.model)
+        shape = examples, judged, e.report.before, e.report.after
+        explaining = _Explaining(scan, work.lm.tokenizer.token_strings, explainer, endpoint, shape)
+        enough = explaining.estimate(left)
+        if dry_run:
             return 0
         with lease(e.run_dir):
-            common = {"by": asked.model, "url": endpoint.url, **settings}
-            failed = explaining.run(left, enough, asked, e, _Rows(e.run_dir, common))
-    if (e.run.report if alone else e.run.features).is_file() and not asked.dry_run:
+            common = {"by": endpoint.model, "url": endpoint.url, **settings}
+            failed = explaining.run(left, enough, parallel, _Rows(e.run_dir, common))
+    if (e.run.report if alone else e.run.features).is_file() and not dry_run:
         show_again(e.run_dir) if alone else run_report(work)
-    elif not asked.dry_run:
+    elif not dry_run:
         console.say(f"explain: {e.run_dir / EXPLANATIONS}; saejax report shows them beside the passages")
     return 1 if failed else 0
 
 
 @dataclasses.dataclass
 class _Explaining:
-    """The features of one scan, explained by several threads and written by one."""
+    """The features of one scan, explained by several threads and written by one.
+
+    Attributes:
+        shape: passages for the explainer and for the judge, tokens before and after each peak.
+    """
 
     scan: Scan
     strings: Callable[[list[int]], Any]
     explainer: Explainer
     endpoint: Endpoint
+    shape: tuple[int, int, int, int]
 
-    def passages(self, feature: int, asked: Asked, e: Experiment) -> FeaturePassages:
-        numbers = asked.examples, asked.n_judged, e.report.before, e.report.after
-        return feature_passages(self.scan, feature, self.strings, *numbers)
+    def passages(self, feature: int) -> FeaturePassages:
+        return feature_passages(self.scan, feature, self.strings, *self.shape)
 
-    def estimate(self, features: list[int], asked: Asked, e: Experiment) -> list[int]:
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The scores that the judge gives."""
+        return tuple(KINDS) if self.shape[1] else ()
+
+    def estimate(self, features: list[int]) -> list[int]:
         """Say what it will cost, by the passages of a few of them. Returns the features that have enough."""
         enough = [feature for feature in features if len(peaks_of(self.scan, feature)) >= _FEWEST]
         few = len(features) - len(enough)
@@ -146,22 +131,23 @@ class _Explaining:
         sample = enough[:: max(1, len(enough) // 20)]
         requests = letters = 0
         for feature in sample:
-            for messages in _all_requests(self.passages(feature, asked, e), asked.score):
+            for messages in _all_requests(self.passages(feature), self.kinds):
                 requests += 1
                 letters += sum(len(message["content"]) for message in messages)
         share = len(enough) / max(1, len(sample))
         console.say(
             f"explain: {len(enough):,} features, about {requests * share:,.0f} requests and "
-            f"{letters * share / _LETTERS_PER_TOKEN:,.0f} tokens to read for {asked.model} at {self.endpoint.url}"
+            f"{letters * share / _LETTERS_PER_TOKEN:,.0f} tokens to read for {self.endpoint.model} "
+            f"at {self.endpoint.url}"
         )
         return enough
 
-    def run(self, features: list[int], enough: list[int], asked: Asked, e: Experiment, rows: "_Rows") -> int:
+    def run(self, features: list[int], enough: list[int], parallel: int, rows: "_Rows") -> int:
         """Explain those that have enough passages, note the others. Returns how many got no answer."""
         with rows:
             for feature in sorted(set(features) - set(enough)):
                 rows.write({"feature": feature, "text": None, "scores": {}})
-            failures = self._ask(enough, asked, lambda feature: self._row(feature, asked, e), rows)
+            failures = self._ask(enough, parallel, rows)
         usage = self.endpoint.usage
         tokens = f"{usage.prompt_tokens:,} tokens read and {usage.completion_tokens:,} written, as the endpoint counts"
         console.say(f"explain: {len(enough) - failures:,} features explained; {usage.requests:,} requests, {tokens}")
@@ -172,10 +158,10 @@ class _Explaining:
             console.say(f"  {kind}: {mean}{unknown}")
         return failures
 
-    def _row(self, feature: int, asked: Asked, e: Experiment) -> Row:
-        passages = self.passages(feature, asked, e)
+    def _row(self, feature: int) -> Row:
+        passages = self.passages(feature)
         text = self.explainer.explain(passages)
-        results = {kind: score(kind, text, passages, self.endpoint) for kind in KINDS if asked.score}
+        results = {kind: score(kind, text, passages, self.endpoint) for kind in self.kinds}
         return {
             "feature": feature,
             "text": text,
@@ -183,7 +169,7 @@ class _Explaining:
             "details": {kind: result.to_json() for kind, result in results.items()},
         }
 
-    def _ask(self, features: list[int], asked: Asked, row: Callable[[int], Row], rows: "_Rows") -> int:
+    def _ask(self, features: list[int], parallel: int, rows: "_Rows") -> int:
         """Write each row as it comes. Returns how many features failed.
 
         Raises:
@@ -192,7 +178,7 @@ class _Explaining:
         failures = in_a_row = 0
         try:
             with Progress("explain", len(features), unit="features") as progress:
-                for feature, answer in _in_threads(row, features, asked.parallel):
+                for feature, answer in _in_threads(self._row, features, parallel):
                     if isinstance(answer, Exception):
                         if isinstance(answer, EndpointRefusal) or not isinstance(answer, EndpointError):
                             raise answer
@@ -268,10 +254,10 @@ def _in_threads(work: Callable[[int], Row], items: list[int], threads: int) -> I
         left.set()
 
 
-def _all_requests(passages: FeaturePassages, scored: bool) -> Iterator[list[dict[str, str]]]:
+def _all_requests(passages: FeaturePassages, kinds: Sequence[str]) -> Iterator[list[dict[str, str]]]:
     """Every request that a feature takes, with a phrase of usual length where the explanation will stand."""
     yield explanation_request(passages)
-    for kind in KINDS if scored else ():
+    for kind in kinds:
         for batch in batches(kind, passages):
             yield judge_request(kind, "x" * 60, [text for text, _ in batch])
 

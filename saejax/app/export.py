@@ -26,7 +26,7 @@ from saejax.trained import TrainedCoder
 _RECORD = "export.json"  # in the folder that an export wrote: it may be replaced
 
 
-def run_export(words: Sequence[str], flags: Mapping[str, Any]) -> None:
+def run_export(words: Sequence[str], step: int | str | None, flags: Mapping[str, Any]) -> None:
     """`saejax export TARGET RUN... OUT`: write the files whole or not at all, and say what to do with them.
 
     Raises:
@@ -39,7 +39,7 @@ def run_export(words: Sequence[str], flags: Mapping[str, Any]) -> None:
     if len(words) < 3 or (len(places) > 1 and target != "circuit-tracer"):
         several = " RUN..." if target == "circuit-tracer" else ""
         raise ConfigError(f"Give a run and a destination: saejax export {target} runs/quickstart{several} out")
-    runs = [_Run.of(place, flags["step"]) for place in places]
+    runs = [_Run.of(place, step) for place in places]
     with _destination(out, target, places) as folder:
         said = list(TARGETS[target](runs, folder, out, flags))
     for line in said:
@@ -55,9 +55,9 @@ class _Run:
     sae: TrainedCoder
 
     @classmethod
-    def of(cls, folder: Path, step: str) -> "_Run":
+    def of(cls, folder: Path, step: int | str | None) -> "_Run":
         e = experiment_of(folder)
-        return cls(e.run_dir, e, coder_of(e.run_dir, (int(step) if step.isdigit() else step) or None))
+        return cls(e.run_dir, e, coder_of(e.run_dir, step))
 
     @property
     def groups(self) -> tuple[str, ...]:

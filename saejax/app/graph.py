@@ -1,4 +1,4 @@
-"""`saejax graph`: which features of dictionaries lead to the next token of a prompt, as JSON and as a page."""
+"""The files of `saejax graph`: features that lead to the next token of a prompt, as JSON and as a page."""
 
 import contextlib
 import hashlib
@@ -12,17 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from saejax.app import console
-from saejax.app.dictionaries import dictionaries
-from saejax.app.loaded import with_model
-from saejax.attribution import AttributionConfig, Graph, attribute
-from saejax.attribution.build import decided_by
-from saejax.attribution.export import checked_slug, graph_json, node_ids, write_features, write_graph
+from saejax.attribution import Graph
+from saejax.attribution.export import graph_json, node_ids, write_features, write_graph
 from saejax.attribution.influence import influence, pruned, scores
-from saejax.attribution.layers import at_model, layers_of
+from saejax.attribution.layers import layers_of
 from saejax.attribution.prediction import predicted
-from saejax.core.errors import ConfigError
-from saejax.core.files import read_json
 from saejax.core.progress import Progress
 from saejax.interop.circuit_tracer_features import feature_file
 from saejax.interop.passages import token_strings
@@ -40,43 +34,6 @@ _FIRES = 0.5
 Tables = dict[int, Mapping[str, Any]]  # layer of a graph -> {"vocab", "features"}, a row's id its latent
 
 
-def run_graph(words: Sequence[str], flags: Mapping[str, Any]) -> None:
-    """`saejax graph DICTIONARY... PROMPT`: write the graph, its JSON and its page, and say where.
-
-    Raises:
-        ConfigError: too few words, or settings that do not go together.
-        DataError: a dictionary, model or prompt that cannot be read.
-    """
-    if len(words) < 2:
-        raise ConfigError('Give one or more dictionaries and a prompt: saejax graph runs/clt "x = data[i"')
-    *places, prompt = words
-    if not prompt:
-        raise ConfigError("The prompt is empty: give the text whose next token the graph is about.")
-    if flags["name"]:
-        checked_slug(flags["name"])
-    supernodes = read_json(flags["supernodes"]) if flags["supernodes"] else None
-    loaded, lm = with_model(list(dictionaries(places).values()), flags["model"])
-    saes = at_model(lm, loaded)
-    bos = lm.tokenizer.bos
-    config = AttributionConfig(max_features=flags["max_features"], logits=flags["logits"], silent=len(bos))
-    folder = Path(flags["out"])
-    tokens = bos + lm.tokenizer.encode_behind_bos([prompt])[0]
-    slug = flags["name"] or slug_of(prompt, decided_by(lm, saes, tokens, config))
-    with _Rows() as rows:
-        graph = attribute(lm, saes, tokens, config, folder=folder / f"{slug}.rows", progress=rows.done)
-    graph.save(folder / f"{slug}.npz")
-    shares = flags["node_share"], flags["edge_share"]
-    shown = {"supernodes": supernodes} | ablations(lm, saes, graph, flags["effects"])
-    page = write_pages(lm, graph, folder, slug, shares, tables_of(lm, saes), **shown)
-    replacement, completeness = scores(graph)
-    console.say(
-        f"{graph.n_features} features, {len(graph.logits)} next tokens; replacement score {replacement:.2f}, "
-        f"completeness score {completeness:.2f}"
-    )
-    console.say(f"{page}")
-    console.say(f"{folder / slug}.json: circuit-tracer's format; {folder / slug}.npz: saejax.attribution.Graph")
-
-
 def slug_of(prompt: str, decided: Mapping[str, Any]) -> str:
     """A graph's name: what of the prompt a file can be called, and a digest of all that decides the graph.
 
@@ -87,7 +44,7 @@ def slug_of(prompt: str, decided: Mapping[str, Any]) -> str:
     return f"{readable}-{content}".lstrip("-")
 
 
-class _Rows(contextlib.ExitStack):
+class RowsDone(contextlib.ExitStack):
     """A bar for rows whose number is known when the first are done."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ _MOST = 1_000  # files of the folder that are looked at
 _KEPT = {".gitattributes", "LICENSE"}
 
 
-def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision: str, step: str) -> None:
+def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision: str, step: int | str | None) -> None:
     """Check all that can be checked, write the files, read them back, push them in one commit, print the address.
 
     Raises:
@@ -34,7 +34,7 @@ def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision
     if len(words) != 2:
         raise ConfigError("Give a source and a repository, as in: saejax push runs/quickstart owner/name")
     place = _destination(words[1], folder, revision)
-    sae = public(load(words[0], (int(step) if step.isdigit() else step) or None))
+    sae = public(load(words[0], step))
     if to != "saejax":
         refuse(words[0], sae, format_named(to))
     api, user = _signed_in(place)

@@ -1,16 +1,13 @@
-"""`saejax steer`: what a model writes after a prompt, as it is and with some latents of a dictionary changed."""
+"""What a model writes after a prompt, as it is and with some latents of a dictionary changed."""
 
 import dataclasses
 import math
 import re
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from saejax.app import console
-from saejax.app.loaded import with_model
 from saejax.core.config import in_float32, nearest
 from saejax.core.errors import ConfigError
 from saejax.interventions import (
@@ -38,43 +35,7 @@ _OPERATIONS: dict[str, tuple[Callable[[Any, float, Any], Change], str]] = {
     "most": (lambda latents, number, at: clamped(latents, high=number, at=at), "f at most {0:g}"),
 }
 OPERATIONS = tuple(_OPERATIONS)
-_WIDTH = 110
 _LENGTHS = 16  # rows of few lengths, so few programs
-
-
-def run_steer(words: Sequence[str], flags: Mapping[str, Any]) -> None:
-    """`saejax steer DICTIONARY PROMPT`: print both texts.
-
-    Raises:
-        ConfigError: words, features or an operation that are not there, or no model.
-        DataError: the dictionary, the model or the prompt cannot be read.
-    """
-    if not flags["feature"]:
-        raise ConfigError("--feature is missing: which latents, as in --feature=123 or --feature=3,17.")
-    if len(words) < 2:
-        raise ConfigError('Give a dictionary and a prompt: saejax steer runs/quickstart --feature=123 "Once upon a"')
-    if not all(words[1:]):
-        raise ConfigError("A prompt is empty: give the text that the model continues.")
-    if flags["operation"] not in _OPERATIONS:
-        raise ConfigError(f"No operation {flags['operation']!r}.{nearest(flags['operation'], OPERATIONS)}")
-    place, prompts = words[0], list(words[1:])
-    (sae,), lm = with_model([place], flags["model"])
-    latents = features(flags["feature"], sae)
-    stop = () if flags["past_end"] else tuple(lm.tokenizer.special_ids)
-    sampling = Sampling(flags["tokens"], flags["temperature"], flags["top_p"], flags["seed"], stop)
-    operation = Operation(flags["operation"], latents, flags["scale"])
-    written = steer(Interventions(lm, {place: sae}), place, operation, prompts, sampling)
-    console.say(f"{lm.identity['model']}, {sae!r}")
-    but = " but bos" if lm.tokenizer.bos else ""
-    console.say(f"latent {flags['feature']}: {operation.reads}, at every token{but}")
-    for one in written:
-        console.say()
-        console.say(textwrap.fill(one.prompt, _WIDTH, initial_indent="prompt   ", subsequent_indent=" " * 9))
-        console.say(f"         {one.about}")
-        for title, tokens in (("without", one.without), ("with", one.changed)):
-            text = lm.tokenizer.decode_inside(tokens)
-            lines = text.splitlines() or [""]
-            console.say("\n".join(f"{title if j == 0 else '':<7}| {line}" for j, line in enumerate(lines)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,52 +1,19 @@
 """The commands of `saejax store`: look at stores, check them, join them, and make them of others' activations."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.progress import Progress
-from saejax.store import ImportConfig, StoreLayout, StoreReader, describe, import_files, merge, verify
+from saejax.store import ImportConfig, StoreReader, describe, import_files, merge, verify
 from saejax.store.files import StoreFiles
 from saejax.store.reader import any_manifest
 from saejax.text import Tokenizer
 
 _CONTEXT = 6
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """One command: what it does with its paths and flags, and which flags it knows."""
-
-    call: Callable[..., int]
-    flags: tuple[str, ...] = ()
-    paths: int = 1
-
-
-def run_command(words: Sequence[str], given: Mapping[str, Any]) -> int:
-    """Run `words` = [command, path, ...] with the flags of the command line; returns the exit code.
-
-    Raises:
-        ConfigError: no such command (the nearest is named), too few paths, or a flag that the command does not know.
-        DataError, BusyError: as the command.
-    """
-    if not words:
-        raise ConfigError(f"Name a command: {', '.join(COMMANDS)}; --help shows them.")
-    name, *paths = words
-    if name not in COMMANDS:
-        raise ConfigError(f"There is no command {name!r}.{nearest(name, COMMANDS)}")
-    command = COMMANDS[name]
-    if len(paths) < command.paths:
-        raise ConfigError(f"{name} needs {command.paths} paths or more, got {len(paths)}; --help shows its form.")
-    for flag in given:
-        if flag not in command.flags:
-            knows = ", ".join(f"--{known}" for known in command.flags) or "none"
-            raise ConfigError(f"{name} has no flag --{flag}; it knows: {knows}.")
-    return command.call(paths, **given)
 
 
 def info(paths: Sequence[str]) -> int:
@@ -68,7 +35,7 @@ def verify_all(paths: Sequence[str]) -> int:
     return 1 if bad else 0
 
 
-def merge_into(paths: Sequence[str], seed: int = 0) -> int:
+def merge_into(paths: Sequence[str], seed: int) -> int:
     """Join the stores after the first path into a new store at the first path."""
     out, *sources = paths
     rows = merge(out, sources, seed=seed, progress=_bar("merge"))
@@ -76,22 +43,15 @@ def merge_into(paths: Sequence[str], seed: int = 0) -> int:
     return 0
 
 
-def import_into(
-    paths: Sequence[str], shard_rows: int = 0, chunk_rows: int = 0, dtype: str = StoreLayout.dtype, **config: Any
-) -> int:
+def import_into(paths: Sequence[str], config: ImportConfig) -> int:
     """Write the activations in the files after the first path into a new store at the first path."""
-    if not config.get("hook_point"):
-        raise ConfigError(
-            "import needs --hook_point, as in --hook_point=blocks.6.resid_pre: the name of what it reads."
-        )
-    layout = StoreLayout(shard_rows or StoreLayout.shard_rows, chunk_rows or StoreLayout.chunk_rows, dtype)
     out, *files = paths
-    rows, dropped = import_files(out, files, ImportConfig(**config, layout=layout), _bar("import"))
+    rows, dropped = import_files(out, files, config, _bar("import"))
     print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
     return 0
 
 
-def sample(paths: Sequence[str], rows: int = 5, seed: int = 0, hook_point: str = "", tokenizer: str = "") -> int:
+def sample(paths: Sequence[str], rows: int, seed: int, hook_point: str, tokenizer: str) -> int:
     """Print random rows: ids, norms, and the token in its text where the tokenizer can be found."""
     if seed < 0:
         raise ConfigError(f"--seed={seed}; of sample it must be 0 or more.")
@@ -196,16 +156,3 @@ def _rows(path: str) -> int:
 
 def _bar(stage: str) -> Callable[[int, int], Callable[[int], object]]:
     return lambda total, done: Progress(stage, total, done).advance
-
-
-COMMANDS = {
-    "info": Command(info),
-    "verify": Command(verify_all),
-    "merge": Command(merge_into, ("seed",), 3),
-    "sample": Command(sample, ("rows", "seed", "hook_point", "tokenizer")),
-    "import": Command(
-        import_into,
-        ("hook_point", "d", "tensor", "non_finite", "model", "revision", "dtype", "shard_rows", "chunk_rows", "seed"),
-        2,
-    ),
-}

@@ -36,6 +36,7 @@ class Setting:
         place: where it names something to read: "path", a file or folder of this machine; "hub", that or an id of the
             Hugging Face hub, which counts where nothing is at that path; "id", an id of the hub; "named path", a word
             or word=path. What comes over a network may name places below some folders alone.
+        words: of a command's flag, the first words of the command with which it does something; empty for all.
         needs: what a training must have for the key to do anything. "order": activations that can be read in any
             order; "rows": a fixed number of them; "epoch": passes over them that can be counted; "heldout",
             "validations": others, to decide by or to look at; "run": a folder.
@@ -54,6 +55,7 @@ class Setting:
     sparsity_weight: bool = False
     place: Literal["", "path", "hub", "id", "named path"] = ""
     needs: tuple[Literal["order", "rows", "epoch", "heldout", "validations", "run"], ...] = ()
+    words: tuple[str, ...] = ()
     section: type | None = None
 
     def fault(self, value: float) -> str:
@@ -129,10 +131,15 @@ class Settings:
         if section is not None:
             cls.section = section
 
+    @classmethod
+    def called(cls, name: str) -> str:
+        """A field's name in messages."""
+        return f"{cls.section}.{name}".lstrip(".")
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             known: Setting = field.metadata["setting"]
-            where = f"{self.section}.{field.name}".lstrip(".")
+            where = self.called(field.name)
             value = typed(_hints(type(self))[field.name], getattr(self, field.name), where)
             object.__setattr__(self, field.name, value)
             if known.choices is not None and value not in known.choices and (value or field.default):

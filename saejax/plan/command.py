@@ -1,12 +1,10 @@
 """`saejax plan`: what an experiment takes, on the devices that are asked for."""
 
 import dataclasses
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from saejax.app.console import say
 from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, SaejaxError
@@ -17,7 +15,6 @@ from saejax.plan.estimate import OF_STUDY, Estimate, estimate, estimates, virtua
 from saejax.plan.planned import Planned
 from saejax.plan.stage import StageEstimate
 
-_MOST = 1024
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -26,43 +23,29 @@ class Plan:
     """What an experiment takes.
 
     Attributes:
-        found: for each number of devices.
+        estimates: for each number of devices.
         fits: whether one of them can do it, and meets the deadline.
         lines: the same as a text.
     """
 
-    found: list[Estimate]
+    estimates: list[Estimate]
     fits: bool
     lines: list[str]
 
 
-def run_plan(e: Experiment, flags: Mapping[str, Any]) -> int:
-    """Print the plan. Returns 0, or 1 where no number of devices fits or meets the deadline.
+def plan(e: Experiment, name: str, counts: Sequence[int], deadline: str = "", price: float = 0.0) -> Plan:
+    """What an experiment takes on each number of the device `name`; empty: this machine, or its processor.
 
     Raises:
-        ConfigError, DataError: as `plan`.
-    """
-    made = plan(e, flags)
-    for line in [json.dumps(content(made.found), indent=2)] if flags["json"] else made.lines:
-        say(line)
-    return 0 if made.fits else 1
-
-
-def plan(e: Experiment, flags: Mapping[str, Any]) -> Plan:
-    """The plan of an experiment: `flags` are device, devices, deadline and price of `saejax plan`.
-
-    Raises:
-        ConfigError: an unknown device, numbers that cannot be, a mesh that does not divide.
+        ConfigError: an unknown device, a deadline that is no time, a mesh that does not divide.
         DataError: a model whose config.json cannot be read.
     """
-    counts, deadline, price = _counts(flags["devices"]), seconds(flags["deadline"]), flags["price"]
-    if not 0 <= price < 1e9:
-        raise ConfigError(f"--price is {price}; it must be what a device costs for an hour, 0 or more.")
-    on = device(flags["device"] or default_device())
+    longest = seconds(deadline)
+    on = device(name or default_device())
     virtual_devices(max(counts))
     planned = Planned.of(e)
-    found = estimate(planned, on, counts)
-    choice = choose(found, deadline)
+    found = estimate(planned, on, sorted(set(counts)))
+    choice = choose(found, longest)
     unfit = next((one for one in found if not one.refused and over(one)), None)
     remedies = remedy(planned, on, unfit.devices, over(unfit)) if unfit and choice.taken is None else []
     head, below = page.head(e.name, on, planned.models), page.below(found, choice, remedies)
@@ -79,7 +62,7 @@ def of_jobs(e: Experiment, name: str, devices: int) -> tuple[StageEstimate, ...]
     """The stages as jobs have them: graphs and interventions are one, `study`.
 
     Raises:
-        ConfigError, DataError: as `run_plan`.
+        ConfigError, DataError: as `plan`.
     """
     on = device(name)
     virtual_devices(devices)
@@ -135,14 +118,3 @@ def seconds(text: str) -> float:
     if not match or match[2] not in _UNITS:
         raise ConfigError(f"--deadline is {text!r}; it must be a time such as 12h, 90min or 2d.")
     return float(match[1]) * _UNITS[match[2]]
-
-
-def _counts(words: list[str]) -> list[int]:
-    try:
-        found = sorted({int(word) for word in words})
-    except ValueError:
-        found = []
-    if not found or found[0] < 1 or found[-1] > _MOST:
-        given = ",".join(words)
-        raise ConfigError(f"--devices is {given!r}; it must be numbers of devices from 1 to {_MOST:,}, as in 1,2,4,8.")
-    return found

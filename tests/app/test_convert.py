@@ -22,7 +22,7 @@ from saejax.trained import Format
 CODERS = {kind_of(sae): sae for sae in examples()}
 
 
-def convert(*words: str | Path, to: str = "saelens", step: str = "") -> None:
+def convert(*words: str | Path, to: str = "saelens", step: int | str | None = None) -> None:
     run_convert([str(word) for word in words], to, [], step)
 
 
@@ -106,7 +106,7 @@ def test_one_folder_of_several_dictionaries_is_of_one_model(to: str, tmp_path: P
 def test_wrong_lines_are_answered(words: list[str], to: str, message: str, tmp_path: Path) -> None:
     CODERS["autoencoder", "relu"].save(tmp_path / "a")
     with pytest.raises((ConfigError, DataError), match=message):
-        run_convert([str(tmp_path / word) for word in words], to, [], "")
+        run_convert([str(tmp_path / word) for word in words], to, [], None)
 
 
 def test_formats_prints_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import one_device, planted_experiment, replaced, tiny_experiment
+from tiny.commands import run_command
 from tiny.endpoint import stand_in
 
 import saejax
+from saejax.analysis.endpoint import Endpoint
 from saejax.app.dictionaries import dictionaries
 from saejax.app.evaluated import experiment_of
 from saejax.app.experiment import Experiment
-from saejax.app.explain import Asked, run_explain
-from saejax.app.export import run_export
+from saejax.app.explain import run_explain
 from saejax.app.stages import run_capture, run_dictionaries, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.coders import TOPOLOGIES
@@ -221,10 +222,9 @@ def test_an_evaluated_dictionary_is_exported_and_explained_like_a_run(
     assert run_dictionaries(work, words, report=True) == 1
     # It has no training whose settings could be changed.
     assert "FAIL" in (said := capsys.readouterr().out) and "coder.k" not in said
-    flags: dict[str, Any] = {"model": "", "set": "", "layer": -1, "creator": "me", "creator_id": "", "release": ""}
-    flags |= {"splits": 2, "step": ""}
+    flags: dict[str, Any] = {"creator": "me", "splits": 2}
     for target in ("neuronpedia", "delphi", "circuit-tracer", "saedashboard"):
-        run_export([target, str(folder), str(tmp_path / target)], flags)
+        run_command("export", [target, str(folder), str(tmp_path / target)], **flags)
     alive = [f for f in read_features(folder)["features"] if f["examples"]]
     usual = max(alive, key=lambda feature: feature["density"])["id"]
     (batch, *_) = (json.loads(path.read_text()) for path in (tmp_path / "neuronpedia/upload/1-theirs").glob("*-0.json"))
@@ -233,9 +233,9 @@ def test_an_evaluated_dictionary_is_exported_and_explained_like_a_run(
     monkeypatch.setenv("no_proxy", "*")
     e = experiment_of(folder)
     with stand_in() as server:
-        asked = Asked(server.url, "m", "", str(usual), 4, False, 4, 1, 100, 5.0, redo=False, dry_run=False)
+        endpoint = Endpoint(server.url, "m", "", 100, 5.0)
         for _ in range(2):  # the second time it is done already
-            assert run_explain(dataclasses.replace(work, experiment=e), asked) == 0
+            assert run_explain(dataclasses.replace(work, experiment=e), endpoint, str(usual), 4, 0, 1) == 0
         assert len(server.requests) == 1
     assert "explanations" in read_features(folder)["features"][usual]
     assert "explanations.jsonl" in (folder / "report.html").read_text(encoding="utf-8")
@@ -246,15 +246,15 @@ def test_an_evaluated_dictionary_is_exported_and_explained_like_a_run(
     moved = dict(sae.params) | {"b_dec": np.asarray(sae.params["b_dec"]) + 1}
     dataclasses.replace(sae, params=moved).save(theirs, format="saelens")
     with pytest.raises(DataError, match=r"theirs is another dictionary than the one that was evaluated"):
-        run_export(["neuronpedia", str(folder), str(tmp_path / "neuronpedia")], flags)
+        run_command("export", ["neuronpedia", str(folder), str(tmp_path / "neuronpedia")], **flags)
     run_dictionaries(work, words, redo=True)
     with pytest.raises(DataError, match=r"The report of .*theirs is of another dictionary"):
-        run_export(["neuronpedia", str(folder), str(tmp_path / "neuronpedia")], flags)
+        run_command("export", ["neuronpedia", str(folder), str(tmp_path / "neuronpedia")], **flags)
     run_dictionaries(work, words, report=True)
     assert "explanations" not in read_features(folder)["features"][usual]
     shutil.rmtree(theirs)
     with pytest.raises(DataError, match=r"is the evaluation of .*theirs, which cannot be read from here"):
-        run_export(["delphi", str(folder), str(tmp_path / "delphi")], flags)
+        run_command("export", ["delphi", str(folder), str(tmp_path / "delphi")], **flags)
 
 
 def test_different_hook_points_stand_in_one_table_which_says_so(runs: Path, tmp_path: Path) -> None:

@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 from tiny import ROOT, tiny_experiment
+from tiny.commands import run_command
 from tiny.endpoint import StandIn, completion, material, play, reply, stand_in
 
 import saejax.app.explain
 from saejax.analysis import Scan, scan_latents
-from saejax.analysis.endpoint import EndpointError, EndpointRefusal
+from saejax.analysis.endpoint import Endpoint, EndpointError, EndpointRefusal
 from saejax.app.evaluated import experiment_of
-from saejax.app.explain import Asked, run_explain
 from saejax.app.explain import _numbers as numbers
+from saejax.app.explain import run_explain
 from saejax.app.stages import run_capture, run_report, run_train
 from saejax.app.workspace import Workspace
+from saejax.commands.explain import Explain
 from saejax.core.errors import ConfigError, DataError
 from saejax.report.explanations import read_explanations
 from saejax.report.read import read_features
@@ -80,12 +82,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         yield running
 
 
-def asked(server: StandIn, **how: Any) -> Asked:
-    usual: dict[str, Any] = {
-        "url": server.url, "model": "m", "key_env": "", "features": "0:6", "examples": 4, "score": True, "judged": 4,
-        "parallel": 3, "max_tokens": 100, "timeout": 5.0, "redo": False, "dry_run": False,
-    }  # fmt: skip
-    return Asked(**usual | how)
+def explain(work: Workspace, server: StandIn, model: str = "m", **how: Any) -> int:
+    usual: dict[str, Any] = {"features": "0:6", "examples": 4, "judged": 4, "parallel": 3}
+    return run_explain(work, Endpoint(server.url, model, "", 100, 5.0), **usual | how)
 
 
 def rows(work: Workspace) -> list[dict[str, Any]]:
@@ -99,9 +98,9 @@ def written(work: Workspace) -> list[int]:
 def test_features_are_explained_scored_written_and_shown(
     work: Workspace, server: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_explain(work, asked(server, dry_run=True)) == 0
+    assert explain(work, server, dry_run=True) == 0
     assert server.requests == [] and rows(work) == []
-    assert run_explain(work, asked(server)) == 0
+    assert explain(work, server) == 0
     assert written(work) == list(range(6))
     said = capsys.readouterr().out
     # Of a feature: the explanation, and for either score 4 active and 4 random passages, 5 a request.
@@ -119,7 +118,7 @@ def test_features_are_explained_scored_written_and_shown(
 
 
 def test_the_judge_does_not_see_what_the_explainer_saw(work: Workspace, server: StandIn) -> None:
-    assert run_explain(work, asked(server, parallel=1, features="3")) == 0
+    assert explain(work, server, parallel=1, features="3") == 0
     shown, *judged = (text.replace("<<", "").replace(">>", "") for text in server.asked)
     passages = [part.partition("\nStrengths:")[0] for part in shown.split("Passage ")[1:]]
     assert len(passages) == 4 and not any(p.partition(": ")[2] in text for p in passages for text in judged)
@@ -128,7 +127,7 @@ def test_the_judge_does_not_see_what_the_explainer_saw(work: Workspace, server: 
 def test_what_is_done_is_not_asked_again_and_other_questions_are(work: Workspace, server: StandIn) -> None:
     def requests(**how: Any) -> int:
         before = len(server.requests)
-        assert run_explain(work, asked(server, **how)) == 0
+        assert explain(work, server, **how) == 0
         return len(server.requests) - before
 
     assert requests(features="0:3") == 15
@@ -136,8 +135,8 @@ def test_what_is_done_is_not_asked_again_and_other_questions_are(work: Workspace
     assert requests(features="1:5") == 10, "3 and 4"
     assert requests(features="0", redo=True) == 5
     assert requests(features="0", model="another") == 5
-    assert requests(features="0", score=False) == 1
-    assert requests(features="0", score=False) == 0
+    assert requests(features="0", judged=0) == 1
+    assert requests(features="0", judged=0) == 0
     (newest, other) = read_features(work.experiment.run_dir)["features"][0]["explanations"]
     assert (newest["by"], newest["scores"]) == ("m", {}) and other["by"] == "another" and len(other["scores"]) == 2
 
@@ -154,21 +153,21 @@ def test_a_feature_without_an_answer_is_left_for_another_time(
         return fails
 
     server.before = one_fails
-    assert run_explain(work, asked(server)) == 1
+    assert explain(work, server) == 1
     assert len(rows(work)) == 5 and "is left for another time: " in capsys.readouterr().out
     before = len(server.requests)
-    assert run_explain(work, asked(server)) == 0
+    assert explain(work, server) == 0
     assert written(work) == list(range(6)) and len(server.requests) - before == 5
 
 
 def test_an_endpoint_at_fault_ends_it_soon(work: Workspace, server: StandIn) -> None:
     server.before = lambda handler, body: reply(handler, b'{"error": "no such model"}', 404) is None
     with pytest.raises(EndpointRefusal, match="404: no such model"):
-        run_explain(work, asked(server, features="all"))
+        explain(work, server, features="all")
     assert len(server.requests) <= 6
     server.before = lambda handler, body: reply(handler, b"<html>") is None
     with pytest.raises(EndpointError, match="10 features in a row"):
-        run_explain(work, asked(server, features="all"))
+        explain(work, server, features="all")
     assert len(server.requests) <= 25 and not any(row["text"] for row in rows(work))
 
 
@@ -179,26 +178,26 @@ def test_features_with_too_few_passages_are_noted_once(
     report = dataclasses.replace(work.experiment.report, tokens=30, batch_rows=1)
     short = dataclasses.replace(work, experiment=dataclasses.replace(work.experiment, report=report))
     (work.experiment.run_dir / "features.json.gz").unlink()
-    assert run_explain(short, asked(server)) == 0
+    assert explain(short, server) == 0
     assert "6 features are active in fewer than 4 passages" in capsys.readouterr().out
     assert [row["text"] for row in rows(work)] == [None] * 6 and server.requests == []
-    assert run_explain(short, asked(server)) == 0
+    assert explain(short, server) == 0
     assert "6 of 6 features are already explained" in capsys.readouterr().out
 
 
 def test_a_torn_last_line_is_mended_and_a_damaged_one_named(work: Workspace, server: StandIn) -> None:
-    run_explain(work, asked(server, features="0:2"))
+    explain(work, server, features="0:2")
     path = work.experiment.run_dir / "explanations.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    assert run_explain(work, asked(server, features="0:2")) == 0
+    assert explain(work, server, features="0:2") == 0
     assert written(work) == [0, 1]
     path.write_text("[]\n" + path.read_text())
     with pytest.raises(DataError, match="line 1 is damaged: it is no JSON object; remove"):
-        run_explain(work, asked(server))
+        explain(work, server)
 
 
 def test_explanations_of_another_checkpoint_are_not_shown(work: Workspace, server: StandIn) -> None:
-    run_explain(work, asked(server, features="0", score=False))
+    explain(work, server, features="0", judged=0)
     path = work.experiment.run_dir / "explanations.jsonl"
     said = path.read_text()
     of = json.loads(said.splitlines()[0])["sha256"]
@@ -230,14 +229,14 @@ def test_the_usual_key_goes_to_https_alone_and_a_named_one_anywhere(
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert asked(server).key == "" and asked(server, url="https://api.example/v1").key == KEY
+    assert Explain(url=server.url).key == "" and Explain(url="https://api.example/v1").key == KEY
     monkeypatch.setenv("MINE", " other\n")
-    assert asked(server, key_env="MINE").key == "other"
+    assert Explain(url=server.url, key_env="MINE").key == "other"
     with pytest.raises(ConfigError, match="--key_env=NOT_THERE: the environment has no such"):
-        _ = asked(server, key_env="NOT_THERE").key
+        _ = Explain(url=server.url, key_env="NOT_THERE").key
     for name in ("url", "model"):
         with pytest.raises(ConfigError, match=f"--{name} is missing, as in"):
-            asked(server, **{name: ""})
+            run_command("explain", ["runs/x"], **{"url": server.url, "model": "m"} | {name: ""})
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny.asked import asked
 from tiny.attributed import lm_of, mlp_dictionaries, prompt
 from tiny.by_hand import coder_of, random_params, sites_of
+from tiny.commands import run_command
 from tiny.graphs import VOCAB, made_up_feature
 
-from saejax.app.graph import ablations, run_graph, slug_of
+from saejax.app.graph import ablations, slug_of
 from saejax.attribution import AttributionConfig, Graph, attribute
 from saejax.attribution.build import decided_by
 from saejax.attribution.export import checked_slug, node_ids, scan_of
@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = json.dumps({"vocab": VOCAB, "features": rows}).encode()
     (folder / "run" / "features.json.gz").write_bytes(gzip.compress(table))
     dictionary(model="demo", source=str(folder / "run")).save(folder / "clt")
-    run_graph([str(folder / "clt"), PROMPT], asked("graph", out=str(folder / "graphs"), effects=4, node_share=0.99))
+    run_command("graph", [folder / "clt", PROMPT], out=str(folder / "graphs"), effects=4, node_share=0.99)
     return folder
 
 
@@ -107,7 +107,7 @@ def test_effects_of_several_dictionaries_are_those_of_each_alone() -> None:
 
 def test_a_second_run_and_a_page_read_again_give_the_same_files(made: Path, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in (made / "graphs").rglob("*") if p.is_file()}
-    run_graph([str(made / "clt"), PROMPT], asked("graph", out=str(made / "graphs"), effects=4, node_share=0.99))
+    run_command("graph", [made / "clt", PROMPT], out=str(made / "graphs"), effects=4, node_share=0.99)
     assert {p: p.read_bytes() for p in before} == before
 
 
@@ -127,7 +127,7 @@ def test_each_graph_has_a_name_of_its_own(made: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"out": str(tmp_path / "graphs"), "effects": 0, "max_features": 8}
     other.save(tmp_path / "clt")
     for place, said in ((made, prompts[0]), (made, prompts[1]), (tmp_path, prompts[0])):
-        run_graph([str(place / "clt"), said], asked("graph", **how))
+        run_command("graph", [place / "clt", said], **how)
     found = [Graph.load(path) for path in (tmp_path / "graphs").glob("*.npz")]
     assert sorted(lm.tokenizer.decode(graph.tokens.tolist()[1:]) for graph in found) == ["data(x", "data[x", "data[x"]
     # What features of other weights fire on lies elsewhere, whatever the dictionary is called.
@@ -156,5 +156,5 @@ def test_what_has_no_graph_is_refused(
         dictionary("crosscoder", model="demo").save("crosscoder")
         dictionary(model="pythia").save("pythia")
     with pytest.raises((ConfigError, DataError), match=match):
-        run_graph(words, asked("graph", **given))
+        run_command("graph", words, **given)
     assert not list(Path("graphs").glob("x-*.html"))

@@ -273,7 +273,7 @@ def test_the_names_of_what_a_format_writes_are_found_again(name: str, tmp_path: 
 
 
 def push(source: Path, repo: str = "ann/n", to: str = "saejax", folder: str = "", revision: str = "") -> None:
-    run_push([str(source), repo], to, private=False, folder=folder, revision=revision, step="")
+    run_push([str(source), repo], to, private=False, folder=folder, revision=revision, step=None)
 
 
 @pytest.fixture
@@ -324,15 +324,15 @@ def test_a_push_replaces_its_own_files_and_no_others(tmp_path: Path, hub: Hub, s
     with pytest.raises(DataError, match=r"hf://ann/n/other holds x.safetensors"):
         push(tmp_path / "a", folder="other")
     with pytest.raises(ConfigError, match="ann/n is there already and public"):
-        run_push([str(tmp_path / "a"), "ann/n"], "saejax", private=True, folder="", revision="", step="")
+        run_push([str(tmp_path / "a"), "ann/n"], "saejax", private=True, folder="", revision="", step=None)
     assert hub.heads["ann/n"] == before
 
 
 def test_a_private_repository_is_made_private(tmp_path: Path, hub: Hub, signed_in: None) -> None:
     example().save(tmp_path / "a")
-    run_push([str(tmp_path / "a"), "ann/p"], "saejax", private=True, folder="", revision="", step="")
+    run_push([str(tmp_path / "a"), "ann/p"], "saejax", private=True, folder="", revision="", step=None)
     assert hub.private == {"ann/p"}
-    run_push([str(tmp_path / "a"), "ann/p"], "saejax", private=True, folder="", revision="", step="")
+    run_push([str(tmp_path / "a"), "ann/p"], "saejax", private=True, folder="", revision="", step=None)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_a_push_that_cannot_be_is_refused_before_anything_is_sent(
     example().save("a")
     example("crosscoder").save("b")
     with pytest.raises((ConfigError, DataError), match=message):
-        run_push(words, options.get("to", "saejax"), False, options.get("folder", ""), "", "")
+        run_push(words, options.get("to", "saejax"), False, options.get("folder", ""), "", None)
     assert hub.repos == {}
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny.asked import asked
 from tiny.by_hand import coder_of, random_params, sites_of
+from tiny.commands import run_command
 
 import saejax
-from saejax.app import graph
 from saejax.app import steer as steering
+from saejax.attribution import build
 from saejax.capture import store_identity
 from saejax.core.errors import DataError
 from saejax.evals.probing.last_token import Reader
@@ -75,9 +75,11 @@ def of_steering(text: str) -> Any:
 
 
 def of_graph(text: str) -> Any:
-    run = functools.partial(graph.run_graph, ["runs/a", text], asked("graph"))
-    loaded = {"with_model": lambda *_: ([], LM), "at_model": lambda *_: []}
-    _, _, tokens, config = until(graph, "decided_by", run, **loaded)
+    run = functools.partial(run_command, "graph", ["runs/a", text])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saejax.app.loaded.with_model", lambda *_: ([], LM))
+        patch.setattr("saejax.attribution.layers.at_model", lambda *_: [])
+        _, _, tokens, config = until(build, "decided_by", run)
     return tokens, config.silent
 
 

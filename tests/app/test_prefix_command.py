@@ -1,6 +1,5 @@
 """`saejax prefix`: trained, stopped and continued to the same bits, compared, shown; the models stay as they are."""
 
-import collections
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from tiny.prefixes import random_model_folder, small_prefix, write_squad
 import saejax
 from saejax.app import experiments
 from saejax.app import prefix as app
-from saejax.app.cli import Line
+from saejax.app.command import Line
 from saejax.app.experiment import Experiment, experiment
 from saejax.app.prefix import load_prefix, run_prefix
 from saejax.commands import COMMANDS
@@ -168,10 +167,9 @@ def test_what_cannot_train_is_refused(sections: dict[str, Any], why: str, tmp_pa
 
 @pytest.mark.parametrize("command", ["train", "pipeline", "capture", "sweep", "evaluate", "report", "preflight"])
 def test_a_command_for_coders_says_which_one_it_is(command: str) -> None:
-    flags = collections.defaultdict(bool, sae=None, probes="")
-    line = Line(experiments.shipped("latentwire_quickstart"), (), flags, frozenset())
+    line = Line(experiments.shipped("latentwire_quickstart"))
     with pytest.raises(ConfigError, match=r"trains a prefix and no coder .*: run `saejax prefix`"):
-        COMMANDS[command].main(line)
+        COMMANDS[command]().run(line)
 
 
 def test_the_reports_recipe_shrunk(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experiment
+from tiny.commands import run_command
 from tiny.signalled import late
 
 import saejax
 from saejax.app.experiment import Experiment, to_run_json
-from saejax.app.export import run_export
 from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.capture import capture
@@ -749,17 +749,7 @@ def test_with_its_own_text_and_model_a_run_is_evaluated(own_text: Path) -> None:
 
 def export(capsys: pytest.CaptureFixture[str], *words: Any, **flags: Any) -> str:
     """What `saejax export` says on stdout, with the flags' defaults from its command line."""
-    line = {
-        "model": "",
-        "set": "",
-        "layer": -1,
-        "creator": "me",
-        "creator_id": "",
-        "release": "",
-        "splits": 3,
-        "step": "",
-    }
-    run_export(list(map(str, words)), line | flags)
+    run_command("export", words, **{"creator": "me", "splits": 3} | flags)
     return capsys.readouterr().out
 
 

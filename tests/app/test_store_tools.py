@@ -18,9 +18,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from tiny.commands import run_command
 
 import saejax
-from saejax.app.store_tools import find_tokenizer, run_command, sampled_row, token_context
+from saejax.app.store_tools import find_tokenizer, sampled_row, token_context
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.store import Batches, ImportConfig, StoreLayout, StoreReader, StoreWriter, import_files, merge, verify
 from saejax.store import importing as importing_module
@@ -651,23 +652,23 @@ def test_a_sampled_row_shows_its_ids_norm_and_text(demo, capsys):
     line = sampled_row(reader, row, tokenizer)
     assert line.startswith(f"row {row}: token_id {ids[20]}, document 0, position 21, norm h 4.243, text ")
     assert f"[{tokenizer.decode([ids[20]])!r}]" in line and repr(tokenizer.decode(ids[14:20].tolist())) in line
-    assert run_command(["sample", str(path)], {"rows": 3, "seed": 5}) == 0
+    assert run_command("store", ["sample", str(path)], **{"rows": 3, "seed": 5}) == 0
     first = capsys.readouterr().out
     assert first.startswith(f"{path}: 3 of 150 rows\n") and first.count(", text ") == 3
-    run_command(["sample", str(path)], {"rows": 3, "seed": 5})
+    run_command("store", ["sample", str(path)], **{"rows": 3, "seed": 5})
     assert capsys.readouterr().out == first
-    run_command(["sample", str(path)], {"rows": 3, "seed": 6})
+    run_command("store", ["sample", str(path)], **{"rows": 3, "seed": 6})
     assert capsys.readouterr().out != first
     with pytest.raises(DataError, match="no hook point g"):
-        run_command(["sample", str(path)], {"hook_point": "g"})
+        run_command("store", ["sample", str(path)], **{"hook_point": "g"})
 
 
 def test_a_sample_wants_a_seed_and_a_path(tmp_path):
     with pytest.raises(ConfigError, match=r"--seed=-1; of sample it must be 0 or more"):
-        run_command(["sample", str(tmp_path)], {"seed": -1})
+        run_command("store", ["sample", str(tmp_path)], **{"seed": -1})
     for command in ("info", "sample"):
         with pytest.raises(ConfigError, match="path of a store is empty"):
-            run_command([command, ""], {})
+            run_command("store", [command, ""])
 
 
 def test_without_its_tokenizer_a_sample_shows_ids_and_says_why(tmp_path, capsys):
@@ -679,18 +680,18 @@ def test_without_its_tokenizer_a_sample_shows_ids_and_says_why(tmp_path, capsys)
     ]
     for number, (lm, message) in enumerate(cases):
         path = demo_store(tmp_path / str(number), ids, **lm)
-        run_command(["sample", str(path)], {})
+        run_command("store", ["sample", str(path)])
         out = capsys.readouterr().out
         assert message in out and out.count("token_id") == 5 and "text" not in out
-    run_command(["sample", str(tmp_path / "0")], {"tokenizer": str(DEMO)})
+    run_command("store", ["sample", str(tmp_path / "0")], **{"tokenizer": str(DEMO)})
     assert capsys.readouterr().out.count(", text ") == 5
     with pytest.raises(DataError, match=r"No tokenizer\.json"):
-        run_command(["sample", str(tmp_path / "0")], {"tokenizer": str(tmp_path)})
+        run_command("store", ["sample", str(tmp_path / "0")], **{"tokenizer": str(tmp_path)})
 
 
 def test_info_shows_complete_and_unfinished_stores(tmp_path, stores, capsys):
     half = write(tmp_path / "half", finish=False)
-    assert run_command(["info", str(stores[0]), str(half)], {}) == 0
+    assert run_command("store", ["info", str(stores[0]), str(half)]) == 0
     whole, unfinished = capsys.readouterr().out.split(f"\n{half}\n")
     size = sum(len(content) for content in contents(stores[0]).values())
     statistics = StoreReader.open(stores[0]).statistics["blocks.1.resid_pre"]
@@ -709,30 +710,30 @@ def test_info_shows_complete_and_unfinished_stores(tmp_path, stores, capsys):
     assert int(line.split()[1].replace(",", "")) == size
     assert "unfinished: 384 of 1,000 rows (38.4%)" in unfinished and "mean norm" not in unfinished
     write("memory://info/s")
-    run_command(["info", "memory://info/s"], {})
+    run_command("store", ["info", "memory://info/s"])
     assert re.search(r"bytes: [\d,]+ when complete", capsys.readouterr().out)
     with pytest.raises(DataError, match="no store at"):
-        run_command(["info", str(tmp_path / "nothing")], {})
+        run_command("store", ["info", str(tmp_path / "nothing")])
 
 
 def test_verify_says_good_or_all_that_is_wrong(tmp_path, stores, capsys):
-    assert run_command(["verify", *map(str, stores)], {}) == 0
+    assert run_command("store", ["verify", *map(str, stores)]) == 0
     assert capsys.readouterr().out == f"{stores[0]}: good\n{stores[1]}: good\n"
     broken = write(tmp_path / "s")
     (broken / "commits" / "000002.json").unlink()
     (broken / "arrays" / "document" / "c" / "0").unlink()
-    assert run_command(["verify", str(tmp_path / "none"), str(broken), str(stores[1])], {}) == 1
+    assert run_command("store", ["verify", str(tmp_path / "none"), str(broken), str(stores[1])]) == 1
     out = capsys.readouterr().out
     assert f"{tmp_path}/none: 1 problems\n  There is no store" in out
     assert f"{broken}: 2 problems\n" in out and "commits/000002.json is missing" in out and f"{stores[1]}: good" in out
 
 
 def test_merge_and_import_as_commands(tmp_path, stores, capsys):
-    assert run_command(["merge", str(tmp_path / "m"), *map(str, stores)], {"seed": 3}) == 0
+    assert run_command("store", ["merge", str(tmp_path / "m"), *map(str, stores)], **{"seed": 3}) == 0
     assert f"{tmp_path}/m: 1,700 rows of 2 stores" in capsys.readouterr().out
     assert StoreReader.open(tmp_path / "m").seed == 3
     flags = {"hook_point": "h", "shard_rows": 64, "chunk_rows": 16, "d": 8, "non_finite": "drop"}
-    assert run_command(["import", str(tmp_path / "i"), str(as_npy(tmp_path / "x"))], flags) == 0
+    assert run_command("store", ["import", str(tmp_path / "i"), str(as_npy(tmp_path / "x"))], **flags) == 0
     assert f"{tmp_path}/i: 300 rows of 1 files, 0 dropped" in capsys.readouterr().out
     assert StoreReader.open(tmp_path / "i").layout == StoreLayout(64, 16)
 
@@ -743,12 +744,12 @@ def test_wrong_commands_are_refused(tmp_path):
         (["vrify", "x"], {}, "Did you mean 'verify'"),
         (["info"], {}, "info needs 1 paths or more, got 0"),
         (["merge", "a", "b"], {}, "merge needs 3 paths or more, got 2"),
-        (["info", "x"], {"rows": 3}, "info has no flag --rows"),
+        (["info", "x"], {"rows": 3}, "--rows does nothing for `saejax store info`"),
         (["import", str(tmp_path / "s"), "x.npy"], {}, "import needs --hook_point"),
     ]
     for words, flags, message in cases:
         with pytest.raises(ConfigError, match=message):
-            run_command(words, flags)
+            run_command("store", words, **flags)
 
 
 def test_the_script_prints_one_line_and_exits_with_the_code(tmp_path, stores):

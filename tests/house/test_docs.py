@@ -198,7 +198,7 @@ def test_commands_of_a_page_exist_with_their_experiments_and_keys(page: Path) ->
         assert name in COMMANDS, f"{page.name}: {line!r}: no such command"
         if preset:
             experiments.shipped(name, preset)
-        flags = {flag.args[0] for flag in COMMANDS[name].flags} | {"help"}
+        flags = {*COMMANDS[name].flags(), "help"}
         config = settings(words)
         for word in words:
             if not word.startswith("--"):

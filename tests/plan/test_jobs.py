@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny.commands import run_command
 
 from saejax.app.experiment import experiment
 from saejax.app.experiments import load, settings, shipped
@@ -29,13 +30,12 @@ from saejax.plan.jobs.figures import gather
 from saejax.plan.jobs.folder import Folder, make, read
 from saejax.plan.jobs.graph import Job, jobs_of
 from saejax.plan.jobs.local import run_local, runner
-from saejax.plan.jobs.run import run_jobs
 from saejax.plan.jobs.site import Site, read_site, seconds_of, site_of, slurm_time
 from saejax.plan.jobs.slurm import Asked, asked, write_scripts
 from saejax.plan.jobs.status import cancel, print_status, rows
 from saejax.plan.jobs.task import read_attempts
 
-FLAGS = {"out": "jobs", "site": "", "device": "cpu", "devices": 1, "layers": False, "at_once": 1}
+FLAGS: dict[str, Any] = {"out": "jobs", "site": "", "device": "cpu", "devices": 1, "layers": False, "at_once": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -593,7 +593,7 @@ def test_without_slurm_it_says_so(submitted: Folder, monkeypatch: pytest.MonkeyP
 )
 def test_lines_that_mean_nothing_are_refused(words: list[str], given: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        run_jobs(words, None, FLAGS, frozenset(given))
+        run_command("jobs", words, **{name: FLAGS[name] for name in given})
 
 
 def test_damaged_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

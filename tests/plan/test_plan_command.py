@@ -10,20 +10,26 @@ from typing import Any
 
 import jax
 import pytest
+from tiny.commands import run_command
 
 from benchmarks.plan_reports import REPORTS, page
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, default_config, experiment
+from saejax.core.config import to_config_dict
 from saejax.core.errors import ConfigError, DataError
 from saejax.plan import estimates
-from saejax.plan.command import of_jobs, run_plan, seconds
+from saejax.plan.command import of_jobs, seconds
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
 from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned
 from saejax.prefix.trained import encoder_of
 
-FLAGS = {"device": "h100", "devices": ["1", "2"], "deadline": "", "price": 0.0, "json": False}
+FLAGS: dict[str, Any] = {"device": "h100", "devices": (1, 2)}
+
+
+def run_plan(e: Experiment, **flags: Any) -> int:
+    return run_command("plan", config=to_config_dict(e), **FLAGS | flags)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +49,7 @@ def made(**values: Any) -> Experiment:
 def said(e: Experiment, **flags: Any) -> tuple[int, str]:
     out = io.StringIO()
     with redirect_stdout(out):
-        code = run_plan(e, FLAGS | flags)
+        code = run_plan(e, **flags)
     return code, out.getvalue()
 
 
@@ -68,13 +74,19 @@ def test_the_figures_as_json_add_up() -> None:
 
 
 def test_a_sweep_has_its_programs_in_one_row() -> None:
-    code, text = said(made(sweep__seeds=(0, 1), sweep__d_saes=(128, 256)), devices=["1"])
+    code, text = said(made(sweep__seeds=(0, 1), sweep__d_saes=(128, 256)), devices=(1,))
     assert code == 0 and re.search(r"^\| 1 +\| sweep ", text, re.M) and "4 members as 2 programs" in text
     assert not re.search(r"^\| 1 +\| (train|evaluate) ", text, re.M)
 
 
 def test_more_devices_than_rows_is_a_row_that_says_so() -> None:
-    code, text = said(made(train__batch_size=63, train__tokens=6300), devices=["1", "2"])
+    code, text = said(
+        made(train__batch_size=63, train__tokens=6300),
+        devices=(
+            1,
+            2,
+        ),
+    )
     assert code == 0 and "cannot be: train.batch_size 63 cannot be split over 2 devices" in text
 
 
@@ -83,7 +95,7 @@ def test_what_does_not_fit_exits_with_one_and_says_what_would(tmp_path: Path) ->
         "small: {memory: 13e6, bandwidth: 1e9, bfloat16: 2e9, float32: 1e9, link: 1e9}\n"
     )
     code, text = said(
-        made(eval__batch_rows=1, report__batch_rows=1, capture__batch_rows=1), device="small", devices=["1"]
+        made(eval__batch_rows=1, report__batch_rows=1, capture__batch_rows=1), device="small", devices=(1,)
     )
     assert code == 1 and "TOO MUCH" in text and "Nothing fits." in text
     assert re.search(r"Does not fit\. evaluate: no change", text)
@@ -93,26 +105,26 @@ def test_what_does_not_fit_exits_with_one_and_says_what_would(tmp_path: Path) ->
     ("flags", "match"),
     [
         ({"device": "h1000"}, r"Unknown device 'h1000'. Did you mean 'h100'"),
-        ({"devices": ["1", "x"]}, r"--devices is '1,x'; it must be numbers of devices"),
-        ({"devices": ["2000"]}, r"--devices is '2000'; it must be numbers of devices from 1 to 1,024, as in"),
-        ({"devices": ["0"]}, r"--devices is '0'"),
+        ({"devices": ("1", "x")}, r"--devices\[0\] is '1' \(str\); it must be int"),
+        ({"devices": (2000,)}, r"--devices holds 2000; each must be between 1 and 1024"),
+        ({"devices": (0,)}, r"--devices holds 0"),
         ({"price": -1.0}, r"--price is -1.0; it must be"),
         ({"deadline": "soon"}, r"--deadline is 'soon'; it must be a time such as 12h"),
     ],
 )
 def test_bad_flags_are_refused_in_a_line(flags: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        run_plan(made(), FLAGS | flags)
+        run_plan(made(), **flags)
 
 
 def test_bad_experiments_are_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 4 devices along latent, which does not divide 1"):
-        run_plan(made(parallel__mesh=(1, 4)), FLAGS | {"devices": ["1", "2"]})
+        run_plan(made(parallel__mesh=(1, 4)), devices=(1, 2))
     with pytest.raises(ConfigError, match=r"no hook point 'blocks\.9\.resid_post'"):
-        run_plan(made(capture__hook_points=("blocks.9.resid_post",)), FLAGS)
+        run_plan(made(capture__hook_points=("blocks.9.resid_post",)))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"config\.json is not a usable model configuration"):
-        run_plan(made(lm__model=str(tmp_path), lm__backend="jax"), FLAGS)
+        run_plan(made(lm__model=str(tmp_path), lm__backend="jax"))
 
 
 def test_times_of_deadlines() -> None:

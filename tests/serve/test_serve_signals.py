@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+from tiny.commands import run_command
 from tiny.signalled import late
 
 from saejax.core.stopping import SIGNALS, Stopped, Stopping
 from saejax.serve import server
-from saejax.serve.command import run_serve
-
-FLAGS: dict[str, Any] = {
-    "dictionaries": (), "data": (), "experiments": (), "jobs": 1, "names": (), "host": "127.0.0.1", "port": 0,
-    "token": False,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -50,7 +45,7 @@ def test_ctrl_c_is_its_end_and_other_signals_end_the_command(
     ended = 75
     try:
         with Stopping():
-            ended = run_serve([], FLAGS | {"runs": str(tmp_path / "runs"), "stores": str(tmp_path / "stores")})
+            ended = run_command("serve", runs=str(tmp_path / "runs"), stores=str(tmp_path / "stores"))
     except Stopped as stopped:
         assert stopped.number == number
     assert ended == code

@@ -20,12 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import ROOT, fill, one_device, replaced, tiny_experiment
+from tiny.commands import run_command
 
 from configs.quickstart import get_config
 from saejax.app.experiment import Experiment
 from saejax.app.experiment import experiment as from_config
 from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report
-from saejax.app.store_tools import run_command, token_context
+from saejax.app.store_tools import token_context
 from saejax.app.sweep.run import run_sweep
 from saejax.app.workspace import Workspace
 from saejax.core.errors import BusyError, ConfigError, DataError
@@ -331,9 +332,9 @@ def test_merge_sample_and_info_of_a_ragged_store(
         assert own == [int(stored["token_id"][row])]
         assert np.array_equal(np.diff([*before, *own, *after]), [PARTS] * (len(before) + len(after)))
         assert len(before) + len(after) >= 3
-    assert run_command(["sample", str(ragged)], {"rows": 484}) == 0
+    assert run_command("store", ["sample", str(ragged)], **{"rows": 484}) == 0
     assert capsys.readouterr().out.count("\n  row ") == 484
-    run_command(["info", str(ragged)], {})
+    run_command("store", ["info", str(ragged)])
     assert "complete: 484 rows in 8 shards (of 1,000 asked for" in capsys.readouterr().out
 
 

@@ -14,33 +14,28 @@ from saejax.plan.jobs.slurm import Estimate, write_scripts
 
 _MAKING = ("slurm", "local")
 _READING = ("status", "cancel", "figures")
-# Flags of each word, besides --out.
-_TAKES = {"slurm": ("site", "device", "devices", "layers"), "local": ("at_once", "layers")}
+WORDS = (*_MAKING, *_READING)
 
 
 def run_jobs(
     words: Sequence[str],
     config: Any,
     flags: Mapping[str, Any],
-    given: frozenset[str],
     estimates: Sequence[Estimate] = (),
 ) -> int:
     """Do what the first word says; returns the exit code.
 
     Args:
         config: the experiment's settings; None where none were given.
-        flags: by name, given or default; `given` are those on the command line.
+        flags: by name.
         estimates: of the planner, for time limits and memory; without them the site's `time` counts.
 
     Raises:
         ConfigError: an unknown word, or what it does not take.
     """
     word = words[0] if words else ""
-    if word not in (*_MAKING, *_READING):
-        raise ConfigError(f"`saejax jobs` has no word {word!r}.{nearest(word, (*_MAKING, *_READING))}")
-    own = {*_TAKES.get(word, ()), *(("out",) if word in _MAKING else ())}
-    if others := [name for name in flags if name in given and name not in own]:
-        raise ConfigError(f"--{others[0]} does nothing for `saejax jobs {word}`; leave it away.")
+    if word not in WORDS:
+        raise ConfigError(f"`saejax jobs` has no word {word!r}.{nearest(word, WORDS)}")
     if word in _READING:
         return _read(word, words[1:], config)
     if len(words) > 1:

@@ -66,7 +66,7 @@ class Plans:
             text = as_file(as_settings(e), "What a plan of saejax serve is about.", "saejax plan").encode()
         except UnicodeEncodeError:
             raise ConfigError("A setting holds half of a letter (a lone surrogate); send UTF-8.") from None
-        asked = {"device": device, "devices": [str(count) for count in devices]}
+        asked = {"device": device, "devices": list(devices)}
         name = digest(text, asked, *made_from(e))[:32]
         found = self.state(name) if (self._folder / name / _RESULT).is_file() else None
         if found is not None and found["state"] == "done":
@@ -162,14 +162,12 @@ def make(folder: Path) -> int:
     asked = read_json(folder / _ASKED)
     e = experiment(experiments.settings(experiments.load(folder / _EXPERIMENT)))
     try:
-        found = plan(e, {"deadline": "", "price": 0.0, **asked})
+        made = plan(e, asked["device"], asked["devices"])
     except SaejaxError as error:
         write_json(folder / _RESULT, {"state": "failed", "error": str(error)})
         return error.exit_code
-    text = "\n".join(found.lines)
-    write_json(
-        folder / _RESULT, {"state": "done", "fits": found.fits, "estimates": finite(content(found.found)), "text": text}
-    )
+    result = {"state": "done", "fits": made.fits, "estimates": finite(content(made.estimates))}
+    write_json(folder / _RESULT, result | {"text": "\n".join(made.lines)})
     return 0
 
 

@@ -1,0 +1,27 @@
+"""Write dictionaries in another project's format, or read another project's into saejax's.
+
+    saejax convert runs/quickstart out --to=saelens
+    saejax convert gemma-scope/layer_20/width_16k/average_l0_71 out --to=saejax
+    saejax convert runs/layer0 runs/layer1 out --to=circuit-tracer      a set of several layers
+
+A source is a run, a saved folder, a foreign dictionary, or a folder of several. What is written is read back and
+compared with its source. What a format cannot say is refused: `saejax formats` has the table.
+"""
+
+import dataclasses
+
+from saejax.app.command import Line, OfCheckpoint
+from saejax.core.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Convert(OfCheckpoint, takes="words"):
+    to: str = setting("", "The format: saejax, or one that `saejax formats` names.")
+    hook_points: tuple[str, ...] = setting(
+        (), "What the dictionary reads, or reads,writes, where its files do not say: blocks.6.resid_pre."
+    )
+
+    def run(self, line: Line) -> None:
+        from saejax.app.convert import run_convert
+
+        run_convert(line.words, self.to, self.hook_points, self.checkpoint)

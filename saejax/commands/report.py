@@ -1,0 +1,28 @@
+"""Write a run's report: curves, gates, densities and a browser of its features, in one HTML file.
+
+    saejax report --config=quickstart [--redo]
+    saejax report --config=quickstart --sae=their/folder
+
+Writes runs/<name>/report.html, which opens without a network. With --sae it evaluates as `saejax evaluate --sae` does,
+and writes runs/<name>/evaluated/<dictionary>/report.html.
+"""
+
+import dataclasses
+
+from saejax.app.command import DICTIONARIES, Command, Line
+from saejax.core.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(Command, on_page=True):
+    redo: bool = setting(False, "Make the report again although it is there.")
+    sae: tuple[str, ...] = setting((), DICTIONARIES)
+
+    def run(self, line: Line) -> int:
+        from saejax.app.stages import run_dictionaries, run_report
+
+        work = line.workspace()
+        if "sae" in line.present:
+            return run_dictionaries(work, list(self.sae), self.redo, report=True)
+        run_report(work, self.redo)
+        return 0

@@ -1,0 +1,65 @@
+"""Let the model continue a prompt, as it is and with some latents of a dictionary changed.
+
+    saejax steer runs/quickstart --feature=123 --scale=5 "Once upon a time"
+    saejax steer runs/quickstart --feature=3,17 --operation=zero "prompt" "another prompt"
+    saejax steer their/folder --model=owner/name --feature=2:123 "prompt"      latent 123 of layer 2
+
+The dictionary is a run, a saved folder, another project's, or of the hub. The change acts in every step, at every token
+but the model's bos. What the dictionary does not explain stays as it is.
+"""
+
+import dataclasses
+import textwrap
+
+from saejax.app.command import Command, Line
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError
+from saejax.core.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Steer(Command, takes="words", answers=True):
+    feature: str = setting("", "Which latents: 123, 3,17, or layer:latent.")
+    scale: float = setting(5.0, "The number of the operation, in the latent's own unit.")
+    operation: str = setting(
+        "add", "add (f + scale), set (f = scale), scale (scale f), zero (f = 0), least, most (f no lower, no higher)."
+    )
+    tokens: int = setting(40, "How many tokens are written.", low=1)
+    temperature: float = setting(0.0, "0 takes the likeliest token.", low=0.0)
+    top_p: float = setting(1.0, "Draw from the likeliest tokens that make up this share.")
+    seed: int = setting(0, "Of the draws.")
+    model: str = setting("", "The language model, where the dictionary does not say.")
+    past_end: bool = setting(False, "Go on behind the token that ends a text.")
+
+    def run(self, line: Line) -> None:
+        from saejax.app.console import say
+        from saejax.app.loaded import with_model
+        from saejax.app.steer import OPERATIONS, Operation, features, steer
+        from saejax.interventions import Interventions
+        from saejax.lm.generation import Sampling
+
+        if not self.feature:
+            raise ConfigError("--feature is missing: which latents, as in --feature=123 or --feature=3,17.")
+        if len(line.words) < 2:
+            raise ConfigError(
+                'Give a dictionary and a prompt: saejax steer runs/quickstart --feature=123 "Once upon a"'
+            )
+        place, *prompts = line.words
+        if not all(prompts):
+            raise ConfigError("A prompt is empty: give the text that the model continues.")
+        if self.operation not in OPERATIONS:
+            raise ConfigError(f"No operation {self.operation!r}.{nearest(self.operation, OPERATIONS)}")
+        (sae,), lm = with_model([place], self.model)
+        stop = () if self.past_end else tuple(lm.tokenizer.special_ids)
+        sampling = Sampling(self.tokens, self.temperature, self.top_p, self.seed, stop)
+        operation = Operation(self.operation, features(self.feature, sae), self.scale)
+        continuations = steer(Interventions(lm, {place: sae}), place, operation, prompts, sampling)
+        say(f"{lm.identity['model']}, {sae!r}")
+        say(f"latent {self.feature}: {operation.reads}, at every token{' but bos' if lm.tokenizer.bos else ''}")
+        for continuation in continuations:
+            say()
+            say(textwrap.fill(continuation.prompt, 110, initial_indent="prompt   ", subsequent_indent=" " * 9))
+            say(f"         {continuation.about}")
+            for title, tokens in (("without", continuation.without), ("with", continuation.changed)):
+                lines = lm.tokenizer.decode_inside(tokens).splitlines() or [""]
+                say("\n".join(f"{'' if j else title:<7}| {text}" for j, text in enumerate(lines)))

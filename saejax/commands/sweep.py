@@ -1,0 +1,25 @@
+"""Train many coders together, on one reading of the store, and compare them.
+
+    saejax sweep --config=sweep_quickstart [--config.sweep.seeds=0,1,2]
+
+Captures what is missing, then writes runs/<name>/<member> for each coder, and sweep.md, sweep.png, sweep.html. What
+differs only in seed, learning rate and sparsity weight is one program; programs are spread over all devices.
+Continues where it was: SIGTERM and Ctrl-C finish the step, save and exit with code 75. Exits with 1 when no member
+stayed finite.
+--group=2 trains one of its programs alone, for as many jobs; the same command without it then makes the table.
+"""
+
+import dataclasses
+
+from saejax.app.command import Command, Line
+from saejax.core.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep(Command, on_page=True):
+    group: int | None = setting(None, "Train this program alone, from 0.", low=0)
+
+    def run(self, line: Line) -> int:
+        from saejax.app.sweep.run import run_sweep
+
+        return run_sweep(line.workspace(), self.group)
