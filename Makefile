@@ -24,7 +24,11 @@ VENV := .venv-$(notdir $(PYTHON))
 INTERPRETERS := $(PYTHON)
 endif
 BIN := $(VENV)/bin
-SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+LINT := $(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
+# TIMED command TOOK: says at the end how long it took, and ends as the command did.
+TIMED := began=$$(date +%s);
+TOOK = ; code=$$?; echo "make $@ took $$(($$(date +%s) - began)) s"; exit $$code
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # One stamp for each thing that can be installed; it is as old as the last installation. A larger installation
@@ -38,7 +42,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 $(shell [ -x $(BIN)/python ] || rm -f $(VENV)/.installed*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart serve check test soak faults reliability slurm bench truth docs lint format clean which-python
+.PHONY: help install quickstart serve check test ci soak faults reliability slurm bench truth docs lint format clean which-python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -55,15 +59,18 @@ quickstart: $(RUN_STAMP)  ## the whole way in one command: text, activations, tr
 serve: $(RUN_STAMP)  ## the live page of runs/ and stores/: prints its address; Ctrl-C ends it
 	$(BIN)/python -m launch.serve $(ARGS)
 
-check: lint $(TEST_STAMP)  ## lint, and the tests but for the slow files: two to three minutes
-	$(BIN)/python -m pytest $(SHARED) -m "not soak and not slow" $(ARGS)
+check: $(TEST_STAMP)  ## lint, and the tests but for the slow files: two minutes
+	@$(TIMED) $(LINT) && $(PYTEST) -m "not soak and not ci and not slow" $(ARGS)$(TOOK)
 
-test: $(TEST_STAMP)  ## run the tests
-	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+test: $(TEST_STAMP)  ## run the tests: ten minutes; ARGS=--record-durations notes which file takes how long
+	@$(TIMED) $(PYTEST) $(ARGS)$(TOOK)
+
+ci: $(TEST_STAMP)  ## the tests of what surrounds the package: benchmarks, Makefile, wheel (those of the docs: make docs)
+	$(PYTEST) -m ci --ignore=tests/house/test_docs.py $(ARGS)
 
 soak: $(TEST_STAMP)  ## run the long tests, then all others once more, compiled as users compile them
 	$(BIN)/python -m pytest -m soak $(ARGS)
-	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3" $(BIN)/python -m pytest $(SHARED) $(ARGS)
+	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3" $(PYTEST) $(ARGS)
 
 faults: $(TEST_STAMP)  ## try every fault a capture survives and write benchmarks/faults.md (minutes)
 	$(BIN)/python -m benchmarks.faults $(ARGS)
@@ -84,13 +91,12 @@ truth: $(RUN_STAMP)  ## saejax and the peers on planted features: MCC, F1, FVE, 
 	@[ -x build/peers-venv/bin/python ] || sh benchmarks/peers/make_env.sh
 	$(BIN)/python -m benchmarks.quality.run --sets=truth,truth_large $(ARGS)
 
-docs: $(DOCS_STAMP)  ## build the site into docs/_build/html; runs the notebooks; warnings are errors
+docs: $(DOCS_STAMP) $(TEST_STAMP)  ## build the site into docs/_build/html; runs the notebooks and the pages' Python
 	$(BIN)/python -m sphinx -b html -c docs -d docs/_build/doctrees -W --keep-going . docs/_build/html $(ARGS)
+	$(PYTEST) -m ci tests/house/test_docs.py
 
 lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
+	$(LINT)
 
 format: $(DEV_STAMP)  ## let ruff format the code and mend what it can
 	$(BIN)/python -m ruff check --fix-only .

@@ -17,6 +17,8 @@ from benchmarks.bench import activations, frame, render, training, training_resu
 from benchmarks.bench.protocol import Worker, WorkerFailed, WorkerGone
 from benchmarks.bench.rows import CPU_ROWS, GPU_ROWS, Row
 
+pytestmark = pytest.mark.ci
+
 
 def test_the_floor_is_one_product_where_latents_are_sparse_and_five_where_they_are_dense() -> None:
     topk = Row("a", "topk", d_in=768, d_sae=6144, batch=2048)

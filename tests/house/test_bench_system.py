@@ -13,6 +13,8 @@ from benchmarks.bench import system, system_busy, system_capture, system_rows
 from benchmarks.bench.frame import Told
 from saejax.lm import load_lm
 
+pytestmark = pytest.mark.ci
+
 _TOLD = Told(quick=True, rounds=1, folder=Path("nowhere"), backend="cpu", peers=None)
 _USE = {"real": 2.0, "user": 3.0, "system": 0.12}
 

@@ -1,4 +1,4 @@
-"""README and docs/ say what is true: their Python runs, their commands exist, their links lead somewhere.
+"""README and docs/ say what is true: their Python runs (`make docs`), their commands exist, their links lead somewhere.
 
 Marks in the first line of a block: ```python runs; ```python no-run is only compiled (it needs the network or hours);
 ```python PATH is a new file and ```diff changes files, both in a copy of the package that the page's later blocks see.
@@ -86,6 +86,7 @@ def script(found: list[Block], path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("page", [page for page in PAGES if in_process(page) and page.stem != "extending"], ids=name_of)
 def test_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
@@ -142,6 +143,7 @@ def examples() -> Iterator[tuple[str, str]]:
             yield section.splitlines()[0].removeprefix("## "), code
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("code", [pytest.param(code, id=heading) for heading, code in examples()])
 def test_worked_examples_run_in_a_changed_copy(code: str, checkout: Path, tmp_path: Path) -> None:
     if "import torch" in code:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -172,7 +172,7 @@ class Checkout:
         self.bin.mkdir()
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
-        for tool in ("sh", "rm", "mkdir", "ln", "touch", "basename", "make"):
+        for tool in ("sh", "rm", "mkdir", "ln", "touch", "basename", "date", "make"):
             (self.bin / tool).symlink_to(shutil.which(tool) or tool)
 
     def python(self, name: str, version: str, venv: bool = True) -> None:
@@ -206,10 +206,13 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make on this machine")
+def of_make(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of the Makefile, for .ci/run."""
+    without = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make on this machine")
+    return pytest.mark.ci(without(test))
 
 
-@needs_make
+@of_make
 def test_make_refuses_an_old_python_in_one_line(checkout: Checkout) -> None:
     checkout.python("python3", "3.10.1")
     done = checkout.make("install")
@@ -219,14 +222,14 @@ def test_make_refuses_an_old_python_in_one_line(checkout: Checkout) -> None:
     assert all(line.startswith("make:") for line in rest)
 
 
-@needs_make
+@of_make
 def test_make_names_a_missing_venv_module(checkout: Checkout) -> None:
     checkout.python("python3.12", "3.12.1", venv=False)
     done = checkout.make("install", "PYTHON=python3.12")
     assert done.returncode != 0 and "apt-get install python3-venv" in done.stderr
 
 
-@needs_make
+@of_make
 def test_make_looks_for_a_newer_python_where_python3_is_too_old(checkout: Checkout) -> None:
     checkout.python("python3", "3.9.2")
     checkout.python("python3.12", "3.12.1")
@@ -235,7 +238,7 @@ def test_make_looks_for_a_newer_python_where_python3_is_too_old(checkout: Checko
     assert checkout.log()[0] == "venv .venv" and "Python 3.12.1 makes .venv" in done.stdout
 
 
-@needs_make
+@of_make
 def test_make_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> None:
     checkout.python("python3", "3.12.1")
     os.utime(checkout.bin / "python3", (1_000_000_000, 1_000_000_000))
@@ -254,7 +257,7 @@ def test_make_installs_once_and_again_when_the_pins_change(checkout: Checkout) -
     assert [line.split(" -c ")[1] for line in checkout.log()] == ["constraints.txt -e .[serve]"]
 
 
-@needs_make
+@of_make
 def test_make_builds_the_environment_anew_when_its_interpreter_is_gone(checkout: Checkout) -> None:
     checkout.python("python3", "3.12.1")
     checkout.make("install")
@@ -265,7 +268,7 @@ def test_make_builds_the_environment_anew_when_its_interpreter_is_gone(checkout:
     assert made == "venv .venv" and installed.endswith("-e .[serve]")
 
 
-@needs_make
+@of_make
 @pytest.mark.parametrize(
     ("version", "torch", "extras"),
     [

@@ -14,6 +14,8 @@ from benchmarks.quality.runs import Results, Run, compare
 from benchmarks.quality.sets import SETS
 from benchmarks.quality.table import Figures, default_table, difference, figures_at
 
+pytestmark = pytest.mark.ci
+
 DATA = SETS["truth"]
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from tiny import ROOT, SMALLER, one_device
 
+pytestmark = pytest.mark.ci
+
 # What a build reads.
 SOURCES = ("saejax", "configs", "launch", "tests", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 THREE_LINES = """
