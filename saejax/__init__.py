@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from saejax.app.given import train
     from saejax.app.loading import load
+    from saejax.coders import register_sparsity, register_term
     from saejax.experiment import default_config
     from saejax.lm import load_lm
-    from saejax.trained import TrainedCoder
+    from saejax.trained import TrainedCoder, register_format
 
-__all__ = ["TrainedCoder", "default_config", "load", "load_lm", "train"]
+__all__ = [
+    "TrainedCoder",
+    "default_config",
+    "load",
+    "load_lm",
+    "register_format",
+    "register_sparsity",
+    "register_term",
+    "train",
+]
 
 _HOME = {
     "train": "saejax.app.given",
@@ -22,6 +32,9 @@ _HOME = {
     "TrainedCoder": "saejax.app.loading",  # with the formats that it is saved in
     "load_lm": "saejax.lm",
     "default_config": "saejax.experiment",
+    "register_sparsity": "saejax.coders",
+    "register_term": "saejax.coders",
+    "register_format": "saejax.interop",
 }
 
 

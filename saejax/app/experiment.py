@@ -13,7 +13,8 @@ from saejax.app.study_config import StudyConfig
 from saejax.app.sweep.config import SweepConfig
 from saejax.attribution import AttributionConfig
 from saejax.capture import CaptureConfig
-from saejax.coders import RECIPES, SPARSITIES, CoderConfig
+from saejax.coders import CoderConfig
+from saejax.coders.parts import to_record, unregistered
 from saejax.core import settings
 from saejax.core.config import differences, from_config_dict, to_config_dict, to_json
 from saejax.core.errors import ConfigError, DataError
@@ -166,7 +167,9 @@ def to_run_json(e: Experiment) -> dict[str, Any]:
     So a run keeps its meaning when a default or a preset changes in a later version.
     """
     coder = dataclasses.replace(e.coder.resolved(), dead_after_tokens=e.coder.dead_after(e.train.tokens))
-    return to_json(dataclasses.replace(e, coder=coder))
+    config = to_json(dataclasses.replace(e, coder=coder))
+    config["coder"], parts = to_record(config["coder"])
+    return config | ({"parts": parts} if parts else {})
 
 
 def deciding(config: dict[str, Any]) -> dict[str, Any]:
@@ -210,32 +213,11 @@ def recorded(path: Path, value: Any) -> Experiment:
 
 
 def from_json(value: dict[str, Any]) -> Experiment:
-    """The experiment of a run's config.json; keys that it does not have yet take their defaults.
+    """The experiment of a run's config.json.
 
-    But text.split_by, without which rows were split by name, and what no run had: coder.encoder_centre,
-    coder.lift_coefficient, train.b_enc_rate and, where it decides anything, coder.threshold_warmed. A gate that was
-    written as null was infinite, which gates cannot be any more: it takes its default.
+    Raises:
+        ConfigError: what it holds cannot be run, or needs a part that nobody has registered.
     """
-    text, gates, coder = value.get("text"), value.get("gates"), value.get("coder")
-    if isinstance(coder, dict):
-        none = {"encoder_centre": False, "lift_coefficient": 0.0}
-        sparsity = SPARSITIES.get(_sparsity(coder))
-        if sparsity is not None and "threshold_warmed" in settings.settings_of(sparsity.settings):
-            none["threshold_warmed"] = False
-        value = value | {"coder": none | coder}
-    if isinstance(value.get("train"), dict) and "b_enc_rate" not in value["train"]:
-        value = value | {"train": value["train"] | {"b_enc_rate": 1.0}}
-    if isinstance(text, dict) and "split_by" not in text:
-        sources = text.get("sources")
-        parts = sources if sources and isinstance(sources, list) else [text]
-        if any(part.get("source", "stdlib") != "stdlib" for part in parts if isinstance(part, dict)):
-            value = value | {"text": text | {"split_by": "name"}}
-    if isinstance(gates, dict):
-        value = value | {"gates": {name: bar for name, bar in gates.items() if bar is not None}}
-    return from_config_dict(Experiment, value)
-
-
-def _sparsity(coder: dict[str, Any]) -> str:
-    """The sparsity of a coder's JSON, in which it may be left to the preset."""
-    preset = RECIPES.get(str(coder.get("preset", "topk")))
-    return str(coder.get("sparsity") or (preset.settings.get("sparsity", "") if preset else ""))
+    if missing := unregistered(value.get("parts")):
+        raise ConfigError(missing)
+    return from_config_dict(Experiment, {key: item for key, item in value.items() if key != "parts"})

@@ -255,7 +255,11 @@ class ActivationStream:
                     count = min(wanted, self.buffer_rows - offset)
                     pieces.append({name: rows[offset : offset + count] for name, rows in block.items()})
                     offset, wanted = offset + count, wanted - count
-                yield pieces[0] if len(pieces) == 1 else _joined(pieces)
+                yield (
+                    pieces[0]
+                    if len(pieces) == 1
+                    else {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+                )
                 # Only now: the consumer's step is on its way, and the forward passes queue behind it.
                 filler.advance(offset)
 
@@ -324,10 +328,6 @@ class _Filler:
     def _next(self) -> tuple[Rows, Place]:
         found, self._rest = self._rest or next(self._rows_on), None
         return found
-
-
-def _joined(pieces: list[Rows]) -> Rows:
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def stream_activations(

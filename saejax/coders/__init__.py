@@ -9,15 +9,18 @@ from saejax.coders.cross_layer import CausalCrosscoder, CrossLayerTranscoder, Sk
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.latents import Latents
 from saejax.coders.layernorm import LayerNormAutoencoder
+from saejax.coders.parts import SPARSITIES, TERMS, import_entry_points, register_sparsity, register_term
 from saejax.coders.recipes import RECIPES
 from saejax.coders.sites import Sites
-from saejax.coders.sparsity import SPARSITIES
+from saejax.coders.sparsity.base import Sparsity
+from saejax.coders.term import Term
 from saejax.coders.topologies import TOPOLOGIES, Topology
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 
 __all__ = [
     "RECIPES",
     "SPARSITIES",
+    "TERMS",
     "TOPOLOGIES",
     "Autoencoder",
     "CausalCrosscoder",
@@ -30,9 +33,15 @@ __all__ = [
     "Sites",
     "SkipCrossLayerTranscoder",
     "SkipTranscoder",
+    "Sparsity",
+    "Term",
     "Topology",
     "Transcoder",
     "bias_for_rate",
     "build",
     "first_rate",
+    "register_sparsity",
+    "register_term",
 ]
+
+import_entry_points()

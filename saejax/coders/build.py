@@ -7,9 +7,9 @@ from typing import Any
 from saejax.coders.coder import Coder
 from saejax.coders.config import CoderConfig
 from saejax.coders.initialisation import reconstructing_scale
-from saejax.coders.losses import TERMS
+from saejax.coders.parts import SPARSITIES, TERMS
 from saejax.coders.ramp import At, Ramp
-from saejax.coders.sparsity import SPARSITIES, Sparsity
+from saejax.coders.sparsity.base import Sparsity
 from saejax.coders.term import Term
 from saejax.coders.topologies import TOPOLOGIES
 from saejax.core.errors import ConfigError
@@ -46,6 +46,8 @@ def build(
         raise ConfigError(f"coder.k_start is set, but {c.sparsity} has no k to anneal; remove it.")
     if c.k_start and c.hierarchical_every:
         raise ConfigError("coder.hierarchical_every trains every number of latents up to k: remove coder.k_start.")
+    by_rule = c.init == "transpose" and sparsity.kept
+    scale_by_rule = reconstructing_scale(len(reads) * reads[0], at.width, sparsity.kept) if by_rule else 1.0
     return Coder(
         topology=topology(
             d_in=reads[0],
@@ -54,7 +56,7 @@ def build(
             sites=len(reads),
             init_name=c.init,
             decoder_norm=c.decoder_norm or 0.0,
-            encoder_scale=c.encoder_scale or _scale_by_rule(c, sparsity, len(reads) * reads[0], at.width),
+            encoder_scale=c.encoder_scale or scale_by_rule,
             matmul_dtype=c.matmul_dtype,
             centred=bool(c.encoder_centre) and topology.centrable,
         ),
@@ -95,16 +97,11 @@ def _check_sites(c: CoderConfig, topology: Any, reads: tuple[int, ...], writes: 
         raise ConfigError("coder.init=zero_decoder has no rows of length 1; set coder.unit_decoder_every=0.")
 
 
-def _scale_by_rule(c: CoderConfig, sparsity: Sparsity, d_in: int, width: int) -> float:
-    """Where the encoder is the transpose and k of its latents are kept, what reconstructs best; elsewhere 1."""
-    return reconstructing_scale(d_in, width, sparsity.kept) if c.init == "transpose" and sparsity.kept else 1.0
-
-
 def _terms(c: CoderConfig, sparsity: Sparsity, at: At) -> tuple[Term, ...]:
     """The reconstruction, and every term whose weight is not 0."""
     chosen: list[Term] = [c.term(at)]
     _check_needs(c, sparsity, chosen[0], "hierarchical_every")
-    for kind in TERMS:
+    for kind in TERMS.values():
         if not (weight := getattr(c, kind.key())):
             continue
         _check_needs(c, sparsity, kind, kind.key())

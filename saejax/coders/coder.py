@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from saejax.coders.config import LONG_AGO
 from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents
-from saejax.coders.sparsity import Keep, Sparsity
+from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.coders.term import Term
 from saejax.coders.topologies import Topology
 from saejax.kernels.batch import n_tokens

@@ -4,10 +4,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 from saejax.coders.initialisation import INITS
-from saejax.coders.losses import TERMS
+from saejax.coders.parts import SPARSITIES, with_parts
 from saejax.coders.recipes import RECIPES
 from saejax.coders.reconstruction import ReconstructionSettings
-from saejax.coders.sparsity import SPARSITIES
 from saejax.coders.topologies import TOPOLOGIES
 from saejax.core.config import in_float32
 from saejax.core.errors import ConfigError
@@ -107,27 +106,17 @@ class CoderKeys(Settings, section="coder"):
         return self.d_sae or self.expansion * d_in
 
 
-def _of_parts() -> list[type]:
-    """The settings of all sparsities and terms, without those that others extend."""
-    found = list(dict.fromkeys([*(kind.settings for kind in SPARSITIES.values()), *(kind.settings for kind in TERMS)]))
-    return [kind for kind in found if not any(issubclass(other, kind) for other in found if other is not kind)]
+@with_parts
+@dataclasses.dataclass(frozen=True)
+class CoderConfig(ReconstructionSettings, CoderKeys):
+    """Which sparse dictionary to train: a preset, and what of it to change.
 
+    Keys that are empty or None by default come from the preset (`recipes.py`), or from the key's own `base` where
+    the preset is silent; those set here win. Every registered sparsity and loss term adds its keys.
+    """
 
-if TYPE_CHECKING:
-
-    class CoderConfig(CoderKeys, ReconstructionSettings):
-        """The keys of parts are known when the program runs."""
+    if TYPE_CHECKING:
 
         def __init__(self, preset: str = ..., **keys: Any) -> None: ...
 
         def __getattr__(self, key: str) -> Any: ...
-
-else:
-
-    @dataclasses.dataclass(frozen=True)
-    class CoderConfig(*reversed(_of_parts()), ReconstructionSettings, CoderKeys):
-        """Which sparse dictionary to train: a preset, and what of it to change.
-
-        Keys that are empty or None by default come from the preset (`recipes.py`), or from the key's own `base` where
-        the preset is silent; those set here win. Each part's keys stand beside the part.
-        """

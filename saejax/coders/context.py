@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
-from saejax.coders.sparsity import Keep, Sparsity
+from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.kernels.batch import mean_token, per_token
 
 if TYPE_CHECKING:

@@ -30,21 +30,14 @@ class Mse(Term):
 
 
 @dataclasses.dataclass(frozen=True)
-class Fvu(Term):
+class Fvu(Mse):
     """sum (y - y_hat)^2 / sum (y - mean y)^2 over the batch: 1 - FVE."""
 
     name: ClassVar[str] = "fvu"
 
-    def __call__(self, c: Context) -> jax.Array:
-        return self.of(c, c.y_hat)
-
-    def of(self, c: Context, y_hat: jax.Array) -> jax.Array:
-        return self.share(c, squared_error(c.y, y_hat))
-
     def share(self, c: Context, error: jax.Array) -> jax.Array:
-        """The measure of a squared error of the batch."""
         return error / c.variance
 
 
 MSE = Mse()
-RECONSTRUCTIONS: dict[str, type[Mse | Fvu]] = {"fvu": Fvu, "mse": Mse}
+RECONSTRUCTIONS: dict[str, type[Mse]] = {"fvu": Fvu, "mse": Mse}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.context import Context
-from saejax.coders.error import MSE, Fvu, Mse
+from saejax.coders.error import MSE, Mse
 from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.term import Term
 from saejax.kernels.batch import per_token
@@ -25,7 +25,7 @@ class Matryoshka(Term):
     (Bussmann et al. 2025, arXiv:2503.17547)
     """
 
-    error: Mse | Fvu = MSE
+    error: Mse = MSE
     prefixes: tuple[int, ...] = ()
     name: ClassVar[str] = "matryoshka"
 
@@ -61,7 +61,7 @@ class Hierarchical(Term):
     arXiv:2505.24473, the loss L_hierarchical)
     """
 
-    error: Mse | Fvu = MSE
+    error: Mse = MSE
     every: int = 1
     name: ClassVar[str] = "hierarchical"
     needs: ClassVar[frozenset[str]] = frozenset({"ranks"})

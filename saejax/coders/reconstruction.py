@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from saejax.coders.error import RECONSTRUCTIONS, Fvu, Mse
+from saejax.coders.error import RECONSTRUCTIONS, Mse
 from saejax.coders.nested import Hierarchical, Matryoshka
 from saejax.coders.ramp import At
 from saejax.core.errors import ConfigError
@@ -30,7 +30,7 @@ class ReconstructionSettings(Settings, section="coder"):
         base=0,
     )
 
-    def term(self, at: At) -> Mse | Fvu | Matryoshka | Hierarchical:
+    def term(self, at: At) -> Mse | Matryoshka | Hierarchical:
         """The reconstruction's summand of the loss.
 
         Raises:

@@ -150,6 +150,25 @@ class Settings:
                     raise ConfigError(f"{where} {one} must be {must}.")
 
 
+# What the decorator `dataclass` makes, and makes again for a class that has more fields now.
+_MADE = ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__match_args__", "__replace__")
+
+
+def extend(cls: type[Settings], parts: Iterable[type[Settings]]) -> None:
+    """Make each of `parts` a base of the frozen dataclass `cls`: their fields come after those that it has.
+
+    What was made of `cls` before has their defaults.
+    """
+    new = [part for part in dict.fromkeys(parts) if not issubclass(cls, part)]
+    new = [part for part in new if not any(issubclass(other, part) for other in new if other is not part)]
+    cls.__bases__ = (*reversed(new), *cls.__bases__)
+    for name in _MADE:
+        if name in vars(cls):
+            delattr(cls, name)
+    dataclasses.dataclass(frozen=True)(cls)
+    _HINTS.pop(cls, None)
+
+
 _HINTS: dict[type, dict[str, Any]] = {}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saejax.coders import SPARSITIES, CoderConfig
-from saejax.coders.losses import TERMS
+from saejax.coders.parts import TERMS
 from saejax.core.settings import settings_of
 
 
@@ -50,7 +50,7 @@ def _used(coder: CoderConfig, key: str) -> bool:
         return True
     if any(name in settings_of(kind.settings) for kind in SPARSITIES.values()):
         return name in settings_of(SPARSITIES[coder.sparsity].settings)
-    for term in TERMS:
+    for term in TERMS.values():
         if name in settings_of(term.settings):
             return name == term.key() or bool(getattr(coder, term.key()))
     return name != "expansion" or not coder.d_sae
@@ -58,7 +58,9 @@ def _used(coder: CoderConfig, key: str) -> bool:
 
 # Weights of penalties; a coder that is drawn to a number of latents changes the number.
 _WEIGHTS = tuple(
-    f"coder.{term.key()}" for term in TERMS if term.is_sparsity_weight() and term.key() != "target_l0_coefficient"
+    f"coder.{term.key()}"
+    for term in TERMS.values()
+    if term.is_sparsity_weight() and term.key() != "target_l0_coefficient"
 )
 _COUNTS = ("coder.k", "coder.target_l0")
 

@@ -139,7 +139,9 @@ def _open_safetensors(path: Path, tensor: str) -> MappedRows:
         tensors = _safetensors_header(path)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
         raise DataError(f"{path} is no readable .safetensors file: {error}.") from None
-    floats = [name for name, (dtype, shape, _) in tensors.items() if len(shape) == 2 and _is_float(dtype)]
+    floats = [
+        name for name, (dtype, shape, _) in tensors.items() if len(shape) == 2 and (dtype == BF16 or dtype.kind == "f")
+    ]
     name = chosen(path, "two-dimensional tensor of floats", floats, tensor)
     dtype, shape, offset = tensors[name]
     metadata = {}
@@ -261,10 +263,6 @@ def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, or
     if 0 in shape:
         return np.zeros(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, order)
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return dtype == BF16 or dtype.kind == "f"
 
 
 def _is_list_of_floats(kind: Any) -> bool:

@@ -3,7 +3,7 @@
 from saejax.trained.centring import centred
 from saejax.trained.coder import Origin, TrainedCoder, folded
 from saejax.trained.files import coder_of, is_saved, sites_of
-from saejax.trained.formats import FORMATS, Format, Kind, format_named, register
+from saejax.trained.formats import FORMATS, Format, Kind, format_named, register_format
 from saejax.trained.sites import check_widths, make_sites, sites_from_meta, sites_to_meta, unscaled
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "format_named",
     "is_saved",
     "make_sites",
-    "register",
+    "register_format",
     "sites_from_meta",
     "sites_of",
     "sites_to_meta",

@@ -18,7 +18,7 @@ from ml_collections import FrozenConfigDict
 
 from saejax.coders import Coder, Latents, Sites
 from saejax.coders.ramp import Ramp
-from saejax.coders.sparsity import TopK
+from saejax.coders.sparsity.topk import TopK
 from saejax.core.arrays import as_array
 from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError

@@ -18,6 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, Sites
+from saejax.coders.parts import is_outside, unregistered
 from saejax.coders.ramp import Ramp
 from saejax.core.config import nearest
 from saejax.core.errors import DataError
@@ -90,7 +91,8 @@ def describe(coder: Coder, sites: Sites) -> dict[str, Any]:
     numbers = {f.name: getattr(sparsity, f.name) for f in dataclasses.fields(sparsity)}  # type: ignore[arg-type]
     return {
         "topology": _name_of(type(topology), TOPOLOGIES),
-        "sparsity": {"name": _name_of(type(sparsity), SPARSITIES)}
+        "sparsity": {"name": sparsity.name}
+        | ({"module": type(sparsity).__module__} if is_outside(type(sparsity)) else {})
         | {name: value.end if isinstance(value, Ramp) else value for name, value in numbers.items()},
         "d_in": topology.d_in,
         "d_sae": topology.d_sae,
@@ -114,6 +116,8 @@ def coder_of(described: Mapping[str, Any]) -> Coder:
     """
     given = dict(described["sparsity"])
     names = (described["topology"], given.pop("name"))
+    if missing := unregistered({names[1]: given.pop("module")} if "module" in given else {}):
+        raise DataError(missing)
     tables: tuple[Mapping[str, Any], ...] = (TOPOLOGIES, SPARSITIES)
     for name, known in zip(names, tables, strict=True):
         if not isinstance(name, str) or name not in known:

@@ -3,10 +3,12 @@
 A `TrainedCoder` saves itself through this table, so its module imports this one, and here it is called Any.
 """
 
-from collections.abc import Collection, Sequence
+import importlib
+import pkgutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
@@ -15,7 +17,7 @@ Kind = tuple[str, str]
 
 
 class Format:
-    """One way in which dictionaries lie on a disk. A new one is one file with such a class and a `register`.
+    """One way in which dictionaries lie on a disk. A new one is a class under `register_format`.
 
     Reading and writing keep every latent and every reconstruction: equal to 1e-5 of the largest entry in float32.
     What a format cannot say is refused by name and never dropped.
@@ -93,12 +95,43 @@ class Format:
         raise NotImplementedError
 
 
-FORMATS: dict[str, Format] = {}
+class Formats(Mapping[str, Format]):
+    """{name: format}. A file of a folder that `look_in` named is imported when its name, or all, are asked for."""
+
+    def __init__(self) -> None:
+        self.registered: dict[str, Format] = {}
+        self._files: dict[str, str] = {}
+
+    def look_in(self, package: str) -> None:
+        """Formats are in the files of this package, which are mostly called as the format is."""
+        path = importlib.import_module(package).__path__
+        self._files |= {module.name: f"{package}.{module.name}" for module in pkgutil.iter_modules(path)}
+
+    def __getitem__(self, name: str) -> Format:
+        if name not in self.registered and name in self._files:
+            importlib.import_module(self._files[name])
+        return self.registered[name] if name in self.registered else self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, Format]:
+        for module in self._files.values():
+            importlib.import_module(module)
+        return dict(sorted(self.registered.items()))
 
 
-def register(format: Format) -> None:
-    """Make a format known to `saejax.load`, `sae.save(format=)`, `saejax convert` and `saejax formats`."""
-    FORMATS[format.name] = format
+FORMATS = Formats()
+F = TypeVar("F", bound=Format)
+
+
+def register_format(kind: type[F]) -> type[F]:
+    """Class decorator: `saejax.load`, `sae.save(format=)`, `saejax convert` and `saejax formats` know the format."""
+    FORMATS.registered[kind.name] = kind()
+    return kind
 
 
 def format_named(name: str) -> Format:

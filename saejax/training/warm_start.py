@@ -28,7 +28,13 @@ import numpy as np
 
 from saejax.coders import Coder, Sites, bias_for_rate
 from saejax.coders.autoencoder import Autoencoder
-from saejax.coders.sparsity import SPARSITIES, BatchTopK, Gated, JumpRelu, Relu, Sparsity, TopK
+from saejax.coders.parts import SPARSITIES
+from saejax.coders.sparsity.base import Sparsity
+from saejax.coders.sparsity.batchtopk import BatchTopK
+from saejax.coders.sparsity.gated import Gated
+from saejax.coders.sparsity.jumprelu import JumpRelu
+from saejax.coders.sparsity.relu import Relu
+from saejax.coders.sparsity.topk import TopK
 from saejax.coders.topologies import TOPOLOGIES, Topology
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 from saejax.core.errors import ConfigError

@@ -13,11 +13,10 @@ import pytest
 from tiny import ROOT
 
 import saejax
-from saejax.app.experiment import Experiment, deciding, default_config, experiment, from_json, to_run_json
+from saejax.app.experiment import Experiment, default_config, experiment, from_json, to_run_json
 from saejax.app.stages import run_capture, run_evaluate, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.coders import RECIPES
-from saejax.core.config import differences
 from saejax.core.errors import ConfigError
 from saejax.lm import checkpoint, decoder
 from saejax.lm.families import ARCHITECTURES
@@ -139,31 +138,6 @@ def test_a_runs_config_keeps_its_meaning_when_presets_and_keys_change(monkeypatc
     # A key that came after the run was written has its default.
     del written["train"]["ema_decay"]
     assert from_json(written).train.ema_decay == TrainConfig().ema_decay
-
-
-def test_a_run_from_before_the_centre_and_lift_has_neither() -> None:
-    written = to_run_json(experiment(importlib.import_module("configs.coders").get_config("topk")))
-    assert written["coder"]["encoder_centre"] is True and written["train"]["b_enc_rate"] is None
-    again = from_json(written)
-    assert again.coder.encoder_centre and again.train.b_enc_rate is None and again.coder.lift_coefficient == 1e-3
-    del written["coder"]["encoder_centre"], written["train"]["b_enc_rate"], written["coder"]["lift_coefficient"]
-    before = from_json(written)
-    assert before.coder.encoder_centre is False and before.coder.lift_coefficient == 0 and before.train.b_enc_rate == 1
-
-
-@pytest.mark.parametrize(
-    ("preset", "followed"), [("batchtopk", True), ("clt", True), ("topk", False), ("jumprelu", False)]
-)
-def test_a_run_from_before_the_warmed_threshold_goes_on_without(preset: str, followed: bool) -> None:
-    """Runs of other sparsities have no threshold to follow: they continue with any configuration."""
-    work, written = _experiment(preset), to_run_json(_experiment(preset))
-    del written["coder"]["threshold_warmed"]
-    assert from_json(written).coder.threshold_warmed is not followed
-    changed = differences(deciding(to_run_json(from_json(written))), deciding(to_run_json(work)))
-    assert bool(changed) is followed and all("threshold_warmed" in line for line in changed)
-    # The preset's own word for its sparsity, as runs of long ago wrote it.
-    written["coder"]["sparsity"] = ""
-    assert from_json(written).coder.threshold_warmed is not followed
 
 
 def _experiment(preset: str) -> Experiment:

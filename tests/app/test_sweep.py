@@ -21,13 +21,13 @@ import saejax
 from saejax.app.experiment import Experiment, from_json
 from saejax.app.stages import run_train
 from saejax.app.sweep.config import SweepConfig
-from saejax.app.sweep.members import SPARSITY_WEIGHTS, Member, groups, members
+from saejax.app.sweep.members import Member, groups, members, sparsity_weights
 from saejax.app.sweep.programs import for_all
 from saejax.app.sweep.run import as_begun, decided, run_sweep
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, CoderConfig, Sites, build
-from saejax.coders.losses import TERMS
+from saejax.coders.parts import TERMS
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import read_metrics
@@ -109,12 +109,12 @@ def test_ks_choose_the_target_where_there_is_no_k() -> None:
 
 def test_sparsity_scales_multiply_what_the_losses_say() -> None:
     """The factor in a member's own settings is the one that its program's loss is told."""
-    sparse = {kind.name for kind in TERMS if kind.is_sparsity_weight()}
+    sparse = {kind.name for kind in TERMS.values() if kind.is_sparsity_weight()}
     named = set()
     for preset in RECIPES:
         one, two = (dict(weights) for weights in ({}, {}))
         base = CoderConfig(preset=preset, d_sae=512).resolved()
-        scaled = {key: 2 * getattr(base, key) for key in SPARSITY_WEIGHTS}
+        scaled = {key: 2 * getattr(base, key) for key in sparsity_weights()}
         for config, weights in ((base, one), (dataclasses.replace(base, **scaled), two)):
             stacked = config.topology in ("crosscoder", "clt")
             for term in build(config, (64, 64) if stacked else 64, 100).terms:

@@ -213,7 +213,7 @@ def test_where_the_encoder_starts() -> None:
         ({"init": "transposed"}, ["coder.init", "Did you mean 'transpose'"]),
         ({"reconstruction": "mes"}, ["coder.reconstruction", "Did you mean 'mse'"]),
         ({"b_dec_init": "geometric"}, ["coder.b_dec_init", "Did you mean 'geometric_median'"]),
-        ({"sparsity": "zzz"}, ["coder.sparsity", "relu, gated, topk, abs_topk, batchtopk, jumprelu"]),
+        ({"sparsity": "zzz"}, ["coder.sparsity", "relu, gated, topk, abs_topk, jumprelu, batchtopk"]),
         # Numbers.
         ({"bandwidth": 0.0}, ["coder.bandwidth is 0", "positive"]),
         # What float32 has no number for, and what is no int32.

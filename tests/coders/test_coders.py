@@ -18,13 +18,14 @@ from jax.lax import Precision
 from tiny import equations, products
 
 from saejax.coders import Coder, CoderConfig, Latents, build
-from saejax.coders.auxk import AuxK
 from saejax.coders.context import Context
 from saejax.coders.error import Fvu, Mse
-from saejax.coders.penalties import NormWeightedL1
 from saejax.coders.ramp import Ramp
 from saejax.coders.recipes import RECIPES
-from saejax.coders.sparsity import Relu, TopK
+from saejax.coders.sparsity.relu import Relu
+from saejax.coders.sparsity.topk import TopK
+from saejax.coders.terms.auxk import AuxK
+from saejax.coders.terms.penalties import NormWeightedL1
 from saejax.core.errors import ConfigError
 
 B, D, F, K = 7, 6, 20, 3

@@ -24,7 +24,7 @@ import optax
 import pytest
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Latents, build
-from saejax.coders.sparsity import JumpRelu
+from saejax.coders.sparsity.jumprelu import JumpRelu
 
 Tree = dict[str, Any]
 Arrays = dict[str, np.ndarray]

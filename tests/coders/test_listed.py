@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from saejax.coders import CoderConfig, build
-from saejax.coders.sparsity import BatchTopK
+from saejax.coders.sparsity.batchtopk import BatchTopK
 
 SITES = {"crosscoder_batchtopk": 2, "clt": 3}
 

@@ -13,16 +13,24 @@ import numpy as np
 import pytest
 
 from saejax.coders import SPARSITIES, Autoencoder, CrossLayerTranscoder, Latents
-from saejax.coders.auxk import AuxK
 from saejax.coders.context import Context
 from saejax.coders.error import Fvu, Mse
-from saejax.coders.lift import Lift
-from saejax.coders.losses import Decorrelation, GateReconstruction, GhostGradients, MultiTopK
 from saejax.coders.nested import Matryoshka
-from saejax.coders.penalties import L0, AnnealedLp, FiringFrequency, NormWeightedL1, PreActivation, Tanh, TargetL0
 from saejax.coders.ramp import Ramp
-from saejax.coders.sparsity import AbsTopK, BatchTopK, Gated, JumpRelu, Relu, Sparsity, TopK
+from saejax.coders.sparsity.abs_topk import AbsTopK
+from saejax.coders.sparsity.base import Sparsity
+from saejax.coders.sparsity.batchtopk import BatchTopK
+from saejax.coders.sparsity.gated import Gated
+from saejax.coders.sparsity.jumprelu import JumpRelu
+from saejax.coders.sparsity.relu import Relu
+from saejax.coders.sparsity.topk import TopK
 from saejax.coders.term import Term
+from saejax.coders.terms.auxk import AuxK
+from saejax.coders.terms.decorrelation import Decorrelation
+from saejax.coders.terms.ghost import GhostGradients
+from saejax.coders.terms.lift import Lift
+from saejax.coders.terms.penalties import L0, AnnealedLp, FiringFrequency, NormWeightedL1, PreActivation, Tanh, TargetL0
+from saejax.coders.terms.second_reconstructions import GateReconstruction, MultiTopK
 
 B, D, F, K, G, EPS = 7, 5, 12, 3, 2, 1.0
 

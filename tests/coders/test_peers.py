@@ -20,17 +20,22 @@ import optax
 import pytest
 
 from saejax.coders.autoencoder import Autoencoder
-from saejax.coders.auxk import AuxK
 from saejax.coders.coder import Coder
 from saejax.coders.context import Context, squared_error
 from saejax.coders.error import Mse
 from saejax.coders.latents import Latents
-from saejax.coders.losses import GateReconstruction
 from saejax.coders.nested import Matryoshka
-from saejax.coders.penalties import L0, AnnealedLp, NormWeightedL1, PreActivation, Tanh, TargetL0
 from saejax.coders.ramp import Ramp
-from saejax.coders.sparsity import BatchTopK, Gated, JumpRelu, Relu, Sparsity, TopK
+from saejax.coders.sparsity.base import Sparsity
+from saejax.coders.sparsity.batchtopk import BatchTopK
+from saejax.coders.sparsity.gated import Gated
+from saejax.coders.sparsity.jumprelu import JumpRelu
+from saejax.coders.sparsity.relu import Relu
+from saejax.coders.sparsity.topk import TopK
 from saejax.coders.term import Term
+from saejax.coders.terms.auxk import AuxK
+from saejax.coders.terms.penalties import L0, AnnealedLp, NormWeightedL1, PreActivation, Tanh, TargetL0
+from saejax.coders.terms.second_reconstructions import GateReconstruction
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer

@@ -20,8 +20,8 @@ import pytest
 import saejax
 from saejax.coders import Coder, CoderConfig, Latents, Sites, build
 from saejax.coders.ramp import At, Ramp
-from saejax.coders.sparsity import BatchTopK
-from saejax.coders.temporal import Contrastive
+from saejax.coders.sparsity.batchtopk import BatchTopK
+from saejax.coders.terms.contrastive import Contrastive
 from saejax.core.errors import ConfigError
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh, own_rows
 from saejax.store import ArrayRows, StoreLayout, StoreWriter

@@ -18,8 +18,10 @@ from saejax.training.optim import OPTIMIZERS
 
 # Next to the members' folders in the sweep's own.
 
-# What `sparsity_scales` multiplies.
-SPARSITY_WEIGHTS = tuple(key for key, known in settings_of(CoderConfig).items() if known.sparsity_weight)
+
+def sparsity_weights() -> tuple[str, ...]:
+    """The keys of `coder` that `sparsity_scales` multiplies."""
+    return tuple(key for key, known in settings_of(CoderConfig).items() if known.sparsity_weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _scaled(e: Experiment, scale: float, name: str) -> Experiment:
     if scale == 1.0:
         return e
     resolved = e.coder.resolved()
-    weights = {key: getattr(resolved, key) * scale for key in SPARSITY_WEIGHTS if getattr(resolved, key)}
+    weights = {key: getattr(resolved, key) * scale for key in sparsity_weights() if getattr(resolved, key)}
     if not weights:
         raise ConfigError(
             f"sweep.sparsity_scales does nothing to {name!r}: {e.coder.preset} has no sparsity weight. "

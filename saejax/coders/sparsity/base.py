@@ -26,10 +26,11 @@ class Sparsity(Generic[S]):
     that never builds [..., F]; a dense activation ignores it and differentiates through `pre`. Of a list for the batch
     `keep(indices [P], rows [P])` gives [P].
 
-    A sparsity is one file: a frozen dataclass with this contract and the dataclass of its settings, S; and a line in
-    `SPARSITIES`, which makes its settings keys of `coder`.
+    A sparsity is a frozen dataclass with this contract and the dataclass of its settings, S, under
+    `register_sparsity`, which makes these keys of `coder`.
 
     Attributes:
+        name: as in `coder.sparsity=name`.
         settings: S, for those who have the class alone.
         sparse: latents are (values, indices).
         provides: what loss terms may ask for: `threshold` (a learned one, with its soft count), `gate`, `k`,
@@ -38,6 +39,7 @@ class Sparsity(Generic[S]):
         bias_rate: at how many times the learning rate b_enc should learn at least, where the encoder has a centre.
     """
 
+    name: ClassVar[str]
     settings: ClassVar[type[Settings]] = Settings
     sparse: ClassVar[bool] = False
     provides: ClassVar[frozenset[str]] = frozenset({"dense"})

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents, ListedLatents
+from saejax.coders.parts import register_sparsity
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
 from saejax.coders.sparsity.jumprelu import JumpRelu
@@ -28,10 +29,11 @@ class BatchTopKSettings(KSettings):
     threshold_warmed: bool = setting(
         True,
         "At first the decay of batchtopk's threshold is (1 + step) / (10 + step), if that is smaller, so that the "
-        "start is forgotten. Runs that were begun without this key go on with threshold_decay alone.",
+        "start is forgotten.",
     )
 
 
+@register_sparsity
 @dataclasses.dataclass(frozen=True)
 class BatchTopK(Sparsity[BatchTopKSettings]):
     """Keeps the k B G largest pre-activations of a batch (B tokens, G groups), exactly; positive ones only.
@@ -48,6 +50,7 @@ class BatchTopK(Sparsity[BatchTopKSettings]):
     k: Ramp
     decay: float
     warmed: bool = True
+    name: ClassVar[str] = "batchtopk"
     settings: ClassVar[type[Settings]] = BatchTopKSettings
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "k"})
 

@@ -11,13 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
+from saejax.coders.parts import register_sparsity
 from saejax.coders.sparsity.base import Keep, Params, Sparsity, gradient_alone
 
 
+@register_sparsity
 @dataclasses.dataclass(frozen=True)
 class Gated(Sparsity):
     """The step has no gradient: the gate learns from the penalty on relu(pre) and from `GateReconstruction`."""
 
+    name: ClassVar[str] = "gated"
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "gate"})
     like_latents: ClassVar[tuple[str, ...]] = ("b_mag",)
 

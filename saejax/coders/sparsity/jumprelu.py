@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
+from saejax.coders.parts import register_sparsity
 from saejax.coders.ramp import At
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
 from saejax.core.settings import Settings, given, setting
@@ -30,6 +31,7 @@ class JumpReluSettings(Settings, section="coder"):
     l0_through_input: bool = setting(False, "The gradient of jumprelu's L0 also reaches the pre-activations.")
 
 
+@register_sparsity
 @dataclasses.dataclass(frozen=True)
 class JumpRelu(Sparsity[JumpReluSettings]):
     """Attributes:
@@ -41,6 +43,7 @@ class JumpRelu(Sparsity[JumpReluSettings]):
     threshold: float = 0.0
     bandwidth: float = 1.0
     through_input: bool = False
+    name: ClassVar[str] = "jumprelu"
     settings: ClassVar[type[Settings]] = JumpReluSettings
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "threshold"})
     like_latents: ClassVar[tuple[str, ...]] = ("threshold",)

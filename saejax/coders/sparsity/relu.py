@@ -6,13 +6,16 @@ from typing import ClassVar
 import jax
 
 from saejax.coders.latents import Latents
+from saejax.coders.parts import register_sparsity
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
 
 
+@register_sparsity
 @dataclasses.dataclass(frozen=True)
 class Relu(Sparsity):
     """f = max(pre, 0)."""
 
+    name: ClassVar[str] = "relu"
     # The penalty pushes biases down all the time (benchmarks/quality/changes.py).
     bias_rate: ClassVar[float] = 5.0
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents
+from saejax.coders.parts import register_sparsity
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.sparsity.base import Keep, Params, Sparsity
 from saejax.core.errors import ConfigError
@@ -43,6 +44,7 @@ class KSettings(Settings, section="coder"):
         return Ramp(self.k_start, self.k, max(1, round(self.k_anneal_fraction * at.steps)))
 
 
+@register_sparsity
 @dataclasses.dataclass(frozen=True)
 class TopK(Sparsity[KSettings]):
     """Keeps the k largest pre-activations of each token (and group); ties go to the lower index.
@@ -51,6 +53,7 @@ class TopK(Sparsity[KSettings]):
     """
 
     k: Ramp
+    name: ClassVar[str] = "topk"
     settings: ClassVar[type[Settings]] = KSettings
     sparse: ClassVar[bool] = True
     provides: ClassVar[frozenset[str]] = frozenset({"k", "ranks"})

@@ -31,7 +31,7 @@ from saejax.interop.hooks import from_transformer_lens, to_transformer_lens
 from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made, weighted
 from saejax.interop.tensors import mentions, read_config, read_safetensors, stored_types, write_safetensors
 from saejax.interop.torch_file import read_torch
-from saejax.trained import Format, Kind, TrainedCoder, centred
+from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _OLD, _CONFIG, _WEIGHTS = "hyperparams.json", "config.json", "sae_weights.safetensors"
 # In the order in which its own loader looks.
@@ -49,6 +49,7 @@ _HOOKS = {"sae": "hook_point", "clt": "hook_points"}
 _BATCHED = "selects over a batch or over layers, and its files hold no threshold"
 
 
+@register_format
 class LlamaScope(Format):
     """One folder a coder."""
 

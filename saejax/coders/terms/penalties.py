@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.context import Context
+from saejax.coders.parts import register_term
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.term import ONE, Term, weight
 from saejax.core.settings import Settings, setting
@@ -21,6 +22,7 @@ class L1Settings(Settings, section="coder"):
     l1_coefficient: float | None = weight("Weight of sum f ||W_dec||.", sparsity=True)
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class NormWeightedL1(Term[L1Settings]):
     """mean_b sum_f f ||W_dec,f||
@@ -44,6 +46,7 @@ class LpSettings(Settings, section="coder"):
     lp_after_fraction: float = setting(0.2, "The share of training after which p falls.", low=0, high=1)
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class AnnealedLp(Term[LpSettings]):
     """s mean_b sum_f (f ||W_dec,f||)^p, p falling from 1 in `updates` equal steps while s keeps the term as large.
@@ -103,6 +106,7 @@ class TanhSettings(Settings, section="coder"):
     tanh_scale: float = setting(4.0, "Slope of the tanh at 0.", above=0)
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class Tanh(Term[TanhSettings]):
     """mean_b sum_f tanh(scale f ||W_dec,f||): a count that saturates. (Anthropic, January 2025)"""
@@ -124,6 +128,7 @@ class L0Settings(Settings, section="coder"):
     l0_coefficient: float | None = weight("Weight of the number of latents that fire (jumprelu).", sparsity=True)
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class L0(Term[L0Settings]):
     """mean_b sum_f 1[pre > theta], with the straight-through gradient of `JumpRelu.soft_l0`. (arXiv:2407.14435)"""
@@ -155,6 +160,7 @@ class TargetL0Settings(Settings, section="coder"):
     )
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class TargetL0(Term[TargetL0Settings]):
     """(L0 / T - 1)^2 of the batch's mean L0, or mean_b (L0_b / T - 1)^2 of each token's: the sparsity is chosen.
@@ -188,6 +194,7 @@ class FrequencySettings(Settings, section="coder"):
     )
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class FiringFrequency(Term[FrequencySettings]):
     """sum_f p_f^2 / s,   p_f = mean_b 1[pre > theta]: a price on latents that fire often, in latents a token.
@@ -220,6 +227,7 @@ class PreActivationSettings(Settings, section="coder"):
     pre_activation_dead_only: bool = setting(False, "That sum runs over dead latents alone.")
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class PreActivation(Term[PreActivationSettings]):
     """mean_b sum_f relu(theta - pre) ||W_dec,f||: draws latents that do not fire towards firing.

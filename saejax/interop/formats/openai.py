@@ -18,7 +18,7 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.interop.making import Found, made
 from saejax.interop.torch_file import names_in, read_torch
-from saejax.trained import Format, TrainedCoder
+from saejax.trained import Format, TrainedCoder, register_format
 
 _MOST_FILES = 1000
 _OWN = {"pre_bias": "b_dec", "latent_bias": "b_enc", "encoder.weight": "W_enc", "decoder.weight": "W_dec"}
@@ -34,6 +34,7 @@ _SITES = {
 }
 
 
+@register_format
 class OpenAI(Format):
     """One file a coder; a folder of them is a set."""
 

@@ -17,13 +17,14 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.interop.making import UNCENTRED, Found, made
 from saejax.interop.torch_file import read_torch
-from saejax.trained import Format, TrainedCoder
+from saejax.trained import Format, TrainedCoder, register_format
 
 _FILE = re.compile(r"layer(0|[1-9]\d{0,3})\.sae\.pt")
 # Also as the hub's cache names it: models--Qwen--SAE-Res-...
 _REPOSITORY = re.compile(r"SAE-Res-(Qwen[\w.-]+?)-W(\d{1,5})K-L0_(\d{1,5})")
 
 
+@register_format
 class QwenScope(Format):
     """Several coders a folder, one file a layer."""
 

@@ -30,7 +30,7 @@ from saejax.interop.tensors import (
     stored_types,
     write_safetensors,
 )
-from saejax.trained import Format, Kind, TrainedCoder, centred
+from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
 _MOST_LAYERS = 1024
@@ -69,6 +69,7 @@ _TYPES = {
 }
 
 
+@register_format
 class GemmaScope(Format):
     """Version 1: one folder a coder."""
 
@@ -120,6 +121,7 @@ class GemmaScope(Format):
         ]
 
 
+@register_format
 class GemmaScope2(Format):
     """Version 2: one folder a coder."""
 

@@ -28,7 +28,7 @@ from saejax.core.files import replacing
 from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made, weighted
 from saejax.interop.tensors import mentions, read_config, whole_number
 from saejax.interop.torch_file import read_torch, write_torch
-from saejax.trained import Format, TrainedCoder, centred
+from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CONFIG, _WEIGHTS = "config.json", "ae.pt"
 _LINEAR = {"encoder.weight": "W_enc", "decoder.weight": "W_dec", "encoder.bias": "b_enc"}
@@ -55,6 +55,7 @@ _WRITTEN = {
 _SITE = re.compile(r"(resid_pre|resid_mid|resid_post|attn_out|mlp_out|mlp_in)_layer_(\d+)")
 
 
+@register_format
 class DictionaryLearning(Format):
     """One folder a coder."""
 

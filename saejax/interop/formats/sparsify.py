@@ -22,7 +22,7 @@ from saejax.interop.hooks import from_module, norm_notes, to_module
 from saejax.interop.making import UNCENTRED, Found, check_free, kind_of, made
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
 from saejax.lm.points import HOOK_NAMES
-from saejax.trained import Format, TrainedCoder, centred
+from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CFG, _WEIGHTS = "cfg.json", "sae.safetensors"
 _OURS = {"encoder.weight": "W_enc", "encoder.bias": "b_enc"}
@@ -31,6 +31,7 @@ _WRITTEN = ("autoencoder", UNCENTRED, "transcoder", "skip_transcoder")
 _MOST_HOOKS = 4096
 
 
+@register_format
 class Sparsify(Format):
     """One folder a hook point, all of them in the folder of a run."""
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.context import Context, squared_error, total_variance
+from saejax.coders.parts import register_term
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.term import Term, weight
 from saejax.core.errors import ConfigError
@@ -20,6 +21,7 @@ class AuxKSettings(Settings, section="coder"):
     auxk_k: int = setting(0, "Dead latents that AuxK may use for a token; 0 means d_in / 2.", low=0)
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class AuxK(Term[AuxKSettings]):
     """sum (e - e_hat)^2 / sum (e - mean e)^2: what dead latents could explain of the residual e = y - y_hat.

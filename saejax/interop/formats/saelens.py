@@ -18,7 +18,7 @@ from saejax.core.files import replacing
 from saejax.interop.hooks import from_module, from_transformer_lens, norm_notes, to_transformer_lens
 from saejax.interop.making import UNCENTRED, Found, check_free, kind_of, made, weighted
 from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
-from saejax.trained import Format, TrainedCoder, centred
+from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CFG, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
 # The version whose way of saying things this is: older readers would take the file for one of theirs.
@@ -34,6 +34,7 @@ _OURS = {"b_gate": "b_enc"}
 _FOLDED_BEFORE = ("expected_average_only_in", "covariance_whitening")
 
 
+@register_format
 class SAELens(Format):
     """One folder a coder."""
 

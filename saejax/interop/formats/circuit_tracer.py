@@ -22,7 +22,7 @@ from saejax.core.files import replacing, writing
 from saejax.interop.hooks import from_transformer_lens, norm_notes, to_transformer_lens
 from saejax.interop.making import Arrays, Found, check_free, kind_of, made
 from saejax.interop.tensors import mentions, only_name, read_safetensors, read_yaml, stored_types, write_safetensors
-from saejax.trained import Format, TrainedCoder
+from saejax.trained import Format, TrainedCoder, register_format
 
 _CONFIG, _KIND = "config.yaml", "model_kind"
 _SET, _CLT = "transcoder_set", "cross_layer_transcoder"
@@ -32,6 +32,7 @@ _MOST_LAYERS = 1024
 _TOPOLOGIES = {"transcoder": _SET, "skip_transcoder": _SET, "clt": _CLT}
 
 
+@register_format
 class CircuitTracer(Format):
     """A set is several coders, one file a layer; a cross-layer transcoder is one coder, a folder."""
 

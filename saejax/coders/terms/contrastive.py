@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.context import Context
+from saejax.coders.parts import register_term
 from saejax.coders.ramp import At, Ramp
 from saejax.coders.term import Term, weight
 from saejax.core.errors import ConfigError
@@ -38,6 +39,7 @@ class ContrastiveSettings(Settings, section="coder"):
     contrastive_temperature: float = setting(1.0, "Similarities are divided by this.", above=0)
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Term[ContrastiveSettings]):
     """InfoNCE of neighbours: which of a batch's W tokens stood beside this one, by its first latents alone.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.context import Context
+from saejax.coders.parts import register_term
 from saejax.coders.term import Term, weight
 from saejax.core.settings import Settings
 from saejax.kernels.batch import greatest_of_batch
@@ -17,6 +18,7 @@ class LiftSettings(Settings, section="coder"):
     lift_coefficient: float | None = weight("Weight of Lift: dead latents that are negative for every token rise.")
 
 
+@register_term
 @dataclasses.dataclass(frozen=True)
 class Lift(Term[LiftSettings]):
     """sum over dead f of relu(-m_f), m_f = max_b pre_bf: how far a latent is below 0 for the token it is nearest to.
