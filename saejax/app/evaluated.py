@@ -18,7 +18,6 @@ from saejax.core.config import differences, to_json
 from saejax.core.errors import DataError
 from saejax.core.files import finite, read_object
 from saejax.runs import Run
-from saejax.runs.provenance import verify_provenance
 from saejax.trained import TrainedCoder
 
 
@@ -66,7 +65,7 @@ def agree(work: Workspace) -> None:
     """Raise DataError where text or model are not those that the run was made from, or the dictionary evaluated on."""
     e = work.experiment
     if not e.run.is_dictionary:
-        verify_provenance(e.run, {"lm": work.lm.identity, "text": work.source.identity})
+        work.verify_text_and_model()
     elif changed := differences(_evaluation(e.run)["on"], evaluated_on(work)):
         raise DataError(f"{e.run_dir} was evaluated on another text or model ({'; '.join(changed[:5])}). Restore it.")
 

@@ -51,7 +51,7 @@ class Beginning:
         if not self.identity:
             return made_from
         found = {"init": dict(self.identity)}
-        verify_provenance(e.run, found, made_from)
+        verify_provenance(e.run, found, lambda: made_from)
         return made_from | found
 
 

@@ -201,8 +201,18 @@ class Workspace:
             DataError: it was made from something else before.
         """
         model = {"lm": self.lm.identity} if self.experiment.lm.model else {}
-        stores = stores_provenance(self.experiment)
-        return verify_provenance(self.experiment.run, stores | model, stores)
+        return verify_stores(self.experiment, model)
+
+    def verify_text_and_model(self) -> Provenance:
+        """The run's provenance, with the text and the model that it is to be looked at with.
+
+        Held-out text is what was not trained on, of the text that was captured and of no other.
+
+        Raises:
+            DataError: the run was made from another text or model.
+        """
+        e, now = self.experiment, {"lm": self.lm.identity, "text": self.source.identity}
+        return verify_provenance(e.run, now, lambda: stores_provenance(e))
 
     def refuse_other_split(self, split: str) -> None:
         """Raise DataError if the captured store of a split was divided from the other split by another rule."""
@@ -292,6 +302,16 @@ def _mlp_outs(reads: tuple[str, ...]) -> tuple[str, ...]:
                 "(then it writes the mlp_out of the block)."
             )
     return tuple(f"{name.rpartition('.')[0]}.mlp_out" for name in reads)
+
+
+def verify_stores(e: Experiment, more: Provenance | None = None) -> Provenance:
+    """The provenance of e's run, which is made from the stores of e as they are, and from `more`.
+
+    Raises:
+        DataError: it was made from something else.
+    """
+    stores = stores_provenance(e)
+    return verify_provenance(e.run, stores | (more or {}), lambda: stores)
 
 
 def stores_provenance(e: Experiment) -> Provenance:

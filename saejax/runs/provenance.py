@@ -35,13 +35,13 @@ def read_provenance(run: Run) -> Provenance:
     return content
 
 
-def verify_provenance(run: Run, now: Provenance, assumed: Provenance | None = None) -> Provenance:
-    """What a run was made from, with what `now` adds to it; without a record it counts as made from `assumed`.
+def verify_provenance(run: Run, now: Provenance, assumed: Callable[[], Provenance] = dict) -> Provenance:
+    """What a run was made from, with what `now` adds to it; without a record it counts as made from `assumed()`.
 
     Raises:
         DataError: the run was made from something else; each difference is listed.
     """
-    known = read_provenance(run) or assumed or {}
+    known = read_provenance(run) or assumed()
     if changed := [line for key, of in now.items() if of for line in _differences(key, known.get(key, {}), of)]:
         raise DataError(
             f"{run.path} was made from something else:\n  " + "\n  ".join(changed) + "\n"

@@ -16,7 +16,7 @@ from saejax.evals import Documents, Evaluated, Gate, check_gates, check_warnings
 from saejax.evals.intervals import FEWEST, RESAMPLES
 from saejax.parallel import refuse_many
 from saejax.runs.made import differing, made
-from saejax.runs.provenance import Provenance, record_provenance, verify_provenance
+from saejax.runs.provenance import record_provenance
 from saejax.trained import TrainedCoder
 
 
@@ -57,7 +57,7 @@ def stale(e: Experiment) -> bool:
 
 def _evaluated(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
     """The content of eval.json beside what it was made from."""
-    e, made_from = work.experiment, of_text_and_model(work)
+    e, made_from = work.experiment, work.verify_text_and_model()
     done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)
     done.documents.save(e.run.documents)
     record_provenance(e.run, made_from, console.say)
@@ -111,14 +111,3 @@ def finished_run(e: Experiment) -> TrainedCoder:
     if not sae.finished:
         raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: saejax train.")
     return sae
-
-
-def of_text_and_model(work: Workspace) -> Provenance:
-    """The run's provenance, with the text and the model that it is to be looked at with.
-
-    Held-out text is what was not trained on, of the text that was captured and of no other.
-
-    Raises:
-        DataError: the run was made from another text or model.
-    """
-    return verify_provenance(work.experiment.run, {"lm": work.lm.identity, "text": work.source.identity})

@@ -13,12 +13,11 @@ from saejax.app.stages.evaluate import run_evaluate
 from saejax.app.stages.report import run_report
 from saejax.app.stages.retries import check_retries, run_retries
 from saejax.app.stages.train import run_train
-from saejax.app.workspace import Workspace, stores_provenance
+from saejax.app.workspace import Workspace, verify_stores
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.files import read_json
 from saejax.parallel import check_divides, own_rows, refuse_many
-from saejax.runs.provenance import verify_provenance
 
 
 def run_pipeline(work: Workspace) -> int:
@@ -35,7 +34,7 @@ def run_pipeline(work: Workspace) -> int:
     e = work.experiment
     # What training would refuse is refused before hours of capture.
     refuse_other_run(e)
-    verify_provenance(e.run, stores := stores_provenance(e), stores)
+    verify_stores(e)
     mesh = training_mesh(e)
     check_divides(mesh, coder.topology.d_sae)
     with Checkpoints(e.run.checkpoints) as checkpoints:

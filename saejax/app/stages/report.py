@@ -9,7 +9,7 @@ from typing import Any
 
 from saejax.analysis import collect_features
 from saejax.app import console
-from saejax.app.stages.evaluate import finished_run, of_text_and_model
+from saejax.app.stages.evaluate import finished_run
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
 from saejax.core.files import read_json, write_json, writing
@@ -39,7 +39,7 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     of = {"step": sae.step, "sha256": sae.fingerprint()}
 
     def collect() -> dict[str, Any]:
-        named, made_from = sae.at(work.lm), of_text_and_model(work)
+        named, made_from = sae.at(work.lm), work.verify_text_and_model()
         content, tokens, seconds = collect_features(named, work.lm, work.packer, e.report, e.capture.max_norm_ratio)
         record_provenance(e.run, made_from, console.say)
         e.run.record_stage("features", tokens, seconds)

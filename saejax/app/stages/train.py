@@ -8,11 +8,11 @@ from jax.sharding import Mesh
 from saejax.app.fit import Data, train_run
 from saejax.app.left_open import with_batch_size
 from saejax.app.loading import load
-from saejax.app.workspace import Workspace, stores_provenance
+from saejax.app.workspace import Workspace, verify_stores
 from saejax.coders import Coder
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError
 from saejax.parallel import joined, own_rows
-from saejax.runs.provenance import Provenance, verify_provenance
+from saejax.runs.provenance import Provenance
 from saejax.store import Batches, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import MANIFEST
@@ -35,8 +35,7 @@ class Stored:
     work: Workspace
 
     def known(self) -> Provenance:
-        stores = stores_provenance(self.work.experiment)
-        return verify_provenance(self.work.experiment.run, stores, stores)
+        return verify_stores(self.work.experiment)
 
     def made_from(self) -> Provenance:
         return self.work.made_from()

@@ -25,7 +25,7 @@ from saejax.app.stages import run_capture
 from saejax.app.sweep.begin import begin_training, checkpoints_of, name_of
 from saejax.app.sweep.members import Member, decided, groups, members
 from saejax.app.sweep.programs import GroupProgram, evaluate_heldout
-from saejax.app.workspace import Workspace, stores_provenance
+from saejax.app.workspace import Workspace, verify_stores
 from saejax.core.config import differences
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.core.files import read_json, write_json
@@ -33,7 +33,6 @@ from saejax.core.lease import lease
 from saejax.parallel import refuse_many
 from saejax.report.sweep_page import render_sweep, table
 from saejax.runs import Sweep
-from saejax.runs.provenance import verify_provenance
 from saejax.training import EXIT_PREEMPTED, Outcome, train
 
 # Seconds that a program waits while others of the sweep begin.
@@ -56,7 +55,7 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     lm = work.lm if e.lm.model else None
     plan = as_begun(e, with_rates(work, members(e)))
     works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
-    verify_provenance(e.run, stores := stores_provenance(e), stores)
+    verify_stores(e)
     source = functools.cache(lambda: load(e.train.init_from))
     done = (Sweep(e.run_dir).result).is_file()
     begun = done or init_from.is_begun(checkpoints_of(e, len(works)))
