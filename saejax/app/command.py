@@ -109,10 +109,10 @@ class Command(Settings):
         for field in dataclasses.fields(cls):
             known: Setting = field.metadata["setting"]
             name = f"[no]{flag_name(field.name)}" if hints[field.name] is bool else flag_name(field.name)
-            words = f"{', '.join(known.words)}: " if known.words else ""
+            doc = f"{', '.join(known.words)}: {known.doc[0].lower()}{known.doc[1:]}" if known.words else known.doc
             value = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
             default = "" if value in (None, "", False) else f" (default: {value})"
-            lines.append(f"--{name}: {words}{known.doc}{default}")
+            lines.append(f"--{name}: {doc}{default}")
         lines = [textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="      ") for line in lines]
         return "\n".join([text.rstrip(), *(["", "flags:", *lines] if lines else [])])
 

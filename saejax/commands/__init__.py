@@ -1,7 +1,7 @@
 """The commands of `saejax`, one file each: its text is the help, its `Command` the flags, `run` the work.
 
 `saejax x`, `python -m saejax x` and, from a checkout, `python -m launch.x` are the same. A file in this folder is a
-command, and nothing lists them. Nothing heavy is imported before a command runs.
+command unless its name begins with _, and nothing lists them. Nothing heavy is imported before a command runs.
 """
 
 import importlib
@@ -40,7 +40,7 @@ class _Commands(Mapping[str, type[Command]]):
         return len(self._names())
 
     def _names(self) -> list[str]:
-        names = {module.name for module in pkgutil.iter_modules(__path__)}
+        names = {module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_"}
         return [*(name for name in _FIRST if name in names), *sorted(names.difference(_FIRST))]
 
 

@@ -20,17 +20,17 @@ from saejax.core.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class Jobs(Command, takes="either"):
-    out: str = setting("jobs", "the folder of scripts, logs and records.", words=("slurm", "local"))
-    site: str = setting("", "the cluster's YAML file.", words=("slurm",))
+    out: str = setting("jobs", "The folder of scripts, logs and records.", words=("slurm", "local"))
+    site: str = setting("", "The cluster's YAML file.", words=("slurm",))
     device: str = setting(
         "",
-        "the device that limits of time and memory are planned for, of `saejax plan`; cpu asks for no "
+        "The device that limits of time and memory are planned for, of `saejax plan`; cpu asks for no "
         "accelerator. Empty: an accelerator, and the site file's time.",
         words=("slurm",),
     )
-    devices: int = setting(1, "accelerators of each node.", words=("slurm",), low=1)
-    layers: bool = setting(False, "a training for each captured hook point.", words=("slurm", "local"))
-    at_once: int = setting(1, "tasks that run at a time.", words=("local",), low=1)
+    devices: int = setting(1, "Accelerators of each node.", words=("slurm",), low=1)
+    layers: bool = setting(False, "A training for each captured hook point.", words=("slurm", "local"))
+    at_once: int = setting(1, "Tasks that run at a time.", words=("local",), low=1)
 
     def run(self, line: Line) -> int:
         from saejax.plan.command import of_jobs

@@ -25,17 +25,17 @@ from saejax.core.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class Store(Command, takes="words", answers=True):
-    rows: int = setting(5, "rows to show.", words=("sample",), low=1)
-    seed: int = setting(0, "of the permutation in shards, or of the choice.", words=("merge", "import", "sample"))
-    hook_point: str = setting("", "this one, or the name that the activations get.", words=("sample", "import"))
-    tokenizer: str = setting("", "folder with tokenizer.json.", words=("sample",))
-    d: int = setting(0, "width that the files must have; 0 for any.", words=("import",), low=0)
-    tensor: str = setting("", "tensor or column of each file.", words=("import",))
+    rows: int = setting(5, "Rows to show.", words=("sample",), low=1)
+    seed: int = setting(0, "Of the permutation in shards, or of the choice.", words=("merge", "import", "sample"))
+    hook_point: str = setting("", "This one, or the name that the activations get.", words=("sample", "import"))
+    tokenizer: str = setting("", "Folder with tokenizer.json.", words=("sample",))
+    d: int = setting(0, "Width that the files must have; 0 for any.", words=("import",), low=0)
+    tensor: str = setting("", "Tensor or column of each file.", words=("import",))
     non_finite: str = setting("abort", "abort, or drop rows with NaN or infinity.", words=("import",))
-    model: str = setting("", "the model they come from, for the record.", words=("import",))
-    revision: str = setting("", "its revision.", words=("import",))
-    shard_rows: int = setting(32768, "rows of a shard.", words=("import",), low=1)
-    chunk_rows: int = setting(256, "rows of a chunk.", words=("import",), low=1)
+    model: str = setting("", "The model they come from, for the record.", words=("import",))
+    revision: str = setting("", "Its revision.", words=("import",))
+    shard_rows: int = setting(32768, "Rows of a shard.", words=("import",), low=1)
+    chunk_rows: int = setting(256, "Rows of a chunk.", words=("import",), low=1)
     dtype: str = setting("bfloat16", "bfloat16, or int8 with one scale a row.", words=("import",))
 
     def run(self, line: Line) -> int:

@@ -112,7 +112,7 @@ assert saejax.__file__.startswith(HERE), saejax.__file__
 before = saejax.default_config()
 MINE
 from saejax.app.experiment import default_config, experiment, from_json, to_run_json
-from saejax.app.reference import reference
+from saejax.commands._reference import reference
 from saejax.app.sweep.members import members, sparsity_weights
 from saejax.coders import build
 from saejax.core.errors import ConfigError

@@ -3,8 +3,8 @@
 import pytest
 from tiny import ROOT
 
-from saejax.app.reference import COMMAND, TABLES, reference, with_table
 from saejax.coders import RECIPES
+from saejax.commands._reference import COMMAND, TABLES, reference, with_table
 from saejax.interop import FORMATS
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment, to_run_json
-from saejax.app.reference import reference, sections
+from saejax.app.keys import sections
 from saejax.commands import COMMANDS
+from saejax.commands._reference import reference
 from saejax.core.errors import ConfigError
 from saejax.core.files import write_json
 from saejax.serve.folders import Folders

@@ -207,7 +207,7 @@ def test_no_source_of_a_mixture_reads_outside(site: Site) -> None:
 
 def test_every_setting_that_names_a_place_is_marked(site: Site) -> None:
     """A new setting of this kind must be marked too: these words in its documentation say that it may be one."""
-    from saejax.app.reference import sections
+    from saejax.app.keys import sections
 
     keys = [key for section in sections() for key in section.keys]
     assert {key.name for key in keys if key.known.place} == set(PLACES)

@@ -7,7 +7,7 @@ from typing import Any
 
 from saejax.app import experiments
 from saejax.app.experiments import presets
-from saejax.app.reference import sections
+from saejax.app.keys import sections
 from saejax.core.config import to_json
 from saejax.serve.jobs.configured import OWN, Asked, base, flat
 from saejax.serve.site import Site

@@ -1,40 +1,40 @@
-"""The reference of all keys and the tables of coders and formats, as Markdown made from the code itself.
+"""The reference of all keys and flags and the tables of coders and formats, as Markdown made from the code itself.
 
-    python -m saejax.app.reference
+    python -m saejax.commands._reference
 
 writes docs/reference.md, and the tables between their marks in docs/coders.md and docs/formats.md, below the current
 folder.
 """
 
-import dataclasses
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from saejax.app.experiment import Experiment
+from saejax.app.keys import sections, type_text, without_none
 from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig, build
+from saejax.commands import COMMANDS
 from saejax.core.settings import Setting
 from saejax.interop import format_table
 from saejax.trained import Kind
 
-COMMAND = "python -m saejax.app.reference"
+COMMAND = "python -m saejax.commands._reference"
 END = "<!-- end -->"
 
-_INTRODUCTION = f"""# All keys
+_INTRODUCTION = f"""# All keys and flags
 
 This page is made by `{COMMAND}` from the fields of the code; change those, not this page.
 
 A key is set in a config file as `c.coder.k = 64`, or on the command line as `--config.coder.k=64`. "Run" says whether
 a key decides a run's numbers: a run cannot go on with another value of it. "Sweep" says whether the members of a sweep
 may differ in it. Integers end at 2147483647 unless the range says otherwise or the key counts activations or steps.
+Flags of commands stand at the end.
 """
 
 
 def reference() -> str:
-    """Every key of an experiment, a table for each section."""
-    return "\n".join([_INTRODUCTION, *_tables()])
+    """Every key of an experiment, a table for each section, and the flags of each command."""
+    return "\n".join([_INTRODUCTION, *_key_tables(), *_flag_tables()])
 
 
 def coders_table() -> str:
@@ -95,58 +95,7 @@ def with_table(page: str, start: str, table: str) -> str:
     return f"{page[:before]}\n{table}\n{page[after:]}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """One key of an experiment, as it is documented.
-
-    Attributes:
-        name: with its section, as train.lr.
-        type: in words, as "list of str".
-        optional: whether it may be None.
-        default: what it is where nobody sets it.
-        decides: whether it decides a run's numbers; or the key of its section whose being set makes it do so.
-        per_member: whether the members of a sweep may differ in it.
-        known: what its field says of it.
-    """
-
-    name: str
-    type: str
-    optional: bool
-    default: Any
-    decides: bool | str
-    per_member: bool
-    known: Setting
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A section's own keys; the first one, of the experiment itself, has no name."""
-
-    name: str
-    doc: str
-    keys: tuple[Key, ...]
-
-
-def sections(
-    cls: type = Experiment, name: str = "", doc: str = "", of_member: bool = False, decides: bool = True
-) -> Iterator[Section]:
-    """A section's own keys, then its sections. What holds of a section holds of its keys."""
-    hints, keys = typing.get_type_hints(cls), []
-    below: list[Section] = []
-    for field in dataclasses.fields(cls):
-        known: Setting = field.metadata["setting"]
-        own, run = of_member or known.per_member, decides and known.decides
-        if known.section:
-            below += sections(known.section, f"{name}{field.name}.", known.doc, own, bool(run))
-            continue
-        kind = _without_none(hints[field.name])
-        optional = kind is not hints[field.name]
-        keys.append(Key(f"{name}{field.name}", _type(kind), optional, field.default, run, own, known))
-    yield Section(name.rstrip("."), doc, tuple(keys))
-    yield from below
-
-
-def _tables() -> Iterator[str]:
+def _key_tables() -> Iterator[str]:
     """A heading and a table for each section; what is of the experiment itself stands first, without one."""
     for section in sections():
         if section.name:
@@ -160,26 +109,26 @@ def _tables() -> Iterator[str]:
         yield _table(("key", "type", "default", "range", "meaning", "run", "sweep"), rows)
 
 
+def _flag_tables() -> Iterator[str]:
+    """A heading and a table for each command that has flags besides --config."""
+    yield "\n## Flags of commands\n"
+    for name, command in COMMANDS.items():
+        hints, defaults = typing.get_type_hints(command), vars(command())
+        rows = []
+        for (flag, known), (field, value) in zip(command.flags().items(), defaults.items(), strict=True):
+            words, kind = ", ".join(known.words), type_text(without_none(hints[field]))
+            rows.append((f"`--{flag}`", kind, _default(value, known), known.range(), words, known.doc))
+        if rows:
+            yield f"\n### saejax {name}\n\n{command.summary()}\n"
+            yield _table(("flag", "type", "default", "range", "with", "meaning"), rows)
+
+
 def _default(value: Any, known: Setting) -> str:
-    """What a key is where nobody sets it."""
+    """The value of a key that nobody sets."""
     if known.base is not None:
         return f"the preset's, else `{known.base}`"
     listed = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return "`" + listed.replace("\n", "\\n") + "`" if listed else "empty"
-
-
-def _type(kind: Any) -> str:
-    name = "section" if dataclasses.is_dataclass(_item(kind)) else str(_item(kind).__name__)
-    return f"list of {name}" if typing.get_origin(kind) is tuple else name
-
-
-def _item(kind: Any) -> Any:
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-
-
-def _without_none(hint: Any) -> Any:
-    arms = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
-    return arms[0] if isinstance(hint, types.UnionType) else hint
 
 
 def _words(choices: Iterable[str]) -> str:
