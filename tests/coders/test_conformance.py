@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny.covering import covering
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Latents, build
 from saejax.coders.sparsity.jumprelu import JumpRelu
@@ -249,20 +250,21 @@ def _reference_gradients(p0: Arrays, *case: Any, x: Any, y: Any) -> tuple[float,
     return float(_reference(*case, p, p0, x, y).real), grads
 
 
-def _cases() -> Iterator[Any]:
-    """Every combination as it is, but a clt's skip with two; with prefixes every sparsity in one layer and topk in all.
+def _possible(topology: str, sparsity: str, code: str) -> bool:
+    return code != "hierarchical" or "ranks" in SPARSITIES[sparsity].provides
 
-    The rest in the soak: a skip adds nothing to what is selected, and W_skip's gradient is in the two. A causal
-    crosscoder is a clt with y = x.
-    """
-    for (topology, sparsity), name in itertools.product(itertools.product(TOPOLOGIES, SPARSITIES), CODES):
-        if name == "hierarchical" and "ranks" not in SPARSITIES[sparsity].provides:
-            continue
-        alone = topology == "autoencoder" or (topology, sparsity) == ("clt", "topk")
-        few = {"skip_clt": ("relu", "topk"), "causal_crosscoder": ("jumprelu",)}.get(topology, tuple(SPARSITIES))
-        long = sparsity not in few if name == "whole" else not alone
-        marks = [pytest.mark.soak] if long else []
-        yield pytest.param(topology, sparsity, name, id=f"{topology}-{sparsity}-{name}", marks=marks)
+
+# Two that compute as a clt does: a skip adds nothing to what is selected, a causal crosscoder has y = x.
+LIKE_CLT = {"skip_clt": ("relu", "topk"), "causal_crosscoder": ("jumprelu",)}
+
+
+def _cases() -> Iterator[Any]:
+    """Every two of topology, sparsity and code together; all three of them, and those like a clt, in the soak."""
+    rows = set(covering([t for t in TOPOLOGIES if t not in LIKE_CLT], SPARSITIES, CODES, possible=_possible))
+    rows |= {(topology, sparsity, "whole") for topology, few in LIKE_CLT.items() for sparsity in few}
+    for row in itertools.product(TOPOLOGIES, SPARSITIES, CODES):
+        if _possible(*row):
+            yield pytest.param(*row, id="-".join(row), marks=[] if row in rows else [pytest.mark.soak])
 
 
 @pytest.mark.parametrize(("topology", "sparsity", "code"), list(_cases()))

@@ -1,0 +1,21 @@
+"""Which combinations of several choices to try, where all of them take too long."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def covering(*choices: Sequence[Any], possible: Callable[..., bool] = lambda *row: True) -> list[tuple[Any, ...]]:
+    """Rows, one value of each of `choices`, so that every two values that can meet do: the same rows each time.
+
+    Greedy: each row is the first of those with the most pairs that no row before it has.
+    """
+    rows = [row for row in itertools.product(*choices) if possible(*row)]
+    pairs = {row: set(itertools.combinations(enumerate(row), 2)) for row in rows}
+    missing, chosen = set().union(*pairs.values()), []
+    while missing:
+        chosen.append(max(rows, key=lambda row: len(pairs[row] & missing)))
+        missing -= pairs[chosen[-1]]
+    return chosen
