@@ -60,7 +60,7 @@ serve: $(RUN_STAMP)  ## the live page of runs/ and stores/: prints its address; 
 	$(BIN)/python -m launch.serve $(ARGS)
 
 check: $(TEST_STAMP)  ## lint, and the tests but for the slow files: two minutes
-	@$(TIMED) $(LINT) && $(PYTEST) -m "not soak and not ci and not slow" $(ARGS)$(TOOK)
+	@$(TIMED) $(LINT) && $(PYTEST) --quick $(ARGS)$(TOOK)
 
 test: $(TEST_STAMP)  ## run the tests: ten minutes; ARGS=--record-durations notes which file takes how long
 	@$(TIMED) $(PYTEST) $(ARGS)$(TOOK)

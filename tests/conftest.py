@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import itertools
+import json
 import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -72,29 +76,62 @@ import jax  # noqa: E402 - only now
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-# Files of more than a dozen CPU seconds, the longest first, as measured. A process that takes one of them last and
-# alone leaves the others without work, and `make check` leaves them out. A file that is not named here counts as
-# quick: --durations shows what has grown.
-_SLOW = (
-    *("pipeline", "conformance", "stages", "peers", "warm_start", "docs", "evaluate_any", "many_processes"),
-    *("equality", "sweep", "coders", "first_latents", "wheel", "pairs", "sharded_selection", "torch_hooks", "planted"),
-    *("study", "study_qwen", "recipe", "stream", "recovery", "resample", "foreign_stores", "train", "evals", "losses"),
-    *("optim", "rows", "interventions", "generation", "store_tools", "model_configs", "coder_config", "configs"),
-    *("hooks", "serve_texts", "guard", "families", "lm", "analysis", "graph", "retries"),
-    *("config_fuzz", "parts", "store_faults", "explain", "bench", "profile", "kernels", "dead", "lowering", "segments"),
-    *("object_store", "preflight", "jobs", "serve_client", "serve_page", "serve_features_page", "serve_jobs"),
-    *("serve_live", "serve_guard", "prefix_command", "prefix_parts"),
-)
+# Seconds of each file, as `make test ARGS=--record-durations` wrote them. A file that is not there counts as quick.
+_DURATIONS = Path(__file__).with_name("durations.json")
+_SECONDS: dict[str, float] = json.loads(_DURATIONS.read_text())
+# `make check` runs the quickest files, so many that they take this together: two minutes of two workers, without lint
+# and what a worker needs to start.
+_QUICK = 130.0
+
+
+def _quick() -> frozenset[str]:
+    names = sorted(_SECONDS, key=_SECONDS.__getitem__)
+    sums = itertools.accumulate(_SECONDS[name] for name in names)
+    return frozenset(name for name, together in zip(names, sums, strict=True) if together <= _QUICK)
+
+
+def _recorded(path: Path) -> str:
+    """The name of a test file in durations.json."""
+    return path.relative_to(_DURATIONS.parents[1]).as_posix()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out files of many seconds, as `make check` does")
+    parser.addoption("--record-durations", action="store_true", help="write this run's seconds to tests/durations.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Recorder())
+
+
+class _Recorder:
+    """Adds up what the tests of each file take, in whichever worker, and replaces what is recorded of those files."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        seconds = {**_SECONDS, **self.seconds}
+        there = {name: round(n, 1) for name, n in sorted(seconds.items()) if (_DURATIONS.parents[1] / name).is_file()}
+        _DURATIONS.write_text(json.dumps(there, indent=0) + "\n")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --quick, slow files are not even imported."""
+    if not config.getoption("--quick") or not collection_path.match("test_*.py"):
+        return None
+    name = _recorded(collection_path)
+    return True if name in _SECONDS and name not in _quick() else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files are marked so, and come first."""
-    places = {f"test_{name}": place for place, name in enumerate(_SLOW)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
-    for item in items:
-        if item.path.stem in places:
-            item.add_marker("slow")
+    """Files of many seconds come first: workers take file after file, and none is to begin a long one at the end."""
+    items.sort(key=lambda item: -_SECONDS.get(_recorded(item.path), 0.0))
 
 
 @pytest.fixture

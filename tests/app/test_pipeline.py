@@ -202,9 +202,10 @@ def test_sigterm_ends_training_soon_with_its_own_code_and_everything_saved(
         assert checkpoints.latest() == int(stopped[1].replace(",", ""))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.soak), (signal.SIGUSR1, 75, "SIGUSR1")],
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGUSR1, 75, "SIGUSR1")],
 )
 def test_a_signal_during_capture_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int, said: str

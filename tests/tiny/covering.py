@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import pytest
 
 
 def covering(*choices: Sequence[Any], possible: Callable[..., bool] = lambda *row: True) -> list[tuple[Any, ...]]:
@@ -19,3 +21,14 @@ def covering(*choices: Sequence[Any], possible: Callable[..., bool] = lambda *ro
         chosen.append(max(rows, key=lambda row: len(pairs[row] & missing)))
         missing -= pairs[chosen[-1]]
     return chosen
+
+
+def rest_in_soak(rows: Iterable[Any], few: Iterable[Any]) -> list[Any]:
+    """Values for `pytest.mark.parametrize`: all rows, of which `make test` runs `few`."""
+    rows, few = list(rows), list(few)
+    if absent := [row for row in few if row not in rows]:
+        raise ValueError(f"not among the rows: {absent}")
+    return [
+        row if row in few else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.soak)
+        for row in rows
+    ]
