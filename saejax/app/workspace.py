@@ -28,7 +28,6 @@ from saejax.store import Batches, BatchSource, StoreReader
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, Manifest, read_manifest
 from saejax.text import Packer, Source, open_source
-from saejax.text.sources import split_rule
 from saejax.trained import check_widths
 
 # What of `Setting.needs` a training has not that reads activations from the running model.
@@ -162,7 +161,6 @@ class Workspace:
         this model, as far as it says, and to be as wide.
         """
         names = hook_points or dict.fromkeys(itertools.chain(*self.sites))
-        self.refuse_other_split(split)
         expected = self._expected(split)
         opened = StoreReader.open(self.experiment.store_dir(split), list(names), expect=expected)
         if self.origin(split) is None:
@@ -213,18 +211,6 @@ class Workspace:
         """
         e, now = self.experiment, {"lm": self.lm.identity, "text": self.source.identity}
         return verify_provenance(e.run, now, lambda: stores_provenance(e))
-
-    def refuse_other_split(self, split: str) -> None:
-        """Raise DataError if the captured store of a split was divided from the other split by another rule."""
-        path = self.experiment.store_dir(split)
-        manifest = read_manifest(StoreFiles(path))
-        text = manifest.header.identity.get("text") if manifest else None
-        if text and (rule := split_rule(text)) != split_rule(self.source.identity):
-            raise DataError(
-                f"The store {path} was split by {rule}, and text.split_by is {self.experiment.text.split_by!r}: its "
-                f"training text may be held out by the other rule. Go on with it by --config.text.split_by={rule}, or "
-                "choose another --config.store."
-            )
 
     def _expected(self, split: str) -> dict[str, Any]:
         e = self.experiment

@@ -95,13 +95,12 @@ class TextConfig(SourceConfig):
         "documents; a source that has run out leaves its places empty.",
     )
     mix_seed: int = setting(0, "Seed of the order in which the sources take turns.", low=0, high=math.inf)
-    heldout_fraction: float = setting(0.1, "The share of the documents kept for evaluation.", above=0, below=1)
-    split_by: str = setting(
-        "content",
-        "What says which split a file, prompt or row is in: content, so that equal texts are in the same one wherever "
-        "they stand, or name (the file's name and the row's number), as stores were split before there was this key. "
-        "The standard library is split by its modules.",
-        choices=("content", "name"),
+    heldout_fraction: float = setting(
+        0.1,
+        "The share of the documents kept for evaluation. Equal texts are on one side, wherever they stand; the "
+        "standard library is split by its modules.",
+        above=0,
+        below=1,
     )
     context_length: int = setting(256, "Tokens in a packed row, the bos included.", low=2)
     prepend_bos: bool = setting(
@@ -117,8 +116,6 @@ class TextConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.split_by == "name" and not self.has_rows:
-            raise ConfigError("text.split_by is of files and datasets; the standard library is split by its modules.")
         changed = [f.name for f in dataclasses.fields(SourceConfig) if getattr(self, f.name) != f.default]
         if self.sources and changed:
             raise ConfigError(

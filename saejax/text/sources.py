@@ -29,6 +29,9 @@ _STDLIB_LEFT_OUT = {
     *("site-packages", "dist-packages", "__pycache__"),
 }
 
+# Of an identity: the text of a document decides which split it is in.
+_BY_CONTENT = {"split_by": "content"}
+
 # (row, where it stands) -> its text
 TextOf = Callable[[dict[str, Any], str], str]
 
@@ -105,7 +108,7 @@ def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | No
         everything = itertools.chain.from_iterable(_file_texts(path, config, text_of) for path in files)
         for index, (name, text) in enumerate(everything):
             if index >= start:
-                yield index, name, _group(whole, name, text), text
+                yield index, name, text, text
 
     identity = {
         "source": config.source,
@@ -114,7 +117,7 @@ def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | No
         "column": config.column,
         "template": config.template,
     }
-    identity |= _chat_identity(config, chat) | _split_identity(whole)
+    identity |= _chat_identity(config, chat) | _BY_CONTENT
     return Source(identity, rows, whole.heldout_fraction)
 
 
@@ -128,16 +131,6 @@ def _readable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _group(whole: TextConfig, name: str, text: str) -> str:
-    """What decides the split of a document."""
-    return text if whole.split_by == "content" else name
-
-
-def _split_identity(whole: TextConfig) -> dict[str, Any]:
-    """Empty for a split by name, the only one of earlier versions, so that their stores stay valid."""
-    return {} if whole.split_by == "name" else {"split_by": whole.split_by}
-
-
 def _file_texts(path: Path, config: SourceConfig, text_of: TextOf) -> Iterator[tuple[str, str]]:
     by_line = config.source == "prompts" and ending(path) == ".txt"
     whole = ending(path) == ".txt" and not by_line
@@ -147,13 +140,6 @@ def _file_texts(path: Path, config: SourceConfig, text_of: TextOf) -> Iterator[t
             plain = ending(path) == ".txt" and not config.template and not config.chat
             text = row["text"] if plain else text_of(row, f"{shown(path)}, row {number}")
             yield path.name if whole else f"{path.name}:{number}", text
-
-
-def split_rule(identity: dict[str, Any]) -> str:
-    """text.split_by of the text that an identity names, as a store keeps it."""
-    parts = identity.get("sources", [identity])
-    by_name = any(part.get("source") != "stdlib" and "split_by" not in part for part in parts)
-    return "name" if by_name else "content"
 
 
 def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
@@ -331,11 +317,11 @@ def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None
     def rows(start: int) -> Iterator[tuple[int, str, str, str]]:
         for index, name, row in _hub_rows(config, stream, start):
             text = text_of(row, name)
-            yield index, name, _group(whole, name, text), text
+            yield index, name, text, text
 
     keys = ("dataset", "subset", "dataset_split", "revision", "column", "template")
     identity = {"source": "hub"} | {key: getattr(config, key) for key in keys}
-    identity |= _chat_identity(config, chat) | _split_identity(whole)
+    identity |= _chat_identity(config, chat) | _BY_CONTENT
     return Source(identity, rows, whole.heldout_fraction)
 
 

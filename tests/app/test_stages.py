@@ -27,7 +27,7 @@ from tiny.commands import run_command
 from tiny.signalled import late
 
 import saejax
-from saejax.app.experiment import Experiment, to_run_json
+from saejax.app.experiment import Experiment
 from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.capture import capture
@@ -511,30 +511,6 @@ def test_files_of_one_name_are_not_one_group(tmp_path: Path) -> None:
     e = tiny_experiment(tmp_path, text=_pages(tmp_path / "text", 20) | {"heldout_fraction": 0.3})
     run_capture(Workspace(e))
     assert all(StoreReader.open(e.store_dir(split)).n_tokens for split in ("train", "heldout"))
-
-
-def test_a_store_of_the_earlier_split_goes_on_under_it_and_is_not_mixed(tmp_path: Path) -> None:
-    """Its manifest names no rule, and so does the config.json of its run: rows were split by name then."""
-    rows = "".join(json.dumps({"text": f"def f{i}(x):\n    return {i}\n" * 5}) + "\n" for i in range(60))
-    (tmp_path / "a.jsonl").write_text(rows)
-    text = {"source": "files", "paths": (str(tmp_path / "a.jsonl"),), "heldout_fraction": 0.3}
-    new = tiny_experiment(tmp_path, text=text)
-    old = replaced(new, "text", split_by="name")
-    run_capture(Workspace(old))
-    assert "split_by" not in StoreReader.open(old.store_dir("train")).identity["text"]
-    remedy = r"was split by name.*Go on with it by --config\.text\.split_by=name"
-    for stage in (run_capture, run_train):
-        refuse(new, stage, DataError, remedy)
-    run_capture(Workspace(old))
-    assert Workspace(old).reader("train").n_tokens
-    config = to_run_json(old)
-    del config["text"]["split_by"]
-    write_json(old.run_dir / "config.json", config)
-    refuse(new, run_train, DataError, r"text\.split_by: 'name' -> 'content'\nChoose another run folder")
-    own = dataclasses.replace(new, store="new")
-    run_capture(Workspace(own))
-    refuse(dataclasses.replace(old, store="new"), run_capture, DataError, r"was split by content.*split_by=content")
-    refuse(dataclasses.replace(old, store="new", name="x"), run_train, DataError, "was split by content")
 
 
 def test_a_second_trainer_of_the_same_run_is_refused(copy: Path) -> None:

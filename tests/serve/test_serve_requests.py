@@ -213,7 +213,7 @@ def test_every_setting_that_names_a_place_is_marked(site: Site) -> None:
     assert {key.name for key in keys if key.known.place} == set(PLACES)
     words = ("folder", "path", "file")
     exempt = {"name", "store", "runs_dir", "stores_dir", "text.sources"}
-    exempt |= {"text.source", "text.column", "text.split_by", "text.prepend_bos", "train.profile", "prefix.source"}
+    exempt |= {"text.source", "text.column", "text.prepend_bos", "train.profile", "prefix.source"}
     for key in keys:
         says = key.type.endswith("str") and any(word in key.known.doc for word in words)
         assert not says or key.known.place or key.name in exempt, f"{key.name}: does it name a file?"

@@ -377,8 +377,6 @@ def test_rows_come_from_a_column_or_a_template(tmp_path: Path, suffix: str) -> N
     template = files(path, template="{title}: {body} {n}")
     assert both(template)[3].text == "title 3: body é 3 3"
     assert template.identity != column.identity
-    by_name = [files(path, split_by="name", **how) for how in ({"column": "body"}, {"template": "{title}"})]
-    assert names(by_name[0], "heldout") == names(by_name[1], "heldout"), "the text decides nothing"
 
 
 def test_blank_lines_and_blank_texts_are_no_documents(tmp_path: Path) -> None:
@@ -447,14 +445,11 @@ def test_equal_texts_are_in_one_split_wherever_they_stand(tmp_path: Path) -> Non
         (tmp_path / f"site{n}").mkdir()
         (tmp_path / f"site{n}" / "page.txt").write_text(f"text {n % 20}")
     write_rows(tmp_path / "rows.jsonl", [{"text": f"text {n}"} for n in (*range(20), *range(20))])
-    sources = {how: files(str(tmp_path), str(tmp_path / "rows.jsonl"), split_by=how) for how in ("content", "name")}
-    train, heldout = ({d.text for d in sources["content"].documents(split)} for split in ("train", "heldout"))
+    source = files(str(tmp_path), str(tmp_path / "rows.jsonl"))
+    train, heldout = ({d.text for d in source.documents(split)} for split in ("train", "heldout"))
     assert train | heldout == {f"text {n}" for n in range(20)} and not train & heldout and len(heldout) > 1
-    assert len(both(sources["content"])) == 80, "nothing is left out"
-    # As earlier versions did, whose stores do not name the rule.
-    train, heldout = ({d.text for d in sources["name"].documents(split)} for split in ("train", "heldout"))
-    assert train & heldout
-    assert sources["content"].identity == sources["name"].identity | {"split_by": "content"}
+    assert len(both(source)) == 80, "nothing is left out"
+    assert source.identity["split_by"] == "content"
 
 
 def test_the_standard_library_holds_no_text_in_both_splits(stdlib: Source) -> None:
@@ -600,8 +595,6 @@ HUB = {"source": "hub", "dataset": "o/d"}
         ({"source": "hub"}, "text.dataset is empty"),
         ({"source": "prompts"}, "text.source is 'prompts' but text.paths is empty"),
         ({"source": "files", "paths": ("a.txt", "")}, "text.paths holds an empty path"),
-        ({**HUB, "split_by": "row"}, "text.split_by is 'row'. There are: content, name"),
-        ({"split_by": "name"}, "the standard library is split by its modules"),
         ({"weight": 0.0}, "text.weight is 0.0; it must be positive"),
         ({"weight": float("nan")}, "text.weight is nan"),
         ({"chat": True}, "text.chat needs rows with columns"),

@@ -109,7 +109,7 @@ def random_config(folder: Path, rng: Rng, good: bool) -> TextConfig:
         "column": pick(rng, ("text", "q") if good else COLUMNS),
         "template": "" if good else pick(rng, TEMPLATES),
     }
-    whole = {"heldout_fraction": float(rng.uniform(0.1, 0.6)), "split_by": pick(rng, ("content", "content", "name"))}
+    whole = {"heldout_fraction": float(rng.uniform(0.1, 0.6))}
     if rng.random() < 0.2:
         return TextConfig(sources=(SourceConfig(**one), SourceConfig(**one, weight=2.0)), **whole)
     return TextConfig(**one, **whole)
@@ -144,8 +144,7 @@ def check_folder(folder: Path, rng: Rng) -> bool:
     assert same == documents
     train, heldout = ({d.index for d in documents[split]} for split in ("train", "heldout"))
     assert not train & heldout
-    if config.split_by == "content":
-        assert not {d.text for d in documents["train"]} & {d.text for d in documents["heldout"]}
+    assert not {d.text for d in documents["train"]} & {d.text for d in documents["heldout"]}
     for document in (*documents["train"], *documents["heldout"]):
         assert document.text.strip() and "\ufffd" not in document.text
     start = int(rng.integers(0, 9))

@@ -52,7 +52,6 @@ def _refuse_text(work: Workspace) -> None:
         there = made[split]
         if not e.lm.model or work.origin(split):
             continue
-        work.refuse_other_split(split)
         if (there and there.complete) or any(packed.keep.any() for packed in work.packer.batches(split, 1)):
             continue
         again = [f"the {other} store then has to be captured again" for other in SPLITS if made[other]]
