@@ -34,7 +34,7 @@ _ALONE = Process()
 
 @dataclasses.dataclass(frozen=True)
 class CaptureConfig(Settings, section="capture"):
-    """What to capture."""
+    """Settings of a capture."""
 
     hook_points: tuple[str, ...] = setting(
         ("blocks.3.resid_post",),
@@ -146,7 +146,7 @@ class CaptureConfig(Settings, section="capture"):
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """What one session of a capture did.
+    """Result of one session of a capture.
 
     Attributes:
         rows: activations in the store; while other parts are missing, those of this process's parts.
@@ -176,7 +176,7 @@ class Captured:
 def store_identity(
     lm: Model, source: Source, text: TextConfig, split: str, config: CaptureConfig | None = None
 ) -> dict[str, Any]:
-    """What a store's activations come from; anything that differs makes it another store."""
+    """The origin of a store's activations; anything that differs makes it another store."""
     return {
         "lm": lm.identity,
         "text": source.identity,
@@ -252,7 +252,7 @@ def capture(
 
 
 class _Session(NamedTuple):
-    """What was done for one part, as in `Captured`."""
+    """The same for one part."""
 
     tokens: int
     seconds: float
@@ -304,7 +304,7 @@ class _Filler:
         self.sessions.append(_Session(progress.tokens, packing + progress.seconds, read, rate))
 
     def _timed_batches(self, n_tokens: int) -> int:
-        """How many batches to time alone: up to 8, at most an eighth of those to come; none in a very short capture."""
+        """Batches to time alone: up to 8, at most an eighth of those to come; none in a very short capture."""
         return min(8, n_tokens // (8 * self._batch_rows * self._text.context_length))
 
 

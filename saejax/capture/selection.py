@@ -1,4 +1,4 @@
-"""Which tokens of a batch are stored."""
+"""Selection of the tokens of a batch that are stored."""
 
 import dataclasses
 import functools
@@ -73,7 +73,7 @@ def wanted(config: Selection, packed: PackedRows) -> tuple[np.ndarray, dict[str,
 
 
 def last_of_document(packed: PackedRows, k: int) -> np.ndarray:
-    """Whether a token is one of the last k ordinary ones of its document, bool [R, S]."""
+    """Mask of the last k ordinary tokens of each document, bool [R, S]."""
     return (packed.to_end >= 0) & (packed.to_end < k)
 
 
@@ -109,7 +109,7 @@ def outliers(activations: Mapping[str, Any], candidates: Any, ratio: float) -> A
 
 
 def finite(activations: Mapping[str, jax.Array]) -> jax.Array:
-    """Whether a token's activations are finite at every hook point: {hook point: [..., d]} -> bool [...]. Pure."""
+    """Mask of tokens that are finite at every hook point: {hook point: [..., d]} -> bool [...]. Pure."""
     return functools.reduce(jnp.logical_and, (jnp.isfinite(x).all(-1) for x in activations.values()))
 
 

@@ -104,7 +104,7 @@ def _one_epoch(
 
 
 class Journal:
-    """What a continued stream must know: its settings, its statistics, and where each block begins.
+    """State of a stream that is continued: its settings, its statistics, and the beginning of each block.
 
     A file of JSON lines, only ever appended to; a line that a kill cut short, and all after it, do not count.
 

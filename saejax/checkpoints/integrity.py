@@ -113,7 +113,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def problems(folder: Path, names: Collection[str] | None = None) -> list[str]:
-    """What is wrong with the checkpoint in `folder`, one line per file; empty when it is good.
+    """Problems of the checkpoint in `folder`, one line per file; empty when it is good.
 
     Args:
         names: items to look at; all when None. The files that belong to no item are always looked at.

@@ -156,7 +156,7 @@ def _check_names(items: Mapping[str, Any]) -> None:
 
 
 def _arguments(step: int, items: Mapping[str, Any], meta: Mapping[str, Any]) -> ocp.args.Composite:
-    """What Orbax is to write. It stores no empty tree: `items` has none."""
+    """Arguments of Orbax's save. It stores no empty tree: `items` has none."""
     try:
         described = ocp.args.JsonSave(json.loads(json.dumps(dict(meta))))
     except (TypeError, ValueError) as error:
@@ -166,7 +166,7 @@ def _arguments(step: int, items: Mapping[str, Any], meta: Mapping[str, Any]) -> 
 
 
 def _disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk (or quota) is behind an error, which Orbax and tensorstore wrap in others."""
+    """True if a full disk (or quota) is behind an error, which Orbax and tensorstore wrap in others."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

@@ -25,7 +25,7 @@ class Steps:
     directory: Path
 
     def folder(self, step: int) -> Path:
-        """Where checkpoint `step` lies, or would."""
+        """The folder of checkpoint `step`, there or not."""
         return self.directory / f"{step:09d}"
 
     def begun(self) -> list[int]:
@@ -98,7 +98,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay when a new one is there.
+    """Rule for the checkpoints that stay when a new one is there.
 
     Attributes:
         last: how many of the newest, at least 1.

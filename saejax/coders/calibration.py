@@ -1,4 +1,4 @@
-"""Where b_enc starts, so that every latent fires on the same share of tokens. (Anthropic, January 2025)"""
+"""The start of b_enc at which every latent fires on the same share of tokens. (Anthropic, January 2025)"""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a coder may be told: the keys here, and those of every sparsity and loss term, which stand with them."""
+"""Settings of a coder: the keys here, and those of every sparsity and loss term, which stand with them."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self
@@ -109,7 +109,7 @@ class CoderKeys(Settings, section="coder"):
 @with_parts
 @dataclasses.dataclass(frozen=True)
 class CoderConfig(ReconstructionSettings, CoderKeys):
-    """Which sparse dictionary to train: a preset, and what of it to change.
+    """Settings of a sparse dictionary: a preset, and what of it to change.
 
     Keys that are empty or None by default come from the preset (`recipes.py`), or from the key's own `base` where
     the preset is silent; those set here win. Every registered sparsity and loss term adds its keys.

@@ -1,4 +1,4 @@
-"""What a loss term sees of a batch, and the measures of error that several terms share."""
+"""The batch as a loss term sees it, and the measures of error that several terms share."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a term may look at, for a batch of B tokens ([B, G, F] where there are groups).
+    """The arguments of a loss term, for a batch of B tokens ([B, G, F] where there are groups).
 
     Attributes:
         x: [B, ...] input; y: [B, ...] target; y_hat: reconstruction.

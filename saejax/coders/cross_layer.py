@@ -172,7 +172,7 @@ class CrossLayerTranscoder(nn.Module):
 
     @nn.nowrap
     def written_by(self, params: Params, out_BR: jax.Array, x_BLD: jax.Array | None) -> jax.Array:
-        """What a sum of `decoder_rows` adds to y_hat, [B, L, D]."""
+        """The part of y_hat that a sum of `decoder_rows` adds, [B, L, D]."""
         return out_BR.reshape(-1, *params["b_dec"].shape)
 
     @nn.nowrap

@@ -1,4 +1,4 @@
-"""What the topologies with one encoder and one decoder share: everything but what the encoder sees.
+"""Base of the topologies with one encoder and one decoder: everything but what the encoder sees.
 
     pre   = x' W_enc + b_enc          x' [B, *in] the encoder's input, all sites at once
     y_hat = f W_dec + b_dec           y_hat [B, *out]
@@ -157,7 +157,7 @@ class Dictionary(nn.Module):
 
     @nn.nowrap
     def written_by(self, params: Params, out_BR: jax.Array, x: jax.Array | None) -> jax.Array:
-        """What a sum of `decoder_rows` adds to y_hat, [B, *out]."""
+        """The part of y_hat that a sum of `decoder_rows` adds, [B, *out]."""
         return out_BR.reshape(-1, *params["b_dec"].shape)
 
     @nn.nowrap

@@ -1,4 +1,4 @@
-"""How encoder and decoder begin, by the name of who published it.
+"""Initialisations of encoder and decoder by name.
 
 An initialisation is (key, encoder shape [*in, F], decoder shape [F, *out], decoder norm) -> (W_enc, W_dec); a
 latent's decoder row is all of [*out].

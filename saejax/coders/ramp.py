@@ -28,7 +28,7 @@ class Ramp:
         return self.at(self.done(step))
 
     def done(self, step: jax.Array | int) -> jax.Array:
-        """How much of the way is done at `step`: 0 to 1."""
+        """The share of the way that is done at `step`: 0 to 1."""
         if not self.over:
             return jnp.float32(1)
         return jnp.clip((jnp.asarray(step) + 1 - self.after) / self.over, 0.0, 1.0)
@@ -42,7 +42,7 @@ class Ramp:
 
 @dataclasses.dataclass(frozen=True)
 class At:
-    """What a part of a coder is built for, besides its own settings.
+    """The coder and training that a part is built for, besides its own settings.
 
     Attributes:
         d_in: width of a site that is read.

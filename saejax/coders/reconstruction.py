@@ -11,7 +11,7 @@ from saejax.core.settings import Settings, setting
 
 @dataclasses.dataclass(frozen=True)
 class ReconstructionSettings(Settings, section="coder"):
-    """What the error is measured of, and how."""
+    """Settings of the reconstruction's error."""
 
     reconstruction: str = setting(
         "", "fvu (variance unexplained) or mse (sum over the width).", choices=RECONSTRUCTIONS, base="fvu"

@@ -1,4 +1,4 @@
-"""What a term of the loss is: a small frozen object, `term(context) -> scalar`, and the settings it is built from."""
+"""The contract of a loss term: a small frozen object, `term(context) -> scalar`, and its settings."""
 
 import dataclasses
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -43,7 +43,7 @@ class Term(Generic[S]):
 
     @classmethod
     def is_sparsity_weight(cls) -> bool:
-        """Whether a sweep over sparsity weights multiplies the coefficient."""
+        """True if a sweep over sparsity weights multiplies the coefficient."""
         return any(known.sparsity_weight for known in settings_of(cls.settings).values())
 
     @classmethod
@@ -59,7 +59,7 @@ class Term(Generic[S]):
         return {}
 
     def seen(self, c: Context) -> dict[str, jax.Array]:
-        """What the statistics need to know of a batch: numbers that add up over its parts."""
+        """Numbers of a batch that the statistics need; they add up over its parts."""
         return {}
 
     def follow(self, stats: dict[str, jax.Array], seen: dict[str, jax.Array]) -> dict[str, jax.Array]:

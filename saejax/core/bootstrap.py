@@ -1,4 +1,4 @@
-"""How sure a mean is: the percentile bootstrap over what was drawn independently.
+"""The uncertainty of a mean: the percentile bootstrap over what was drawn independently.
 
     mean       the sum of all values / their number
     resample   as many clusters as there are, drawn with replacement, each with all its values; its mean

@@ -95,7 +95,7 @@ def _collect(session: Path, folder: Path) -> None:
 
 
 def _is_whole(program: Path) -> bool:
-    """Whether all of a program is there, on disk, as its compression tells."""
+    """True if all of a program is on disk, as its compression tells."""
     if program.stat().st_size > LARGEST:
         return False
     with program.open("rb") as handle:
@@ -120,7 +120,7 @@ def _programs(folder: Path) -> Iterator[Path]:
 
 
 def _ours_alone(folder: Path) -> bool:
-    """Whether nobody else can write into the folder."""
+    """True if nobody else can write into the folder."""
     known = folder.stat()
     return known.st_uid == os.getuid() and not known.st_mode & 0o022
 

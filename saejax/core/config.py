@@ -38,7 +38,7 @@ def nearest(name: str, names: Iterable[str], listed: bool = False) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What a setting is in Python: of a scalar or array of NumPy, JAX or PyTorch its numbers, of a Path its text."""
+    """A setting as plain Python: numbers for a scalar or array of NumPy, JAX or PyTorch, text for a Path."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     is_array = hasattr(value, "dtype") and hasattr(value, "tolist") and not isinstance(value, type)

@@ -20,7 +20,7 @@ _DEEPEST = 100
 
 
 class Stamp(NamedTuple):
-    """What of a file is another once it was written or replaced."""
+    """Identifies one version of a file: it differs once the file was written or replaced."""
 
     inode: int
     size: int

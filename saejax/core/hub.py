@@ -37,7 +37,7 @@ def check_hub(kind: str, repo: str, revision: str, remedy: str) -> None:
 
 
 def ask(kind: str, repo: str, question: Callable[[], T], remedy: str) -> T:
-    """What the hub's client gives for a question about a repository.
+    """Ask the hub's client a question about a repository.
 
     The client waits without end for a server that takes the connection and says nothing (seen with huggingface_hub
     2.4.0). So every question from here on has a timeout: each is tried six times by the client, which then gives up.

@@ -55,7 +55,7 @@ def lease(folder: str | os.PathLike, part: int | None = None) -> Iterator[None]:
 
 
 def held(folder: str | os.PathLike, part: int | None = None) -> str | None:
-    """Who holds the lease of `folder` ("pid 12 on machine"), or None; asks without taking it.
+    """The holder of the lease of `folder` ("pid 12 on machine"), or None; asks without taking it.
 
     Taking the lock for a moment could make a writer fail that starts in this moment. So the kernel is asked for its
     list of locks (/proc/locks); on a shared disk, where an flock is a record lock that another machine may hold, the
@@ -102,7 +102,7 @@ def held(folder: str | os.PathLike, part: int | None = None) -> str | None:
 
 
 def _record_locked(handle: int) -> bool:
-    """Whether another process or machine has a record lock of the file, as network file systems keep an flock."""
+    """True if another process or machine has a record lock of the file, as network file systems keep an flock."""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         answer = fcntl.fcntl(handle, fcntl.F_GETLK, asked)

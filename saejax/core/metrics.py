@@ -133,7 +133,7 @@ def mend_last_line(path: Path) -> None:
 
 
 def l0_note(l0_in_training: float | None, l0: float | None) -> str:
-    """What is to be said of two L0 that are more than a fifth apart; empty where they are not, or one is unknown."""
+    """A warning about two L0 that are more than a fifth apart; empty where they are not, or one is unknown."""
     if l0_in_training is None or l0 is None or abs(l0 - l0_in_training) <= _APART * l0_in_training:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""What lies at a path that a door was given and does not take, and which door does; and what is no path at all."""
+"""Descriptions of a path that a function or command was given and does not take, with the one that takes it."""
 
 import os
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def as_place(value: Any, door: str, takes: str, remedy: str = "") -> str:
 
 
 def what_is(path: str | os.PathLike[str]) -> str:
-    """What is at a path, as the end of a sentence that begins with the path, with the door that takes it."""
+    """Describe a path, as the end of a sentence that begins with it, with the function or command that takes it."""
     path = Path(path)
     try:
         if not path.exists():

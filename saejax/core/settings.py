@@ -20,7 +20,7 @@ _LARGEST_INT = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
-    """What is known of a key besides its name, type and default.
+    """Metadata of a key besides its name, type and default.
 
     Attributes:
         doc: what it means, in a sentence or more.
@@ -59,7 +59,7 @@ class Setting:
     section: type | None = None
 
     def fault(self, value: float) -> str:
-        """What the number must be and is not, as "at least 1"; empty where it is in the range."""
+        """The bound that the number breaks, as "at least 1"; empty where it is in the range."""
         if not self._holds(in_float32(value)):
             return self.range(isinstance(value, float)) + (" in float32" if self._holds(value) else "")
         over = isinstance(value, int) and self.high is None and value > _LARGEST_INT

@@ -101,7 +101,7 @@ def until_ctrl_c() -> Iterator[None]:
 
 
 def _on_its_way() -> bool:
-    """Whether the main thread handles a `Stopped` now: in the blocks that it passes, and what these call."""
+    """True while the main thread handles a `Stopped`: in the blocks that it passes, and what these call."""
     error, seen = sys.exception(), set[int]()
     while error is not None and id(error) not in seen:
         if isinstance(error, Stopped):

@@ -1,4 +1,4 @@
-"""What dead latents say together: the k largest of each token, in time and memory that follow their number.
+"""Reconstruction from dead latents: the k largest of each token, in time and memory that follow their number.
 
 A device's dead latents are taken in blocks of C, as dense products, in loops with as many turns as there are blocks:
 none where none is dead. Which are a token's k largest matters only where it has more than k that are positive. It is
@@ -282,7 +282,7 @@ def _put_block(
 
 
 def _find_cut(dead: list[_Dead], bits: list[jax.Array], k: int, n_latents: int, shards: Shards) -> Cut:
-    """Where each token's k largest end; below all that is above 0 where there are no more than k such."""
+    """The smallest of each token's k largest; below all that is above 0 where there are no more than k such."""
 
     def reach(least_BG: jax.Array) -> jax.Array:
         return _count(dead, shards, lambda g, i: bits[g][i] >= least_BG[:, g, None])
@@ -323,7 +323,7 @@ def _count(dead: list[_Dead], shards: Shards, chosen: Callable[[int, jax.Array],
 
 
 def _anywhere(flags: jax.Array, shards: Shards) -> jax.Array:
-    """Whether any is set, on any device, for any member of a vmap: so all go the same way."""
+    """True if any is set, on any device, for any member of a vmap: so all go the same way."""
     return _largest(shards.over_all(flags.any().astype(jnp.int32))) > 0
 
 

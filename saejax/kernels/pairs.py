@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 def few(n_pairs: int, width: int) -> bool:
-    """Whether a CPU takes the references for products of so many pairs with rows of this width."""
+    """True if a CPU takes the references for products of so many pairs with rows of this width."""
     return n_pairs * width <= FEW
 
 

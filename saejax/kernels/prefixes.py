@@ -76,7 +76,7 @@ def _bwd(every: int, residuals: Any, g_B: jax.Array) -> tuple[jax.Array, None, A
     weight_B1 = (2 / len(blocks[0]) * g_B)[:, None]
 
     def take_off(carry: Any, block: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        """What latents of a block get comes from all reconstructions that they are in: this one and those after."""
+        """The gradient of a block's latents: from all reconstructions that they are in, this one and those after."""
         left_BR, pull_BR, of_rows = carry
         values, indices = block
         pull_BR = pull_BR + weight_B1 * left_BR

@@ -67,7 +67,7 @@ def tally_by_latent(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int
 
 
 def prefers_product(n_tokens: int, k: int, width: int, n_latents: int, precision: jax.lax.Precision = EXACT) -> bool:
-    """Whether one dense product [F, B] [B, D] is the faster way to all the sums on an H100 (by arithmetic)."""
+    """True if one dense product [F, B] [B, D] is the faster way to all the sums on an H100 (by arithmetic)."""
     if n_tokens * width * n_latents <= _FEW_MULTIPLICATIONS:
         return True
     return precision != EXACT and n_latents <= _LATENTS_A_KEPT * k

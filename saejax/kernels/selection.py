@@ -64,7 +64,7 @@ def top_k(values: jax.Array, k: int) -> list[jax.Array]:
 
 
 def quick_top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """What `top_k` finds, in the order of the indices: two rounds of `_rows_mask` where they pay."""
+    """The selection of `top_k`, in the order of the indices: two rounds of `_rows_mask` where they pay."""
     size = _group_size(values.shape[-1], k)
     if size == 1:
         best, at = top_k(values, k)
@@ -268,7 +268,7 @@ def _last_true(fits: Callable[[jax.Array], jax.Array], n: jax.Array) -> jax.Arra
 
 
 def _reaches(chosen: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
-    """Whether at least k entries are chosen, over all devices."""
+    """True if at least k entries are chosen, over all devices."""
     return _sum_reaches(_total(chosen), k, shards.over_all)
 
 
@@ -281,7 +281,7 @@ def _total(mask: jax.Array) -> jax.Array:
 
 
 def _sum_reaches(own: jax.Array, k: jax.Array, over: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Whether the devices' own counts add up to k >= 0. The sum may pass 2^32, so it travels as two halves."""
+    """True if the devices' counts add up to k >= 0. The sum may pass 2^32, so it travels as two halves."""
     halves = over(jnp.stack([own >> 16, own & 0xFFFF]))
     high, low = halves[0] + (halves[1] >> 16), halves[1] & 0xFFFF
     k = k.astype(jnp.uint32)

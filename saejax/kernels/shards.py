@@ -1,4 +1,4 @@
-"""How the tokens and latents of a batch are split over devices, as a kernel sees it.
+"""The split of a batch's tokens and latents over devices, as a kernel sees it.
 
     with split(mesh): ...           what is traced inside knows the mesh: tokens lie along DATA, latents along LATENT.
                                     Outside, over other people's meshes, and where sizes do not divide, kernels treat
@@ -79,7 +79,7 @@ WHOLE = Shards()
 
 
 def shards_of(n_tokens: int, n_latents: int) -> Shards:
-    """How arrays of so many tokens and latents lie on the mesh of the program that is being traced."""
+    """The layout of so many tokens and latents on the mesh of the program that is being traced."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names != MESH_AXES or mesh.size == 1 or n_tokens % mesh.shape[DATA] or n_latents % mesh.shape[LATENT]:
         return WHOLE
@@ -93,6 +93,6 @@ def shards_of_batch(n_tokens: int, n_latents: int) -> Shards:
 
 @contextlib.contextmanager
 def split(mesh: Mesh) -> Iterator[None]:
-    """What is traced inside is for `mesh`, one of saejax's own."""
+    """Context manager: programs traced inside are for `mesh`, one of saejax's."""
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         yield

@@ -70,7 +70,7 @@ MODES: dict[str, Callable[[Callable[..., Any], Mesh], Callable[..., Any]]] = {"j
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig(Settings, section="parallel"):
-    """Which devices, and how many processes."""
+    """Settings of devices and processes."""
 
     mesh: tuple[int, ...] = setting(
         (), 'Devices along ("data", "latent"), as in 4,2; empty means all devices along "data".'
@@ -192,7 +192,7 @@ def own_rows(mesh: Mesh, batch_size: int, parts: int = 1, together: int = 1) -> 
 def sharding_of(
     mesh: Mesh, shape: tuple[int, ...], logical: tuple[str | None, ...], fsdp: bool = False
 ) -> NamedSharding:
-    """Where an array of `shape` with these logical axes lies; whole on every device if one of them does not divide.
+    """Sharding of an array of `shape` with these logical axes; whole on every device if one of them does not divide.
 
     With `fsdp` it is spread over "data" too: along its longest axis that nothing else is spread along, or along the one
     of the latents, whichever of these divides first.

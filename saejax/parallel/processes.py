@@ -1,4 +1,4 @@
-"""Which of several processes this one is: alone with its part of a capture, or joined with the others in a training."""
+"""One of several processes: alone with its part of a capture, or joined with the others in a training."""
 
 import atexit
 import contextlib
@@ -32,7 +32,7 @@ class Process:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes what is written once."""
+        """True for the one that writes what is written once."""
         return self.rank == 0
 
     def share(self, parts: int) -> range:
@@ -103,7 +103,7 @@ def joined(config: ParallelConfig) -> Iterator[Process]:
 
 
 def _meeting(config: ParallelConfig) -> dict[str, Any]:
-    """What jax.distributed.initialize must be told."""
+    """Arguments of jax.distributed.initialize."""
     known = {"coordinator_address": config.coordinator or None}
     if config.processes == "jax":
         return known
@@ -157,7 +157,7 @@ def from_first(process: Process, decide: Callable[[], int]) -> int:
 
 
 def any_of(process: Process, true_here: bool) -> bool:
-    """Whether it is true in any of the processes."""
+    """True if it is true in any of the processes."""
     if process.world == 1:
         return true_here
     return bool(np.any(multihost_utils.process_allgather(np.asarray([true_here]))))

@@ -105,7 +105,7 @@ def _digest(about: Mapping[str, Any]) -> str:
 
 
 class IteratedBatches:
-    """What an iterable gives, in its order, as batches of one size. A `BatchSource` that is iterated once.
+    """Items of an iterable, in its order, as batches of one size. A `BatchSource` that is iterated once.
 
     An iterable that can begin again (a list, a data loader) does so when it ends. A training that continues passes over
     what it has seen, so the iterable must give the same activations each time. It may write each item into the memory

@@ -32,7 +32,7 @@ _Block = dict[str, np.ndarray]
 
 
 class BatchSource(Protocol):
-    """Where training gets its batches: hook point -> [B, d], row-aligned.
+    """A source of training batches: hook point -> [B, d], row-aligned.
 
     Batch i is the same whenever it is asked for, so that a training that stopped after n batches continues with
     `iterate(n)`. `Batches` reads rows that are stored, `IteratedBatches` takes what an iterator gives, and
@@ -61,7 +61,7 @@ class BatchSource(Protocol):
         ...
 
     def places(self, step: int) -> dict[str, np.ndarray]:
-        """Where the rows of a batch lie in a store, int64 [n] each; {} where there is no such place."""
+        """Places of a batch's rows in a store, int64 [n] each; {} where there is no such place."""
         ...
 
 
@@ -200,7 +200,7 @@ class Batches:
         return (self if self._rows == self.batch_size else self._whole()).batch_at(step)
 
     def places(self, step: int) -> dict[str, np.ndarray]:
-        """Where the wanted rows of a batch lie: epoch, block (of their share), chunk, row in the store; int64 [n]."""
+        """Places of a batch's wanted rows: epoch, block (of their share), chunk, row in the store; int64 [n]."""
         parts = [share.places(step) for share in self._shares]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -263,7 +263,7 @@ class _Share:
             self._block(self._order.after(last, following))
 
     def _wanted(self, row: int) -> int:
-        """How many rows of the endless stream before this one are wanted."""
+        """The number of wanted rows of the endless stream before this one."""
         batch, within = divmod(row, self._each)
         return batch * (self._high - self._low) + min(max(within - self._low, 0), self._high - self._low)
 

@@ -1,4 +1,4 @@
-"""Which rows a block has, and where it lies in the endless stream that batches are cut from."""
+"""Blocks: their rows, and their place in the endless stream that batches are cut from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -144,7 +144,7 @@ def _part_state(files: StoreFiles, header: Header, part: int, present: set[str])
 
 
 def shard_remedy(files: StoreFiles, shard: int) -> str:
-    """What to do about a damaged shard."""
+    """The remedy for a damaged shard."""
     return (
         f"Delete {files.name(commit_key(shard))} and run the command that made the store again: "
         "it rewrites this shard and those after it."

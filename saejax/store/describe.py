@@ -1,4 +1,4 @@
-"""What a store is, in lines for a terminal: complete or not, whole or damaged."""
+"""Lines for a terminal that describe a store: complete or not, whole or damaged."""
 
 import os
 from typing import Any

@@ -93,7 +93,7 @@ class StoreFiles:
         return f"{cause[0]}. {cause[1]}" if cause else plain(str(error))
 
     def name(self, key: str) -> str:
-        """What a message calls the file `key`."""
+        """The file `key` as messages call it."""
         return f"{self.url}/{key}"
 
     def kvstore(self, folder: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.foreign import ForeignRows, Piece, open_foreign
-from saejax.store.intake import finite_rows
 from saejax.store.layout import METADATA_NAMES, StoreLayout
+from saejax.store.shard import finite_rows
 from saejax.store.writer import StoreWriter
 
 _PIECE_BYTES = 32 << 20
@@ -21,7 +21,7 @@ _PIECE_ROWS = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class ImportConfig:
-    """How files become a store.
+    """Settings of an import of files.
 
     Attributes:
         hook_point: the name that the activations get, as blocks.6.resid_pre.

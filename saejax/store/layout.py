@@ -1,4 +1,4 @@
-"""How the arrays of a store lie on disk: names, zarr3 metadata, and opening them without trusting the disk.
+"""Arrays of a store on disk: names, zarr3 metadata, and opening them without trusting the disk.
 
     <store>/manifest.json             identity and layout; statistics and checksums once complete
     <store>/commits/000000.json ...   one for each durable shard: the truth for resuming
@@ -79,7 +79,7 @@ class ArrayKind:
 
     @property
     def folder(self) -> str:
-        """Where it lies under the store's root."""
+        """Its folder under the store's root."""
         return f"arrays/{self.name}"
 
     def shape(self, rows: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.files import StoreFiles, canonical_json, seal, unseal
 from saejax.store.layout import ArrayKind, StoreLayout, arrays_of, check_hook_points
+from saejax.store.order import RowOrder
 from saejax.store.statistics import Statistics
 
 MANIFEST = "manifest.json"
@@ -102,6 +103,11 @@ class Manifest:
     def array_rows(self) -> int:
         """Rows of every zarr array: up to the last row that there is, with what is missing before it."""
         return self.header.layout.shard_rows * (len(self.shards) - 1) + self.shards[-1][0] if self.shards else 0
+
+    @property
+    def row_order(self) -> RowOrder:
+        """The order of the rows of a complete store."""
+        return RowOrder(self.header.layout.shard_rows, [rows for rows, _ in self.shards])
 
     @property
     def committed(self) -> dict[int, tuple[int, dict[str, str]]]:

@@ -92,7 +92,7 @@ def _layout(readers: Sequence[StoreReader]) -> StoreLayout:
 
 
 def document_shifts(readers: Sequence[StoreReader]) -> list[int]:
-    """What to add to the document ids of each store so that no id stands for two documents.
+    """Numbers to add to the document ids of each store, so that no id stands for two documents.
 
     Raises:
         DataError: the shifted ids do not fit int32.
@@ -127,7 +127,7 @@ def _identity(readers: Sequence[StoreReader], shifts: Sequence[int], digests: Se
 
 
 def _rules(reader: StoreReader) -> dict[str, Any]:
-    """What the stores of a merge have in common: the identity without the origin of the rows."""
+    """The part of the identity that the stores of a merge have in common: all but the origin of the rows."""
     return {key: value for key, value in reader.identity.items() if key not in _ORIGINS}
 
 

@@ -194,7 +194,7 @@ class WindowBlocks:
 
 
 def _is_unplaced(imported: Any) -> bool:
-    """Whether rows were imported without their places in a text: a file's rows need not be in any order."""
+    """True for rows imported without their places in a text: a file's rows need not be in any order."""
     return isinstance(imported, dict) and not {"document", "position"} <= set(imported.get("metadata", ()))
 
 

@@ -6,6 +6,7 @@ exactly the rows [b R, (b+1) R) of the epoch's order, R = block_chunks * chunk_r
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +78,7 @@ def shuffled(n: int, key: int) -> np.ndarray:
 
 
 def shard_positions(seed: int, shard: int, shard_rows: int, rows: int) -> np.ndarray:
-    """Where row i of a shard is stored, int64 [rows]: a permutation of range(rows) by (seed, shard).
+    """The stored place of row i of a shard, int64 [rows]: a permutation of range(rows) by (seed, shard).
 
     A ragged shard keeps the relative order of the full one: the result for fewer rows is the ranks of the
     result for more, so that a writer may learn late how many rows there are.
@@ -131,3 +132,42 @@ class EpochOrder:
     def row_order(self, epoch: int, block: int) -> np.ndarray:
         """The shuffle inside a block, int64 [block_size]: row i of it is row result[i] of its chunks."""
         return shuffled(self.block_size(block), derive_key("rows", self.seed, epoch, block))
+
+
+class RowOrder:
+    """Row r of a store -> its row in the arrays: first all full shards by their number, then the others by theirs.
+
+    A part of a store whose text ran out leaves a shard that is not full. In this order all chunks but those of the last
+    few shards are whole, as the order of batches needs it. No row is empty.
+
+    Args:
+        shard_rows: rows of a full shard.
+        counts: rows of each shard, 0 for those that are not there.
+
+    Attributes:
+        shards: the shards in this order, K of them.
+        starts: the first row of each, and behind them the number of rows, int64 [K + 1].
+    """
+
+    def __init__(self, shard_rows: int, counts: Sequence[int]) -> None:
+        rows = np.asarray(counts, np.int64)
+        full, rest = np.flatnonzero(rows == shard_rows), np.flatnonzero((rows > 0) & (rows < shard_rows))
+        self.shards = np.concatenate([full, rest])
+        self.starts = np.concatenate([[0], np.cumsum(rows[self.shards])])
+        self._first = self.shards * shard_rows
+
+    @property
+    def is_plain(self) -> bool:
+        """Row r is row r of the arrays, unless the text of one of several parts ran out."""
+        return bool((self._first == self.starts[:-1]).all())
+
+    def pieces(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Rows [low, high) as row ranges of the arrays, none crossing a shard's border."""
+        ranges = []
+        while low < high:
+            k = int(np.searchsorted(self.starts, low, "right")) - 1
+            stop = min(high, int(self.starts[k + 1]))
+            shift = int(self._first[k] - self.starts[k])
+            ranges.append((low + shift, stop + shift))
+            low = stop
+        return ranges

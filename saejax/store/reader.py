@@ -20,8 +20,7 @@ from saejax.store.commits import commit_key, part_states, shard_remedy
 from saejax.store.files import StoreFiles
 from saejax.store.layout import BF16, METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array, scale_of
 from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
-from saejax.store.order import shard_positions
-from saejax.store.parts import RowOrder
+from saejax.store.order import RowOrder, shard_positions
 from saejax.store.quantize import expanded
 from saejax.store.remote import cause_of
 from saejax.store.statistics import Statistics
@@ -150,7 +149,7 @@ class StoreReader:
         self.layout: StoreLayout = header.layout
         self.seed: int = header.seed
         self.fingerprint: str = manifest.fingerprint
-        self._rows = RowOrder.of(manifest)
+        self._rows = manifest.row_order
         order = None if self._rows.is_plain else self._rows
         stored = {
             kind.name: ArrayReader(files, kind, manifest.array_rows, header.layout, order)
@@ -232,7 +231,7 @@ class StoreReader:
         return self._rows.starts
 
     def stream_places(self, shard: int) -> np.ndarray:
-        """Where row i of the shard, in the order in which rows came, is stored: int64 [rows of the shard].
+        """The stored place of row i of the shard, in the order in which rows came: int64 [rows of the shard].
 
         The store's row is `shard_starts[shard]` plus that.
         """

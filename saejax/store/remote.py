@@ -43,7 +43,7 @@ def spec_of(url: str) -> Any:
 
 
 def context_of(url: str) -> dict[str, Any]:
-    """How tensorstore reaches the server of a URL: bounded retries, and the keys of the environment if it has any.
+    """tensorstore's context for the server of a URL: bounded retries, and the keys of the environment if it has any.
 
     Raises:
         ConfigError: one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY without the other.
@@ -79,7 +79,7 @@ def cause_of(error: Exception) -> tuple[str, str] | None:
 
 
 def plain(text: str) -> str:
-    """What tensorstore says, in one line and without the answer's headers and body."""
+    """tensorstore's message, in one line and without the answer's headers and body."""
     return re.sub(r"\s+", " ", _DETAIL.sub("", text)).strip()[:400].rstrip(".")
 
 

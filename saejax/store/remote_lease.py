@@ -162,7 +162,7 @@ def remote_lease(files: StoreFiles, part: int | None = None) -> Iterator[RemoteL
 
 
 def _process() -> dict[str, Any]:
-    """What tells this process from all others: of this start of this machine, in this space of process numbers."""
+    """Identifies this process among all others: this start of this machine, in this space of process numbers."""
     with contextlib.suppress(OSError):
         machine = f"{_MACHINE.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
         return {"machine": machine, "started": _started(os.getpid())}
@@ -185,7 +185,7 @@ def _same_machine(holder: dict[str, Any]) -> bool:
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether the holder is known to have ended: it ran on this machine, and does not any more."""
+    """True if the holder is known to have ended: it ran on this machine, and does not any more."""
     return _same_machine(holder) and _started(holder["pid"]) != holder.get("started")
 
 

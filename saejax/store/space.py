@@ -1,4 +1,4 @@
-"""How large a store will be, and whether the disk has room for it."""
+"""The size of a store to be, and the room on its disk."""
 
 import contextlib
 import shutil

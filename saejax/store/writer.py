@@ -14,14 +14,13 @@ import numpy as np
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.lease import lease
 from saejax.store.commits import Commit, write_commit
-from saejax.store.completing import complete_if_all_done, no_row
 from saejax.store.files import StoreFiles
-from saejax.store.flight import Flight
-from saejax.store.intake import Shard, as_bf16_rows, as_int32_rows
 from saejax.store.layout import METADATA_NAMES, StoreLayout, arrays_of, check_hook_points
 from saejax.store.manifest import Header, check_parts, plain_json
-from saejax.store.opening import Found, take_up
 from saejax.store.remote_lease import remote_lease
+from saejax.store.resuming import PartOnDisk, complete_if_all_done, no_row, resume_part
+from saejax.store.shard import Shard, as_bf16_rows, as_int32_rows
+from saejax.store.shard_writers import ShardWriters
 from saejax.store.statistics import zero_sums
 
 
@@ -42,14 +41,16 @@ class StoreWriter:
     Whoever finds that all parts are done writes the manifest.
     """
 
-    def __init__(self, files: StoreFiles, header: Header, part: int, found: Found, flight: Flight) -> None:
-        self._files, self._header, self._part, self._flight = files, header, part, flight
-        self._manifest, self._missing, self._done = found.manifest, found.missing, found.done
-        self._rows = sum(commit.rows for commit in found.commits)
-        self._next_shard = part + header.parts * len(found.commits)
+    def __init__(
+        self, files: StoreFiles, header: Header, part: int, on_disk: PartOnDisk, writers: ShardWriters
+    ) -> None:
+        self._files, self._header, self._part, self._writers = files, header, part, writers
+        self._manifest, self._missing, self._done = on_disk.manifest, on_disk.missing, on_disk.done
+        self._rows = sum(commit.rows for commit in on_disk.commits)
+        self._next_shard = part + header.parts * len(on_disk.commits)
         self._shard: Shard | None = None
-        self._counters = found.counters
-        self._resume = self._awaited = found.resume  # the batch that must come first, until it has come
+        self._counters = on_disk.counters
+        self._resume = self._awaited = on_disk.resume  # the batch that must come first, until it has come
         self._held = ExitStack()
 
     @classmethod
@@ -94,13 +95,14 @@ class StoreWriter:
         with ExitStack() as stack:
             if files.local is not None:
                 stack.enter_context(lease(files.local, own))
-                flight = partial(Flight, files, header)
+                writers = partial(ShardWriters, files, header)
             else:
-                flight = partial(Flight, files, header, still_ours=stack.enter_context(remote_lease(files, own)).check)
-            found = take_up(files, header, part)
-            writer = cls(files, header, part, found, flight(commits=found.commits))
-            if not found.done:
-                writer._flight.open_arrays(n_tokens)
+                checked = stack.enter_context(remote_lease(files, own)).check
+                writers = partial(ShardWriters, files, header, still_ours=checked)
+            on_disk = resume_part(files, header, part)
+            writer = cls(files, header, part, on_disk, writers(commits=on_disk.commits))
+            if not on_disk.done:
+                writer._writers.open_arrays(n_tokens)
                 writer._held = stack.pop_all()  # the lease; a finished part needs none
         return writer
 
@@ -128,7 +130,7 @@ class StoreWriter:
     @property
     def committed_rows(self) -> int:
         """Rows of this part that survive a kill."""
-        return sum(commit.rows for commit in self._flight.commits)
+        return sum(commit.rows for commit in self._writers.commits)
 
     @property
     def store_rows(self) -> int:
@@ -178,7 +180,7 @@ class StoreWriter:
             DataError: wrong names or shapes, a non-finite value (nothing of the batch is stored), a first
                 batch that is not the one of `resume`, or a failed write of an earlier shard.
         """
-        self._flight.check()
+        self._writers.check()
         if self.full:
             return
         rows = self._checked(activations, tokens)
@@ -203,29 +205,29 @@ class StoreWriter:
         Raises:
             DataError: a shard could not be written, or there is not one row in the store.
         """
-        self._flight.check()
+        self._writers.check()
         if self._done:
             return
         alone = self._header.parts == 1  # else other parts may be being written: the arrays are cut when all are done
         if self._rows == 0 and alone:
             raise no_row(self._files)
         if self._rows < self._header.requested_tokens and alone:
-            self._flight.wait()  # no write may run while the arrays change their shape
-            self._flight.open_arrays(self._rows)
+            self._writers.wait()  # no write may run while the arrays change their shape
+            self._writers.open_arrays(self._rows)
         if self._shard is not None:
             self._send(last=True, cursor=None, skip=0)
-        self._flight.wait()
-        if not self._flight.commits:
+        self._writers.wait()
+        if not self._writers.commits:
             self._commit_no_row()
         self._done = True
         self._manifest, self._missing = complete_if_all_done(
-            self._files, self._header, self._flight.commits, self._counters
+            self._files, self._header, self._writers.commits, self._counters
         )
         self.close()
 
     def close(self) -> None:
         """Wait for the shards in flight, stop the threads, release the lease. Raises no shard's failure."""
-        self._flight.close()
+        self._writers.close()
         self._shard = None
         self._held.close()
 
@@ -275,7 +277,7 @@ class StoreWriter:
     def _send(self, *, last: bool, cursor: dict[str, Any] | None, skip: int) -> None:
         shard = self._open_shard()
         commit = Commit(shard.index, shard.filled, last, cursor, skip, dict(self._counters), sha256={}, sums={})
-        self._flight.send(shard, commit)
+        self._writers.send(shard, commit)
         self._shard, self._next_shard = None, self._next_shard + self._header.parts
 
     def _commit_no_row(self) -> None:
@@ -283,4 +285,4 @@ class StoreWriter:
         none = {name: zero_sums(width) for name, width in self._header.hook_points.items()}
         commit = Commit(self._part, 0, True, None, 0, dict(self._counters), sha256={}, sums=none)
         write_commit(self._files, self._header, commit)
-        self._flight.commits.append(commit)
+        self._writers.commits.append(commit)

@@ -30,7 +30,7 @@ _SETTINGS, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "a
 
 @dataclasses.dataclass(frozen=True)
 class SaidTokens:
-    """What the files of a folder say of tokens beside tokenizer.json.
+    """Tokens that a folder's files declare beside tokenizer.json.
 
     Attributes:
         added: tokens to add, in order.
@@ -73,7 +73,7 @@ def properties(backend: tokenizers.Tokenizer) -> dict[str, list[Any]]:
 
 
 def said_tokens(folder: Path, backend: tokenizers.Tokenizer) -> SaidTokens:
-    """What tokenizer_config.json, special_tokens_map.json and added_tokens.json say; `backend` is tokenizer.json's.
+    """Read tokenizer_config.json, special_tokens_map.json and added_tokens.json; `backend` is tokenizer.json's.
 
     Raises:
         DataError: one of them is damaged, or says a token in a way that cannot be read.

@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def environment(now: datetime.datetime | None) -> jinja2.Environment:
-    """What a chat template may use. Without a time there is no strftime_now: a text must not depend on the day."""
+    """Names that a chat template may use. Without a time there is no strftime_now: no text depends on the day."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )

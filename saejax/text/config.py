@@ -1,4 +1,4 @@
-"""What to read: one source of text or a mixture of several, and how documents become rows."""
+"""Settings of the text: one source or a mixture of several, and how documents become rows."""
 
 import dataclasses
 import datetime
@@ -86,7 +86,7 @@ def _is_date(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TextConfig(SourceConfig):
-    """What to read and how to pack it."""
+    """Settings of the text and of its packing."""
 
     sources: tuple[SourceConfig, ...] = setting(
         (),

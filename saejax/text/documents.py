@@ -1,4 +1,4 @@
-"""What a source is: an ordered stream of documents that can be entered at any index, split once and for all.
+"""A source: an ordered stream of documents that can be entered at any index, split once and for all.
 
 Every source is split into `train` and `heldout` by a hash of the document's group, whatever the order or the amount
 read. The group of a file or row is its text, so equal texts are in one split wherever they stand, and no evaluation

@@ -75,7 +75,7 @@ def quotas(weights: Sequence[float]) -> np.ndarray:
 
 
 def parts_of(identity: Mapping[str, Any], documents: Sequence[int] | np.ndarray) -> list[int]:
-    """Which source of the mixture with this identity gives each of some documents."""
+    """The source, in the mixture with this identity, of each of some documents."""
     quotas_C, found = np.asarray(identity["places"]), []
     turns: dict[int, np.ndarray] = {}
     for index in documents:

@@ -26,7 +26,7 @@ _PER_TOKEN = ("tokens", "positions", "segments", "documents", "to_end")
 
 
 def begins_with_bos(text: TextConfig, tokenizer: Tokenizer) -> bool:
-    """Whether a template of the configuration writes the bos token at the front of every text.
+    """True if a template of the configuration writes the bos token at the front of every text.
 
     Earlier versions put a second one before it, so it is part of a store's identity.
     """
@@ -34,7 +34,7 @@ def begins_with_bos(text: TextConfig, tokenizer: Tokenizer) -> bool:
 
 
 def _beginning(part: SourceConfig, tokenizer: Tokenizer) -> str:
-    """How the texts of a source begin, as far as a template says it."""
+    """The beginning of a source's texts, as far as a template says it."""
     if not part.chat:
         return part.template.partition("{")[0]
     try:
@@ -113,7 +113,7 @@ class Packer:
 
     @property
     def bos(self) -> list[int]:
-        """What stands in front of each piece, and is none of the document's tokens: bos, or nothing."""
+        """Tokens in front of each piece that are none of the document's: bos, or nothing."""
         return self.tokenizer.bos if self.prepend_bos else []
 
     def _encode(self, documents: list[Document]) -> Iterator[tuple[Document, list[int]]]:

@@ -1,4 +1,4 @@
-"""Which files the entries of `text.paths` stand for, and what of a folder is left out."""
+"""Files that the entries of `text.paths` stand for, and a warning about what of a folder is left out."""
 
 import warnings
 from collections import Counter
@@ -17,7 +17,7 @@ _REMEDIES = {
 
 
 def ending(path: Path) -> str:
-    """What the file is read as, by its name: x.TXT is text."""
+    """The kind that a file is read as, by its name: x.TXT is text."""
     return path.suffix.lower()
 
 
@@ -70,7 +70,7 @@ def expand(pattern: str) -> list[Path]:
 
 
 def _left_out(others: Sequence[Path]) -> str:
-    """How many files of which endings are not read, and what to do about it."""
+    """A warning: how many files of which endings are not read, and what to do about it."""
     counts = Counter(ending(path) or "without an ending" for path in others)
     kinds = ", ".join(f"{count} {short(repr(kind).strip(chr(39)))}" for kind, count in counts.most_common(4))
     more = ", ..." if len(counts) > 4 else ""

@@ -233,7 +233,7 @@ def _messages(config: SourceConfig, row: dict[str, Any], where: str) -> list[dic
 
 
 def _chat_identity(config: SourceConfig, chat: ChatTemplate | None) -> dict[str, Any]:
-    """What a conversation's text comes from besides its column; nothing for other texts, whose stores stay valid."""
+    """The template and columns that a conversation's text comes from; nothing for other texts."""
     return {"chat": [chat.identity, config.prompt, config.response]} if chat else {}
 
 

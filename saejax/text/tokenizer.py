@@ -93,7 +93,7 @@ class Tokenizer:
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
-        """How this model's conversations are written.
+        """The template of this model's conversations.
 
         Raises:
             DataError: the tokenizer has no chat template, or it cannot be read.
@@ -162,7 +162,7 @@ class Tokenizer:
         return [ids[1:] if ids and ids[0] == own else ids for ids in self.encode_many(texts)]
 
     def has_bos(self, text: str) -> bool:
-        """Whether a text begins with the bos token."""
+        """True if a text begins with the bos token."""
         return self.encode_behind_bos([text]) != self.encode_many([text])
 
     def encode(self, text: str) -> list[int]:
@@ -182,7 +182,7 @@ class Tokenizer:
         return [self.decode_inside([i]) for i in ids]
 
     def pieces(self, ids: list[int]) -> list[str]:
-        """What each id adds to the text that they are in order: a letter of several tokens stands at the first of
+        """The part of the text that each id adds, in order: a letter of several tokens stands at the first of
         them, and "" at the others.
         """
         found: list[str] = []

@@ -33,7 +33,7 @@ from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.parallel import ParallelConfig, Process, local_mesh, refuse_many, this_process
 from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter, describe, merge, verify
 from saejax.store.files import seal
-from saejax.store.parts import RowOrder
+from saejax.store.order import RowOrder
 from saejax.text import Source
 
 HOOKS = {"h": 6, "g": 3}

@@ -1,4 +1,4 @@
-"""What every sparsity is: from pre-activations to latents."""
+"""The contract of a sparsity: from pre-activations to latents."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -72,7 +72,7 @@ class Sparsity(Generic[S]):
         return {}
 
     def seen(self, latents: Latents) -> dict[str, jax.Array]:
-        """What the statistics need to know of a batch: numbers that add up over its parts."""
+        """Numbers of a batch that the statistics need; they add up over its parts."""
         return {}
 
     def follow(

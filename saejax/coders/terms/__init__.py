@@ -1,1 +1,1 @@
-"""What the loss may have besides the reconstruction: files of terms, which register themselves (`coders.parts`)."""
+"""Terms that the loss may have besides the reconstruction: they register themselves (`coders.parts`)."""

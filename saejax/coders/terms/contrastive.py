@@ -1,4 +1,4 @@
-"""What tokens that stand side by side have in common: the contrast that a temporal dictionary is trained with."""
+"""The contrast of tokens that stand side by side, with which a temporal dictionary is trained."""
 
 import dataclasses
 from typing import ClassVar, Self

@@ -7,7 +7,6 @@ import numpy as np
 
 from saejax.store import StoreReader
 from saejax.store.manifest import Manifest
-from saejax.store.parts import RowOrder
 
 _AROUND = 256  # rows on each side that are looked at
 
@@ -33,7 +32,7 @@ def passages_at(path: Path, manifest: Manifest, document: int, position: int) ->
     Raises:
         DataError: the store is damaged.
     """
-    reader, order = StoreReader.open(path), RowOrder.of(manifest)
+    reader, order = StoreReader.open(path), manifest.row_order
     found = []
     for k, shard in enumerate(order.shards.tolist()):
         start, stop = int(order.starts[k]), int(order.starts[k + 1])

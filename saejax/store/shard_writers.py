@@ -10,17 +10,17 @@ from saejax.core.errors import BusyError, DataError, SaejaxError
 from saejax.core.threads import give_way
 from saejax.store.commits import Commit, write_commit
 from saejax.store.files import StoreFiles, write_trouble
-from saejax.store.intake import Shard
 from saejax.store.layout import open_array, write_zarr_json
 from saejax.store.manifest import Header
 from saejax.store.quantize import as_read, as_stored
+from saejax.store.shard import Shard
 from saejax.store.statistics import sums_of
 
 _IN_FLIGHT = 2
 _HASHERS = 4  # sha256 runs at a few hundred MB/s a core: slower than a good disk
 
 
-class Flight:
+class ShardWriters:
     """At most two shards are written at a time; after a failure none is.
 
     Args:

@@ -1,4 +1,4 @@
-"""What comes in: rows checked and rounded to what is stored, and the shard that is being filled."""
+"""Incoming rows, checked and rounded to what is stored, and the shard that they fill."""
 
 import hashlib
 
@@ -39,7 +39,7 @@ def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarra
 
 
 def finite_rows(values: np.ndarray) -> np.ndarray:
-    """Which rows of float [n, d] are finite as bfloat16, bool [n]: 3.4e38 is a float32, but no bfloat16."""
+    """Mask of the rows of float [n, d] that are finite as bfloat16, bool [n]: 3.4e38 is a float32, but no bfloat16."""
     finite: np.ndarray = np.logical_not(_not_finite(np.ascontiguousarray(_rounded(values)))).all(axis=1)
     return finite
 
@@ -55,7 +55,7 @@ def _not_finite(array: np.ndarray) -> np.ndarray:
 
 
 def _all_finite(array: np.ndarray) -> bool:
-    """Whether bfloat16 [n, d] holds no NaN and no infinity; by pieces, which stay in a core's cache."""
+    """True if bfloat16 [n, d] holds no NaN and no infinity; by pieces, which stay in a core's cache."""
     bits, exponents = array.view(np.uint16), np.empty((min(len(array), _PIECE_ROWS), array.shape[1]), np.uint16)
     for start in range(0, len(array), _PIECE_ROWS):
         piece = bits[start : start + _PIECE_ROWS]

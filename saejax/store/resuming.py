@@ -1,0 +1,160 @@
+"""Opening a store to write: what is on disk compared with what is wanted, and the manifest once all parts are done."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from saejax.core.errors import DataError
+from saejax.store.commits import Commit, commit_key, committed_prefix, part_states
+from saejax.store.files import StoreFiles
+from saejax.store.layout import shard_of, write_zarr_json
+from saejax.store.manifest import MANIFEST, Header, Manifest, differences, read_manifest
+from saejax.store.space import check_space
+from saejax.store.statistics import Sums, moments, zero_sums
+
+
+@dataclass(frozen=True)
+class PartOnDisk:
+    """One part of a store, as its writer opens it.
+
+    Attributes:
+        commits: of its durable shards, in order.
+        done: all its rows are in them.
+        manifest: of the complete store; None while a part is missing.
+        missing: the parts that were not finished, where this one was.
+    """
+
+    commits: list[Commit]
+    done: bool
+    manifest: Manifest | None = None
+    missing: tuple[int, ...] = ()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Totals of the capture: of the whole store once it is complete, of this part before."""
+        if self.manifest is not None:
+            return dict(self.manifest.counters or {})
+        return _counters(self.commits)
+
+    @property
+    def resume(self) -> tuple[dict[str, Any], int] | None:
+        """The cursor of the batch that holds the next row, and how many of its rows are committed."""
+        if self.done or not self.commits:
+            return None
+        last = self.commits[-1]
+        assert last.cursor is not None
+        return last.cursor, last.skip
+
+
+def resume_part(files: StoreFiles, header: Header, part: int) -> PartOnDisk:
+    """Read a part, complete the store if that is all it lacks, or make it ready for the rows that are missing.
+
+    The caller holds the part's lease. What is not committed is deleted.
+
+    Raises:
+        DataError: the store was made for something else, is damaged, or the disk has no room for it.
+    """
+    manifest = read_manifest(files)
+    if manifest is not None and (differing := differences(manifest.header.to_json(), header.to_json())):
+        raise DataError(
+            f"The store {files.url} was made for something else:\n  " + "\n  ".join(differing) + "\n"
+            "Choose another store path, restore these settings, or delete the store."
+        )
+    files.clear_stale_locks(lambda key: _is_of(header, part, key))
+    kinds = header.arrays
+    commits = committed_prefix(files, header, kinds, part)
+    if manifest is not None and manifest.complete and _has_all_of(manifest, part, commits):
+        for kind in kinds:
+            write_zarr_json(files, kind, manifest.array_rows, header.layout)
+        return PartOnDisk(commits, True, manifest)
+    if commits[-1].last if commits else header.rows_of(part) == 0:
+        return PartOnDisk(commits, True, *complete_if_all_done(files, header, commits, _counters(commits)))
+    check_space(files, header)
+    if manifest is None or manifest.complete:
+        files.write(MANIFEST, Manifest(header).to_bytes())
+    _drop_uncommitted(files, header, part, [commit.index for commit in commits])
+    return PartOnDisk(commits, False)
+
+
+def _counters(commits: list[Commit]) -> dict[str, int]:
+    return dict(commits[-1].counters) if commits else {}
+
+
+def _is_of(header: Header, part: int, key: str) -> bool:
+    """True for a file of this part alone; of several parts, each has its own shards."""
+    shard = shard_of(key)
+    return header.parts == 1 or (shard is not None and shard % header.parts == part)
+
+
+def _has_all_of(manifest: Manifest, part: int, commits: list[Commit]) -> bool:
+    """True if the commits of this part are those that the manifest names."""
+    wanted = [shard for shard in manifest.committed if shard % manifest.header.parts == part]
+    return wanted == [commit.index for commit in commits]
+
+
+def _drop_uncommitted(files: StoreFiles, header: Header, part: int, done: list[int]) -> None:
+    keep = {commit_key(shard) for shard in done}
+    folders = ["commits"]
+    for kind in header.arrays:
+        folders.append(kind.folder)
+        keep.update(f"{kind.folder}/{key}" for key in ("zarr.json", *map(kind.shard_key, done)))
+    for folder in folders:
+        present = [f"{folder}/{key}" for key in files.list(folder)]
+        files.delete([key for key in present if key not in keep and _is_of(header, part, key)])
+
+
+def complete_if_all_done(
+    files: StoreFiles, header: Header, commits: list[Commit], counters: dict[str, int]
+) -> tuple[Manifest | None, tuple[int, ...]]:
+    """Write the complete manifest unless a part is missing; returns it, or None and the missing parts.
+
+    Several processes may do it at a time: what they write is the same, and a file is replaced in one go.
+
+    Args:
+        commits, counters: of the caller's part, which is done; of several parts all are read from disk.
+
+    Raises:
+        DataError: a commit is damaged, or there is not one row in the store.
+    """
+    if header.parts == 1:
+        return _complete(files, header, commits, counters), ()
+    states = part_states(files, header)
+    if missing := tuple(part for part, state in enumerate(states) if not state.done):
+        return None, missing
+    kinds = header.arrays
+    of_parts = [committed_prefix(files, header, kinds, part) for part in range(header.parts)]
+    whole = [sum(commit.rows for commit in commits) for commits in of_parts]
+    if missing := tuple(part for part, rows in enumerate(whole) if rows < states[part].rows):
+        return None, missing  # a shard's file was lost: that part is to be written again
+    totals: dict[str, int] = {}
+    for part_commits in filter(None, of_parts):
+        for name, count in part_commits[-1].counters.items():
+            totals[name] = totals.get(name, 0) + count
+    every = sorted(itertools.chain.from_iterable(of_parts), key=lambda commit: commit.index)
+    return _complete(files, header, every, totals), ()
+
+
+def _complete(files: StoreFiles, header: Header, commits: list[Commit], counters: dict[str, int]) -> Manifest:
+    there = {commit.index: commit for commit in commits if commit.rows}
+    if not there:
+        raise no_row(files)
+    sums: dict[str, Sums] = {name: zero_sums(width) for name, width in header.hook_points.items()}
+    for commit in commits:
+        sums = {name: total + commit.sums[name] for name, total in sums.items()}
+    manifest = Manifest(
+        header,
+        True,
+        sum(commit.rows for commit in commits),
+        tuple((there[i].rows, there[i].sha256) if i in there else (0, {}) for i in range(max(there) + 1)),
+        {name: moments(total) for name, total in sums.items()},
+        dict(counters),
+    )
+    for kind in header.arrays:
+        write_zarr_json(files, kind, manifest.array_rows, header.layout)
+    files.write(MANIFEST, manifest.to_bytes())
+    return manifest
+
+
+def no_row(files: StoreFiles) -> DataError:
+    """The error of a store whose text gave nothing."""
+    return DataError(f"Store {files.url}: the text gave not one row to store. Check the text source.")
