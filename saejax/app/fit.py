@@ -294,7 +294,7 @@ def _complete(checkpoints: Checkpoints, steps: int) -> bool:
 def _describe_run(e: Experiment, made_from: Provenance, mesh: Mesh, from_step: int, tell: Tell) -> int:
     write_json(e.run.config, to_run_json(e))
     shape = list(mesh.devices.shape)
-    session = environment.describe(from_step=from_step, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
+    session = environment.session_record(from_step=from_step, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
     environment.append_session(e.run.environment, session)
     # After config.json: what stands here is said of a run that there is.
     record_provenance(e.run, made_from, tell if from_step else None)

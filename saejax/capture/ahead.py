@@ -12,13 +12,13 @@ import jax
 from saejax.core.threads import give_way
 from saejax.text import PackedRows
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 Forward = Callable[[PackedRows], tuple[dict[str, jax.Array], jax.Array]]
 # Reading and tokenising go by the megabyte: a few batches cover most of the pauses, and cost little memory.
-_DEPTH = 4
+_BATCHES_AHEAD = 4
 
 
-def prefetched(items: Iterator[T], depth: int = _DEPTH) -> Generator[T, None, None]:
+def prefetched(items: Iterator[Item], depth: int = _BATCHES_AHEAD) -> Generator[Item, None, None]:
     """The same items in the same order, up to `depth` of them made ahead in a thread.
 
     What making them raises is raised here, after the items before it. Closing the iterator ends the thread, and closes

@@ -36,7 +36,7 @@ from saejax.store.statistics import moments, sums_of
 from saejax.text import Packer, Source, TextConfig
 
 # {hook point: bfloat16 [n, d]}
-Rows = dict[str, np.ndarray]
+RowBlock = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Place:
 
 
 # place -> endless (rows from there on, the place of the first of them)
-Flow = Callable[[Place], Generator[tuple[Rows, Place]]]
+Flow = Callable[[Place], Generator[tuple[RowBlock, Place]]]
 
 
-def endless(epoch: Callable[[dict[str, Any] | None], Generator[tuple[Rows, dict[str, Any]]]], limit: int) -> Flow:
+def endless(epoch: Callable[[dict[str, Any] | None], Generator[tuple[RowBlock, dict[str, Any]]]], limit: int) -> Flow:
     """The flow that begins again when `epoch`, (cursor) -> (the rows of a batch of text, its cursor), ends.
 
     Args:
         limit: rows of an epoch at most.
     """
 
-    def flow(place: Place) -> Generator[tuple[Rows, Place]]:
+    def flow(place: Place) -> Generator[tuple[RowBlock, Place]]:
         while True:
             place = yield from _one_epoch(epoch, limit, place)
             if place.done == 0:
@@ -82,8 +82,8 @@ def endless(epoch: Callable[[dict[str, Any] | None], Generator[tuple[Rows, dict[
 
 
 def _one_epoch(
-    epoch: Callable[[dict[str, Any] | None], Generator[tuple[Rows, dict[str, Any]]]], limit: int, place: Place
-) -> Generator[tuple[Rows, Place], None, Place]:
+    epoch: Callable[[dict[str, Any] | None], Generator[tuple[RowBlock, dict[str, Any]]]], limit: int, place: Place
+) -> Generator[tuple[RowBlock, Place], None, Place]:
     """The rest of an epoch from `place` on; returns the place of its end."""
     if place.done >= limit:
         return place
@@ -211,7 +211,7 @@ class ActivationStream:
         self.hook_points, self.batch_size, self.epoch_rows = hook_points, batch_size, epoch_rows
         self.buffer_rows, self.seed = buffer_rows, seed
         self._flow, self._journal = flow, journal
-        self._first: tuple[_Filler, Rows] | None = None
+        self._first: tuple[_Filler, RowBlock] | None = None
         if not journal.statistics:
             block = self._first_block()
             journal.note_statistics({name: moments(sums_of(rows)).to_json() for name, rows in block.items()})
@@ -219,7 +219,7 @@ class ActivationStream:
             name: Statistics.from_json(value, hook_points[name]) for name, value in journal.statistics.items()
         }
 
-    def batch_at(self, step: int) -> Rows:
+    def batch_at(self, step: int) -> RowBlock:
         """The batch of `step` >= 0; from the first block's it costs nothing that training from 0 does not cost."""
         if (step + 1) * self.batch_size <= self.buffer_rows:
             start = step * self.batch_size
@@ -227,7 +227,7 @@ class ActivationStream:
         with contextlib.closing(self.iterate(step)) as batches:
             return next(batches)
 
-    def whole_batch_at(self, step: int) -> Rows:
+    def whole_batch_at(self, step: int) -> RowBlock:
         """As `batch_at`: a stream has the rows of all processes, being the work of one."""
         return self.batch_at(step)
 
@@ -235,7 +235,7 @@ class ActivationStream:
         """Nothing: these activations lie in no store."""
         return {}
 
-    def iterate(self, start_step: int = 0) -> Generator[Rows]:
+    def iterate(self, start_step: int = 0) -> Generator[RowBlock]:
         """The batches of start_step, start_step + 1, ... without end; read-only where they are views of a block.
 
         Raises:
@@ -263,7 +263,7 @@ class ActivationStream:
                 # Only now: the consumer's step is on its way, and the forward passes queue behind it.
                 filler.advance(offset)
 
-    def _block(self, number: int) -> tuple["_Filler", Rows]:
+    def _block(self, number: int) -> tuple["_Filler", RowBlock]:
         """(the filler of the blocks after it, block `number`)."""
         if number == 0 and self._first is not None:
             found, self._first = self._first, None
@@ -274,7 +274,7 @@ class ActivationStream:
             filler.take()
         return filler, filler.take()
 
-    def _first_block(self) -> Rows:
+    def _first_block(self) -> RowBlock:
         if self._first is None:
             self._first = self._block(0)
         return self._first[1]
@@ -286,7 +286,7 @@ class _Filler:
     def __init__(self, stream: ActivationStream, number: int, place: Place) -> None:
         self._stream = stream
         self._rows_on = stream._flow(place)
-        self._rest: tuple[Rows, Place] | None = None
+        self._rest: tuple[RowBlock, Place] | None = None
         self._begin(number, place)
 
     def _begin(self, number: int, place: Place) -> None:
@@ -312,7 +312,7 @@ class _Filler:
             if count < n:
                 self._rest = ({name: values[count:] for name, values in rows.items()}, place.after(count))
 
-    def take(self) -> Rows:
+    def take(self) -> RowBlock:
         """The finished block, shuffled; begins the next."""
         self.advance(self._stream.buffer_rows)
         done = self._block
@@ -325,7 +325,7 @@ class _Filler:
     def close(self) -> None:
         self._rows_on.close()
 
-    def _next(self) -> tuple[Rows, Place]:
+    def _next(self) -> tuple[RowBlock, Place]:
         found, self._rest = self._rest or next(self._rows_on), None
         return found
 
@@ -371,13 +371,13 @@ def stream_activations(
     journal = Journal(path, json.loads(json.dumps(settings)))
     forward = lm.make_forward(names, (rows, text.context_length), mesh)
 
-    def passes(cursor: dict[str, Any] | None) -> Generator[tuple[Rows, dict[str, Any]]]:
+    def passes(cursor: dict[str, Any] | None) -> Generator[tuple[RowBlock, dict[str, Any]]]:
         with contextlib.closing(prefetched(packer.batches("train", rows, cursor))) as ahead:
             for packed, activations, finite in one_ahead(forward, ahead, lambda _: False):
                 chosen, values, _ = stored(config, packed, activations, finite)
                 yield {name: value[chosen] for name, value in values.items()}, packed.cursor
 
-    def epoch(cursor: dict[str, Any] | None) -> Generator[tuple[Rows, dict[str, Any]]]:
+    def epoch(cursor: dict[str, Any] | None) -> Generator[tuple[RowBlock, dict[str, Any]]]:
         # XLA's CPU devices run what one thread gives them in order, also what is for different devices. On shared
         # devices one thread keeps the order of programs the same in every run; on its own ones it is so anyway.
         return prefetched(passes(cursor), 1) if config.mesh else passes(cursor)

@@ -18,8 +18,8 @@ import jax
 from saejax.core.errors import DataError
 from saejax.core.files import LARGEST_JSON, read_bounded
 
-FORMAT = 1
-NAME = "integrity.json"
+INTEGRITY_FORMAT = 1
+INTEGRITY = "integrity.json"
 META = "meta"
 
 # One leaf of a saved tree: {"path": "opt/0/mu/W_enc", "dtype": "float32", "shape": [768, 24576]}.
@@ -72,31 +72,31 @@ def check_leaves(item: str, saved: list[Leaf], asked: list[Leaf], where: Path) -
                 )
 
 
-def write(folder: Path, step: int, items: Mapping[str, list[Leaf]]) -> None:
+def write_integrity(folder: Path, step: int, items: Mapping[str, list[Leaf]]) -> None:
     """Make every file under `folder` durable, then write its manifest atomically as the last file."""
     for directory, _, _ in os.walk(folder):
         _sync(Path(directory))
-    files = {name: _digest(folder / name, sync=True) for name in _walk(folder) if name != NAME}
-    raw = _encode({"format": FORMAT, "step": step, "items": dict(items), "files": files})
-    part = folder / f".{NAME}.part"
+    files = {name: _digest(folder / name, sync=True) for name in _files_below(folder) if name != INTEGRITY}
+    raw = _encode({"format": INTEGRITY_FORMAT, "step": step, "items": dict(items), "files": files})
+    part = folder / f".{INTEGRITY}.part"
     with open(part, "wb") as handle:
         handle.write(raw)
         handle.flush()
         os.fsync(handle.fileno())
-    os.replace(part, folder / NAME)
+    os.replace(part, folder / INTEGRITY)
     _sync(folder)
     _sync(folder.parent)
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_integrity(folder: Path) -> dict[str, Any]:
     """The manifest of the checkpoint in `folder`: keys format, step, items, files.
 
     Raises:
         DataError: missing, unreadable, changed by a single bit, or of another format.
     """
-    path = folder / NAME
+    path = folder / INTEGRITY
     if not path.exists():
-        raise DataError(f"{folder} is not a complete checkpoint: it has no {NAME}.")
+        raise DataError(f"{folder} is not a complete checkpoint: it has no {INTEGRITY}.")
     raw = read_bounded(path, LARGEST_JSON)
     try:
         body = json.loads(raw)["body"]
@@ -105,9 +105,10 @@ def read(folder: Path) -> dict[str, Any]:
         intact = False
     if not intact:
         raise DataError(f"{path} is damaged: its content does not match its own sha256.")
-    if body["format"] != FORMAT:
+    if body["format"] != INTEGRITY_FORMAT:
         raise DataError(
-            f"{path} has format {body['format']}, this saejax reads format {FORMAT}. Use the version that wrote it."
+            f"{path} has format {body['format']}, this saejax reads format {INTEGRITY_FORMAT}. "
+            "Use the version that wrote it."
         )
     return body
 
@@ -121,13 +122,13 @@ def problems(folder: Path, names: Collection[str] | None = None) -> list[str]:
     An unexpected file counts where Orbax would read it, within an item's folder.
     """
     try:
-        manifest = read(folder)
+        manifest = read_integrity(folder)
     except DataError as error:
         return [str(error).rstrip(".")]
     own = {*manifest["items"], META}
     skipped = set() if names is None else own - {*names, META}
     expected = {k: v for k, v in manifest["files"].items() if _top(k) not in skipped}
-    found = {name for name in _walk(folder) if _top(name) not in skipped}
+    found = {name for name in _files_below(folder) if _top(name) not in skipped}
     lines = []
     for name, entry in expected.items():
         if name not in found:
@@ -162,7 +163,7 @@ def _digest(path: Path, *, sync: bool = False, known_size: int | None = None) ->
         return {"size": size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
 
 
-def _walk(folder: Path) -> list[str]:
+def _files_below(folder: Path) -> list[str]:
     """Every file under `folder`, as sorted paths relative to it with forward slashes."""
     return sorted(
         (Path(directory) / name).relative_to(folder).as_posix()

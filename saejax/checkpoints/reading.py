@@ -70,7 +70,7 @@ def _not_from_orbax(record: logging.LogRecord) -> bool:
 
 def _saved(folder: Path, names: Sequence[str]) -> dict[str, list[integrity.Leaf]]:
     """The leaves of every saved item, among which are `names`."""
-    saved = integrity.read(folder)["items"]
+    saved = integrity.read_integrity(folder)["items"]
     for name in names:
         if name not in saved:
             raise DataError(f"{folder} has no item {name!r}; it has {sorted(saved)}.")

@@ -122,7 +122,7 @@ class Saving:
                 assert self._writer is not None
                 self._writer.wait_until_finished()
                 if jax.process_index() == 0:
-                    integrity.write(self._steps.folder(step), step, leaves)
+                    integrity.write_integrity(self._steps.folder(step), step, leaves)
                     self._retention.prune(self._steps, step, keep)
             except Exception as error:
                 self._error = self._failure(step, error)

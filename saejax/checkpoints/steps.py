@@ -36,7 +36,7 @@ class Steps:
 
     def finished(self) -> list[int]:
         """Steps that have their manifest, ascending; finished is not verified."""
-        return [step for step in self.begun() if (self.folder(step) / integrity.NAME).is_file()]
+        return [step for step in self.begun() if (self.folder(step) / integrity.INTEGRITY).is_file()]
 
     def latest(self) -> int | None:
         """The newest finished step, or None."""

@@ -6,16 +6,15 @@ x_hat = f W_dec + b_dec
 A coder that is `centred` sees x - centre while it is trained, and x - b_dec afterwards (`Dictionary`).
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from saejax.coders.dictionary import Dictionary, less_centre
+from saejax.coders.latents import Params
 from saejax.kernels.dense import EXACT
-
-Params = dict[str, Any]
 
 
 class Autoencoder(Dictionary):

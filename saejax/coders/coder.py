@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from saejax.coders.config import LONG_AGO
 from saejax.coders.context import Context, squared_error
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.coders.term import Term
 from saejax.coders.topologies import Topology
@@ -19,7 +19,6 @@ from saejax.kernels.batch import n_tokens
 from saejax.kernels.norms import unit_rows
 from saejax.kernels.sparse import entries
 
-Params = dict[str, Any]
 Stats = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 

@@ -18,15 +18,13 @@ import jax.numpy as jnp
 
 from saejax.coders.dictionary import less_centre
 from saejax.coders.initialisation import INITS
-from saejax.coders.latents import Latents, ListedLatents
+from saejax.coders.latents import Latents, ListedLatents, Params
 from saejax.coders.transcoder import Transcoder
 from saejax.core.errors import DataError
 from saejax.kernels.dense import EXACT, decode_dense, decode_dense_split, product
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
-
-Params = dict[str, Any]
 
 
 class CrossLayerTranscoder(nn.Module):

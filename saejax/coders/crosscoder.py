@@ -7,15 +7,14 @@ Sites are layers of one model, or the same hook point of two models (model diffi
 (Anthropic, "Sparse Crosscoders for Cross-Layer Features and Model Diffing", October 2024)
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 
 from saejax.coders.dictionary import Dictionary
+from saejax.coders.latents import Params
 from saejax.kernels.norms import norms
-
-Params = dict[str, Any]
 
 
 class Crosscoder(Dictionary):

@@ -20,13 +20,11 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
-from saejax.coders.latents import Latents, ListedLatents
+from saejax.coders.latents import Latents, ListedLatents, Params
 from saejax.kernels.dense import EXACT, product
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
-
-Params = dict[str, Any]
 
 
 class Dictionary(nn.Module):

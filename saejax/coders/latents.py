@@ -3,6 +3,8 @@
 With groups [B, G, F] and [B, G, K].
 """
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ import jax.numpy as jnp
 from saejax.kernels.batch import n_tokens, of_batch, per_token
 from saejax.kernels.listed import spread_listed, tally_listed
 from saejax.kernels.sparse import spread, tally
+
+Params = dict[str, Any]
 
 
 @flax.struct.dataclass

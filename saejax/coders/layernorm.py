@@ -7,18 +7,17 @@
 (openai/sparse_autoencoder, model.py, normalize=True; SAELens, normalize_activations="layer_norm")
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from saejax.coders.autoencoder import Autoencoder
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.core.errors import DataError
 from saejax.kernels.norms import unit_rows
 
-Params = dict[str, Any]
 EPS = 1e-5
 
 

@@ -34,7 +34,7 @@ class Matryoshka(Term):
             return self._of_list(c, c.latents)
         total, start, errors = c.topology.decode(c.params, _none(c.latents), c.x), 0, jnp.float32(0)
         for stop in self.prefixes:
-            total = total + c.topology.decode_without_bias(*_block(c, start, stop), c.x)
+            total = total + c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
             errors, start = errors + self.error.of(c, total), stop
         return errors / len(self.prefixes)
 
@@ -90,7 +90,7 @@ def _none(latents: Latents) -> Latents:
     return Latents(zero, zero.astype(jnp.int32), latents.d_sae)
 
 
-def _block(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Latents]:
+def _latents_between(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Latents]:
     """(params, latents) of the latents start..stop alone."""
     if c.latents.indices is None:
         if shards_of(c.x.shape[0], c.latents.d_sae).n_along_latents > 1:

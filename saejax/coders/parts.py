@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from saejax.coders.sparsity.base import Sparsity
     from saejax.coders.term import Term
 
-S = TypeVar("S", bound="type[Sparsity[Any]]")
-T = TypeVar("T", bound="type[Term[Any]]")
+SparsityType = TypeVar("SparsityType", bound="type[Sparsity[Any]]")
+TermType = TypeVar("TermType", bound="type[Term[Any]]")
 
 GROUP = "saejax.parts"
 
@@ -34,7 +34,7 @@ TERMS: "dict[str, type[Term[Any]]]" = {}
 _CONFIGS: list[type[Settings]] = []
 
 
-def register_sparsity(kind: S) -> S:
+def register_sparsity(kind: SparsityType) -> SparsityType:
     """Class decorator: `coder.sparsity` may be `kind.name`, and its settings are keys of `coder`.
 
     Raises:
@@ -43,7 +43,7 @@ def register_sparsity(kind: S) -> S:
     return _register(SPARSITIES, kind)
 
 
-def register_term(kind: T) -> T:
+def register_term(kind: TermType) -> TermType:
     """Class decorator: the loss has the term where its weight is not 0, and its settings are keys of `coder`.
 
     Raises:
@@ -54,25 +54,25 @@ def register_term(kind: T) -> T:
 
 def _register(table: dict[str, Any], kind: Any) -> Any:
     if kind.name in table and not _same(table[kind.name], kind):
-        owner = _place(table[kind.name])
-        raise ConfigError(f"{_place(kind)}: the name {kind.name!r} is that of {owner}; choose another.")
+        owner = _path(table[kind.name])
+        raise ConfigError(f"{_path(kind)}: the name {kind.name!r} is that of {owner}; choose another.")
     for config in _CONFIGS:
         for key in settings_of(kind.settings).keys() & settings_of(config).keys():
             owner = next(base for base in config.__mro__ if key in _own_keys(base))
             if not issubclass(kind.settings, owner) and not _same(owner, kind.settings):
-                raise ConfigError(f"{_place(kind)}: the key coder.{key} is that of {_place(owner)}; choose another.")
+                raise ConfigError(f"{_path(kind)}: the key coder.{key} is that of {_path(owner)}; choose another.")
         extend(config, [kind.settings])
     table[kind.name] = kind
     return kind
 
 
-def _place(kind: type) -> str:
+def _path(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _same(one: type, other: type) -> bool:
     """One class, or the same line of a module or notebook that runs again."""
-    return _place(one) == _place(other)
+    return _path(one) == _path(other)
 
 
 def _own_keys(settings: type) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from saejax.coders.ramp import At, Ramp
 from saejax.core.settings import Settings, setting, settings_of
 
 ONE = Ramp.constant(1.0)
-S = TypeVar("S", bound=Settings)
+TermSettings = TypeVar("TermSettings", bound=Settings)
 
 
 def weight(doc: str, sparsity: bool = False, **known: Any) -> Any:
@@ -23,12 +23,12 @@ def weight(doc: str, sparsity: bool = False, **known: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Term(Generic[S]):
+class Term(Generic[TermSettings]):
     """A summand of the loss, under its `name` in the metrics: coefficient(step) x term(context).
 
     Attributes:
         needs: what the sparsity must provide for this term to make sense.
-        settings: S, for those who have the class alone. Its first key is the term's `weight`.
+        settings: TermSettings, for those who have the class alone. Its first key is the term's `weight`.
     """
 
     coefficient: Ramp = ONE
@@ -47,7 +47,7 @@ class Term(Generic[S]):
         return any(known.sparsity_weight for known in settings_of(cls.settings).values())
 
     @classmethod
-    def build(cls, coefficient: Ramp, settings: S, at: At) -> Self:
+    def build(cls, coefficient: Ramp, settings: TermSettings, at: At) -> Self:
         """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
         return cls(coefficient)
 

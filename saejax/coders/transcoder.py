@@ -6,17 +6,13 @@
 (Dunefsky et al. 2024, arXiv:2406.11944; the skip: Paulo et al. 2025, arXiv:2501.18823)
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 
 from saejax.coders.dictionary import Dictionary
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.core.errors import DataError
 from saejax.kernels.dense import product
-
-Params = dict[str, Any]
 
 
 class Transcoder(Dictionary):

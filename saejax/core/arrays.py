@@ -28,7 +28,7 @@ def as_array(value: Any, what: str = "the array") -> Array:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise DataError(f"{what}: a masked array; leave out the rows with masked numbers, or fill them.")
     try:
-        found = value if isinstance(value, np.ndarray) or _is_a("jax", "Array", value) else _read(value)
+        found = value if isinstance(value, np.ndarray) or _is_a("jax", "Array", value) else _read_array(value)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise DataError(f"{what} cannot be read as an array ({why}). Give it as a NumPy array.") from None
@@ -37,7 +37,7 @@ def as_array(value: Any, what: str = "the array") -> Array:
     return found
 
 
-def _read(value: Any) -> Array:
+def _read_array(value: Any) -> Array:
     import jax
 
     leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]

@@ -15,7 +15,7 @@ import numpy as np
 
 LEVEL = 0.95
 # Resamples that are drawn at a time.
-_BLOCK = 1000
+_RESAMPLES_AT_ONCE = 1000
 
 
 def middle(resampled_W: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
@@ -45,7 +45,7 @@ def mean_interval(
         of_N = np.unique(np.asarray(clusters).ravel()[known_N], return_inverse=True)[1]
         sums_C, counts_C = np.bincount(of_N, value_N), np.bincount(of_N).astype(np.float64)
     n, rng, means = len(sums_C), np.random.default_rng(seed), []
-    for start in range(0, resamples, _BLOCK):
-        drawn_WC = rng.integers(0, n, (min(_BLOCK, resamples - start), n))
+    for start in range(0, resamples, _RESAMPLES_AT_ONCE):
+        drawn_WC = rng.integers(0, n, (min(_RESAMPLES_AT_ONCE, resamples - start), n))
         means.append(sums_C[drawn_WC].sum(1) / counts_C[drawn_WC].sum(1))
     return (float(value_N.mean()), *middle(np.concatenate(means), level))

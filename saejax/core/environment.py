@@ -31,7 +31,7 @@ _VARIABLES = (
 )
 
 
-def describe(**more: Any) -> dict[str, Any]:
+def session_record(**more: Any) -> dict[str, Any]:
     """Versions, devices, git commit and command line of this process, and `more`. No names of machine or user."""
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -49,15 +49,12 @@ def describe(**more: Any) -> dict[str, Any]:
 
 
 def append_session(path: str | os.PathLike[str], session: dict[str, Any]) -> None:
-    """Add a session to environment.json, made by `describe`; a file that is damaged is begun anew.
-
-    A file of an earlier version, which knew the last session alone, counts as one session.
-    """
+    """Add a session to environment.json, made by `session_record`; a file that is damaged is begun anew."""
     sessions: list[Any] = []
     if Path(path).is_file():
         try:
             old = read_json(path)
-            sessions = old.get("sessions", [old]) if isinstance(old, dict) else []
+            sessions = old["sessions"] if isinstance(old, dict) and isinstance(old.get("sessions"), list) else []
         except DataError:  # a record is no reason not to train
             sessions = []
     write_json(path, session | {"sessions": [*sessions, session]})

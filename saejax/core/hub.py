@@ -10,7 +10,7 @@ ANSWER_SECONDS = 10.0  # of silence on one connection
 COMMIT_SECONDS = 120.0  # of silence after an upload, which the hub works on before it answers
 DEADLINE_SECONDS = 25.0  # for the whole question, names and proxies included
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
 def check_hub(kind: str, repo: str, revision: str, remedy: str) -> None:
@@ -36,7 +36,7 @@ def check_hub(kind: str, repo: str, revision: str, remedy: str) -> None:
     )
 
 
-def ask(kind: str, repo: str, question: Callable[[], T], remedy: str) -> T:
+def ask(kind: str, repo: str, question: Callable[[], Answer], remedy: str) -> Answer:
     """Ask the hub's client a question about a repository.
 
     The client waits without end for a server that takes the connection and says nothing (seen with huggingface_hub
@@ -76,9 +76,9 @@ def _with_patience(request: Any) -> None:
     request.extensions["timeout"] = waits
 
 
-def _within(seconds: float, ask: Callable[[], T]) -> T:
+def _within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     """The answer of `ask`, or TimeoutError; a question that never ends is left behind and does not outlive us."""
-    answers: list[T] = []
+    answers: list[Answer] = []
     failures: list[Exception] = []
 
     def run() -> None:

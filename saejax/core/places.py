@@ -10,7 +10,7 @@ from saejax.core.errors import ConfigError
 # Of a run, of a language model, and of many dictionaries.
 _CONFIG = "config.json"
 _BEGINNING = 4096
-_FILES = {
+_FILE_KINDS = {
     ".npy": 'an array of NumPy, which saejax.train takes as np.load("{0}", mmap_mode="r"); `saejax store import STORE '
     "{0} --hook_point=NAME` makes a store of it",
     ".npz": 'a file of arrays of NumPy, which saejax.train takes as np.load("{0}")["NAME"]',
@@ -28,7 +28,7 @@ def as_place(value: Any, door: str, takes: str, remedy: str = "") -> str:
     """
     if isinstance(value, str | os.PathLike) and isinstance(text := os.fspath(value), str):
         return text
-    raise ConfigError(f"{door} takes {takes}; it was given {kind_of(value)}.{remedy}")
+    raise ConfigError(f"{door} takes {takes}; it was given {type_in_words(value)}.{remedy}")
 
 
 def what_is(path: str | os.PathLike[str]) -> str:
@@ -38,7 +38,7 @@ def what_is(path: str | os.PathLike[str]) -> str:
         if not path.exists():
             return "it does not exist"
         if not path.is_dir():
-            return f"it is {_FILES.get(path.suffix.lower(), 'a file').format(path)}"
+            return f"it is {_FILE_KINDS.get(path.suffix.lower(), 'a file').format(path)}"
         for is_kind, said in _FOLDERS:
             if is_kind(path):
                 return f"it is {said.format(path)}"
@@ -76,7 +76,7 @@ _FOLDERS: tuple[tuple[Callable[[Path], bool], str], ...] = (
 )
 
 
-def kind_of(value: Any) -> str:
+def type_in_words(value: Any) -> str:
     """Its type in words, as in a LanguageModel."""
     if value is None:
         return "None"

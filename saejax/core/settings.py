@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 from saejax.core.config import in_float32, nearest, typed
 from saejax.core.errors import ConfigError
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 _LARGEST_INT = 2**31 - 1
 
@@ -107,7 +107,7 @@ def settings_of(cls: type) -> dict[str, Setting]:
     return {field.name: field.metadata["setting"] for field in dataclasses.fields(cls)}
 
 
-def given(value: T | None) -> T:
+def resolved_value(value: Value | None) -> Value:
     """The value of a key that a preset has filled in."""
     assert value is not None, "the preset's values are missing: use CoderConfig.resolved()"
     return value

@@ -61,21 +61,21 @@ def decode_largest(
     pre = x W + b is known already: `pre`, [B, F] of each group, serves the values alone, x, W and b the gradient, which
     goes to W, b and `rows`, and to none of x and pre. `block` is C, for tests.
     """
-    return _forward(pre, dead_GF, rows, k, dtype, block)[0]
+    return _dead_forward(pre, dead_GF, rows, k, dtype, block)[0]
 
 
-def _decode_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # type: ignore[no-untyped-def]
-    out_BR, (cut, some) = _forward(pre, dead_GF, rows, k, dtype, block)
+def _dead_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # type: ignore[no-untyped-def]
+    out_BR, (cut, some) = _dead_forward(pre, dead_GF, rows, k, dtype, block)
     return out_BR, (x_BGN, pre, rows, cut, some)
 
 
-def _decode_bwd(k: int, dtype: str, block: int | None, residuals: Any, g_BR: jax.Array) -> Any:
+def _dead_bwd(k: int, dtype: str, block: int | None, residuals: Any, g_BR: jax.Array) -> Any:
     x_BGN, pre, rows, cut, some = residuals
     of_W, of_b, of_rows = _backward(x_BGN, pre, rows, cut, some, g_BR, dtype, block)
     return None, of_W, of_b, None, None, of_rows
 
 
-decode_largest.defvjp(_decode_fwd, _decode_bwd)
+decode_largest.defvjp(_dead_fwd, _dead_bwd)
 
 # Of each token and group: the bits of the least pre-activation that is chosen, and the latent from which on those
 # that equal it are not.
@@ -108,7 +108,7 @@ class _Dead:
 
     @property
     def n_blocks(self) -> jax.Array:
-        return _largest(-(-self.n // self.block))
+        return _largest_dead(-(-self.n // self.block))
 
     def at(self, i: jax.Array) -> jax.Array:
         """Places of the latents of block i, [C]."""
@@ -132,13 +132,13 @@ class _Dead:
     ) -> tuple[jax.Array, jax.Array]:
         """(f, whether it is among the k largest) of block i, [B, C]."""
         latent_C = self.at(i) + shards.first_latent(self.pre_BF.shape[1])
-        chosen_BC = _chosen(_bits(pre_BC), latent_C, cut[0][:, group], cut[1][:, group])
+        chosen_BC = _chosen_dead(_ordered_bits(pre_BC), latent_C, cut[0][:, group], cut[1][:, group])
         return jnp.where(chosen_BC, pre_BC, 0), chosen_BC
 
     def bits(self) -> jax.Array:
         """Those of all pre-activations, [blocks, B, C]."""
         start = jnp.zeros((self.at_P.shape[0] // self.block, self.pre_BF.shape[0], self.block), jnp.int32)
-        return jax.lax.fori_loop(0, self.n_blocks, lambda i, bits: bits.at[i].set(_bits(self.pre(i))), start)
+        return jax.lax.fori_loop(0, self.n_blocks, lambda i, bits: bits.at[i].set(_ordered_bits(self.pre(i))), start)
 
 
 def _block_of(n_latents: int, block: int | None) -> int:
@@ -146,7 +146,7 @@ def _block_of(n_latents: int, block: int | None) -> int:
     return min(block or max(LEAST_BLOCK, n_latents // TURNS // LEAST_BLOCK * LEAST_BLOCK), n_latents)
 
 
-def _bits(pre: jax.Array) -> jax.Array:
+def _ordered_bits(pre: jax.Array) -> jax.Array:
     """int32, ordered as the positive pre-activations are, above 0; of the others negative or 0."""
     return jax.lax.bitcast_convert_type(pre, jnp.int32)
 
@@ -156,19 +156,19 @@ def _pre_of(bits: jax.Array, i: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits[i], jnp.float32)
 
 
-def _chosen(bits_BC: jax.Array, latent_C: jax.Array, least_B: jax.Array, stop_B: jax.Array) -> jax.Array:
+def _chosen_dead(bits_BC: jax.Array, latent_C: jax.Array, least_B: jax.Array, stop_B: jax.Array) -> jax.Array:
     """bool [B, C]"""
     tie_BC = (bits_BC == least_B[:, None]) & (latent_C[None] < stop_B[:, None])
     return (bits_BC > 0) & ((bits_BC > least_B[:, None]) | tie_BC)
 
 
-def _forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block: int | None) -> Any:
+def _dead_forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block: int | None) -> Any:
     """(out, (cut, some)); some [rows of devices, G, F]: the dead that are above 0 for a token of these devices."""
     shards = shards_of(*pre[0].shape)
 
     def local(pre: Pre, dead_GF: jax.Array, rows: Rows) -> Any:
         # Nothing comes of the others. To look costs a reading of all pre-activations: it waits for a second block.
-        many = _largest(dead_GF.sum(-1).max() > _block_of(dead_GF.shape[-1], block))
+        many = _largest_dead(dead_GF.sum(-1).max() > _block_of(dead_GF.shape[-1], block))
         some_GF = jax.lax.cond(
             many, lambda: dead_GF & jnp.stack([(pre_BF > 0).any(0) for pre_BF in pre]), lambda: dead_GF
         )
@@ -179,14 +179,14 @@ def _forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block
             """Everything that is above 0: the cut is below it."""
             shape = (pre[0].shape[0], len(rows))
             cut = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)
-            return _decode(groups, [dead.pre for dead in groups], cut, rows, dtype, shards), cut
+            return _decode_dead(groups, [dead.pre for dead in groups], cut, rows, dtype, shards), cut
 
         def some_of_them() -> tuple[jax.Array, Cut]:
             # Gathering a number takes as long as counting it ten times: it is done once.
             bits = [dead.bits() for dead in groups]
             cut = _find_cut(groups, bits, k, pre[0].shape[1] * shards.n_along_latents, shards)
             own: list[Callable[[jax.Array], jax.Array]] = [functools.partial(_pre_of, one) for one in bits]
-            return _decode(groups, own, cut, rows, dtype, shards), cut
+            return _decode_dead(groups, own, cut, rows, dtype, shards), cut
 
         out_BR, cut = jax.lax.cond(_anywhere(n_G > k, shards), some_of_them, all_of_them)
         # Without dead latents it is 0 everywhere, and nothing is sent.
@@ -197,7 +197,7 @@ def _forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block
     return out_BR, (cut, some)
 
 
-def _decode(
+def _decode_dead(
     groups: list[_Dead],
     pre: list[Callable[[jax.Array], jax.Array]],
     cut: Cut,
@@ -293,7 +293,7 @@ def _find_cut(dead: list[_Dead], bits: list[jax.Array], k: int, n_latents: int, 
 
     def first(g: int, i: jax.Array, stop_BG: jax.Array) -> jax.Array:
         latent_C = dead[g].at(i) + shards.first_latent(dead[g].pre_BF.shape[1])
-        return _chosen(bits[g][i], latent_C, least_BG[:, g], stop_BG[:, g])
+        return _chosen_dead(bits[g][i], latent_C, least_BG[:, g], stop_BG[:, g])
 
     def halve_ties(i: jax.Array, stop_BG: jax.Array) -> jax.Array:
         candidate_BG = stop_BG | (jnp.int32(1) << (n_latents.bit_length() - 1 - i))
@@ -324,15 +324,15 @@ def _count(dead: list[_Dead], shards: Shards, chosen: Callable[[int, jax.Array],
 
 def _anywhere(flags: jax.Array, shards: Shards) -> jax.Array:
     """True if any is set, on any device, for any member of a vmap: so all go the same way."""
-    return _largest(shards.over_all(flags.any().astype(jnp.int32))) > 0
+    return _largest_dead(shards.over_all(flags.any().astype(jnp.int32))) > 0
 
 
 @custom_vmap
-def _largest(value: jax.Array) -> jax.Array:
+def _largest_dead(value: jax.Array) -> jax.Array:
     """The value; under vmap the largest of all members', so that their loops and branches are one for all."""
     return value
 
 
-@_largest.def_vmap
+@_largest_dead.def_vmap
 def _largest_of_members(axis_size: int, in_batched: Any, value: jax.Array) -> tuple[jax.Array, bool]:
     return (value.max(0) if in_batched[0] else value), False

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from saejax.kernels.shards import shards_of
 
-Rows = tuple[jax.Array, ...]
+Groups = tuple[jax.Array, ...]
 
 # Of float32 operands: float32 on every device.
 EXACT = jax.lax.Precision.HIGHEST
@@ -34,21 +34,24 @@ def product(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
     a_BN, W_NM = a_BN.astype(jnp.float32), W_NM.astype(jnp.float32)
     if dtype == "float32":
         return jnp.matmul(a_BN, W_NM, precision=EXACT)  # nothing is rounded, and JAX's gradients keep the precision
-    return _rounded(a_BN, W_NM, dtype)
+    return _rounded_to(a_BN, W_NM, dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _rounded(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
+def _rounded_to(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> jax.Array:
     if dtype == "auto":
         return jax.lax.platform_dependent(
-            a_BN, W_NM, cpu=functools.partial(jnp.matmul, precision=EXACT), default=lambda a, W: _rounded(a, W, _QUICK)
+            a_BN,
+            W_NM,
+            cpu=functools.partial(jnp.matmul, precision=EXACT),
+            default=lambda a, W: _rounded_to(a, W, _QUICK),
         )
     a_BN, W_NM = a_BN.astype(dtype), W_NM.astype(dtype)
     return jnp.matmul(a_BN, W_NM, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
 
 
 def _rounded_fwd(a_BN: jax.Array, W_NM: jax.Array, dtype: str) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _rounded(a_BN, W_NM, dtype), (a_BN, W_NM)
+    return _rounded_to(a_BN, W_NM, dtype), (a_BN, W_NM)
 
 
 def _rounded_bwd(dtype: str, residuals: tuple[jax.Array, jax.Array], g_BM: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -57,10 +60,10 @@ def _rounded_bwd(dtype: str, residuals: tuple[jax.Array, jax.Array], g_BM: jax.A
     return times(g_BM, W_NM.T), times(a_BN.T, g_BM)
 
 
-_rounded.defvjp(_rounded_fwd, _rounded_bwd)
+_rounded_to.defvjp(_rounded_fwd, _rounded_bwd)
 
 
-def decode_dense(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
+def decode_dense(values_BGF: jax.Array, rows: Groups, dtype: str) -> jax.Array:
     """out_b = sum_g values_bg rows_g, float32 [B, D]; every group has its own rows [F, R], multiplied in `dtype`.
 
     The first has the longest, R = D; a shorter row is added to the last R columns, as in `sparse.decode_groups`.
@@ -71,7 +74,7 @@ def decode_dense(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
     return out_BD
 
 
-def decode_dense_split(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
+def decode_dense_split(values_BGF: jax.Array, rows: Groups, dtype: str) -> jax.Array:
     """`decode_dense` of latents that may be split over devices: one sum of [B, D] over them, after that of the groups.
 
     Left to the compiler there is a sum over devices for each group. Latents that are not split are left to it: it need
@@ -79,28 +82,28 @@ def decode_dense_split(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Arr
     """
     if shards_of(values_BGF.shape[0], values_BGF.shape[-1]).n_along_latents == 1:
         return decode_dense(values_BGF, rows, dtype)
-    return _decode(values_BGF, rows, dtype)
+    return _decode_dense(values_BGF, rows, dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _decode(values_BGF: jax.Array, rows: Rows, dtype: str) -> jax.Array:
+def _decode_dense(values_BGF: jax.Array, rows: Groups, dtype: str) -> jax.Array:
     shards = shards_of(values_BGF.shape[0], values_BGF.shape[-1])
 
-    def local(values_BGF: jax.Array, rows: Rows) -> jax.Array:
+    def local(values_BGF: jax.Array, rows: Groups) -> jax.Array:
         return shards.over_latents(decode_dense(values_BGF, rows, dtype))
 
     return shards.run(local, "BGF FR", "BD")(values_BGF, rows)
 
 
-def _decode_fwd(values_BGF: jax.Array, rows: Rows, dtype: str) -> tuple[jax.Array, tuple[jax.Array, Rows]]:
-    return _decode(values_BGF, rows, dtype), (values_BGF, rows)
+def _dense_fwd(values_BGF: jax.Array, rows: Groups, dtype: str) -> tuple[jax.Array, tuple[jax.Array, Groups]]:
+    return _decode_dense(values_BGF, rows, dtype), (values_BGF, rows)
 
 
-def _decode_bwd(dtype: str, residuals: tuple[jax.Array, Rows], g_BD: jax.Array) -> tuple[jax.Array, Rows]:
+def _dense_bwd(dtype: str, residuals: tuple[jax.Array, Groups], g_BD: jax.Array) -> tuple[jax.Array, Groups]:
     values_BGF, rows = residuals
     shards = shards_of(values_BGF.shape[0], values_BGF.shape[-1])
 
-    def local(values_BGF: jax.Array, rows: Rows, g_BD: jax.Array) -> tuple[jax.Array, Rows]:
+    def local(values_BGF: jax.Array, rows: Groups, g_BD: jax.Array) -> tuple[jax.Array, Groups]:
         of_values, of_rows = jax.vjp(lambda v, r: decode_dense(v, r, dtype), values_BGF, rows)[1](g_BD)
         return of_values, jax.tree.map(shards.over_rows, of_rows)
 
@@ -108,4 +111,4 @@ def _decode_bwd(dtype: str, residuals: tuple[jax.Array, Rows], g_BD: jax.Array) 
     return of_values, of_rows
 
 
-_decode.defvjp(_decode_fwd, _decode_bwd)
+_decode_dense.defvjp(_dense_fwd, _dense_bwd)

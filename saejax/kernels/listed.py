@@ -42,14 +42,14 @@ def decode_listed(
     return shards.run(local, "P P P FR", "BD")(values_P, rows_P, latents_P, tables)
 
 
-def _decode_fwd(
+def _listed_fwd(
     values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, n_tokens: int, per_token: int
 ) -> tuple[jax.Array, Any]:
     out = decode_listed(values_P, rows_P, latents_P, tables, n_tokens, per_token)
     return out, (values_P, rows_P, latents_P, tables)
 
 
-def _decode_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) -> Any:
+def _listed_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) -> Any:
     values_P, rows_P, latents_P, tables = residuals
     shards = shards_of(n_tokens, tables[0].shape[0])
 
@@ -67,7 +67,7 @@ def _decode_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) 
     return of_values, None, None, of_tables
 
 
-decode_listed.defvjp(_decode_fwd, _decode_bwd)
+decode_listed.defvjp(_listed_fwd, _listed_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))

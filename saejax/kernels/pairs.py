@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 from saejax.kernels.segments import sum_pairs
 
-_AT_ONCE = 8
+_ROWS_AT_ONCE = 8
 # Entries of a block of sums: 256 kB, which stay in a core's cache.
-_BLOCK = 2**16
+_PAIRS_IN_BLOCK = 2**16
 _PIECE, _TURN = 512, 128
 # Pairs of a row that a block waits for.
 _LONG = 32
@@ -152,7 +152,7 @@ def _in_blocks(
     And `also` (sums [E, D], first, count [R]): as many of these sums from the first on; with them go the longest rows.
     """
     n_rows, D, n_pairs = start_R.shape[0], table_ND.shape[1], weights_P.shape[0]
-    size = min(n_rows, max(8, 2 ** round(math.log2(_BLOCK / D))))
+    size = min(n_rows, max(8, 2 ** round(math.log2(_PAIRS_IN_BLOCK / D))))
     length_R, most = (sizes_R, n_pairs) if also is None else (sizes_R + also[2], _LONG + n_pairs // _LONG)
     order_R = jnp.pad(_fullest_first(length_R, most), (0, -n_rows % size), constant_values=n_rows)
     # In other people's shard_map what is carried must vary over devices from the start.
@@ -163,22 +163,22 @@ def _in_blocks(
         start_T, count_T = _filled(start_R, rows_T), _filled(sizes_R, rows_T)
 
         def turn(t: jax.Array, sums_TD: jax.Array) -> jax.Array:
-            rank_TU = t * _AT_ONCE + jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
+            rank_TU = t * _ROWS_AT_ONCE + jnp.arange(_ROWS_AT_ONCE, dtype=jnp.int32)[None]
             at_TU = jnp.minimum(start_T[:, None] + rank_TU, n_pairs - 1)
             weight_TU = jnp.where(rank_TU < count_T[:, None], weights_P[at_TU], 0)
             # Behind a barrier, or every entry of the sums would look for its weight and source again.
             weight_TU, source_TU = jax.lax.optimization_barrier((weight_TU, sources_P[at_TU]))
-            for u in range(_AT_ONCE):
-                sums_TD = sums_TD + weight_TU[:, u, None] * _rows(table_ND, source_TU[:, u])
+            for u in range(_ROWS_AT_ONCE):
+                sums_TD = sums_TD + weight_TU[:, u, None] * _gathered_rows(table_ND, source_TU[:, u])
             return sums_TD
 
-        turns = -(-count_T.max() // _AT_ONCE)
+        turns = -(-count_T.max() // _ROWS_AT_ONCE)
         sums_TD = jax.lax.fori_loop(0, turns, turn, jnp.broadcast_to(zero, (size, D)))
         if also is not None:
             long_ED, (first_T, more_T) = also[0], (_filled(a, rows_T) for a in also[1:])
 
             def add(t: jax.Array, sums_TD: jax.Array) -> jax.Array:
-                return sums_TD + jnp.where((t < more_T)[:, None], _rows(long_ED, first_T + t), 0)
+                return sums_TD + jnp.where((t < more_T)[:, None], _gathered_rows(long_ED, first_T + t), 0)
 
             sums_TD = jax.lax.fori_loop(0, more_T.max(), add, sums_TD)
         return out_RD.at[rows_T].set(sums_TD, mode="drop", unique_indices=True)
@@ -194,7 +194,7 @@ def _filled(of_R: jax.Array, rows: jax.Array) -> jax.Array:
 
 def row_products_reference(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
     """out_p = g[rows_p] . W[latents_p]. -> [P]"""
-    return (_rows(g_RD, rows_P) * _rows(W_FD, latents_P)).sum(-1)
+    return (_gathered_rows(g_RD, rows_P) * _gathered_rows(W_FD, latents_P)).sum(-1)
 
 
 def row_products(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_FD: jax.Array) -> jax.Array:
@@ -214,7 +214,7 @@ def products_on_cpu(g_RD: jax.Array, rows_P: jax.Array, latents_P: jax.Array, W_
 
     def piece(at: tuple[jax.Array, jax.Array]) -> jax.Array:
         # A product with ones: XLA's own sum of each row takes twice as long.
-        products_CD = jax.lax.optimization_barrier(_rows(g_RD, at[0]) * _rows(W_FD, at[1]))
+        products_CD = jax.lax.optimization_barrier(_gathered_rows(g_RD, at[0]) * _gathered_rows(W_FD, at[1]))
         return jnp.matmul(products_CD, ones_D, precision=jax.lax.Precision.HIGHEST)
 
     return jax.lax.map(piece, (rows_P.reshape(-1, size), latents_P.reshape(-1, size))).reshape(-1)[:n_pairs]
@@ -236,7 +236,7 @@ def turned(a: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, n_rows // _TURN, turn, jnp.zeros_like(jnp.swapaxes(a, -1, -2)))
 
 
-def _rows(table_ND: jax.Array, at: jax.Array) -> jax.Array:
+def _gathered_rows(table_ND: jax.Array, at: jax.Array) -> jax.Array:
     return table_ND.at[at].get(mode="clip")
 
 

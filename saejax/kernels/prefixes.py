@@ -37,10 +37,10 @@ def prefix_errors(
     Over devices that hold other latents one sum of [B, R] crosses for each number of latents. The gradient of the rows
     is summed block by block: its time is that of one decoder for each number of latents.
     """
-    return _forward(values_BGK, indices_BGK, rows, target_BR, every)[0]
+    return _prefix_forward(values_BGK, indices_BGK, rows, target_BR, every)[0]
 
 
-def _forward(
+def _prefix_forward(
     values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
 ) -> tuple[jax.Array, jax.Array]:
     """(errors [B], what the last reconstruction leaves of the target [B, R])"""
@@ -50,13 +50,13 @@ def _forward(
         left_BR = left_BR - decode_groups(*block, rows)
         return (left_BR, errors_B + jnp.square(left_BR).sum(1)), None
 
-    blocks = _blocks(values_BGK, every), _blocks(indices_BGK, every)
+    blocks = _rank_blocks(values_BGK, every), _rank_blocks(indices_BGK, every)
     # The zeros vary over devices as the target does, which other people's shard_map asks of what a loop carries.
     (left_BR, errors_B), _ = jax.lax.scan(add, (target_BR, jnp.zeros_like(target_BR[:, 0])), blocks)
     return errors_B / len(blocks[0]), left_BR
 
 
-def _blocks(array_BGK: jax.Array, every: int) -> jax.Array:
+def _rank_blocks(array_BGK: jax.Array, every: int) -> jax.Array:
     """[n, B, G, every]: the list in blocks, the first filled up in front with zeros."""
     n = -(-array_BGK.shape[-1] // every)
     full = jnp.pad(array_BGK, ((0, 0), (0, 0), (n * every - array_BGK.shape[-1], 0)))
@@ -66,13 +66,13 @@ def _blocks(array_BGK: jax.Array, every: int) -> jax.Array:
 def _fwd(
     values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
 ) -> tuple[jax.Array, Any]:
-    errors_B, left_BR = _forward(values_BGK, indices_BGK, rows, target_BR, every)
+    errors_B, left_BR = _prefix_forward(values_BGK, indices_BGK, rows, target_BR, every)
     return errors_B, (values_BGK, indices_BGK, rows, left_BR)
 
 
 def _bwd(every: int, residuals: Any, g_B: jax.Array) -> tuple[jax.Array, None, Any, jax.Array]:
     values_BGK, indices_BGK, rows, left_BR = residuals
-    blocks = _blocks(values_BGK, every), _blocks(indices_BGK, every)
+    blocks = _rank_blocks(values_BGK, every), _rank_blocks(indices_BGK, every)
     weight_B1 = (2 / len(blocks[0]) * g_B)[:, None]
 
     def take_off(carry: Any, block: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:

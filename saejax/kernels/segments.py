@@ -24,7 +24,7 @@ from saejax.kernels.dense import EXACT
 
 # So many gathered rows are added in one pass over the sums, of which XLA makes one kernel. With more there are fewer
 # passes, and the compiler takes longer.
-_AT_ONCE = 8
+_SEGMENTS_AT_ONCE = 8
 # A product costs a latent 2 B FLOPs a column, at 60 TFLOP/s in float32 on an H100; a gather 4 bytes a pair and column,
 # at about 5 TB/s from its cache. These are equal at B / 24 pairs.
 _TOKENS_A_PAIR = 32
@@ -81,7 +81,7 @@ def sum_by_product(
     precision: jax.lax.Precision = EXACT,
 ) -> jax.Array:
     """`sum_by_latent` as one dense product [F, B] [B, D]."""
-    return _product(*_flat(scale_BK, indices_BK), rows_BD, n_latents, precision)
+    return _product(*_flat_pairs(scale_BK, indices_BK), rows_BD, n_latents, precision)
 
 
 def sum_gathered(
@@ -92,7 +92,7 @@ def sum_gathered(
     precision: jax.lax.Precision = EXACT,
 ) -> jax.Array:
     """`sum_by_latent` of pairs sorted by latent: few at a time are gathered, and of the busiest latents multiplied."""
-    return sum_pairs(*_flat(scale_BK, indices_BK), rows_BD, n_latents, precision)
+    return sum_pairs(*_flat_pairs(scale_BK, indices_BK), rows_BD, n_latents, precision)
 
 
 def sum_pairs(
@@ -108,7 +108,7 @@ def sum_pairs(
     Latents from n_latents on are dropped. `latent` and `token` may be any two numberings: those of rows and sources.
     """
     rows_BD, n_pairs = jnp.asarray(rows_BD), scale_N.size
-    first, last = _places(rows_BD.shape[0], n_pairs, n_latents)
+    first, last = _segment_starts(rows_BD.shape[0], n_pairs, n_latents)
     pairs = _sorted_pairs(scale_N, latent_N, token_N, n_latents)
     _, busiest_F = _sort(n_pairs - pairs.count_F)
 
@@ -144,7 +144,7 @@ def _product(
     return jnp.matmul(dense_FB, rows_BD, precision=precision)
 
 
-def _flat(scale_BK: jax.Array, indices_BK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _flat_pairs(scale_BK: jax.Array, indices_BK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The pairs as a list: scales, latents and tokens, [B K] each."""
     token_BK = jax.lax.broadcasted_iota(jnp.int32, jnp.shape(indices_BK), 0)
     return jnp.ravel(scale_BK), jnp.ravel(indices_BK), token_BK.ravel()
@@ -159,7 +159,7 @@ class _Pairs(NamedTuple):
     count_F: jax.Array
 
 
-def _places(n_tokens: int, n_pairs: int, n_latents: int) -> tuple[int, int]:
+def _segment_starts(n_tokens: int, n_pairs: int, n_latents: int) -> tuple[int, int]:
     """(pairs that are gathered of every latent, pairs of one latent above which it goes through the product).
 
     The first makes F c + N log2(last / c), the places that are gathered from, small.
@@ -204,7 +204,7 @@ def _gathered(pairs: _Pairs, latents_R: jax.Array, rows_BD: jax.Array, start: in
             out_RD = out_RD + scale_RJ[:, j, None] * rows_BD[token_RJ[:, j]]
         return out_RD
 
-    at_once = min(_AT_ONCE, stop - start)
+    at_once = min(_SEGMENTS_AT_ONCE, stop - start)
     zeros_RD = jnp.zeros((latents_R.size, rows_BD.shape[1]), rows_BD.dtype)
     # The first turn comes before the loop, as in `sparse`.
     return jax.lax.fori_loop(1, (stop - start) // at_once, add, add(0, zeros_RD))

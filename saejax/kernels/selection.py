@@ -31,7 +31,7 @@ def largest_mask(values: jax.Array, k: jax.Array | int) -> jax.Array:
     rows = jnp.atleast_2d(values)
     shards = shards_of_batch(rows.shape[0], rows.shape[-1])
     layout = "B" + "G" * (rows.ndim - 2) + "F"
-    mask = shards.run(lambda own, k: _mask(_bits(own), k, shards), f"{layout} -", layout)(rows, jnp.int32(k))
+    mask = shards.run(lambda own, k: _mask(_sortable_bits(own), k, shards), f"{layout} -", layout)(rows, jnp.int32(k))
     return mask.reshape(jnp.shape(values))
 
 
@@ -73,9 +73,9 @@ def quick_top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         return jnp.take_along_axis(values, at, axis=-1), at
     rows = values.reshape(-1, values.shape[-1])
     grouped = _groups(rows, size, -jnp.inf)
-    of_group = _places(_rows_mask(_keys(grouped).max(-1), k), k)  # [R, k]
+    of_group = _set_places(_rows_mask(_sort_keys(grouped).max(-1), k), k)  # [R, k]
     members = jnp.take_along_axis(grouped, of_group[..., None], axis=1).reshape(len(rows), -1)
-    within = _places(_rows_mask(_keys(members), k), k)
+    within = _set_places(_rows_mask(_sort_keys(members), k), k)
     best = jnp.take_along_axis(members, within, axis=1)
     at = jnp.take_along_axis(of_group, within // size, axis=1) * size + within % size
     shape = (*values.shape[:-1], k)
@@ -92,30 +92,30 @@ def largest_listed(values: jax.Array, k: jax.Array | int, most: int) -> tuple[ja
     layout = "B" + "G" * (values.ndim - 2) + "F"
 
     def local(own: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _listed(own, k, min(most, own.size), shards)
+        return _list_of_mask(own, k, min(most, own.size), shards)
 
     rows, latents = shards.run(local, f"{layout} -", "P P")(values, jnp.int32(k))
     return rows, latents
 
 
-def _listed(own: jax.Array, k: jax.Array, most: int, shards: Shards) -> tuple[jax.Array, jax.Array]:
+def _list_of_mask(own: jax.Array, k: jax.Array, most: int, shards: Shards) -> tuple[jax.Array, jax.Array]:
     """`largest_listed` of the whole from one device's block of it."""
     n_latents, n_rows = own.shape[-1], own.size // own.shape[-1]
     # Groups for as many numbers as a row keeps on average.
     size = _group_size(n_latents, max(1, most // n_rows))
     # Negative numbers have negative bits: they are below every other, and never chosen.
     grouped = _groups(own.reshape(n_rows, n_latents), size, 0.0)  # [R, F / size, size]
-    maxima = _bits(grouped).max(-1).reshape(*own.shape[:-1], -1)
+    maxima = _sortable_bits(grouped).max(-1).reshape(*own.shape[:-1], -1)
     # More groups than there are numbers to find cannot be needed on any device.
     of_group = _ranked(_mask(maxima, k, shards).reshape(-1), most)  # [most], of R F / size
     groups = grouped.reshape(-1, size)
-    bits = _bits(groups.at[of_group].get(mode="fill", fill_value=0.0))  # [most, size]
+    bits = _sortable_bits(groups.at[of_group].get(mode="fill", fill_value=0.0))  # [most, size]
     kth = jnp.maximum(_kth_largest(bits, k, shards), 1)  # zeros are never chosen
     chosen = bits >= kth
 
     def with_ties() -> jax.Array:
         """Some equal the k-th and are not among the k: the whole mask says which. One step in ten has such."""
-        whole = _mask_from(_bits(own), kth, k, shards).reshape(n_rows, n_latents)
+        whole = _mask_from(_sortable_bits(own), kth, k, shards).reshape(n_rows, n_latents)
         whole = _groups(whole, size, False).reshape(-1, size)
         return chosen & whole.at[of_group].get(mode="fill", fill_value=False)
 
@@ -146,7 +146,7 @@ def _groups(rows: jax.Array, size: int, fill: float | bool) -> jax.Array:
 
 
 def _rows_mask(key: jax.Array, k: int) -> jax.Array:
-    """bool [R, N]: the k largest of each row of `_keys`, exactly k; among equals at the border the first."""
+    """bool [R, N]: the k largest of each row of `_sort_keys`, exactly k; among equals at the border the first."""
 
     def halve(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
@@ -168,7 +168,7 @@ def row_counts(mask: jax.Array) -> jax.Array:
     return padded.reshape(mask.shape[0], -1, _LANES).sum(1, dtype=jnp.int32).sum(1)
 
 
-def _places(mask: jax.Array, k: int) -> jax.Array:
+def _set_places(mask: jax.Array, k: int) -> jax.Array:
     """int32 [R, k]: the columns of the k true entries of each row of [R, N], rising."""
     n_rows, n = mask.shape
     # The n-th of all true entries is entry n mod k of row n // k.
@@ -188,13 +188,13 @@ def _ranked(mask: jax.Array, most: int) -> jax.Array:
     return nowhere.at[place].set(jnp.arange(mask.size, dtype=jnp.int32), mode="drop", unique_indices=False)
 
 
-def _keys(values: jax.Array) -> jax.Array:
+def _sort_keys(values: jax.Array) -> jax.Array:
     """uint32, ordered as the values are, also among negative ones; 0 is below every number."""
-    bits = _bits(values)
+    bits = _sortable_bits(values)
     return jax.lax.bitcast_convert_type(jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31))), jnp.uint32)
 
 
-def _bits(values: jax.Array) -> jax.Array:
+def _sortable_bits(values: jax.Array) -> jax.Array:
     """int32, ordered as the values are where these are not negative; a zero with a sign is negative.
 
     Bits are compared, and their maxima taken, not floats: a CPU takes numbers below the smallest normal one for 0.

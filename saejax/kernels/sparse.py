@@ -42,7 +42,7 @@ def decode_groups(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax
     def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...]) -> jax.Array:
         parts = []
         for group, W_FR in enumerate(rows):
-            at_BK, own_BK = _own(indices_BGK[:, group], W_FR.shape[0], shards)
+            at_BK, own_BK = _local_indices(indices_BGK[:, group], W_FR.shape[0], shards)
             parts.append(_weighted_rows(_only(own_BK, values_BGK[:, group]), at_BK, W_FR))
         out_BD = parts[0]
         for part_BR in parts[1:]:
@@ -63,7 +63,7 @@ def _decode_bwd(residuals: Any, g_BD: jax.Array) -> tuple[jax.Array, None, tuple
     def local(values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], g_BD: jax.Array) -> Any:
         of_values, of_rows = [], []
         for group, W_FR in enumerate(rows):
-            at_BK, own_BK = _own(indices_BGK[:, group], W_FR.shape[0], shards)
+            at_BK, own_BK = _local_indices(indices_BGK[:, group], W_FR.shape[0], shards)
             g_BR = g_BD[:, -W_FR.shape[1] :]
             of_rows.append(_scatter_rows(values_BGK[:, group], at_BK, own_BK, g_BR, W_FR.shape[0]))
             of_values.append(_only(own_BK, _row_products(g_BR, at_BK, W_FR)))
@@ -91,11 +91,11 @@ def kept_pre_activations(x_BD: jax.Array, W_DF: jax.Array, pre_BF: jax.Array, in
     `pre_BF` serves the values alone: no gradient flows into it, and none into x (activations are data; what
     the encoder's input bias needs is added by the caller, who knows it).
     """
-    return _entries(pre_BF, indices_BK)
+    return _gather_entries(pre_BF, indices_BK)
 
 
 def _kept_fwd(x_BD, W_DF, pre_BF, indices_BK):  # type: ignore[no-untyped-def]
-    return _entries(pre_BF, indices_BK), (x_BD, indices_BK, W_DF.shape[1])
+    return _gather_entries(pre_BF, indices_BK), (x_BD, indices_BK, W_DF.shape[1])
 
 
 def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
@@ -104,7 +104,7 @@ def _kept_bwd(residuals, g_BK: jax.Array):  # type: ignore[no-untyped-def]
 
     def local(g_BK: jax.Array, indices_BK: jax.Array, x_BD: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
-        at_BK, own_BK = _own(indices_BK, n_own, shards)
+        at_BK, own_BK = _local_indices(indices_BK, n_own, shards)
         return shards.over_rows(turned(_scatter_rows(g_BK, at_BK, own_BK, x_BD, n_own)))
 
     grad_DF = shards.run(local, "BK BK BD", "DF")(g_BK, indices_BK, x_BD.astype(g_BK.dtype))
@@ -117,14 +117,14 @@ kept_pre_activations.defvjp(_kept_fwd, _kept_bwd)
 @jax.custom_vjp
 def entries(dense: jax.Array, indices: jax.Array) -> jax.Array:
     """dense[b, ..., indices[b, ..., k]]: [B, ..., F] and [B, ..., K] -> [B, ..., K]; its gradient is `spread`."""
-    return _entries(dense, indices)
+    return _gather_entries(dense, indices)
 
 
-def _entries(dense: jax.Array, indices: jax.Array) -> jax.Array:
+def _gather_entries(dense: jax.Array, indices: jax.Array) -> jax.Array:
     shards, middle = shards_of(dense.shape[0], dense.shape[-1]), "G" * (dense.ndim - 2)
 
     def local(dense: jax.Array, indices: jax.Array) -> jax.Array:
-        at, own = _own(indices, dense.shape[-1], shards)
+        at, own = _local_indices(indices, dense.shape[-1], shards)
         return shards.over_latents(_only(own, jnp.take_along_axis(dense, at, axis=-1)))
 
     return shards.run(local, f"B{middle}F B{middle}K", f"B{middle}K")(dense, indices)
@@ -137,7 +137,7 @@ def spread(values: jax.Array, indices: jax.Array, n_latents: int) -> jax.Array:
 
     def local(values: jax.Array, indices: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
-        at, own = _own(indices, n_own, shards)
+        at, own = _local_indices(indices, n_own, shards)
         # What is another device's goes past the end, where a scatter drops it.
         at = at if own is None else jnp.where(own, at, n_own)
         zeros = jnp.zeros((*values.shape[:-1], n_own), values.dtype)
@@ -147,7 +147,7 @@ def spread(values: jax.Array, indices: jax.Array, n_latents: int) -> jax.Array:
 
 
 def _entries_fwd(dense, indices):  # type: ignore[no-untyped-def]
-    return _entries(dense, indices), (indices, dense.shape[-1])
+    return _gather_entries(dense, indices), (indices, dense.shape[-1])
 
 
 def _entries_bwd(residuals, g):  # type: ignore[no-untyped-def]
@@ -173,7 +173,7 @@ def of_latents(vector_F: jax.Array, indices_BK: jax.Array) -> jax.Array:
     shards = shards_of(indices_BK.shape[0], vector_F.shape[0])
 
     def local(vector_F: jax.Array, indices_BK: jax.Array) -> jax.Array:
-        at_BK, own_BK = _own(indices_BK, vector_F.shape[0], shards)
+        at_BK, own_BK = _local_indices(indices_BK, vector_F.shape[0], shards)
         return shards.over_latents(_only(own_BK, vector_F[at_BK]))
 
     return shards.run(local, "F BK", "BK")(vector_F, indices_BK)
@@ -185,7 +185,7 @@ def tally(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> jax.A
 
     def local(weights_BK: jax.Array, indices_BK: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
-        at_BK, own_BK = _own(indices_BK, n_own, shards)
+        at_BK, own_BK = _local_indices(indices_BK, n_own, shards)
         at_BK = at_BK if own_BK is None else jnp.where(own_BK, at_BK, n_own)
 
         def add(weights_BK: jax.Array, at_BK: jax.Array) -> jax.Array:
@@ -211,7 +211,7 @@ def _of_latents_bwd(residuals, g_BK):  # type: ignore[no-untyped-def]
 of_latents.defvjp(_of_latents_fwd, _of_latents_bwd)
 
 
-def _own(indices: jax.Array, n_own: int, shards: Shards) -> tuple[jax.Array, jax.Array | None]:
+def _local_indices(indices: jax.Array, n_own: int, shards: Shards) -> tuple[jax.Array, jax.Array | None]:
     """(places among this device's latents, which of the indices those are: None for all of them)."""
     if not shards.latents:
         return indices, None

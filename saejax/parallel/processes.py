@@ -60,7 +60,7 @@ def this_process(config: ParallelConfig) -> Process:
     """
     if explicit := re.fullmatch(r"(\d+)/(\d+)", config.processes):
         return Process(int(explicit[1]), int(explicit[2]))
-    return _KINDS[config.processes](config)
+    return _CLUSTERS[config.processes](config)
 
 
 def local_mesh(config: ParallelConfig, process: Process) -> Mesh:
@@ -216,4 +216,4 @@ def _cannot_join(error: Exception) -> str:
     )
 
 
-_KINDS: dict[str, Callable[[ParallelConfig], Process]] = {"": lambda _: Process(), "slurm": _slurm, "jax": _jax}
+_CLUSTERS: dict[str, Callable[[ParallelConfig], Process]] = {"": lambda _: Process(), "slurm": _slurm, "jax": _jax}

@@ -196,7 +196,7 @@ _SMALLER = (
 
 def _versions(e: Experiment) -> Check:
     """A run that was begun goes on with the versions that it has, or its numbers change."""
-    now = environment.describe()["packages"]
+    now = environment.session_record()["packages"]
     shown = ", ".join(f"{name} {now[name]}" for name in _VERSIONS[:2])
     path = e.run.environment
     if not path.is_file():

@@ -16,9 +16,9 @@ from saejax.store.layout import BF16, StoreLayout
 from saejax.store.statistics import Statistics, moments, sums_of, zero_sums
 
 # float64 has no place on most accelerators, and activations have none of its digits.
-_KEPT = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(BF16))
+_KEPT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(BF16))
 _CHUNK_ROWS = 64
-_PIECE = 1 << 16
+_HASHED_ROWS = 1 << 16
 
 Block = dict[str, np.ndarray]
 
@@ -34,7 +34,7 @@ def checked(name: str, array: Any) -> np.ndarray:
         raise DataError(f"{name} has shape {found.shape}; give activations as [N, d], one row for each token.")
     floating = found.dtype == BF16 or np.issubdtype(found.dtype, np.floating)
     if not floating:
-        kinds = ", ".join(kind.name for kind in (*_KEPT, np.dtype(np.float64)))
+        kinds = ", ".join(kind.name for kind in (*_KEPT_DTYPES, np.dtype(np.float64)))
         raise DataError(f"{name} has dtype {found.dtype}; give activations in a floating-point type ({kinds}).")
     return found
 
@@ -61,7 +61,7 @@ class ArrayRows:
             raise DataError(f"There is not one activation to train on: {', '.join(lengths)} has no rows.")
         self.hook_points = {name: array.shape[1] for name, array in self._arrays.items()}
         kinds = {array.dtype for array in self._arrays.values()}
-        self.dtype = kinds.pop() if len(kinds) == 1 and kinds <= set(_KEPT) else np.dtype(np.float32)
+        self.dtype = kinds.pop() if len(kinds) == 1 and kinds <= set(_KEPT_DTYPES) else np.dtype(np.float32)
         looked = {name: _looked_through(name, array) for name, array in self._arrays.items()}
         self.statistics = {name: found for name, (found, _) in looked.items()}
         kinds_of = {name: str(array.dtype) for name, array in self._arrays.items()}
@@ -87,8 +87,8 @@ def _looked_through(name: str, array: np.ndarray) -> tuple[Statistics, tuple[lis
     """(moments, (shape, sha256 of the bytes in the order of the rows)) in one pass, the digest in a thread beside."""
     sums, digest = zero_sums(array.shape[1]), hashlib.sha256()
     with ThreadPoolExecutor(1) as beside:
-        for start in range(0, len(array), _PIECE):
-            piece = np.ascontiguousarray(array[start : start + _PIECE])
+        for start in range(0, len(array), _HASHED_ROWS):
+            piece = np.ascontiguousarray(array[start : start + _HASHED_ROWS])
             hashed = beside.submit(digest.update, piece.view(np.uint8).data)
             part = sums_of(piece)
             if not np.isfinite(part.squared_norms):
@@ -137,7 +137,7 @@ class IteratedBatches:
             raise DataError("The iterator gave not one activation to train on.")
         if count < batch_size:
             raise DataError(f"The iterator ended after {count:,} activations, less than a batch of {batch_size:,}.")
-        seen = _joined(list(self._seen))
+        seen = _concatenated(list(self._seen))
         rows = ArrayRows(seen)
         self.hook_points, self.statistics, self.dtype = rows.hook_points, rows.statistics, rows.dtype
         self.fingerprint = rows.fingerprint
@@ -192,7 +192,7 @@ class IteratedBatches:
                 block = {name: values[:wanted] for name, values in block.items()}
             pieces.append(block)
             wanted -= min(n, wanted)
-        return _copied(pieces[0]) if len(pieces) == 1 else _joined(pieces)
+        return _copied(pieces[0]) if len(pieces) == 1 else _concatenated(pieces)
 
     def _endless(self) -> Iterator[Block]:
         widths: dict[str, int] = {}
@@ -226,7 +226,7 @@ def _copied(block: Block) -> Block:
     return {name: values.copy() for name, values in block.items()}
 
 
-def _joined(blocks: Sequence[Block]) -> Block:
+def _concatenated(blocks: Sequence[Block]) -> Block:
     """The blocks one after the other; of a single one the block itself."""
     if len(blocks) == 1:
         return blocks[0]

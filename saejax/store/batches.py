@@ -157,7 +157,8 @@ class Batches:
             found = Neighbours(placed(reader, neighbours), neighbours, max_rows)
             check_windows(neighbours, batch_size, (first, stop), shares, len(found.counts))
             blocks = [
-                _windows(share, shares, found, reader.layout.chunk_rows, block_chunks, seed) for share in range(shares)
+                _window_streams(share, shares, found, reader.layout.chunk_rows, block_chunks, seed)
+                for share in range(shares)
             ]
             self.epoch_rows, self.used = sum(one.epoch_rows for one in blocks), found.used
         self._rows = stop - first
@@ -321,7 +322,9 @@ def _chunks(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks:
     return ChunkBlocks(order, n_rows, share, shares)
 
 
-def _windows(share: int, shares: int, found: Neighbours, chunk_rows: int, block_chunks: int, seed: int) -> WindowBlocks:
+def _window_streams(
+    share: int, shares: int, found: Neighbours, chunk_rows: int, block_chunks: int, seed: int
+) -> WindowBlocks:
     """The same of windows."""
     own, block_rows = range(share, len(found.counts), shares), -(-block_chunks * chunk_rows // shares)
     return WindowBlocks(found, own, block_rows, _share_key(share, shares, seed), chunk_rows)

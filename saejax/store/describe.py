@@ -9,7 +9,7 @@ from saejax.store.manifest import Manifest, flatten
 from saejax.store.reader import any_manifest, committed_rows
 from saejax.store.space import bytes_on_disk, predicted_bytes
 
-_LONGEST = 100
+_LONGEST_LINE = 100
 
 
 def describe(path: str | os.PathLike[str]) -> list[str]:
@@ -33,7 +33,7 @@ def describe(path: str | os.PathLike[str]) -> list[str]:
     lines.append(f"  numbers: {layout.dtype}{', one scale a row' * (layout.dtype == 'int8')}")
     for name, width in header.hook_points.items():
         lines.append(f"  hook point {name}: width {width}{_moments(manifest, name)}")
-    lines += [f"  {key}: {_short(value)}" for key, value in flatten(header.identity).items()]
+    lines += [f"  {key}: {_shortened_repr(value)}" for key, value in flatten(header.identity).items()]
     lines += [f"  counted {name}: {count:,}" for name, count in (manifest.counters or {}).items()]
     return lines
 
@@ -70,7 +70,7 @@ def _moments(manifest: Manifest, name: str) -> str:
     )
 
 
-def _short(value: Any) -> str:
+def _shortened_repr(value: Any) -> str:
     # repr, because an identity may come from anywhere: no control character reaches the terminal.
     text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 3]}..."

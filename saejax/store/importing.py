@@ -16,7 +16,7 @@ from saejax.store.shard import finite_rows
 from saejax.store.writer import StoreWriter
 
 _PIECE_BYTES = 32 << 20
-_PIECE_ROWS = 1 << 16
+_MOST_PIECE_ROWS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def import_files(
     total = sum(source.n_rows for source in sources)
     with StoreWriter.open(
         out,
-        identity=_identity(files, sources, config),
+        identity=_import_identity(files, sources, config),
         hook_points={config.hook_point: sources[0].width},
         n_tokens=total,
         layout=config.layout,
@@ -101,7 +101,7 @@ def _copy(
 ) -> None:
     for number in range(cursor["file"], len(sources)):
         row = cursor["row"] if number == cursor["file"] else 0
-        size = max(1, min(_PIECE_ROWS, _PIECE_BYTES // (4 * sources[number].width)))
+        size = max(1, min(_MOST_PIECE_ROWS, _PIECE_BYTES // (4 * sources[number].width)))
         for piece in sources[number].pieces(row, size):
             before = writer.rows
             skip = _append(writer, config, files[number], {"file": number, "row": row}, piece, skip)
@@ -158,7 +158,7 @@ def _check_fit(files: Sequence[str | os.PathLike[str]], sources: Sequence[Foreig
                 )
 
 
-def _identity(
+def _import_identity(
     files: Sequence[str | os.PathLike[str]], sources: Sequence[ForeignRows], config: ImportConfig
 ) -> dict[str, Any]:
     entries = []

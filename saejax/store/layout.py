@@ -29,7 +29,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32 = np.dtype(np.int32)
 FLOAT32 = np.dtype(np.float32)
 
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_HOOK_POINT_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OF_SHARD = re.compile(r"commits/(\d+)\.json|arrays/[^/]+/c/(\d+)(?:/0)?")
 _MAX_SHARD_ROWS = 1 << 24
 _MAX_WIDTH = 1 << 20
@@ -107,7 +107,7 @@ def check_hook_points(hook_points: dict[str, int], layout: StoreLayout) -> None:
     if not hook_points:
         raise ConfigError("A store needs at least one hook point.")
     for name, width in hook_points.items():
-        bad = not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name or len(name) > 200
+        bad = not isinstance(name, str) or not _HOOK_POINT_NAME.fullmatch(name) or ".." in name or len(name) > 200
         if bad or name in METADATA_NAMES:
             raise ConfigError(
                 f"Hook point name {name!r} cannot be a folder of a store: use letters, digits, '.', '_' and "
@@ -192,7 +192,7 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
         keys = sorted(set(found) | set(wanted))
         differing = [k for k in keys if k not in found or k not in wanted or found[k] != wanted[k]]
         detail = "; ".join(
-            f"{k}: file says {_short(found.get(k))}, the manifest implies {_short(wanted.get(k))}" for k in differing
+            f"{k}: file says {_cut(found.get(k))}, the manifest implies {_cut(wanted.get(k))}" for k in differing
         )
     except (ValueError, RecursionError, TypeError, AttributeError):
         detail = "it is no JSON object"
@@ -202,7 +202,7 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
     )
 
 
-def _short(value: Any) -> str:
+def _cut(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 160 else text[:157] + "..."
 

@@ -220,7 +220,7 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differences(stored: dict[str, Any], wanted: dict[str, Any], keys: set[str] | None = None) -> list[str]:
+def header_differences(stored: dict[str, Any], wanted: dict[str, Any], keys: set[str] | None = None) -> list[str]:
     """One line for each differing leaf: "key: the store has X, this run wants Y"."""
     left, right = flatten(stored), flatten(wanted)
     chosen = sorted(set(left) | set(right)) if keys is None else sorted(keys)

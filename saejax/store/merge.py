@@ -12,13 +12,13 @@ import numpy as np
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.files import StoreFiles
 from saejax.store.layout import METADATA_NAMES, StoreLayout
-from saejax.store.manifest import MANIFEST, differences
+from saejax.store.manifest import MANIFEST, header_differences
 from saejax.store.reader import StoreReader
 from saejax.store.writer import StoreWriter
 
 # What may differ between the stores of a merge: where their rows come from.
 _ORIGINS = ("text", "parts", "imported", "merged")
-_PIECE_ROWS = 1 << 20
+_SCANNED_ROWS = 1 << 20
 
 
 def merge(
@@ -61,7 +61,7 @@ def merge(
     total = sum(reader.n_tokens for reader in readers)
     with StoreWriter.open(
         out,
-        identity=_identity(readers, shifts, digests),
+        identity=_merge_identity(readers, shifts, digests),
         hook_points=readers[0].hook_points,
         n_tokens=total,
         layout=_layout(readers),
@@ -100,8 +100,8 @@ def document_shifts(readers: Sequence[StoreReader]) -> list[int]:
     shifts, following = [], 0
     for reader in readers:
         shifts.append(following)
-        pieces = range(0, reader.n_tokens, _PIECE_ROWS)
-        stops = (min(reader.n_tokens, start + _PIECE_ROWS) for start in pieces)
+        pieces = range(0, reader.n_tokens, _SCANNED_ROWS)
+        stops = (min(reader.n_tokens, start + _SCANNED_ROWS) for start in pieces)
         largest = (int(reader.array_rows("document", *span).max()) for span in zip(pieces, stops, strict=True))
         following += max(-1, *largest) + 1
     if following > np.iinfo(np.int32).max:
@@ -118,7 +118,7 @@ def _shard_in_stream_order(reader: StoreReader, shard: int, skip: int) -> dict[s
     }
 
 
-def _identity(readers: Sequence[StoreReader], shifts: Sequence[int], digests: Sequence[str]) -> dict[str, Any]:
+def _merge_identity(readers: Sequence[StoreReader], shifts: Sequence[int], digests: Sequence[str]) -> dict[str, Any]:
     merged = []
     for reader, shift, digest in zip(readers, shifts, digests, strict=True):
         origin = {key: reader.identity[key] for key in _ORIGINS if key in reader.identity}
@@ -134,7 +134,7 @@ def _rules(reader: StoreReader) -> dict[str, Any]:
 def _check_paths(out: str | os.PathLike[str], sources: Sequence[str | os.PathLike[str]]) -> None:
     if len(sources) < 2:
         raise ConfigError(f"A merge needs two stores or more, got {len(sources)}.")
-    if _place(out) in map(_place, sources):
+    if _absolute(out) in map(_absolute, sources):
         raise ConfigError(f"{os.fspath(out)} is both merged and written: give the merged store a path of its own.")
 
 
@@ -148,7 +148,7 @@ def _check_different(sources: Sequence[str | os.PathLike[str]], digests: Sequenc
             )
 
 
-def _place(path: str | os.PathLike[str]) -> str:
+def _absolute(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     return text.rstrip("/") if "://" in text else str(Path(text).resolve())
 
@@ -159,7 +159,7 @@ def _check_alike(
     # Widths are compared by (name, width), because a dot in a name is no level of a dict.
     left = {"identity": _rules(expected), "hook_points": sorted(expected.hook_points.items())}
     right = {"identity": _rules(found), "hook_points": sorted(found.hook_points.items())}
-    if differing := differences(left, right):
+    if differing := header_differences(left, right):
         lines = [line.replace("the store has", f"{os.fspath(first)} has") for line in differing]
         lines = [line.replace("this run wants", f"{os.fspath(path)} has") for line in lines]
         raise DataError(

@@ -11,14 +11,14 @@ import numpy as np
 
 from saejax.store.layout import BF16, scale_of
 
-_PIECE_ROWS = 256  # a piece in float32 stays in a core's cache
+_QUANTIZED_ROWS = 256  # a piece in float32 stays in a core's cache
 
 
 def quantized(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(q int8 [n, d], scale float32 [n]) of finite bfloat16 rows [n, d]; a row of zeros has scale 0."""
     q, scale = np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32)
-    for start in range(0, len(rows), _PIECE_ROWS):
-        piece = slice(start, start + _PIECE_ROWS)
+    for start in range(0, len(rows), _QUANTIZED_ROWS):
+        piece = slice(start, start + _QUANTIZED_ROWS)
         x = rows[piece].astype(np.float32)
         own = np.abs(x).max(axis=1) / np.float32(127)
         np.rint(np.divide(x, np.where(own > 0, own, 1)[:, None], out=x), out=x)
@@ -30,8 +30,8 @@ def expanded(q: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """scale_b q_bd, computed in float32 and rounded to bfloat16 [n, d]."""
     rows = np.empty(q.shape, BF16)
     with np.errstate(over="ignore", invalid="ignore"):  # of a hostile scale alone
-        for start in range(0, len(q), _PIECE_ROWS):
-            piece = slice(start, start + _PIECE_ROWS)
+        for start in range(0, len(q), _QUANTIZED_ROWS):
+            piece = slice(start, start + _QUANTIZED_ROWS)
             rows[piece] = q[piece] * scale[piece, None]
     return rows
 

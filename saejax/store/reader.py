@@ -19,7 +19,7 @@ from saejax.core.places import what_is
 from saejax.store.commits import commit_key, part_states, shard_remedy
 from saejax.store.files import StoreFiles
 from saejax.store.layout import BF16, METADATA_NAMES, ArrayKind, StoreLayout, arrays_of, open_array, scale_of
-from saejax.store.manifest import Header, Manifest, differences, flatten, read_manifest
+from saejax.store.manifest import Header, Manifest, flatten, header_differences, read_manifest
 from saejax.store.order import RowOrder, shard_positions
 from saejax.store.quantize import expanded
 from saejax.store.remote import cause_of
@@ -284,7 +284,7 @@ def _how_far(files: StoreFiles, header: Header) -> str:
 
 
 def _check_identity(files: StoreFiles, header: Header, expect: dict[str, Any]) -> None:
-    found = differences(header.identity, expect, set(flatten(expect)))
+    found = header_differences(header.identity, expect, set(flatten(expect)))
     if found:
         raise DataError(
             f"The store {files.url} holds something else than expected:\n  " + "\n  ".join(found) + "\n"

@@ -27,7 +27,7 @@ RENEW_SECONDS = 10.0
 STALE_SECONDS = 45.0
 _RELEASE_SECONDS = 5.0
 _TRIES = 20
-_LARGEST = 4096
+_LARGEST_LEASE_BYTES = 4096
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -70,7 +70,7 @@ class RemoteLease:
                 free = True
             elif _is_alive(holder) or (watched is not None and watched[0] != generation):
                 raise BusyError(
-                    f"{self._what} is being written by another process ({_named(holder)}). Wait for it, stop it, or "
+                    f"{self._what} is being written by another process ({_holder(holder)}). Wait for it, stop it, or "
                     "choose another name."
                 )
             else:
@@ -89,7 +89,7 @@ class RemoteLease:
                 if watched is None:
                     watched = (generation, time.monotonic())
                     print(
-                        f"{self._what} was last written by another process ({_named(holder)}); waiting up to "
+                        f"{self._what} was last written by another process ({_holder(holder)}); waiting up to "
                         f"{STALE_SECONDS:.0f} s to see whether it still runs",
                         file=sys.stderr,
                         flush=True,
@@ -114,7 +114,7 @@ class RemoteLease:
             found = self._files.kv.read(self._key).result()
         except Exception as error:
             raise DataError(f"Cannot read {self._files.name(self._key)}: {self._files.trouble(error)}") from error
-        raw = bytes(found.value)[:_LARGEST] if found.state == "value" else b""
+        raw = bytes(found.value)[:_LARGEST_LEASE_BYTES] if found.state == "value" else b""
         try:
             holder = json.loads(raw) if raw else {}
         except (ValueError, RecursionError):
@@ -140,7 +140,7 @@ class RemoteLease:
                 if not self._put(self._generation):
                     generation, holder = self._look()
                     if not self._is_own(holder):
-                        self._lost = _named(holder)
+                        self._lost = _holder(holder)
                         return
                     self._generation = generation
 
@@ -193,5 +193,5 @@ def _is_alive(holder: dict[str, Any]) -> bool:
     return _same_machine(holder) and _started(holder["pid"]) == holder.get("started")
 
 
-def _named(holder: dict[str, Any]) -> str:
+def _holder(holder: dict[str, Any]) -> str:
     return f"pid {str(holder.get('pid', '?'))[:20]} on {str(holder.get('host', '?'))[:100]!r}"

@@ -8,7 +8,7 @@ from saejax.core.errors import DataError
 from saejax.store.commits import Commit, commit_key, committed_prefix, part_states
 from saejax.store.files import StoreFiles
 from saejax.store.layout import shard_of, write_zarr_json
-from saejax.store.manifest import MANIFEST, Header, Manifest, differences, read_manifest
+from saejax.store.manifest import MANIFEST, Header, Manifest, header_differences, read_manifest
 from saejax.store.space import check_space
 from saejax.store.statistics import Sums, moments, zero_sums
 
@@ -55,7 +55,7 @@ def resume_part(files: StoreFiles, header: Header, part: int) -> PartOnDisk:
         DataError: the store was made for something else, is damaged, or the disk has no room for it.
     """
     manifest = read_manifest(files)
-    if manifest is not None and (differing := differences(manifest.header.to_json(), header.to_json())):
+    if manifest is not None and (differing := header_differences(manifest.header.to_json(), header.to_json())):
         raise DataError(
             f"The store {files.url} was made for something else:\n  " + "\n  ".join(differing) + "\n"
             "Choose another store path, restore these settings, or delete the store."
@@ -117,7 +117,7 @@ def complete_if_all_done(
         DataError: a commit is damaged, or there is not one row in the store.
     """
     if header.parts == 1:
-        return _complete(files, header, commits, counters), ()
+        return _write_complete(files, header, commits, counters), ()
     states = part_states(files, header)
     if missing := tuple(part for part, state in enumerate(states) if not state.done):
         return None, missing
@@ -131,10 +131,10 @@ def complete_if_all_done(
         for name, count in part_commits[-1].counters.items():
             totals[name] = totals.get(name, 0) + count
     every = sorted(itertools.chain.from_iterable(of_parts), key=lambda commit: commit.index)
-    return _complete(files, header, every, totals), ()
+    return _write_complete(files, header, every, totals), ()
 
 
-def _complete(files: StoreFiles, header: Header, commits: list[Commit], counters: dict[str, int]) -> Manifest:
+def _write_complete(files: StoreFiles, header: Header, commits: list[Commit], counters: dict[str, int]) -> Manifest:
     there = {commit.index: commit for commit in commits if commit.rows}
     if not there:
         raise no_row(files)

@@ -10,7 +10,7 @@ from saejax.store.layout import BF16, ArrayKind
 from saejax.store.order import shard_positions
 
 _EXPONENT = np.uint16(0x7F80)  # all ones in the exponent of a bfloat16: infinite or NaN
-_PIECE_ROWS = 128
+_CHECKED_ROWS = 128
 
 
 def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarray:
@@ -25,7 +25,7 @@ def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarra
     if array.dtype != BF16:
         if array.dtype.kind != "f":
             raise DataError(f"append: hook point {name!r} has dtype {array.dtype}, expected a float dtype.")
-        array = _rounded(array)
+        array = _as_bfloat16(array)
     array = np.ascontiguousarray(array)
     if not _all_finite(array):
         bad = _not_finite(array)
@@ -40,11 +40,11 @@ def as_bf16_rows(name: str, values: np.ndarray, n: int, width: int) -> np.ndarra
 
 def finite_rows(values: np.ndarray) -> np.ndarray:
     """Mask of the rows of float [n, d] that are finite as bfloat16, bool [n]: 3.4e38 is a float32, but no bfloat16."""
-    finite: np.ndarray = np.logical_not(_not_finite(np.ascontiguousarray(_rounded(values)))).all(axis=1)
+    finite: np.ndarray = np.logical_not(_not_finite(np.ascontiguousarray(_as_bfloat16(values)))).all(axis=1)
     return finite
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
+def _as_bfloat16(values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(BF16)
 
@@ -56,9 +56,9 @@ def _not_finite(array: np.ndarray) -> np.ndarray:
 
 def _all_finite(array: np.ndarray) -> bool:
     """True if bfloat16 [n, d] holds no NaN and no infinity; by pieces, which stay in a core's cache."""
-    bits, exponents = array.view(np.uint16), np.empty((min(len(array), _PIECE_ROWS), array.shape[1]), np.uint16)
-    for start in range(0, len(array), _PIECE_ROWS):
-        piece = bits[start : start + _PIECE_ROWS]
+    bits, exponents = array.view(np.uint16), np.empty((min(len(array), _CHECKED_ROWS), array.shape[1]), np.uint16)
+    for start in range(0, len(array), _CHECKED_ROWS):
+        piece = bits[start : start + _CHECKED_ROWS]
         if np.bitwise_and(piece, _EXPONENT, out=exponents[: len(piece)]).max() == _EXPONENT:
             return False
     return True
@@ -105,7 +105,7 @@ class Shard:
         count = min(self._capacity - self.filled, len(next(iter(rows.values()))) - start)
         places = self._positions[self.filled : self.filled + count]
         for name, buffer in self._buffers.items():
-            _bits(buffer)[places] = _bits(rows[name])[start : start + count]
+            _as_uint16(buffer)[places] = _as_uint16(rows[name])[start : start + count]
         self.filled += count
         return count
 
@@ -114,7 +114,7 @@ class Shard:
         if self.is_full:
             return self._buffers
         places = np.sort(self._positions[: self.filled])
-        return {name: _bits(buffer)[places].view(buffer.dtype) for name, buffer in self._buffers.items()}
+        return {name: _as_uint16(buffer)[places].view(buffer.dtype) for name, buffer in self._buffers.items()}
 
     @staticmethod
     def digest(values: np.ndarray) -> str:
@@ -122,6 +122,6 @@ class Shard:
         return hashlib.sha256(np.ascontiguousarray(values).view(np.uint8).data).hexdigest()
 
 
-def _bits(array: np.ndarray) -> np.ndarray:
+def _as_uint16(array: np.ndarray) -> np.ndarray:
     """bfloat16 as uint16: numpy moves plain integers about twice as fast."""
     return array.view(np.uint16) if array.dtype == BF16 else array

@@ -7,7 +7,7 @@ import numpy as np
 
 from saejax.core.errors import DataError
 
-_PIECE_ROWS = 256
+_SUMMED_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def zero_sums(width: int) -> Sums:
 def sums_of(rows: np.ndarray) -> Sums:
     """Sums of bfloat16 rows [n, d] in float64, by pieces of 256 rows (no BLAS: same on any core count)."""
     result = zero_sums(rows.shape[1])
-    for start in range(0, len(rows), _PIECE_ROWS):
-        piece = rows[start : start + _PIECE_ROWS].astype(np.float64)
+    for start in range(0, len(rows), _SUMMED_ROWS):
+        piece = rows[start : start + _SUMMED_ROWS].astype(np.float64)
         squared = np.einsum("nd,nd->n", piece, piece)
         result = result + Sums(len(piece), piece.sum(axis=0), float(squared.sum()), float(np.sqrt(squared).sum()))
     return result

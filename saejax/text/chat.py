@@ -18,7 +18,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
 from saejax.text.added_tokens import NAMES
 
-_LARGEST = 64 << 20  # bytes of a file
+_TEMPLATE_BYTES = 64 << 20  # bytes of a file
 _NOW = "strftime_now"
 _JSON_OPTIONS = re.compile(r"tojson\s*\(\s*[^)\s]")
 
@@ -53,8 +53,8 @@ class ChatTemplate:
         """
         path, own = Path(folder) / "tokenizer_config.json", Path(folder) / "chat_template.jinja"
         try:
-            settings = dict(json.loads(read_bounded(path, _LARGEST))) if path.is_file() else {}
-            template = read_bounded(own, _LARGEST).decode() if own.is_file() else settings.get("chat_template")
+            settings = dict(json.loads(read_bounded(path, _TEMPLATE_BYTES))) if path.is_file() else {}
+            template = read_bounded(own, _TEMPLATE_BYTES).decode() if own.is_file() else settings.get("chat_template")
             if isinstance(template, list):
                 template = {row["name"]: row["template"] for row in template}.get("default")
         except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:

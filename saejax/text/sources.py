@@ -151,7 +151,7 @@ def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
         return functools.partial(_conversation, config, chat)
     if config.template:
         return functools.partial(_filled, config.template)
-    return lambda row, where: _text(_column(row, config.column, "text.column", where), config.column, where)
+    return lambda row, where: _as_text(_column(row, config.column, "text.column", where), config.column, where)
 
 
 def _column(row: dict[str, Any], column: str, setting: str, where: str) -> Any:
@@ -164,7 +164,7 @@ def _columns(row: dict[str, Any]) -> str:
     return short(", ".join(name if name.isprintable() else repr(name) for name in map(str, row)))
 
 
-def _text(value: Any, column: str, where: str) -> str:
+def _as_text(value: Any, column: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: column {column!r} holds {type(value).__name__}, not text.")
     return value
@@ -216,7 +216,7 @@ def _messages(config: SourceConfig, row: dict[str, Any], where: str) -> list[dic
     if config.prompt:
         said = [("user", config.prompt, "text.prompt"), ("assistant", config.response, "text.response")]
         return [
-            {"role": role, "content": _text(_column(row, column, setting, where), column, where)}
+            {"role": role, "content": _as_text(_column(row, column, setting, where), column, where)}
             for role, column, setting in said
             if column
         ]

@@ -22,7 +22,7 @@ from saejax.coders.sparsity.topk import TopK
 from saejax.core.arrays import as_array
 from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError
-from saejax.core.places import as_place, kind_of
+from saejax.core.places import as_place, type_in_words
 from saejax.kernels.selection import top_k
 from saejax.lm.forward import Model
 from saejax.trained.files import describe, read_folder, write_folder
@@ -195,7 +195,7 @@ class TrainedCoder:
             DataError: the model has another width there.
         """
         if not hasattr(lm, "hook_point"):
-            raise ConfigError(f"at takes a model of saejax.load_lm; it was given {kind_of(lm)}.")
+            raise ConfigError(f"at takes a model of saejax.load_lm; it was given {type_in_words(lm)}.")
         topology = self.coder.topology
         reads, writes = (tuple(map(lm.hook_point, names)) for names in (self.sites.reads, self.sites.writes))
         sites = dataclasses.replace(self.sites, reads=reads, writes=writes)

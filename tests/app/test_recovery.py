@@ -205,23 +205,21 @@ def test_no_best_was_kept(tmp_path: Path) -> None:
 # --- the record -------------------------------------------------------------------------------------------------
 
 
-def test_sessions_are_added_and_old_files_are_one(tmp_path: Path) -> None:
+def test_sessions_are_added(tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
-    path.write_text(json.dumps({"python": "3.9", "command": ["old"]}))
     for step in (7, 9):
-        environment.append_session(path, environment.describe(from_step=step))
+        environment.append_session(path, environment.session_record(from_step=step))
     found = json.loads(path.read_text())
-    assert [session.get("from_step") for session in found["sessions"]] == [None, 7, 9]
-    assert found["sessions"][0]["command"] == ["old"] and found["from_step"] == 9
+    assert [session.get("from_step") for session in found["sessions"]] == [7, 9] and found["from_step"] == 9
     path.write_text("{")
-    environment.append_session(path, environment.describe())
+    environment.append_session(path, environment.session_record())
     assert len(json.loads(path.read_text())["sessions"]) == 1
 
 
 def test_the_record_names_flags_and_neither_machine_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_dump_nothing")
     monkeypatch.setattr("sys.argv", [str(Path.cwd() / "launch" / "train.py"), "--config=x"])
-    found = environment.describe()
+    found = environment.session_record()
     assert found["variables"]["XLA_FLAGS"].endswith("--xla_dump_nothing")
     assert found["command"][1:] == [os.path.join("launch", "train.py"), "--config=x"]
     text = json.dumps(found)

@@ -323,7 +323,7 @@ FORMATS = [
 
 @pytest.mark.parametrize(("write_file", "dtype"), FORMATS, ids=lambda value: getattr(value, "__name__", value))
 def test_files_of_others_come_back_as_rows_and_as_batches(tmp_path, monkeypatch, write_file, dtype):
-    monkeypatch.setattr(importing_module, "_PIECE_ROWS", 70)
+    monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 70)
     x = np.asfortranarray(X.astype(np.float32)) if dtype == "fortran" else X.astype(dtype)
     files = [write_file(tmp_path / "one", x[:170]), write_file(tmp_path / "two", x[170:])]
     assert import_files(tmp_path / "s", files, CONFIG) == (300, 0)
@@ -358,7 +358,7 @@ def test_metadata_of_a_file_is_kept(tmp_path, write_file):
 
 
 def test_rows_that_are_not_finite_are_refused_or_dropped_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(importing_module, "_PIECE_ROWS", 40)
+    monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 40)
     x = X.astype(np.float64)
     x[[3, 77, 299], [1, 2, 3]] = np.nan, np.inf, 1e39  # the last one is infinite as bfloat16
     file = as_npy(tmp_path / "x", x)
@@ -379,7 +379,7 @@ def test_rows_that_are_not_finite_are_refused_or_dropped_and_counted(tmp_path, m
 @pytest.mark.parametrize("write_file", [as_npy, as_parquet])
 @pytest.mark.parametrize("other_pieces", [70, 33])
 def test_an_interrupted_import_leaves_the_same_bytes(tmp_path, monkeypatch, write_file, other_pieces):
-    monkeypatch.setattr(importing_module, "_PIECE_ROWS", 70)
+    monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", 70)
     x = np.random.default_rng(1).normal(size=(1000, 4)).astype(np.float32)
     x[::37] = np.nan
     files = [write_file(tmp_path / "one", x[:600]), write_file(tmp_path / "two", x[600:])]
@@ -404,7 +404,7 @@ def test_an_interrupted_import_leaves_the_same_bytes(tmp_path, monkeypatch, writ
             break
         except KeyboardInterrupt:
             # The pieces of a later version need not be those of today.
-            monkeypatch.setattr(importing_module, "_PIECE_ROWS", other_pieces)
+            monkeypatch.setattr(importing_module, "_MOST_PIECE_ROWS", other_pieces)
     assert 2 < runs < 20
     if other_pieces == 70:
         assert contents(tmp_path / "broken") == contents(tmp_path / "whole")

@@ -90,7 +90,7 @@ def test_forty_random_bit_flips_are_found(two: Checkpoints) -> None:
 
 
 def test_every_bit_of_the_manifest_counts(two: Checkpoints) -> None:
-    path = two.directory / "000000001" / integrity.NAME
+    path = two.directory / "000000001" / integrity.INTEGRITY
     good = path.read_bytes()
     for position in range(0, len(good), 7):
         bad = bytearray(good)
@@ -141,7 +141,7 @@ def test_no_good_one_left_is_an_error_not_a_fresh_start(two: Checkpoints) -> Non
 def test_leftovers_of_a_kill_are_ignored_and_removed_when_in_the_way(two: Checkpoints) -> None:
     folder = two.directory
     shutil.copytree(folder / "000000002", folder / "000000003")
-    (folder / "000000003" / integrity.NAME).unlink()
+    (folder / "000000003" / integrity.INTEGRITY).unlink()
     shutil.copytree(folder / "000000001", folder / "000000003.orbax-checkpoint-tmp")
     shutil.copytree(folder / "000000001", folder / "000000000.removed")
     assert two.steps() == [1, 2]

@@ -76,7 +76,7 @@ def test_float64_and_mixtures_become_float32() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_a_fingerprint_is_of_the_content(dtype: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Equal for equal rows, however they lie in memory; another for rows in another order, whose moments are equal."""
-    monkeypatch.setattr(arrays, "_PIECE", 16)
+    monkeypatch.setattr(arrays, "_HASHED_ROWS", 16)
     x = (np.random.default_rng(0).integers(-8, 8, (50, 3)) / 4).astype(dtype)  # sums are exact, in any order
     one = ArrayRows({"x": x})
     np.save(tmp_path / "x.npy", x.view(np.uint8))

@@ -77,7 +77,7 @@ def begin_training(
         member.name: [stack.enter_context(contextlib.closing(w)) for w in run_writers(member.experiment)]
         for member in trained
     }
-    described = environment.describe()
+    described = environment.session_record()
     for member in trained:
         _begin(member, described, made_from)
     setup = Setup(

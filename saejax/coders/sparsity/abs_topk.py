@@ -6,9 +6,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
-from saejax.coders.sparsity.base import Keep, Params
+from saejax.coders.sparsity.base import Keep
 from saejax.coders.sparsity.topk import TopK
 
 

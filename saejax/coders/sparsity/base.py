@@ -5,11 +5,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax
 
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.coders.ramp import At
 from saejax.core.settings import Settings
 
-Params = dict[str, Any]
 Keep = Callable[..., jax.Array]
 S = TypeVar("S", bound=Settings)
 

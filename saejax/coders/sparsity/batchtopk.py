@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.latents import Latents, ListedLatents
+from saejax.coders.latents import Latents, ListedLatents, Params
 from saejax.coders.parts import register_sparsity
 from saejax.coders.ramp import At, Ramp
-from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.coders.sparsity.jumprelu import JumpRelu
 from saejax.coders.sparsity.topk import KSettings
 from saejax.core.settings import Settings, setting

@@ -10,9 +10,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
-from saejax.coders.sparsity.base import Keep, Params, Sparsity, gradient_alone
+from saejax.coders.sparsity.base import Keep, Sparsity, gradient_alone
 
 
 @register_sparsity

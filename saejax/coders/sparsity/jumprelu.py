@@ -13,11 +13,11 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
 from saejax.coders.ramp import At
-from saejax.coders.sparsity.base import Keep, Params, Sparsity
-from saejax.core.settings import Settings, given, setting
+from saejax.coders.sparsity.base import Keep, Sparsity
+from saejax.core.settings import Settings, resolved_value, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,8 @@ class JumpRelu(Sparsity[JumpReluSettings]):
 
     @classmethod
     def build(cls, settings: JumpReluSettings, at: At) -> Self:
-        return cls(given(settings.threshold_init), given(settings.bandwidth), settings.l0_through_input)
+        start, width = resolved_value(settings.threshold_init), resolved_value(settings.bandwidth)
+        return cls(start, width, settings.l0_through_input)
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         theta, move = self._theta(pre, params)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import jax
 
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
-from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.coders.sparsity.base import Keep, Sparsity
 
 
 @register_sparsity

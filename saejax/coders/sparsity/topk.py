@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.latents import Latents
+from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
 from saejax.coders.ramp import At, Ramp
-from saejax.coders.sparsity.base import Keep, Params, Sparsity
+from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
 from saejax.kernels.selection import largest_of_rows
