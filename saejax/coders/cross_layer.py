@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.dictionary import less_centre
+from saejax.coders.dictionary import Dictionary
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents, Params
 from saejax.coders.transcoder import Transcoder
@@ -27,29 +27,14 @@ from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
 
 
-class CrossLayerTranscoder(nn.Module):
+class CrossLayerTranscoder(Dictionary):
     """W_enc [L, D, F], b_enc [L, F], W_dec_0 ... W_dec_{L-1} [F, L - l, D], b_dec [L, D].
 
-    Attributes:
-        d_in, d_out: width of a site read, of a site written.
-        d_sae: F, latents of a layer.
-        sites: L.
-        init_name, decoder_norm, encoder_scale, matmul_dtype, centred: as in `Dictionary`.
+    `sites` is L, `d_sae` is F, the latents of a layer.
     """
 
-    d_in: int
-    d_sae: int
-    d_out: int = 0
-    sites: int = 1
     init_name: str = "uniform"
-    decoder_norm: float = 1.0
-    encoder_scale: float = 1.0
-    matmul_dtype: str = "auto"
-    centred: bool = False
-
     stacked: ClassVar[bool] = True
-    centrable: ClassVar[bool] = True
-    tied: ClassVar[bool] = False
     transposable: ClassVar[bool] = False
 
     @property
@@ -57,21 +42,11 @@ class CrossLayerTranscoder(nn.Module):
         return tuple(f"W_dec_{layer}" for layer in range(self.sites))
 
     @property
-    def in_shape(self) -> tuple[int, ...]:
-        return (self.sites, self.d_in)
-
-    @property
-    def out_shape(self) -> tuple[int, ...]:
-        return (self.sites, self.d_out or self.d_in)
-
-    @property
     def latent_shape(self) -> tuple[int, ...]:
-        """Shape of one token's latents."""
         return (self.sites, self.d_sae)
 
     @property
     def latent_axes(self) -> tuple[str | None, ...]:
-        """Logical axes of `latent_shape`."""
         return ("site", "latent")
 
     def setup(self) -> None:
@@ -96,20 +71,8 @@ class CrossLayerTranscoder(nn.Module):
         if self.centred:
             self.param("centre", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in")), (L, D))
 
-    def __call__(self) -> None:
-        """Nothing to run: the module only declares parameters."""
-
-    @nn.nowrap
-    def encoder_input(self, params: Params, x_BLD: jax.Array) -> jax.Array:
-        return less_centre(params, x_BLD)
-
-    @nn.nowrap
-    def encoder_bias(self, params: Params) -> jax.Array:
-        return params["b_enc"]
-
     @nn.nowrap
     def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
-        """(parameters without the centre, what each latent's bias has to gain for it [L, F])."""
         own, centre_LD = dict(params), params["centre"]
         del own["centre"]
         return own, -jnp.einsum("ld,ldf->lf", centre_LD, params["W_enc"], precision=EXACT)
@@ -131,10 +94,6 @@ class CrossLayerTranscoder(nn.Module):
         indices_BLK: jax.Array,
         rows_P: jax.Array | None = None,
     ) -> jax.Array:
-        """pre at `indices`, [B, L, K], where pre is known already; its gradient stays sparse (and skips x).
-
-        Of a list for the batch: pre at (rows, indices), [P].
-        """
         raw_BLF = jax.lax.stop_gradient(pre_BLF - params["b_enc"][None])
         x_BLD = self.encoder_input(params, x_BLD)
         if rows_P is not None:
@@ -147,11 +106,6 @@ class CrossLayerTranscoder(nn.Module):
             kept_BK = kept_pre_activations(x_BD, W_DF, raw_BLF[:, layer], indices_BLK[:, layer])
             columns.append(kept_BK + of_latents(params["b_enc"][layer], indices_BLK[:, layer]))
         return jnp.stack(columns, axis=1)
-
-    @nn.nowrap
-    def decode(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
-        """y_hat, float32 [B, L, D]."""
-        return self.decode_without_bias(params, latents, x_BLD) + params["b_dec"][None]
 
     @nn.nowrap
     def decode_without_bias(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
@@ -169,19 +123,13 @@ class CrossLayerTranscoder(nn.Module):
         return self.written_by(params, y_BR, x_BLD)
 
     @nn.nowrap
-    def written_by(self, params: Params, out_BR: jax.Array, x_BLD: jax.Array | None) -> jax.Array:
-        """The part of y_hat that a sum of `decoder_rows` adds, [B, L, D]."""
-        return out_BR.reshape(-1, *params["b_dec"].shape)
-
-    @nn.nowrap
     def restrict(self, params: Params, chosen: slice) -> Params:
-        """Parameters of the smaller coder that has only the latents `chosen` of each layer."""
         encoders = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
         return params | encoders | {name: params[name][chosen] for name in self.decoders}
 
     @nn.nowrap
     def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
-        """All that a latent writes as one row: one [F, (L - l) D] for each layer."""
+        """One [F, (L - l) D] for each layer."""
         return tuple(params[name].reshape(params[name].shape[0], -1) for name in self.decoders)
 
     @nn.nowrap
@@ -191,7 +139,6 @@ class CrossLayerTranscoder(nn.Module):
 
     @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
-        """Parameters for raw activations from those trained on scale * activation; the latents stay the same."""
         reads, writes = (jnp.asarray(scales, jnp.float32) for scales in (read_scales, write_scales))
         own = {name: params[name] / writes[None, layer:, None] for layer, name in enumerate(self.decoders)}
         if "centre" in params:
@@ -202,7 +149,7 @@ class CrossLayerTranscoder(nn.Module):
 
     @nn.nowrap
     def aim(self, params: Params, x: jax.Array, y: jax.Array) -> Params:
-        """Unit weights that point at tokens: x, y [L, F, L, D], one token for each latent of each layer."""
+        """x, y [L, F, L, D]: one token for each latent of each layer."""
         into = [unit_rows(self.encoder_input(params, x[i])[:, i]).T for i in range(self.sites)]
         aimed: Params = {"W_enc": jnp.stack(into)}
         for layer, name in enumerate(self.decoders):

@@ -1,4 +1,4 @@
-"""Base of the topologies with one encoder and one decoder: everything but what the encoder sees.
+"""Base of all topologies: one encoder and one decoder, everything but what the encoder sees.
 
     pre   = x' W_enc + b_enc          x' [B, *in] the encoder's input, all sites at once
     y_hat = f W_dec + b_dec           y_hat [B, *out]
@@ -28,7 +28,7 @@ from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
 
 class Dictionary(nn.Module):
-    """Parameters and products of a coder with one group of latents.
+    """Parameters and products of a coder with one group of latents; a cross-layer transcoder has one for each layer.
 
     Attributes:
         d_in, d_out: width of a site read, of a site written.
@@ -56,7 +56,11 @@ class Dictionary(nn.Module):
     centrable: ClassVar[bool] = True
     tied: ClassVar[bool] = False
     transposable: ClassVar[bool] = True
-    decoders: ClassVar[tuple[str, ...]] = ("W_dec",)
+
+    @property
+    def decoders(self) -> tuple[str, ...]:
+        """Names of the decoder matrices."""
+        return ("W_dec",)
 
     @property
     def in_shape(self) -> tuple[int, ...]:
