@@ -32,7 +32,7 @@ import numpy as np
 
 from saejax.capture import CaptureConfig, capture
 from saejax.capture.ahead import tokens_read
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.lm import load_lm
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.text import PackedRows, Packer, TextConfig, open_source

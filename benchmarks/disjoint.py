@@ -27,7 +27,7 @@ from saejax.app.workspace import Workspace
 from saejax.capture import CaptureConfig
 from saejax.checkpoints import Checkpoints
 from saejax.coders import CoderConfig
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.parallel import ParallelConfig
 from saejax.training import TrainConfig
 

@@ -29,7 +29,7 @@ from saejax.app.stages import run_capture, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.coders import Sites
 from saejax.core.compiled import keep_programs
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.plan.devices import HERE, device
 from saejax.plan.estimate import stage_of
 from saejax.plan.planned import Planned, mesh_of

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from absl import app, flags
 
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.store import Batches, EpochOrder, StoreLayout, StoreReader, StoreWriter
 
 _ROWS = flags.DEFINE_integer("rows", 131_072, "Activations.")

@@ -20,7 +20,7 @@ from absl import app, flags
 
 from saejax.checkpoints import Checkpoints
 from saejax.coders import CoderConfig, Sites, build
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import Batches, StoreReader, StoreWriter
 from saejax.training import Setup, program_of_one, put_on, train

@@ -19,7 +19,7 @@ from benchmarks.bench.protocol import serve
 
 class Jax:
     def __init__(self) -> None:
-        from saejax.core.memory import keep_memory
+        from saejax.core.host import keep_memory
 
         keep_memory()
         import jax

@@ -18,7 +18,7 @@ from benchmarks.bench.activations import Batches, explained
 from benchmarks.bench.protocol import peak_bytes, serve, timed_steps, used
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.coders.config import LONG_AGO
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.kernels.selection import largest_listed, largest_mask, largest_of_rows
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import ArrayRows

@@ -14,7 +14,7 @@ from saejax.capture import CaptureConfig, capture
 from saejax.capture.ahead import tokens_read
 from saejax.checkpoints import Checkpoints
 from saejax.coders import CoderConfig, build
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.lm import load_lm
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import ArrayRows

@@ -21,7 +21,7 @@ from saejax.app.command import Command, Line, define_flags, from_flags
 from saejax.core.compiled import keep_programs
 from saejax.core.config import nearest
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError, SaejaxError
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.core.stopping import Stopped, Stopping
 from saejax.core.streams import Spoken, spoken
 

@@ -22,7 +22,7 @@ from saejax.checkpoints import Checkpoints
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 from saejax.core.places import as_place
 from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
 from saejax.runs.provenance import Provenance, verify_provenance

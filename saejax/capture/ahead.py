@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from saejax.core.threads import give_way
+from saejax.core.host import give_way
 from saejax.text import PackedRows
 
 Item = TypeVar("Item")

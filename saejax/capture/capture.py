@@ -184,7 +184,7 @@ def store_identity(
         "heldout_fraction": text.heldout_fraction,
         "context_length": text.context_length,
         "prepend_bos": text.prepend_bos,
-        # What is left at its default is not written: the stores of earlier versions stay valid.
+        # What is left at its default is not written.
         **({} if text.packed else {"pack": False}),
         **({"own_bos": "once"} if begins_with_bos(text, lm.tokenizer) else {}),
         **apart(lm, text.context_length),

@@ -11,9 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from saejax.checkpoints import reading
-from saejax.checkpoints.saving import Saving
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from saejax.checkpoints import integrity
+from saejax.checkpoints.saving import Saving, quiet_orbax
 from saejax.checkpoints.steps import Retention, Steps
+from saejax.core.errors import DataError
 from saejax.parallel import from_first, together
 
 
@@ -120,7 +125,7 @@ class Checkpoints:
         """
         self._saving.join()
         from_first(together(), lambda: self._steps.require_good(step, list(abstract)))
-        return reading.read_sharded(self._steps.folder(step), abstract)
+        return _read_sharded(self._steps.folder(step), abstract)
 
     def restore_latest(self, abstract: Mapping[str, Any]) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
         """(step, items, meta) of the newest good checkpoint, or None when there is no checkpoint at all.
@@ -132,7 +137,7 @@ class Checkpoints:
         """
         self._saving.join()
         step = from_first(together(), lambda: self._steps.latest_good(list(abstract)))
-        return None if step < 0 else (step, *reading.read_sharded(self._steps.folder(step), abstract))
+        return None if step < 0 else (step, *_read_sharded(self._steps.folder(step), abstract))
 
     def restore_numpy(self, step: int, names: Sequence[str] = ("params",)) -> tuple[dict[str, Any], dict[str, Any]]:
         """Verify `step`, then read items as nested dicts of `np.ndarray`, whatever machine saved them.
@@ -148,4 +153,62 @@ class Checkpoints:
         """
         self._saving.join()
         self._steps.require_good(step, names)
-        return reading.read_numpy(self._steps.folder(step), names)
+        return _read_numpy(self._steps.folder(step), names)
+
+
+# --- from the folder of one verified checkpoint to arrays ---------------------------------------------------------
+
+
+def _read_sharded(folder: Path, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    saved = _saved(folder, list(abstract))
+    args: dict[str, Any] = {integrity.META: ocp.args.JsonRestore()}
+    for name, tree in abstract.items():
+        integrity.check_leaves(name, saved[name], integrity.leaves(name, tree), folder)
+        if saved[name]:  # Orbax stores no empty tree; the abstract one is then the tree itself.
+            args[name] = ocp.args.StandardRestore(jax.tree.map(_placed, tree))
+    with quiet_orbax(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        restored = reader.restore(folder, args=ocp.args.Composite(**args))
+    items = {name: restored[name] if saved[name] else tree for name, tree in abstract.items()}
+    return items, restored[integrity.META]
+
+
+def _read_numpy(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    saved = _saved(folder, names)
+    handler = ocp.PyTreeCheckpointHandler()
+    items: dict[str, Any] = {}
+    for name in names:
+        items[name] = {}
+        if saved[name]:
+            with quiet_orbax():
+                tree = handler.metadata(folder / name).tree
+                as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+                args = ocp.args.PyTreeRestore(restore_args=as_numpy)
+                items[name] = _nested_dicts(handler.restore(folder / name, args=args))
+    return items, _read_sharded(folder, {})[1]
+
+
+def _saved(folder: Path, names: Sequence[str]) -> dict[str, list[integrity.Leaf]]:
+    """The leaves of every saved item, among which are `names`."""
+    saved = integrity.read_integrity(folder)["items"]
+    for name in names:
+        if name not in saved:
+            raise DataError(f"{folder} has no item {name!r}; it has {sorted(saved)}.")
+    return saved
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The leaf's shape, dtype and sharding, on the first device when it has no sharding."""
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _nested_dicts(tree: Any) -> dict[str, Any]:
+    """The same leaves in dicts only, keyed by the text of each path element."""
+    out: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        *parents, last = (jax.tree_util.keystr((key,), simple=True) for key in path)
+        branch = out
+        for key in parents:
+            branch = branch.setdefault(key, {})
+        branch[last] = leaf
+    return out

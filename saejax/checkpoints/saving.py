@@ -8,18 +8,20 @@ its own list of steps, and deletes by it.
 import contextlib
 import errno
 import json
+import logging
+import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
-from saejax.checkpoints import integrity, reading
+from saejax.checkpoints import integrity
 from saejax.checkpoints.steps import Retention, Steps
 from saejax.core.errors import ConfigError, DataError
+from saejax.core.host import give_way
 from saejax.core.lease import lease
-from saejax.core.threads import give_way
 from saejax.parallel import any_of, from_first, together
 
 
@@ -49,7 +51,7 @@ class Saving:
         leaves = {name: integrity.leaves(name, tree) for name, tree in items.items()}
         arguments = _arguments(step, {name: tree for name, tree in items.items() if leaves[name]}, meta)
         with contextlib.ExitStack() as held:  # What lasts until the checkpoint is durable: the lease, the quiet.
-            held.enter_context(reading.quiet_orbax())
+            held.enter_context(quiet_orbax())
             try:
                 if self._is_there(step, held):
                     return
@@ -174,3 +176,18 @@ def _disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextlib.contextmanager
+def quiet_orbax() -> Iterator[None]:
+    """Keep Orbax's own log off the console: what fails is raised, once, instead of logged with 200 lines."""
+    logger = logging.getLogger("absl")
+    logger.addFilter(_not_from_orbax)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_not_from_orbax)
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    return "/orbax/" not in record.pathname.replace(os.sep, "/")

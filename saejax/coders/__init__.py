@@ -14,7 +14,8 @@ from saejax.coders.recipes import RECIPES
 from saejax.coders.sites import Sites
 from saejax.coders.sparsity.base import Sparsity
 from saejax.coders.term import Term
-from saejax.coders.topologies import TOPOLOGIES, Topology
+from saejax.coders.topologies import TOPOLOGIES
+from saejax.coders.topology import Topology
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 
 __all__ = [

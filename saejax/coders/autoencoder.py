@@ -3,7 +3,7 @@
 pre   = (x - b_dec) W_enc + b_enc
 x_hat = f W_dec + b_dec
 
-A coder that is `centred` sees x - centre while it is trained, and x - b_dec afterwards (`Dictionary`).
+A coder that is `centred` sees x - centre while it is trained, and x - b_dec afterwards (`Topology`).
 """
 
 from typing import ClassVar
@@ -12,12 +12,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.dictionary import Dictionary, less_centre
 from saejax.coders.latents import Params
+from saejax.coders.topology import Topology, less_centre
 from saejax.kernels.dense import EXACT
 
 
-class Autoencoder(Dictionary):
+class Autoencoder(Topology):
     """Reads and writes one hook point; the encoder sees x - b_dec."""
 
     tied: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents, Params
 from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.coders.term import Term
-from saejax.coders.topologies import Topology
+from saejax.coders.topology import Topology
 from saejax.kernels.batch import n_tokens
 from saejax.kernels.norms import unit_rows
 from saejax.kernels.sparse import entries

@@ -11,7 +11,7 @@ from saejax.coders.sparsity.base import Keep, Sparsity
 from saejax.kernels.batch import mean_token, per_token
 
 if TYPE_CHECKING:
-    from saejax.coders.topologies import Topology
+    from saejax.coders.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.dictionary import Dictionary
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents, Params
+from saejax.coders.topology import Topology
 from saejax.coders.transcoder import Transcoder
 from saejax.core.errors import DataError
 from saejax.kernels.dense import EXACT, decode_dense, decode_dense_split, product
@@ -27,7 +27,7 @@ from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
 
 
-class CrossLayerTranscoder(Dictionary):
+class CrossLayerTranscoder(Topology):
     """W_enc [L, D, F], b_enc [L, F], W_dec_0 ... W_dec_{L-1} [F, L - l, D], b_dec [L, D].
 
     `sites` is L, `d_sae` is F, the latents of a layer.

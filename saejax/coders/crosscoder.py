@@ -12,12 +12,12 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 
-from saejax.coders.dictionary import Dictionary
 from saejax.coders.latents import Params
+from saejax.coders.topology import Topology
 from saejax.kernels.norms import norms
 
 
-class Crosscoder(Dictionary):
+class Crosscoder(Topology):
     """W_enc [S, D, F], W_dec [F, S, D], b_dec [S, D]."""
 
     stacked: ClassVar[bool] = True

@@ -54,8 +54,8 @@ def register_term(kind: TermType) -> TermType:
 
 def _register(table: dict[str, Any], kind: Any) -> Any:
     if kind.name in table and not _same(table[kind.name], kind):
-        owner = _path(table[kind.name])
-        raise ConfigError(f"{_path(kind)}: the name {kind.name!r} is that of {owner}; choose another.")
+        other = _path(table[kind.name])
+        raise ConfigError(f"{_path(kind)}: the name {kind.name!r} is that of {other}; choose another.")
     for config in _CONFIGS:
         for key in settings_of(kind.settings).keys() & settings_of(config).keys():
             owner = next(base for base in config.__mro__ if key in _own_keys(base))
@@ -83,7 +83,7 @@ def with_parts(config: Any) -> Any:
     """Class decorator of the dataclass of all keys of `coder`: adds those of the parts, now and whenever one comes."""
     _import_files("saejax.coders.sparsity", ("relu", "gated", "topk", "abs_topk"))
     _import_files("saejax.coders.terms", _ORDER)
-    kinds = [*(SPARSITIES[name] for name in sorted(SPARSITIES)), *TERMS.values()]
+    kinds: list[Any] = [*(SPARSITIES[name] for name in sorted(SPARSITIES)), *TERMS.values()]
     extend(config, [kind.settings for kind in kinds])
     _CONFIGS.append(config)
     return config
@@ -122,7 +122,7 @@ def to_record(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
     So a run can be read wherever the parts that it uses are.
     """
-    used = [SPARSITIES[values["sparsity"]], *(kind for kind in TERMS.values() if values[kind.key()])]
+    used: list[Any] = [SPARSITIES[values["sparsity"]], *(kind for kind in TERMS.values() if values[kind.key()])]
     outside = {kind.name: kind.__module__ for kind in used if is_outside(kind)}
     keys = {key for config in _CONFIGS for base in config.__mro__ if is_outside(base) for key in _own_keys(base)}
     unused = keys.difference(*(settings_of(kind.settings) for kind in used))

@@ -1,12 +1,120 @@
-"""The settings of the reconstruction's summand of the loss: which error, and of which parts of the coder."""
+"""The reconstruction's summand of the loss: an error, of the whole coder or as a mean over nested reconstructions.
+
+Sums run over the model width (and sites), means over tokens.
+"""
 
 import dataclasses
+from typing import ClassVar
 
-from saejax.coders.error import RECONSTRUCTIONS, Mse
-from saejax.coders.nested import Hierarchical, Matryoshka
+import jax
+import jax.numpy as jnp
+
+from saejax.coders.context import Context, squared_error
+from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.ramp import At
+from saejax.coders.term import Term
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
+from saejax.kernels.batch import per_token
+from saejax.kernels.listed import decode_listed
+from saejax.kernels.prefixes import prefix_errors
+from saejax.kernels.shards import shards_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Mse(Term):
+    """mean_b sum_d (y - y_hat)^2"""
+
+    name: ClassVar[str] = "mse"
+
+    def __call__(self, c: Context) -> jax.Array:
+        return self.of(c, c.y_hat)
+
+    def of(self, c: Context, y_hat: jax.Array) -> jax.Array:
+        return self.share(c, squared_error(c.y, y_hat))
+
+    def share(self, c: Context, error: jax.Array) -> jax.Array:
+        """The measure of a squared error of the batch."""
+        return error
+
+
+@dataclasses.dataclass(frozen=True)
+class Fvu(Mse):
+    """sum (y - y_hat)^2 / sum (y - mean y)^2 over the batch: 1 - FVE."""
+
+    name: ClassVar[str] = "fvu"
+
+    def share(self, c: Context, error: jax.Array) -> jax.Array:
+        return error / c.variance
+
+
+MSE = Mse()
+RECONSTRUCTIONS: dict[str, type[Mse]] = {"fvu": Fvu, "mse": Mse}
+
+
+@dataclasses.dataclass(frozen=True)
+class Matryoshka(Term):
+    """mean over prefixes m of error(y, y_hat from the first m latents alone).
+
+    `prefixes` rise and end at F, so that the whole coder is one of them. The mean, not the sum: another number of
+    prefixes does not change what AuxK weighs beside it. One selection of latents serves all prefixes.
+    (Bussmann et al. 2025, arXiv:2503.17547)
+    """
+
+    error: Mse = MSE
+    prefixes: tuple[int, ...] = ()
+    name: ClassVar[str] = "matryoshka"
+
+    def __call__(self, c: Context) -> jax.Array:
+        if isinstance(c.latents, ListedLatents) and len(c.latents.leading) == 1:
+            return self._of_list(c, c.latents)
+        total, start, errors = c.topology.decode(c.params, _none(c.latents), c.x), 0, jnp.float32(0)
+        for stop in self.prefixes:
+            total = total + c.topology.decode_without_bias(*_latents_between(c, start, stop), c.x)
+            errors, start = errors + self.error.of(c, total), stop
+        return errors / len(self.prefixes)
+
+    def _of_list(self, c: Context, latents: ListedLatents) -> jax.Array:
+        """Every kept latent is decoded once, into the sum of its block; the prefixes add the blocks up."""
+        (rows_FR,), n = c.topology.decoder_rows(c.params), len(self.prefixes)
+        block = jnp.searchsorted(jnp.asarray(self.prefixes), latents.at, side="right").astype(jnp.int32)
+        # Pairs that there are not stay beyond the last row.
+        sums_BMR = decode_listed(
+            latents.values, latents.rows * n + block, latents.at, (rows_FR,), latents.leading[0], n
+        )
+        none = c.topology.decode(c.params, _none(latents), c.x)
+        prefixes = jnp.cumsum(sums_BMR.reshape(latents.leading[0], n, -1), axis=1)
+        errors = [self.error.of(c, none + c.topology.written_by(c.params, prefixes[:, m], c.x)) for m in range(n)]
+        return jnp.stack(errors).sum() / n
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchical(Term):
+    """mean over j of error(y, y_hat from the j largest latents alone),   j = k, k - every, k - 2 every, ... > 0.
+
+    (of each group the j largest.) The paper's J is every number up to k, `every` 1, or a few of them. After training
+    `TrainedCoder.with_k` keeps any number of latents up to k. (HierarchicalTopK: Balagansky et al. 2025,
+    arXiv:2505.24473, the loss L_hierarchical)
+    """
+
+    error: Mse = MSE
+    every: int = 1
+    name: ClassVar[str] = "hierarchical"
+    needs: ClassVar[frozenset[str]] = frozenset({"ranks"})
+
+    def __call__(self, c: Context) -> jax.Array:
+        values, indices = c.latents.values, c.latents.indices
+        assert indices is not None  # build() has seen that they have ranks
+        order = jnp.argsort(-jnp.abs(jax.lax.stop_gradient(values)), axis=-1)
+        values, indices = (jnp.take_along_axis(a, order, axis=-1) for a in (values, indices))
+        rows, n_tokens = c.topology.decoder_rows(c.params), c.x.shape[0]
+        target = c.y - c.topology.decode(c.params, _none(c.latents), c.x)
+        # What a topology does to a sum of rows is to multiply it by a number of the token: so are its latents.
+        ones_BR = jnp.ones((n_tokens, rows[0].shape[1]), jnp.float32)
+        size_B = c.topology.written_by(c.params, ones_BR, c.x).reshape(n_tokens, -1)[:, 0]
+        values = values.reshape(n_tokens, len(rows), -1) * size_B[:, None, None]
+        errors_B = prefix_errors(values, indices.reshape(values.shape), rows, target.reshape(n_tokens, -1), self.every)
+        return self.error.share(c, per_token(errors_B))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,3 +168,26 @@ class ReconstructionSettings(Settings, section="coder"):
                 "(or 1.0), so that each contains the one before."
             )
         return counts
+
+
+def _none(latents: Latents) -> Latents:
+    """One kept latent a token, of value 0: what decodes to the biases alone."""
+    if isinstance(latents, ListedLatents):
+        zero = jnp.zeros((*latents.leading, 1), latents.values.dtype)
+    else:
+        zero = jnp.zeros_like(latents.values[..., :1])
+    return Latents(zero, zero.astype(jnp.int32), latents.d_sae)
+
+
+def _latents_between(c: Context, start: int, stop: int) -> tuple[dict[str, jax.Array], Latents]:
+    """(params, latents) of the latents start..stop alone."""
+    if c.latents.indices is None:
+        if shards_of(c.x.shape[0], c.latents.d_sae).n_along_latents > 1:
+            # A block of latents that are split over devices lies on few of them, and taking it would move it to all.
+            place = jax.lax.broadcasted_iota(jnp.int32, c.latents.values.shape, c.latents.values.ndim - 1)
+            values = jnp.where((place >= start) & (place < stop), c.latents.values, 0)
+            return c.params, dataclasses.replace(c.latents, values=values)
+        block = slice(start, stop)
+        return c.topology.restrict(c.params, block), Latents(c.latents.values[..., block], None, stop - start)
+    inside = (c.latents.indices >= start) & (c.latents.indices < stop)
+    return c.params, dataclasses.replace(c.latents, values=jnp.where(inside, c.latents.values, 0))

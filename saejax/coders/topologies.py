@@ -4,18 +4,8 @@ from saejax.coders.autoencoder import Autoencoder
 from saejax.coders.cross_layer import CausalCrosscoder, CrossLayerTranscoder, SkipCrossLayerTranscoder
 from saejax.coders.crosscoder import Crosscoder
 from saejax.coders.layernorm import LayerNormAutoencoder
+from saejax.coders.topology import Topology
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
-
-Topology = (
-    Autoencoder
-    | Transcoder
-    | SkipTranscoder
-    | Crosscoder
-    | CausalCrosscoder
-    | CrossLayerTranscoder
-    | SkipCrossLayerTranscoder
-    | LayerNormAutoencoder
-)
 
 TOPOLOGIES: dict[str, type[Topology]] = {
     "autoencoder": Autoencoder,

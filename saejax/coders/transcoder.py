@@ -9,17 +9,17 @@
 import flax.linen as nn
 import jax
 
-from saejax.coders.dictionary import Dictionary
 from saejax.coders.latents import Latents, Params
+from saejax.coders.topology import Topology
 from saejax.core.errors import DataError
 from saejax.kernels.dense import product
 
 
-class Transcoder(Dictionary):
+class Transcoder(Topology):
     """Reads one hook point and writes another, as an MLP's input and output."""
 
 
-class SkipTranscoder(Dictionary):
+class SkipTranscoder(Topology):
     """A transcoder with W_skip [D_in, D_out], which starts at 0."""
 
     def setup(self) -> None:

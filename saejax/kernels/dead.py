@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from saejax.kernels.dense import Rows, product
+from saejax.kernels.dense import Groups, product
 from saejax.kernels.pairs import turned
 from saejax.kernels.shards import Shards, shards_of
 
@@ -30,7 +30,7 @@ TURNS, LEAST_BLOCK = 48, 128
 Pre = tuple[jax.Array, ...]
 
 
-def decode_largest_reference(pre_BGF: jax.Array, dead_GF: jax.Array, rows: Rows, k: int) -> jax.Array:
+def decode_largest_reference(pre_BGF: jax.Array, dead_GF: jax.Array, rows: Groups, k: int) -> jax.Array:
     """`decode_largest`, by sorting; differentiable in `pre_BGF` and `rows`."""
     score_BGF = jnp.where(dead_GF[None], pre_BGF, -jnp.inf)
     rank_BGF = jnp.argsort(jnp.argsort(-score_BGF, axis=-1, stable=True), axis=-1)
@@ -48,7 +48,7 @@ def decode_largest(
     b_GF: jax.Array,
     pre: Pre,
     dead_GF: jax.Array,
-    rows: Rows,
+    rows: Groups,
     k: int,
     dtype: str,
     block: int | None = None,
@@ -162,11 +162,11 @@ def _chosen_dead(bits_BC: jax.Array, latent_C: jax.Array, least_B: jax.Array, st
     return (bits_BC > 0) & ((bits_BC > least_B[:, None]) | tie_BC)
 
 
-def _dead_forward(pre: Pre, dead_GF: jax.Array, rows: Rows, k: int, dtype: str, block: int | None) -> Any:
+def _dead_forward(pre: Pre, dead_GF: jax.Array, rows: Groups, k: int, dtype: str, block: int | None) -> Any:
     """(out, (cut, some)); some [rows of devices, G, F]: the dead that are above 0 for a token of these devices."""
     shards = shards_of(*pre[0].shape)
 
-    def local(pre: Pre, dead_GF: jax.Array, rows: Rows) -> Any:
+    def local(pre: Pre, dead_GF: jax.Array, rows: Groups) -> Any:
         # Nothing comes of the others. To look costs a reading of all pre-activations: it waits for a second block.
         many = _largest_dead(dead_GF.sum(-1).max() > _block_of(dead_GF.shape[-1], block))
         some_GF = jax.lax.cond(
@@ -201,7 +201,7 @@ def _decode_dead(
     groups: list[_Dead],
     pre: list[Callable[[jax.Array], jax.Array]],
     cut: Cut,
-    rows: Rows,
+    rows: Groups,
     dtype: str,
     shards: Shards,
 ) -> jax.Array:
@@ -220,17 +220,17 @@ def _decode_dead(
 def _backward(
     x_BGN: jax.Array,
     pre: Pre,
-    rows: Rows,
+    rows: Groups,
     cut: Cut,
     some: jax.Array,
     g_BR: jax.Array,
     dtype: str,
     block: int | None,
-) -> tuple[jax.Array, jax.Array, Rows]:
+) -> tuple[jax.Array, jax.Array, Groups]:
     """The gradients of W, b and rows."""
     shards = shards_of(*pre[0].shape)
 
-    def local(x_BGN: jax.Array, pre: Pre, rows: Rows, cut: Cut, some: jax.Array, g_BR: jax.Array) -> Any:
+    def local(x_BGN: jax.Array, pre: Pre, rows: Groups, cut: Cut, some: jax.Array, g_BR: jax.Array) -> Any:
         def of_some() -> Gradients:
             found = []
             for group, W_FR in enumerate(rows):

@@ -60,7 +60,7 @@ class Header:
             "layout": {
                 "shard_rows": self.layout.shard_rows,
                 "chunk_rows": self.layout.chunk_rows,
-                # What is left at its default is left out, here and below: the stores of earlier versions stay valid.
+                # What is left at its default is left out, here and below.
                 **({} if self.layout.dtype == StoreLayout.dtype else {"dtype": self.layout.dtype}),
             },
             "seed": self.seed,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from saejax.core.errors import BusyError, DataError, SaejaxError
-from saejax.core.threads import give_way
+from saejax.core.host import give_way
 from saejax.store.commits import Commit, write_commit
 from saejax.store.files import StoreFiles, write_trouble
 from saejax.store.layout import open_array, write_zarr_json

@@ -142,7 +142,7 @@ def _with_token(said: Mapping[str, Any], every: bool = False) -> dict[str, Added
 
 
 def _names_a_token(key: str, value: Any) -> bool:
-    return key.endswith("_as_token") and (isinstance(value, str) or (isinstance(value, Mapping) and "content" in value))
+    return key.endswith("_token") and (isinstance(value, str) or (isinstance(value, Mapping) and "content" in value))
 
 
 def _as_tokens(said: Iterable[Any]) -> list[AddedToken]:

@@ -78,7 +78,7 @@ class ChatTemplate:
         if self.keeps_bos:
             decides.append("keeps bos")
         if _JSON_OPTIONS.search(self.template):
-            decides.append("options of tojson")  # which earlier versions did not take
+            decides.append("options of tojson")
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def on(self, date: str) -> "ChatTemplate":

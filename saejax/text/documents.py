@@ -2,8 +2,7 @@
 
 Every source is split into `train` and `heldout` by a hash of the document's group, whatever the order or the amount
 read. The group of a file or row is its text, so equal texts are in one split wherever they stand, and no evaluation
-text of a run was captured for its training. (That of a file of the standard library is its module; text.split_by=name
-splits as earlier versions did, and then equal texts may be in both.)
+text of a run was captured for its training. (That of a file of the standard library is its module.)
 """
 
 import dataclasses

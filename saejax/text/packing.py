@@ -26,10 +26,7 @@ _PER_TOKEN = ("tokens", "positions", "segments", "documents", "to_end")
 
 
 def begins_with_bos(text: TextConfig, tokenizer: Tokenizer) -> bool:
-    """True if a template of the configuration writes the bos token at the front of every text.
-
-    Earlier versions put a second one before it, so it is part of a store's identity.
-    """
+    """True if a template of the configuration writes the bos token at the front of every text."""
     return text.prepend_bos and any(tokenizer.has_bos(_beginning(part, tokenizer)) for part in text.parts)
 
 

@@ -35,7 +35,8 @@ from saejax.coders.sparsity.gated import Gated
 from saejax.coders.sparsity.jumprelu import JumpRelu
 from saejax.coders.sparsity.relu import Relu
 from saejax.coders.sparsity.topk import TopK
-from saejax.coders.topologies import TOPOLOGIES, Topology
+from saejax.coders.topologies import TOPOLOGIES
+from saejax.coders.topology import Topology
 from saejax.coders.transcoder import SkipTranscoder, Transcoder
 from saejax.core.errors import ConfigError
 from saejax.store import BatchSource

@@ -14,9 +14,8 @@ import pytest
 
 from saejax.coders import SPARSITIES, Autoencoder, CrossLayerTranscoder, Latents
 from saejax.coders.context import Context
-from saejax.coders.error import Fvu, Mse
-from saejax.coders.nested import Matryoshka
 from saejax.coders.ramp import Ramp
+from saejax.coders.reconstruction import Fvu, Matryoshka, Mse
 from saejax.coders.sparsity.abs_topk import AbsTopK
 from saejax.coders.sparsity.base import Sparsity
 from saejax.coders.sparsity.batchtopk import BatchTopK

@@ -22,10 +22,9 @@ import pytest
 from saejax.coders.autoencoder import Autoencoder
 from saejax.coders.coder import Coder
 from saejax.coders.context import Context, squared_error
-from saejax.coders.error import Mse
 from saejax.coders.latents import Latents
-from saejax.coders.nested import Matryoshka
 from saejax.coders.ramp import Ramp
+from saejax.coders.reconstruction import Matryoshka, Mse
 from saejax.coders.sparsity.base import Sparsity
 from saejax.coders.sparsity.batchtopk import BatchTopK
 from saejax.coders.sparsity.gated import Gated

@@ -8,7 +8,7 @@ import pytest
 
 _PROGRAM = """
 import resource, sys
-from saejax.core.memory import keep_memory
+from saejax.core.host import keep_memory
 kept = keep_memory()
 import numpy as np
 def faults():

@@ -27,7 +27,7 @@ from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
 
-class Dictionary(nn.Module):
+class Topology(nn.Module):
     """Parameters and products of a coder with one group of latents; a cross-layer transcoder has one for each layer.
 
     Attributes:
