@@ -219,12 +219,12 @@ def capture(
     """
     check_context(lm, text)
     check_selection(lm, config, mesh)
-    own = process.share(config.parts)
+    parts = process.share(config.parts)
     names = list(expand_hook_points(config.hook_points, lm))
     widths = lm.hook_points()
     filler = _Filler(lm, text, config, mesh, split, names)
     rows = 0
-    for part in own:
+    for part in parts:
         with StoreWriter.open(
             path,
             identity=store_identity(lm, source, text, split, config),

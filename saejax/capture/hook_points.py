@@ -27,7 +27,7 @@ def expand_hook_points(names: Iterable[str], lm: Named) -> tuple[str, ...]:
         ConfigError: a range that runs backwards, or a hook point that does not exist.
     """
     known = tuple(lm.hook_points())
-    return tuple(dict.fromkeys(lm.hook_point(one) for name in names for one in _expanded(name, known)))
+    return tuple(dict.fromkeys(lm.hook_point(written) for name in names for written in _expanded(name, known)))
 
 
 def _expanded(name: str, known: tuple[str, ...]) -> list[str]:
@@ -36,15 +36,15 @@ def _expanded(name: str, known: tuple[str, ...]) -> list[str]:
         first, last = int(match[1]), int(match[2])
         if last < first:
             raise ConfigError(f"The hook points {name!r} run from {first} down to {last}; give the smaller one first.")
-        found = [str(i) for i in range(first, last + 1)]
+        numbers = [str(i) for i in range(first, last + 1)]
         start, end = match.span()
     elif "*" in name:
         start = name.index("*")
         end = start + 1
         here = re.compile(re.escape(name[:start]) + r"(\d+)\.")
-        found = [str(i) for i in sorted({int(m[1]) for m in map(here.match, known) if m})]
-        if not found:
+        numbers = [str(i) for i in sorted({int(m[1]) for m in map(here.match, known) if m})]
+        if not numbers:
             raise ConfigError(f"There are no hook points {name!r}: nothing is numbered after {name[:start]!r}.")
     else:
         return [name]
-    return [one for number in found for one in _expanded(name[:start] + number + name[end:], known)]
+    return [one for number in numbers for one in _expanded(name[:start] + number + name[end:], known)]

@@ -97,15 +97,15 @@ def outliers(activations: Mapping[str, Any], candidates: Any, ratio: float) -> A
         candidates: bool [...], NumPy's (norms are then float64) or JAX's (float32; pure).
     """
     xp: Any = np if isinstance(candidates, np.ndarray) else jnp
-    found = xp.zeros_like(candidates)
+    far = xp.zeros_like(candidates)
     if xp is np and not candidates.any():
-        return found  # NumPy warns of a median of nothing
+        return far  # NumPy warns of a median of nothing
     for x in activations.values():
         squares = xp.square(xp.where(candidates[..., None], x.astype(np.float32), 0))
         norms = xp.sqrt(squares.sum(-1, dtype=np.float64 if xp is np else np.float32))
         usual = xp.nanmedian(xp.where(candidates, norms, np.nan))
-        found = found | (candidates & (usual > 0) & (norms > ratio * usual))
-    return found
+        far = far | (candidates & (usual > 0) & (norms > ratio * usual))
+    return far
 
 
 def finite(activations: Mapping[str, jax.Array]) -> jax.Array:

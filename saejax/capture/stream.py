@@ -116,9 +116,9 @@ class Journal:
         self._path = Path(path)
         lines, torn = _whole_lines(self._path)
         if lines and lines[0].get("settings") != settings:
-            found, keys = lines[0].get("settings") or {}, sorted(settings)
+            recorded, keys = lines[0].get("settings") or {}, sorted(settings)
             changed = [
-                f"{k}: there {found.get(k)!r}, here {settings[k]!r}" for k in keys if found.get(k) != settings[k]
+                f"{k}: there {recorded.get(k)!r}, here {settings[k]!r}" for k in keys if recorded.get(k) != settings[k]
             ]
             raise DataError(
                 f"{self._path} belongs to a stream of other activations:\n  " + "\n  ".join(changed) + "\n"
@@ -266,8 +266,8 @@ class ActivationStream:
     def _block(self, number: int) -> tuple["_Filler", RowBlock]:
         """(the filler of the blocks after it, block `number`)."""
         if number == 0 and self._first is not None:
-            found, self._first = self._first, None
-            return found
+            first, self._first = self._first, None
+            return first
         known, place = self._journal.nearest(number)
         filler = _Filler(self, known, place)
         for _ in range(known, number):
@@ -326,8 +326,8 @@ class _Filler:
         self._rows_on.close()
 
     def _next(self) -> tuple[RowBlock, Place]:
-        found, self._rest = self._rest or next(self._rows_on), None
-        return found
+        block, self._rest = self._rest or next(self._rows_on), None
+        return block
 
 
 def stream_activations(

@@ -125,13 +125,13 @@ def problems(folder: Path, names: Collection[str] | None = None) -> list[str]:
         manifest = read_integrity(folder)
     except DataError as error:
         return [str(error).rstrip(".")]
-    own = {*manifest["items"], META}
-    skipped = set() if names is None else own - {*names, META}
+    items = {*manifest["items"], META}
+    skipped = set() if names is None else items - {*names, META}
     expected = {k: v for k, v in manifest["files"].items() if _top(k) not in skipped}
-    found = {name for name in _files_below(folder) if _top(name) not in skipped}
+    present = {name for name in _files_below(folder) if _top(name) not in skipped}
     lines = []
     for name, entry in expected.items():
-        if name not in found:
+        if name not in present:
             lines.append(f"{folder / name} is missing")
             continue
         now = _digest(folder / name, known_size=entry["size"])
@@ -139,8 +139,8 @@ def problems(folder: Path, names: Collection[str] | None = None) -> list[str]:
             lines.append(f"{folder / name} has {now['size']} bytes instead of {entry['size']}")
         elif now["sha256"] != entry["sha256"]:
             lines.append(f"{folder / name} has changed since it was written: sha256 mismatch")
-    for name in sorted(found - set(expected)):
-        if _top(name) in own and not Path(name).name.startswith(_HARMLESS):
+    for name in sorted(present - set(expected)):
+        if _top(name) in items and not Path(name).name.startswith(_HARMLESS):
             lines.append(f"{folder / name} is unexpected: it was not there when the checkpoint was written")
     return lines
 

@@ -144,9 +144,9 @@ class Saving:
             return DataError(
                 f"checkpoint {step} is saved, but an older one could not be removed: {cause}. Look into {directory}."
             )
-        kept = "there is no earlier one" if last is None else f"the last good one, step {last}, is kept"
+        remains = "there is no earlier one" if last is None else f"the last good one, step {last}, is kept"
         return DataError(
-            f"checkpoint {step} could not be written to {directory}: {cause}; {kept}. "
+            f"checkpoint {step} could not be written to {directory}: {cause}; {remains}. "
             "Free some space or repair the cause, and save again."
         )
 

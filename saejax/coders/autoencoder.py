@@ -42,5 +42,5 @@ class Autoencoder(Topology):
 
     @nn.nowrap
     def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
-        own, gain_F = super().uncentred(params)
-        return own, gain_F + jnp.matmul(params["b_dec"], params["W_enc"], precision=EXACT)
+        rest, gain_F = super().uncentred(params)
+        return rest, gain_F + jnp.matmul(params["b_dec"], params["W_enc"], precision=EXACT)

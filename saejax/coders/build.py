@@ -112,7 +112,7 @@ def _terms(c: CoderConfig, sparsity: Sparsity, at: At) -> tuple[Term, ...]:
 
 def _check_needs(c: CoderConfig, sparsity: Sparsity, term: Term | type[Term], key: str) -> None:
     if missing := term.needs - sparsity.provides:
-        fitting = [name for name, one in SPARSITIES.items() if term.needs <= one.provides]
+        fitting = [name for name, kind in SPARSITIES.items() if term.needs <= kind.provides]
         raise ConfigError(
             f"The loss {term.name} needs a sparsity with {', '.join(sorted(missing))}, which {c.sparsity} has not. "
             f"Use {' or '.join(fitting)}, or set coder.{key} to 0."

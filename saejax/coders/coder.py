@@ -45,8 +45,8 @@ class Coder:
         """Fresh parameters, a plain dict of float32 arrays."""
         params = nn.meta.unbox(self.topology.init(key)["params"])
         shape = self.topology.latent_shape
-        own = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}
-        return params | own
+        learned = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}
+        return params | learned
 
     def init_stats(self) -> Stats:
         """tokens_since_fired, int32 of the latents' shape, and what sparsity and terms follow."""
@@ -60,8 +60,8 @@ class Coder:
         """{name of a parameter or statistic: logical axis of each of its dimensions}."""
         of_latents = ("tokens_since_fired", *self.sparsity.parameters())
         scalars = [name for name in self.init_stats() if name not in of_latents]
-        own = dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
-        return _axes(self.topology) | own
+        of_sparsity = dict.fromkeys(of_latents, self.topology.latent_axes) | dict.fromkeys(scalars, ())
+        return _axes(self.topology) | of_sparsity
 
     def along_latents(self, name: str, of_latent: jax.Array) -> jax.Array:
         """`of_latent` ([F] or [G, F]) with the axes of parameter `name`, whose other dimensions become 1."""
@@ -106,8 +106,8 @@ class Coder:
 
         What it decodes is the group's part of the site that it reads.
         """
-        topology, own = self.topology.group(params, g)
-        return dataclasses.replace(self, topology=topology), own
+        topology, params_of_group = self.topology.group(params, g)
+        return dataclasses.replace(self, topology=topology), params_of_group
 
     def decode(self, params: Params, latents: Latents, x: jax.Array | None = None) -> jax.Array:
         """Reconstruction of latents; a skip connection and layer normalisation need x as well."""

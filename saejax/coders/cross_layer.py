@@ -73,9 +73,9 @@ class CrossLayerTranscoder(Topology):
 
     @nn.nowrap
     def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
-        own, centre_LD = dict(params), params["centre"]
-        del own["centre"]
-        return own, -jnp.einsum("ld,ldf->lf", centre_LD, params["W_enc"], precision=EXACT)
+        rest, centre_LD = dict(params), params["centre"]
+        del rest["centre"]
+        return rest, -jnp.einsum("ld,ldf->lf", centre_LD, params["W_enc"], precision=EXACT)
 
     @nn.nowrap
     def pre_activations(self, params: Params, x_BLD: jax.Array) -> jax.Array:
@@ -140,11 +140,13 @@ class CrossLayerTranscoder(Topology):
     @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         reads, writes = (jnp.asarray(scales, jnp.float32) for scales in (read_scales, write_scales))
-        own = {name: params[name] / writes[None, layer:, None] for layer, name in enumerate(self.decoders)}
+        rows = {name: params[name] / writes[None, layer:, None] for layer, name in enumerate(self.decoders)}
         if "centre" in params:
-            own["centre"] = params["centre"] / reads[:, None]
+            rows["centre"] = params["centre"] / reads[:, None]
         return (
-            params | own | {"W_enc": params["W_enc"] * reads[:, None, None], "b_dec": params["b_dec"] / writes[:, None]}
+            params
+            | rows
+            | {"W_enc": params["W_enc"] * reads[:, None, None], "b_dec": params["b_dec"] / writes[:, None]}
         )
 
     @nn.nowrap
@@ -170,9 +172,9 @@ class CrossLayerTranscoder(Topology):
 
         Other parameters that are of each latent, [L, F], become those of layer g.
         """
-        own = {name: value[g] for name, value in params.items() if not name.startswith("W_dec_") and name != "W_skip"}
+        layer = {name: value[g] for name, value in params.items() if not name.startswith("W_dec_") and name != "W_skip"}
         alone = Transcoder(self.d_in, self.d_sae, self.d_out or self.d_in, matmul_dtype=self.matmul_dtype)
-        return alone, own | {"W_dec": params[f"W_dec_{g}"][:, 0]}
+        return alone, layer | {"W_dec": params[f"W_dec_{g}"][:, 0]}
 
 
 class SkipCrossLayerTranscoder(CrossLayerTranscoder):

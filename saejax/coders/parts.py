@@ -70,9 +70,9 @@ def _path(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _same(one: type, other: type) -> bool:
+def _same(kind: type, other: type) -> bool:
     """One class, or the same line of a module or notebook that runs again."""
-    return _path(one) == _path(other)
+    return _path(kind) == _path(other)
 
 
 def _own_keys(settings: type) -> dict[str, Any]:

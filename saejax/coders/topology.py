@@ -114,9 +114,9 @@ class Topology(nn.Module):
     @nn.nowrap
     def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
         """(parameters without the centre, what each latent's bias has to gain for it [F])."""
-        own, centre = dict(params), params["centre"]
-        del own["centre"]
-        return own, -jnp.matmul(centre.reshape(-1), _encoder(params), precision=EXACT)
+        rest, centre = dict(params), params["centre"]
+        del rest["centre"]
+        return rest, -jnp.matmul(centre.reshape(-1), _encoder(params), precision=EXACT)
 
     @nn.nowrap
     def pre_activations(self, params: Params, x: jax.Array) -> jax.Array:
@@ -165,8 +165,8 @@ class Topology(nn.Module):
     @nn.nowrap
     def restrict(self, params: Params, chosen: slice) -> Params:
         """Parameters of the smaller coder that has only the latents `chosen`."""
-        own = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
-        return params | own | {"W_dec": params["W_dec"][chosen]}
+        encoder = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
+        return params | encoder | {"W_dec": params["W_dec"][chosen]}
 
     @nn.nowrap
     def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:

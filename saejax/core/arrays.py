@@ -28,13 +28,13 @@ def as_array(value: Any, what: str = "the array") -> Array:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise DataError(f"{what}: a masked array; leave out the rows with masked numbers, or fill them.")
     try:
-        found = value if isinstance(value, np.ndarray) or _is_a("jax", "Array", value) else _read_array(value)
+        array = value if isinstance(value, np.ndarray) or _is_a("jax", "Array", value) else _read_array(value)
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise DataError(f"{what} cannot be read as an array ({why}). Give it as a NumPy array.") from None
-    if found.dtype.kind in _NO_NUMBERS:
-        raise DataError(f"{what}: dtype {found.dtype} holds {_NO_NUMBERS[found.dtype.kind]}; give real numbers.")
-    return found
+    if array.dtype.kind in _NO_NUMBERS:
+        raise DataError(f"{what}: dtype {array.dtype} holds {_NO_NUMBERS[array.dtype.kind]}; give real numbers.")
+    return array
 
 
 def _read_array(value: Any) -> Array:

@@ -76,14 +76,14 @@ def _tidy(folder: Path) -> None:
             with lease(session):
                 _collect(session, folder)  # what came in between
                 shutil.rmtree(session, ignore_errors=True)
-    kept = {program: program.stat() for program in _programs(folder)}
-    size = sum(one.st_size for one in kept.values())
-    for program, one in sorted(kept.items(), key=lambda item: max(item[1].st_mtime, item[1].st_atime)):
-        if size <= LARGEST and len(kept) <= MOST:
+    stats = {program: program.stat() for program in _programs(folder)}
+    size = sum(one.st_size for one in stats.values())
+    for program, one in sorted(stats.items(), key=lambda item: max(item[1].st_mtime, item[1].st_atime)):
+        if size <= LARGEST and len(stats) <= MOST:
             break
         program.unlink(missing_ok=True)
         size -= one.st_size
-        del kept[program]
+        del stats[program]
 
 
 def _collect(session: Path, folder: Path) -> None:

@@ -33,8 +33,8 @@ def nearest(name: str, names: Iterable[str], listed: bool = False) -> str:
     initials = "".join(word[:1] for word in name.split("_"))
     close = [initials] if initials in names else difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
     close = close or [known for known in names if sorted(known) == sorted(name)]  # two letters in the other order
-    said = f" Did you mean {close[0]!r}?" if close else ""
-    return said if close and not listed else f"{said} There are: {', '.join(names)}."
+    suggestion = f" Did you mean {close[0]!r}?" if close else ""
+    return suggestion if close and not listed else f"{suggestion} There are: {', '.join(names)}."
 
 
 def plain(value: Any) -> Any:

@@ -80,6 +80,6 @@ def give_way() -> None:
     otherwise stop a computation that waits for its slowest thread. Linux alone has priorities of threads.
     """
     if sys.platform == "linux":
-        own = threading.get_native_id()
+        thread = threading.get_native_id()
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + _NICER))
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICER))

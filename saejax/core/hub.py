@@ -63,8 +63,8 @@ def be_patient() -> None:
 
 def unreachable(kind: str, repo: str, error: Exception, remedy: str) -> DataError:
     """The error for a repository that cannot be had: what it is, what the library says of it, what to do."""
-    said = (str(error).strip() or "no answer").splitlines()[0][:200].rstrip(".")
-    return DataError(f"The {kind} {repo!r} cannot be had from the hub ({type(error).__name__}: {said}). {remedy}")
+    reason = (str(error).strip() or "no answer").splitlines()[0][:200].rstrip(".")
+    return DataError(f"The {kind} {repo!r} cannot be had from the hub ({type(error).__name__}: {reason}). {remedy}")
 
 
 def _with_patience(request: Any) -> None:

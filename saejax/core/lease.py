@@ -103,9 +103,9 @@ def held(folder: str | os.PathLike, part: int | None = None) -> str | None:
 
 def _record_locked(handle: int) -> bool:
     """True if another process or machine has a record lock of the file, as network file systems keep an flock."""
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        answer = fcntl.fcntl(handle, fcntl.F_GETLK, asked)
+        answer = fcntl.fcntl(handle, fcntl.F_GETLK, query)
     except OSError:  # the file system has no record locks
         return False
     return struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK

@@ -116,13 +116,13 @@ def last_rows(path: Path) -> dict[str, float | None]:
             lines = handle.read(_TAIL).split(b"\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    found: dict[str, float | None] = {}
+    newest: dict[str, float | None] = {}
     for number, line in enumerate(lines):
         if (row := row_of(line)) is not None:
-            found |= {key: value for key, value in row.items() if value is None or type(value) in (int, float)}
+            newest |= {key: value for key, value in row.items() if value is None or type(value) in (int, float)}
         elif line.strip() and (number or size <= _TAIL) and number < len(lines) - 1:
             raise DataError(f"{path} is damaged: {line[:80]!r} is no row; remove that line.")
-    return found
+    return newest
 
 
 def mend_last_line(path: Path) -> None:

@@ -39,13 +39,13 @@ def what_is(path: str | os.PathLike[str]) -> str:
             return "it does not exist"
         if not path.is_dir():
             return f"it is {_FILE_KINDS.get(path.suffix.lower(), 'a file').format(path)}"
-        for is_kind, said in _FOLDERS:
+        for is_kind, description in _FOLDERS:
             if is_kind(path):
-                return f"it is {said.format(path)}"
+                return f"it is {description.format(path)}"
         below = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-        for is_kind, said in _FOLDERS:
+        for is_kind, description in _FOLDERS:
             if inside := next(filter(is_kind, below), None):
-                return f"it is a folder, and {inside} in it is {said.format(inside)}"
+                return f"it is a folder, and {inside} in it is {description.format(inside)}"
         run = next((above for above in path.parents if _is_run(above)), None)
         if run is not None:
             return f'it is within the run {run}, whose dictionary is saejax.load("{run}", step=...)'

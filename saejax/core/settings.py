@@ -192,5 +192,5 @@ def shared(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _cut(
     cls: type, values: Mapping[str, Any], keep: Callable[[Setting], Any], within: Callable[..., Any]
 ) -> dict[str, Any]:
-    kept = {name: known for name, known in settings_of(cls).items() if name in values and keep(known)}
-    return {name: within(k.section, values[name]) if k.section else values[name] for name, k in kept.items()}
+    fields = {name: known for name, known in settings_of(cls).items() if name in values and keep(known)}
+    return {name: within(k.section, values[name]) if k.section else values[name] for name, k in fields.items()}

@@ -108,7 +108,7 @@ def sum_pairs(
     Latents from n_latents on are dropped. `latent` and `token` may be any two numberings: those of rows and sources.
     """
     rows_BD, n_pairs = jnp.asarray(rows_BD), scale_N.size
-    first, last = _segment_starts(rows_BD.shape[0], n_pairs, n_latents)
+    first, last = _gather_bounds(rows_BD.shape[0], n_pairs, n_latents)
     pairs = _sorted_pairs(scale_N, latent_N, token_N, n_latents)
     _, busiest_F = _sort(n_pairs - pairs.count_F)
 
@@ -159,7 +159,7 @@ class _Pairs(NamedTuple):
     count_F: jax.Array
 
 
-def _segment_starts(n_tokens: int, n_pairs: int, n_latents: int) -> tuple[int, int]:
+def _gather_bounds(n_tokens: int, n_pairs: int, n_latents: int) -> tuple[int, int]:
     """(pairs that are gathered of every latent, pairs of one latent above which it goes through the product).
 
     The first makes F c + N log2(last / c), the places that are gathered from, small.

@@ -184,7 +184,7 @@ def own_rows(mesh: Mesh, batch_size: int, parts: int = 1, together: int = 1) -> 
         )
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     held = sorted({index[0].indices(batch_size)[:2] for index in indices.values() if index})
-    if any(one[1] != other[0] for one, other in pairwise(held)):
+    if any(range_[1] != other[0] for range_, other in pairwise(held)):
         raise ConfigError("The rows of this process's devices are not neighbours; choose another parallel.mesh.")
     return held[0][0], held[-1][1]
 

@@ -148,12 +148,12 @@ def from_first(process: Process, decide: Callable[[], int]) -> int:
             number = decide()
         except Exception as error:
             failed = error
-    said = multihost_utils.broadcast_one_to_all(np.asarray([failed is not None, number], np.int32))
+    answer = multihost_utils.broadcast_one_to_all(np.asarray([failed is not None, number], np.int32))
     if failed is not None:
         raise failed
-    if said[0]:
+    if answer[0]:
         raise DataError("Process 0 has stopped with an error; read its output for the cause.")
-    return int(said[1])
+    return int(answer[1])
 
 
 def any_of(process: Process, true_here: bool) -> bool:
@@ -183,14 +183,14 @@ def refuse_many(config: ParallelConfig, command: str) -> None:
 
 
 def _slurm(config: ParallelConfig) -> Process:
-    found = [os.environ.get(name, "") for name in _SLURM]
-    if not all(value.isdecimal() for value in found) or not int(found[0]) < int(found[1]):
-        said = ", ".join(f"{name}={value!r}" for name, value in zip(_SLURM, found, strict=True))
+    values = [os.environ.get(name, "") for name in _SLURM]
+    if not all(value.isdecimal() for value in values) or not int(values[0]) < int(values[1]):
+        seen = ", ".join(f"{name}={value!r}" for name, value in zip(_SLURM, values, strict=True))
         raise ConfigError(
-            f"parallel.processes is 'slurm', but SLURM's variables do not say which task this is ({said}). Start it by "
+            f"parallel.processes is 'slurm', but SLURM's variables do not say which task this is ({seen}). Start it by "
             "srun, as in srun --ntasks=8 saejax capture ..., or set parallel.processes to rank/processes."
         )
-    return Process(int(found[0]), int(found[1]))
+    return Process(int(values[0]), int(values[1]))
 
 
 def _jax(config: ParallelConfig) -> Process:
@@ -198,14 +198,14 @@ def _jax(config: ParallelConfig) -> Process:
         return Process(jax.process_index(), jax.process_count())
     try:
         jax.distributed.initialize(config.coordinator or None)
-        found = Process(jax.process_index(), jax.process_count())
+        process = Process(jax.process_index(), jax.process_count())
         # The ranks are known now, so the processes part again. Joined processes all end when one of them dies, and wait
         # for each other at the end; a capture needs no communication. The devices are those of this process.
         jax.distributed.shutdown()
         clear_backends()
     except Exception as error:  # ValueError, RuntimeError and those of its transport
         raise ConfigError(f"parallel.processes is 'jax', but {_cannot_join(error)}") from None
-    return found
+    return process
 
 
 def _cannot_join(error: Exception) -> str:

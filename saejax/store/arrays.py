@@ -29,14 +29,14 @@ def checked(name: str, array: Any) -> np.ndarray:
     Raises:
         DataError: it has another shape or kind.
     """
-    found = np.asarray(as_array(array, name))
-    if found.ndim != 2 or not found.shape[1]:
-        raise DataError(f"{name} has shape {found.shape}; give activations as [N, d], one row for each token.")
-    floating = found.dtype == BF16 or np.issubdtype(found.dtype, np.floating)
+    rows = np.asarray(as_array(array, name))
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise DataError(f"{name} has shape {rows.shape}; give activations as [N, d], one row for each token.")
+    floating = rows.dtype == BF16 or np.issubdtype(rows.dtype, np.floating)
     if not floating:
         kinds = ", ".join(kind.name for kind in (*_KEPT_DTYPES, np.dtype(np.float64)))
-        raise DataError(f"{name} has dtype {found.dtype}; give activations in a floating-point type ({kinds}).")
-    return found
+        raise DataError(f"{name} has dtype {rows.dtype}; give activations in a floating-point type ({kinds}).")
+    return rows
 
 
 class ArrayRows:
@@ -63,16 +63,16 @@ class ArrayRows:
         kinds = {array.dtype for array in self._arrays.values()}
         self.dtype = kinds.pop() if len(kinds) == 1 and kinds <= set(_KEPT_DTYPES) else np.dtype(np.float32)
         looked = {name: _looked_through(name, array) for name, array in self._arrays.items()}
-        self.statistics = {name: found for name, (found, _) in looked.items()}
+        self.statistics = {name: moments_of for name, (moments_of, _) in looked.items()}
         kinds_of = {name: str(array.dtype) for name, array in self._arrays.items()}
         self.fingerprint = _digest({name: [kinds_of[name], *looked[name][1]] for name in looked})
 
     def only(self, names: Sequence[str]) -> "ArrayRows":
         """The same rows of these hook points alone."""
-        own = copy.copy(self)
-        own._arrays = {name: self._arrays[name] for name in names}
-        own.hook_points = {name: self.hook_points[name] for name in names}
-        return own
+        narrower = copy.copy(self)
+        narrower._arrays = {name: self._arrays[name] for name in names}
+        narrower.hook_points = {name: self.hook_points[name] for name in names}
+        return narrower
 
     def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
         """Several row ranges of one array."""
@@ -201,12 +201,12 @@ class IteratedBatches:
                 str(name): checked(str(name), array)
                 for name, array in (item if isinstance(item, Mapping) else {self._name: item}).items()
             }
-            own = {name: values.shape[1] for name, values in block.items()}
-            widths = widths or own
-            if own != widths or len({len(values) for values in block.values()}) != 1:
-                given = {name: values.shape for name, values in block.items()}
+            these = {name: values.shape[1] for name, values in block.items()}
+            widths = widths or these
+            if these != widths or len({len(values) for values in block.values()}) != 1:
+                shapes = {name: values.shape for name, values in block.items()}
                 raise DataError(
-                    f"The iterator gave {given}; every batch must have the hook points and widths {widths}, with "
+                    f"The iterator gave {shapes}; every batch must have the hook points and widths {widths}, with "
                     "one row for each token."
                 )
             if _length(block):

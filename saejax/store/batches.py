@@ -305,19 +305,19 @@ class _Share:
         start, all_wanted = 0, bool((place >= 0).all())
         for piece in self._reader.read_pieces(name, pieces):
             to = place[start : start + len(piece)]
-            kept = slice(None) if all_wanted else to >= 0
-            rows[to[kept]] = piece.view(rows.dtype)[kept]
+            wanted = slice(None) if all_wanted else to >= 0
+            rows[to[wanted]] = piece.view(rows.dtype)[wanted]
             start += len(piece)
 
 
 def _chunks(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks: int, seed: int) -> ChunkBlocks:
     """The stream of one share; with one share, of the whole store."""
     chunks = -(-n_rows // chunk_rows)
-    own = len(range(share, chunks, shares))
+    n_chunks = len(range(share, chunks, shares))
     # The store's last chunk may be ragged: it is the last one of its share too.
     missing = chunks * chunk_rows - n_rows if (chunks - 1) % shares == share else 0
     order = EpochOrder(
-        own * chunk_rows - missing, chunk_rows, -(-block_chunks // shares), _share_key(share, shares, seed)
+        n_chunks * chunk_rows - missing, chunk_rows, -(-block_chunks // shares), _share_key(share, shares, seed)
     )
     return ChunkBlocks(order, n_rows, share, shares)
 
@@ -326,8 +326,8 @@ def _window_streams(
     share: int, shares: int, found: Neighbours, chunk_rows: int, block_chunks: int, seed: int
 ) -> WindowBlocks:
     """The same of windows."""
-    own, block_rows = range(share, len(found.counts), shares), -(-block_chunks * chunk_rows // shares)
-    return WindowBlocks(found, own, block_rows, _share_key(share, shares, seed), chunk_rows)
+    shards, block_rows = range(share, len(found.counts), shares), -(-block_chunks * chunk_rows // shares)
+    return WindowBlocks(found, shards, block_rows, _share_key(share, shares, seed), chunk_rows)
 
 
 def _share_key(share: int, shares: int, seed: int) -> int:

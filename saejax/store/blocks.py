@@ -64,8 +64,8 @@ class ChunkBlocks:
         return self.order.block_size(key[1])
 
     def after(self, key: Key, n: int) -> Key:
-        later, own = divmod(key[1] + n, self.order.blocks)
-        return key[0] + later, own
+        later, block = divmod(key[1] + n, self.order.blocks)
+        return key[0] + later, block
 
     def pieces(self, key: Key) -> list[tuple[int, int]]:
         size = self.order.chunk_rows

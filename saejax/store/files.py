@@ -146,10 +146,10 @@ class StoreFiles:
     def list(self, folder: str) -> list[str]:
         """Names under `folder`, relative to it, sorted."""
         try:
-            found = (self._kv / f"{folder}/").list().result()
+            keys = (self._kv / f"{folder}/").list().result()
         except Exception as error:
             raise DataError(f"Cannot list {self.name(folder)}: {self.trouble(error)}") from error
-        return sorted(key.decode(errors="replace") for key in found)
+        return sorted(key.decode(errors="replace") for key in keys)
 
     def clear_stale_locks(self, mine: Callable[[str], bool]) -> None:
         """Remove the `.__lock` files that a killed tensorstore write leaves, where the caller holds the lease of what

@@ -151,10 +151,10 @@ def _check_fit(files: Sequence[str | os.PathLike[str]], sources: Sequence[Foreig
         raise DataError(f"{os.fspath(files[0])} has width {sources[0].width}, but d={d} was asked for.")
     for path, source in zip(files, sources, strict=True):
         for what in ("width", "metadata"):
-            first, own = (getattr(s, what) for s in (sources[0], source))
-            if first != own:
+            first, other = (getattr(s, what) for s in (sources[0], source))
+            if first != other:
                 raise DataError(
-                    f"{os.fspath(path)} has {what} {own}, {os.fspath(files[0])} has {first}: import them separately."
+                    f"{os.fspath(path)} has {what} {other}, {os.fspath(files[0])} has {first}: import them separately."
                 )
 
 

@@ -93,8 +93,8 @@ class ArrayKind:
 
 def shard_of(key: str) -> int | None:
     """The shard that a file of a store belongs to, by its name relative to the root; None for the other files."""
-    found = _OF_SHARD.fullmatch(key)
-    return int(found[1] or found[2]) if found else None
+    match = _OF_SHARD.fullmatch(key)
+    return int(match[1] or match[2]) if match else None
 
 
 def check_hook_points(hook_points: dict[str, int], layout: StoreLayout) -> None:
@@ -188,11 +188,11 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
     if raw == canonical_json(wanted):
         return
     try:
-        found = json.loads(raw)
-        keys = sorted(set(found) | set(wanted))
-        differing = [k for k in keys if k not in found or k not in wanted or found[k] != wanted[k]]
+        stored = json.loads(raw)
+        keys = sorted(set(stored) | set(wanted))
+        differing = [k for k in keys if k not in stored or k not in wanted or stored[k] != wanted[k]]
         detail = "; ".join(
-            f"{k}: file says {_cut(found.get(k))}, the manifest implies {_cut(wanted.get(k))}" for k in differing
+            f"{k}: file says {_cut(stored.get(k))}, the manifest implies {_cut(wanted.get(k))}" for k in differing
         )
     except (ValueError, RecursionError, TypeError, AttributeError):
         detail = "it is no JSON object"

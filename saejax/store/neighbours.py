@@ -159,22 +159,22 @@ class WindowBlocks:
         return int(bounds[key[1] + 1] - bounds[key[1]])
 
     def after(self, key: Key, n: int) -> Key:
-        later, own = divmod(key[1] + n, -(-len(self._shards) // self._together))
-        return key[0] + later, own
+        later, block = divmod(key[1] + n, -(-len(self._shards) // self._together))
+        return key[0] + later, block
 
     def pieces(self, key: Key) -> list[tuple[int, int]]:
-        found = []
+        ranges = []
         for shard in self._of(key):
             start, stop = map(int, self._neighbours.starts[shard : shard + 2])
-            found += [(low, min(stop, low + self._piece_rows)) for low in range(start, stop, self._piece_rows)]
-        return found
+            ranges += [(low, min(stop, low + self._piece_rows)) for low in range(start, stop, self._piece_rows)]
+        return ranges
 
     def rows(self, key: Key) -> np.ndarray:
-        found, before = [], 0
+        windows_of, before = [], 0
         for shard in self._of(key):
-            found.append(before + self._neighbours.rows_of(int(shard), self._epoch(key[0]).shift))
+            windows_of.append(before + self._neighbours.rows_of(int(shard), self._epoch(key[0]).shift))
             before += int(self._neighbours.starts[shard + 1] - self._neighbours.starts[shard])
-        in_order_WN = np.concatenate(found)
+        in_order_WN = np.concatenate(windows_of)
         return in_order_WN[shuffled(len(in_order_WN), derive_key("windows", self._seed, *key))].reshape(-1)
 
     def _of(self, key: Key) -> np.ndarray:

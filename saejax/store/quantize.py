@@ -20,9 +20,9 @@ def quantized(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for start in range(0, len(rows), _QUANTIZED_ROWS):
         piece = slice(start, start + _QUANTIZED_ROWS)
         x = rows[piece].astype(np.float32)
-        own = np.abs(x).max(axis=1) / np.float32(127)
-        np.rint(np.divide(x, np.where(own > 0, own, 1)[:, None], out=x), out=x)
-        q[piece], scale[piece] = x, own
+        largest = np.abs(x).max(axis=1) / np.float32(127)
+        np.rint(np.divide(x, np.where(largest > 0, largest, 1)[:, None], out=x), out=x)
+        q[piece], scale[piece] = x, largest
     return q, scale
 
 

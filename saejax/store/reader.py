@@ -193,9 +193,9 @@ class StoreReader:
 
     def only(self, names: Sequence[str]) -> "StoreReader":
         """The same rows of these hook points alone."""
-        own = copy.copy(self)
-        own.hook_points = {name: self.hook_points[name] for name in names}
-        return own
+        narrower = copy.copy(self)
+        narrower.hook_points = {name: self.hook_points[name] for name in names}
+        return narrower
 
     def rows(self, start: int, stop: int, *, metadata: bool = False) -> dict[str, np.ndarray]:
         """Rows [start, stop) in stored order (permuted within each shard).
@@ -284,9 +284,9 @@ def _how_far(files: StoreFiles, header: Header) -> str:
 
 
 def _check_identity(files: StoreFiles, header: Header, expect: dict[str, Any]) -> None:
-    found = header_differences(header.identity, expect, set(flatten(expect)))
-    if found:
+    differing = header_differences(header.identity, expect, set(flatten(expect)))
+    if differing:
         raise DataError(
-            f"The store {files.url} holds something else than expected:\n  " + "\n  ".join(found) + "\n"
+            f"The store {files.url} holds something else than expected:\n  " + "\n  ".join(differing) + "\n"
             "Point to the store made for these settings, or capture it."
         )

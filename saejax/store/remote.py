@@ -63,19 +63,19 @@ def cause_of(error: Exception) -> tuple[str, str] | None:
     text = str(error)
     code = re.search(r"http_response_code='(\d+)'", text)
     status = int(code[1]) if code else 0
-    said = plain(text)
+    message = plain(text)
     if status == 416 or not (status or "curl_code" in text or "aws_region for bucket" in text or "redential" in text):
         return None
     if status == 404:
-        return said, "Make the bucket, or correct its name in the URL."
+        return message, "Make the bucket, or correct its name in the URL."
     if status in (401, 403) or (not status and "redential" in text):
-        return said, (
+        return message, (
             "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (gs://: GOOGLE_APPLICATION_CREDENTIALS), and that this "
             "key may list, read, write and delete there."
         )
     if status in (301, 307, 400) or "aws_region" in text:
-        return said, "Check the bucket's name, AWS_REGION and AWS_ENDPOINT_URL."
-    return said, "Check the network and AWS_ENDPOINT_URL, and run the same command again."
+        return message, "Check the bucket's name, AWS_REGION and AWS_ENDPOINT_URL."
+    return message, "Check the network and AWS_ENDPOINT_URL, and run the same command again."
 
 
 def plain(text: str) -> str:

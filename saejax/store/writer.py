@@ -91,13 +91,13 @@ class StoreWriter:
             raise ConfigError(f"There is no part {part} of {parts}; parts are numbered from 0.")
         header = Header(plain_json(identity, "identity"), dict(hook_points), n_tokens, layout, int(seed), parts)
         files = StoreFiles(path)
-        own = None if parts == 1 else part
+        leased = None if parts == 1 else part
         with ExitStack() as stack:
             if files.local is not None:
-                stack.enter_context(lease(files.local, own))
+                stack.enter_context(lease(files.local, leased))
                 writers = partial(ShardWriters, files, header)
             else:
-                checked = stack.enter_context(remote_lease(files, own)).check
+                checked = stack.enter_context(remote_lease(files, leased)).check
                 writers = partial(ShardWriters, files, header, still_ours=checked)
             on_disk = resume_part(files, header, part)
             writer = cls(files, header, part, on_disk, writers(commits=on_disk.commits))
@@ -238,11 +238,11 @@ class StoreWriter:
         self.close()
 
     def _checked(self, activations: dict[str, np.ndarray], tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        wanted, given = set(self._header.hook_points), set(activations)
-        if wanted != given or set(tokens) != set(METADATA_NAMES):
+        wanted, names = set(self._header.hook_points), set(activations)
+        if wanted != names or set(tokens) != set(METADATA_NAMES):
             raise DataError(
                 f"append: the store has hook points {sorted(wanted)} and tokens {sorted(METADATA_NAMES)}, "
-                f"got {sorted(given)} and {sorted(tokens)}."
+                f"got {sorted(names)} and {sorted(tokens)}."
             )
         n = len(tokens[METADATA_NAMES[0]])
         rows = {name: as_bf16_rows(name, activations[name], n, d) for name, d in self._header.hook_points.items()}

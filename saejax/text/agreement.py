@@ -50,11 +50,11 @@ def disagreement(tokenizer: Tokenizer) -> str:
 
 def _first_difference(tokenizer: Tokenizer, theirs: Any, folder: Path, version: str) -> str:
     for text in (*_PROBES, *_around_tokens(tokenizer)):
-        own = tokenizer.backend.encode(text, add_special_tokens=False).ids
+        ours = tokenizer.backend.encode(text, add_special_tokens=False).ids
         other = list(theirs(text, add_special_tokens=False)["input_ids"])
-        if own != other:
+        if ours != other:
             return (
-                f"{text!r} has the ids {_first(own)} by the tokenizer.json of {folder}, which saejax follows, and "
+                f"{text!r} has the ids {_first(ours)} by the tokenizer.json of {folder}, which saejax follows, and "
                 f"{_first(other)} by AutoTokenizer of transformers {version}, which does not. Save what the model was "
                 "trained with by AutoTokenizer.from_pretrained(...).save_pretrained(folder), if it is the latter"
             )

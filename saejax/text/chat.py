@@ -51,10 +51,10 @@ class ChatTemplate:
         Raises:
             DataError: there is none, or the file is not readable.
         """
-        path, own = Path(folder) / "tokenizer_config.json", Path(folder) / "chat_template.jinja"
+        path, file = Path(folder) / "tokenizer_config.json", Path(folder) / "chat_template.jinja"
         try:
             settings = dict(json.loads(read_bounded(path, _TEMPLATE_BYTES))) if path.is_file() else {}
-            template = read_bounded(own, _TEMPLATE_BYTES).decode() if own.is_file() else settings.get("chat_template")
+            template = read_bounded(file, _TEMPLATE_BYTES).decode() if file.is_file() else settings.get("chat_template")
             if isinstance(template, list):
                 template = {row["name"]: row["template"] for row in template}.get("default")
         except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
@@ -67,7 +67,7 @@ class ChatTemplate:
         # What a template does not name decides no text. (The usual ones of tokenizer_config.json always counted.)
         usual = set(NAMES) & set(settings)
         tokens = {name: text for name, text in named.items() if name in template or name in usual}
-        return cls(template, tokens, str(own if own.is_file() else path))
+        return cls(template, tokens, str(file if file.is_file() else path))
 
     @property
     def identity(self) -> str:

@@ -76,14 +76,14 @@ def quotas(weights: Sequence[float]) -> np.ndarray:
 
 def parts_of(identity: Mapping[str, Any], documents: Sequence[int] | np.ndarray) -> list[int]:
     """The source, in the mixture with this identity, of each of some documents."""
-    quotas_C, found = np.asarray(identity["places"]), []
+    quotas_C, sources = np.asarray(identity["places"]), []
     turns: dict[int, np.ndarray] = {}
     for index in documents:
         period, offset = divmod(int(index), _PERIOD)
         if period not in turns:
             turns = {period: _turns(quotas_C, identity["seed"], period)}
-        found.append(int(turns[period][offset]))
-    return found
+        sources.append(int(turns[period][offset]))
+    return sources
 
 
 def _turns(quotas_C: np.ndarray, seed: int, period: int) -> np.ndarray:

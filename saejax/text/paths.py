@@ -34,27 +34,27 @@ def expand(pattern: str) -> list[Path]:
     try:
         path = Path(pattern).expanduser()
         if path.is_file():
-            found = [path]
+            files = [path]
         elif path.is_dir():
             there = sorted(p for p in path.rglob("*") if p.is_file())
-            found = [p for p in there if ending(p) in ENDINGS]
+            files = [p for p in there if ending(p) in ENDINGS]
             hidden = {p for p in there if any(part.startswith(".") for part in p.relative_to(path).parts)}
             others = [p for p in there if ending(p) not in ENDINGS and p not in hidden]
         else:
             anchor = Path(path.anchor) if path.is_absolute() else Path()
-            found = sorted(p for p in anchor.glob(str(path.relative_to(path.anchor))) if p.is_file())
+            files = sorted(p for p in anchor.glob(str(path.relative_to(path.anchor))) if p.is_file())
     except (OSError, ValueError, RuntimeError) as error:  # too long a name, ** within a name, no such user's home
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"text.paths holds {short(repr(pattern))}, which is no path and no pattern ({why}). Give a file, a folder "
             "or a glob pattern."
         ) from None
-    if not found:
+    if not files:
         raise DataError(
             f"No text file at {short(repr(pattern))} (text.paths). Give a file, a folder or a glob pattern."
             + (f" {_left_out(others)}" if others else "")
         )
-    for p in found:
+    for p in files:
         if not _is_unicode(p.name):
             raise DataError(
                 f"{shown(p)}: the name of this file is not UTF-8. Rename it, or leave it out of text.paths."
@@ -66,7 +66,7 @@ def expand(pattern: str) -> list[Path]:
             )
     if others:
         warnings.warn(f"text.paths, {short(repr(pattern))}: {_left_out(others)}", stacklevel=2)
-    return found
+    return files
 
 
 def _left_out(others: Sequence[Path]) -> str:
@@ -75,9 +75,9 @@ def _left_out(others: Sequence[Path]) -> str:
     kinds = ", ".join(f"{count} {short(repr(kind).strip(chr(39)))}" for kind, count in counts.most_common(4))
     more = ", ..." if len(counts) > 4 else ""
     remedies = [remedy for remedy in dict.fromkeys(_REMEDIES.get(kind, "") for kind in counts) if remedy]
-    said = f" To read them, {'; '.join(remedies)}." if remedies else ""
+    hint = f" To read them, {'; '.join(remedies)}." if remedies else ""
     plural = "files are" if len(others) > 1 else "file is"
-    return f"{len(others)} {plural} not read ({kinds}{more}): it takes {', '.join(ENDINGS)}.{said}"
+    return f"{len(others)} {plural} not read ({kinds}{more}): it takes {', '.join(ENDINGS)}.{hint}"
 
 
 def shown(path: Path) -> str:

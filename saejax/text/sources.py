@@ -92,10 +92,10 @@ def _stdlib_below(root: Path) -> tuple[list[str], str]:
 
 def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
     # By their real paths: a file that is listed twice, or found by two patterns, is read once.
-    found: dict[str, Path] = {}
+    by_path: dict[str, Path] = {}
     for path in itertools.chain.from_iterable(expand(pattern) for pattern in config.paths):
-        found.setdefault(os.path.realpath(path), path)
-    files = list(found.values())
+        by_path.setdefault(os.path.realpath(path), path)
+    files = list(by_path.values())
     digest = hashlib.sha256()
     for path in files:
         with _readable(path), path.open("rb") as handle:
@@ -214,10 +214,10 @@ def _conversation(config: SourceConfig, chat: ChatTemplate, row: dict[str, Any],
 
 def _messages(config: SourceConfig, row: dict[str, Any], where: str) -> list[dict[str, str]]:
     if config.prompt:
-        said = [("user", config.prompt, "text.prompt"), ("assistant", config.response, "text.response")]
+        columns = [("user", config.prompt, "text.prompt"), ("assistant", config.response, "text.response")]
         return [
             {"role": role, "content": _as_text(_column(row, column, setting, where), column, where)}
-            for role, column, setting in said
+            for role, column, setting in columns
             if column
         ]
     messages = _column(row, config.column, "text.column", where)

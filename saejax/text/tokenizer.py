@@ -120,8 +120,8 @@ class Tokenizer:
     @property
     def usable_ids(self) -> range:
         """The ids that it gives and the model has."""
-        own = self.largest_id + 1
-        return range(own if self.rows is None else min(own, self.rows))
+        n_ids = self.largest_id + 1
+        return range(n_ids if self.rows is None else min(n_ids, self.rows))
 
     def encode_many(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without any special token added; a lone surrogate is read as `?`.
@@ -142,9 +142,9 @@ class Tokenizer:
 
     def _refuse_unknown(self, ids: list[list[int]]) -> None:
         assert self.rows is not None
-        for found in (i for one in ids for i in one if i >= self.rows):
+        for id_ in (i for one in ids for i in one if i >= self.rows):
             raise DataError(
-                f"A text holds the token {self.backend.id_to_token(found)!r}, whose id is {found}; the model has only "
+                f"A text holds the token {self.backend.id_to_token(id_)!r}, whose id is {id_}; the model has only "
                 f"{self.rows} tokens (0 to {self.rows - 1}). Take it out of the text, or choose that token's model."
             )
 
@@ -158,8 +158,8 @@ class Tokenizer:
 
         Where bos is an ordinary word of the tokenizer and no special token, it is one of the text's words.
         """
-        own = self.bos_id if self.bos_id in self.special_ids else None
-        return [ids[1:] if ids and ids[0] == own else ids for ids in self.encode_many(texts)]
+        bos = self.bos_id if self.bos_id in self.special_ids else None
+        return [ids[1:] if ids and ids[0] == bos else ids for ids in self.encode_many(texts)]
 
     def has_bos(self, text: str) -> bool:
         """True if a text begins with the bos token."""
@@ -185,15 +185,15 @@ class Tokenizer:
         """The part of the text that each id adds, in order: a letter of several tokens stands at the first of
         them, and "" at the others.
         """
-        found: list[str] = []
-        while len(found) < len(ids):
-            left = ids[len(found) : len(found) + _LETTER]
+        texts_of_ids: list[str] = []
+        while len(texts_of_ids) < len(ids):
+            left = ids[len(texts_of_ids) : len(texts_of_ids) + _LETTER]
             texts = (self.decode_inside(left[:count]) for count in range(1, len(left) + 1))
             whole = next(((n, text) for n, text in enumerate(texts) if "\ufffd" not in text), None)
             # A byte that is no part of a letter stays alone.
             more, text = whole or (0, self.decode_inside(left[:1]))
-            found += [text, *[""] * more]
-        return found
+            texts_of_ids += [text, *[""] * more]
+        return texts_of_ids
 
     @functools.cached_property
     def _before(self) -> list[int]:
