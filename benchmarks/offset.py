@@ -57,7 +57,7 @@ def main() -> None:
                 x = (base + mean).astype(np.float32)
                 with contextlib.ExitStack() as old:
                     if name == "before":
-                        old.enter_context(mock.patch("saejax.app.init_from.read_spread", lambda *_: ()))
+                        old.enter_context(mock.patch("saejax.fit.beginning.read_spread", lambda *_: (1.0,)))
                     line.append(figures(x, preset))
             rows.append(f"| {preset}, {name} | {' | '.join(line)} |")
             print(rows[-1], flush=True)

@@ -8,7 +8,7 @@ lm = saejax.load_lm("demo")                # run, activations, hook_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from saejax.app.given import train
+    from saejax.app.array_training import train
     from saejax.app.loading import load
     from saejax.coders import register_sparsity, register_term
     from saejax.experiment import default_config
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "train": "saejax.app.given",
+    "train": "saejax.app.array_training",
     "load": "saejax.app.loading",
     "TrainedCoder": "saejax.app.loading",  # with the formats that it is saved in
     "load_lm": "saejax.lm",

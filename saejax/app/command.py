@@ -42,7 +42,7 @@ class Line:
 
     def workspace(self) -> Any:
         """The `Workspace` of --config. Raises ConfigError for an experiment that trains a prefix and no coder."""
-        from saejax.app.left_open import as_begun
+        from saejax.app.training_folders import as_begun
         from saejax.app.workspace import Workspace, refuse_prefix
 
         e = self.experiment

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.app.console import say
-from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment, read_experiment
-from saejax.app.fit import Prepared, train_folder, watch_of
 from saejax.app.prefix_scores import scores
+from saejax.app.training_folders import RunFolder
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import write_bytes
 from saejax.core.settings import settings_of
+from saejax.fit.devices import training_mesh
+from saejax.fit.learner import Ready, Tell
+from saejax.fit.train import train
+from saejax.fit.watching import watch_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
 from saejax.prefix.evaluation import Answered, evaluate_prefix
@@ -58,7 +61,7 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     check(e)
     job = PrefixJob(e)
     with joined(e.parallel) as process:
-        outcome = train_folder(e, job.made_from, job.prepared, process, say)
+        outcome = train(job, RunFolder(e, job), process, say)
     if outcome is not None and outcome.stopped:
         return EXIT_PREEMPTED
     content = _evaluated(job, redo)
@@ -140,7 +143,7 @@ def check(e: Experiment) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PrefixJob:
-    """Models and records of an experiment, loaded when first asked for."""
+    """Models and records of an experiment, loaded when first asked for: a `fit.Learner`."""
 
     e: Experiment
 
@@ -170,21 +173,19 @@ class PrefixJob:
             return recall_records("train", p.samples, e.seed), recall_records("heldout", p.heldout, e.seed)
         return read_records(e.text, p, e.seed)
 
-    def made_from(self) -> Provenance:
-        """What the run is made from, agreed with its record."""
-        train, heldout = self.records
-        found: Provenance = {
-            name: {"store": f"records of {self.e.prefix.source}", "rows": len(rows), "fingerprint": fingerprint(rows)}
-            for name, rows in (("train", train), ("heldout", heldout))
-        }
-        lm, *second = (dict(model.identity) for model in self.models.values())
-        nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}, "second": {}}
-        # More held-out records may be evaluated later.
-        found |= {"heldout": {}, "lm": lm, "second": second[0] if second else {}}
-        return verify_provenance(self.e.run, nothing | found)
+    def known(self) -> Provenance:
+        return self.made_from()
 
-    def prepared(self, e: Experiment, checkpoints: Checkpoints) -> Prepared:
-        """The training, about to begin."""
+    def made_from(self) -> Provenance:
+        lm, *second = (dict(model.identity) for model in self.models.values())
+        records, store = self.records[0], f"records of {self.e.prefix.source}"
+        nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
+        # Not the held-out records: more of them may be evaluated later.
+        origins = {"train": {"store": store, "rows": len(records), "fingerprint": fingerprint(records)}, "lm": lm}
+        return verify_provenance(self.e.run, nothing | origins | {"second": second[0] if second else {}})
+
+    def ready(self, numbers: Mapping[str, Any], checkpoints: Sequence[Checkpoints], tell: Tell) -> Ready:
+        e = self.e
         own_rows(self.mesh, e.train.batch_size)  # refuses what the mesh cannot split
         learner, arrays = self.learner(), training_arrays(self.records[0], e.prefix, self.models)
         shapes = {name: ((e.train.batch_size, *a.shape[1:]), a.dtype) for name, a in arrays.items()}
@@ -197,7 +198,7 @@ class PrefixJob:
             self.mesh,
             seed=e.start_seed,
             shapes=shapes,
-            checkpoints=checkpoints,
+            checkpoints=checkpoints[0],
             meta=to_meta(learner.encoder),
             fsdp=e.parallel.fsdp,
         )
@@ -207,18 +208,18 @@ class PrefixJob:
             put=put_batch(self.mesh),
             validate=self._validation(learner, params),
             mesh=self.mesh,
-            tell=say,
+            tell=tell,
             unit="samples",
             rows="numbers in the records",
             figures={f"nll_{name}": ".3f" for name in self.models},
-            watch=watch_of(e, self.mesh, "Samples come more slowly than a step takes them.", say),
+            watch=watch_of(e, list(self.mesh.devices.flat), "Samples come more slowly than a step takes them.", tell),
         )
         p, count = e.prefix, sum(x.size for x in jax.tree.leaves(program.abstract.params))
         line = (
-            f"prefix of {p.latents} x {p.d_latent} latents for {' and '.join(self.models)}, {count:,} parameters, "
-            f"{len(self.records[0]):,} records, {e.train.steps:,} steps"
+            f"train: prefix of {p.latents} x {p.d_latent} latents for {' and '.join(self.models)}, {count:,} "
+            f"parameters, {len(self.records[0]):,} records, {e.train.steps:,} steps"
         )
-        return Prepared(e, self.made_from, setup, self.mesh, line)
+        return Ready(e.train, setup, [line])
 
     def learner(self) -> PrefixLearner:
         """Encoder and adapters for the models."""

@@ -6,23 +6,26 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from saejax.app.assembly import coder_of, refuse_unused
 from saejax.app.console import say
 from saejax.app.dictionaries import dictionaries
 from saejax.app.experiment import Experiment
-from saejax.app.fit import Data, Tell, train_run
-from saejax.app.left_open import as_begun, found
 from saejax.app.loading import load
+from saejax.app.training_folders import RunFolder
 from saejax.coders import TOPOLOGIES, Coder
 from saejax.core.config import to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, SaejaxError
 from saejax.core.files import write_bytes, write_json
 from saejax.evals.truth import NAME, Planted, PlantedBatches, Scores, heldout, plant, score
+from saejax.fit.coders import Coders
+from saejax.fit.learner import Data, Sides, Tell
+from saejax.fit.train import train
+from saejax.fit.trainable import coder_of, refuse_unused
 from saejax.parallel import joined, own_rows
 from saejax.report.truth_page import picture_of, table, table_of_many
 from saejax.runs import Run
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.trained import TrainedCoder
+from saejax.training import TrainConfig
 
 # What of `Setting.needs` planted activations have not.
 _LACKS = {
@@ -40,15 +43,15 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
         be scored.
 
     Raises:
-        SaejaxError: as `app.fit.train_run`; of one dictionary alone, what is wrong with it.
+        SaejaxError: as `fit.train`; of one dictionary alone, what is wrong with it.
     """
     if words is not None:
         return _score_all(e, plant(e.truth), words)
     _refuse(e)
     planted = plant(e.truth)
-    known = Known(as_begun(e), planted).with_batch_size(say)
+    materials = PlantedMaterials(e, planted)
     with joined(e.parallel) as process:
-        outcome = train_run(known.e, known, process)
+        outcome = train(Coders.alone(materials), RunFolder(e, materials), process, say)
         if outcome is not None and outcome.stopped:
             return EXIT_PREEMPTED
         if process.first:
@@ -75,37 +78,38 @@ def _refuse(e: Experiment) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """A world as what is trained on: `fit.Materials`."""
+class PlantedMaterials:
+    """A world that coders learn from: `fit.Materials`."""
 
     e: Experiment
     planted: Planted
 
-    def with_batch_size(self, tell: Tell) -> "Known":
-        """The same with a batch size, where `e` leaves it open."""
-        t = self.e.train
-        if t.batch_size:
-            return self
-        sized = found(self.e, lambda sized: Known(sized, self.planted).coder(), ((NAME,), (NAME,)), t.tokens, tell)
-        return dataclasses.replace(self, e=sized)
+    def with_train(self, train: TrainConfig) -> "PlantedMaterials":
+        return dataclasses.replace(self, e=dataclasses.replace(self.e, train=train))
+
+    def sides(self) -> Sides:
+        return (NAME,), (NAME,)
+
+    def rows(self) -> int:
+        return self.e.train.tokens
 
     def known(self) -> Provenance:
         return self.made_from()
 
     def made_from(self) -> Provenance:
-        own = {"store": "truth", "rows": self.e.train.tokens, "fingerprint": self.planted.fingerprint}
+        world = {"store": "truth", "rows": self.e.train.tokens, "fingerprint": self.planted.fingerprint}
         nothing: Provenance = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
-        return verify_provenance(self.e.run, nothing | {"train": own})
+        return verify_provenance(self.e.run, nothing | {"train": world})
 
     def coder(self) -> Coder:
         width = self.e.truth.d_in
         return coder_of(self.e, [width], [width])
 
-    def data(self, mesh: Mesh, tell: Tell) -> Data:
+    def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
         t, seed = self.e.train, self.e.seed
-        rows = own_rows(mesh, t.batch_size, t.accumulate)
+        rows = own_rows(mesh, t.batch_size, t.accumulate) if mesh else None
         batches = PlantedBatches(self.planted, t.batch_size, seed, rows, epoch_rows=t.tokens)
-        return Data(batches, heldout(self.planted, seed), (NAME,), (NAME,), slow=_SLOW)
+        return Data(batches, heldout(self.planted, seed), slow=_SLOW)
 
     def source_coder(self) -> TrainedCoder:
         return load(self.e.train.init_from)
@@ -116,10 +120,8 @@ def _written(e: Experiment, planted: Planted, sae: TrainedCoder, folder: Path) -
     scores = score(sae, planted, e.truth.score_samples, shown=True)
     about = {"step": sae.step, "sha256": sae.fingerprint(), "world": to_json(e.truth)}
     write_json(Run(folder).truth, about | scores.to_json())
-    write_bytes(
-        Run(folder).truth.with_suffix(".png"),
-        picture_of(scores, f"{folder.name}: the {planted.world.n_features:,} features"),
-    )
+    title = f"{folder.name}: the {planted.world.n_features:,} features"
+    write_bytes(Run(folder).truth.with_suffix(".png"), picture_of(scores, title))
     return scores
 
 

@@ -1,4 +1,4 @@
-"""What the stages of an experiment share: the model, the text, the stores, and the coder that fits them."""
+"""The model, the text, the stores and the coder of an experiment, which its stages share."""
 
 import dataclasses
 import itertools
@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-from saejax.app.assembly import coder_of, refuse_unused
-from saejax.app.devices import lm_mesh
 from saejax.app.experiment import Experiment
 from saejax.capture import (
     Named,
@@ -20,6 +18,8 @@ from saejax.capture import (
 from saejax.coders import TOPOLOGIES, Coder
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
+from saejax.fit.devices import lm_mesh
+from saejax.fit.trainable import coder_of, refuse_unused
 from saejax.lm import load_lm
 from saejax.lm.forward import Model
 from saejax.lm.pair import ModelPair
@@ -47,20 +47,21 @@ def refuse_prefix(e: Experiment) -> None:
 
 @dataclasses.dataclass
 class Workspace:
-    """What several stages need, loaded when first asked for.
+    """An experiment with what several stages need of it, loaded when first asked for.
 
-    `named` knows the hook points in place of a model that is not to be loaded.
+    Attributes:
+        named: knows the hook points in place of a model that is not to be loaded.
+        loaded: {section: the model or text that it is about}, shared with all that is made by `dataclasses.replace`.
     """
 
     experiment: Experiment
-    _lm: Model | None = None
-    _source: Source | None = None
     named: Named | None = None
+    loaded: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def lm(self) -> Model:
-        if self._lm is None:
-            config = self.experiment.lm
+        config = self.experiment.lm
+        if config not in self.loaded:
             if not config.model:
                 raise ConfigError(
                     "lm.model is empty, and this needs the language model: name the one that was captured."
@@ -70,19 +71,20 @@ class Workspace:
             mesh = self.experiment.capture.mesh or self.experiment.parallel.mesh
             spread = mesh and mesh[1] > 1 and jax.process_count() == 1
             how = (config.dtype, config.backend, config.device, lm_mesh(self.experiment) if spread else None)
-            self._lm = load_lm(config.model, config.revision, *how)
+            lm: Model = load_lm(config.model, config.revision, *how)
             if config.second:
-                self._lm = ModelPair(self._lm, load_lm(config.second, config.second_revision, *how))
-        return self._lm
+                lm = ModelPair(lm, load_lm(config.second, config.second_revision, *how))
+            self.loaded[config] = lm
+        return self.loaded[config]  # type: ignore[no-any-return]
 
     @property
     def source(self) -> Source:
-        if self._source is None:
-            text = self.experiment.text
+        text = self.experiment.text
+        if text not in self.loaded:
             # The model is asked for its tokenizer only where a chat template is needed: text alone loads in no time.
             chat = any(part.chat for part in text.parts)
-            self._source = open_source(text, self.lm.tokenizer if chat else None)
-        return self._source
+            self.loaded[text] = open_source(text, self.lm.tokenizer if chat else None)
+        return self.loaded[text]  # type: ignore[no-any-return]
 
     @property
     def packer(self) -> Packer:

@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.app.assembly import coder_of
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.app.stages import run_capture, run_evaluate, run_report, run_train
@@ -34,6 +33,7 @@ from saejax.coders import Coder
 from saejax.core.errors import ConfigError
 from saejax.core.host import available_memory
 from saejax.core.progress import Progress
+from saejax.fit.trainable import coder_of
 from saejax.lm import decoder
 from saejax.lm.forward import forward_program
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh

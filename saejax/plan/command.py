@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, SaejaxError
+from saejax.fit.devices import training_mesh
 from saejax.plan import page
 from saejax.plan.choice import choose, over, remedy
 from saejax.plan.devices import HERE, device, devices

@@ -11,13 +11,15 @@ import jax
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
-from saejax.app.left_open import rows_of
-from saejax.app.sweep.members import Group, groups, members
+from saejax.app.stages.train import Stored
+from saejax.app.sweep.members import groups, members
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
 from saejax.coders import Coder
 from saejax.core.config import to_json
 from saejax.core.errors import ConfigError
+from saejax.fit.resolve import batch_size
+from saejax.fit.trainable import Group
 from saejax.kernels.batch import DATA, LATENT
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.plan.devices import Device
@@ -26,7 +28,6 @@ from saejax.plan.programs import Footprint, step_footprint
 from saejax.store import StoreLayout
 from saejax.store.manifest import Header
 from saejax.store.space import predicted_bytes
-from saejax.training.batch_size import find
 
 # Of a device's memory, what a program may take: the rest is for the runtime, validation and the next batch.
 ROOM = 0.85
@@ -76,7 +77,7 @@ class Planned:
     def swept(self) -> bool:
         return any(to_json(self.experiment.sweep).values())
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[Group[Experiment], ...]:
         """The programs of its sweep."""
         return tuple(groups(members(self.experiment)))
 
@@ -133,11 +134,8 @@ class Planned:
         def needs(size: int) -> int:
             return int(self._of_size(size).step(mesh)[1].bytes)
 
-        parts = mesh.shape[DATA] * e.train.accumulate * e.train.neighbours
-        found = find(
-            e.train.tokens, rows_of(e, e.capture.tokens), parts, e.train.shares, needs, int(ROOM * device.memory)
-        )
-        return self._of_size(found.size)
+        rows = Stored(self.work).rows()
+        return self._of_size(batch_size(e.train, rows, mesh, needs, int(ROOM * device.memory)).size)
 
     def _of_size(self, size: int) -> "Planned":
         e = self.experiment

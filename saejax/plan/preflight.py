@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from saejax.app import console
-from saejax.app.devices import lm_mesh, training_mesh
 from saejax.app.experiment import Experiment
 from saejax.app.extras import refuse_missing
-from saejax.app.left_open import with_batch_size, with_rate
+from saejax.app.stages.train import Stored
+from saejax.app.training_folders import open_numbers
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
 from saejax.capture.capture import rows_for
@@ -26,7 +26,9 @@ from saejax.core import environment
 from saejax.core.errors import EXIT_PREEMPTED, SaejaxError
 from saejax.core.files import read_json
 from saejax.core.host import available_memory, resident_memory
-from saejax.parallel import check_divides, own_rows, refuse_many
+from saejax.fit.devices import lm_mesh, training_mesh
+from saejax.fit.resolve import resolve
+from saejax.parallel import own_rows, refuse_many
 from saejax.plan.amounts import size, span
 from saejax.plan.checks import Check, StagePlan, failed, is_out_of_memory, table
 from saejax.plan.trial import Trained, disk_speed, existing, sampled, short_training, temporary
@@ -113,12 +115,11 @@ class _Flight:
     def _settings(self) -> Check:
         """Hook points, coder and batch fit each other, the model and the devices."""
         refuse_missing(self.work.experiment, "text", "lm", "train")
-        work = with_batch_size(self.work, console.keep_quiet)
-        coder = work.build()
-        self.work = dataclasses.replace(work, experiment=with_rate(work.experiment, coder))
-        e, mesh = self.work.experiment, training_mesh(self.work.experiment)
-        check_divides(mesh, coder.topology.d_sae)
-        own_rows(mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
+        stored = Stored(self.work)
+        resolved = resolve(stored, open_numbers(stored.e.run), console.keep_quiet)
+        self.work, coder = resolved.materials.work, resolved.coder
+        e = self.work.experiment
+        own_rows(resolved.mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
         wide = f"{coder.topology.d_in} -> {coder.topology.d_sae:,} latents"
         return Check("settings", f"{e.coder.preset}, {wide}, batch {e.train.batch_size:,}", True)
 

@@ -17,15 +17,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
-from saejax.app.left_open import with_rate
-from saejax.coders import Coder, Sites
+from saejax.coders import Coder
+from saejax.fit.beginning import unscaled_sites
+from saejax.fit.learner import Sides
+from saejax.fit.resolve import step_program as compiled_step
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel, decoder, logical_axes
 from saejax.lm.forward import forward_program
 from saejax.parallel import sharding_of
 from saejax.plan.models import ModelShape
 from saejax.text import Tokenizer
-from saejax.training import Program, program_of_one
+from saejax.training import Program
 from saejax.training.profile import step_bytes
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -70,7 +72,7 @@ class Footprint:
         return self.state + self.batch + self.temporaries
 
 
-def step_footprint(e: Experiment, coder: Coder, names: tuple[Sequence[str], Sequence[str]], mesh: Mesh) -> Footprint:
+def step_footprint(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> Footprint:
     """The train step of an experiment on a mesh.
 
     Raises:
@@ -79,17 +81,10 @@ def step_footprint(e: Experiment, coder: Coder, names: tuple[Sequence[str], Sequ
     return step_program(e, coder, names, mesh)[1]
 
 
-def step_program(
-    e: Experiment, coder: Coder, names: tuple[Sequence[str], Sequence[str]], mesh: Mesh
-) -> tuple[Program, Footprint]:
+def step_program(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> tuple[Program, Footprint]:
     """(the train step, compiled; what it takes on each device)."""
-    reads, writes = (tuple(side) for side in names)
-    sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
-    train = with_rate(e, coder).train
-    program = program_of_one(
-        coder, train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp, mode=e.parallel.mode
-    ).compiled(np.dtype(ml_dtypes.bfloat16))
-    widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
+    program = compiled_step(e, coder, names, mesh, np.dtype(ml_dtypes.bfloat16))
+    widths = unscaled_sites(coder, names).widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
     batch = sum(e.train.batch_size // mesh.shape[DATA] * width * 2 for width in widths.values())
     return program, _footprint(program.step, bytes_on_one(program.abstract), batch)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from saejax.app.devices import training_mesh
 from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, DataError
+from saejax.fit.devices import training_mesh
 from saejax.kernels.batch import DATA
 from saejax.plan.amounts import size
 from saejax.plan.planned import Planned, parameter_count

@@ -15,12 +15,14 @@ import numpy as np
 import tensorstore as ts
 
 from saejax.app.console import keep_quiet
-from saejax.app.fit import assembled, fit
 from saejax.app.stages.train import Stored
 from saejax.app.workspace import Workspace
 from saejax.capture import capture
 from saejax.core.files import writing
-from saejax.parallel import local_mesh, this_process
+from saejax.fit.coders import Coders
+from saejax.fit.learner import Unsaved
+from saejax.fit.train import train
+from saejax.parallel import Process, local_mesh, this_process
 from saejax.store import Batches, StoreLayout, StoreReader, StoreWriter
 
 # A trial trains no longer than this, in seconds, and captures about as much text as takes so many.
@@ -197,11 +199,11 @@ def short_training(work: Workspace, folder: str) -> Trained:
     changed |= {"profile": False, "tensorboard": False, "monitor": False}
     own = dataclasses.replace(e, runs_dir=folder, name="trial", train=dataclasses.replace(t, **changed))
     work = dataclasses.replace(work, experiment=own)
-    whole = assembled(own, Stored(work), (), keep_quiet)
     looks, stopped = _Looks(e.gates.r2), False
+    unsaved = Unsaved([looks])
     with contextlib.suppress(_Enough):
-        done = fit(whole, writers=[looks], tell=keep_quiet, shown=False)
-        stopped = done.stopped
-    shapes = jax.tree.leaves(jax.eval_shape(whole.coder.init, jax.random.key(0)))
-    parameters = sum(leaf.size * 4 for leaf in shapes)
+        outcome = train(Coders.alone(Stored(work)), unsaved, Process(), keep_quiet, shown=False)
+        stopped = outcome is not None and outcome.stopped
+    assert unsaved.began is not None
+    parameters = sum(leaf.size * 4 for leaf in jax.tree.leaves(unsaved.began.setup.programs[0].abstract.params))
     return Trained(looks.step, steps, looks.r2, looks.rate, 3 * parameters, stopped)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment, read_experiment
-from saejax.app.left_open import as_begun
-from saejax.app.sweep.members import Member
+from saejax.app.sweep.members import sparsity_of
+from saejax.app.training_folders import as_begun
 from saejax.checkpoints import Checkpoints
 from saejax.coders import TOPOLOGIES, CoderConfig
 from saejax.core.errors import SaejaxError
@@ -169,7 +169,7 @@ def _of_config(run: Run) -> dict[str, Any]:
         return nothing | {"preset": PREFIX, "model": models, **training}
     coder = e.coder.resolved()
     hook_point = e.hook_point or ", ".join(e.reads or e.capture.hook_points)
-    sizes = {"d_sae": _latents(e, coder), "k": Member("", e, e, 1.0).k}
+    sizes = {"d_sae": _latents(e, coder), "k": sparsity_of(e)}
     return nothing | {"preset": coder.preset, "model": e.lm.model, "hook_point": hook_point, **sizes, **training}
 
 

@@ -22,14 +22,14 @@ Needs = Callable[[int], int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class BatchSize:
     """A batch size and why it is not larger, in words."""
 
     size: int
     why: str
 
 
-def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: int) -> Found:
+def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: int) -> BatchSize:
     """The largest of 256, 512, ..., 65,536 whose step fits into `room` bytes; it is compiled for two or three sizes.
 
     A training has at least 1,000 steps and the store at least 8 batches, as far as a batch of 256 allows.
@@ -74,7 +74,7 @@ def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: in
     size, bytes_ = fits
     if size < sizes[-1]:
         why = "the step of twice as many does not fit"
-    return Found(size, f"its step takes {bytes_ / 1e6:,.1f} of {room / 1e6:,.1f} MB of a device; {why}")
+    return BatchSize(size, f"its step takes {bytes_ / 1e6:,.1f} of {room / 1e6:,.1f} MB of a device; {why}")
 
 
 def _largest(sizes: Sequence[int], needs: Needs, room: int) -> tuple[int, int] | None:

@@ -5,7 +5,6 @@ What a door cannot honour it refuses by name, before it has read, drawn or writt
 
 import dataclasses
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +40,7 @@ from saejax.app.experiment import Experiment
 from saejax.app.truth import run_truth
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, build
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import ConfigError
 from saejax.core.files import read_json
 from saejax.core.metrics import read_metrics
 from saejax.core.rng import stream
@@ -146,7 +145,7 @@ def test_nobody_else_builds_a_coder() -> None:
         for path in package.rglob("*.py")
         if re.search(r"from saejax\.coders(\.build)? import [^\n]*\bbuild\b", path.read_text())
     }
-    assert found == {"app/assembly.py", "app/loading.py", "app/reference.py", "coders/__init__.py"}
+    assert found == {"fit/trainable.py", "app/loading.py", "app/reference.py", "coders/__init__.py"}
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_rows": 640}, {"into": "training"}])
@@ -163,8 +162,7 @@ def test_an_open_batch_size_is_found_among_the_same_rows(
         asked.append(how[:4])
         raise Enough
 
-    for module in ("app.left_open", "plan.planned"):
-        monkeypatch.setattr(f"saejax.{module}.find", find)
+    monkeypatch.setattr("saejax.fit.resolve.find", find)
     for door in (stage, plan):
         with pytest.raises(Enough):
             door(e)
@@ -282,7 +280,7 @@ def test_a_sweep_refuses_what_is_for_one_coder(
 
 
 # Who checks, compares or writes down all settings.
-OF_ALL = re.compile(r"(core/\w+|dataclasses|training/config|app/assembly|tiny/doors|test_doors)\.py$")
+OF_ALL = re.compile(r"(core/\w+|dataclasses|training/config|fit/trainable|tiny/doors|test_doors)\.py$")
 
 
 @pytest.mark.parametrize("door", ["saejax.train", "saejax.train(run=)", "sweep", "truth"])
@@ -321,20 +319,3 @@ def test_a_latent_dies_in_a_short_training_and_the_run_says_when(folder: Path, t
         said = checkpoints.restore_numpy(40, names=())[1]["dead_after_tokens"]
     assert recorded == said == round(0.003 * 40 * 128)
     assert any(row.get("train/dead", 0) > 0 for row in read_metrics(e.run_dir / "metrics.jsonl"))
-
-
-def test_a_run_that_recorded_another_number_than_it_trained_with_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `saejax.train` began them until 2026-11-25: their checkpoints do not say the number."""
-    e = replaced(of_door(folder, tmp_path), "train", tokens=4 * 128)
-    how: dict[str, Any] = {"checkpoint_every": 2}
-    given(e, run=True, **how)
-    monkeypatch.setattr("saejax.app.given.newest_meta", lambda checkpoints: {"step": 2})
-    given(e, run=True, **how)  # it is complete
-    shutil.rmtree(e.run_dir / "checkpoints" / f"{4:09d}")
-    with pytest.raises(DataError, match=r"dead after 2 tokens and trained with 10,000,000\. Choose another run="):
-        given(e, run=True, **how)
-    monkeypatch.undo()
-    given(e, run=True, **how)
-    assert saejax.load(e.run_dir).step == 4

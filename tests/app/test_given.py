@@ -135,21 +135,6 @@ def test_what_is_learnt_does_not_depend_on_where_the_activations_lie(preset: str
     assert fve[12] > 0.9 * fve[0] > 0.6
 
 
-def test_a_run_from_before_the_spread_counted_goes_on_as_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = activations()
-    today = saejax.train(_Stopping(x, -1, 0), "topk", **HOW)
-    with monkeypatch.context() as before:
-        before.setattr("saejax.app.init_from.read_spread", lambda *_: ())
-        whole = saejax.train(_Stopping(x, -1, 0), "topk", **HOW)
-        saejax.train(_Stopping(x, 11, signal.SIGINT), "topk", run=tmp_path / "run", **HOW)
-    today = saejax.train(x, "topk", **HOW)
-    assert same(saejax.train(_Stopping(x, -1, 0), "topk", run=tmp_path / "run", **HOW), whole) and not same(
-        today, whole
-    )
-
-
 class _Stopping:
     """Gives batches, and a signal before the n-th."""
 

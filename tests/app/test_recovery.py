@@ -111,7 +111,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     with pytest.raises(DataError, match="does not exist"):
         saejax.load(e.run_dir)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saejax.app.fit.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0})
+        patch.setattr(
+            "saejax.fit.coders.make_validation", lambda *a: lambda params, stats: {"fve": next(fves), "l0": 1.0}
+        )
         assert run_train(Workspace(e)) == 0
     return e
 

@@ -572,7 +572,7 @@ def test_what_fails_within_a_training_is_not_called_unwritable(done: Path, monke
     def failing(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/dev/accelerator")
 
-    monkeypatch.setattr("saejax.app.fit.run_loop", failing)
+    monkeypatch.setattr("saejax.fit.train.run_loop", failing)
     e = tiny_experiment(done, top={"name": "failing", "store": "tiny"})
     with pytest.raises(OSError, match="/dev/accelerator"):
         run_train(Workspace(e))

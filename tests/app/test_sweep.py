@@ -21,8 +21,7 @@ import saejax
 from saejax.app.experiment import Experiment, from_json
 from saejax.app.stages import run_train
 from saejax.app.sweep.config import SweepConfig
-from saejax.app.sweep.members import Member, groups, members, sparsity_weights
-from saejax.app.sweep.programs import for_all
+from saejax.app.sweep.members import Member, groups, members, sparsity_of, sparsity_weights
 from saejax.app.sweep.run import as_begun, decided, run_sweep
 from saejax.app.workspace import Workspace
 from saejax.checkpoints import Checkpoints
@@ -31,6 +30,7 @@ from saejax.coders.parts import TERMS
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import read_metrics
+from saejax.fit.stacked import for_all
 from saejax.report.sweep_page import picture, table
 from saejax.store import Batches, StoreReader
 from saejax.training import EXIT_PREEMPTED, TrainConfig, TrainState
@@ -101,7 +101,7 @@ def test_schedule_free_has_a_program_for_each_learning_rate() -> None:
 
 def test_ks_choose_the_target_where_there_is_no_k() -> None:
     found = plan(presets=("topk", "jumprelu"), ks=(4, 8))
-    assert [(m.experiment.coder.k, m.experiment.coder.target_l0, m.k) for m in found] == [
+    assert [(m.experiment.coder.k, m.experiment.coder.target_l0, sparsity_of(m.experiment)) for m in found] == [
         *((4, 32.0, 4), (8, 32.0, 8)),
         *((8, 4.0, 4.0), (8, 8.0, 8.0)),
     ]
@@ -261,7 +261,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Batches, "batch_at", counted)
-        for module in ("saejax.app.sweep.run", "saejax.app.sweep.begin", "saejax.app.console"):
+        for module in ("saejax.app.sweep.run", "saejax.app.training_folders", "saejax.app.console"):
             patch.setattr(f"{module}.say", lambda text="": lines.append(text))
         assert run_sweep(Workspace(e)) == 0
     return Done(folder, e, read, "\n".join(lines))

@@ -85,7 +85,7 @@ def test_nothing_that_begins_a_fresh_coder_is_asked_for(
     def asked(*_: Any) -> None:
         raise AssertionError("a warm start has the source's biases")
 
-    monkeypatch.setattr("saejax.app.init_from.make_prepare", asked)
+    monkeypatch.setattr("saejax.fit.beginning.make_prepare", asked)
     monkeypatch.setattr("saejax.training.start.geometric_median", asked)
     first = saejax.train(activations(), "topk", init_from=source, **HOW | FIRST)
     assert close(first.params["b_dec"], source.params["b_dec"])

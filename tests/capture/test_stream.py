@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_experiment
 
-from saejax.app.devices import lm_mesh, training_mesh
 from saejax.app.stages import run_capture, run_train
 from saejax.app.sweep.config import SweepConfig
 from saejax.app.sweep.run import run_sweep
@@ -24,6 +23,7 @@ from saejax.capture import ActivationStream, CaptureConfig, stream
 from saejax.capture.stream import Journal, Place, endless
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import ConfigError, DataError
+from saejax.fit.devices import lm_mesh, training_mesh
 from saejax.lm import LanguageModel
 from saejax.parallel import on_mesh
 from saejax.parallel.mesh import MODES

@@ -29,6 +29,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"trained"}),
     frozenset({"training", "capture"}),
     frozenset({"evals", "analysis", "report", "interop", "interventions", "attribution", "prefix"}),
+    frozenset({"fit"}),
     frozenset({"app"}),
     frozenset({"plan", "study"}),
     frozenset({"serve"}),

@@ -1,5 +1,6 @@
 """One store by many processes: what is on disk depends on the parts, never on who wrote them, or in what order."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -362,7 +363,7 @@ def experiment(folder: Path, **capture: Any) -> Experiment:
 
 def captured(e: Experiment, processes: str, work: Workspace) -> None:
     own = replaced(e, "parallel", processes=processes)
-    run_capture(Workspace(own, _lm=work.lm, _source=work.source))
+    run_capture(dataclasses.replace(work, experiment=own))
 
 
 def stores(e: Experiment) -> dict[str, bytes]:
@@ -430,7 +431,7 @@ def test_parts_are_of_the_identity_only_where_there_are_several(alone: tuple[Exp
     assert "parts" not in work.reader("train").identity["text"] and work.reader("train").identity["parts"] == 4
     single = replaced(one, "capture", parts=1).capture
     assert "parts" not in single.identity
-    other = Workspace(replaced(one, "capture", parts=2), _lm=work.lm, _source=work.source)
+    other = dataclasses.replace(work, experiment=replaced(one, "capture", parts=2))
     with pytest.raises(DataError, match="parts: the store has 4, this run wants 2"):
         other.reader("train")
     with pytest.raises(DataError, match="parts: the store has 4, this run wants 2"):

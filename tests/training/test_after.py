@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import saejax
-from saejax.app.sweep.programs import l0_for_all
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig, Sites, build
 from saejax.core.metrics import l0_note, read_metrics
+from saejax.fit.stacked import l0_for_all
 from saejax.training import TrainState
 from saejax.training.after import can_differ, compare
 

@@ -13,11 +13,11 @@ import pytest
 from tiny import planted_experiment, planted_store
 
 from saejax.app.stages import run_train
-from saejax.app.sweep.programs import for_all
 from saejax.app.workspace import Workspace
 from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.metrics import read_metrics
+from saejax.fit.stacked import for_all
 from saejax.store import Batches, StoreReader
 from saejax.store.blocks import ChunkBlocks, places
 from saejax.store.order import EpochOrder

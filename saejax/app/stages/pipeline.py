@@ -1,23 +1,20 @@
 """All stages, one after the other."""
 
-import dataclasses
-
-from saejax.app import console, init_from
-from saejax.app.devices import training_mesh
+from saejax.app import console
 from saejax.app.experiment import Experiment, refuse_other_run
 from saejax.app.extras import refuse_missing
-from saejax.app.left_open import with_batch_size, with_rate
-from saejax.app.loading import load
 from saejax.app.stages.capture import run_capture
 from saejax.app.stages.evaluate import run_evaluate
 from saejax.app.stages.report import run_report
 from saejax.app.stages.retries import check_retries, run_retries
-from saejax.app.stages.train import run_train
+from saejax.app.stages.train import Stored, run_train
+from saejax.app.training_folders import open_numbers
 from saejax.app.workspace import Workspace, verify_stores
 from saejax.checkpoints import Checkpoints
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.files import read_json
-from saejax.parallel import check_divides, own_rows, refuse_many
+from saejax.fit.resolve import check
+from saejax.parallel import refuse_many
 
 
 def run_pipeline(work: Workspace) -> int:
@@ -28,19 +25,13 @@ def run_pipeline(work: Workspace) -> int:
     refuse_many(work.experiment.parallel, "saejax pipeline")
     check_retries(work.experiment)
     refuse_missing(work.experiment, "text", "lm", "train")
-    work = with_batch_size(work)
-    coder = work.build()
-    work = dataclasses.replace(work, experiment=with_rate(work.experiment, coder))
-    e = work.experiment
     # What training would refuse is refused before hours of capture.
+    run = work.experiment.run
+    with Checkpoints(run.checkpoints) as checkpoints:
+        work = check(Stored(work), open_numbers(run), [checkpoints], console.say).materials.work
+    e = work.experiment
     refuse_other_run(e)
     verify_stores(e)
-    mesh = training_mesh(e)
-    check_divides(mesh, coder.topology.d_sae)
-    with Checkpoints(e.run.checkpoints) as checkpoints:
-        if not init_from.is_begun([checkpoints]):
-            init_from.check(e, coder, work.sites, lambda: load(e.train.init_from))
-    own_rows(mesh, e.train.batch_size, e.train.accumulate, e.train.neighbours)
     run_capture(work)
     if code := run_train(work):
         return code

@@ -12,19 +12,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from saejax.app import console, init_from
-from saejax.app.devices import training_mesh
+from saejax.app import console
 from saejax.app.experiment import Experiment, from_json, to_run_json
-from saejax.app.loading import load
 from saejax.app.stages.evaluate import run_evaluate, stale
-from saejax.app.stages.train import run_train
+from saejax.app.stages.train import Stored, run_train
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError
 from saejax.core.files import read_json
 from saejax.evals.attempts import Attempt, Attempts, Changed, best, next_changes
 from saejax.evals.gates import CHANGES, Gate
-from saejax.parallel import check_divides
+from saejax.fit.resolve import check
 from saejax.report import render
 from saejax.report.escalation import remove_escalation, write_escalation
 from saejax.runs.folder import FIRST, attempt_name
@@ -116,10 +114,7 @@ def _changes(work: Workspace, kept: Attempt, record: Attempts) -> tuple[Changed,
     def possible(settings: Mapping[str, float]) -> bool:
         """Whether a run can have them: all that would refuse it is asked."""
         with contextlib.suppress(ConfigError):
-            tried = dataclasses.replace(own, experiment=_with(e, settings))
-            built = tried.build()
-            check_divides(training_mesh(tried.experiment), built.topology.d_sae)
-            init_from.check(tried.experiment, built, tried.sites, lambda: load(e.train.init_from))
+            check(Stored(dataclasses.replace(own, experiment=_with(e, settings))), {}, (), console.keep_quiet)
             return True
         return False
 

@@ -13,6 +13,7 @@ from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.config import differences, to_json
 from saejax.core.errors import ConfigError
 from saejax.core.settings import settings_of, shared
+from saejax.fit.trainable import Group, Member
 from saejax.runs import Sweep
 from saejax.training.optim import OPTIMIZERS
 
@@ -24,54 +25,20 @@ def sparsity_weights() -> tuple[str, ...]:
     return tuple(key for key, known in settings_of(CoderConfig).items() if known.sparsity_weight)
 
 
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """One coder of a sweep.
-
-    Attributes:
-        name: its folder in the sweep's.
-        experiment: whole, as a single run would be given it: the sparsity weights are multiplied by the scale.
-        unscaled: the same before that.
-        sparsity_scale: the factor.
-    """
-
-    name: str
-    experiment: Experiment
-    unscaled: Experiment
-    sparsity_scale: float
-
-    @property
-    def k(self) -> float | None:
-        """Latents a token: k, or the target L0 of a coder that is drawn to one; None where a penalty decides."""
-        coder = self.experiment.coder
-        key = _sparsity_key(coder)
-        return getattr(coder, key) if key else None
+def sparsity_of(e: Experiment) -> float | None:
+    """Latents a token: k, or the target L0 of a coder that is drawn to one; None where a penalty decides."""
+    key = _sparsity_key(e.coder)
+    return getattr(e.coder, key) if key else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Members that train as one vmapped program. `experiment` is what the program is built from."""
-
-    experiment: Experiment
-    members: tuple[Member, ...]
-
-    def hyper(self) -> dict[str, list[float]]:
-        """What each member's step is told: factors of the learning rate and of the sparsity weights, the seed."""
-        return {
-            "lr": [m.experiment.train.lr / self.experiment.train.lr for m in self.members],
-            "sparsity": [m.sparsity_scale for m in self.members],
-            "seed": [m.experiment.start_seed for m in self.members],
-        }
-
-
-def members(e: Experiment) -> tuple[Member, ...]:
+def members(e: Experiment) -> tuple[Member[Experiment], ...]:
     """The grid of `e.sweep`, in the order points, presets, widths, ks, reads, lrs, sparsity scales, seeds.
 
     Raises:
         ConfigError: an empty grid, a point that cannot be read or sets what all must share, doubled names or points, a
             key that is set twice, an axis that does nothing to a coder.
     """
-    found: dict[str, Member] = {}
+    found: dict[str, Member[Experiment]] = {}
     same: dict[str, str] = {}
     axes = [[(axis, value) for value in axis.values(e.sweep)] for axis in _AXES]
     given = [values for values in axes if values]
@@ -97,15 +64,15 @@ def members(e: Experiment) -> tuple[Member, ...]:
     return tuple(found.values())
 
 
-def groups(members: Sequence[Member]) -> tuple[Group, ...]:
+def groups(members: Sequence[Member[Experiment]]) -> tuple[Group[Experiment], ...]:
     """The members by program, in the order in which they come."""
-    found: dict[str, list[Member]] = {}
+    found: dict[str, list[Member[Experiment]]] = {}
     for member in members:
         found.setdefault(json.dumps(to_json(_common(member.unscaled)), sort_keys=True), []).append(member)
     return tuple(Group(of_one[0].unscaled, tuple(of_one)) for of_one in found.values())
 
 
-def decided(plan: tuple[Member, ...]) -> dict[str, Any]:
+def decided(plan: Sequence[Member[Experiment]]) -> dict[str, Any]:
     """What decides the numbers of a sweep, and the order of its members."""
     return {member.name: deciding(to_run_json(member.experiment)) for member in plan}
 
@@ -119,7 +86,9 @@ def _common(e: Experiment) -> Experiment:
 # --- one member ----------------------------------------------------------------------------------------------
 
 
-def _member(e: Experiment, point: str, settings: Mapping[str, Any], chosen: Sequence[tuple["_Axis", Any]]) -> Member:
+def _member(
+    e: Experiment, point: str, settings: Mapping[str, Any], chosen: Sequence[tuple["_Axis", Any]]
+) -> Member[Experiment]:
     name = "-".join([*([point] if point else []), *(axis.label(value) for axis, value in chosen)])
     if name == Sweep.groups:
         raise ConfigError(f"A member of the sweep is called {name!r}, which is a folder of the sweep; rename it.")

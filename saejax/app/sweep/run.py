@@ -4,39 +4,35 @@ sweep -> runs/<name>/{sweep_config.json, sweep_experiment.json, provenance.json,
          runs/<name>/sweep.{json,md,png,html}
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from saejax.app import init_from
 from saejax.app.console import say
 from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
 from saejax.app.extras import refuse_missing
-from saejax.app.left_open import with_rate
-from saejax.app.loading import load
 from saejax.app.stages import run_capture
-from saejax.app.sweep.begin import begin_training, checkpoints_of, name_of
-from saejax.app.sweep.members import Member, decided, groups, members
-from saejax.app.sweep.programs import GroupProgram, evaluate_heldout
+from saejax.app.stages.train import Stored
+from saejax.app.sweep.members import decided, groups, members, sparsity_of
+from saejax.app.training_folders import SweepFolder, sweep_checkpoints
 from saejax.app.workspace import Workspace, verify_stores
 from saejax.core.config import differences
-from saejax.core.errors import BusyError, ConfigError, DataError
+from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.lease import lease
-from saejax.parallel import refuse_many
+from saejax.fit.beginning import is_begun, refuse_start
+from saejax.fit.coders import Coders, name_of
+from saejax.fit.resolve import resolve
+from saejax.fit.stacked import GroupProgram
+from saejax.fit.train import train
+from saejax.fit.trainable import Group, Member
+from saejax.parallel import Process, refuse_many
 from saejax.report.sweep_page import render_sweep, table
 from saejax.runs import Sweep
-from saejax.training import EXIT_PREEMPTED, Outcome, train
-
-# Seconds that a program waits while others of the sweep begin.
-_PATIENCE = 600.0
+from saejax.training import Outcome
 
 
 def run_sweep(work: Workspace, group: int | None = None) -> int:
@@ -52,95 +48,55 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     refuse_many(e.parallel, "saejax sweep")
     refuse_missing(e, "text", "lm", "train")
     _refuse_settings(e)
-    lm = work.lm if e.lm.model else None
     plan = as_begun(e, with_rates(work, members(e)))
-    works = [dataclasses.replace(work, experiment=group.experiment, _lm=lm) for group in groups(plan)]
+    programs = groups(plan)
+    stored = [Stored(dataclasses.replace(work, experiment=one.experiment)) for one in programs]
     verify_stores(e)
-    source = functools.cache(lambda: load(e.train.init_from))
-    done = (Sweep(e.run_dir).result).is_file()
-    begun = done or init_from.is_begun(checkpoints_of(e, len(works)))
-    for own in works:
-        coder = own.build()
+    source = functools.cache(stored[0].source_coder)
+    done = Sweep(e.run_dir).result.is_file()
+    begun = done or is_begun(sweep_checkpoints(e, len(programs)))
+    for one in stored:
+        coder = one.coder()
         if not begun:
-            init_from.check(own.experiment, coder, own.sites, source)
+            refuse_start(one.e, coder, one.sides(), source)
     _refuse_no_heldout(work)
     if group is not None:
-        _refuse_group(e, group, len(works))
+        _refuse_group(e, group, len(programs))
     if done:
         content = read_json(Sweep(e.run_dir).result)
         say(f"sweep: already done, {Sweep(e.run_dir).result}")
-    elif group is not None:
-        return _run_group(work, plan, works, source, group)
     else:
-        run_capture(work)
-        with lease(e.run_dir):
-            found = _sweep(work, plan, works, source)
-        if found is None:
+        if group is None:
+            run_capture(work)
+        here = slice(None) if group is None else slice(group, group + 1)
+        coders = Coders(programs[here], stored[here])
+        folder = SweepFolder(e, plan, programs, group, work.made_from)
+        outcome = train(coders, folder, Process(), say)
+        assert outcome is not None
+        if outcome.stopped:
             return EXIT_PREEMPTED
-        content = found
+        if group is not None:
+            return _one_program(group, programs[group], outcome)
+        with lease(e.run_dir):
+            content = _finish(e, coders, outcome, folder.environment)
     say(table(content))
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
 
-def _sweep(
-    work: Workspace, plan: tuple[Member, ...], works: list[Workspace], source: init_from.Source
-) -> dict[str, Any] | None:
-    """All of it; the content of sweep.json, or None when a signal stopped the training."""
-    e = work.experiment
-    with contextlib.ExitStack() as stack:
-        t = begin_training(work, plan, works, groups(plan), range(len(works)), source, stack)
-        outcome = train(e.train, t.setup)
-    if outcome.stopped:
-        say(f"sweep: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
-        return None
-    return _finish(e, t.programs, outcome, evaluate_heldout(t.programs, outcome.states, t.heldout), t.described)
-
-
-def _run_group(
-    work: Workspace, plan: tuple[Member, ...], works: list[Workspace], source: init_from.Source, group: int
-) -> int:
-    """One program to its end, with its members' runs: the exit code."""
-    own, e = groups(plan)[group], work.experiment
-    with lease(Sweep(e.run_dir).groups / str(group)), contextlib.ExitStack() as stack:
-        with _turn(e.run_dir):
-            t = begin_training(work, plan, [works[group]], (own,), (group,), source, stack)
-        outcome = train(e.train, t.setup)
-    if outcome.stopped:
-        say(f"sweep: program {group} stopped by a signal after step {outcome.step:,}, saved")
-        return EXIT_PREEMPTED
-    failed = [member.name for member in own.members if outcome.memories[member.name].failed is not None]
-    said = f"; {', '.join(failed)} did not stay finite" if failed else ""
-    say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(own.members)} coders{said}")
-    return 1 if len(failed) == len(own.members) else 0
-
-
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Hold the lease of a folder that several processes begin in, one after the other."""
-    deadline = time.monotonic() + _PATIENCE
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lease(folder))
-                break
-            except BusyError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.2)
-        yield
+def _one_program(number: int, group: Group[Experiment], outcome: Outcome) -> int:
+    """Say how one program of the sweep ended; 1 where all its members failed."""
+    failed = [member.name for member in group.members if outcome.memories[member.name].failed is not None]
+    note = f"; {', '.join(failed)} did not stay finite" if failed else ""
+    say(f"sweep: program {number} is done, {outcome.step:,} steps through {len(group.members)} coders{note}")
+    return 1 if len(failed) == len(group.members) else 0
 
 
 # --- the end ---------------------------------------------------------------------------------------------------
 
 
-def _finish(
-    e: Experiment,
-    programs: list[GroupProgram],
-    outcome: Outcome,
-    metrics: dict[str, dict[str, float]],
-    described: dict[str, Any],
-) -> dict[str, Any]:
-    """The table and the picture; every member is a run of its own by now. Returns the content of sweep.json."""
+def _finish(e: Experiment, coders: Coders, outcome: Outcome, environment: dict[str, Any]) -> dict[str, Any]:
+    """Draw the table and the picture; every member is a run of its own by now. Returns the content of sweep.json."""
+    programs, metrics = coders.programs, coders.evaluated(outcome.states)
     tokens = outcome.step * e.train.batch_size
     rate = tokens / max(outcome.all_seconds, 1e-9)
     rows = [
@@ -163,7 +119,7 @@ def _finish(
             }
             for p in programs
         ],
-        "environment": described,
+        "environment": environment,
         "members": rows,
     }
     render_sweep(e.run_dir, content)
@@ -174,7 +130,9 @@ def _finish(
     return content
 
 
-def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outcome: Outcome) -> dict[str, Any]:
+def _row(
+    member: Member[Experiment], program: GroupProgram, metrics: dict[str, float], outcome: Outcome
+) -> dict[str, Any]:
     own, memory = member.experiment, outcome.memories[member.name]
     names = ("l0", "fve", "r2", "dead_fraction", "relative_error")
     return {
@@ -182,7 +140,7 @@ def _row(member: Member, program: GroupProgram, metrics: dict[str, float], outco
         "preset": own.coder.preset,
         "reads": list(program.sites.reads),
         "d_sae": program.coder.topology.d_sae,
-        "k": member.k,
+        "k": sparsity_of(own),
         "lr": own.train.lr,
         "seed": own.start_seed,
         "sparsity_scale": member.sparsity_scale,
@@ -236,18 +194,18 @@ def _refuse_no_heldout(work: Workspace) -> None:
         )
 
 
-def with_rates(work: Workspace, plan: tuple[Member, ...]) -> tuple[Member, ...]:
+def with_rates(work: Workspace, plan: tuple[Member[Experiment], ...]) -> tuple[Member[Experiment], ...]:
     """The plan with a learning rate for each member that leaves it open: that with which the folder's sweep was begun,
     or the usual one of its coder."""
     path = Sweep(work.experiment.run_dir).members
     begun = {name: from_json(config).train.lr for name, config in read_json(path).items()} if path.is_file() else {}
 
-    def rated(member: Member) -> Member:
+    def rated(member: Member[Experiment]) -> Member[Experiment]:
         e = member.experiment
         if e.train.lr:
             return member
-        coder = dataclasses.replace(work, experiment=e).build()
-        lr = begun.get(member.name) or with_rate(e, coder).train.lr
+        stored = Stored(dataclasses.replace(work, experiment=e))
+        lr = resolve(stored, {"lr": begun.get(member.name)}, say).materials.e.train.lr
         own, unscaled = (
             dataclasses.replace(one, train=dataclasses.replace(one.train, lr=lr)) for one in (e, member.unscaled)
         )
@@ -256,7 +214,7 @@ def with_rates(work: Workspace, plan: tuple[Member, ...]) -> tuple[Member, ...]:
     return tuple(rated(member) for member in plan)
 
 
-def as_begun(e: Experiment, plan: tuple[Member, ...]) -> tuple[Member, ...]:
+def as_begun(e: Experiment, plan: tuple[Member[Experiment], ...]) -> tuple[Member[Experiment], ...]:
     """The plan in the order in which the folder's sweep was begun, whatever order its axes are listed in now.
 
     By this order members have their places in the stacked state, and programs their folders and the learning rate that

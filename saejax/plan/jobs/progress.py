@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from saejax.app.experiment import Experiment
-from saejax.app.left_open import as_begun
 from saejax.app.sweep.members import groups, members
+from saejax.app.training_folders import as_begun
 from saejax.core.errors import SaejaxError
 from saejax.plan.jobs.folder import Folder
 from saejax.plan.jobs.graph import Job

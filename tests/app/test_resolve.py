@@ -10,15 +10,16 @@ import pytest
 from tiny import planted_experiment
 
 import saejax
-from saejax.app import left_open as of_runs
 from saejax.app.experiment import to_run_json
-from saejax.app.left_open import as_begun, with_batch_size
+from saejax.app.stages.train import Stored
 from saejax.app.sweep.config import SweepConfig
 from saejax.app.sweep.members import members
 from saejax.app.sweep.run import run_sweep, with_rates
+from saejax.app.training_folders import as_begun
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.host import available_memory
+from saejax.fit.resolve import resolve
 from saejax.training import TrainConfig
 from saejax.training.batch_size import find
 from saejax.training.optim import usual_rate
@@ -76,7 +77,7 @@ def test_a_run_keeps_the_size_that_was_found(tmp_path: Path, monkeypatch: pytest
     def unknown(devices: Any) -> int:
         raise AssertionError("it is looked for again")
 
-    monkeypatch.setattr(of_runs, "room_on", unknown)
+    monkeypatch.setattr("saejax.fit.resolve.room_on", unknown)
     assert saejax.train(x, "standard", **how, progress=False).origin.step == 4
     assert saejax.train(x, "standard", **{**how, "batch_size": 256}, progress=False).origin.step == 4
 
@@ -114,8 +115,8 @@ def test_an_experiment_s_size_is_found_from_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     e = planted_experiment(tmp_path, "open", batch_size=0, tokens=10**6)
-    monkeypatch.setattr(of_runs, "room_on", lambda devices: 10**9)
-    found = with_batch_size(Workspace(e)).experiment
+    monkeypatch.setattr("saejax.fit.resolve.room_on", lambda devices: 10**9)
+    found = resolve(Stored(Workspace(e)), {}, print).materials.e
     assert found.train.batch_size == 512  # an eighth of 4,096 rows
     assert "batch size 512: its step takes" in capsys.readouterr().out
     e.run_dir.mkdir(parents=True)
@@ -127,7 +128,7 @@ def test_what_cannot_be_looked_for_is_refused(tmp_path: Path) -> None:
     e = planted_experiment(tmp_path, "open", batch_size=0)
     several = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, processes="0/2", coordinator="here:1"))
     with pytest.raises(ConfigError, match="one process"):
-        with_batch_size(Workspace(several))
+        resolve(Stored(Workspace(several)), {}, print)
     with pytest.raises(ConfigError, match="share a batch"):
         run_sweep(Workspace(dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=()))))
     with pytest.raises(ConfigError, match="iterable"):

@@ -1,4 +1,4 @@
-"""Which devices train, and which run the language model for `capture.into=training`.
+"""The devices that train, and those that run the language model for `capture.into=training`.
 
 Without capture.mesh all of them do both, in turn. With it the language model has the last ones to itself, so that it
 makes the next activations while the others train on these.
@@ -7,13 +7,13 @@ makes the next activations while the others train on these.
 import jax
 from jax.sharding import Mesh
 
-from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError
+from saejax.fit.trainable import Trainable
 from saejax.parallel import ParallelConfig, make_mesh
 
 
-def training_devices(e: Experiment) -> list[jax.Device]:
-    """Those that train.
+def training_devices(e: Trainable) -> list[jax.Device]:
+    """Devices that train.
 
     Raises:
         ConfigError: capture.mesh leaves none, or the training has several processes.
@@ -33,8 +33,8 @@ def training_devices(e: Experiment) -> list[jax.Device]:
     return devices[:-count]
 
 
-def training_mesh(e: Experiment) -> Mesh:
-    """What the training runs on.
+def training_mesh(e: Trainable) -> Mesh:
+    """The mesh of the training.
 
     Raises:
         ConfigError: there are too few devices.
@@ -42,9 +42,8 @@ def training_mesh(e: Experiment) -> Mesh:
     return make_mesh(e.parallel, training_devices(e))
 
 
-def lm_mesh(e: Experiment) -> Mesh:
-    """What the language model of a training runs on."""
+def lm_mesh(e: Trainable) -> Mesh:
+    """The mesh of the language model."""
     if not e.capture.mesh:
         return make_mesh(e.parallel)
-    taken = len(training_devices(e))
-    return make_mesh(ParallelConfig(e.capture.mesh), jax.devices()[taken:])
+    return make_mesh(ParallelConfig(e.capture.mesh), jax.devices()[len(training_devices(e)) :])

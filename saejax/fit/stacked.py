@@ -15,12 +15,12 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from saejax.app.init_from import Beginning
-from saejax.app.sweep.members import Group
 from saejax.checkpoints import Checkpoints
 from saejax.coders import Coder, Sites
 from saejax.evals import Reconstruction
 from saejax.evals.heldout import heldout_rows, in_order, make_sums
+from saejax.fit.beginning import Beginning
+from saejax.fit.trainable import Group
 from saejax.store import RowSource
 from saejax.trained import sites_to_meta
 from saejax.training import Program, TrainState
@@ -47,7 +47,7 @@ class GroupProgram:
         sums: (params, stats, {hook point: [B, D]}, keep [B]) -> sums for `Reconstruction`, [M, ...] each.
     """
 
-    group: Group
+    group: Group[Any]
     coder: Coder
     sites: Sites
     device: jax.Device
@@ -69,7 +69,7 @@ class GroupProgram:
 
 
 def make_program(
-    group: Group,
+    group: Group[Any],
     coder: Coder,
     start: Beginning,
     device: jax.Device,

@@ -11,23 +11,23 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from saejax.app.assembly import coder_of, refuse_unused
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
-from saejax.app.fit import Assembled, Data, Tell, assembled, fit, train_run
-from saejax.app.init_from import newest_meta
-from saejax.app.left_open import as_begun, found, rows_of
 from saejax.app.loading import from_items, l0_in_training, load
-from saejax.checkpoints import Checkpoints
+from saejax.app.training_folders import RunFolder
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError, DataError
 from saejax.core.host import keep_memory
 from saejax.core.places import as_place
+from saejax.fit.coders import Coders
+from saejax.fit.learner import Data, Ready, Sides, Tell, Unsaved
+from saejax.fit.train import train as fit_train
+from saejax.fit.trainable import coder_of, refuse_unused
 from saejax.parallel import ParallelConfig, make_mesh, own_rows, together
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.store import ArrayRows, Batches, BatchSource, IteratedBatches, RowSource, StoreReader
-from saejax.trained import Origin, TrainedCoder, check_widths, sites_to_meta
+from saejax.trained import Origin, TrainedCoder, check_widths
 from saejax.training import Outcome, TrainConfig
 
 
@@ -93,17 +93,17 @@ def train(
     settings = {"init_from": named} | settings
     e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
     refuse_unused(e, _lacks(source, run, heldout))
-    given = _Given(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from).with_batch_size(tell)
-    if run is not None:
-        _refuse_forgotten(given.e)
-        outcome = train_run(given.e, given, together(), tell, progress)
-        _leave_if_told(outcome)
-        return load(run)
-    whole = assembled(given.e, given, (), tell)
+    materials = ArrayMaterials(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)
     last = _LastValidation()
-    outcome = fit(whole, writers=[last], tell=tell, shown=progress)
-    _leave_if_told(outcome)
-    return _trained(whole, outcome, last)
+    folder = Unsaved([last]) if run is None else RunFolder(e, materials, tell)
+    outcome = fit_train(Coders.alone(materials), folder, together(), tell, progress)
+    # Ctrl-C is the user's, who wants what there is; another signal is a scheduler's.
+    if outcome and outcome.signal not in (None, signal.SIGINT):
+        sys.exit(EXIT_PREEMPTED)
+    if run is not None:
+        return load(run)
+    assert outcome is not None and isinstance(folder, Unsaved) and folder.began is not None
+    return _trained(e, folder.began, outcome, last)
 
 
 def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
@@ -119,32 +119,6 @@ def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
     return lacks
 
 
-def _refuse_forgotten(e: Experiment) -> None:
-    """Raise DataError for a run that trains by another number than its config.json says.
-
-    Until 2026-11-25 `saejax.train` left coder.dead_after_tokens=0 at what it is where train.tokens is not known, and
-    recorded what follows from train.tokens. Checkpoints say the number since then.
-    """
-    left_open = dataclasses.replace(e.coder, dead_after_tokens=0)
-    ran, recorded = left_open.dead_after(0), left_open.dead_after(e.train.tokens)
-    if ran == recorded or e.coder.dead_after(e.train.tokens) != recorded:
-        return
-    with Checkpoints(e.run.checkpoints) as checkpoints:
-        done = checkpoints.latest()
-        if done in (None, e.train.steps) or "dead_after_tokens" in newest_meta(checkpoints):
-            return
-    raise DataError(
-        f"{e.run_dir} was begun by an earlier version, which recorded that latents are dead after {recorded:,} tokens "
-        f"and trained with {ran:,}. Choose another run=..., or end it with the version that environment.json names."
-    )
-
-
-def _leave_if_told(outcome: Outcome | None) -> None:
-    """Exit where a scheduler's signal ended the training; Ctrl-C is the user's, who wants what there is."""
-    if outcome and outcome.signal not in (None, signal.SIGINT):
-        sys.exit(EXIT_PREEMPTED)
-
-
 class _LastValidation:
     """The newest validation of a training that has no metrics.jsonl: a `Writer`."""
 
@@ -152,26 +126,25 @@ class _LastValidation:
         self.step, self.figures = -1, dict[str, float]()
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        if found := {key: value for key, value in row.items() if key.startswith("val/")}:
-            self.step, self.figures = step, found
+        if validation := {key: value for key, value in row.items() if key.startswith("val/")}:
+            self.step, self.figures = step, validation
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def _trained(whole: Assembled, outcome: Outcome, last: _LastValidation) -> TrainedCoder:
+def _trained(e: Experiment, began: Ready, outcome: Outcome, last: _LastValidation) -> TrainedCoder:
     """The coder of a training that ended, from its state in memory."""
-    e, state = whole.e, outcome.states[0]
+    e, state, (program,) = dataclasses.replace(e, train=began.train), outcome.states[0], began.setup.programs
     items = jax.device_get({"params": state.params, "averaged": state.averaged, "stats": state.stats})
-    sae = from_items(e.coder, e.train.steps, items, sites_to_meta(whole.beginning.sites, whole.coder.topology))
+    sae = from_items(e.coder, e.train.steps, items, dict(program.meta))
     origin = Origin(step=outcome.step, tokens=outcome.step * e.train.batch_size)
-    settings = to_json(e)
-    kept = {key: settings[key] for key in ("seed", "coder", "train")}
+    settings = {key: value for key, value in to_json(e).items() if key in ("seed", "coder", "train")}
     figures = l0_in_training(outcome.memories[""].after) | (last.figures if last.step == outcome.step else {})
-    return dataclasses.replace(sae, origin=origin, figures=figures, settings=kept, finished=outcome.finished)
+    return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=outcome.finished)
 
 
-# What activations are taken for: rows that can be read by number, or an iterable.
+# Activations: rows that can be read by number, or an iterable.
 _Source = RowSource | Iterable[Any]
 
 
@@ -238,8 +211,8 @@ def _experiment(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
-    """Activations that were handed over, as what is trained on."""
+class ArrayMaterials:
+    """Activations that were handed over: `fit.Materials`."""
 
     e: Experiment
     source: _Source
@@ -248,14 +221,18 @@ class _Given:
     wanted_reads: tuple[str, ...]
     wanted_writes: tuple[str, ...]
     init_from: str | Path | TrainedCoder
+    # An iterable is read once, whatever becomes of the settings.
+    iterated: list[IteratedBatches] = dataclasses.field(default_factory=list)
 
-    @functools.cached_property
-    def rows(self) -> RowSource | IteratedBatches:
-        """The activations, of which an iterable has been read as far as its statistics need."""
-        if isinstance(self.source, Iterable):
+    @property
+    def activations(self) -> RowSource | IteratedBatches:
+        """Those handed over, of which an iterable has been read as far as its statistics need."""
+        if not isinstance(self.source, Iterable):
+            return self.source
+        if not self.iterated:
             size = self.e.train.batch_size
-            return IteratedBatches(self.source, self.hook_point or "x", size, first_rows=4 * size)
-        return self.source
+            self.iterated.append(IteratedBatches(self.source, self.hook_point or "x", size, first_rows=4 * size))
+        return self.iterated[0]
 
     @functools.cached_property
     def heldout(self) -> RowSource | None:
@@ -264,27 +241,21 @@ class _Given:
         Raises:
             DataError: it is an iterable.
         """
-        found = None if self.more is None else _source(self.more, self.sites()[0][0])
-        if isinstance(found, Iterable):
+        source = None if self.more is None else _source(self.more, self.sides()[0][0])
+        if isinstance(source, Iterable):
             raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")
-        return found
+        return source
 
-    def with_batch_size(self, tell: Tell) -> "_Given":
-        """The same with a batch size, where `e` leaves it open."""
-        e = as_begun(self.e)
-        if not e.train.batch_size:
-            if isinstance(self.source, Iterable):
-                raise ConfigError("batch_size=0 needs to know how many activations there are: set it for an iterable.")
+    def with_train(self, train: TrainConfig) -> "ArrayMaterials":
+        return dataclasses.replace(self, e=dataclasses.replace(self.e, train=train))
 
-            def build(sized: Experiment) -> Coder:
-                return dataclasses.replace(self, e=sized).coder()
+    def rows(self) -> int:
+        if isinstance(self.source, Iterable):
+            raise ConfigError("batch_size=0 needs to know how many activations there are: set it for an iterable.")
+        return min(self.source.n_tokens, self.e.train.max_rows or self.source.n_tokens)
 
-            e = found(e, build, self.sites(), rows_of(e, self.source.n_tokens), tell)
-        return dataclasses.replace(self, e=e)
-
-    def sites(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(hook points read, hook points written)."""
-        kind, there = TOPOLOGIES[self.e.coder.resolved().topology], tuple(self.rows.hook_points)
+    def sides(self) -> Sides:
+        kind, there = TOPOLOGIES[self.e.coder.resolved().topology], tuple(self.activations.hook_points)
         name = self.e.coder.resolved().topology
         reads = self.wanted_reads or ((self.hook_point,) if self.hook_point in there else ())
         if kind.tied:
@@ -309,29 +280,30 @@ class _Given:
 
     def coder(self) -> Coder:
         """The coder of `e`, for the widths of its hook points."""
-        widths, (reads, writes) = self.rows.hook_points, self.sites()
+        widths, (reads, writes) = self.activations.hook_points, self.sides()
         return coder_of(self.e, *([widths[name] for name in side] for side in (reads, writes)))
 
     def known(self) -> Provenance:
         return self.made_from()
 
     def made_from(self) -> Provenance:
-        identity = self.rows.identity if isinstance(self.rows, StoreReader) else {}
-        found: Provenance = {
-            "train": _described(self.rows),
-            "heldout": {} if self.heldout is None else _described(self.heldout),
+        identity = self.activations.identity if isinstance(self.activations, StoreReader) else {}
+        origins: Provenance = {
+            "train": _origin_of(self.activations),
+            "heldout": {} if self.heldout is None else _origin_of(self.heldout),
             "lm": {key: value for key, value in identity.get("lm", {}).items() if value},
             "text": identity.get("text", {}),
         }
-        return verify_provenance(self.e.run, found)
+        return verify_provenance(self.e.run, origins)
 
     def source_coder(self) -> TrainedCoder:
         return self.init_from if isinstance(self.init_from, TrainedCoder) else load(self.init_from)
 
-    def data(self, mesh: Mesh, tell: Tell) -> Data:
-        reads, writes = self.sites()
+    def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
+        reads, writes = self.sides()
         names = tuple(dict.fromkeys((*reads, *writes)))
-        t, rows = self.e.train, self.rows
+        t, rows = self.e.train, self.activations
+        assert mesh is not None, "arrays are for one coder"
         if isinstance(rows, IteratedBatches):
             if jax.process_count() > 1:
                 raise ConfigError("An iterable is read by one process. Give an array or a store to several.")
@@ -347,11 +319,11 @@ class _Given:
                 there = ", ".join(heldout.hook_points)
                 raise DataError(f"The held-out activations lack {', '.join(missing)}; they have {there}.")
             check_widths("heldout", {name: heldout.hook_points[name] for name in names}, "x", rows.hook_points)
-        return Data(batches, heldout, reads, writes, (lambda: rows) if isinstance(rows, StoreReader) else None)
+        return Data(batches, heldout, (lambda: rows) if isinstance(rows, StoreReader) else None)
 
 
-def _described(rows: RowSource | IteratedBatches) -> dict[str, Any]:
-    """What a run's record says of activations."""
+def _origin_of(rows: RowSource | IteratedBatches) -> dict[str, Any]:
+    """The record of activations in a run's provenance."""
     place = rows.url if isinstance(rows, StoreReader) else "arrays"
     count = rows.epoch_rows if isinstance(rows, IteratedBatches) else rows.n_tokens
     return {"store": place, "rows": count, "fingerprint": rows.fingerprint}

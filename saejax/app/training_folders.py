@@ -1,0 +1,240 @@
+"""The folders of trainings: a run's, and a sweep's with its members'; each is a `fit.Folder`."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from saejax.app.console import keep_quiet, say
+from saejax.app.experiment import Experiment, refuse_other_run, to_run_json
+from saejax.app.extras import refuse_missing
+from saejax.app.sweep.members import decided
+from saejax.checkpoints import Checkpoints
+from saejax.core import environment
+from saejax.core.config import to_json
+from saejax.core.errors import BusyError
+from saejax.core.files import read_object, write_json, writing
+from saejax.core.lease import lease
+from saejax.core.metrics import JsonlWriter, TensorBoardWriter, Writer
+from saejax.fit.learner import Ready
+from saejax.fit.resolve import with_numbers
+from saejax.fit.trainable import Group, Member
+from saejax.parallel import Process, from_first
+from saejax.runs import Provenance, Run, Sweep
+from saejax.runs.provenance import record_provenance, verify_provenance
+from saejax.training import Outcome, Setup
+
+# Seconds that a program of a sweep waits while others begin.
+_PATIENCE = 600.0
+
+
+class Origins(Protocol):
+    """What a run is made from."""
+
+    def known(self) -> Provenance:
+        """As much of it as can be said at once; a DataError where the run was made from something else."""
+        ...
+
+    def made_from(self) -> Provenance:
+        """All of it, agreed with the run's record."""
+        ...
+
+
+def open_numbers(run: Run) -> Mapping[str, Any]:
+    """The batch size and the learning rate with which a run was begun; {} where it was not."""
+    train = read_object(run.config).get("train") if run.config.is_file() else {}
+    return train if isinstance(train, dict) else {}
+
+
+def as_begun(e: Experiment) -> Experiment:
+    """The experiment with the batch size and the learning rate of its begun run, where it leaves them open."""
+    if e.train.batch_size and e.train.lr:
+        return e
+    return dataclasses.replace(e, train=with_numbers(e.train, open_numbers(e.run)))
+
+
+@dataclasses.dataclass
+class RunFolder:
+    """The folder of one experiment's training."""
+
+    e: Experiment
+    origins: Origins
+    tell: Callable[[str], None] = say
+
+    @contextlib.contextmanager
+    def held(self, process: Process) -> Iterator[Sequence[Checkpoints]]:
+        self.tell = self.tell if process.first else keep_quiet
+        with contextlib.ExitStack() as stack:
+            with writing(self.e.run_dir):
+                self.e.run_dir.mkdir(parents=True, exist_ok=True)
+            # Process 0 holds the run for all of them.
+            from_first(process, lambda: bool(stack.enter_context(lease(self.e.run_dir))))
+            self.e = as_begun(self.e)
+            refuse_other_run(self.e)
+            from_first(process, lambda: bool(self.origins.known()))
+            last, every = self.e.train.keep_checkpoints, self.e.train.keep_every or None
+            yield [stack.enter_context(Checkpoints(self.e.run.checkpoints, keep_last=last, keep_every=every))]
+
+    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any] | None:
+        (stored,) = checkpoints
+
+        def complete() -> bool:
+            # Where the batch size is open no run was begun, and there is no number of steps yet.
+            return (
+                stored.latest() is not None
+                and stored.latest() == self.e.train.steps
+                and not stored.verify(self.e.train.steps)
+            )
+
+        if from_first(process, complete):
+            self.tell(f"train: already complete, step {self.e.train.steps:,} in {self.e.run_dir}")
+            return None
+        refuse_missing(self.e, "train")
+        return open_numbers(self.e.run)
+
+    @contextlib.contextmanager
+    def recorded(self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]) -> Iterator[Setup]:
+        self.e = e = dataclasses.replace(self.e, train=ready.train)
+        begun = checkpoints[0].latest() or 0
+
+        def write() -> int:
+            made_from = self.origins.made_from()
+            if ready.identity:
+                made_from = with_source(e, made_from, ready)
+            write_json(e.run.config, to_run_json(e))
+            shape = list(ready.setup.mesh.devices.shape) if ready.setup.mesh else []
+            session = environment.session_record(from_step=begun, seed=e.seed, coder_seed=e.start_seed, mesh=shape)
+            environment.append_session(e.run.environment, session)
+            # After config.json: what stands here is said of a run that there is.
+            record_provenance(e.run, made_from, self.tell if begun else None)
+            return 0
+
+        from_first(process, write)
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(contextlib.closing(w)) for w in _writers(e) if process.first]
+            yield dataclasses.replace(ready.setup, writers={"": writers})
+
+    def ended(self, ready: Ready, outcome: Outcome, process: Process) -> None:
+        if outcome.tokens and process.first:
+            self.e.run.record_stage("train", outcome.tokens, outcome.seconds)
+        if outcome.finished:
+            rate = outcome.tokens / max(outcome.seconds, 1e-9)
+            self.tell(f"train: {outcome.step:,} steps, {rate:,.0f} {ready.setup.unit}/s")
+        if outcome.stopped:
+            self.tell(f"train: stopped by a signal after step {outcome.step:,}, saved; the same command continues")
+
+
+def with_source(e: Experiment, made_from: Provenance, ready: Ready) -> Provenance:
+    """`made_from` with the dictionary that the run starts from.
+
+    Raises:
+        DataError: it began with another one, and was stopped before its first checkpoint.
+    """
+    source = {"init": dict(ready.identity)}
+    verify_provenance(e.run, source, lambda: made_from)
+    return made_from | source
+
+
+def _writers(e: Experiment) -> list[Writer]:
+    """metrics.jsonl, and TensorBoard where it is wanted."""
+    writers: list[Writer] = [JsonlWriter(e.run.metrics)]
+    return [*writers, TensorBoardWriter(e.run.tensorboard)] if e.train.tensorboard else writers
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------
+
+
+def sweep_checkpoints(e: Experiment, count: int) -> list[Checkpoints]:
+    """Those of each program of a sweep."""
+    # Two at least: a kill may come when one group has its newest checkpoint and another has not.
+    last = max(2, e.train.keep_checkpoints)
+    return [Checkpoints(Run(Sweep(e.run_dir).groups / str(i)).checkpoints, keep_last=last) for i in range(count)]
+
+
+@dataclasses.dataclass
+class SweepFolder:
+    """The folder of a sweep, and those of its members, which are runs.
+
+    Attributes:
+        plan: all members.
+        groups: all programs.
+        number: the one that is trained alone, of which several may be at once; None trains all.
+        environment: as it is when the training begins.
+    """
+
+    e: Experiment
+    plan: Sequence[Member[Experiment]]
+    groups: Sequence[Group[Experiment]]
+    number: int | None
+    made_from: Callable[[], Provenance]
+    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    turn: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+
+    @property
+    def trained(self) -> list[Member[Experiment]]:
+        """The members that are trained here."""
+        groups = self.groups if self.number is None else [self.groups[self.number]]
+        return [member for group in groups for member in group.members]
+
+    @contextlib.contextmanager
+    def held(self, process: Process) -> Iterator[Sequence[Checkpoints]]:
+        stored = sweep_checkpoints(self.e, len(self.groups))
+        folder = self.e.run_dir if self.number is None else Sweep(self.e.run_dir).groups / str(self.number)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lease(folder))
+            if self.number is not None:
+                stack.enter_context(self.turn)
+                self.turn.enter_context(_turn(self.e.run_dir))
+                stored = [stored[self.number]]
+            yield [stack.enter_context(one) for one in stored]
+
+    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any]:
+        return {}
+
+    @contextlib.contextmanager
+    def recorded(self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]) -> Iterator[Setup]:
+        e, made_from, begun = self.e, self.made_from(), Sweep(self.e.run_dir).exists
+        if ready.identity:
+            made_from = with_source(e, made_from, ready)
+        write_json(Sweep(e.run_dir).members, decided(self.plan))
+        write_json(Sweep(e.run_dir).experiment, to_json(e))
+        record_provenance(e.run, made_from, say if begun else None)
+        self.environment = environment.session_record()
+        with contextlib.ExitStack() as stack:
+            stored, writers = {}, {}
+            for member in self.trained:
+                own, keep = member.experiment, e.train.keep_every or None
+                folder = Checkpoints(own.run.checkpoints, keep_last=1, keep_every=keep)
+                stored[member.name] = stack.enter_context(folder)
+                writers[member.name] = [stack.enter_context(contextlib.closing(w)) for w in _writers(own)]
+            for member in self.trained:
+                write_json(member.experiment.run.config, to_run_json(member.experiment))
+                write_json(member.experiment.run.environment, self.environment)
+                record_provenance(member.experiment.run, made_from)
+            self.turn.close()
+            yield dataclasses.replace(ready.setup, writers=writers, own=stored)
+
+    def ended(self, ready: Ready, outcome: Outcome, process: Process) -> None:
+        if outcome.stopped:
+            what, again = ("sweep:", "; the same command continues")
+            if self.number is not None:
+                what, again = f"sweep: program {self.number}", ""
+            say(f"{what} stopped by a signal after step {outcome.step:,}, saved{again}")
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Hold the lease of a folder that several processes begin in, one after the other."""
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lease(folder))
+                break
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+        yield

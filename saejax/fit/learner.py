@@ -1,0 +1,158 @@
+"""What `train` is told: what learns, what it learns from, and where the training is kept."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from jax.sharding import Mesh
+
+from saejax.checkpoints import Checkpoints
+from saejax.coders import Coder
+from saejax.core.metrics import Writer
+from saejax.fit.trainable import Trainable
+from saejax.parallel import Process
+from saejax.store import BatchSource, RowSource, StoreReader
+from saejax.trained import TrainedCoder
+from saejax.training import Outcome, Setup, TrainConfig
+
+Tell = Callable[[str], None]
+# Hook points (read, written).
+Sides = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """A training that can begin.
+
+    Attributes:
+        train: with every number that the settings left open.
+        lines: said of it before it begins.
+        identity: of the dictionary that it starts from, for the run's record; empty without one.
+    """
+
+    train: TrainConfig
+    setup: Setup
+    lines: Sequence[str]
+    identity: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Learner(Protocol):
+    """What a training trains: a coder, the coders of a sweep, a prefix."""
+
+    def ready(self, numbers: Mapping[str, Any], checkpoints: Sequence[Checkpoints], tell: Tell) -> Ready:
+        """The training, about to begin; nothing is compiled or written.
+
+        Args:
+            numbers: what the settings left open when the run was begun (`resolve`).
+            checkpoints: of each program; none where nothing is kept.
+
+        Raises:
+            ConfigError, DataError: settings, devices, data or a source that do not fit each other.
+        """
+        ...
+
+
+class Folder(Protocol):
+    """Where a training is kept."""
+
+    def held(self, process: Process) -> contextlib.AbstractContextManager[Sequence[Checkpoints]]:
+        """Hold it, against every other writer, and open the checkpoints of each program.
+
+        Raises:
+            DataError: it holds another training, or was made from other data.
+            BusyError: another process trains there.
+        """
+        ...
+
+    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any] | None:
+        """What the settings left open when the training was begun (`resolve`); None where it is complete.
+
+        Raises:
+            ConfigError: a package is missing that the training needs.
+        """
+        ...
+
+    def recorded(
+        self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]
+    ) -> contextlib.AbstractContextManager[Setup]:
+        """Write what is trained from what; the setup with where its rows and its members' checkpoints go."""
+        ...
+
+    def ended(self, ready: Ready, outcome: Outcome, process: Process) -> None:
+        """Record how a session ended, and say so."""
+        ...
+
+
+@dataclasses.dataclass
+class Unsaved:
+    """A training of which nothing is kept but what its writers take: a `Folder`."""
+
+    writers: Sequence[Writer] = ()
+    began: Ready | None = None
+
+    @contextlib.contextmanager
+    def held(self, process: Process) -> Iterator[Sequence[Checkpoints]]:
+        yield ()
+
+    def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any]:
+        return {}
+
+    @contextlib.contextmanager
+    def recorded(self, ready: Ready, process: Process, checkpoints: Sequence[Checkpoints]) -> Iterator[Setup]:
+        self.began = ready
+        yield dataclasses.replace(ready.setup, writers={"": self.writers})
+
+    def ended(self, ready: Ready, outcome: Outcome, process: Process) -> None:
+        """Nothing is kept."""
+
+
+# --- what a coder learns from ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a coder is trained on.
+
+    Attributes:
+        batches: of several processes, the rows of this one.
+        heldout: for validation; None for none.
+        open_reader: of the store that the batches come from; None where there is none.
+        slow: said where the training waits for the batches; empty for the usual.
+    """
+
+    batches: BatchSource
+    heldout: RowSource | None
+    open_reader: Callable[[], StoreReader] | None = None
+    slow: str = ""
+
+
+class Materials(Protocol):
+    """Where a coder and its data come from: an experiment's stores and model, arrays, a planted world."""
+
+    @property
+    def e(self) -> Trainable: ...
+
+    def with_train(self, train: TrainConfig) -> Self:
+        """The same under another section `train`."""
+        ...
+
+    def sides(self) -> Sides:
+        """The hook points that the coder reads and writes, in the order of its sites."""
+        ...
+
+    def rows(self) -> int:
+        """Activations among which a batch is drawn."""
+        ...
+
+    def coder(self) -> Coder:
+        """The coder to train; the batch size is a number by then."""
+        ...
+
+    def data(self, hook_points: Sequence[str], mesh: Mesh | None, tell: Tell) -> Data:
+        """The data, opened; on a mesh that several processes share each has the rows of its devices."""
+        ...
+
+    def source_coder(self) -> TrainedCoder:
+        """The dictionary that train.init_from names."""
+        ...
