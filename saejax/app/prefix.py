@@ -30,11 +30,11 @@ from saejax.prefix.recall import recall_records
 from saejax.prefix.records import Record, fingerprint, read_records
 from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
 from saejax.prefix.trained import TrainedPrefix, encoder_of, from_meta, to_meta
-from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_program, put_batch
+from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_program
 from saejax.report.prefix_page import render_prefix, table
 from saejax.runs import Run, made
 from saejax.runs.provenance import Provenance, verify_provenance
-from saejax.training import Setup, TrainConfig, TrainState
+from saejax.training import Setup, TrainConfig, TrainState, put_on
 
 # What of section train is about coders or stored activations alone.
 _STORED = {"order", "rows", "epoch", "heldout"}
@@ -205,7 +205,7 @@ class PrefixJob:
         setup = Setup(
             programs=[program],
             batches=batches,
-            put=put_batch(self.mesh),
+            put=put_on(self.mesh, e.train.batch_size, list(shapes)),
             validate=self._validation(learner, params),
             mesh=self.mesh,
             tell=tell,
@@ -236,10 +236,8 @@ class PrefixJob:
         if not count:
             return None
         arrays = training_arrays(self.records[1][:count], self.e.prefix, self.models)
-        put, metrics_of = (
-            put_batch(self.mesh),
-            jax.jit(lambda params, models, batch: learner.loss(params, models, batch)[1]),
-        )
+        put = put_on(self.mesh, size, list(arrays))
+        metrics_of = jax.jit(lambda params, models, batch: learner.loss(params, models, batch)[1])
 
         def validate(states: Sequence[TrainState]) -> dict[str, dict[str, float]]:
             found = []

@@ -50,7 +50,7 @@ def influence(graph: Graph) -> np.ndarray:
     return _influence(graph, _normalised(graph.weights))
 
 
-def pruned(graph: Graph, node_share: float = 0.8, edge_share: float = 0.98) -> Pruned:
+def pruned(graph: Graph, node_share: float, edge_share: float) -> Pruned:
     """The fewest nodes that have `node_share` of the influence, then the fewest edges with `edge_share` of theirs.
 
     An edge of the graph of these nodes, normalised anew, has A_ts (influence_t + p_t). Tokens and logits stay always.

@@ -12,6 +12,7 @@ import dataclasses
 from pathlib import Path
 
 from saejax.app.command import Command, Line
+from saejax.app.study_config import StudyConfig
 from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
 
@@ -23,8 +24,8 @@ class Graph(Command, takes="words"):
     model: str = setting("", "The language model, where the dictionary does not say.")
     max_features: int = setting(7500, "Features at most; 0 for all.", low=0)
     logits: int = setting(10, "Next tokens at most.", low=1)
-    node_share: float = setting(0.8, "Share of the influence that shown nodes keep.", low=0, high=1)
-    edge_share: float = setting(0.98, "Share of the influence that shown edges keep.", low=0, high=1)
+    node_share: float = setting(StudyConfig.node_share, "Share of the influence that shown nodes keep.", low=0, high=1)
+    edge_share: float = setting(StudyConfig.edge_share, "Share of the influence that shown edges keep.", low=0, high=1)
     effects: int = setting(10, "Features to set to zero, one at a time.", low=0)
     supernodes: str = setting("", "Pins and groups that the page has saved.")
 

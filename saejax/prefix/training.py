@@ -10,24 +10,22 @@ Shape letters: B rows, P latents, M width of a model, S tokens, A tokens of an a
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from saejax.checkpoints import Checkpoints
 from saejax.lm import LanguageModel, decoder
 from saejax.lm.conventions import DecoderConfig
-from saejax.parallel import batch_sharding, on_mesh, replicated
 from saejax.prefix.encoder import Encoder, Params
 from saejax.training import Program, TrainConfig, TrainState
 from saejax.training.optim import make_optimizer, make_schedule
-from saejax.training.state import abstract_state, init_state, make_init
-from saejax.training.step import default_hyper, taken
+from saejax.training.program import program_on
+from saejax.training.state import make_init
+from saejax.training.step import taken
 
 Arrays = dict[str, jax.Array]
 KIND = "prefix"
@@ -52,7 +50,7 @@ class Frozen:
 
 @dataclasses.dataclass(frozen=True)
 class PrefixLearner:
-    """Encoder and adapters with their loss: `training.state.Learner`."""
+    """Encoder and adapters with their loss: `training.state.Learnable`."""
 
     encoder: Encoder
     frozen: Mapping[str, Frozen]
@@ -110,12 +108,9 @@ def prefix_program(
     models: Mapping[str, Any],
     mesh: Mesh,
     *,
-    seed: int,
     shapes: Mapping[str, tuple[tuple[int, ...], Any]],
-    checkpoints: Checkpoints | None = None,
-    meta: Mapping[str, Any] | None = None,
-    fsdp: bool = False,
     optimizer: optax.GradientTransformationExtraArgs | None = None,
+    **how: Any,
 ) -> Program:
     """The program that trains a prefix on all devices of a mesh.
 
@@ -123,44 +118,17 @@ def prefix_program(
         models: parameters of the frozen models, as they lie on the mesh.
         shapes: (shape, dtype) of each array of a batch.
         optimizer: in place of the settings' own.
+        how: seed, checkpoints, meta and fsdp, as of `program_on`.
     """
     optimizer, schedule = optimizer or make_optimizer(config), make_schedule(config)
-    init = make_init(learner, optimizer, config)
-    abstract = abstract_state(learner, init, mesh, fsdp)
 
     def step(state: TrainState, batch: Arrays, hyper: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         (_, metrics), grads = jax.value_and_grad(learner.loss, has_aux=True)(state.params, hyper["models"], batch)
         after, metrics, _ = taken(learner, optimizer, schedule, config, state, hyper, (grads, metrics, {}))
         return after, metrics
 
-    shardings = jax.tree.map(lambda s: s.sharding, abstract)
-    compiled_step = jax.jit(on_mesh(step, mesh), donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
-    hyper = jax.device_put(default_hyper(seed), replicated(mesh)) | {"models": dict(models)}
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
-        for name, (shape, dtype) in shapes.items()
-    }
-
-    def compiled(dtype: np.dtype) -> Program:
-        return dataclasses.replace(program, step=compiled_step.lower(abstract, batch, hyper).compile())
-
-    program = Program(
-        members=("",),
-        stacked=False,
-        abstract=abstract,
-        hyper=hyper,
-        start=lambda: init_state(init, seed, abstract),
-        step=compiled_step,
-        compiled=compiled,
-        checkpoints=checkpoints,
-        meta=meta or {},
-    )
-    return program
-
-
-def put_batch(mesh: Mesh) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
-    """A batch -> its arrays on the mesh, rows over "data"."""
-    return lambda batch: [{name: jax.device_put(values, batch_sharding(mesh)) for name, values in batch.items()}]
+    init = make_init(learner, optimizer, config)
+    return program_on(mesh, learner, step, init, lambda dtype: shapes, inputs={"models": dict(models)}, **how)
 
 
 def embedding_rms(lm: LanguageModel) -> float:

@@ -14,8 +14,8 @@ from saejax.parallel import batch_sharding, on_mesh, replicated
 from saejax.training.after import L0s, can_differ, compare
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
-from saejax.training.state import TrainState, abstract_state, init_state, make_init
-from saejax.training.step import compile_step, default_hyper, make_step
+from saejax.training.state import Learnable, TrainState, abstract_state, init_state, make_init
+from saejax.training.step import Step, compile_step, default_hyper, make_step
 from saejax.training.warm_start import WarmStart
 
 Arrays = dict[str, jax.Array]
@@ -66,47 +66,44 @@ class Program:
         }
 
 
-def program_of_one(
-    coder: Coder,
-    config: TrainConfig,
-    sites: Sites,
-    prepare: Callable[[Any], Any],
+def program_on(
     mesh: Mesh,
+    learnable: Learnable,
+    step: Step,
+    init: Callable[..., TrainState],
+    arrays: Callable[[np.dtype], Mapping[str, tuple[tuple[int, ...], Any]]],
     *,
     seed: int,
     warm: WarmStart | None = None,
-    spread: Sequence[float] = (),
+    inputs: Mapping[str, Any] | None = None,
+    after: Callable[[TrainState], Callable[[TrainState, Arrays], L0s] | None] | None = None,
     checkpoints: Checkpoints | None = None,
     meta: Mapping[str, Any] | None = None,
     fsdp: bool = False,
     mode: str = "jit",
 ) -> Program:
-    """The program that trains one coder on all devices of a mesh.
+    """The program that trains one thing on all devices of a mesh, whatever learns.
 
     Args:
-        prepare: fresh parameters -> those that training begins with; pure.
-        warm: what it begins with instead, where it starts from another coder.
-        spread: of what the encoder reads (`make_optimizer`).
+        step: pure, of a batch.
+        init: as of `make_init`.
+        arrays: dtype of the stored activations -> {name of an array of a batch: (shape, dtype)}.
+        warm: what training begins with, where it starts from another coder.
+        inputs: arrays on the mesh that every step is told besides, and none changes.
+        after: shapes of the state -> `Program.after`.
         fsdp: the state is spread over "data" too.
         mode: how a step becomes a program for all devices, of `parallel.MODES`.
     """
-    optimizer, schedule = make_optimizer(config, coder.sparsity.bias_rate, spread), make_schedule(config)
-    init = make_init(coder, optimizer, config, prepare)
-    abstract = abstract_state(coder, init, mesh, fsdp)
-    step, hyper = (
-        compile_step(make_step(coder, optimizer, schedule, sites, config), abstract, mesh, mode),
-        default_hyper(seed),
-    )
-    looked_at = config.batch_size // config.accumulate
-    after = jax.jit(on_mesh(compare(coder, sites, looked_at), mesh), out_shardings=replicated(mesh))
+    abstract, rows = abstract_state(learnable, init, mesh, fsdp), batch_sharding(mesh)
+    hyper, placed = default_hyper(seed), None
+    if inputs:
+        hyper = jax.device_put(hyper, replicated(mesh)) | dict(inputs)
+        placed = jax.tree.map(lambda a: a.sharding, hyper)
+    jitted = compile_step(step, abstract, mesh, mode, placed)
 
     def compiled(dtype: np.dtype) -> Program:
-        widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
-        arrays = {
-            name: jax.ShapeDtypeStruct((config.batch_size, width), dtype, sharding=batch_sharding(mesh))
-            for name, width in widths.items()
-        }
-        return dataclasses.replace(program, step=step.lower(abstract, arrays, hyper).compile())  # type: ignore[attr-defined]
+        batch = {name: jax.ShapeDtypeStruct(*of, sharding=rows) for name, of in arrays(dtype).items()}
+        return dataclasses.replace(program, step=jitted.lower(abstract, batch, hyper).compile())  # type: ignore[attr-defined]
 
     program = Program(
         members=("",),
@@ -114,23 +111,54 @@ def program_of_one(
         abstract=abstract,
         hyper=hyper,
         start=lambda: init_state(init, seed, abstract, warm),
-        step=step,
+        step=jitted,
         compiled=compiled,
         checkpoints=checkpoints,
         meta=meta or {},
-        after=after if can_differ(coder, abstract) else None,
+        after=after(abstract) if after else None,
     )
     return program
 
 
+def program_of_one(
+    coder: Coder,
+    config: TrainConfig,
+    sites: Sites,
+    prepare: Callable[[Any], Any],
+    mesh: Mesh,
+    *,
+    spread: Sequence[float] = (),
+    **how: Any,
+) -> Program:
+    """The program that trains one coder on all devices of a mesh.
+
+    Args:
+        prepare: fresh parameters -> those that training begins with; pure.
+        spread: of what the encoder reads (`make_optimizer`).
+        how: seed, warm, checkpoints, meta, fsdp and mode, as of `program_on`.
+    """
+    optimizer, schedule = make_optimizer(config, coder.sparsity.bias_rate, spread), make_schedule(config)
+    step, init = make_step(coder, optimizer, schedule, sites, config), make_init(coder, optimizer, config, prepare)
+    widths = sites.widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
+
+    def arrays(dtype: np.dtype) -> dict[str, tuple[tuple[int, ...], Any]]:
+        return {name: ((config.batch_size, width), dtype) for name, width in widths.items()}
+
+    def after(abstract: TrainState) -> Callable[[TrainState, Arrays], L0s] | None:
+        both = on_mesh(compare(coder, sites, config.batch_size // config.accumulate), mesh)
+        return jax.jit(both, out_shardings=replicated(mesh)) if can_differ(coder, abstract) else None
+
+    return program_on(mesh, coder, step, init, arrays, after=after, **how)
+
+
 def put_on(mesh: Mesh, batch_size: int, names: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[Arrays]]:
-    """(rows of this process's devices) -> the batch of these hook points on the mesh, for the one program there is."""
+    """(rows of this process's devices) -> these arrays of the batch on the mesh, for the one program there is."""
     sharding = batch_sharding(mesh)
 
     def put(rows: Mapping[str, np.ndarray]) -> list[Arrays]:
         return [
             {
-                name: jax.make_array_from_process_local_data(sharding, rows[name], (batch_size, rows[name].shape[1]))
+                name: jax.make_array_from_process_local_data(sharding, rows[name], (batch_size, *rows[name].shape[1:]))
                 for name in names
             }
         ]

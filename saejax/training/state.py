@@ -23,7 +23,7 @@ class StateSettings(GuardSettings, AveragingSettings):
     """What a state remembers besides parameters and moments."""
 
 
-class Learner(Protocol):
+class Learnable(Protocol):
     """What can be trained: a `Coder`, or anything else with parameters and a loss."""
 
     def init(self, key: jax.Array) -> Any:
@@ -80,7 +80,7 @@ class TrainState:
 
 
 def make_init(
-    learner: Learner,
+    learner: Learnable,
     optimizer: optax.GradientTransformation,
     config: StateSettings,
     prepare: Callable[[Any], Any] = lambda params: params,
@@ -107,7 +107,7 @@ def make_init(
     return init
 
 
-def abstract_state(learner: Learner, init: Callable[..., TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
+def abstract_state(learner: Learnable, init: Callable[..., TrainState], mesh: Mesh, fsdp: bool = False) -> TrainState:
     """Shapes, dtypes and shardings of the state: parameters, moments and statistics by their logical axes.
 
     With `fsdp` they are spread over "data" too (`parallel.mesh.sharding_of`).

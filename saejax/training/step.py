@@ -17,7 +17,7 @@ from saejax.training.config import TrainConfig
 from saejax.training.guard import judge
 from saejax.training.optim import learning_rate_factor, steps_taken
 from saejax.training.resample import resample
-from saejax.training.state import Learner, TrainState
+from saejax.training.state import Learnable, TrainState
 
 Arrays = dict[str, jax.Array]
 Hyper = dict[str, Any]
@@ -61,7 +61,7 @@ def make_step(
 
 
 def taken(
-    learner: Learner,
+    learner: Learnable,
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
     config: TrainConfig,
@@ -129,15 +129,17 @@ def _gradients(
     return grads, metrics, coder.follow(state.stats, seen, state.step)
 
 
-def compile_step(step: Step, abstract: TrainState, mesh: Mesh, mode: str = "jit") -> Step:
+def compile_step(step: Step, abstract: TrainState, mesh: Mesh, mode: str = "jit", hyper: Any = None) -> Step:
     """`step` for all devices of the mesh: state sharded as it was born, rows over "data", old state donated.
 
-    `mode` is one of `parallel.MODES`.
+    Args:
+        mode: one of `parallel.MODES`.
+        hyper: shardings of what the step is told, where it is not whole on every device.
     """
     shardings: Any = jax.tree.map(lambda s: s.sharding, abstract)
     return jax.jit(
         MODES[mode](step, mesh),
         donate_argnums=0,
-        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
+        in_shardings=(shardings, batch_sharding(mesh), hyper or replicated(mesh)),
         out_shardings=(shardings, replicated(mesh)),
     )

@@ -89,7 +89,7 @@ def test_the_graph_is_circuit_tracers(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_influence_pruning_and_scores_are_circuit_tracers(case: str) -> None:
     held = arrays(case)
-    found = pruned(theirs(case))
+    found = pruned(theirs(case), 0.8, 0.98)
     np.testing.assert_allclose(found.cumulative, held["cumulative"], rtol=0, atol=1e-5)
     np.testing.assert_array_equal(found.nodes, held["nodes"])
     np.testing.assert_array_equal(found.edges, held["edges"][graph(case).targets])

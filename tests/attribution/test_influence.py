@@ -69,17 +69,17 @@ def test_nodes_with_four_fifths_of_the_influence_stay_and_of_their_edges_the_lar
     # 0.8 of 1004 is 803.2: f2, t0, t1, f0, f3 have 748, f1 makes it 824. No error is among them.
     nodes = {"f0", "f1", "f2", "f3", "t0", "t1", "a", "b"}
     without_errors = {edge for edge in ALL_EDGES if edge.partition("<e")[1] == ""}
-    whole = pruned(graph())
+    whole = pruned(graph(), 0.8, 0.98)
     assert named(whole.nodes) == nodes and edges(whole.edges) == without_errors
     # Normalised anew, the edges have, in 784ths: a<f2 336, f2<f0 248, a<t0 168, f1<t1 161.25, f0<t0, f0<t1 and f2<f1
     # 124 each, b<f2 and b<f3 98 each, f3<f1 and f3<t0 91 each, a<f3 84, f2<t1 62, f1<t0 53.75: 1863 together.
-    most = pruned(graph(), edge_share=0.9)
+    most = pruned(graph(), 0.8, 0.9)
     assert named(most.nodes) == nodes and edges(most.edges) == without_errors - {"f2<t1", "f1<t0"}
 
 
 def test_what_has_no_way_on_or_from_goes_until_nothing_of_the_kind_is_left() -> None:
     # 0.45 of 1863: the first four edges. f1 leads nowhere now, nothing leads to f0; without f0 nothing leads to f2.
-    found = pruned(graph(), edge_share=0.45)
+    found = pruned(graph(), 0.8, 0.45)
     assert named(found.nodes) == {"t0", "t1", "a", "b"} and edges(found.edges) == {"a<t0"}
 
 
@@ -97,7 +97,7 @@ def test_influence_accumulates_from_the_largest() -> None:
 
 
 def test_a_graph_without_any_effect() -> None:
-    found = pruned(graph({}))
+    found = pruned(graph({}), 0.8, 0.98)
     assert named(found.nodes) == {"t0", "t1", "a", "b"} and not found.edges.any() and scores(graph({})) == (0.0, 1.0)
 
 
@@ -105,9 +105,9 @@ def test_what_is_no_graph_of_effects_is_refused() -> None:
     with pytest.raises(DataError, match="circle"):
         influence(graph(ROWS | {"f0": {"f2": 1}}))
     with pytest.raises(ConfigError, match=r"edge_share is 1\.5"):
-        pruned(graph(), edge_share=1.5)
+        pruned(graph(), 0.8, 1.5)
     with pytest.raises(ConfigError, match="node_share is nan"):
-        pruned(graph(), node_share=float("nan"))
+        pruned(graph(), float("nan"), 0.98)
     with pytest.raises(DataError, match="weights"):
         dataclasses.replace(graph(), weights=np.zeros((12, 12), np.float32))
     for name, value in (("features", np.array([[0, 1, 8]] * 4, np.int32)), ("logits", np.array([1, 1], np.int32))):

@@ -29,8 +29,9 @@ from saejax.prefix.recall import recall_records
 from saejax.prefix.records import read_records
 from saejax.prefix.samples import SampleBatches, training_arrays
 from saejax.prefix.trained import TrainedPrefix
-from saejax.prefix.training import embedding_rms, prefix_program, put_batch
+from saejax.prefix.training import embedding_rms, prefix_program
 from saejax.text import TextConfig
+from saejax.training import put_on
 
 # --- records and answers ---------------------------------------------------------------------------------------
 
@@ -307,7 +308,8 @@ def test_devices_and_meshes_give_the_same_numbers(job: PrefixJob) -> None:
     found = {}
     for shape in ((1, 1), (2, 1), (4, 1), (2, 2)):
         mesh = make_mesh(ParallelConfig(shape))
-        program, put = _program(job, arrays, mesh, optimizer=sgd).compiled(batches.dtype), put_batch(mesh)
+        program = _program(job, arrays, mesh, optimizer=sgd).compiled(batches.dtype)
+        put = put_on(mesh, 8, list(arrays))
         state, losses = program.start(), []
         for i in range(4):
             state, metrics = program.step(state, put(batches.whole_batch_at(i))[0], program.hyper)
