@@ -11,7 +11,6 @@ for them too. Their answers are timed from the first byte sent to the last byte 
 
 import asyncio
 import contextlib
-import gzip
 import json
 import os
 import platform
@@ -30,6 +29,8 @@ import numpy as np
 from absl import app, flags
 
 from saejax.core.metrics import last_rows
+from saejax.report.feature_table import write_features
+from saejax.runs import Run
 from saejax.serve.described import whole_rows
 from saejax.store import StoreLayout, StoreWriter
 
@@ -47,7 +48,7 @@ _SETTLED = 5.0  # seconds: compilation and start are over
 
 
 def made_up_features(path: Path, count: int, seed: int = 0) -> None:
-    """A features.json.gz as reports write it, of `count` features with ten passages each and ten more by quantile."""
+    """A features.sqlite as reports write it, of `count` features with ten passages each and ten more by quantile."""
     rng = random.Random(seed)
     vocab = [f" word{i}" for i in range(2000)]
 
@@ -70,12 +71,8 @@ def made_up_features(path: Path, count: int, seed: int = 0) -> None:
                 "top_logits": logits[:10], "bottom_logits": logits[10:],
                 "examples": [passage(most) for _ in range(10)], "quantiles": parts}  # fmt: skip
 
-    with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as out:
-        about = json.dumps({"hook_point": "h", "model": "", "d_sae": count, "n_tokens": 1_000_000})
-        out.write(about.removesuffix("}") + ', "features": [')
-        for i in range(count):
-            out.write((", " if i else "") + json.dumps(feature(i)))
-        out.write(f'], "vocab": {json.dumps(vocab)}}}')
+    head = {"hook_point": "h", "model": "", "d_sae": count, "n_tokens": 1_000_000}
+    write_features(path, {**head, "features": map(feature, range(count)), "vocab": vocab}, {})
 
 
 def write_store(path: Path, rows: int) -> None:
@@ -187,28 +184,12 @@ async def turns(training: "subprocess.Popen[bytes]", name: str, run: Path, pid: 
 def measured(folder: Path) -> dict[str, Any]:
     """As `turns`, of one training beside one server."""
     with server(folder) as pid:
-        ready()
         training = start_training(folder, "training")
         try:
             return asyncio.run(turns(training, "training", folder / "runs" / "training", pid))
         finally:
             training.terminate()
             training.wait()
-
-
-def ready() -> None:
-    """Wait until the index of the features is made: it is made once, and is not what is measured."""
-    import urllib.request
-
-    for _ in range(1200):
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{_PORT}/api/features/read?limit=1", timeout=30) as answer,
-        ):
-            if json.load(answer)["preparing"] is None:
-                return
-        time.sleep(0.25)
-    raise RuntimeError("the index of the features is not made")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -257,7 +238,7 @@ def main(argv: Sequence[str]) -> None:
         run = folder / "runs" / "read"
         run.mkdir(parents=True)
         (run / "config.json").write_text("{}")
-        made_up_features(run / "features.json.gz", _FEATURES.value)
+        made_up_features(run / Run.features, _FEATURES.value)
         write_store(folder / "stores" / "made" / "train", 200_000)
         text = page(measured(folder))
     if _OUTPUT.value:

@@ -28,7 +28,6 @@ _HF_HOME = tempfile.mkdtemp(prefix="saejax-tests-hf-")
 # Tests compile the same small programs again and again, and so do the processes that they start.
 _COMPILED = tempfile.mkdtemp(prefix="saejax-tests-xla-")
 # Where servers that tests start keep their indexes of features.
-_INDEXES = tempfile.mkdtemp(prefix="saejax-tests-indexes-")
 
 _other_xla_flags = [
     flag
@@ -52,7 +51,6 @@ os.environ.update(
     JAX_PLATFORMS="cpu",
     # Nothing is downloaded, and nothing that this machine happens to have cached is found.
     HF_HOME=_HF_HOME,
-    SAEJAX_INDEXES=_INDEXES,
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
@@ -157,4 +155,3 @@ def pytest_unconfigure() -> None:
     """Removes the folders made above, also after a session that ran no test."""
     shutil.rmtree(_HF_HOME, ignore_errors=True)
     shutil.rmtree(_COMPILED, ignore_errors=True)
-    shutil.rmtree(_INDEXES, ignore_errors=True)

@@ -9,9 +9,10 @@ window overlap. Prints one line, and exits with 1 where one is missing. With sev
 """
 
 import functools
-import gzip
 import json
+import sqlite3
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
 def main(run: Path, out: Path) -> int:
-    content = json.loads(gzip.decompress((run / "features.json.gz").read_bytes()))
+    table = sqlite3.connect(f"{(run / 'features.sqlite').absolute().as_uri()}?mode=ro", uri=True)
+    ((head,),) = table.execute("SELECT value FROM about WHERE key = 'head'")
+    content = json.loads(head)
+    content["features"] = [json.loads(zlib.decompress(raw)) for (raw,) in table.execute("SELECT feature FROM pages")]
+    content["vocab"] = [token.decode() for (token,) in table.execute("SELECT token FROM vocab ORDER BY number")]
     modules = sorted((path.name for path in (out / "latents").iterdir()), key=layer_of)
     width = content["d_sae"] // len(modules)
     entries = {feature["id"]: feature for feature in content["features"]}

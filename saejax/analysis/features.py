@@ -41,7 +41,7 @@ class ReportConfig(Settings, section="report"):
 def collect_features(
     sae: TrainedCoder, lm: Model, packer: Packer, config: ReportConfig, max_norm_ratio: float = 0.0
 ) -> tuple[dict[str, Any], int, float]:
-    """(the content of features.json, tokens scanned, seconds).
+    """(the content of features.sqlite, tokens scanned, seconds).
 
     `sae` has the model's own names for its hook points (`TrainedCoder.at`). The passages are of the held-out split; no
     two of a list come from the same packed row. Tokens that a capture with `max_norm_ratio` would have dropped are

@@ -93,7 +93,7 @@ def run_explain(
         with lease(e.run_dir):
             common = {"by": endpoint.model, "url": endpoint.url, **settings}
             failed = explaining.run(left, enough, parallel, _Rows(e.run_dir, common))
-    if (e.run.report if alone else e.run.features).is_file() and not dry_run:
+    if e.run.features.is_file() and not dry_run:
         show_again(e.run_dir) if alone else run_report(work)
     elif not dry_run:
         console.say(f"explain: {e.run_dir / EXPLANATIONS}; saejax report shows them beside the passages")

@@ -19,7 +19,8 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, replacing, write_json
 from saejax.interop import circuit_tracer_features, delphi, neuronpedia, saedashboard
 from saejax.interop.hooks import layer_of, to_transformer_lens
-from saejax.report.read import REPORT, read_features
+from saejax.report.feature_table import read_features
+from saejax.report.read import REPORT
 from saejax.runs import Run
 from saejax.trained import TrainedCoder
 
@@ -75,7 +76,7 @@ class _Run:
         return tuple(layer for layer in found if layer is not None)
 
     def features(self) -> dict[str, Any]:
-        """features.json.gz, of the step that is exported."""
+        """features.sqlite, of the step that is exported."""
         content = read_features(self.folder)
         if not self.shows(content):
             raise DataError(
@@ -85,9 +86,8 @@ class _Run:
         return content
 
     def shows(self, content: Mapping[str, Any]) -> bool:
-        """Whether features.json.gz is of what is exported; those of earlier versions do not say."""
-        step, sha256 = content.get("step", self.sae.step), content.get("sha256")
-        return step == self.sae.step and sha256 in (None, self.sae.fingerprint())
+        """True for the features of what is exported."""
+        return (content.get("step"), content.get("sha256")) == (self.sae.step, self.sae.fingerprint())
 
     def explanations(self) -> dict[int, str]:
         """{latent: its first explanation}, where the report of this step has any."""
@@ -117,7 +117,6 @@ def _to_neuronpedia(runs: Sequence[_Run], folder: Path, out: Path, flags: Mappin
     written = neuronpedia.write_neuronpedia(folder, content, names)
     left = len(content["features"]) - sum(written.values())
     yield f"{out}: {sum(written.values()):,} latents as {', '.join(written)}; {left:,} without a passage left out"
-    yield from _without_quantiles(content)
     yield (
         f"Make the source set {names.set} of {names.model} (package neuronpedia: SourceSetRequest().new), then POST "
         f"each file of {out}/upload to https://neuronpedia.org/api/feature/upload-batch, your key as X-Api-Key."
@@ -169,7 +168,6 @@ def _to_circuit_tracer(runs: Sequence[_Run], folder: Path, out: Path, flags: Map
             layers[layer] = (content, group, len(run.groups))
     written = circuit_tracer_features.write_circuit_tracer_features(folder, layers)
     yield f"{out}: {written:,} latents of layers {', '.join(map(str, sorted(layers)))}"
-    yield from _without_quantiles(layers[min(layers)][0])
     yield f'serve(data_dir=..., features_dir="{out}") shows them for graphs whose scan is a local path of transcoders.'
 
 
@@ -189,11 +187,6 @@ TARGETS: dict[str, Callable[[Sequence[_Run], Path, Path, Mapping[str, Any]], Ite
     "saedashboard": _to_saedashboard,
     "circuit-tracer": _to_circuit_tracer,
 }
-
-
-def _without_quantiles(content: Mapping[str, Any]) -> Iterator[str]:
-    if any(feature.get("examples") and "quantiles" not in feature for feature in content["features"]):
-        yield f"Only the strongest passages: the report is of an earlier version. For the others: {REPORT} --redo"
 
 
 def _id(name: str) -> str:

@@ -27,7 +27,7 @@ def write_circuit_tracer_features(folder: Path, layers: Mapping[int, tuple[Mappi
     """Write the files of a set of transcoders, or of a cross-layer transcoder, into a new folder.
 
     Args:
-        layers: {layer: (content of features.json.gz, group of its latents, number of groups)}.
+        layers: {layer: (content of features.sqlite, group of its latents, number of groups)}.
 
     Returns:
         Latents written; those that the report left out have no entry, and the page says so.

@@ -77,7 +77,7 @@ def write_neuronpedia(folder: Path, content: Mapping[str, Any], names: Names) ->
     """Write both forms into a new folder.
 
     Args:
-        content: of features.json.gz. Without "quantiles" (of an earlier version) only the strongest passages are there.
+        content: of features.sqlite. Without "quantiles" (of an earlier version) only the strongest passages are there.
 
     Returns:
         {source: features written}.
@@ -118,7 +118,7 @@ def _write_batch(folder: Path, batch: int, part: "Sequence[Feature]", names: Nam
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """One latent: its entry of features.json and the passages of all its lists, each with its part of the range."""
+    """One latent: its entry of features.sqlite and the passages of all its lists, each with its part of the range."""
 
     index: int
     entry: Mapping[str, Any]

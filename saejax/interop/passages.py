@@ -1,4 +1,4 @@
-"""The passages of features.json.gz as other tools take them: strings, values, and which list they are from."""
+"""The passages of features.sqlite as other tools take them: strings, values, and which list they are from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -23,7 +23,7 @@ _PROCESS = 1.0e9
 _LOGITS, _DENSE = 3.1, 3
 # Of the tokens that are read, those that are no bos and no filling.
 _KEPT = 0.99
-# Bytes of features.json.gz and of report.html for each latent (quickstart, 2026-11-23).
+# Bytes of features.sqlite and of report.html for each latent (quickstart, 2026-11-23).
 _PAGE_BYTES = 3.5e3
 # A study's prompts have about so many tokens, and so many of the latents' places in them are active.
 _PROMPT, _ACTIVE = 64, 32

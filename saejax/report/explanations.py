@@ -3,12 +3,11 @@
     {"feature": 7, "text": "...", "by": "<model>", "scores": {"detection": 0.9, "fuzzing": 0.8}, "step": ..., ...}
 
 The last line of a feature and a model counts. A text of null stands for a feature with too few passages. Of the other
-keys only "step", the checkpoint that was explained, and "sha256", of the dictionary, are read here. Rows of earlier
-versions about a run's checkpoint have no "sha256".
+keys only "step", the checkpoint that was explained, and "sha256", of the dictionary, are read here.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +42,28 @@ def read_explanations(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def with_explanations(table: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """`table` with "explanations" at each feature that has any: [{"text", "by", "scores": {"detection", "fuzzing"}}].
+def explanations_of(run_dir: Path, of: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """{feature: [{"text", "by", "scores": {"detection", "fuzzing"}}]} of what was said about a table of features.
 
-    Of several models the one that spoke last is the first. Rows about another checkpoint ("step") or dictionary
-    ("sha256") than the table's, where it says that, are left out. A score that was not measured is not there.
+    Of several models the one that spoke last is the first. A score that was not measured is not there.
+
+    Args:
+      of: the table's "step" and "sha256", where it says them: rows about another checkpoint or dictionary are left out.
+
+    Raises:
+      DataError: a damaged line.
     """
-    of = {key: table[key] for key in ("step", "sha256") if table.get(key) is not None}
     latest: dict[tuple[int, str], dict[str, Any]] = {}
-    for row in rows:
+    for row in read_explanations(run_dir):
         latest.pop((row["feature"], row["by"]), None)
         if not differing(row, of):
             latest[row["feature"], row["by"]] = row
-    found: dict[int, list[dict[str, Any]]] = {}
+    texts: dict[int, list[dict[str, Any]]] = {}
     for row in reversed(latest.values()):
         if row["text"] is not None:
             scores = {kind: value for kind, value in row["scores"].items() if value is not None}
-            entry = {"text": row["text"], "by": row["by"], "scores": scores}
-            found.setdefault(row["feature"], []).append(entry)
-    features = [f | {"explanations": found[f["id"]]} if f["id"] in found else f for f in table["features"]]
-    return table | {"features": features}
+            texts.setdefault(row["feature"], []).append({"text": row["text"], "by": row["by"], "scores": scores})
+    return texts
 
 
 def _fault(row: Any) -> str:

@@ -67,7 +67,7 @@ class Run:
     truth = _Name("truth.json")
     prefix = _Name("prefix.json")
     # Of the report: what the page is made from, the page, and what people and models say of features.
-    features = _Name("features.json.gz")
+    features = _Name("features.sqlite")
     report = _Name("report.json")
     page = _Name("report.html")
     explanations = _Name("explanations.jsonl")

@@ -153,7 +153,7 @@ def lm() -> LanguageModel:
 
 @pytest.fixture(scope="module", params=list(KINDS))
 def both(request: pytest.FixtureRequest, lm: LanguageModel) -> tuple[dict[str, Any], Search]:
-    """(the content of features.json, the search), for sparse and for dense latents, of one and of several sites."""
+    """(the content of features.sqlite, the search), for sparse and for dense latents, of one and of several sites."""
     content, tokens = collect(lm, KINDS[request.param])
     search = brute_force(lm, KINDS[request.param])
     assert tokens == content["n_tokens"] == len(search.kept)

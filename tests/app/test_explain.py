@@ -29,7 +29,8 @@ from saejax.app.workspace import Workspace
 from saejax.commands.explain import Explain
 from saejax.core.errors import ConfigError, DataError
 from saejax.report.explanations import read_explanations
-from saejax.report.read import read_features
+from saejax.report.feature_table import read_features
+from saejax.runs import Run
 
 KEY = "sk-secret-0123456789"
 
@@ -177,7 +178,7 @@ def test_features_with_too_few_passages_are_noted_once(
     # A scan of one row of text, where most latents are silent.
     report = dataclasses.replace(work.experiment.report, tokens=30, batch_rows=1)
     short = dataclasses.replace(work, experiment=dataclasses.replace(work.experiment, report=report))
-    (work.experiment.run_dir / "features.json.gz").unlink()
+    (work.experiment.run_dir / Run.features).unlink()
     assert explain(short, server) == 0
     assert "6 features are active in fewer than 4 passages" in capsys.readouterr().out
     assert [row["text"] for row in rows(work)] == [None] * 6 and server.requests == []

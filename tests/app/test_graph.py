@@ -1,6 +1,5 @@
 """`saejax graph`: the files that it writes, what stands in them, and what it refuses."""
 
-import gzip
 import json
 import re
 from pathlib import Path
@@ -20,6 +19,8 @@ from saejax.attribution.export import checked_slug, node_ids, scan_of
 from saejax.core.errors import ConfigError, DataError
 from saejax.interventions import Interventions, zero
 from saejax.lm import load_lm
+from saejax.report.feature_table import write_features
+from saejax.runs import Run
 from saejax.trained import Origin, TrainedCoder
 
 READS, WRITES, F = ("blocks.1.mlp_in", "blocks.4.mlp_in"), ("blocks.1.mlp_out", "blocks.4.mlp_out"), 12
@@ -38,8 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graph")
     rows = [made_up_feature(0, latent) | {"id": latent} for latent in range(2 * F - 1)]
     (folder / "run").mkdir()
-    table = json.dumps({"vocab": VOCAB, "features": rows}).encode()
-    (folder / "run" / "features.json.gz").write_bytes(gzip.compress(table))
+    write_features(folder / "run" / Run.features, {"vocab": VOCAB, "features": rows}, {})
     dictionary(model="demo", source=str(folder / "run")).save(folder / "clt")
     run_command("graph", [folder / "clt", PROMPT], out=str(folder / "graphs"), effects=4, node_share=0.99)
     return folder

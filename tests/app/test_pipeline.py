@@ -110,7 +110,7 @@ def content(folder: Path) -> dict[str, str]:
     hashes["state"] = hashlib.sha256(repr(_arrays(items)).encode()).hexdigest()
     evaluation = json.loads((folder / RUN / "eval.json").read_text())
     hashes["eval"] = json.dumps([evaluation["step"], evaluation["metrics"], evaluation["density"]])
-    hashes["features"] = hashlib.sha256((folder / RUN / "features.json.gz").read_bytes()).hexdigest()
+    hashes["features"] = hashlib.sha256((folder / RUN / "features.sqlite").read_bytes()).hexdigest()
     return hashes
 
 

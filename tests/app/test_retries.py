@@ -71,7 +71,7 @@ def test_the_page_and_the_escalation_say_what_was_tried(done: Path) -> None:
     run = done / "runs" / "tiny"
     page = (run / "report.html").read_text()
     assert '"kept":"attempt-1"' in page and '"key":"coder.k","before":8,"after":12' in page
-    assert (run / "attempt-1" / "report.html").is_file() and (run / "attempt-1" / "features.json.gz").is_file()
+    assert (run / "attempt-1" / "report.html").is_file() and (run / "attempt-1" / "features.sqlite").is_file()
     text = (run / "escalation.md").read_text()
     assert "coder.k 8 to 12" in text and "attempt-1 is kept" in text and "widen coder.expansion" in text
     assert (run / "escalation.png").read_bytes().startswith(b"\x89PNG")

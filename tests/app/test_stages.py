@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import gzip
 import importlib
 import io
 import json
@@ -24,6 +23,7 @@ import pytest
 import safetensors.numpy
 from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experiment
 from tiny.commands import run_command
+from tiny.feature_tables import with_feature
 from tiny.signalled import late
 
 import saejax
@@ -40,6 +40,8 @@ from saejax.evals import Gate
 from saejax.lm import LanguageModel, checkpoint, load_lm
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.report import render
+from saejax.report.feature_table import read_features
+from saejax.runs import Run
 from saejax.store import StoreLayout, StoreReader, StoreWriter, verify
 from saejax.text import Packer
 
@@ -208,7 +210,7 @@ def test_figures_and_features_are_of_the_weights_and_not_of_the_step(copy: Path)
     run_evaluate(Workspace(e), redo=True)
     run_report(Workspace(e))
     assert "fve" in saejax.load(e.run_dir).figures
-    now = json.loads(gzip.decompress((e.run_dir / "features.json.gz").read_bytes()))
+    now = read_features(e.run_dir)
     assert now["sha256"] == saejax.load(e.run_dir).fingerprint() != before["sha256"]
 
 
@@ -731,7 +733,7 @@ def export(capsys: pytest.CaptureFixture[str], *words: Any, **flags: Any) -> str
 
 def test_a_run_goes_to_every_tool(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = done / "runs" / "tiny"
-    table = json.loads(gzip.decompress((run / "features.json.gz").read_bytes()))
+    table = read_features(run)
     alive = [f["id"] for f in table["features"] if f["examples"]]
     said = export(capsys, "neuronpedia", run, tmp_path / "np", model="demo-lm", set="mine")
     assert "1-mine" in said and "upload-batch" in said and "earlier version" not in said
@@ -766,19 +768,14 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(
     before = snapshot(out)
     with pytest.raises(DataError, match="something other than an export for neuronpedia"):
         export(capsys, "neuronpedia", run, out)
-    table = json.loads(gzip.decompress((run / "features.json.gz").read_bytes()))
-    for feature in table["features"]:
-        del feature["quantiles"]
-    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
-    assert "earlier version. For the others: saejax report" in export(capsys, "neuronpedia", run, tmp_path / "np")
-    table["features"][0]["examples"] = [{"tokens": [0], "activations": [], "peak": 0}]
-    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
-    with pytest.raises(DataError, match=r"features.json.gz is damaged"):
+    feature = read_features(run)["features"][0] | {"examples": [{"tokens": [0], "activations": [], "peak": 0}]}
+    with_feature(run / Run.features, feature, 0)
+    with pytest.raises(DataError, match=r"features.sqlite is damaged: an example of feature 0"):
         export(capsys, "circuit-tracer", run, out)
-    (run / "features.json.gz").unlink()
-    with pytest.raises(DataError, match=r"no features.json.gz. Make it: saejax report"):
+    (run / Run.features).unlink()
+    with pytest.raises(DataError, match=r"no features.sqlite. Make it: saejax report"):
         export(capsys, "circuit-tracer", run, out)
-    assert snapshot(out) == before and sorted(path.name for path in tmp_path.iterdir()) == ["copy", "np", "out"]
+    assert snapshot(out) == before and sorted(path.name for path in tmp_path.iterdir()) == ["copy", "out"]
 
 
 @pytest.mark.parametrize(

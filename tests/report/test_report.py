@@ -9,16 +9,19 @@ import math
 import os
 import random
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny.feature_tables import with_feature
 
 from saejax.core.errors import DataError
-from saejax.report import render
+from saejax.report import feature_table, render
 from saejax.report.curves import CURVE_POINTS
 from saejax.report.evaluation import counted, failed_of
 from saejax.report.page import embed_json
+from saejax.runs import Run
 
 HOSTILE = "</script><img src=x onerror=document.title='owned'>"
 VOCAB = [" the", "\n", HOSTILE, "", " cat", "\u202e", "\ud800", "{{script}}"]
@@ -109,7 +112,7 @@ def broken_profile(*path: Any, to: Any) -> bytes:
 
 
 def write_features(run: Path, table: dict[str, Any]) -> None:
-    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode(), mtime=0))
+    feature_table.write_features(run / Run.features, table, {})
 
 
 @pytest.fixture
@@ -189,7 +192,7 @@ def test_the_summary_says_what_the_files_say(run: Path) -> None:
         "environment.json",
         "metrics.jsonl",
         "eval.json",
-        "features.json.gz",
+        Run.features,
         "stages.json",
     }
 
@@ -289,7 +292,7 @@ def test_a_failed_write_keeps_the_old_page(run: Path, monkeypatch: pytest.Monkey
 
 
 def test_missing_pieces_are_left_out(run: Path) -> None:
-    for name in ("eval.json", "features.json.gz", "environment.json", "metrics.jsonl", "stages.json"):
+    for name in ("eval.json", Run.features, "environment.json", "metrics.jsonl", "stages.json"):
         (run / name).unlink()
     summary = summary_of(run)
     assert summary["gates"] is summary["density"] is summary["stages"] is summary["environment"] is None
@@ -342,9 +345,10 @@ def broken_gate(**changes: Any) -> bytes:
 
 
 def broken_features(**changes: Any) -> bytes:
-    table = features(2)
-    table["features"][1].update(changes)
-    return gzip.compress(json.dumps(table).encode(), mtime=0)
+    with tempfile.TemporaryDirectory() as folder:
+        path, table = Path(folder) / Run.features, features(2)
+        feature_table.write_features(path, table, {})
+        return with_feature(path, table["features"][1] | changes, 1).read_bytes()
 
 
 def broken_breakdown(**changes: Any) -> bytes:
@@ -389,17 +393,15 @@ def broken_example(**changes: Any) -> bytes:
         ("profile.json", broken_profile("trace", "components", 0, "name", to=5), "has no name"),
         ("profile.json", broken_profile("session", "phases", to={}), "'phases' is not a list"),
         ("profile.json", broken_profile("memory", 0, "host_bytes", to=True), "the host_bytes True"),
-        ("features.json.gz", b"not gzip", "does not unpack"),
-        ("features.json.gz", gzip.compress(json.dumps(features(3)).encode(), mtime=0)[:-20], "does not unpack"),
-        ("features.json.gz", gzip.compress(b'{"features": []}', mtime=0), "vocab"),
-        ("features.json.gz", broken_features(id=0), "same id"),
-        ("features.json.gz", broken_features(max=None), "feature 1 has no number 'max'"),
-        ("features.json.gz", broken_features(histogram=[1]), "one edge more"),
-        ("features.json.gz", broken_features(examples=7), "examples is not a list"),
-        ("features.json.gz", broken_features(top_logits=[[99, 1.0]]), "token 99"),
-        ("features.json.gz", broken_example(tokens=[0, 1]), "as many activations as tokens"),
-        ("features.json.gz", broken_example(tokens=[0, 1, 2, 3, 4, -1]), "token -1"),
-        ("features.json.gz", broken_example(peak=6), "peak 6 of 6"),
+        (Run.features, b"not SQLite", "no SQLite file"),
+        (Run.features, broken_features()[:-20], "not what it should have"),
+        (Run.features, broken_features(max=None), "feature 1 has no number 'max'"),
+        (Run.features, broken_features(histogram=[1]), "one edge more"),
+        (Run.features, broken_features(examples=7), "examples is not a list"),
+        (Run.features, broken_features(top_logits=[[99, 1.0]]), "token 99"),
+        (Run.features, broken_example(tokens=[0, 1]), "as many activations as tokens"),
+        (Run.features, broken_example(tokens=[0, 1, 2, 3, 4, -1]), "token -1"),
+        (Run.features, broken_example(peak=6), "peak 6 of 6"),
     ],
 )
 def test_a_damaged_file_is_named(run: Path, name: str, data: bytes, says: str) -> None:

@@ -6,7 +6,6 @@ out; that the policy itself holds is a test of its own.
 
 from __future__ import annotations
 
-import gzip
 import html
 import json
 import re
@@ -16,6 +15,8 @@ from typing import Any
 import pytest
 
 from saejax.report import render
+from saejax.report.feature_table import write_features
+from saejax.runs import Run
 from tests.tiny import browser
 from tests.tiny.browser import visit, without_policy
 from tests.tiny.phone import nothing_wrong
@@ -60,7 +61,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluation = {"step": 39, "metrics": {"r2": 0.5}, "gates": gates, "density": density}
     (run / "eval.json").write_text(json.dumps(evaluation))
     table = {"n_tokens": 5000, "vocab": VOCAB, "features": [make_feature(i) for i in range(300)]}
-    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
+    write_features(run / Run.features, table, {})
     said = [
         {"feature": 123, "text": "first thoughts", "by": "small-model", "scores": {}},
         {"feature": 123, "text": "animals with stripes", "by": "small-model", "scores": {"detection": 0.925}},

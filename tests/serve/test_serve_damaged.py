@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from saejax.evals import Gate
+from saejax.report.feature_table import write_features
+from saejax.runs import Run
 from saejax.serve.application import application
 from saejax.serve.folders import Folders
 from saejax.serve.site import Site
@@ -61,7 +66,6 @@ PROFILE = {
 EXAMPLE = {"document": "d", "position": 1, "index": 0, "tokens": [0, 1], "activations": [0.5, 1.0], "peak": 1}
 FEATURE = {"id": 0, "density": 0.5, "max": 1.0, "mean": 0.5, "examples": [EXAMPLE], "top_logits": [[0, 1.0]]}
 TABLE = {"hook_point": "blocks.3.resid_post", "model": "demo", "d_sae": 8, "n_tokens": 9, "vocab": ["a", "b"]}
-FEATURES = "features.json.gz"
 EXPLANATION = {"feature": 0, "text": "a", "by": "m", "scores": {"detection": 0.5}, "step": 10}
 ROW = {"step": 10, "tokens": 80, "time": 1.0, "time/seconds": 1.0, "train/fve": 0.5, "train/dead": 2.0, "train/l0": 4.0}
 ROW |= {"train/tokens_per_second": 8.0, "host/cpu": 0.5}
@@ -76,6 +80,12 @@ def _lines(*rows: Any) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
+def _features() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write_features(Path(folder) / Run.features, TABLE | {"features": [FEATURE]}, {})
+        return (Path(folder) / Run.features).read_bytes()
+
+
 # What each file of a run holds. A damage is written in the place of one of them.
 INTACT: dict[str, bytes] = {
     "config.json": json.dumps(CONFIG).encode(),
@@ -86,11 +96,11 @@ INTACT: dict[str, bytes] = {
     "stages.json": json.dumps({"train": {"tokens": 80, "seconds": 1.0, "tokens_per_second": 80.0}}).encode(),
     "profile.json": json.dumps(PROFILE).encode(),
     "attempts.json": json.dumps(ATTEMPTS).encode(),
-    FEATURES: gzip.compress(json.dumps(TABLE | {"features": [FEATURE]}).encode()),
+    Run.features: _features(),
     "explanations.jsonl": _lines(EXPLANATION, EXPLANATION),
     "notes.jsonl": _lines(*[{"id": 0, "label": "a", "note": "", "time": 1.0}] * 2),
     "report.html": b"<!doctype html>",
-    "report.json": json.dumps({"features": {}}).encode(),
+    "report.json": json.dumps({"shown": ""}).encode(),
     ".lock": b"pid 1 on elsewhere\n",
     "checkpoints/000000010/integrity.json": json.dumps({"body": {"format": 1}, "sha256": ""}).encode(),
 }
@@ -108,7 +118,7 @@ READERS = {
     "metrics.jsonl": (RUN, COMPARED),
     "eval.json": (RUN, SIMILAR, MADE),
     "attempts.json": (RUN, TEXTS),
-    FEATURES: (TEXTS, ONE, EXAMPLE_OF, RUN),
+    Run.features: (TEXTS, ONE, EXAMPLE_OF, RUN),
     "explanations.jsonl": (TEXTS, ONE),
     "notes.jsonl": (NOTES, TEXTS),
     "report.html": ("/files/{0}/report.html", RUN),
@@ -126,13 +136,31 @@ def _leaves(value: Any, other: Any) -> Any:
 
 def _each(raw: bytes, change: Callable[[Any], Any]) -> bytes:
     """The JSON of a file, or of each of its lines, changed; with 1e999 where an infinity stands."""
-    zipped = raw[:2] == b"\x1f\x8b"
+    if raw.startswith(b"SQLite"):
+        return _each_in_sqlite(raw, change)
     try:
-        lines = [json.loads(line) for line in (gzip.decompress(raw) if zipped else raw).splitlines()]
+        lines = [json.loads(line) for line in raw.splitlines()]
     except ValueError:
         lines = [{}]
-    changed = b"".join(json.dumps(change(line)).replace("Infinity", "1e999").encode() + b"\n" for line in lines)
-    return gzip.compress(changed) if zipped else changed
+    return b"".join(map(_json, map(change, lines)))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).replace("Infinity", "1e999").encode() + b"\n"
+
+
+def _each_in_sqlite(raw: bytes, change: Callable[[Any], Any]) -> bytes:
+    """A features.sqlite with every JSON in it changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        (path := Path(folder) / Run.features).write_bytes(raw)
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            for key, value in connection.execute("SELECT key, value FROM about").fetchall():
+                changed = _json(change(json.loads(value))).decode()
+                connection.execute("UPDATE about SET value = ? WHERE key = ?", (changed, key))
+            for number, page in connection.execute("SELECT id, feature FROM pages").fetchall():
+                changed = zlib.compress(_json(change(json.loads(zlib.decompress(page)))))
+                connection.execute("UPDATE pages SET feature = ? WHERE id = ?", (changed, number))
+        return path.read_bytes()
 
 
 def _folder(path: Path) -> None:
@@ -205,9 +233,9 @@ HARMLESS = {
 
 
 def a_run(folder: Path, features: bool = False) -> Path:
-    """The run; `features` as well, of which the server makes an index when they are asked for."""
+    """The run, with its `features` where they are what is damaged."""
     for name, raw in INTACT.items():
-        if name == FEATURES and not features:
+        if name == Run.features and not features:
             continue
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +248,7 @@ def damaged(runs: Path, file: str) -> list[str]:
     names = []
     for damage in (*BYTES, *PATHS):
         name = damage.replace(" ", "-")
-        path = a_run(runs / name, features=file == FEATURES) / file
+        path = a_run(runs / name, features=file == Run.features) / file
         if damage in PATHS:
             PATHS[damage](path)
         else:
@@ -277,8 +305,7 @@ def own_answers(client: TestClient, name: str, file: str) -> list[Any]:
     for address in READERS.get(file, (RUN,)):
         answer = client.get(address.format(name))
         named = answer.status_code != 422 or Path(file).name in answer.text or address != RUN
-        preparing = answer.status_code == 503 and file == FEATURES
-        if not named or not (answer.status_code in (200, 404, 422) or preparing):
+        if not named or answer.status_code not in (200, 404, 422):
             wrong.append((address, answer.status_code, answer.text[:200]))
     return wrong
 

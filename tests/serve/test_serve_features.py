@@ -1,38 +1,33 @@
-"""Lists and pages of features, against a plain scan of the same table; indexes, also of damaged and of large files."""
+"""Lists and pages of features, against a plain scan of the same table; damaged, hostile and large files of them."""
 
 from __future__ import annotations
 
 import copy
-import gzip
 import json
 import random
 import shutil
-import subprocess
-import sys
+import sqlite3
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from tiny import one_device
-from tiny.feature_tables import made_up, scanned, strongest, written
+from tiny.feature_tables import edited, made_up, scanned, strongest, written
 from tiny.served import RUN, copied
 
-from saejax.core.errors import DataError
+from saejax.core.errors import ConfigError, DataError
 from saejax.evals.attempts import Attempt, Attempts
 from saejax.report.explanations import EXPLANATIONS
+from saejax.report.feature_table import FeatureTable, Search, read_features, write_features
 from saejax.runs import Run
 from saejax.serve.application import application
-from saejax.serve.caches import Cache, Caches
-from saejax.serve.features.browser import Asked, Browser
-from saejax.serve.features.building import Indexes, Preparing
+from saejax.serve.caches import Caches
+from saejax.serve.features.browser import Browser, Window
 from saejax.serve.features.coders import Dictionaries, Place
-from saejax.serve.features.index import build
 from saejax.serve.features.notes import save_note
-from saejax.serve.features.table import FeatureTable, Wanted
 from saejax.serve.folders import Folders
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
@@ -58,51 +53,37 @@ QUERIES = (
 )
 
 
-def opened(tmp_path: Path, table: dict[str, Any], **how: Any) -> FeatureTable:
-    source = written(tmp_path / "features.json.gz", table, **how)
-    shutil.rmtree(tmp_path / "index", ignore_errors=True)
-    build(source, tmp_path / "index")
-    return FeatureTable(source, tmp_path / "index")
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "features.sqlite"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_searches_find_what_a_scan_finds(seed: int, tmp_path: Path) -> None:
+def test_searches_find_what_a_scan_finds(seed: int, source: Path) -> None:
     table, rng = made_up(120, seed), random.Random(seed)
-    index = opened(tmp_path, table)
-    nothing = np.zeros(0, np.int64)
     by_id = {f["id"]: f for f in table["features"]}
-    for query in (*QUERIES, *(str(f) for f in list(by_id)[:3])):
-        for scope in ("any", "fires", "promotes"):
-            found = index.ids[index.matching(Wanted(query, scope), nothing)].tolist()
-            want = scanned(table, query, scope) if "\0" not in query else []
-            assert found == want, (query, scope)
-    low, high = sorted((rng.random(), rng.random()))
-    found = index.ids[index.matching(Wanted("a", "any", low, high, True), nothing)].tolist()
-    assert found == [
-        f for f in scanned(table, "a", "any") if by_id[f]["density"] > 0 and low <= by_id[f]["density"] <= high
-    ]
-    assert index.dead == sum(not f["density"] > 0 for f in table["features"])
+    with FeatureTable(written(source, table)) as features:
+        for query in (*QUERIES, *(str(f) for f in list(by_id)[:3])):
+            for scope in ("any", "fires", "promotes"):
+                want = sorted(scanned(table, query, scope)) if "\0" not in query else []
+                assert features.matching(Search(query, scope)) == want, (query, scope)
+        low, high = sorted((rng.random(), rng.random()))
+        assert features.matching(Search("a", "any", low, high, True)) == sorted(
+            f for f in scanned(table, "a", "any") if by_id[f]["density"] > 0 and low <= by_id[f]["density"] <= high
+        )
+        assert features.matching(Search("nowhere"), also=[next(iter(by_id)), 10**6]) == [next(iter(by_id))]
+        assert features.dead == sum(not f["density"] > 0 for f in table["features"])
 
 
-def test_words_that_lie_across_windows_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = made_up(60, 5)
-    index = opened(tmp_path, table)
-    for window in (1, 7, 64, 1000):
-        monkeypatch.setattr("saejax.serve.features.table._WINDOW", window)
-        for query in ("a", "self", "t1"):
-            found = index.ids[index.matching(Wanted(query), np.zeros(0, np.int64))].tolist()
-            assert found == scanned(table, query, "any")
-
-
-def test_every_order_is_that_of_the_page(tmp_path: Path) -> None:
+def test_every_order_is_that_of_the_page(source: Path) -> None:
     table = made_up(80, 4)
-    index = opened(tmp_path, table)
 
     def token(f: dict[str, Any]) -> str:
         if not f["top_logits"]:
             return "\uffff"
         top = f["top_logits"][0][0]
-        return (top if isinstance(top, str) else table["vocab"][top]).strip().lower()
+        text = top if isinstance(top, str) else table["vocab"][top]
+        return text.encode(errors="replace").decode().strip().lower()
 
     keys = {
         "id": lambda f: f["id"],
@@ -110,27 +91,30 @@ def test_every_order_is_that_of_the_page(tmp_path: Path) -> None:
         "max": lambda f: abs(strongest(f)),
         "token": token,
     }
-    for column, key in keys.items():
-        for down in (False, True):
-            rising = sorted(table["features"], key=lambda f: f["id"])
-            want = [f["id"] for f in sorted(rising, key=key, reverse=down)]
-            assert index.ids[index.order(column, down)].tolist() == want, (column, down)
+    with FeatureTable(written(source, table)) as features:
+        for column, key in keys.items():
+            for down in (False, True):
+                rising = sorted(table["features"], key=lambda f: f["id"])
+                want = [f["id"] for f in sorted(rising, key=key, reverse=down)]
+                assert features.matching(Search(), (), column, down) == want, (column, down)
 
 
-def test_a_feature_comes_back_with_a_vocabulary_of_its_own(tmp_path: Path) -> None:
-    for how in ({}, {"separators": None, "indent": 1}):
-        table = made_up(40, 6, quantiles=not how)
-        index = opened(tmp_path, table, **how)
-        for row, original in enumerate(table["features"]):
-            vocab, feature = index.feature(row)
-            assert len(set(vocab)) == len(vocab)
-            assert spelled(feature, vocab) == spelled(original, table["vocab"])
-            assert index.row_of(original["id"]) == row and index.density[row] == original["density"]
-            assert index.strongest[row] == strongest(original)
-        assert index.row_of(10**12) is None and index.row_of(-1) is None
-        assert {k: index.head[k] for k in ("hook_point", "model", "step")} == {
-            k: table[k] for k in ("hook_point", "model", "step")
-        }
+def test_a_feature_comes_back_with_a_vocabulary_of_its_own(source: Path) -> None:
+    for quantiles in (True, False):
+        table = made_up(40, 6, quantiles)
+        with FeatureTable(written(source, table)) as features:
+            for original in table["features"]:
+                vocab, feature = features.feature(original["id"])
+                assert len(set(vocab)) == len(vocab)
+                assert spelled(feature, vocab) == spelled(original, table["vocab"])
+                (row,) = features.rows([original["id"], 10**9]).values()
+                assert (row["density"], row["max"]) == (original["density"], strongest(original))
+            assert not any(map(features.has, (10**12, -1, 10**30))) and features.has(table["features"][0]["id"])
+            assert features.head == {k: v for k, v in table.items() if k not in ("features", "vocab")}
+            whole = features.content()
+        originals = sorted(table["features"], key=lambda f: f["id"])
+        for feature, original in zip(whole["features"], originals, strict=True):
+            assert spelled(feature, whole["vocab"]) == spelled(original, table["vocab"])
 
 
 def spelled(feature: dict[str, Any], vocab: list[str]) -> dict[str, Any]:
@@ -147,188 +131,136 @@ def spelled(feature: dict[str, Any], vocab: list[str]) -> dict[str, Any]:
     return own
 
 
-def test_pieces_of_any_size_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = made_up(30, 8)
-
-    def told(index: FeatureTable) -> list[dict[str, Any]]:
-        pairs = [index.feature(row) for row in range(30)]
-        return [spelled(feature, vocab) for vocab, feature in pairs]
-
-    want = told(opened(tmp_path, table))
-    monkeypatch.setattr("saejax.serve.features.index._AHEAD", 1)
-    for piece in (1, 17, 1000):
-        monkeypatch.setattr("saejax.serve.features.index._PIECE", piece)
-        for how in ({}, {"ensure_ascii": False}):
-            if how:  # half of a surrogate pair is no UTF-8
-                table = json.loads(json.dumps(table).replace("\\ud83d", "?"))
-            assert told(opened(tmp_path, table, **how)) == want
+def test_an_empty_table_can_be_read(source: Path) -> None:
+    with FeatureTable(written(source, {"features": [], "vocab": []})) as features:
+        assert features.count == features.dead == 0 and not features.has(0)
+        assert features.matching(Search("a")) == features.content()["features"] == []
 
 
-def test_an_empty_table_has_an_index(tmp_path: Path) -> None:
-    index = opened(tmp_path, {"features": [], "vocab": []})
-    assert len(index) == index.dead == 0 and index.row_of(0) is None
-    assert index.matching(Wanted("a"), np.zeros(0, np.int64)).tolist() == []
+def test_equal_content_gives_equal_bytes_and_nothing_beside_them(source: Path) -> None:
+    before = written(source, made_up(50, 1)).read_bytes()
+    assert written(source, made_up(50, 1)).read_bytes() == before and list(source.parent.iterdir()) == [source]
+    with pytest.raises(KeyError):
+        write_features(source, {"features": [{"id": 1}], "vocab": []}, {})
+    assert source.read_bytes() == before and list(source.parent.iterdir()) == [source]
 
 
-def damaged(table: dict[str, Any], change: Any) -> bytes:
-    own = copy.deepcopy(table)
-    own = change(own) or own
-    return gzip.compress(json.dumps(own).encode())
+def compressed(change: Any) -> tuple[str, bytes]:
+    """A statement that gives feature 3 of a table other JSON."""
+    feature = made_up(20, 1)["features"][3]
+    change(feature)
+    return "UPDATE pages SET feature = ?", zlib.compress(json.dumps(feature).encode())
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("statement", "match"),
     [
-        (lambda t: t["features"][3].update(id="x"), "whole-number id"),
-        (lambda t: t["features"][3].update(id=t["features"][2]["id"]), "same id"),
-        (lambda t: t["features"][3].update(density=None), "no number 'density'"),
-        (lambda t: t["features"][3].update(density=10**400), "too large"),
-        (lambda t: t["features"][3].update(id=10**30), "too big"),
-        (lambda t: t.update(vocab=t["vocab"][:1]), "outside the table of 1"),
-        (lambda t: t.update(vocab=[1, 2]), "not a list of token strings"),
-        (lambda t: t.pop("vocab") and None, "not a list of token strings"),
-        (lambda t: t.pop("features") and None, "no 'features'"),
-        (lambda t: t.update(features={"id": 1}), "not one list"),
-        (lambda t: [t], "does not begin with {"),
+        (compressed(lambda f: f.update(id="x")), "whole-number id"),
+        (compressed(lambda f: f.update(density=None)), "no number 'density'"),
+        (compressed(lambda f: f.update(density=10**400)), "no number 'density'"),
+        (compressed(lambda f: f.update(top_logits=[[99, 1.0]])), "outside the table of 36"),
+        (("UPDATE pages SET feature = ?", zlib.compress(b"x" * (65 << 20))), "torn, or too large"),
+        (("UPDATE pages SET feature = ?", zlib.compress(b"[1" * 99)[:-5]), "torn, or too large"),
+        (("UPDATE pages SET feature = ?", b"x"), "is damaged"),
+        (("UPDATE pages SET feature = 7",), "is damaged"),
+        (("DELETE FROM pages",), "is damaged"),
+        (("UPDATE about SET value = '[]' WHERE key = 'head'",), "does not say what it is of"),
+        (("UPDATE about SET value = '{' WHERE key = 'head'",), "is damaged"),
+        (("DELETE FROM about",), "is damaged"),
+        (("PRAGMA user_version = 2",), "it is of version 2, and this saejax reads 1"),
+        (("DROP TABLE vocab",), "not those of a report"),
+        (("CREATE TABLE more (x)",), "not those of a report"),
+        (("ALTER TABLE features RENAME TO other",), "not those of a report"),
+        (("CREATE VIEW more AS SELECT 1",), "not those of a report"),
+        (("CREATE TRIGGER more AFTER INSERT ON vocab BEGIN DELETE FROM vocab; END",), "not those of a report"),
     ],
 )
-def test_a_damaged_file_is_named_and_leaves_no_index(change: Any, match: str, tmp_path: Path) -> None:
-    source = tmp_path / "features.json.gz"
-    source.write_bytes(damaged(made_up(20, 1), change))
-    with pytest.raises(DataError, match=rf"features\.json\.gz.*{match}"):
-        build(source, tmp_path / "index")
-    assert list(tmp_path.iterdir()) == [source]
+def test_a_damaged_file_is_named_with_the_way_out(statement: Any, match: str, source: Path) -> None:
+    table = made_up(20, 1)
+    edited(written(source, table), *statement)
+    with (
+        pytest.raises(DataError, match=rf"features\.sqlite.*{match}.*saejax report .* --redo"),
+        FeatureTable(source) as features,
+    ):
+        features.feature(table["features"][3]["id"])
 
 
-def test_torn_and_flipped_bytes_are_damage(tmp_path: Path) -> None:
-    source = written(tmp_path / "features.json.gz", made_up(50, 2))
-    whole, rng = source.read_bytes(), random.Random(2)
-    for _ in range(40):
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE features SET density = density / 2",
+        "UPDATE features SET fires = fires || 'x'",
+        "UPDATE vocab SET token = x'78' WHERE number = 3",
+        "DELETE FROM features WHERE id = (SELECT max(id) FROM features)",
+    ],
+)
+def test_content_that_is_not_what_was_written_is_damage(statement: str, source: Path) -> None:
+    edited(written(source, made_up(20, 1)), statement)
+    with pytest.raises(DataError, match="not what was written"), FeatureTable(source) as features:
+        features.content()
+
+
+def test_rows_that_are_no_numbers_are_damage(source: Path) -> None:
+    table = made_up(20, 1)
+    edited(written(source, table), "UPDATE features SET density = 'many', token = x'00'")
+    with pytest.raises(DataError, match="the row of feature"), FeatureTable(source) as features:
+        features.rows([table["features"][0]["id"]])
+
+
+def test_torn_and_flipped_bytes_are_damage_or_change_nothing(source: Path) -> None:
+    """Whatever is wrong with a file: its content, as exports and the report read it, is the right one or an error."""
+    whole, rng = written(source, made_up(50, 2)).read_bytes(), random.Random(2)
+    with FeatureTable(source) as features:
+        content = features.content()
+    errors = 0
+    for _ in range(200):
         raw = bytearray(whole)
         if rng.random() < 0.3:
             raw = raw[: rng.randrange(len(raw))]
         else:
-            raw[rng.randrange(20, len(raw))] ^= 1 << rng.randrange(8)
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
         source.write_bytes(raw)
-        with pytest.raises(DataError, match=r"features\.json\.gz is damaged"):
-            build(source, tmp_path / "index")
-    for text in (
-        b'{"features":[1 2],"vocab":[]}',
-        b'{"features":[],"vocab":[]} x',
-        b'{"features":[]',
-        b"",
-        b"[" * 10**5,
-    ):
-        source.write_bytes(gzip.compress(text))
-        with pytest.raises(DataError, match="damaged"):
-            build(source, tmp_path / "index")
+        try:
+            with FeatureTable(source) as features:
+                for query in ("self", "a", "t1"):
+                    features.matching(Search(query))
+                assert features.content() == content
+        except DataError as error:
+            errors += 1
+            assert "features.sqlite is damaged" in str(error)
+    assert errors > 80  # the other flips lie where nothing is
 
 
-# --- indexes of several files -------------------------------------------------------------------------------------
+def test_a_query_that_takes_too_long_is_given_up(source: Path) -> None:
+    written(source, made_up(3000, 1))
+    with pytest.raises(DataError, match="interrupted"), FeatureTable(source, seconds=-1.0) as features:
+        features.content()
 
 
-@pytest.fixture
-def indexes(tmp_path: Path) -> Iterator[Indexes]:
-    one = Indexes(Cache(1 << 20), tmp_path / "cache")
-    yield one
-    one.close()
+def test_a_python_without_fts5_is_told_what_to_do(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare(sqlite3.Connection):
+        def execute(self, query: str, *values: Any) -> sqlite3.Cursor:
+            if "fts5" in query:
+                raise sqlite3.OperationalError("no such module: fts5")
+            return super().execute(query, *values)
 
-
-def ready(indexes: Indexes, source: Path) -> FeatureTable:
-    deadline = time.monotonic() + 30
-    while isinstance(table := indexes.table(source), Preparing):
-        assert 0 <= table.done <= table.total == source.stat().st_size and time.monotonic() < deadline
-        time.sleep(0.01)
-    return table
-
-
-def test_an_index_is_made_once_for_each_state_of_a_file(indexes: Indexes, tmp_path: Path) -> None:
-    source = written(tmp_path / "run" / "features.json.gz", made_up(20, 1))
-    first = indexes.table(source)  # a small one is waited for
-    assert isinstance(first, FeatureTable) and indexes.table(source) is first
-    made = {path: path.stat().st_ctime_ns for path in (tmp_path / "cache").rglob("features")}
-    again = Indexes(Cache(1 << 20), tmp_path / "cache")
-    assert len(ready(again, source)) == 20
-    assert made == {path: path.stat().st_ctime_ns for path in (tmp_path / "cache").rglob("features")}
-    written(source, made_up(21, 1))
-    assert len(ready(indexes, source)) == 21
-    again.close()
-
-
-def test_a_process_makes_the_index_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", one_device()["PYTHONPATH"])
-    indexes = Indexes(Cache(1 << 20), tmp_path / "cache", small=0)
-    source = written(tmp_path / "features.json.gz", made_up(200, 1))
-    assert isinstance(indexes.table(source), Preparing)
-    assert len(ready(indexes, source)) == 200
-    source.write_bytes(source.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"features\.json\.gz is damaged"):
-        ready(indexes, source)
-    indexes.close()
-    assert not indexes._processes
-
-
-def test_a_killed_maker_leaves_no_half_index(tmp_path: Path) -> None:
-    source = written(tmp_path / "features.json.gz", made_up(3000, 1))
-    words = [sys.executable, "-P", "-m", "saejax.serve.features.index", str(source)]
-    rng = random.Random(0)
-    for _ in range(4):
-        index = tmp_path / "cache" / "made"
-        process = subprocess.Popen([*words, str(index)], env=one_device())
-        while process.poll() is None and not (tmp_path / "cache" / ".made.saving" / "features").is_file():
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.2))
-        process.kill()
-        process.wait()
-        if index.exists():
-            assert len(FeatureTable(source, index)) == 3000
-            shutil.rmtree(index)
-    assert subprocess.run([*words, str(index)], env=one_device(), check=False).returncode == 0
-    assert len(FeatureTable(source, index)) == 3000
-
-
-def test_the_longest_unused_index_goes_first(tmp_path: Path) -> None:
-    sources = [written(tmp_path / str(n) / "features.json.gz", made_up(30, n)) for n in range(4)]
-    whole = Indexes(Cache(1 << 20), tmp_path / "whole")
-    ready(whole, sources[0])
-    one = sum(path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file())
-    whole.close()
-    (tmp_path / "cache" / ".killed.saving").mkdir(parents=True)
-    indexes = Indexes(Cache(1 << 20), tmp_path / "cache", largest=int(2.5 * one))
-    for n in (0, 1, 0, 2, 0, 3):
-        ready(Indexes(Cache(0), tmp_path / "cache", largest=int(2.5 * one)), sources[n])
-        time.sleep(0.02)
-    kept = {path.parent.name for path in (tmp_path / "cache").rglob("index.json")}
-    assert len(kept) == 2
-    before = set(kept)
-    for n in (0, 3):
-        ready(indexes, sources[n])
-    assert {path.parent.name for path in (tmp_path / "cache").rglob("index.json")} == before
-    indexes.close()
-    assert not list((tmp_path / "cache").glob(".*"))
-
-
-def test_a_damaged_index_is_made_again(indexes: Indexes, tmp_path: Path) -> None:
-    source = written(tmp_path / "features.json.gz", made_up(20, 1))
-    ready(indexes, source)
-    (index,) = (path.parent for path in (tmp_path / "cache").rglob("index.json"))
-    with (index / "any").open("ab") as handle:
-        handle.write(b"x")
-    again = Indexes(Cache(1 << 20), tmp_path / "cache")
-    assert len(ready(again, source)) == 20
-    again.close()
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *where, **how: connect(*where, **how, factory=Bare))
+    with pytest.raises(ConfigError, match=r"cannot search text \(no such module: fts5\).*Use a Python that has it"):
+        written(source, made_up(3))
+    assert not source.exists()
 
 
 # --- what is said of features -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def made(tmp_path: Path, indexes: Indexes) -> Iterator[tuple[Browser, Place, dict[str, Any]]]:
+def made(tmp_path: Path) -> Iterator[tuple[Browser, Place, dict[str, Any]]]:
     """A run with a made-up table; what needs its coder would fail."""
     table = made_up(60, 3)
-    written(tmp_path / "runs" / "r" / "features.json.gz", table)
+    written(tmp_path / "runs" / "r" / Run.features, table)
     caches, worker = Caches(), Worker()
-    browser = Browser(caches.feature, indexes, Dictionaries(caches.inference, worker), tmp_path / "own")
+    browser = Browser(caches.feature, Dictionaries(caches.inference, worker), tmp_path / "own")
     yield browser, Place("r", tmp_path / "runs" / "r"), table
     worker.close()
 
@@ -344,10 +276,10 @@ def test_explanations_and_notes_are_read_as_they_come(made: tuple[Browser, Place
     ids = [f["id"] for f in table["features"]]
 
     def found(q: str, scope: str) -> list[int]:
-        return sorted(row["id"] for row in browser.rows(place, Asked(Wanted(q, scope)))["rows"])
+        return sorted(row["id"] for row in browser.rows(place, Window(Search(q, scope)))["rows"])
 
     def label(feature: int) -> str | None:
-        return next(r["label"] for r in browser.rows(place, Asked(limit=1000))["rows"] if r["id"] == feature)
+        return next(r["label"] for r in browser.rows(place, Window(limit=1000))["rows"] if r["id"] == feature)
 
     assert found("opens", "explained") == found("opens", "any") == [] and label(ids[0]) is None
     explain(place.path, ids[0], "Opens a list")
@@ -372,15 +304,15 @@ def test_explanations_and_notes_are_read_as_they_come(made: tuple[Browser, Place
     with (place.path / EXPLANATIONS).open("a") as handle:
         handle.write("damaged\n\n")
     with pytest.raises(DataError, match=rf"{EXPLANATIONS}, line 5"):
-        browser.rows(place, Asked())
+        browser.rows(place, Window())
 
 
 def test_windows_of_a_list_are_its_parts(made: tuple[Browser, Place, dict[str, Any]]) -> None:
     browser, place, table = made
     for text in ("", "a"):
-        whole = browser.rows(place, Asked(Wanted(text), "density", True, 0, 1000))
+        whole = browser.rows(place, Window(Search(text), "density", True, 0, 1000))
         assert whole["total"] == len(whole["rows"]) and whole["all"] == len(table["features"])
-        parts = [browser.rows(place, Asked(Wanted(text), "density", True, at, 7))["rows"] for at in range(0, 70, 7)]
+        parts = [browser.rows(place, Window(Search(text), "density", True, at, 7))["rows"] for at in range(0, 70, 7)]
         assert [row for part in parts for row in part] == whole["rows"]
     by_id = {f["id"]: f for f in table["features"]}
     for row in whole["rows"]:
@@ -394,7 +326,7 @@ def test_of_a_run_that_was_tried_again_the_kept_attempt_is_shown(tmp_path: Path)
         (folder / "config.json").write_text("{}")
     Attempts(tuple(Attempt(f"attempt-{i}", "attempt-0" * i) for i in range(2)), "attempt-1").write(Run(run))
     assert Place("r", run).folder == run / "attempt-1" and Place("r", run).features is None
-    written(run / "attempt-1" / "features.json.gz", made_up(3))
+    written(run / "attempt-1" / Run.features, made_up(3))
     assert Place("r", run).features == Place("r/attempt-1", run / "attempt-1").features is not None
     assert Place("@r", run, True).folder is None
 
@@ -425,9 +357,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 def test_lists_and_features_of_a_run(client: TestClient) -> None:
-    table = json.loads(gzip.decompress((client.folder / "runs" / RUN / "features.json.gz").read_bytes()))
+    table = read_features(client.folder / "runs" / RUN)
     list_ = client.get(f"/api/features/{RUN}", params={"q": "self", "scope": "any", "limit": 1000}).json()
-    assert sorted(row["id"] for row in list_["rows"]) == scanned(table, "self", "any") and list_["preparing"] is None
+    assert sorted(row["id"] for row in list_["rows"]) == scanned(table, "self", "any")
     assert list_["total"] == len(list_["rows"]) > 0 and list_["all"] == 256 and list_["has_examples"]
     some = list_["rows"][0]["id"]
     told = client.get(f"/api/feature/{RUN}", params={"id": some}).json()
@@ -501,7 +433,7 @@ def test_no_note_is_written_where_no_feature_is(client: TestClient) -> None:
         assert client.put(f"/api/notes/{name}", json={"id": 1, "label": "x"}).status_code == 404, name
     assert list(run.rglob("*notes*")) == [path for path in run.rglob("*notes*") if path.parent == run]
     bare = Path(shutil.copytree(run, run.with_name("bare")))
-    (bare / "features.json.gz").unlink()
+    (bare / Run.features).unlink()
     assert client.put("/api/notes/bare", json={"id": 256, "label": "x"}).status_code == 404
     assert client.put("/api/notes/bare", json={"id": 255, "label": "x"}).status_code == 200
 
@@ -509,46 +441,41 @@ def test_no_note_is_written_where_no_feature_is(client: TestClient) -> None:
 def test_a_damaged_report_is_named(client: TestClient) -> None:
     runs = client.folder / "runs"
     shutil.copytree(runs / RUN, runs / "damaged")
-    path = runs / "damaged" / "features.json.gz"
+    path = runs / "damaged" / Run.features
     path.write_bytes(path.read_bytes()[:-5])
     for _ in range(2):
         answer = client.get("/api/features/damaged")
-        assert answer.status_code == 422 and "features.json.gz is damaged" in answer.json()["error"]
+        assert answer.status_code == 422 and "features.sqlite is damaged" in answer.json()["error"]
 
 
 @pytest.mark.soak
-def test_a_hundred_thousand_features_take_little_memory_and_time(tmp_path: Path) -> None:
+def test_a_hundred_thousand_features_take_little_memory_and_time(source: Path) -> None:
     table = made_up(1000, 1)
-    source = tmp_path / "features.json.gz"
-    with gzip.open(source, "wt", compresslevel=1) as out:
-        out.write('{"features":[')
-        for n in range(100_000):
-            out.write(("," if n else "") + json.dumps(table["features"][n % 1000] | {"id": n}))
-        out.write('],"vocab":' + json.dumps(table["vocab"]) + "}")
-    # Its own memory: what a child's resources say counts this process, of which it was a fork.
-    program = (
-        "import sys; from saejax.serve.features.index import main; main(sys.argv[1:]); "
-        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
-    )
-    words = [sys.executable, "-c", program, str(source), str(tmp_path / "index")]
-    said = subprocess.run(words, env=one_device(), check=True, capture_output=True, text=True).stdout
-    assert int(said) < 150 * 1024  # KB
-    index = FeatureTable(source, tmp_path / "index")
+    features = (table["features"][n % 1000] | {"id": n} for n in range(100_000))
+    before = peak_memory()
+    written(source, table | {"features": features})
+    assert peak_memory() - before < 150 << 20
     for work in (
-        lambda: index.matching(Wanted("self"), np.zeros(0, np.int64)),
-        lambda: index.matching(Wanted("nowhere"), np.zeros(0, np.int64)),
-        lambda: index.order("token", True),
-        lambda: index.feature(99_999),
+        lambda table: table.matching(Search("self")),
+        lambda table: table.matching(Search("nowhere")),
+        lambda table: table.matching(Search(), (), "token", True),
+        lambda table: table.feature(99_999),
+        lambda table: table.rows(range(1000)),
     ):
-        work()
         begun = time.perf_counter()
-        work()
-        assert time.perf_counter() - begun < 0.1
+        with FeatureTable(source) as opened:
+            work(opened)
+        assert time.perf_counter() - begun < 1.0
+
+
+def peak_memory() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
 
 
 def test_a_note_of_one_process_is_seen_by_another(made: tuple[Browser, Place, dict[str, Any]]) -> None:
     browser, place, table = made
     feature = table["features"][0]["id"]
-    assert browser.said(place, None).notes == {}
+    assert browser.remarks(place).notes == {}
     save_note(place.path, feature, "by another server", "")
-    assert browser.said(place, None).label(feature) == "by another server"
+    assert browser.remarks(place).label(feature) == "by another server"

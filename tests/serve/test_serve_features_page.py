@@ -6,7 +6,6 @@ examples stands beside it, in a folder of its own.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
@@ -14,11 +13,15 @@ import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny.browser import CHROMIUM
 from tiny.cdp import Tab, chromium
 from tiny.served import RUN, Served, copied, served
+
+from saejax.report.feature_table import read_features, write_features
+from saejax.runs import Run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on the path")
 
@@ -29,21 +32,21 @@ TYPED = "def main(self):\n    return the\n"
 
 
 def spoilt(run: Path) -> int:
-    """Puts strangers' text into every kind of string of features.json.gz; returns the feature that has it all."""
-    path = run / "features.json.gz"
-    table = json.loads(gzip.decompress(path.read_bytes()))
+    """Puts strangers' text into every kind of string of features.sqlite; returns the feature that has it all."""
+    table = read_features(run)
     feature = max(table["features"], key=lambda one: len(one["examples"]))
     example = feature["examples"][0]
     table["vocab"][example["tokens"][example["peak"]]] = HOSTILE
     example["document"] = HOSTILE
     feature["top_logits"][0][0] = HOSTILE
-    path.write_bytes(gzip.compress(json.dumps(table).encode()))
+    write_features(run / Run.features, table, {})
     said = {
         "feature": feature["id"],
         "text": HOSTILE,
         "by": HOSTILE,
         "scores": {"detection": 0.5},
         "step": table["step"],
+        "sha256": table["sha256"],
     }
     (run / "explanations.jsonl").write_text(json.dumps(said) + "\n")
     return int(feature["id"])
@@ -54,11 +57,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, int
     """(the server, the feature that has strangers' text in all its strings)."""
     folder = copied(tmp_path_factory)
     shutil.copytree(folder / "runs" / RUN, folder / "runs" / BARE)
-    (folder / "runs" / BARE / "features.json.gz").unlink()
+    (folder / "runs" / BARE / Run.features).unlink()
     feature = spoilt(folder / "runs" / RUN)
     with served(folder) as server:
-        while server.get(f"/api/features/{RUN}?limit=1")["preparing"] is not None:
-            time.sleep(0.05)
         yield server, feature
 
 
@@ -398,31 +399,28 @@ def many_features(path: Path) -> None:
         logits = [[f"tok{(kind + i) % 50}", 1.5 - i / 10] for i in range(10)]
         histogram = {"edges": [float(i) for i in range(21)], "counts": list(range(20, 0, -1))}
         body = {"mean": 1.5, "histogram": histogram, "top_logits": logits, "bottom_logits": logits}
-        passages = {"examples": [example] * 6, "quantiles": []}
-        bodies.append(json.dumps(body | passages)[1:])
+        bodies.append(body | {"examples": [example] * 6, "quantiles": []})
+
+    def feature(number: int) -> dict[str, Any]:
+        dead = number % 10 == 0
+        activity = {"density": 0.0 if dead else (1 + number % 977) * 1e-5, "max": 0.0 if dead else 10.5}
+        return {"id": number} | activity | bodies[number % 64]
+
     head = {"hook_point": "blocks.1.resid_post", "model": "demo", "d_sae": MANY, "n_tokens": 10**8, "step": 40}
-    with gzip.open(path, "wt", compresslevel=1) as file:
-        file.write(json.dumps(head)[:-1] + ', "features": [')
-        for i in range(MANY):
-            dead = i % 10 == 0
-            sparse = {"id": i, "density": 0.0 if dead else (1 + i % 977) * 1e-5, "max": 0.0 if dead else 10.5}
-            file.write((", " if i else "") + json.dumps(sparse)[:-1] + ", " + bodies[i % 64])
-        file.write('], "vocab": ' + json.dumps([f"tok{i}" for i in range(50)]) + "}")
+    write_features(path, {**head, "features": map(feature, range(MANY)), "vocab": [f"tok{i}" for i in range(50)]}, {})
 
 
 @pytest.mark.soak
 def test_a_hundred_thousand_features_stay_fluid(tmp_path_factory: pytest.TempPathFactory, browser: Tab) -> None:
     """First paint under 1 s, a feature under 100 ms, a list that is dragged about loses no frame worth seeing."""
     folder = copied(tmp_path_factory, "many")
-    many_features(folder / "runs" / RUN / "features.json.gz")
+    many_features(folder / "runs" / RUN / Run.features)
     browser.size(1280, 900)
     with served(folder) as server:
         begun = time.monotonic()
         browser.open(f"{server.url.rstrip('/')}/#/features/{RUN}")
-        browser.until("document.querySelector('progress')")
-        assert "Preparing the features" in browser.text(".count")
         browser.until("document.querySelector('.row .id')", 600)
-        indexed = time.monotonic() - begun
+        shown = time.monotonic() - begun
         opened(browser, server)
         painted, listed = browser.run(
             "return [performance.getEntriesByName('first-contentful-paint')[0].startTime, performance.now()];"
@@ -450,7 +448,7 @@ def test_a_hundred_thousand_features_stay_fluid(tmp_path_factory: pytest.TempPat
                       "!document.querySelector('.count').textContent.startsWith('90,000 of')")  # fmt: skip
     middle, slow = [len(anew) // 2, round(0.95 * (len(anew) - 1))]
     print(
-        f"index {indexed:.1f} s; first paint {painted:.0f} ms, list and feature {listed:.0f} ms; a feature out of "
+        f"rows after {shown:.1f} s; first paint {painted:.0f} ms, list and feature {listed:.0f} ms; a feature out of "
         f"{MANY:,}: median {anew[middle]:.0f} ms, p95 {anew[slow]:.0f} ms; the next: median {steps[middle]:.0f} ms, "
         f"p95 {steps[slow]:.0f} ms; dragged list: frames of {frames[len(frames) // 2]:.1f} ms, worst {frames[-1]:.0f} "
         f"ms, rows {filled:.2f} s after it stops"

@@ -46,7 +46,7 @@ def rewritten(path: Path, change: dict[str, object]) -> None:
 
 
 def without_evaluation(run: Path) -> None:
-    for name in ("eval.json", "features.json.gz", "report.html", "report.json"):
+    for name in ("eval.json", "features.sqlite", "report.html", "report.json"):
         (run / name).unlink(missing_ok=True)
 
 

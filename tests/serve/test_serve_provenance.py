@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from fastapi.testclient import TestClient
 from tiny.served import RUN, copied
 
 from saejax.lm import load_lm
+from saejax.report.feature_table import read_features
+from saejax.runs import Run
 from saejax.serve.application import application
 from saejax.serve.features.provenance import _that_reads
 from saejax.serve.features.shards import Passage, passages_at
@@ -38,7 +39,7 @@ def client(folder: Path) -> Iterator[TestClient]:
 
 
 def features_of(run: Path) -> dict[str, Any]:
-    return json.loads(gzip.decompress((run / "features.json.gz").read_bytes()))
+    return read_features(run)
 
 
 def asked(client: TestClient, name: str = RUN, status: int = 200, **query: Any) -> Any:
@@ -105,24 +106,6 @@ def test_examples_are_rows_of_the_store(client: TestClient, folder: Path) -> Non
     assert client.get("/api/cache/stats").json()["provenance"]["hits"] >= stats["hits"] + 2
 
 
-def test_reports_of_earlier_versions_are_told_by_the_document_s_name(client: TestClient, folder: Path) -> None:
-    run = a_copy(folder, "earlier")
-    table = features_of(run)
-    live = next(f for f in table["features"] if f["examples"])
-    want = asked(client, feature=live["id"])["example"]
-    for feature in table["features"]:
-        for example in (*feature["examples"], *(e for part in feature["quantiles"] for e in part["examples"])):
-            del example["index"]
-    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
-    told = asked(client, "earlier", feature=live["id"])
-    assert told["example"] == want and "found by its name" in " ".join(told["why"])
-    live["examples"][0]["document"] = "nowhere.py"
-    (run / "features.json.gz").write_bytes(gzip.compress(json.dumps(table).encode()))
-    told = asked(client, "earlier", feature=live["id"])
-    assert told["example"]["document_index"] is None and told["example"]["row"] is None
-    assert "Make the report again" in " ".join(told["why"]) and "0 held-out documents" in " ".join(told["why"])
-
-
 def changed_config(run: Path, change: Any) -> None:
     path = run / "config.json"
     config = json.loads(path.read_text())
@@ -173,7 +156,7 @@ def test_dead_features_and_numbers_that_are_not_there(client: TestClient, folder
     live = next(f for f in table["features"] if f["examples"])
     asked(client, status=404, feature=live["id"], example=len(live["examples"]))
     asked(client, status=404, feature=100_000)
-    (a_copy(folder, "unreported") / "features.json.gz").unlink()
+    (a_copy(folder, "unreported") / Run.features).unlink()
     assert "no report" in asked(client, "unreported", feature=1)["why"][0]
 
 

@@ -1,12 +1,17 @@
-"""Made-up features.json.gz, and what a search should find in them, by a plain scan."""
+"""Made-up features.sqlite, and what a search should find in them, by a plain scan."""
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import json
 import random
+import sqlite3
+import zlib
 from pathlib import Path
 from typing import Any
+
+from saejax.report import feature_table
+from saejax.report.feature_table import write_features
 
 WORDS = ["a", "B", " the", "Straße", "\n", " ", "ÉTÉ", "</script>", "日本", "x1", "·", "\ud83d", "İ", ".", "self", "\0"]
 
@@ -50,12 +55,26 @@ def made_up(count: int, seed: int = 0, quantiles: bool = True) -> dict[str, Any]
     return {**head, "features": features, "vocab": vocab, "step": 7}
 
 
-def written(path: Path, table: dict[str, Any], **how: Any) -> Path:
+def written(path: Path, table: dict[str, Any]) -> Path:
     """The table as a file, as a report writes it."""
-    how = {"ensure_ascii": True, "separators": (",", ":")} | how
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(json.dumps(table, **how).encode(), 6, mtime=0))
+    write_features(path, table, {})
     return path
+
+
+def edited(path: Path, query: str, *values: Any) -> Path:
+    """A features.sqlite after a statement of SQL."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(query, values)
+    return path
+
+
+def with_feature(path: Path, feature: dict[str, Any], number: int) -> Path:
+    """A features.sqlite with another JSON of a feature, by someone who makes the file's own digest fit."""
+    edited(path, "UPDATE pages SET feature = ? WHERE id = ?", zlib.compress(json.dumps(feature).encode()), number)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        digest = feature_table._digest(connection)
+    return edited(path, "UPDATE about SET value = ? WHERE key = 'content'", json.dumps(digest))
 
 
 def texts_of(table: dict[str, Any], feature: dict[str, Any]) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 capture -> stores/<store>/{train,heldout}
 train   -> runs/<name>/{config.json, environment.json, provenance.json, metrics.jsonl, checkpoints}
 evaluate-> runs/<name>/eval.json
-report  -> runs/<name>/{features.json.gz, report.html}
+report  -> runs/<name>/{features.sqlite, report.html}
 both, of dictionaries from anywhere -> runs/<name>/evaluated/
 """
 

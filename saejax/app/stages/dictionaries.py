@@ -1,6 +1,6 @@
 """Dictionaries from anywhere, on the experiment's model and held-out text: eval.json of each, and all in one table.
 
-runs/<name>/evaluated/<dictionary>/{eval.json, documents.npz, features.json.gz, report.html}, and beside them
+runs/<name>/evaluated/<dictionary>/{eval.json, documents.npz, features.sqlite, report.html}, and beside them
 table.{md,png,html}
 """
 

@@ -1,8 +1,6 @@
 """The stage that people look at: feature examples and report.html."""
 
-import gzip
 import hashlib
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,10 @@ from saejax.app import console
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.workspace import Workspace
 from saejax.core.config import to_json
-from saejax.core.files import read_json, write_json, writing
+from saejax.core.files import read_json, write_json
 from saejax.parallel import refuse_many
 from saejax.report import render
+from saejax.report.feature_table import FeatureTable, write_features
 from saejax.runs import Run
 from saejax.runs.made import differing
 from saejax.runs.provenance import record_provenance
@@ -48,38 +47,34 @@ def run_report(work: Workspace, redo: bool = False) -> Path:
     return write_page(e.run_dir, of | {"report": to_json(e.report)}, collect, redo)
 
 
-def write_page(folder: Path, wanted: dict[str, Any], collect: Callable[[], dict[str, Any]], redo: bool) -> Path:
-    """features.json.gz of what `collect` gives, and report.html, in the folder of an evaluation.
+def write_page(folder: Path, made_from: dict[str, Any], collect: Callable[[], dict[str, Any]], redo: bool) -> Path:
+    """features.sqlite of what `collect` gives, and report.html, in the folder of an evaluation.
 
-    What is there is made again where it was made from something other than `wanted`, or shows other files.
+    What is there is made again where it was made from something else, or shows other files.
     """
-    features, page, record = Run(folder).features, Run(folder).page, Run(folder).report
-    old = read_json(record) if record.is_file() and not redo else {}
-    before = old.get("features")
-    if not features.is_file() or not before or differing(before, wanted):
-        _write_features(features, collect())
-        old = {}
+    features = Run(folder).features
+    if redo or not features.is_file() or differing(_features_made_from(features), made_from):
+        write_features(features, collect(), made_from)
+        redo = True
+    return show_again(folder, redo)
+
+
+def show_again(folder: Path, redo: bool = False) -> Path:
+    """Write report.html anew where a file that it shows has changed; its features stay as they are."""
+    page, record = Run(folder).page, Run(folder).report
     shown = _hash_files(folder / name for name in _SHOWN)
-    if page.is_file() and old.get("shown") == shown:
+    if not redo and page.is_file() and record.is_file() and read_json(record).get("shown") == shown:
         console.say(f"report: already done, {page}")
         return page
     page = render(folder)
-    write_json(record, {"features": wanted, "shown": shown})
+    write_json(record, {"shown": shown})
     console.say(f"report: {page}")
     return page
 
 
-def show_again(folder: Path) -> Path:
-    """Write report.html anew where a file that it shows has changed; its features stay as they are."""
-    return write_page(folder, read_json(Run(folder).report)["features"], dict, redo=False)
-
-
-def _write_features(path: Path, content: dict[str, Any]) -> None:
-    raw = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-    temporary = path.with_name(f".{path.name}.tmp")
-    with writing(path):
-        temporary.write_bytes(gzip.compress(raw, 6, mtime=0))
-        temporary.replace(path)
+def _features_made_from(path: Path) -> dict[str, Any]:
+    with FeatureTable(path) as table:
+        return table.made_from
 
 
 def _hash_files(paths: Iterable[Path]) -> str:

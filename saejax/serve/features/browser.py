@@ -1,20 +1,18 @@
-"""What the list of features and the page of one feature show: the table, with what was said and noted since."""
+"""Lists and pages of features: the report's table, with what models and people said of it since."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from saejax.core.files import Stamp, finite, stamp
-from saejax.report.explanations import EXPLANATIONS, read_explanations, with_explanations
+from saejax.report.explanations import EXPLANATIONS, explanations_of
+from saejax.report.feature_table import FeatureTable, Search
 from saejax.serve.caches import Cache
-from saejax.serve.features.building import Indexes, Preparing
 from saejax.serve.features.coders import Dictionaries, Place
 from saejax.serve.features.notes import EVALUATION, NOTES, Note, read_notes, save_note
-from saejax.serve.features.table import FeatureTable, Wanted
 from saejax.serve.problems import Problem
 from saejax.trained import TrainedCoder
 
@@ -23,18 +21,22 @@ V = TypeVar("V")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One window of a search: `limit` rows from `offset` on, by one of table.SORTS."""
+class Window:
+    """`limit` rows of a search from `offset` on, by one of `feature_table.SORTS`."""
 
-    wanted: Wanted = dataclasses.field(default_factory=Wanted)
+    search: Search = dataclasses.field(default_factory=Search)
     sort: str = "id"
     down: bool = False
     offset: int = 0
     limit: int = 200
 
+    def of(self, features: Any) -> Any:
+        """The part of all features of the search that lies in the window."""
+        return features[self.offset : self.offset + min(self.limit, MOST_ROWS)]
+
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class Remarks:
     """What models and people said of features: {feature: explanations, the newest first}, {feature: note}.
 
     `version` is another one when a word of it is.
@@ -48,20 +50,17 @@ class Said:
         """The note's label, else the newest explanation."""
         if (note := self.notes.get(feature)) and note["label"]:
             return str(note["label"])
-        return str(said[0]["text"]) if (said := self.explanations.get(feature)) else None
+        return str(texts[0]["text"]) if (texts := self.explanations.get(feature)) else None
 
-    def matching(self, wanted: Wanted) -> list[int]:
+    def matching(self, search: Search) -> list[int]:
         """Features of whose explanations, label or note the text is a part, as far as the scope covers these."""
-        text, found = wanted.searched, set()
-        if not text or wanted.scope not in ("any", "explained", "label"):
+        word, scope = search.word, search.scope
+        if not word or scope not in ("any", "explained", "label"):
             return []
-        for feature, note in self.notes.items():
-            texts = [note["label"]] if wanted.scope == "label" else [note["label"], note["note"]]
-            if any(text in one.lower() for one in texts):
-                found.add(feature)
-        if wanted.scope != "label":
-            found |= {f for f, said in self.explanations.items() if any(text in one["text"].lower() for one in said)}
-        return sorted(found)
+        texts = {f: [note["label"], *([note["note"]] if scope != "label" else [])] for f, note in self.notes.items()}
+        for feature, explanations in self.explanations.items() if scope != "label" else ():
+            texts.setdefault(feature, []).extend(row["text"] for row in explanations)
+        return sorted(feature for feature, lines in texts.items() if any(word in line.lower() for line in lines))
 
 
 class Browser:
@@ -69,193 +68,147 @@ class Browser:
 
     Args:
         cache: of features.
-        indexes: of features.json.gz.
         dictionaries: for those that have no report.
         own: the server's folder, for notes of foreign dictionaries.
     """
 
-    def __init__(self, cache: Cache, indexes: Indexes, dictionaries: Dictionaries, own: Path):
-        self._cache, self._indexes, self._dictionaries, self._own = cache, indexes, dictionaries, own
+    def __init__(self, cache: Cache, dictionaries: Dictionaries, own: Path):
+        self._cache, self._dictionaries, self._own = cache, dictionaries, own
 
-    def table(self, place: Place) -> FeatureTable | Preparing | None:
-        """The table of a dictionary's report, or how far its index is; None without a report.
+    def remarks(self, place: Place, head: dict[str, Any] | None = None) -> Remarks:
+        """The remarks on a dictionary's features.
 
-        Raises:
-            DataError: the report's file is damaged.
-        """
-        return None if place.features is None else self._indexes.table(place.features)
-
-    def said(self, place: Place, table: FeatureTable | None) -> Said:
-        """What was said of a dictionary's features.
+        Args:
+            head: of the report's table, which explanations must be about.
 
         Raises:
             DataError: a damaged line of explanations.jsonl or notes.jsonl.
         """
-        about = {} if table is None else {key: table.head[key] for key in ("step", "sha256") if key in table.head}
+        of = {key: value for key, value in (head or {}).items() if key in ("step", "sha256")}
         explanations: dict[int, list[dict[str, Any]]] = {}
         version: Stamp | None = None
         if (folder := place.folder) is not None:
             path = folder / EXPLANATIONS
             version = stamp(path)
-            explanations = self._kept(
-                ("explanations", str(path), version, json.dumps(about, sort_keys=True)),
-                path,
-                lambda: _explained(folder, about),
-            )
-        notes_folder = self.notes_folder(place)
-        noted = stamp(notes_folder / NOTES), stamp(notes_folder / EVALUATION)
-        notes = self._kept(("notes", str(notes_folder), noted), notes_folder / NOTES, lambda: read_notes(notes_folder))
-        return Said(explanations, notes, (version, noted))
+            key = ("explanations", str(path), version, json.dumps(of, sort_keys=True))
+            explanations = self._cached(key, path, lambda: explanations_of(folder, of))
+        at = self.notes_folder(place)
+        noted = stamp(at / NOTES), stamp(at / EVALUATION)
+        notes = self._cached(("notes", str(at), noted), at / NOTES, lambda: read_notes(at))
+        return Remarks(explanations, notes, (version, noted))
 
     def notes_folder(self, place: Place) -> Path:
-        """Where the notes of a dictionary lie: beside its report, or in the server's own folder."""
+        """The folder with the notes of a dictionary: that of its report, or one of the server's own."""
         return self._own / "notes" / place.name if place.folder is None else place.folder
 
     def note(self, place: Place, feature: int, label: str, note: str) -> Note:
         """Save a note of a feature.
 
         Raises:
-            Problem: 404: the dictionary has no such feature; 503: its index is being made.
+            Problem: 404: the dictionary has no such feature.
             ConfigError, BusyError, DataError: as `save_note`.
         """
-        table = self._ready(place)
-        if table is None:
-            there = feature < self._dictionaries.coder(place).n_latents
-        else:
-            there = table.row_of(feature) is not None
-        if not there:
+        with _opened(place) as table:
+            known = table.has(feature) if table else feature < self._dictionaries.coder(place).n_latents
+        if not known:
             raise _no_feature(place, feature)
         return save_note(self.notes_folder(place), feature, label, note)
 
-    def rows(self, place: Place, asked: Asked) -> dict[str, Any]:
-        """A window of the list: {total, all, dead, offset, has_examples, preparing, rows}.
+    def rows(self, place: Place, window: Window) -> dict[str, Any]:
+        """A window of the list: {total, all, dead, offset, has_examples, rows}.
 
         Raises:
             DataError: a damaged file, or no dictionary there.
         """
-        table = self.table(place)
-        if isinstance(table, Preparing):
-            found: dict[str, Any] = {"total": 0, "all": 0, "dead": 0, "has_examples": True, "rows": []}
-            return found | {"offset": asked.offset, "preparing": dataclasses.asdict(table)}
-        said = self.said(place, table)
-        if table is None:
-            return self._rows_without(self._dictionaries.coder(place), asked, said)
-        order = self._order(table, asked, said)
-        window = order[asked.offset : asked.offset + min(asked.limit, MOST_ROWS)].tolist()
-        rows = [
-            {
-                "id": (feature := int(table.ids[row])),
-                "density": float(table.density[row]),
-                "max": float(table.strongest[row]),
-                "token": table.top(row),
-                "label": said.label(feature),
-            }
-            for row in window
-        ]
-        counts = {"total": len(order), "all": len(table), "dead": table.dead, "offset": asked.offset}
-        return counts | {"has_examples": True, "preparing": None, "rows": rows}
+        with _opened(place) as table:
+            if table is None:
+                return self._rows_without(self._dictionaries.coder(place), window, self.remarks(place))
+            remarks = self.remarks(place, table.head)
+            order = self._order(table, window, remarks)
+            shown = table.rows(window.of(order))
+            rows = [shown[feature] | {"label": remarks.label(feature)} for feature in window.of(order)]
+            counts = {"total": len(order), "all": table.count, "dead": table.dead, "offset": window.offset}
+        return counts | {"has_examples": True, "rows": rows}
 
     def feature(self, place: Place, number: int) -> dict[str, Any] | None:
         """{vocab, feature, note, hook_point, model, layer} of one feature; None without a report.
 
         Raises:
-            Problem: 404: there is no such feature; 503: the index is being made.
+            Problem: 404: there is no such feature.
             DataError: a damaged file.
         """
-        table = self._ready(place)
-        if table is None:
-            return None
-        row = table.row_of(number)
-        if row is None:
-            raise _no_feature(place, number)
-        said = self.said(place, table)
-        vocab, feature = self._feature(table, row)
-        if number in said.explanations:
-            feature = feature | {"explanations": said.explanations[number]}
+        with _opened(place) as table:
+            if table is None:
+                return None
+            if not table.has(number):
+                raise _no_feature(place, number)
+            remarks = self.remarks(place, table.head)
+            vocab, feature = self._feature(table, number)
+            head = table.head
+        if number in remarks.explanations:
+            feature = feature | {"explanations": remarks.explanations[number]}
         return {
             "vocab": vocab,
             "feature": feature,
-            "note": said.notes.get(number),
-            "hook_point": table.head.get("hook_point", ""),
-            "model": table.head.get("model", ""),
+            "note": remarks.notes.get(number),
+            "hook_point": head.get("hook_point", ""),
+            "model": head.get("model", ""),
             "layer": feature.get("layer"),
         }
 
     def marks(self, place: Place, features: list[int]) -> list[dict[str, Any]]:
         """{token, label, density} of each feature, null where it is not known."""
-        table = self.table(place)
-        own = table if isinstance(table, FeatureTable) else None
-        said = self.said(place, own)
-        rows = [None if own is None else own.row_of(feature) for feature in features]
+        with _opened(place) as table:
+            rows = table.rows(features) if table else {}
+            remarks = self.remarks(place, table.head if table else None)
         return [
-            {
-                "token": None if own is None or row is None else own.top(row),
-                "label": said.label(feature),
-                "density": None if own is None or row is None else float(own.density[row]),
-            }
-            for feature, row in zip(features, rows, strict=True)
+            {key: rows.get(feature, {}).get(key) for key in ("token", "density")} | {"label": remarks.label(feature)}
+            for feature in features
         ]
 
-    def _ready(self, place: Place) -> FeatureTable | None:
-        """As `table`, once its index is made. Raises Problem, 503, before."""
-        table = self.table(place)
-        if isinstance(table, Preparing):
-            raise Problem(503, f"The features of {place.name} are being prepared. Ask again in a while.")
-        return table
+    def _feature(self, table: FeatureTable, number: int) -> tuple[list[str], dict[str, Any]]:
+        """As `FeatureTable.feature`, for JSON, cached."""
 
-    def _feature(self, table: FeatureTable, row: int) -> tuple[list[str], dict[str, Any]]:
-        """As `FeatureTable.feature`, for JSON, kept."""
+        def make() -> bytes:
+            return json.dumps(finite(table.feature(number))).encode()
 
-        def make() -> tuple[bytes]:
-            return (json.dumps(finite(table.feature(row))).encode(),)
-
-        raw = self._cache.get(("feature", table.key, row), make, lambda one: len(one[0]) + 200)[0]
+        raw = self._cache.get(("feature", table.version, number), make, lambda raw: len(raw) + 200)
         vocab, feature = json.loads(raw)
         return vocab, feature
 
-    def _order(self, table: FeatureTable, asked: Asked, said: Said) -> np.ndarray:
-        """The rows that are wanted in their order, int32."""
+    def _order(self, table: FeatureTable, window: Window, remarks: Remarks) -> list[int]:
+        """All features of a search in their order."""
+        search = window.search
 
-        def make() -> np.ndarray:
-            order = table.order(asked.sort, asked.down)
-            matching = table.matching(asked.wanted, table.rows_of(said.matching(asked.wanted)))
-            found: np.ndarray = order[matching[order]]
-            return found
+        def make() -> list[int]:
+            return table.matching(search, remarks.matching(search), window.sort, window.down)
 
-        version = said.version if asked.wanted.searched else ()
-        key = ("order", table.key, asked.wanted, asked.sort, asked.down, version)
-        return self._cache.get(key, make, lambda order: order.nbytes + 500)
+        version = remarks.version if search.word else ()
+        key = ("order", table.version, search, window.sort, window.down, version)
+        return self._cache.get(key, make, lambda order: 40 * len(order) + 500)
 
-    def _rows_without(self, sae: TrainedCoder, asked: Asked, said: Said) -> dict[str, Any]:
+    def _rows_without(self, sae: TrainedCoder, window: Window, remarks: Remarks) -> dict[str, Any]:
         """The list of a dictionary that has no report: numbers and what was noted."""
-        wanted, count = asked.wanted, sae.n_latents
+        search, count = window.search, sae.n_latents
         numbers: Any = range(count)
-        if text := wanted.searched:
-            named = [int(n)] if (n := text.strip().removeprefix("#")).isdecimal() and len(n) < 19 else []
-            numbers = sorted(f for f in {*said.matching(wanted), *named} if f < count)
-        if asked.sort == "id" and asked.down:
+        if search.word:
+            named = {search.number} if search.number is not None else set()
+            numbers = sorted(f for f in {*remarks.matching(search), *named} if f < count)
+        if window.sort == "id" and window.down:
             numbers = numbers[::-1]
-        window = numbers[asked.offset : asked.offset + min(asked.limit, MOST_ROWS)]
-        rows = [{"id": f, "density": None, "max": None, "token": None, "label": said.label(f)} for f in window]
-        counts = {"total": len(numbers), "all": count, "dead": 0, "offset": asked.offset}
-        return counts | {"has_examples": False, "preparing": None, "rows": rows}
+        unknown = dict.fromkeys(("density", "max", "token"))
+        rows = [{"id": f, **unknown, "label": remarks.label(f)} for f in window.of(numbers)]
+        counts = {"total": len(numbers), "all": count, "dead": 0, "offset": window.offset}
+        return counts | {"has_examples": False, "rows": rows}
 
-    def _kept(self, key: tuple[Any, ...], path: Path, make: Callable[[], V]) -> V:
-        return self._cache.get(key, make, lambda _: 2 * _size(path))
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, and some for what surrounds it; of one that is not there some."""
-    known = stamp(path)
-    return 200 + (known.size if known else 0)
+    def _cached(self, key: tuple[Any, ...], path: Path, make: Callable[[], V]) -> V:
+        known = stamp(path)
+        return self._cache.get(key, make, lambda _: 2 * (200 + (known.size if known else 0)))
 
 
-def _explained(folder: Path, about: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
-    """{feature: explanations} of a folder, of the checkpoint or dictionary that the table is about."""
-    rows = read_explanations(folder)
-    features = [{"id": feature} for feature in sorted({row["feature"] for row in rows})]
-    table = with_explanations(about | {"features": features}, rows)
-    return {one["id"]: one["explanations"] for one in table["features"] if "explanations" in one}
+def _opened(place: Place) -> contextlib.AbstractContextManager[FeatureTable | None]:
+    """The table of a dictionary's report, open for a while; None without a report."""
+    return contextlib.nullcontext() if place.features is None else FeatureTable(place.features)
 
 
 def _no_feature(place: Place, feature: int) -> Problem:

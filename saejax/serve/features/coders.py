@@ -47,7 +47,7 @@ class Place:
 
     @property
     def features(self) -> Path | None:
-        """Its features.json.gz, if there is one."""
+        """Its features.sqlite, if there is one."""
         path = Run(self.folder).features if self.folder is not None else None
         return path if path is not None and path.is_file() else None
 

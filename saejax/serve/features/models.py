@@ -111,15 +111,15 @@ class Models:
         key = ("logits", number, *place.state())
         top, bottom = self._cache.get(key, lambda: self._worker.run(work), lambda _: 4000)
         hook_points, model = self._dictionaries.described(place, sae)
-        grouped, said = len(sae.coder.topology.latent_shape) > 1, self._browser.said(place, None)
+        grouped, remarks = len(sae.coder.topology.latent_shape) > 1, self._browser.remarks(place)
         unknown = dict.fromkeys(("density", "max", "mean", "histogram"))
         feature = {"id": number, **unknown, "top_logits": top, "bottom_logits": bottom, "examples": [], "quantiles": []}
-        if number in said.explanations:
-            feature["explanations"] = said.explanations[number]
+        if number in remarks.explanations:
+            feature["explanations"] = remarks.explanations[number]
         return {
             "vocab": [],
             "feature": feature,
-            "note": said.notes.get(number),
+            "note": remarks.notes.get(number),
             "hook_point": hook_points,
             "model": model,
             "layer": number // sae.coder.topology.d_sae if grouped else None,

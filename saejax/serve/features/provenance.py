@@ -20,9 +20,6 @@ from saejax.serve.features.shards import Passage, passages_at
 from saejax.serve.problems import Problem
 from saejax.store.files import StoreFiles
 from saejax.store.reader import complete_manifest
-from saejax.text import open_source
-
-_MADE_AGAIN = "Make the report again to know it (saejax report --config=... --redo)."
 
 
 class Provenance:
@@ -150,9 +147,6 @@ def _traced(e: Experiment, path: Path, record: dict[str, Any], example: _Example
     """
     lm = record.get("lm", {})
     why: list[str] = []
-    if example.index is None:
-        index, why = _by_name(e, example.document)
-        example = dataclasses.replace(example, index=index)
     found: dict[str, Any] = {
         "document": example.document,
         "document_index": example.index,
@@ -171,20 +165,6 @@ def _traced(e: Experiment, path: Path, record: dict[str, Any], example: _Example
     except SaejaxError as error:
         place, said = {}, [f"The held-out store cannot be read: {error}"]
     return found | place, [*why, *said]
-
-
-def _by_name(e: Experiment, name: str) -> tuple[int | None, list[str]]:
-    """(the number of the held-out document of a name, why it is not known), for reports of earlier versions."""
-    before = f"The report is of an earlier version and does not say the document's number. {_MADE_AGAIN}"
-    if any(part.source != "stdlib" for part in e.text.parts):  # others may take minutes to read
-        return None, [before]
-    try:
-        found = [one.index for one in open_source(e.text).documents("heldout") if one.name == name]
-    except SaejaxError as error:
-        return None, [before, f"The text is not at hand either: {error}"]
-    if len(found) != 1:
-        return None, [f"{before} {len(found)} held-out documents have the name {name!r}."]
-    return found[0], ["The document's number was found by its name."]
 
 
 def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example) -> tuple[dict[str, Any], list[str]]:

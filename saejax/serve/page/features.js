@@ -9,7 +9,6 @@ const FEATURE_SCOPES = {
 };
 const FEATURE_TABS = {examples: "Examples", similar: "Similar", steer: "Steer", origin: "Where from"};
 const SEARCH_MS = 120;
-const PREPARING_MS = 500;
 const KEPT_FEATURES = 60;
 const KEPT_VIEWS = 3;
 const PHONE = "(max-width: 860px)";
@@ -190,7 +189,7 @@ class FeatureView {
     this.scrolled = 0;
     this.turns = 0;
     this.picks = 0;
-    this.timers = {poll: 0, ahead: 0};
+    this.timers = {ahead: 0};
     this.cache = new FeatureCache(dictionary);
     this.controls = new FeatureControls(() => this.refresh());
     this.list = new ServedList((row, place) => this.pick(place));
@@ -259,7 +258,6 @@ class FeatureView {
   // Asks for the rows anew. The old ones stay until the new ones are here.
   async refresh() {
     const turn = ++this.turns, asked = this.controls.parameters();
-    clearTimeout(this.timers.poll);
     const path = `/api/features/${inPath(this.dictionary)}?${asked}`;
     if (this.asking) this.asking.abort();
     const beginning = this.asking = new AbortController();
@@ -281,7 +279,6 @@ class FeatureView {
   }
 
   show(windows, answer) {
-    if (answer.preparing !== null) return this.wait(answer.preparing);
     this.controls.known(answer.has_examples);
     // Where no feature is known to be alive, hiding the others would leave nothing.
     if (answer.total === 0 && this.controls.live.checked && this.controls.query() === "" && (!answer.has_examples || answer.dead === answer.all)) {
@@ -299,14 +296,6 @@ class FeatureView {
     else if (this.pane.shown === null) this.choose(this.id ?? head.id, false);
     // Another order begins at its top; only the first list goes to the feature of the address.
     else if (before === undefined) this.seek(this.id);
-  }
-
-  // The rows are being prepared: how far, and the same question a little later.
-  wait({done, total}) {
-    this.count.className = "count";
-    this.count.replaceChildren(el("span", {}, `Preparing the features: ${integer(done)} of ${integer(total)}`),
-      el("progress", {max: Math.max(1, total), value: done, "aria-label": "Features prepared"}));
-    this.timers.poll = setTimeout(() => this.refresh(), PREPARING_MS);
   }
 
   // The row of a feature in sight, wherever it lies: in the order of ids its window can be found.

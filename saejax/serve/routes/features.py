@@ -13,14 +13,13 @@ from saejax.app.experiment import FOREIGN
 from saejax.app.steer import OPERATIONS
 from saejax.core.errors import ConfigError
 from saejax.core.files import finite
+from saejax.report.feature_table import Search
 from saejax.serve.caches import Caches
-from saejax.serve.features.browser import MOST_ROWS, Asked, Browser
-from saejax.serve.features.building import Indexes
+from saejax.serve.features.browser import MOST_ROWS, Browser, Window
 from saejax.serve.features.coders import Dictionaries, Place
 from saejax.serve.features.models import Models
 from saejax.serve.features.notes import read_notes
 from saejax.serve.features.provenance import Provenance
-from saejax.serve.features.table import Wanted
 from saejax.serve.problems import Problem
 from saejax.serve.runs import is_shown
 from saejax.serve.site import Site
@@ -76,9 +75,8 @@ class Services:
 
     def __init__(self, site: Site):
         self.site, self.caches, self.worker = site, Caches(), Worker()
-        self.indexes = Indexes(self.caches.feature)
         dictionaries = Dictionaries(self.caches.inference, self.worker)
-        self.browser = Browser(self.caches.feature, self.indexes, dictionaries, site.folders.own)
+        self.browser = Browser(self.caches.feature, dictionaries, site.folders.own)
         self.models = Models(self.browser, dictionaries)
         self.provenance = Provenance(self.caches.provenance, self.browser, dictionaries, site.folders.stores)
 
@@ -94,8 +92,7 @@ class Services:
         return Place(name, path, foreign)
 
     def close(self) -> None:
-        """End the threads and processes."""
-        self.indexes.close()
+        """End the threads."""
         self.worker.close()
 
 
@@ -134,8 +131,8 @@ def _about_features(routes: APIRouter, services: Services) -> None:
         offset: Annotated[int, Query(ge=0, le=_LARGEST_ID)] = 0,
         limit: Annotated[int, Query(ge=0, le=MOST_ROWS)] = 200,
     ) -> Response:
-        asked = Asked(Wanted(q, scope, low, high, live), sort, down, offset, limit)
-        return _answer({"dictionary": dictionary} | services.browser.rows(services.place(dictionary), asked))
+        window = Window(Search(q, scope, low, high, live), sort, down, offset, limit)
+        return _answer({"dictionary": dictionary} | services.browser.rows(services.place(dictionary), window))
 
     @routes.get("/api/feature/{dictionary:path}", summary="All that is known of one feature")
     def feature(dictionary: str, id: Annotated[int, Query(ge=0, le=_LARGEST_ID)]) -> Response:
