@@ -62,10 +62,10 @@ class Place:
     def state(self) -> tuple[object, ...]:
         """Another one when other parameters lie there."""
         at = self.path if self.folder is None else self.folder
-        if Run(at).exists:
-            folder = Run(at).checkpoints
+        folder = Run(at).checkpoints
+        if folder.is_dir():
             # A run of the same name may be trained anew: its steps are called as before.
-            steps = sorted((step.name, stamp(step)) for step in folder.iterdir()) if folder.is_dir() else []
+            steps = sorted((step.name, stamp(step)) for step in folder.iterdir())
             return (str(at), *steps, stamp(Run(at).evaluation))
         inside = sorted(one.name for one in at.iterdir() if one.is_file()) if at.is_dir() else []
         return (str(at), stamp(at), *((name, stamp(at / name)) for name in inside[:100]))
