@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny.covering import rest_in_soak
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
@@ -240,8 +242,13 @@ def test_what_changes_is_said() -> None:
 # --- more latents ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sparsity", SPARSITIES)
-@pytest.mark.parametrize("topology", ["crosscoder", "clt"])
+# Every sparsity in one of the two.
+GROWN = list(itertools.product(("crosscoder", "clt"), SPARSITIES))
+
+
+@pytest.mark.parametrize(
+    ("topology", "sparsity"), rest_in_soak(GROWN, zip(itertools.cycle(("crosscoder", "clt")), SPARSITIES, strict=False))
+)
 def test_new_latents_leave_the_old_ones_alone(topology: str, sparsity: str) -> None:
     sae = source(topology, sparsity)
     coder = coder_of(
