@@ -42,19 +42,16 @@ def _copy(to: Path) -> Path:
     return to
 
 
-def _place(mutant: Mutant, root: Path) -> Path:
-    """The one file below saejax/ with the mutant's text, there once."""
-    counts = {path: path.read_text(encoding="utf-8").count(mutant.old) for path in (root / "saejax").rglob("*.py")}
-    if sum(counts.values()) != 1:
-        raise SystemExit(f"{mutant.room}: {mutant.old!r} stands {sum(counts.values())} times in saejax/, not once")
-    return next(path for path, count in counts.items() if count)
+def _places(mutant: Mutant, root: Path) -> list[Path]:
+    """The files below saejax/ with the mutant's text, one as often as it stands there: one in all, if all is well."""
+    files = (root / "saejax").rglob("*.py")
+    return [path for path in files for _ in range(path.read_text(encoding="utf-8").count(mutant.old))]
 
 
-def _check(mutants: list[Mutant]) -> None:
-    for mutant in mutants:
-        _place(mutant, ROOT)
-        if missing := [name for name in mutant.tests if not (ROOT / "tests" / name).is_file()]:
-            raise SystemExit(f"{mutant.room}: no tests/{missing[0]}")
+def _problems(mutants: list[Mutant]) -> list[str]:
+    texts = [f"{m.room}: {m.old!r} stands {n} times in saejax/" for m in mutants if (n := len(_places(m, ROOT))) != 1]
+    files = {name for mutant in mutants for name in mutant.tests}
+    return texts + [f"no tests/{name}" for name in sorted(files) if not (ROOT / "tests" / name).is_file()]
 
 
 def _tests(root: Path, names: tuple[str, ...], selection: tuple[str, ...], limit_s: float) -> tuple[str, str]:
@@ -75,7 +72,7 @@ def _tests(root: Path, names: tuple[str, ...], selection: tuple[str, ...], limit
 
 
 def _run(mutant: Mutant, root: Path, limit_s: float) -> dict[str, object]:
-    path = _place(mutant, root)
+    (path,) = _places(mutant, root)
     text, began = path.read_text(encoding="utf-8"), time.monotonic()
     row: dict[str, object] = {"room": mutant.room, "old": mutant.old, "new": mutant.new}
     row["file"] = str(path.relative_to(root))
@@ -125,8 +122,8 @@ def main() -> None:
     told.output.parent.mkdir(parents=True, exist_ok=True)
     lines = told.output.read_text(encoding="utf-8").splitlines() if told.output.is_file() else []
     rows = [json.loads(line) for line in lines]
-    if not told.table:
-        _check(wanted)
+    if not told.table and (problems := _problems(wanted)):
+        raise SystemExit("\n".join(problems))
     if told.check or told.table:
         print(table(rows) if told.table else f"{len(wanted)} texts stand once in saejax/")
         return

@@ -205,7 +205,7 @@ MUTANTS = [
         "app",
         "app/test_explain app/test_commands app/test_sweep app/test_comparisons app/test_resolve app/test_given",
         ("if colon else start + 1", "if colon else start + 2"),
-        ('re.fullmatch(r"attempt-[1-9]\\d*", run.name)', 're.fullmatch(r"attempt-[0-9]", run.name)'),
+        ('re.compile(r"attempt-[1-9]\\d*")', 're.compile(r"attempt-[0-9]")'),
         ("min(c.target_l0_start * c.target_l0 / math.prod", "min(c.target_l0 / math.prod"),
     ),
     *_of(
