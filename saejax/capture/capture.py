@@ -126,7 +126,6 @@ class CaptureConfig(Settings, section="capture"):
         StoreLayout(self.shard_rows, self.chunk_rows)
 
     def layout(self, split: str) -> StoreLayout:
-        """Of the store of a split."""
         return StoreLayout(self.shard_rows, self.chunk_rows, self.dtype if split == "train" else StoreLayout.dtype)
 
     @property
@@ -252,8 +251,6 @@ def capture(
 
 
 class _Session(NamedTuple):
-    """The same for one part."""
-
     tokens: int
     seconds: float
     read: int

@@ -73,7 +73,6 @@ def wanted(config: Selection, packed: PackedRows) -> tuple[np.ndarray, dict[str,
 
 
 def last_of_document(packed: PackedRows, k: int) -> np.ndarray:
-    """Mask of the last k ordinary tokens of each document, bool [R, S]."""
     return (packed.to_end >= 0) & (packed.to_end < k)
 
 

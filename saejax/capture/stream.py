@@ -27,7 +27,7 @@ from saejax.capture.capture import CaptureConfig, check_context, check_selection
 from saejax.capture.hook_points import expand_hook_points
 from saejax.capture.selection import stored
 from saejax.core.errors import DataError
-from saejax.core.files import writing
+from saejax.core.files import write_bytes, writing
 from saejax.lm.forward import Model
 from saejax.store import Statistics
 from saejax.store.layout import BF16
@@ -132,7 +132,7 @@ class Journal:
             else:
                 self._starts[line["block"]] = Place(**line["place"])
         if torn:
-            _replace(self._path, lines)
+            write_bytes(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         if not lines:
             self._append({"settings": settings})
 
@@ -171,13 +171,6 @@ def _whole_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
         except ValueError:
             return lines, True
     return lines, False
-
-
-def _replace(path: Path, lines: list[dict[str, Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with writing(path):
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        temporary.replace(path)
 
 
 class ActivationStream:
@@ -228,11 +221,9 @@ class ActivationStream:
             return next(batches)
 
     def whole_batch_at(self, step: int) -> RowBlock:
-        """As `batch_at`: a stream has the rows of all processes, being the work of one."""
         return self.batch_at(step)
 
     def places(self, step: int) -> dict[str, np.ndarray]:
-        """Nothing: these activations lie in no store."""
         return {}
 
     def iterate(self, start_step: int = 0) -> Generator[RowBlock]:

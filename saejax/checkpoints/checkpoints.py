@@ -102,7 +102,6 @@ class Checkpoints:
         return self._steps.finished()
 
     def latest(self) -> int | None:
-        """The newest finished step, or None."""
         return self._steps.latest()
 
     def verify(self, step: int, names: Sequence[str] | None = None) -> list[str]:

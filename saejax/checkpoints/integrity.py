@@ -173,7 +173,6 @@ def _files_below(folder: Path) -> list[str]:
 
 
 def _top(name: str) -> str:
-    """First part of a relative path: the item's name for a file within an item."""
     return name.split("/", 1)[0]
 
 

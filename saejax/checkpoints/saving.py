@@ -84,14 +84,12 @@ class Saving:
         self.drop_writer()
 
     def drop_writer(self) -> None:
-        """Free Orbax's threads."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with contextlib.suppress(Exception):  # It failed before, and that error has been kept.
                 writer.close()
 
     def _join(self) -> bool:
-        """Wait for the thread; whether there was one."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()

@@ -25,7 +25,6 @@ class Steps:
     directory: Path
 
     def folder(self, step: int) -> Path:
-        """The folder of checkpoint `step`, there or not."""
         return self.directory / f"{step:09d}"
 
     def begun(self) -> list[int]:
@@ -39,7 +38,6 @@ class Steps:
         return [step for step in self.begun() if (self.folder(step) / integrity.INTEGRITY).is_file()]
 
     def latest(self) -> int | None:
-        """The newest finished step, or None."""
         return max(self.finished(), default=None)
 
     def problems(self, step: int, names: Sequence[str] | None = None) -> list[str]:

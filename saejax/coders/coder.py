@@ -42,7 +42,6 @@ class Coder:
     dead_after_tokens: int
 
     def init(self, key: jax.Array) -> Params:
-        """Fresh parameters, a plain dict of float32 arrays."""
         params = nn.meta.unbox(self.topology.init(key)["params"])
         shape = self.topology.latent_shape
         learned = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}

@@ -102,7 +102,6 @@ class CoderKeys(Settings, section="coder"):
         return self.dead_after_tokens or min(_DEAD_AT_MOST, by_share)
 
     def width(self, d_in: int) -> int:
-        """F for an input of width D."""
         return self.d_sae or self.expansion * d_in
 
 

@@ -134,7 +134,6 @@ class CrossLayerTranscoder(Topology):
 
     @nn.nowrap
     def decoder_norms(self, params: Params) -> jax.Array:
-        """Length of all that a latent writes, concatenated, [L, F]."""
         return jnp.stack([norms(rows, axis=1) for rows in self.decoder_rows(params)])
 
     @nn.nowrap

@@ -53,7 +53,6 @@ class LayerNormAutoencoder(Autoencoder):
 
     @nn.nowrap
     def written_by(self, params: Params, out_BR: jax.Array, x: jax.Array | None) -> jax.Array:
-        """std x (f W_dec), float32 [B, D]."""
         return _moments(x)[1] * super().written_by(params, out_BR, x)
 
     @nn.nowrap

@@ -34,7 +34,6 @@ class Ramp:
         return jnp.clip((jnp.asarray(step) + 1 - self.after) / self.over, 0.0, 1.0)
 
     def at(self, done: jax.Array) -> jax.Array:
-        """The number when so much of the way is done."""
         if not self.over:
             return jnp.float32(self.end)
         return jnp.float32(self.start) + jnp.float32(self.end - self.start) * done

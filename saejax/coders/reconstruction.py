@@ -34,7 +34,6 @@ class Mse(Term):
         return self.share(c, squared_error(c.y, y_hat))
 
     def share(self, c: Context, error: jax.Array) -> jax.Array:
-        """The measure of a squared error of the batch."""
         return error
 
 

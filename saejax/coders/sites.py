@@ -33,7 +33,6 @@ class Sites:
 
     @property
     def hook_points(self) -> tuple[str, ...]:
-        """Every hook point once."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
     def widths(self, d_in: int, d_out: int) -> dict[str, int]:

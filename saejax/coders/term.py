@@ -38,7 +38,6 @@ class Term(Generic[TermSettings]):
 
     @classmethod
     def key(cls) -> str:
-        """The key of its weight."""
         return next(iter(settings_of(cls.settings)))
 
     @classmethod

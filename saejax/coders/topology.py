@@ -73,12 +73,10 @@ class Topology(nn.Module):
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """Shape of one token's latents."""
         return (self.d_sae,)
 
     @property
     def latent_axes(self) -> tuple[str | None, ...]:
-        """Logical axes of `latent_shape`."""
         return ("latent",)
 
     def setup(self) -> None:
@@ -203,7 +201,6 @@ class Topology(nn.Module):
 
     @nn.nowrap
     def group(self, params: Params, g: int) -> tuple[Any, Params]:
-        """(topology, params) of the one group of latents: of itself."""
         return self, params
 
     @nn.nowrap
@@ -219,7 +216,6 @@ def less_centre(params: Params, x: jax.Array) -> jax.Array:
 
 
 def _encoder(params: Params) -> jax.Array:
-    """W_enc as [all that is read, F]."""
     return params["W_enc"].reshape(-1, params["W_enc"].shape[-1])
 
 

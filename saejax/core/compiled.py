@@ -109,13 +109,11 @@ def _is_whole(program: Path) -> bool:
 
 
 def _decompress_zstd(raw: bytes) -> bytes:
-    """As JAX compresses where it can."""
     zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard")
     return bytes(zstd.decompress(raw))
 
 
 def _programs(folder: Path) -> Iterator[Path]:
-    """The files that JAX calls <name of the program>-<key>-cache."""
     return (path for path in list(folder.glob("*-cache")) if path.is_file())
 
 

@@ -23,8 +23,6 @@ Section = TypeVar("Section")
 # Of what two words have in common, from here on one is taken for the other: plan is not what load was to be.
 _CLOSE = 0.6
 
-_LONGEST_VALUE = 200  # characters of a value in a message
-
 
 def nearest(name: str, names: Iterable[str], listed: bool = False) -> str:
     """`" Did you mean 'x'?"` for the closest of `names`; where none is close, or all are to be `listed`, their list."""
@@ -143,19 +141,19 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, hint):
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {_shortened(value)}; it must be a section with keys.")
+            raise ConfigError(f"{where} is {shortened(value)}; it must be a section with keys.")
         return from_config_dict(hint, value, where)
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         if isinstance(value, str) or not isinstance(value, Iterable):
-            raise ConfigError(f"{where} is {_shortened(value)}; it must be a list of {inner.__name__}.")
+            raise ConfigError(f"{where} is {shortened(value)}; it must be a list of {inner.__name__}.")
         return tuple(typed(inner, item, f"{where}[{i}]") for i, item in enumerate(value))
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(value, int) and abs(value) > sys.float_info.max:
             raise ConfigError(f"{where} is too large; it must be a finite number.")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{where} is {_shortened(value)} ({type(value).__name__}); it must be {hint.__name__}.")
+        raise ConfigError(f"{where} is {shortened(value)} ({type(value).__name__}); it must be {hint.__name__}.")
     return value
 
 
@@ -167,7 +165,7 @@ def _check_finite(value: Any, where: str) -> None:
         raise ConfigError(f"{where} is {value}; it must be a finite number.")
 
 
-def _shortened(value: Any) -> str:
+def shortened(value: Any, most: int = 200) -> str:
     """Its repr in one line, cut where it is long: a whole model may have been given."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -27,7 +27,6 @@ def resident_memory() -> int:
 
 
 def processors() -> int:
-    """CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux

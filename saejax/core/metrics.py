@@ -19,8 +19,6 @@ LARGEST_METRICS = 1 << 30
 
 
 class Writer(Protocol):
-    """Anything that takes rows of metrics."""
-
     def write(self, step: int, row: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...

@@ -77,7 +77,6 @@ _FOLDERS: tuple[tuple[Callable[[Path], bool], str], ...] = (
 
 
 def type_in_words(value: Any) -> str:
-    """Its type in words, as in a LanguageModel."""
     if value is None:
         return "None"
     name = "array" if hasattr(value, "dtype") and hasattr(value, "shape") else type(value).__name__

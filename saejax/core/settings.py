@@ -103,7 +103,6 @@ def section(kind: type, doc: str, **known: Any) -> Any:
 
 
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings of a section by name, in order."""
     return {field.name: field.metadata["setting"] for field in dataclasses.fields(cls)}
 
 
@@ -173,7 +172,6 @@ _HINTS: dict[type, dict[str, Any]] = {}
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """The types of a section's fields, found once."""
     if cls not in _HINTS:
         _HINTS[cls] = get_type_hints(cls)
     return _HINTS[cls]

@@ -111,7 +111,6 @@ class _Dead:
         return _largest_dead(-(-self.n // self.block))
 
     def at(self, i: jax.Array) -> jax.Array:
-        """Places of the latents of block i, [C]."""
         return jax.lax.dynamic_slice(self.at_P, (i * self.block,), (self.block,))
 
     def pre(self, i: jax.Array) -> jax.Array:
@@ -124,7 +123,6 @@ class _Dead:
         return jnp.where(at_1C < self.pre_BF.shape[1], pre_BC, 0)
 
     def of_rows(self, W_FR: jax.Array, i: jax.Array) -> jax.Array:
-        """Rows of block i, [C, R]."""
         return W_FR.at[self.at(i)].get(mode="clip")
 
     def chosen(
@@ -136,13 +134,11 @@ class _Dead:
         return jnp.where(chosen_BC, pre_BC, 0), chosen_BC
 
     def bits(self) -> jax.Array:
-        """Those of all pre-activations, [blocks, B, C]."""
         start = jnp.zeros((self.at_P.shape[0] // self.block, self.pre_BF.shape[0], self.block), jnp.int32)
         return jax.lax.fori_loop(0, self.n_blocks, lambda i, bits: bits.at[i].set(_ordered_bits(self.pre(i))), start)
 
 
 def _block_of(n_latents: int, block: int | None) -> int:
-    """C, for so many latents of a device."""
     return min(block or max(LEAST_BLOCK, n_latents // TURNS // LEAST_BLOCK * LEAST_BLOCK), n_latents)
 
 
@@ -157,7 +153,6 @@ def _pre_of(bits: jax.Array, i: jax.Array) -> jax.Array:
 
 
 def _chosen_dead(bits_BC: jax.Array, latent_C: jax.Array, least_B: jax.Array, stop_B: jax.Array) -> jax.Array:
-    """bool [B, C]"""
     tie_BC = (bits_BC == least_B[:, None]) & (latent_C[None] < stop_B[:, None])
     return (bits_BC > 0) & ((bits_BC > least_B[:, None]) | tie_BC)
 

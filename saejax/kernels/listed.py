@@ -226,7 +226,6 @@ class _Own:
         self.by_latent = ordered(self._key(self.latents, n_latents), n_groups * n_latents, width)
 
     def of_group(self, group: int) -> Rows:
-        """The sums of a group's pairs."""
         return self.by_row.part(group, self.n_sums)
 
     def of_latent(self, group: int) -> Rows:

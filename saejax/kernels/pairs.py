@@ -48,7 +48,6 @@ class Rows(NamedTuple):
     keys: jax.Array
 
     def part(self, i: int, n: int) -> "Rows":
-        """The i-th n rows."""
         keys = self.keys - i * n
         keys = jnp.where((keys >= 0) & (keys < n), keys, n)
         return Rows(self.places, self.start[i * n : (i + 1) * n], self.sizes[i * n : (i + 1) * n], keys)

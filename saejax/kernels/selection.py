@@ -218,7 +218,6 @@ def _mask(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
 
 
 def _mask_from(bits: jax.Array, kth: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
-    """The same where the k-th largest pattern is known."""
     above, ties = bits > kth, (bits == kth) & (bits > 0)
     room = k - shards.over_all(_total(above).astype(jnp.int32))  # fewer than k are above
     too_many = _reaches(ties, room + 1, shards)

@@ -35,15 +35,12 @@ class Shards:
 
     @property
     def n_along_latents(self) -> int:
-        """Devices that the latents are split over."""
         return self.mesh.shape[self.latents] if self.mesh else 1
 
     def over_rows(self, value: jax.Array) -> jax.Array:
-        """Sum over the devices that hold other tokens."""
         return jax.lax.psum(value, self.rows) if self.rows else value
 
     def over_latents(self, value: jax.Array) -> jax.Array:
-        """Sum over the devices that hold other latents."""
         return jax.lax.psum(value, self.latents) if self.latents else value
 
     def over_all(self, value: jax.Array) -> jax.Array:

@@ -32,7 +32,6 @@ class Process:
 
     @property
     def first(self) -> bool:
-        """True for the one that writes what is written once."""
         return self.rank == 0
 
     def share(self, parts: int) -> range:
@@ -157,14 +156,12 @@ def from_first(process: Process, decide: Callable[[], int]) -> int:
 
 
 def any_of(process: Process, true_here: bool) -> bool:
-    """True if it is true in any of the processes."""
     if process.world == 1:
         return true_here
     return bool(np.any(multihost_utils.process_allgather(np.asarray([true_here]))))
 
 
 def together() -> Process:
-    """The rank of this process among the joined ones; alone if none are joined."""
     return Process(jax.process_index(), jax.process_count())
 
 

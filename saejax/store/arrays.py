@@ -68,18 +68,15 @@ class ArrayRows:
         self.fingerprint = _digest({name: [kinds_of[name], *looked[name][1]] for name in looked})
 
     def only(self, names: Sequence[str]) -> "ArrayRows":
-        """The same rows of these hook points alone."""
         narrower = copy.copy(self)
         narrower._arrays = {name: self._arrays[name] for name in names}
         narrower.hook_points = {name: self.hook_points[name] for name in names}
         return narrower
 
     def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
-        """Several row ranges of one array."""
         return (self._arrays[name][low:high].astype(self.dtype, copy=False) for low, high in pieces)
 
     def rows(self, start: int, stop: int) -> Block:
-        """Rows [start, stop) of every array."""
         return {name: array[start:stop].astype(self.dtype, copy=False) for name, array in self._arrays.items()}
 
 
@@ -173,13 +170,11 @@ class IteratedBatches:
         )
 
     def whole_batch_at(self, step: int) -> Block:
-        """The first batch; an iterator cannot be asked for another."""
         if step:
             raise ConfigError(f"step={step}: of an iterator only the first batch can be asked for.")
         return self._first
 
     def places(self, step: int) -> dict[str, np.ndarray]:
-        """Nothing: these activations lie in no store."""
         return {}
 
     def _taken(self, wait: deque[Block]) -> Block:

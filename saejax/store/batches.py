@@ -82,17 +82,11 @@ class RowSource(Protocol):
     layout: StoreLayout
     dtype: np.dtype
 
-    def only(self, names: Sequence[str]) -> "RowSource":
-        """The same rows of these hook points alone."""
-        ...
+    def only(self, names: Sequence[str]) -> "RowSource": ...
 
-    def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
-        """Several row ranges of one hook point."""
-        ...
+    def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]: ...
 
-    def rows(self, start: int, stop: int) -> _Block:
-        """Rows [start, stop) of every hook point."""
-        ...
+    def rows(self, start: int, stop: int) -> _Block: ...
 
 
 class Batches:
@@ -325,7 +319,6 @@ def _chunks(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks:
 def _window_streams(
     share: int, shares: int, found: Neighbours, chunk_rows: int, block_chunks: int, seed: int
 ) -> WindowBlocks:
-    """The same of windows."""
     shards, block_rows = range(share, len(found.counts), shares), -(-block_chunks * chunk_rows // shares)
     return WindowBlocks(found, shards, block_rows, _share_key(share, shares, seed), chunk_rows)
 

@@ -26,9 +26,7 @@ class Blocks(Protocol):
         """The block's first row in the stream."""
         ...
 
-    def size(self, key: Key) -> int:
-        """Its rows."""
-        ...
+    def size(self, key: Key) -> int: ...
 
     def after(self, key: Key, n: int) -> Key:
         """The n-th block behind it."""

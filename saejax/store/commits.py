@@ -40,7 +40,6 @@ class Commit:
 
 
 def commit_key(index: int) -> str:
-    """The commit's file, relative to the store."""
     return f"commits/{index:06d}.json"
 
 
@@ -144,7 +143,6 @@ def _part_state(files: StoreFiles, header: Header, part: int, present: set[str])
 
 
 def shard_remedy(files: StoreFiles, shard: int) -> str:
-    """The remedy for a damaged shard."""
     return (
         f"Delete {files.name(commit_key(shard))} and run the command that made the store again: "
         "it rewrites this shard and those after it."

@@ -1,8 +1,8 @@
 """Lines for a terminal that describe a store: complete or not, whole or damaged."""
 
 import os
-from typing import Any
 
+from saejax.core.config import shortened
 from saejax.store.commits import part_states
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Manifest, flatten
@@ -33,7 +33,7 @@ def describe(path: str | os.PathLike[str]) -> list[str]:
     lines.append(f"  numbers: {layout.dtype}{', one scale a row' * (layout.dtype == 'int8')}")
     for name, width in header.hook_points.items():
         lines.append(f"  hook point {name}: width {width}{_moments(manifest, name)}")
-    lines += [f"  {key}: {_shortened_repr(value)}" for key, value in flatten(header.identity).items()]
+    lines += [f"  {key}: {shortened(value, _LONGEST_LINE)}" for key, value in flatten(header.identity).items()]
     lines += [f"  counted {name}: {count:,}" for name, count in (manifest.counters or {}).items()]
     return lines
 
@@ -68,9 +68,3 @@ def _moments(manifest: Manifest, name: str) -> str:
         f", mean norm {s.mean_norm:.6g}, root mean square norm {s.mean_squared_norm**0.5:.6g}, "
         f"norm of the mean {norm_of_mean:.6g}, total variance {s.total_variance:.6g}"
     )
-
-
-def _shortened_repr(value: Any) -> str:
-    # repr, because an identity may come from anywhere: no control character reaches the terminal.
-    text = repr(value)
-    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 3]}..."

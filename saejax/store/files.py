@@ -82,7 +82,6 @@ class StoreFiles:
 
     @property
     def kv(self) -> Any:
-        """The key-value store of tensorstore, for writes that depend on what is there."""
         return self._kv
 
     def trouble(self, error: Exception) -> str:
@@ -93,11 +92,9 @@ class StoreFiles:
         return f"{cause[0]}. {cause[1]}" if cause else plain(str(error))
 
     def name(self, key: str) -> str:
-        """The file `key` as messages call it."""
         return f"{self.url}/{key}"
 
     def kvstore(self, folder: str) -> dict[str, Any]:
-        """The tensorstore spec of a folder under the root."""
         spec: dict[str, Any] = (self._kv / f"{folder}/").spec().to_json()
         return spec
 

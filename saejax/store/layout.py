@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import tensorstore as ts
 
+from saejax.core.config import shortened
 from saejax.core.errors import ConfigError, DataError
 from saejax.store.files import StoreFiles, canonical_json
 
@@ -79,15 +80,12 @@ class ArrayKind:
 
     @property
     def folder(self) -> str:
-        """Its folder under the store's root."""
         return f"arrays/{self.name}"
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        """[rows, d] or [rows]."""
         return (rows,) if self.width is None else (rows, self.width)
 
     def shard_key(self, shard: int) -> str:
-        """File of a shard, relative to the array's folder."""
         return f"c/{shard}" if self.width is None else f"c/{shard}/0"
 
 
@@ -125,7 +123,6 @@ def check_hook_points(hook_points: dict[str, int], layout: StoreLayout) -> None:
 
 
 def scale_of(hook_point: str) -> str:
-    """The array with the scales of a hook point that is stored as int8."""
     return f"{hook_point}.scale"
 
 
@@ -192,7 +189,8 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
         keys = sorted(set(stored) | set(wanted))
         differing = [k for k in keys if k not in stored or k not in wanted or stored[k] != wanted[k]]
         detail = "; ".join(
-            f"{k}: file says {_cut(stored.get(k))}, the manifest implies {_cut(wanted.get(k))}" for k in differing
+            f"{k}: file says {shortened(stored.get(k))}, the manifest implies {shortened(wanted.get(k))}"
+            for k in differing
         )
     except (ValueError, RecursionError, TypeError, AttributeError):
         detail = "it is no JSON object"
@@ -200,11 +198,6 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
     raise DataError(
         f"Store {files.url}: the zarr.json of array {kind.name!r} does not fit the manifest ({detail}). {remedy}"
     )
-
-
-def _cut(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 def open_array(files: StoreFiles, kind: ArrayKind, rows: int, layout: StoreLayout) -> Any:

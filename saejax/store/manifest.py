@@ -37,7 +37,6 @@ class Header:
 
     @property
     def arrays(self) -> tuple[ArrayKind, ...]:
-        """Every array of the store."""
         return arrays_of(self.hook_points, self.layout.dtype)
 
     def shards_of(self, part: int) -> range:
@@ -106,7 +105,6 @@ class Manifest:
 
     @property
     def row_order(self) -> RowOrder:
-        """The order of the rows of a complete store."""
         return RowOrder(self.header.layout.shard_rows, [rows for rows, _ in self.shards])
 
     @property

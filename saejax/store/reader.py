@@ -112,7 +112,6 @@ class QuantizedReader:
         self._values, self._scales = values, scales
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop)."""
         return expanded(self._values.rows(start, stop), self._scales.rows(start, stop))
 
     def pieces(self, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:

@@ -139,7 +139,6 @@ class StoreWriter:
 
     @property
     def rows(self) -> int:
-        """Rows of this part accepted so far, committed or not."""
         return self._rows
 
     @property

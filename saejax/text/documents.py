@@ -67,7 +67,6 @@ class Source:
 
 
 def hash_fraction(group: str) -> float:
-    """A number in [0, 1) that depends on the group alone."""
     return _hash(group) / 2**64
 
 

@@ -78,7 +78,6 @@ class Packer:
 
     @classmethod
     def of(cls, source: Source, tokenizer: Tokenizer, text: TextConfig) -> "Packer":
-        """The packer that a configuration describes."""
         return cls(source, tokenizer, text.context_length, text.prepend_bos, text.packed)
 
     def __post_init__(self) -> None:

@@ -81,7 +81,6 @@ def _left_out(others: Sequence[Path]) -> str:
 
 
 def shown(path: Path) -> str:
-    """The path as a message shows it, in one line."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 

@@ -150,7 +150,6 @@ class Tokenizer:
 
     @property
     def bos(self) -> list[int]:
-        """The bos token, or nothing where the model has none."""
         return [] if self.bos_id is None else [self.bos_id]
 
     def encode_behind_bos(self, texts: list[str]) -> list[list[int]]:
@@ -162,7 +161,6 @@ class Tokenizer:
         return [ids[1:] if ids and ids[0] == bos else ids for ids in self.encode_many(texts)]
 
     def has_bos(self, text: str) -> bool:
-        """True if a text begins with the bos token."""
         return self.encode_behind_bos([text]) != self.encode_many([text])
 
     def encode(self, text: str) -> list[int]:
