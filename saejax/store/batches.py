@@ -68,6 +68,8 @@ class BatchSource(Protocol):
 class RowSource(Protocol):
     """Rows that can be read by number: a `StoreReader`, or `ArrayRows` in memory.
 
+    `only` keeps some hook points, `read_pieces` gives several row ranges of one, `rows` one range of all.
+
     Attributes:
         n_tokens: how many.
         hook_points, statistics, dtype: as in `BatchSource`.
