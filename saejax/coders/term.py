@@ -47,8 +47,13 @@ class Term(Generic[TermSettings]):
 
     @classmethod
     def build(cls, coefficient: Ramp, settings: TermSettings, at: At) -> Self:
-        """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
-        return cls(coefficient)
+        """The term with these settings, in which the preset's values are filled in: its fields are their keys.
+
+        Raises:
+            ConfigError: they do not fit.
+        """
+        fields = list(settings_of(cls.settings))[1:]
+        return cls(coefficient, *(getattr(settings, field) for field in fields))
 
     def __call__(self, c: Context) -> jax.Array:
         raise NotImplementedError

@@ -8,12 +8,10 @@ Flags, refusals, the comparison of runs, sweeps and the reference of all keys fo
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, get_type_hints
 
 from saejax.core.config import in_float32, nearest, typed
 from saejax.core.errors import ConfigError
-
-Value = TypeVar("Value")
 
 _LARGEST_INT = 2**31 - 1
 
@@ -104,12 +102,6 @@ def section(kind: type, doc: str, **known: Any) -> Any:
 
 def settings_of(cls: type) -> dict[str, Setting]:
     return {field.name: field.metadata["setting"] for field in dataclasses.fields(cls)}
-
-
-def resolved_value(value: Value | None) -> Value:
-    """The value of a key that a preset has filled in."""
-    assert value is not None, "the preset's values are missing: use CoderConfig.resolved()"
-    return value
 
 
 @dataclasses.dataclass(frozen=True)

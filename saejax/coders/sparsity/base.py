@@ -7,7 +7,7 @@ import jax
 
 from saejax.coders.latents import Latents, Params
 from saejax.coders.ramp import At
-from saejax.core.settings import Settings
+from saejax.core.settings import Settings, settings_of
 
 Keep = Callable[..., jax.Array]
 S = TypeVar("S", bound=Settings)
@@ -47,8 +47,12 @@ class Sparsity(Generic[S]):
 
     @classmethod
     def build(cls, settings: S, at: At) -> Self:
-        """From settings in which the preset's values are filled in. Raises ConfigError where they do not fit."""
-        return cls()
+        """The sparsity with these settings, in which the preset's values are filled in: its fields are their keys.
+
+        Raises:
+            ConfigError: they do not fit.
+        """
+        return cls(*(getattr(settings, field) for field in settings_of(cls.settings)))
 
     def for_loss(self, needs: frozenset[str]) -> "Sparsity":
         """The same selection in the form that a loss is quickest with, whose terms need `needs` of it."""

@@ -8,16 +8,15 @@ Straight-through estimators, rect(u) = 1 for |u| < 1/2:
 """
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from saejax.coders.latents import Latents, Params
 from saejax.coders.parts import register_sparsity
-from saejax.coders.ramp import At
 from saejax.coders.sparsity.base import Keep, Sparsity
-from saejax.core.settings import Settings, resolved_value, setting
+from saejax.core.settings import Settings, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +46,6 @@ class JumpRelu(Sparsity[JumpReluSettings]):
     settings: ClassVar[type[Settings]] = JumpReluSettings
     provides: ClassVar[frozenset[str]] = frozenset({"dense", "threshold"})
     like_latents: ClassVar[tuple[str, ...]] = ("threshold",)
-
-    @classmethod
-    def build(cls, settings: JumpReluSettings, at: At) -> Self:
-        start, width = resolved_value(settings.threshold_init), resolved_value(settings.bandwidth)
-        return cls(start, width, settings.l0_through_input)
 
     def __call__(self, pre: jax.Array, keep: Keep, params: Params, step: jax.Array | int) -> Latents:
         theta, move = self._theta(pre, params)

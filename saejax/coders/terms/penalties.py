@@ -115,10 +115,6 @@ class Tanh(Term[TanhSettings]):
     name: ClassVar[str] = "tanh"
     settings: ClassVar[type[Settings]] = TanhSettings
 
-    @classmethod
-    def build(cls, coefficient: Ramp, settings: TanhSettings, at: At) -> Self:
-        return cls(coefficient, settings.tanh_scale)
-
     def __call__(self, c: Context) -> jax.Array:
         return per_token(jnp.tanh(self.scale * _weighted(c)))
 
@@ -213,10 +209,6 @@ class FiringFrequency(Term[FrequencySettings]):
     needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
     settings: ClassVar[type[Settings]] = FrequencySettings
 
-    @classmethod
-    def build(cls, coefficient: Ramp, settings: FrequencySettings, at: At) -> Self:
-        return cls(coefficient, settings.frequency_scale)
-
     def __call__(self, c: Context) -> jax.Array:
         return jnp.square(mean_token(_fires(c))).sum() / self.scale
 
@@ -240,10 +232,6 @@ class PreActivation(Term[PreActivationSettings]):
     name: ClassVar[str] = "pre_activation"
     needs: ClassVar[frozenset[str]] = frozenset({"threshold"})
     settings: ClassVar[type[Settings]] = PreActivationSettings
-
-    @classmethod
-    def build(cls, coefficient: Ramp, settings: PreActivationSettings, at: At) -> Self:
-        return cls(coefficient, settings.pre_activation_dead_only)
 
     def __call__(self, c: Context) -> jax.Array:
         norms = c.topology.decoder_norms(c.params)[None]
