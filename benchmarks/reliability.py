@@ -33,7 +33,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 import saejax.app.stages  # noqa: F401 - imported once, for all who are forked
-from saejax.app.loading import load
+from saejax.app.load import load
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, CoderConfig, Sites, build
 from saejax.core.errors import EXIT_PREEMPTED

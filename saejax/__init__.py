@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saejax.app.array_training import train
-    from saejax.app.loading import load
+    from saejax.app.load import load
     from saejax.coders import register_sparsity, register_term
     from saejax.experiment import default_config
     from saejax.lm import load_lm
@@ -28,8 +28,8 @@ __all__ = [
 
 _HOME = {
     "train": "saejax.app.array_training",
-    "load": "saejax.app.loading",
-    "TrainedCoder": "saejax.app.loading",  # with the formats that it is saved in
+    "load": "saejax.app.load",
+    "TrainedCoder": "saejax.app.load",  # with the formats that it is saved in
     "load_lm": "saejax.lm",
     "default_config": "saejax.experiment",
     "register_sparsity": "saejax.coders",

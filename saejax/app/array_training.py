@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from saejax.app.console import keep_quiet, say
 from saejax.app.experiment import Experiment
-from saejax.app.loading import from_items, l0_in_training, load
+from saejax.app.load import from_items, l0_in_training, load
 from saejax.app.training_folders import RunFolder
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig
 from saejax.core.config import from_config_dict, nearest, plain, to_json, typed

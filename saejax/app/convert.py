@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from saejax.app.dictionaries import distinct
-from saejax.app.loaded import refuse_several_models
-from saejax.app.loading import load
+from saejax.app.load import load
+from saejax.app.run_coders import refuse_several_models
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS, format_table, found
 from saejax.runs import Run

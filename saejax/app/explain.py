@@ -19,7 +19,7 @@ from saejax.analysis.passages import FeaturePassages, feature_passages, peaks_of
 from saejax.analysis.scan import Scan
 from saejax.analysis.scoring import KINDS, batches, judge_request, judge_wording, score
 from saejax.app import console
-from saejax.app.evaluated import agree, coder_of
+from saejax.app.run_coders import coder_at, verify_made_from
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.stages.report import run_report, show_again
 from saejax.app.workspace import Workspace
@@ -68,7 +68,7 @@ def run_explain(
     e = work.experiment
     refuse_many(e.parallel, "saejax explain")
     alone = e.run.is_dictionary
-    sae = coder_of(e.run_dir) if alone else finished_run(e)
+    sae = coder_at(e.run_dir) if alone else finished_run(e)
     prompt = wording(*(judge_wording() if judged else ()))
     # What decides the passages, and so whether a row answers the same question.
     settings = {"step": sae.step, "prompt": prompt, "examples": examples, "judged": judged}
@@ -82,7 +82,7 @@ def run_explain(
     failed = 0
     if left:
         named = sae.at(work.lm)
-        agree(work)
+        verify_made_from(work)
         scan = scan_latents(named, work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
         explainer = ChatExplainer(endpoint, endpoint.model)
         shape = examples, judged, e.report.before, e.report.after

@@ -10,9 +10,8 @@ from typing import Any
 
 from saejax.analysis import scan_latents
 from saejax.app import console
-from saejax.app.evaluated import agree, coder_of, experiment_of
 from saejax.app.experiment import Experiment
-from saejax.app.loaded import refuse_several_models
+from saejax.app.run_coders import coder_at, experiment_of, refuse_several_models, verify_made_from
 from saejax.app.workspace import Workspace
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
@@ -58,7 +57,7 @@ class _Run:
     @classmethod
     def of(cls, folder: Path, step: int | str | None) -> "_Run":
         e = experiment_of(folder)
-        return cls(e.run_dir, e, coder_of(e.run_dir, step))
+        return cls(e.run_dir, e, coder_at(e.run_dir, step))
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -127,7 +126,7 @@ def _to_neuronpedia(runs: Sequence[_Run], folder: Path, out: Path, flags: Mappin
 def _to_delphi(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     (run,) = runs
     e, work = run.experiment, Workspace(run.experiment)
-    agree(work)
+    verify_made_from(work)
     text = (work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
     scan = scan_latents(run.sae.at(work.lm), *text)
     rows = int((scan.segments >= 0).any(1).sum())  # those of padding are the last ones

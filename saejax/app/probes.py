@@ -16,7 +16,7 @@ import numpy as np
 
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
-from saejax.app.evaluated import coder_of
+from saejax.app.run_coders import coder_at
 from saejax.app.stages.evaluate import finished_run
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError, SaejaxError
@@ -98,7 +98,7 @@ def run_probes(work: Workspace, wanted: Asked, words: list[str] | None = None, r
     contents = {name: read(path).sha256 for name, path in wanted.files.items()}
     for name, folder in folders.items():
         try:
-            sae = finished_run(e).at(work.lm) if words is None else coder_of(folder)
+            sae = finished_run(e).at(work.lm) if words is None else coder_at(folder)
             content = _probed(work, name, folder, sae, wanted, contents, tasks, redo)
         except SaejaxError as error:
             if len(folders) == 1:

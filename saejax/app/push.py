@@ -10,7 +10,7 @@ from typing import Any
 
 from saejax.app.convert import compared, refuse
 from saejax.app.hub import HubPlace, hub_place, is_file
-from saejax.app.loading import load
+from saejax.app.load import load
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.hub import ask, be_patient, unreachable
 from saejax.interop import FORMATS

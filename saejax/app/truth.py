@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from saejax.app.console import say
 from saejax.app.dictionaries import dictionaries
 from saejax.app.experiment import Experiment
-from saejax.app.loading import load
+from saejax.app.load import load
 from saejax.app.training_folders import RunFolder
 from saejax.coders import TOPOLOGIES, Coder
 from saejax.core.config import to_json

@@ -39,8 +39,8 @@ class Explain(Command, takes="either"):
 
     def run(self, line: Line) -> int:
         from saejax.analysis.endpoint import Endpoint
-        from saejax.app.evaluated import experiment_of
         from saejax.app.explain import run_explain
+        from saejax.app.run_coders import experiment_of
         from saejax.app.workspace import Workspace
 
         if len(line.words) != (1 if line.config is None else 0):

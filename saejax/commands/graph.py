@@ -33,7 +33,7 @@ class Graph(Command, takes="words"):
         from saejax.app.console import say
         from saejax.app.dictionaries import dictionaries
         from saejax.app.graph import RowsDone, ablations, slug_of, tables_of, write_pages
-        from saejax.app.loaded import with_model
+        from saejax.app.run_coders import with_model
         from saejax.attribution import AttributionConfig, attribute
         from saejax.attribution.build import decided_by
         from saejax.attribution.export import checked_slug

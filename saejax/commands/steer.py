@@ -33,7 +33,7 @@ class Steer(Command, takes="words", answers=True):
 
     def run(self, line: Line) -> None:
         from saejax.app.console import say
-        from saejax.app.loaded import with_model
+        from saejax.app.run_coders import with_model
         from saejax.app.steer import OPERATIONS, Operation, features, steer
         from saejax.interventions import Interventions
         from saejax.lm.generation import Sampling

@@ -15,7 +15,7 @@ import jax
 
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
-from saejax.app.loading import load
+from saejax.app.load import load
 from saejax.app.stages import run_pipeline
 from saejax.app.sweep.members import groups as programs
 from saejax.app.sweep.members import members

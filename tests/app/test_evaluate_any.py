@@ -18,9 +18,9 @@ from tiny.endpoint import stand_in
 import saejax
 from saejax.analysis.endpoint import Endpoint
 from saejax.app.dictionaries import dictionaries
-from saejax.app.evaluated import experiment_of
 from saejax.app.experiment import Experiment
 from saejax.app.explain import run_explain
+from saejax.app.run_coders import experiment_of
 from saejax.app.stages import run_capture, run_dictionaries, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.coders import TOPOLOGIES

@@ -21,9 +21,9 @@ from tiny.endpoint import StandIn, completion, material, play, reply, stand_in
 import saejax.app.explain
 from saejax.analysis import Scan, scan_latents
 from saejax.analysis.endpoint import Endpoint, EndpointError, EndpointRefusal
-from saejax.app.evaluated import experiment_of
 from saejax.app.explain import _numbers as numbers
 from saejax.app.explain import run_explain
+from saejax.app.run_coders import experiment_of
 from saejax.app.stages import run_capture, run_report, run_train
 from saejax.app.workspace import Workspace
 from saejax.commands.explain import Explain

@@ -77,7 +77,7 @@ def of_steering(text: str) -> Any:
 def of_graph(text: str) -> Any:
     run = functools.partial(run_command, "graph", ["runs/a", text])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("saejax.app.loaded.with_model", lambda *_: ([], LM))
+        patch.setattr("saejax.app.run_coders.with_model", lambda *_: ([], LM))
         patch.setattr("saejax.attribution.layers.at_model", lambda *_: [])
         _, _, tokens, config = until(build, "decided_by", run)
     return tokens, config.silent

@@ -15,8 +15,8 @@ import pytest
 from tiny import SMALLER, one_device, replaced, tiny_experiment
 
 import saejax
-from saejax.app.evaluated import experiment_of
 from saejax.app.experiment import Experiment
+from saejax.app.run_coders import experiment_of
 from saejax.app.stages import retries, run_evaluate, run_pipeline
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError

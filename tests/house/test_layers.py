@@ -222,8 +222,8 @@ def violations(root: Path) -> list[str]:
 # --- the checker on made-up trees ---------------------------------------------------------------------------
 
 GOOD = {
-    "saejax/__init__.py": "from saejax.app.loading import load\n",
-    "saejax/app/loading.py": "from saejax import checkpoints\nfrom saejax.app.stages import run\n",
+    "saejax/__init__.py": "from saejax.app.load import load\n",
+    "saejax.app.load.py": "from saejax import checkpoints\nfrom saejax.app.stages import run\n",
     "saejax/app/stages.py": "from saejax.evals.loss import config\nrun = config\n",
     "saejax/core/__init__.py": "",
     "saejax/core/errors.py": "class SaejaxError(Exception): ...\n",

@@ -13,9 +13,9 @@ import numpy as np
 from saejax.analysis import collect_features
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
-from saejax.app.evaluated import evaluated_on
 from saejax.app.experiment import to_run_json
-from saejax.app.loading import load
+from saejax.app.load import load
+from saejax.app.run_coders import evaluation_identity
 from saejax.app.stages.comparisons import comparisons
 from saejax.app.stages.evaluate import figures
 from saejax.app.stages.report import write_page
@@ -64,7 +64,7 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
         SaejaxError: of one dictionary alone: what is wrong with it.
     """
     refuse_many(work.experiment.parallel, "saejax evaluate --sae")
-    named, folder, on = dictionaries(words), work.experiment.run.evaluated, evaluated_on(work)
+    named, folder, on = dictionaries(words), work.experiment.run.evaluated, evaluation_identity(work)
     rows: dict[str, dict[str, Any]] = {}
     waiting: list[_Opened] = []
     saes: dict[str, TrainedCoder] = {}

@@ -4,7 +4,7 @@ from typing import Any
 
 from saejax.app import console
 from saejax.app.experiment import Experiment, refuse_other_run
-from saejax.app.loading import load_run
+from saejax.app.load import load_run
 from saejax.app.workspace import Workspace
 from saejax.coders import SPARSITIES
 from saejax.core.bootstrap import LEVEL

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from saejax.app.console import say
 from saejax.app.experiment import Experiment
-from saejax.app.loading import load
+from saejax.app.load import load
 from saejax.app.training_folders import RunFolder
 from saejax.app.workspace import Workspace, verify_stores
 from saejax.coders import Coder

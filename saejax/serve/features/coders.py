@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from saejax.app.loaded import coder_at, model_config
-from saejax.app.loading import load
+from saejax.app.load import load
+from saejax.app.run_coders import coder_at, model_config
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.core.files import stamp
 from saejax.interventions import Interventions
