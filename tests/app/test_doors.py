@@ -145,7 +145,7 @@ def test_nobody_else_builds_a_coder() -> None:
         for path in package.rglob("*.py")
         if re.search(r"from saejax\.coders(\.build)? import [^\n]*\bbuild\b", path.read_text())
     }
-    assert found == {"fit/trainable.py", "app/load.py", "app/reference.py", "coders/__init__.py"}
+    assert found == {"fit/trainable.py", "app/load.py", "commands/_reference.py", "coders/__init__.py"}
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_rows": 640}, {"into": "training"}])
