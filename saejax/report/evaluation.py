@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from saejax.runs.shape import Maybe, fault, histogram, is_number
+
 _FIGURES = ("fve", "loss_recovered", "l0")
 
 
 def failed_of(gates: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the gates by which an evaluation does not end well. Earlier versions knew no gate that was not measured
-    and yet did not fail."""
+    """Names of the gates by which an evaluation does not end well."""
     return [str(gate.get("name")) for gate in gates if not gate.get("ends_well", gate.get("passed"))]
 
 
@@ -20,42 +21,38 @@ def counted(gates: Sequence[Mapping[str, Any]]) -> str:
     return f"{passed} of {len(gates)}" + (f", {len(gates) - passed} not measured" if passed < len(gates) else "")
 
 
-def wrong_in(evaluation: dict[str, Any]) -> str | None:
-    """What is wrong with "intervals", "documents" and "breakdown" of eval.json; None where nothing is.
-
-    Earlier versions wrote none of them.
-    """
-    intervals, documents = evaluation.get("intervals") or {}, evaluation.get("documents") or {}
-    breakdown = evaluation.get("breakdown") or {}
-    if not all(isinstance(part, dict) for part in (intervals, documents, breakdown)):
-        return "'intervals', 'documents' or 'breakdown' is not an object"
-    if not all(map(_is_interval, intervals.values())):
-        return "an interval is not [low, high]"
-    if not all(_is_number(documents.get(key, 0)) for key in ("count", "resamples")):
-        return "'documents' holds something that is not a number"
-    if not isinstance(documents.get("note", ""), str):
-        return "the note of 'documents' is not text"
-    for name, part in breakdown.items():
-        if not isinstance(part, dict) or not _is_breakdown(part):
-            return f"the breakdown {name!r} does not have a value for each group"
-    return None
+def _interval(value: Any) -> str:
+    fits = value is None or (isinstance(value, list) and len(value) == 2 and all(map(is_number, value)))
+    return "" if fits else "is not [low, high]"
 
 
-def _is_breakdown(part: dict[str, Any]) -> bool:
-    groups = part.get("groups")
-    if not isinstance(groups, list) or not groups or not all(isinstance(group, str) for group in groups):
-        return False
-    lists = [part.get("tokens"), part.get("documents"), *(part[key] for key in _FIGURES if key in part)]
-    ends = [part.get(f"{key}_interval") for key in _FIGURES if key in part]
-    if not all(isinstance(values, list) and len(values) == len(groups) for values in (*lists, *ends)):
-        return False
-    numbers = all(value is None or _is_number(value) for values in lists for value in values or [])
-    return numbers and all(_is_interval(value) for values in ends for value in values or [])
+def _breakdown(part: Any) -> str:
+    """A value of each figure for each group."""
+    values = {"groups": [str], "tokens": [float], "documents": [float]}
+    values |= {key: Maybe([Maybe(float)], null=False) for key in _FIGURES}
+    values |= {f"{key}_interval": [_interval] for key in _FIGURES if isinstance(part, dict) and key in part}
+    lists = [] if fault(part, values) else [part[key] for key in values if key in part]
+    fits = lists and lists[0] and len({len(one) for one in lists}) == 1
+    return "" if fits else "does not have a value for each group"
 
 
-def _is_interval(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+_GATES = Maybe(
+    [{"name": str, "value": Maybe(float), "bar": Maybe(float), "comparison": str, "passed": object}], null=False
+)
+_NUMBERS = {...: Maybe(float)}
+# eval.json of a run or of a dictionary.
+EVALUATION = {
+    **dict.fromkeys(("step", "d_in", "d_sae", "k"), Maybe(float)),
+    "metrics": Maybe(_NUMBERS, null=False),
+    "gates": _GATES,
+    "warnings": _GATES,
+    "skipped_gates": Maybe(list),
+    "density": Maybe((histogram("log10_edges"), {"dead": Maybe(float), "n_tokens": Maybe(float)})),
+    **dict.fromkeys(
+        ("cosine", "coactivation"),
+        Maybe((histogram("edges"), {key: Maybe(float) for key in ("tokens", "latents", "rare")})),
+    ),
+    "intervals": Maybe({...: _interval}),
+    "documents": Maybe({"count": Maybe(float), "resamples": Maybe(float), "note": Maybe(str)}),
+    "breakdown": Maybe({...: _breakdown}),
+}

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import DataError
+from saejax.runs.shape import fault, histogram, is_number
 
 REDO = "saejax report --config=... --redo"
+
+_HISTOGRAM = histogram("edges")
 
 
 def damaged_table(path: Path, what: str) -> DataError:
@@ -24,25 +27,25 @@ def check_feature(path: Path, feature: Any, n_vocab: int) -> None:
         raise damaged_table(path, f"a feature has no whole-number id: {str(feature)[:80]}")
     name = f"feature {feature['id']}"
     for key in ("density", "max"):
-        if not _is_number(feature.get(key)):
+        if not is_number(feature.get(key)):
             raise damaged_table(path, f"{name} has no number {key!r}")
-    if "min" in feature and not _is_number(feature["min"]):
+    if "min" in feature and not is_number(feature["min"]):
         raise damaged_table(path, f"{name} has the min {feature['min']!r}, which is not a number")
-    if histogram := feature.get("histogram"):
-        _check_histogram(path, name, histogram)
+    if (bars := feature.get("histogram")) and (wrong := fault(bars, _HISTOGRAM, f"the {name} histogram")):
+        raise damaged_table(path, wrong)
     for key in ("top_logits", "bottom_logits", "examples", "quantiles"):
         if not isinstance(feature.get(key) or [], list):
             raise damaged_table(path, f"{name} {key} is not a list")
     for key in ("top_logits", "bottom_logits"):
         for pair in feature.get(key) or []:
-            if not isinstance(pair, list) or len(pair) != 2 or not _is_number(pair[1]):
+            if not isinstance(pair, list) or len(pair) != 2 or not is_number(pair[1]):
                 raise damaged_table(path, f"{name} {key} holds {str(pair)[:40]}, not [token, value]")
             if not isinstance(pair[0], str):
                 _check_tokens(path, name, pair[:1], n_vocab)
     for example in feature.get("examples") or []:
         _check_example(path, name, example, n_vocab)
     for part in feature.get("quantiles") or []:
-        if not isinstance(part, dict) or not all(_is_number(part.get(key)) for key in ("low", "high", "fraction")):
+        if not isinstance(part, dict) or not all(is_number(part.get(key)) for key in ("low", "high", "fraction")):
             what = f"{name} has a quantile without the numbers low, high and fraction: {str(part)[:80]}"
             raise damaged_table(path, what)
         if not isinstance(part.get("examples"), list):
@@ -58,7 +61,7 @@ def _check_example(path: Path, name: str, example: Any, n_vocab: int) -> None:
     peak = example.get("peak")
     if not isinstance(peak, int) or not 0 <= peak < len(tokens):
         raise damaged_table(path, f"an example of {name} has the peak {peak!r} of {len(tokens)} tokens")
-    if not all(map(_is_number, activations)):
+    if not all(map(is_number, activations)):
         raise damaged_table(path, f"an example of {name} has an activation that is not a number")
     _check_tokens(path, name, tokens, n_vocab)
 
@@ -67,15 +70,3 @@ def _check_tokens(path: Path, name: str, tokens: Iterable[Any], n_vocab: int) ->
     for token in tokens:
         if type(token) is not int or not 0 <= token < n_vocab:
             raise damaged_table(path, f"{name} uses the token {token!r}, outside the table of {n_vocab}")
-
-
-def _check_histogram(path: Path, name: str, histogram: Any) -> None:
-    edges, counts = (histogram.get(key) if isinstance(histogram, dict) else None for key in ("edges", "counts"))
-    if not isinstance(edges, list) or not isinstance(counts, list) or len(edges) != len(counts) + 1:
-        raise damaged_table(path, f"the {name} histogram does not have one edge more than counts")
-    if not all(map(_is_number, [*edges, *counts])):
-        raise damaged_table(path, f"the {name} histogram holds something that is not a number")
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)

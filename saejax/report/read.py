@@ -7,7 +7,6 @@ a `DataError` that names it, never a page with a hole.
 
 import hashlib
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from typing import Any
 from saejax.core.errors import DataError
 from saejax.core.files import LARGEST_JSON, object_of, read_if_there
 from saejax.core.metrics import LARGEST_METRICS
-from saejax.report import profile as profiles
-from saejax.report.evaluation import wrong_in
+from saejax.report.evaluation import EVALUATION
 from saejax.report.feature_table import read_features
 from saejax.runs import Run
+from saejax.runs.shape import Maybe, fault
 
 TRAIN = "saejax train --config=..."
-PIPELINE = "saejax pipeline --config=..."
 EVALUATE = "saejax evaluate --config=..."
 REPORT = "saejax report --config=..."
 EVALUATE_ANY = "saejax report --config=... --sae=..."
@@ -72,12 +70,8 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
     run = Run(run_dir)
     names = (*FILES, *((Run.explanations,) if features else ()))
     raw = {name: data for name in names if (data := read_if_there(run_dir / name, _limit(name))) is not None}
-    objects = {
-        name: object_of(run_dir / name, raw[name], f"make it again with `{TRAIN}`")
-        for name in (Run.config, Run.environment, Run.profile)
-        if name in raw
-    }
-    evaluation = _evaluation(run.evaluation, raw[Run.evaluation]) if Run.evaluation in raw else None
+    objects = {name: _checked(run_dir / name, data) for name, data in raw.items() if name in _SHAPES}
+    evaluation = objects.get(Run.evaluation)
     table = read_features(run_dir) if features and os.path.lexists(run.features) else None
     described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
     if Run.config not in raw and not described:
@@ -90,8 +84,8 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
         metrics=run.rows() if Run.metrics in raw else [],
         evaluation=evaluation,
         features=table,
-        stages=_stages(run.stages, raw[Run.stages]) if Run.stages in raw else None,
-        profile=profiles.checked(run.profile, objects[Run.profile]) if Run.profile in raw else None,
+        stages=objects.get(Run.stages),
+        profile=objects.get(Run.profile),
         attempts=run.read_attempts() if Run.attempts in raw else None,
         sources=(
             *((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
@@ -109,6 +103,24 @@ FILES = (
     Run.profile,
     Run.attempts,
 )
+
+
+_ROWS = [{"name": str, "ms": float, "share": float}]
+_PROFILE = {
+    "trace": Maybe({"first_step": float, "steps": float, "step_ms": Maybe(float), "components": _ROWS, "idle": _ROWS}),
+    "session": {"steps": float, "ms_per_step": float, "phases": _ROWS},
+    "memory": [{"step": float, "host_bytes": Maybe(float), "device_bytes": Maybe(float)}],
+    "step": {key: Maybe(float) for key in ("flops", "bytes", "memory_bytes")},
+}
+_AGAIN = f"make it again with `{TRAIN}`"
+# What a file holds, and how it is had again.
+_SHAPES: dict[str, tuple[Any, str]] = {
+    Run.config: ({}, _AGAIN),
+    Run.environment: ({}, _AGAIN),
+    Run.stages: ({...: {key: Maybe(float) for key in ("tokens", "seconds", "tokens_per_second")}}, _AGAIN),
+    Run.evaluation: (EVALUATION, f"make it again with `{EVALUATE}`"),
+    Run.profile: (_PROFILE, f"delete it, or {_AGAIN[:-1]} --config.train.profile=true`"),
+}
 
 
 def _limit(name: str) -> int:
@@ -129,62 +141,13 @@ def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
     """
     path = Run(run_dir).evaluation
     data = read_if_there(path, LARGEST_JSON)
-    return None if data is None else _evaluation(path, data)
+    return None if data is None else _checked(path, data)
 
 
-def _damaged(path: Path, what: str, remedy: str = EVALUATE) -> DataError:
-    return DataError(f"{path} is damaged: {what}; make it again with `{remedy}`")
-
-
-def _evaluation(path: Path, data: bytes) -> dict[str, Any]:
-    evaluation = object_of(path, data, f"make it again with `{EVALUATE}`")
-    for key, kind in (("metrics", dict), ("gates", list), ("warnings", list), ("density", dict)):
-        if key in evaluation and not isinstance(evaluation[key], kind):
-            raise _damaged(path, f"{key!r} is not a {kind.__name__}")
-    if not isinstance(evaluation.get("skipped_gates") or [], list):
-        raise _damaged(path, "'skipped_gates' is not a list")
-    _check_numbers(path, "evaluation", evaluation, ("step", "d_in", "d_sae", "k"))
-    metrics = evaluation.get("metrics", {})
-    _check_numbers(path, "evaluation", metrics, metrics)
-    for gate in [*evaluation.get("gates", []), *evaluation.get("warnings", [])]:
-        if not isinstance(gate, dict) or not {"name", "value", "bar", "comparison", "passed"} <= gate.keys():
-            raise _damaged(path, f"the gate {str(gate)[:80]} lacks name, value, bar, comparison or passed")
-        _check_numbers(path, f"gate {gate['name']!r}", gate, ("value", "bar"))
-    if density := evaluation.get("density"):
-        _check_histogram(path, "density", density, "log10_edges")
-        _check_numbers(path, "density", density, ("dead", "n_tokens"))
-    for key in ("cosine", "coactivation"):
-        if histogram := evaluation.get(key):
-            _check_histogram(path, key, histogram, "edges")
-            _check_numbers(path, key, histogram, ("tokens", "latents", "rare"))
-    if wrong := wrong_in(evaluation):
-        raise _damaged(path, wrong)
-    return evaluation
-
-
-def _stages(path: Path, data: bytes) -> dict[str, Any]:
-    stages = object_of(path, data, f"make it again with `{TRAIN}`")
-    for stage, row in stages.items():
-        if not isinstance(row, dict):
-            raise _damaged(path, f"the stage {stage!r} is not an object")
-        _check_numbers(path, f"stage {stage!r}", row, ("tokens", "seconds", "tokens_per_second"))
-    return stages
-
-
-def _check_numbers(path: Path, name: str, row: dict[str, Any], keys: Iterable[str]) -> None:
-    for key in keys:
-        if row.get(key) is not None and not _is_number(row[key]):
-            raise _damaged(path, f"the {name} has the {key} {row[key]!r}, which is not a number")
-
-
-def _check_histogram(path: Path, name: str, histogram: Any, edges_key: str) -> None:
-    edges = histogram.get(edges_key) if isinstance(histogram, dict) else None
-    counts = histogram.get("counts") if isinstance(histogram, dict) else None
-    if not isinstance(edges, list) or not isinstance(counts, list) or len(edges) != len(counts) + 1:
-        raise _damaged(path, f"the {name} does not have one edge more than counts")
-    if not all(map(_is_number, edges)) or not all(map(_is_number, counts)):
-        raise _damaged(path, f"the {name} holds something that is not a number")
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+def _checked(path: Path, data: bytes) -> dict[str, Any]:
+    """The object of a file, of the shape that the page draws."""
+    shape, remedy = _SHAPES[path.name]
+    content = object_of(path, data, remedy)
+    if wrong := fault(content, shape):
+        raise DataError(f"{path} is damaged: {wrong}; {remedy}")
+    return content

@@ -10,6 +10,7 @@ from saejax.core.errors import DataError
 from saejax.core.files import read_if_there, read_object, value_of, write_json
 from saejax.core.metrics import last_rows, read_metrics
 from saejax.core.places import is_run_config
+from saejax.runs.shape import Maybe, fault
 
 
 def attempt_name(number: int) -> str:
@@ -141,8 +142,8 @@ class Run:
             return None
         remedy = f"delete it, and run `saejax pipeline` again: what is trained in {self.path} stays"
         content = value_of(self.attempts, raw, remedy)
-        if fault := _fault_of_attempts(content):
-            raise DataError(f"{self.attempts} is damaged: {fault}; {remedy}.")
+        if wrong := fault(content, _ATTEMPTS):
+            raise DataError(f"{self.attempts} is damaged: {wrong}; {remedy}.")
         return content
 
     def counted(self) -> "Run":
@@ -179,26 +180,24 @@ class Sweep:
 RESERVED = (Run.checkpoints, Sweep.groups, Run.evaluated)
 
 
-def _fault_of_attempts(content: Any) -> str:
-    """What is wrong with the content of attempts.json, or nothing."""
-    attempts = content.get("attempts") if isinstance(content, dict) else None
-    if not isinstance(attempts, list) or not all(isinstance(content.get(key), str) for key in ("kept", "why")):
-        return "it has no list of attempts, or does not say which is kept and why"
-    names: list[str] = []
+def _one_after_the_other(attempts: list[dict[str, Any]]) -> str:
+    """Each has its number as a name, and begins from one before it."""
     for i, attempt in enumerate(attempts):
-        kinds = {"name": str, "begins_from": str, "changes": list, "metrics": dict}
-        if not isinstance(attempt, dict) or not all(isinstance(attempt.get(key), kinds[key]) for key in kinds):
-            return f"the attempt {str(attempt)[:80]} lacks name, begins_from, changes or metrics"
-        if attempt["name"] != attempt_name(i) or (i and attempt["begins_from"] not in names):
-            return f"attempt {i} is called {attempt['name'][:80]!r} and begins from {attempt['begins_from'][:80]!r}"
-        if not all(value is None or type(value) in (int, float) for value in attempt["metrics"].values()):
-            return f"a metric of {attempt['name']} is not a number"
-        for change in attempt["changes"]:
-            values = [change.get(key) for key in ("before", "after")] if isinstance(change, dict) else [""]
-            if not all(type(value) in (int, float) for value in values) or not isinstance(change.get("gates"), list):
-                return f"a change of {attempt['name']} is {str(change)[:80]}"
-        gates, judged = attempt.get("gates") or [], {"name", "passed"}
-        if not isinstance(gates, list) or not all(isinstance(g, dict) and judged <= g.keys() for g in gates):
-            return f"the gates of {attempt['name']} are {str(gates)[:80]}"
-        names.append(attempt["name"])
-    return "" if content["kept"] in names else f"it keeps {content['kept'][:80]!r}, which is none of its attempts"
+        if attempt["name"] != attempt_name(i) or (i and attempt["begins_from"] not in map(attempt_name, range(i))):
+            return f"holds as number {i} {attempt['name'][:80]!r}, which begins from {attempt['begins_from'][:80]!r}"
+    return ""
+
+
+def _keeps_one(content: dict[str, Any]) -> str:
+    kept = content["kept"] in [attempt["name"] for attempt in content["attempts"]]
+    return "" if kept else f"keeps {content['kept'][:80]!r}, which is none of its attempts"
+
+
+_ATTEMPT_SHAPE = {
+    "name": str,
+    "begins_from": str,
+    "changes": [{"before": float, "after": float, "gates": [str]}],
+    "metrics": {...: Maybe(float)},
+    "gates": Maybe([{"name": str, "passed": bool}]),
+}
+_ATTEMPTS = ({"kept": str, "why": str, "attempts": ([_ATTEMPT_SHAPE], _one_after_the_other)}, _keeps_one)
