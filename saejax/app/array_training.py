@@ -107,7 +107,7 @@ def train(
 
 
 def _lacks(source: "_Source", run: Any, heldout: Any) -> dict[str, str]:
-    """What of `Setting.needs` the arguments do not give (`refuse_unused`)."""
+    """The parts of `Setting.needs` that the arguments do not give (`refuse_unused`)."""
     lacks = {}
     if run is None:
         lacks["run"] = "is about a run folder: give run=..., or "
@@ -236,7 +236,7 @@ class ArrayMaterials:
 
     @functools.cached_property
     def heldout(self) -> RowSource | None:
-        """What is validated on.
+        """Activations to validate on.
 
         Raises:
             DataError: it is an iterable.

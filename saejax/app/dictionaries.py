@@ -1,4 +1,4 @@
-"""Which dictionaries the words of --sae mean, and what each is called."""
+"""The dictionaries that the words of --sae mean, and their names."""
 
 import re
 from collections.abc import Iterator, Sequence

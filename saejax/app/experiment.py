@@ -162,7 +162,7 @@ def well_named(e: Experiment) -> Experiment:
 
 
 def to_run_json(e: Experiment) -> dict[str, Any]:
-    """What config.json holds: every key with its value, those of the coder's preset too.
+    """The content of config.json: every key with its value, those of the coder's preset too.
 
     So a run keeps its meaning when a default or a preset changes in a later version.
     """

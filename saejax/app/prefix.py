@@ -73,12 +73,11 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
 
 
 def _evaluated(job: "PrefixJob", redo: bool) -> dict[str, Any]:
-    """What prefix.json holds, written where it is not there.
+    """The content of prefix.json, written where it is not there.
 
     Raises:
         DataError: it was made with other settings.
     """
-    # What is decided by the run is the run's; how it is evaluated is said today.
     trained = dataclasses.replace(load_prefix(job.e.run_dir), config=job.e.prefix)
     path, heldout = job.e.run.prefix, job.records[1]
     of = {"step": trained.step, "sha256": trained.fingerprint(), "records": len(heldout)}
@@ -250,7 +249,7 @@ class PrefixJob:
 
 
 def _content(answered: dict[str, dict[str, Answered]], records: Sequence[Record]) -> dict[str, Any]:
-    """What prefix.json holds of answers."""
+    """The part of prefix.json about answers."""
     examples = [
         {
             "context": record.context,

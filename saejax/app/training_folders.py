@@ -31,7 +31,7 @@ _PATIENCE = 600.0
 
 
 class Origins(Protocol):
-    """What a run is made from."""
+    """The origins of a run."""
 
     def known(self) -> Provenance:
         """As much of it as can be said at once; a DataError where the run was made from something else."""

@@ -1,4 +1,4 @@
-"""Where a coder's training begins: with fresh parameters, with those of `train.init_from`, or where it was."""
+"""The beginning of a coder's training: fresh, from the dictionary of `train.init_from`, or where a checkpoint left it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ _FRESH = {"b_dec_init": "b_dec", "firing_rate_init": "b_enc", "target_l0_start":
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """What a training begins with.
+    """Sites, parameters and rates that a training begins with.
 
     Attributes:
         sites: with the unit of the latents.
@@ -37,7 +37,7 @@ class Beginning:
     identity: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_meta(self) -> dict[str, Any]:
-        """What a checkpoint must say for the training to go on as it began."""
+        """The part of a checkpoint's meta by which the training goes on as it began."""
         return {"b_enc_spread": list(self.spread)}
 
 
@@ -114,7 +114,7 @@ def is_begun(checkpoints: Sequence[Checkpoints]) -> bool:
 
 
 def newest_meta(checkpoints: Checkpoints) -> Mapping[str, Any]:
-    """What a run's checkpoints say besides arrays, by the newest that is intact; {} where there is none."""
+    """The meta of a run's newest checkpoint that is intact; {} where there is none."""
     for step in reversed(checkpoints.steps()):
         try:
             return checkpoints.restore_numpy(step, names=())[1]

@@ -138,7 +138,7 @@ def _program_on(mesh: Mesh, e: Trainable, coder: Coder, start: Beginning, checkp
 
 
 def _sizes(e: Trainable, programs: Sequence[GroupProgram]) -> list[str]:
-    """How large a sweep will be: members, programs, devices, bytes."""
+    """The size of a sweep in words: members, programs, devices, bytes."""
     count = sum(len(program.group.members) for program in programs)
     devices = list(dict.fromkeys(program.device for program in programs))
     on = {device: sum(p.bytes()[1] for p in programs if p.device == device) for device in devices}

@@ -1,4 +1,4 @@
-"""What `train` is told: what learns, what it learns from, and where the training is kept."""
+"""The protocols of a training: a learner, its materials, and the folder that keeps it."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ class Ready:
 
 
 class Learner(Protocol):
-    """What a training trains: a coder, the coders of a sweep, a prefix."""
+    """A coder, the coders of a sweep, a prefix: anything that `train` trains."""
 
     def ready(self, numbers: Mapping[str, Any], checkpoints: Sequence[Checkpoints], tell: Tell) -> Ready:
         """The training, about to begin; nothing is compiled or written.
@@ -54,7 +54,7 @@ class Learner(Protocol):
 
 
 class Folder(Protocol):
-    """Where a training is kept."""
+    """The place where a training is kept."""
 
     def held(self, process: Process) -> contextlib.AbstractContextManager[Sequence[Checkpoints]]:
         """Hold it, against every other writer, and open the checkpoints of each program.
@@ -66,7 +66,7 @@ class Folder(Protocol):
         ...
 
     def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any] | None:
-        """What the settings left open when the training was begun (`resolve`); None where it is complete.
+        """Numbers of a begun training that its settings left open (`resolve`); None where it is complete.
 
         Raises:
             ConfigError: a package is missing that the training needs.
@@ -112,7 +112,7 @@ class Unsaved:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What a coder is trained on.
+    """Activations that a coder learns from.
 
     Attributes:
         batches: of several processes, the rows of this one.
@@ -128,7 +128,7 @@ class Data:
 
 
 class Materials(Protocol):
-    """Where a coder and its data come from: an experiment's stores and model, arrays, a planted world."""
+    """The origin of a coder and its data: an experiment's stores and model, arrays, a planted world."""
 
     @property
     def e(self) -> Trainable: ...

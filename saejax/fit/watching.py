@@ -1,4 +1,4 @@
-"""Who watches a training: its memory, its waits and, where it is profiled, its steps."""
+"""The watchers of a training: of memory, waits and, where it is profiled, steps."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from saejax.training.watch import Together, Watch
 
 
 def watch_of(e: Trainable, devices: Sequence[jax.Device], slow: str, tell: Tell, stage: str = "train") -> Watch:
-    """Who measures memory and where the time goes; of several processes the first.
+    """Measures memory and where the time goes; of several processes the first does.
 
     Args:
         slow: said where the training waits for its batches.

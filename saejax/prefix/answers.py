@@ -39,5 +39,5 @@ def _f1(said: list[str], right: list[str]) -> float:
 
 
 def first_line(text: str) -> str:
-    """What counts of what a model said."""
+    """The part of a model's answer that counts."""
     return re.split(r"[\r\n]", text.strip(), maxsplit=1)[0].strip()

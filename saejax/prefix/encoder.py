@@ -1,4 +1,4 @@
-"""What is trained: text to latents, and latents to embeddings of each frozen model.
+"""The parameters that are trained: text to latents, and latents to embeddings of each frozen model.
 
     x = blocks(W_E[ids] + W_pos)                              [B, L, E]    bidirectional attention, then an MLP
     z = queries; z += attention(z, x); z += mlp(z)            [B, P, D]    n_pool times (Perceiver, arXiv:2103.03206)

@@ -1,4 +1,4 @@
-"""How well models answer from a prefix, beside five other ways of giving them the context.
+"""Answers of models from a prefix, beside five other ways of giving them the context.
 
     text        bos, the context, the prompt
     truncated   the same with as many tokens of the context as the prefix has latents
@@ -50,7 +50,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """What a model made of the records in one way.
+    """A model's answers to the records in one way.
 
     Attributes:
         said: its answer to each.

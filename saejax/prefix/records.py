@@ -16,7 +16,7 @@ from saejax.text.sources import rows_of
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one sample is made of; the first answer is trained on."""
+    """The parts of one sample; the first answer is trained on."""
 
     context: str
     question: str

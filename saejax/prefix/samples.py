@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Spoken:
-    """What one model reads of the records: ids of each, without bos."""
+    """The records as one model reads them: ids of each, without bos."""
 
     contexts: list[list[int]]
     prompts: list[list[int]]
@@ -47,7 +47,7 @@ def spoken(tokenizer: Tokenizer, records: Sequence[Record], config: PrefixConfig
 
 
 def encoder_ids(records: Sequence[Record], config: PrefixConfig, tokenizer: Tokenizer | None) -> np.ndarray:
-    """What the encoder reads, int32 [N, L]: bytes or tokens, each plus one; 0 is filling."""
+    """The encoder's input, int32 [N, L]: bytes or tokens, each plus one; 0 is filling."""
     read = texts(records, config.reads)
     if config.encoder == "bytes":
         rows = [list(text.encode(errors="replace")) for text in read]

@@ -18,7 +18,7 @@ from saejax.text import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class TrainedPrefix:
-    """What a training ends with. It holds no language model.
+    """Encoder and adapters after a training. It holds no language model.
 
     Attributes:
         config: of the experiment.
@@ -69,7 +69,7 @@ def encoder_of(config: PrefixConfig, vocab: int, models: Mapping[str, tuple[int,
 
 
 def to_meta(encoder: Encoder) -> dict[str, Any]:
-    """What a checkpoint must say besides the settings."""
+    """The part of a checkpoint's meta that the settings do not say."""
     return {"kind": "prefix", "vocab": encoder.vocab, "models": [list(model) for model in encoder.models]}
 
 

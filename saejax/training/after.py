@@ -1,4 +1,4 @@
-"""How many latents the coder for after training keeps, beside the one that was trained: what says that they are two.
+"""The L0 of the coder for after training beside that of the one that was trained, where they are two.
 
 They are two where a followed threshold stands for a selection over the batch, or averaged weights for those trained.
 """
@@ -33,5 +33,5 @@ def compare(coder: Coder, sites: Sites, tokens: int) -> Callable[[TrainState, Ma
 
 
 def can_differ(coder: Coder, state: TrainState) -> bool:
-    """Whether the coder for after training is another than the one that is trained."""
+    """The coder for after training can be another than the one that is trained."""
     return bool(coder.sparsity.statistics()) or bool(state.averaged)

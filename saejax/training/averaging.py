@@ -18,7 +18,7 @@ from saejax.training.optim import OPTIMIZERS, OptimSettings, states_of
 
 @dataclasses.dataclass(frozen=True)
 class AveragingSettings(OptimSettings):
-    """Which weights evaluation reads."""
+    """The weights that evaluation reads."""
 
     ema_decay: float = setting(
         0.0,

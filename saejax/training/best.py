@@ -1,4 +1,7 @@
-"""The checkpoint that did best on held-out activations, which stays however many come after it."""
+"""The best validation so far decides when a training stops early and which checkpoint stays.
+
+Each is a whole memory, which every checkpoint carries.
+"""
 
 import dataclasses
 import math
@@ -8,7 +11,7 @@ from typing import Any
 
 from saejax.core.settings import Settings, setting
 
-# Which metrics can be best, and what a better value is.
+# The metrics that can be best, and what a better value is.
 BETTER: dict[str, Callable[[float, float], bool]] = {
     "val/fve": operator.gt,
     "val/r2": operator.gt,
@@ -18,7 +21,7 @@ BETTER: dict[str, Callable[[float, float], bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BestSettings(Settings, section="train"):
-    """Which checkpoint is the best."""
+    """The choice of the best checkpoint."""
 
     keep_best: str = setting(
         "",
@@ -32,7 +35,7 @@ class BestSettings(Settings, section="train"):
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The best validation so far: its whole memory, which every checkpoint carries.
+    """The best validation so far.
 
     Attributes:
         metric: by which it is best; "" when nobody asks.
@@ -48,9 +51,7 @@ class Best:
     def resumed(cls, metric: str, meta: Mapping[str, Any]) -> "Best":
         """From the setting and what the last checkpoint says; another metric begins anew."""
         memory = meta.get("best") or {}
-        found = cls(**memory) if metric and memory.get("metric") == metric else cls(metric)
-        # Checkpoints of before may hold an infinity.
-        return found if found.value is None or math.isfinite(found.value) else cls(metric)
+        return cls(**memory) if metric and memory.get("metric") == metric else cls(metric)
 
     def after(self, step: int, metrics: Mapping[str, float]) -> "Best":
         """The memory after a validation; a value that is not finite is never the best."""
@@ -62,5 +63,57 @@ class Best:
         return Best(self.metric, value, step)
 
     def to_meta(self) -> dict[str, Any]:
-        """What a checkpoint must say."""
+        """The memory, for a checkpoint."""
         return {"best": dataclasses.asdict(self)} if self.metric else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlySettings(Settings, section="train"):
+    """The end of a training before its last step."""
+
+    early_stop_patience: int = setting(
+        0,
+        "Stop when so many validations in a row did not raise val/fve; 0 never stops early.",
+        low=0,
+        needs=("heldout",),
+    )
+    early_stop_min_delta: float = setting(0.0, "A validation raises val/fve when it does so by more than this.", low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """Stops after `patience` validations in a row without val/fve above best + min_delta; patience 0 never stops.
+
+    One that is not finite is never the best, and no improvement.
+
+    Attributes:
+        best: the highest val/fve so far, None before the first that is finite.
+        waited: validations since then.
+    """
+
+    patience: int
+    min_delta: float
+    best: float | None = None
+    waited: int = 0
+
+    @classmethod
+    def resumed(cls, config: EarlySettings, meta: Mapping[str, Any]) -> "EarlyStopping":
+        """From the settings, and what the last checkpoint says."""
+        return cls(config.early_stop_patience, config.early_stop_min_delta, **meta.get("early_stopping", {}))
+
+    def after(self, metrics: Mapping[str, float]) -> "EarlyStopping":
+        """The memory after a validation."""
+        if not self.patience:
+            return self
+        fve = metrics["fve"]
+        if math.isfinite(fve) and (self.best is None or fve > self.best + self.min_delta):
+            return dataclasses.replace(self, best=fve, waited=0)
+        return dataclasses.replace(self, waited=self.waited + 1)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.patience) and self.waited >= self.patience
+
+    def to_meta(self) -> dict[str, Any]:
+        """The memory, for a checkpoint."""
+        return {"early_stopping": {"best": self.best, "waited": self.waited}, "stopped_early": self.stopped}

@@ -1,4 +1,4 @@
-"""What a training run may be told: the keys here, and those of its parts, which stand with them."""
+"""The settings of a training: the keys here, and those of its parts, which stand with them."""
 
 import dataclasses
 import functools
@@ -6,8 +6,7 @@ import math
 
 from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
-from saejax.training.best import BestSettings
-from saejax.training.early import EarlySettings
+from saejax.training.best import BestSettings, EarlySettings
 from saejax.training.optim import OPTIMIZERS
 from saejax.training.resample import ResampleSettings
 from saejax.training.state import StateSettings

@@ -23,7 +23,7 @@ _WINDOW = 32
 
 @dataclasses.dataclass(frozen=True)
 class GuardSettings(Settings, section="train"):
-    """Which steps are not taken."""
+    """Steps that are not taken."""
 
     max_skipped_steps: int = setting(
         10,
@@ -45,7 +45,7 @@ class GuardSettings(Settings, section="train"):
 
 
 def start_losses(config: GuardSettings) -> dict[str, jax.Array]:
-    """What a judgement of spikes remembers, before the first step: infinite losses, which nothing exceeds."""
+    """The memory of a judgement of spikes before the first step: infinite losses, which nothing exceeds."""
     return {"losses": jnp.full(_WINDOW, jnp.inf, jnp.float32)} if config.spike_factor else {}
 
 
@@ -83,7 +83,7 @@ _each_sound = jax.jit(jax.vmap(_sound))
 
 
 def is_sound(tree: Any) -> bool:
-    """Whether all arrays of a tree are finite, and no single number of it is NaN. Waits for the device."""
+    """All arrays of a tree are finite, and no single number of it is NaN. Waits for the device."""
     return bool(_sound(tree))
 
 
@@ -114,5 +114,5 @@ class Skipped:
         return Skipped(self.total + 1, self.in_a_row + 1) if skipped else Skipped(self.total, 0)
 
     def to_meta(self) -> dict[str, Any]:
-        """What a checkpoint must say."""
+        """The count, for a checkpoint."""
         return {"skipped": dataclasses.asdict(self)}

@@ -1,4 +1,4 @@
-"""How long a training is: what schedules and resampling count by."""
+"""The length of a training, by which schedules and resampling count."""
 
 import dataclasses
 import math

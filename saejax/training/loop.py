@@ -30,7 +30,7 @@ from saejax.training.watch import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a session of training ended.
+    """The end of a session of training.
 
     Attributes:
         step: steps done in all.
@@ -54,13 +54,13 @@ class Outcome:
 
     @property
     def stopped(self) -> bool:
-        """Whether what called it is to end too."""
+        """Its caller is to end too."""
         return self.signal is not None or not self.finished
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What the loop works with, besides the part of the configuration that all members share.
+    """All that the loop works with, besides the settings that all members share.
 
     Attributes:
         programs: each takes the same step on the same batch.
@@ -148,10 +148,8 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
 
 
 def _joined(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the checkpoints of several programs say of their step: of programs that trained apart each knows its own
-    members, and the training took as long as the longest."""
-    if any("members" not in meta for meta in metas):  # of an earlier version, whose programs all know all
-        return dict(metas[0])
+    """The meta of several programs' checkpoints of one step: of programs that trained apart each knows its own members,
+    and the training took as long as the longest."""
     members = {name: memory for meta in metas for name, memory in meta["members"].items()}
     return {**metas[0], "members": members, "seconds": max(meta.get("seconds", 0.0) for meta in metas)}
 
@@ -178,7 +176,7 @@ class _Session:
 
     @property
     def going(self) -> bool:
-        """Whether there is a step to take."""
+        """There is a step to take."""
         return self.first < self.config.steps and any(memory.going for memory in self.memories.values())
 
     def run(self, states: Sequence[TrainState]) -> Outcome:
@@ -234,7 +232,7 @@ class _Session:
             return Outcome(step, not going, *session, states, self.memories, preemption.signal)
 
     def hyper(self, program: Program) -> Mapping[str, Any]:
-        """What the step is told; of several members also which of them still train."""
+        """Inputs of the step; of several members also which of them still train."""
         if not program.stacked:
             return program.hyper
         going = [self.memories[name].going for name in program.members]
@@ -305,7 +303,7 @@ class _Session:
         return {first: f"{min(found):{form}}-{max(found):{form}}" if found else "none"}
 
     def count_skipped(self, name: str, step: int, row: dict[str, float], batch: Mapping[str, np.ndarray]) -> bool:
-        """Whether the step was not taken, which is counted and written; once too often, and the member has failed."""
+        """True for a step that was not taken, which is counted and written; once too often, and the member has failed."""
         memory = self.memories[name]
         skipped = memory.skipped.after(bool(row["skipped"]))
         taken, row["skipped"] = not row["skipped"], float(skipped.total)

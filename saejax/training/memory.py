@@ -1,12 +1,11 @@
-"""What the loop remembers of a coder that it trains, beside its state; every checkpoint carries it."""
+"""The loop's memory of a coder that it trains, beside its state; every checkpoint carries it."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from saejax.training.best import Best
+from saejax.training.best import Best, EarlyStopping
 from saejax.training.config import TrainConfig
-from saejax.training.early import EarlyStopping
 from saejax.training.guard import Skipped
 
 
@@ -30,14 +29,12 @@ class Memory:
     @classmethod
     def resumed(cls, config: TrainConfig, meta: Mapping[str, Any]) -> "Memory":
         """From the settings, and what the last checkpoint says."""
-        early = EarlyStopping.resumed(config, meta)
-        best = Best.resumed(config.keep_best, meta)
-        stopped = meta.get("stopped", meta.get("step") if early.stopped else None)
-        return cls(early, Skipped.resumed(meta), best, meta.get("failed"), stopped, meta.get("after"))
+        early, best = EarlyStopping.resumed(config, meta), Best.resumed(config.keep_best, meta)
+        return cls(early, Skipped.resumed(meta), best, meta.get("failed"), meta.get("stopped"), meta.get("after"))
 
     @property
     def going(self) -> bool:
-        """Whether it still trains."""
+        """It still trains."""
         return self.failed is None and self.stopped is None
 
     def validated(self, step: int, metrics: Mapping[str, float]) -> "Memory":
@@ -47,15 +44,12 @@ class Memory:
         return dataclasses.replace(self, early=early, best=best, stopped=step if early.stopped else None)
 
     def to_meta(self) -> dict[str, Any]:
-        """What a checkpoint must say."""
+        """The memory, for a checkpoint."""
         ends = {"failed": self.failed, "stopped": self.stopped, "after": self.after}
         known = {name: value for name, value in ends.items() if value is not None}
         return self.early.to_meta() | self.skipped.to_meta() | self.best.to_meta() | known
 
 
 def of_member(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What a checkpoint says of one member. Sweeps of earlier versions said which had failed and nothing else."""
-    if "members" in meta:
-        return meta["members"].get(name, {})  # type: ignore[no-any-return]
-    failed = meta.get("failed")
-    return {"failed": failed.get(name)} if isinstance(failed, dict) else meta
+    """The part of a checkpoint's meta that is about one member; of a single run all of it."""
+    return meta["members"].get(name, {}) if "members" in meta else meta

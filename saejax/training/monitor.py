@@ -1,4 +1,4 @@
-"""What a training takes while it runs, in its rows of metrics, and warnings when something goes wrong slowly.
+"""Memory, CPU and waits of a training in its rows of metrics, and warnings when something goes wrong slowly.
 
 host/memory_bytes    what the process holds                 host/cpu     share of its CPUs that the process uses
 device/memory_bytes  in use on the fullest device           device/peak_memory_bytes  the most so far

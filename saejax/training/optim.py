@@ -46,12 +46,12 @@ def _decay(config: "OptimSettings", steps: int) -> optax.Schedule:
 
 
 def _weights(params: dict[str, Any]) -> dict[str, Any]:
-    """Which parameters are weight matrices (or stacks of them): by the convention of names, W_enc, W_dec_3, ..."""
+    """Marks the weight matrices (or stacks of them), by the convention of names, W_enc, W_dec_3, ..."""
     return {name: _weights(one) if isinstance(one, dict) else name.startswith("W") for name, one in params.items()}
 
 
 def _matrices(params: dict[str, Any]) -> dict[str, contrib.MuonDimensionNumbers | None]:
-    """Which axes of each weight are its matrix; a site axis stacks matrices, each of which stands for itself."""
+    """The axes of each weight that are its matrix; a site axis stacks matrices, each of which stands for itself."""
     rows = {name: 0 if name.startswith("W_dec") else -2 for name in params}
     return {
         name: contrib.MuonDimensionNumbers(rows[name], -1) if weight else None
@@ -319,7 +319,7 @@ def make_optimizer(
 
 
 def steps_taken(opt_state: optax.OptState, steps: Any) -> Any:
-    """How far the optimizer is on its schedule: what it did not take of `steps` did not move it.
+    """Steps of its schedule that the optimizer has taken: what it did not take of `steps` did not move it.
 
     `steps` themselves for schedule_free without a warm-up, which has no schedule.
     """
@@ -328,7 +328,7 @@ def steps_taken(opt_state: optax.OptState, steps: Any) -> Any:
 
 
 def learning_rate_factor(opt_state: optax.OptState) -> Any:
-    """What the plateau has multiplied the schedule's learning rate by; 1 without one."""
+    """The factor by which the plateau has multiplied the schedule's learning rate; 1 without one."""
     found = states_of(opt_state, contrib.ReduceLROnPlateauState)
     return found[0].scale if found else 1.0
 

@@ -33,7 +33,7 @@ class Preemption:
         self._any = jax.jit(jnp.any, out_shardings=mesh and replicated(mesh))
 
     def agreed(self) -> bool:
-        """Whether to stop now; of several processes all are told the same, one call after a signal to any of them.
+        """True to stop now; of several processes all are told the same, one call after a signal to any of them.
 
         All must call it equally often. Each call asks the devices and answers what the call before has asked, so that
         nothing waits for it.

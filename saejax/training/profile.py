@@ -1,4 +1,4 @@
-"""Where the time of a training goes: a trace of some steps, a table by component, and memory over time.
+"""The time of a training: a trace of some steps, a table by component, and memory over time.
 
 profile/          the trace, for Perfetto and TensorBoard
 profile.json      the figures; profile.md shows them as tables
@@ -154,7 +154,7 @@ class Profiler(Watch):
     # --- what is written --------------------------------------------------------------------------------------
 
     def content(self) -> dict[str, Any]:
-        """What profile.json holds."""
+        """The content of profile.json."""
         passed, steps = time.perf_counter() - self._begun, max(1, self._taken - self._first)
         each, seconds = 1e3 / steps, dict(self._phases.seconds)
         seconds[""] = passed - sum(value for name, value in seconds.items() if name)
@@ -186,7 +186,7 @@ class Profiler(Watch):
 
 
 def costs(step: Any) -> dict[str, float]:
-    """What XLA says of a compiled step on one device: floating-point operations and bytes (a loop's body counts once),
+    """XLA's figures of a compiled step on one device: floating-point operations and bytes (a loop's body counts once),
     and the bytes of memory that it takes.
     """
     found = step.cost_analysis() or {}

@@ -43,7 +43,7 @@ def _traced(traced: Mapping[str, Any], step: Mapping[str, float]) -> list[str]:
 
 
 def _said_by_xla(step: Mapping[str, float], ms: float) -> str:
-    """What the compiled step says of itself, and the rates that follow."""
+    """The compiled step's own figures, and the rates that follow."""
     said = [
         f"{step[key] / 1e9:,.2f} {unit} ({step[key] / 1e6 / ms:,.1f} {unit}/s)"
         for key, unit in (("flops", "GFLOP"), ("bytes", "GB"))

@@ -23,7 +23,7 @@ Arrays = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What the loop runs.
+    """A step that the loop runs.
 
     Attributes:
         members: names; one of them, or as many as the state has on its leading axis.

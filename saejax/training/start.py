@@ -1,4 +1,4 @@
-"""Where a coder's biases and centre start, from the activations that it is going to learn."""
+"""The start of a coder's biases and centre, from the activations that it is going to learn."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,6 @@ import numpy as np
 
 from saejax.coders import Coder, CoderConfig, Sites, bias_for_rate, first_rate
 from saejax.store import BatchSource, Statistics
-from saejax.training.center import geometric_median
 
 
 def make_prepare(config: CoderConfig, coder: Coder, sites: Sites, batches: BatchSource) -> Callable[[Any], Any]:
@@ -65,3 +64,28 @@ def initial_b_dec(
     }[how]
     rows = [centre(name) * scale for name, scale in zip(sites.writes, sites.write_scales, strict=True)]
     return np.stack(rows) if sites.stacked else rows[0]
+
+
+def geometric_median(rows_ND: np.ndarray, tolerance: float = 1e-7, most: int = 1000) -> np.ndarray:
+    """argmin_m sum_n ||rows_n - m||, float64 [D], by Weiszfeld's iteration from the coordinates' medians.
+
+    Stops when a step is shorter than `tolerance` x the spread of the rows (their median distance), or after `most`
+    steps. Rows that m meets on its way hold it back as far as they should and no further (Vardi and Zhang 2000).
+    """
+    rows_ND = np.asarray(rows_ND, np.float64)
+    median_D = np.median(rows_ND, axis=0)
+    spread = np.median(np.linalg.norm(rows_ND - median_D, axis=1))
+    for _ in range(most):
+        offset_ND = rows_ND - median_D
+        distance_N = np.linalg.norm(offset_ND, axis=1)
+        away_N = distance_N > 1e-12 * spread
+        weight_N = 1 / distance_N[away_N]
+        pull_D = weight_N @ offset_ND[away_N]
+        pull, held = np.linalg.norm(pull_D), np.count_nonzero(~away_N)
+        if pull <= held:
+            break
+        step_D = (1 - held / pull) * pull_D / weight_N.sum()
+        median_D = median_D + step_D
+        if np.linalg.norm(step_D) <= tolerance * spread:
+            break
+    return median_D

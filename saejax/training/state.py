@@ -20,18 +20,18 @@ from saejax.training.warm_start import WarmStart
 
 @dataclasses.dataclass(frozen=True)
 class StateSettings(GuardSettings, AveragingSettings):
-    """What a state remembers besides parameters and moments."""
+    """The parts of a state besides parameters and moments."""
 
 
 class Learnable(Protocol):
-    """What can be trained: a `Coder`, or anything else with parameters and a loss."""
+    """A `Coder`, or anything else with parameters and a loss."""
 
     def init(self, key: jax.Array) -> Any:
         """Fresh parameters."""
         ...
 
     def init_stats(self) -> Any:
-        """What training counts beside them; {} for nothing."""
+        """Counts of training beside them; {} for none."""
         ...
 
     def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:

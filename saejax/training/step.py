@@ -26,7 +26,7 @@ Step = Callable[[TrainState, Arrays, Hyper], tuple[TrainState, dict[str, jax.Arr
 
 
 def default_hyper(seed: int) -> Hyper:
-    """What a step is told beside state and batch: factors of the learning rate and of the sparsity weights, the seed.
+    """Inputs of a step beside state and batch: factors of the learning rate and of the sparsity weights, the seed.
 
     They are inputs, so that a sweep can run many values of them in one program. A factor of the learning rate is the
     same as another learning rate, but for schedule_free, whose averages depend on it. A sweep also says which of its

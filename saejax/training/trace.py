@@ -1,4 +1,4 @@
-"""What the operations of a recorded trace took, by part of the train step.
+"""Times of the operations of a recorded trace, by part of the train step.
 
 The step names its parts (`jax.named_scope`: encode, select, decode, loss/<term>, statistics, optimizer, resample). XLA
 keeps the names in the metadata of its operations, autodiff writes transpose(...) around them, and a trace says which
@@ -213,7 +213,7 @@ def times(
 
 
 def _busy(active: dict[str, dict[int, str]]) -> list[tuple[str, str]]:
-    """What a stretch of time belongs to."""
+    """The operations, or the idleness, that a stretch of time belongs to."""
     if running := active["run"]:
         return [("op", name) for name in running.values()]
     waiting = list(active["wait"].values())
@@ -225,7 +225,7 @@ def _busy(active: dict[str, dict[int, str]]) -> list[tuple[str, str]]:
 def by_component(
     devices: dict[str, list[list[Span]]], host: list[Span], ops: dict[str, Operation], steps: int
 ) -> dict[str, Any]:
-    """What profile.json says of `steps` traced steps, in milliseconds a step, as the mean over the devices.
+    """The part of profile.json about `steps` traced steps, in milliseconds a step, as the mean over the devices.
 
     step_ms and its parts: components, and idle, where a device had nothing to do, by what the host did meanwhile. Also
     the operations that took the longest. All empty where the trace names no operations.

@@ -1,4 +1,4 @@
-"""Where a training begins that starts from a trained coder: the first step's latents are the source's.
+"""The beginning of a training that starts from a trained coder: the first step's latents are the source's.
 
 The source's parameters take raw activations. They are brought to the training's topology and sparsity where that can be
 said without changing a latent, then to the scales of its sites: the inverse of `folded`. Latents keep their meaning but
@@ -53,7 +53,7 @@ _ONE_LENGTH = 0.01
 
 @flax.struct.dataclass
 class WarmStart:
-    """What a training has from its source.
+    """Parameters and statistics that a training has from its source.
 
     Attributes:
         params: all of the coder's, with zeros for the latents that the source has not.

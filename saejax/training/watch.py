@@ -1,4 +1,4 @@
-"""Who watches a training from the outside: nobody, by default."""
+"""Watchers of a training: none by default."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from saejax.training.program import Program
 
 
 class Watch:
-    """What the loop says of itself while it runs; this one does not listen. It must not touch what it is shown."""
+    """Listens to the loop while it runs, and must not touch what it is shown; this one does nothing."""
 
     @contextlib.contextmanager
     def over(self, programs: Sequence[Program], first: int, total: int) -> Iterator[None]:
@@ -26,7 +26,7 @@ class Watch:
         return contextlib.nullcontext()
 
     def row(self, step: int) -> Mapping[str, float]:
-        """What it adds to the row of metrics of a step, which is written now."""
+        """Its addition to the row of metrics of a step, which is written now."""
         return {}
 
 

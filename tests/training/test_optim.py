@@ -16,8 +16,7 @@ from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.store import ArrayRows, Batches
 from saejax.trained import make_sites
 from saejax.training import TrainConfig, TrainState, program_of_one
-from saejax.training.best import Best
-from saejax.training.early import EarlyStopping
+from saejax.training.best import Best, EarlyStopping
 from saejax.training.optim import OPTIMIZERS, make_optimizer, make_schedule, steps_taken, usual_bias_rate, usual_rate
 from saejax.training.start import read_spread
 from saejax.training.state import abstract_state, init_state, make_init

@@ -20,8 +20,8 @@ from saejax.core.errors import ConfigError
 from saejax.core.metrics import read_metrics
 from saejax.store import Batches, StoreReader
 from saejax.training import TrainConfig
-from saejax.training.center import geometric_median
 from saejax.training.optim import OPTIMIZERS
+from saejax.training.start import geometric_median
 from saejax.training.state import make_init
 from saejax.training.step import default_hyper, make_step
 

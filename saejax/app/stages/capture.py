@@ -85,7 +85,7 @@ def _not_captured(work: Workspace, split: str) -> str:
 
 
 def _pace(done: Captured) -> dict[str, float]:
-    """What the last session that was long enough says of its speed, for stages.json."""
+    """The speed of the last session that was long enough, for stages.json."""
     if done.forward_rate is None or done.overhead is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What a sweep varies."""
+"""The settings that a sweep varies."""
 
 import dataclasses
 

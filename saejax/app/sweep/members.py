@@ -17,8 +17,6 @@ from saejax.fit.trainable import Group, Member
 from saejax.runs import Sweep
 from saejax.training.optim import OPTIMIZERS
 
-# Next to the members' folders in the sweep's own.
-
 
 def sparsity_weights() -> tuple[str, ...]:
     """The keys of `coder` that `sparsity_scales` multiplies."""
@@ -73,7 +71,7 @@ def groups(members: Sequence[Member[Experiment]]) -> tuple[Group[Experiment], ..
 
 
 def decided(plan: Sequence[Member[Experiment]]) -> dict[str, Any]:
-    """What decides the numbers of a sweep, and the order of its members."""
+    """All that decides the numbers of a sweep, and the order of its members."""
     return {member.name: deciding(to_run_json(member.experiment)) for member in plan}
 
 
