@@ -22,8 +22,8 @@ def dictionaries(words: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: nothing was given.
     """
-    given = [part.strip() for word in words for part in ([word] if Path(word).exists() else word.split(","))]
-    sources = list(dict.fromkeys(source for word in given if word for source in _of(word)))
+    places = [part.strip() for word in words for part in ([word] if Path(word).exists() else word.split(","))]
+    sources = list(dict.fromkeys(source for word in places if word for source in _of(word)))
     if not sources:
         raise ConfigError("--sae is empty; give a run, a folder, a file or a hub id, as in --sae=runs/quickstart.")
     return dict(zip(_names(sources), sources, strict=True))
@@ -52,24 +52,24 @@ def _names(sources: Sequence[str]) -> list[str]:
     """A folder's name for each, all different."""
     parts = [Path(s).resolve().parts[1:] if Path(s).exists() else Path(s).parts for s in sources]
     # A file is called like all others of its kind, its folder is not.
-    taken = [2 if Path(s).is_file() else 1 for s in sources]
+    lengths = [2 if Path(s).is_file() else 1 for s in sources]
 
     def names() -> list[str]:
-        joined = ("-".join(own[-n:]) for own, n in zip(parts, taken, strict=True))
+        joined = ("-".join(path[-n:]) for path, n in zip(parts, lengths, strict=True))
         return [re.sub(r"[^\w.-]+", "-", name).strip("-.")[-_LONGEST:] or "dictionary" for name in joined]
 
     for _ in range(max(map(len, parts))):
         now = names()
-        taken = [n + (now.count(name) > 1) for n, name in zip(taken, now, strict=True)]
+        lengths = [n + (now.count(name) > 1) for n, name in zip(lengths, now, strict=True)]
     return distinct(names())
 
 
 def distinct(names: Sequence[str]) -> list[str]:
     """The names, with a number behind those that others have too; no two are equal."""
-    found: list[str] = []
+    unlike: list[str] = []
     for i, name in enumerate(names):
-        own, number = name, i
-        while names.count(name) > 1 and (own in names or own in found):
-            own, number = f"{name}-{number}", number + 1
-        found.append(own)
-    return found
+        candidate, number = name, i
+        while names.count(name) > 1 and (candidate in names or candidate in unlike):
+            candidate, number = f"{name}-{number}", number + 1
+        unlike.append(candidate)
+    return unlike

@@ -153,7 +153,7 @@ class PrefixJob:
     @functools.cached_property
     def models(self) -> dict[str, LanguageModel]:
         """{what it is called: the model}, spread over the mesh's axis "latent"."""
-        e, found = self.e, {}
+        e, models = self.e, {}
         for model, revision in ((e.lm.model, e.lm.revision), (e.prefix.second, e.prefix.second_revision)):
             if not model:
                 continue
@@ -161,8 +161,8 @@ class PrefixJob:
             if not isinstance(lm, LanguageModel):
                 raise ConfigError(f"{model} runs in PyTorch, and a prefix is trained through models in JAX alone.")
             name = Path(model).name
-            found[name if name not in found else f"{name}-2"] = lm
-        return found
+            models[name if name not in models else f"{name}-2"] = lm
+        return models
 
     @functools.cached_property
     def records(self) -> tuple[list[Record], list[Record]]:
@@ -239,11 +239,11 @@ class PrefixJob:
         metrics_of = jax.jit(lambda params, models, batch: learner.loss(params, models, batch)[1])
 
         def validate(states: Sequence[TrainState]) -> dict[str, dict[str, float]]:
-            found = []
+            metrics = []
             for start in range(0, count, size):
                 batch = put({name: values[start : start + size] for name, values in arrays.items()})[0]
-                found.append(jax.device_get(metrics_of(states[0].evaluated(), models, batch)))
-            return {"": {key: float(np.mean([one[key] for one in found])) for key in found[0]}}
+                metrics.append(jax.device_get(metrics_of(states[0].evaluated(), models, batch)))
+            return {"": {key: float(np.mean([one[key] for one in metrics])) for key in metrics[0]}}
 
         return validate
 
@@ -276,9 +276,9 @@ def _page(e: Experiment, content: dict[str, Any]) -> str:
         f"{over}."
     )
     examples = [["context", "question", "right", *(f"{name}: {way}" for name in names for way in ("text", "prefix"))]]
-    for one in content["examples"]:
-        said = [one["said"][name][way] for name in names for way in ("text", "prefix")]
-        examples.append([_short(one["context"]), one["question"], one["answers"][0], *said])
+    for example in content["examples"]:
+        said = [example["said"][name][way] for name in names for way in ("text", "prefix")]
+        examples.append([_short(example["context"]), example["question"], example["answers"][0], *said])
     curves = {f"{name}, held out": _curve(e.run_dir, f"val/nll_{name}") for name in names}
     curves = {name: points for name, points in curves.items() if points}
     return render_prefix(f"{e.name}: a latent prefix", lead, content["models"], curves, examples)

@@ -29,20 +29,20 @@ def scores(answered: Mapping[str, Answered], contexts: Sequence[str]) -> dict[st
         return drawn_WN @ values_N / total_W
 
     ways = {}
-    for way, one in answered.items():
-        values: dict[str, Any] = {metric: float(one.columns[metric].mean()) for metric in METRICS}
-        values["intervals"] = {metric: interval(resampled(one.columns[metric]), n) for metric in METRICS}
-        ways[way] = values | {"tokens_saved": one.saved, "ms": one.ms}
+    for way, answers in answered.items():
+        values: dict[str, Any] = {metric: float(answers.columns[metric].mean()) for metric in METRICS}
+        values["intervals"] = {metric: interval(resampled(answers.columns[metric]), n) for metric in METRICS}
+        ways[way] = values | {"tokens_saved": answers.saved, "ms": answers.ms}
     differences: dict[str, Any] = {}
-    for way, one in answered.items():
+    for way, answers in answered.items():
         if way != "prefix":
-            apart = {metric: answered["prefix"].columns[metric] - one.columns[metric] for metric in METRICS}
+            apart = {metric: answered["prefix"].columns[metric] - answers.columns[metric] for metric in METRICS}
             differences[way] = {
                 metric: {"value": float(a.mean()), "interval": interval(resampled(a), n)} for metric, a in apart.items()
             }
     between = {}
     for metric in METRICS:
-        low, high, own = (ways[way][metric] for way in ("truncated", "text", "prefix"))
+        low, high, of_prefix = (ways[way][metric] for way in ("truncated", "text", "prefix"))
         better = high < low if metric == "nll" else high > low
-        between[metric] = (own - low) / (high - low) if better else None
+        between[metric] = (of_prefix - low) / (high - low) if better else None
     return {"records": len(of_N), "contexts": n, "ways": ways, "differences": differences, "between": between}

@@ -188,7 +188,7 @@ class SweepFolder:
                 stack.enter_context(self.turn)
                 self.turn.enter_context(_turn(self.e.run_dir))
                 stored = [stored[self.number]]
-            yield [stack.enter_context(one) for one in stored]
+            yield [stack.enter_context(one_group) for one_group in stored]
 
     def numbers(self, process: Process, checkpoints: Sequence[Checkpoints]) -> Mapping[str, Any]:
         return {}
@@ -205,10 +205,10 @@ class SweepFolder:
         with contextlib.ExitStack() as stack:
             stored, writers = {}, {}
             for member in self.trained:
-                own, keep = member.experiment, e.train.keep_every or None
-                folder = Checkpoints(own.run.checkpoints, keep_last=1, keep_every=keep)
+                experiment, keep = member.experiment, e.train.keep_every or None
+                folder = Checkpoints(experiment.run.checkpoints, keep_last=1, keep_every=keep)
                 stored[member.name] = stack.enter_context(folder)
-                writers[member.name] = [stack.enter_context(contextlib.closing(w)) for w in _writers(own)]
+                writers[member.name] = [stack.enter_context(contextlib.closing(w)) for w in _writers(experiment)]
             for member in self.trained:
                 write_json(member.experiment.run.config, to_run_json(member.experiment))
                 write_json(member.experiment.run.environment, self.environment)

@@ -139,8 +139,8 @@ def _score_all(e: Experiment, planted: Planted, words: Sequence[str]) -> int:
                 raise
             say(f"{name}: error: {error}")
             rows[name] = str(error)
-    one = next(iter(rows.values()))
-    shown = table(one) if len(rows) == 1 and isinstance(one, Scores) else table_of_many(rows)
+    first = next(iter(rows.values()))
+    shown = table(first) if len(rows) == 1 and isinstance(first, Scores) else table_of_many(rows)
     write_bytes(Run(folder).table, (shown + "\n").encode())
     say(shown)
     say(f"truth: {Run(folder).table}")

@@ -1,4 +1,4 @@
-"""The beginning of a coder's training: fresh, from the dictionary of `train.init_from`, or where a checkpoint left it."""
+"""The beginning of a coder's training: fresh, from the dictionary of `train.init_from`, or from a checkpoint."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +110,7 @@ def unscaled_sites(coder: Coder, sides: Sides) -> Sites:
 
 def is_begun(checkpoints: Sequence[Checkpoints]) -> bool:
     """There is a step of which all have a checkpoint."""
-    return bool(checkpoints) and bool(set.intersection(*(set(one.steps()) for one in checkpoints)))
+    return bool(checkpoints) and bool(set.intersection(*(set(folder.steps()) for folder in checkpoints)))
 
 
 def newest_meta(checkpoints: Checkpoints) -> Mapping[str, Any]:

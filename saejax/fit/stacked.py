@@ -167,11 +167,11 @@ def evaluate_heldout(
     rows = min(heldout_rows(p.coder, p.group.experiment.train, members=len(p.group.members)) for p in programs)
     for arrays, keep_B in in_order(reader, list(reader.hook_points), rows):
         # All devices are given their work before the first result is waited for.
-        found = [
-            program.sums(state.evaluated(), state.stats, own, keep_B)
-            for program, state, own in zip(programs, states, place(programs, arrays), strict=True)
+        sums_of_programs = [
+            program.sums(state.evaluated(), state.stats, batch, keep_B)
+            for program, state, batch in zip(programs, states, place(programs, arrays), strict=True)
         ]
-        for program, sums in zip(programs, found, strict=True):
+        for program, sums in zip(programs, sums_of_programs, strict=True):
             host = jax.device_get(sums)
             for i, name in enumerate(program.program.members):
                 totals[name].add({key: value[i] for key, value in host.items()})

@@ -21,21 +21,21 @@ def words_of(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-def exact_match(said: str, right: Sequence[str]) -> float:
+def exact_match(answer: str, right: Sequence[str]) -> float:
     """1 or 0."""
-    return float(any(words_of(said) == words_of(one) for one in right))
+    return float(any(words_of(answer) == words_of(text) for text in right))
 
 
-def f1(said: str, right: Sequence[str]) -> float:
+def f1(answer: str, right: Sequence[str]) -> float:
     """Between 0 and 1. Of two texts without words it is 1."""
-    return max(_f1(words_of(said), words_of(one)) for one in right)
+    return max(_f1(words_of(answer), words_of(text)) for text in right)
 
 
-def _f1(said: list[str], right: list[str]) -> float:
-    if not said or not right:
-        return float(said == right)
-    shared = (collections.Counter(said) & collections.Counter(right)).total()
-    return 2 * shared / (len(said) + len(right))
+def _f1(words: list[str], right: list[str]) -> float:
+    if not words or not right:
+        return float(words == right)
+    shared = (collections.Counter(words) & collections.Counter(right)).total()
+    return 2 * shared / (len(words) + len(right))
 
 
 def first_line(text: str) -> str:

@@ -84,11 +84,11 @@ class Encoder:
     def prefixes(self, params: Params, ids_BL: jax.Array) -> dict[str, jax.Array]:
         """ids [B, L] -> {model: embeddings [B, P, M]}. Pure."""
         z_BPD = self.encode(params, ids_BL)
-        found = {}
+        prefixes = {}
         for name, _, rms in self.models:
             adapter = params["adapters"][name]
-            found[name] = adapter["gain"] * rms * _unit(z_BPD @ adapter["W"] + adapter["b"][None, None])
-        return found
+            prefixes[name] = adapter["gain"] * rms * _unit(z_BPD @ adapter["W"] + adapter["b"][None, None])
+        return prefixes
 
     def _block(self, block: Params, q_BPD: jax.Array, x_BLE: jax.Array, there_BL: jax.Array) -> jax.Array:
         source_BLE = _unit(x_BLE) * block["norm_source"][None, None]

@@ -36,7 +36,7 @@ METRICS = ("em", "f1", "nll")
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class PromptedContexts:
     """A way of giving the context: embeddings before each prompt [P, M], and its tokens.
 
     Attributes:
@@ -78,41 +78,45 @@ def evaluate_prefix(
         DataError: a model's context is too short for a record.
     """
     embeddings = trained.embeddings(records)
-    found: dict[str, dict[str, Answered]] = {name: {} for name in models}
+    answered: dict[str, dict[str, Answered]] = {name: {} for name in models}
     with Progress("evaluate", len(models) * len(WAYS) * len(records), shown=shown, unit="records") as progress:
         for name, lm in models.items():
-            own = spoken(lm.tokenizer, records, trained.config)
+            ids = spoken(lm.tokenizer, records, trained.config)
             longest = max(
-                len(c) + len(p) + len(a) for c, p, a in zip(own.contexts, own.prompts, own.answers, strict=True)
+                len(c) + len(p) + len(a) for c, p, a in zip(ids.contexts, ids.prompts, ids.answers, strict=True)
             )
             check_fits(name, lm, longest + trained.config.answer_tokens + 1)
             for way in WAYS:
-                given = give(way, lm, own, embeddings[name], trained.config.latents, seed)
+                contexts = prompted(way, lm, ids, embeddings[name], trained.config.latents, seed)
                 encode = functools.partial(_encoded, trained, name) if way == "prefix" else None
-                found[name][way] = _answered(lm, given, own, records, trained, encode)
+                answered[name][way] = _answered(lm, contexts, ids, records, trained, encode)
                 progress.advance(len(records))
-    return found
+    return answered
 
 
-def give(way: str, lm: LanguageModel, own: Spoken, prefix_NPM: np.ndarray, latents: int, seed: int) -> Given:
+def prompted(
+    way: str, lm: LanguageModel, ids: Spoken, prefix_NPM: np.ndarray, latents: int, seed: int
+) -> PromptedContexts:
     """One of WAYS for all records."""
-    bos, n = lm.tokenizer.bos, len(own.prompts)
+    bos, n = lm.tokenizer.bos, len(ids.prompts)
     nothing = np.zeros((0, lm.config.d_model), np.float32)
     in_text: dict[str, list[list[int]]] = {
-        "text": own.contexts,
-        "truncated": [c[:latents] for c in own.contexts],
+        "text": ids.contexts,
+        "truncated": [c[:latents] for c in ids.contexts],
         "none": [[]] * n,
     }
     if way in in_text:
-        rows = [bos + c + p for c, p in zip(in_text[way], own.prompts, strict=True)]
-        return Given([nothing] * n, rows, [len(c) for c in in_text[way]])
+        rows = [bos + c + p for c, p in zip(in_text[way], ids.prompts, strict=True)]
+        return PromptedContexts([nothing] * n, rows, [len(c) for c in in_text[way]])
     if way == "replay":
-        return Given([_embedded(lm, bos + c) for c in own.contexts], own.prompts, [len(c) for c in own.contexts])
+        return PromptedContexts(
+            [_embedded(lm, bos + c) for c in ids.contexts], ids.prompts, [len(c) for c in ids.contexts]
+        )
     if way == "random":
         drawn = jax.random.normal(stream(seed, "random prefix"), prefix_NPM.shape)
         prefix_NPM = np.asarray(drawn) * embedding_rms(lm)
     before = _embedded(lm, bos)
-    return Given([np.concatenate([before, one]) for one in prefix_NPM], own.prompts, [latents] * n)
+    return PromptedContexts([np.concatenate([before, one]) for one in prefix_NPM], ids.prompts, [latents] * n)
 
 
 def _embedded(lm: LanguageModel, ids: list[int]) -> np.ndarray:
@@ -128,33 +132,33 @@ def _encoded(trained: TrainedPrefix, name: str, record: Record) -> np.ndarray:
 
 def _answered(
     lm: LanguageModel,
-    given: Given,
-    own: Spoken,
+    contexts: PromptedContexts,
+    ids: Spoken,
     records: Sequence[Record],
     trained: TrainedPrefix,
     encode: Callable[[Record], np.ndarray] | None,
 ) -> Answered:
     config = trained.config
-    stop = tuple(sorted({a[-1] for a in own.answers if "\n" in lm.tokenizer.decode([a[-1]])}))
+    stop = tuple(sorted({a[-1] for a in ids.answers if "\n" in lm.tokenizer.decode([a[-1]])}))
     sampling, rows = generation.Sampling(tokens=config.answer_tokens, stop=stop), min(config.eval_rows, len(records))
-    most = max(map(len, own.answers))
-    said: list[str] = []
+    most = max(map(len, ids.answers))
+    texts: list[str] = []
     nll: list[float] = []
     for start in range(0, len(records), rows):
         index = [min(start + i, len(records) - 1) for i in range(rows)]  # the last rows are filled with the last record
         new = min(rows, len(records) - start)
-        prefixes, prompts = [given.prefixes[i] for i in index], [given.prompts[i] for i in index]
+        prefixes, prompts = [contexts.prefixes[i] for i in index], [contexts.prompts[i] for i in index]
         tokens = np.stack(list(generation.generate(lm.config, lm.params, prompts, sampling, prefixes=prefixes)), axis=1)
-        said += [first_line(lm.tokenizer.decode([int(t) for t in row if t >= 0])) for row in tokens[:new]]
-        nll += _nll(lm, prefixes, prompts, [own.answers[i] for i in index], most)[:new]
+        texts += [first_line(lm.tokenizer.decode([int(t) for t in row if t >= 0])) for row in tokens[:new]]
+        nll += _nll(lm, prefixes, prompts, [ids.answers[i] for i in index], most)[:new]
     right = [record.answers for record in records]
     columns = {
-        "em": np.asarray([exact_match(one, r) for one, r in zip(said, right, strict=True)]),
-        "f1": np.asarray([f1(one, r) for one, r in zip(said, right, strict=True)]),
+        "em": np.asarray([exact_match(one, r) for one, r in zip(texts, right, strict=True)]),
+        "f1": np.asarray([f1(one, r) for one, r in zip(texts, right, strict=True)]),
         "nll": np.asarray(nll),
     }
-    saved = float(np.mean([len(c) - n for c, n in zip(own.contexts, given.context, strict=True)]))
-    return Answered(said, columns, saved, _first_token_ms(lm, given, records[: config.timed], encode))
+    saved = float(np.mean([len(c) - n for c, n in zip(ids.contexts, contexts.context, strict=True)]))
+    return Answered(texts, columns, saved, _first_token_ms(lm, contexts, records[: config.timed], encode))
 
 
 def _nll(
@@ -165,7 +169,7 @@ def _nll(
     tokens_BS, filling_B, placed = generation.lay_out(lm.config, rows, 0, prefixes)
     cache = generation.start_cache(lm.config, jnp.asarray(filling_B), tokens_BS.shape[1], lm.params["W_E"].dtype)
     nll_BA = np.asarray(_last_nll(lm.config, most, lm.params, cache, jnp.asarray(tokens_BS), placed))
-    return [float(own[-len(a) :].mean()) for own, a in zip(nll_BA, answers, strict=True)]
+    return [float(nll_A[-len(a) :].mean()) for nll_A, a in zip(nll_BA, answers, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -181,19 +185,22 @@ def _last_nll(
 
 
 def _first_token_ms(
-    lm: LanguageModel, given: Given, records: Sequence[Record], encode: Callable[[Record], np.ndarray] | None
+    lm: LanguageModel,
+    contexts: PromptedContexts,
+    records: Sequence[Record],
+    encode: Callable[[Record], np.ndarray] | None,
 ) -> float:
     """Median over records, each run once before it is timed: programs are compiled then."""
     sampling, took = generation.Sampling(tokens=1), []
     for i, record in enumerate(records):
         for _ in range(2):
             started = time.perf_counter()
-            prefix = given.prefixes[i]
+            prefix = contexts.prefixes[i]
             if encode is not None:
                 latents = encode(record)
                 prefix = np.concatenate([prefix[: len(prefix) - len(latents)], latents])
             prefixes = [prefix] if len(prefix) else None
-            next(iter(generation.generate(lm.config, lm.params, [given.prompts[i]], sampling, prefixes=prefixes)))
+            next(iter(generation.generate(lm.config, lm.params, [contexts.prompts[i]], sampling, prefixes=prefixes)))
             seconds = time.perf_counter() - started
         took.append(1e3 * seconds)
     return float(np.median(took))

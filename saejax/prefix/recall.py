@@ -21,9 +21,9 @@ def recall_records(split: str, count: int, seed: int = 0) -> list[Record]:
     records = []
     for _ in range(count):
         numbers = rng.integers(LOWEST, HIGHEST + 1, len(NAMES))
-        asked = int(rng.integers(len(NAMES)))
+        name = int(rng.integers(len(NAMES)))
         context = written(zip(NAMES, numbers, strict=True))
-        records.append(Record(context, NAMES[asked], (str(numbers[asked]),)))
+        records.append(Record(context, NAMES[name], (str(numbers[name]),)))
     return records
 
 

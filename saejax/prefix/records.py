@@ -44,7 +44,7 @@ def read_records(text: TextConfig, config: PrefixConfig, seed: int) -> tuple[lis
         )
     splits = (_split(text, config, heldout) for heldout in (False, True))
     counts = {"train": config.samples, "heldout": config.heldout}
-    found = []
+    ranked = []
     for (name, count), rows in zip(counts.items(), splits, strict=True):
         chosen = heapq.nsmallest(count, ((_rank(seed, number), number, record) for number, record in rows))
         if not chosen:
@@ -52,8 +52,8 @@ def read_records(text: TextConfig, config: PrefixConfig, seed: int) -> tuple[lis
                 f"No row is in the split {name}: a context's hash decides, and text.heldout_fraction is "
                 f"{text.heldout_fraction}. Give more rows, or another fraction."
             )
-        found.append([record for *_, record in chosen])
-    return found[0], found[1]
+        ranked.append([record for *_, record in chosen])
+    return ranked[0], ranked[1]
 
 
 def _split(text: TextConfig, config: PrefixConfig, heldout: bool) -> Iterator[tuple[int, Record]]:
@@ -81,7 +81,11 @@ def record_of(row: dict[str, Any], config: PrefixConfig, where: str) -> Record:
     answers = values["answers"]
     answers = answers.get("text") if isinstance(answers, dict) else answers
     answers = [answers] if isinstance(answers, str) else answers
-    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) and one for one in answers):
+    if (
+        not isinstance(answers, list)
+        or not answers
+        or not all(isinstance(answer, str) and answer for answer in answers)
+    ):
         raise DataError(
             f"{where}: prefix.answers holds no answer. It must be a text, a list of texts, or "
             '{"text": [...]}; leave rows without an answer out.'

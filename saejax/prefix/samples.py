@@ -74,17 +74,17 @@ def training_arrays(records: Sequence[Record], config: PrefixConfig, models: Map
     first = next(iter(models.values()))
     arrays = {"ids": encoder_ids(records, config, first.tokenizer)}
     for name, lm in models.items():
-        own, bos = spoken(lm.tokenizer, records, config), lm.tokenizer.bos
-        tokens = [p + a[:-1] for p, a in zip(own.prompts, own.answers, strict=True)]
+        ids, bos = spoken(lm.tokenizer, records, config), lm.tokenizer.bos
+        tokens = [p + a[:-1] for p, a in zip(ids.prompts, ids.answers, strict=True)]
         check_fits(name, lm, len(bos) + config.latents + max(map(len, tokens)) + 1)
-        at = [[len(p) - 1 + i for i in range(len(a))] for p, a in zip(own.prompts, own.answers, strict=True)]
-        weights = [[config.first_token_weight, *[1.0] * (len(a) - 1)] for a in own.answers]
-        arrays |= {f"{name}/tokens": padded(tokens), f"{name}/at": padded(at), f"{name}/targets": padded(own.answers)}
+        at = [[len(p) - 1 + i for i in range(len(a))] for p, a in zip(ids.prompts, ids.answers, strict=True)]
+        weights = [[config.first_token_weight, *[1.0] * (len(a) - 1)] for a in ids.answers]
+        arrays |= {f"{name}/tokens": padded(tokens), f"{name}/at": padded(at), f"{name}/targets": padded(ids.answers)}
         arrays[f"{name}/weights"] = padded(weights, dtype=np.float32)
         if config.distill:
-            text = [bos + c + t for c, t in zip(own.contexts, tokens, strict=True)]
+            text = [bos + c + t for c, t in zip(ids.contexts, tokens, strict=True)]
             check_fits(name, lm, max(map(len, text)) + 1)
-            before = [len(bos) + len(c) for c in own.contexts]
+            before = [len(bos) + len(c) for c in ids.contexts]
             arrays[f"{name}/text"] = padded(text)
             arrays[f"{name}/text_at"] = padded([[n + i for i in row] for n, row in zip(before, at, strict=True)])
     return arrays
@@ -101,10 +101,10 @@ def check_fits(name: str, lm: LanguageModel, tokens: int) -> None:
 
 def padded(rows: Sequence[Sequence[float]], dtype: type = np.int32, at_least: int = 0) -> np.ndarray:
     """[N, longest], filled up with 0."""
-    found: np.ndarray = np.zeros((len(rows), max([at_least, *map(len, rows)])), dtype)
-    for out, row in zip(found, rows, strict=True):
+    filled: np.ndarray = np.zeros((len(rows), max([at_least, *map(len, rows)])), dtype)
+    for out, row in zip(filled, rows, strict=True):
         out[: len(row)] = row
-    return found
+    return filled
 
 
 @dataclasses.dataclass

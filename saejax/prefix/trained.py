@@ -38,14 +38,14 @@ class TrainedPrefix:
 
     def embeddings(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
         """{model: [N, P, M] float32}: what stands before a prompt in place of the records' contexts."""
-        rows, found = self.config.eval_rows, []
+        rows, batches = self.config.eval_rows, []
         ids_NL = encoder_ids(records, self.config, self.tokenizer)
         for start in range(0, len(ids_NL), rows):
             part = ids_NL[start : start + rows]
             filled = np.concatenate([part, np.repeat(part[-1:], min(rows, len(ids_NL)) - len(part), axis=0)])
             made = jax.device_get(_prefixes(self.encoder, self.params, filled))
-            found.append({name: values[: len(part)] for name, values in made.items()})
-        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+            batches.append({name: values[: len(part)] for name, values in made.items()})
+        return {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}
 
 
 @functools.partial(jax.jit, static_argnums=0)

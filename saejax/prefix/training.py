@@ -77,20 +77,20 @@ class PrefixLearner:
         prefixes, total = self.encoder.prefixes(params, batch["ids"]), jnp.float32(0)
         metrics: dict[str, jax.Array] = {}
         for name, frozen in self.frozen.items():
-            own = {key.removeprefix(f"{name}/"): value for key, value in batch.items() if key.startswith(f"{name}/")}
+            arrays = {key.removeprefix(f"{name}/"): value for key, value in batch.items() if key.startswith(f"{name}/")}
             prefix_BPM = frozen.after_bos(models[name], prefixes[name])
-            logits_BSV, _ = decoder.run(frozen.config, models[name], own["tokens"], prefix_BPM=prefix_BPM)
-            logits_BAV = _at(logits_BSV, prefix_BPM.shape[1] + own["at"])
-            weights_BA = own["weights"]
+            logits_BSV, _ = decoder.run(frozen.config, models[name], arrays["tokens"], prefix_BPM=prefix_BPM)
+            logits_BAV = _at(logits_BSV, prefix_BPM.shape[1] + arrays["at"])
+            weights_BA = arrays["weights"]
             there_BA = (weights_BA > 0).astype(jnp.float32)
             log_p_BAV = jax.nn.log_softmax(logits_BAV)
-            nll_BA = -jnp.take_along_axis(log_p_BAV, own["targets"][..., None], axis=-1)[..., 0]
+            nll_BA = -jnp.take_along_axis(log_p_BAV, arrays["targets"][..., None], axis=-1)[..., 0]
             total += (weights_BA * nll_BA).sum() / weights_BA.sum()
-            first_B = log_p_BAV[:, 0].argmax(-1) == own["targets"][:, 0]
+            first_B = log_p_BAV[:, 0].argmax(-1) == arrays["targets"][:, 0]
             metrics |= {f"nll_{name}": (there_BA * nll_BA).sum() / there_BA.sum(), f"first_{name}": first_B.mean()}
             if self.distill:
-                text_BTV, _ = decoder.run(frozen.config, models[name], own["text"])
-                teacher_BAV = jax.nn.log_softmax(_at(text_BTV, own["text_at"]))
+                text_BTV, _ = decoder.run(frozen.config, models[name], arrays["text"])
+                teacher_BAV = jax.nn.log_softmax(_at(text_BTV, arrays["text_at"]))
                 kl_BA = (jnp.exp(teacher_BAV) * (teacher_BAV - log_p_BAV)).sum(-1)
                 metrics[f"kl_{name}"] = (weights_BA * kl_BA).sum() / weights_BA.sum()
                 total += self.distill * metrics[f"kl_{name}"]

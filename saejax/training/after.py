@@ -26,8 +26,8 @@ def compare(coder: Coder, sites: Sites, tokens: int) -> Callable[[TrainState, Ma
 
     def both(state: TrainState, arrays: Mapping[str, jax.Array]) -> L0s:
         x = sites.batch({name: value[:rows] for name, value in arrays.items()})["x"].astype(jnp.float32)
-        own, params = coder.inference(state.evaluated(), state.stats)
-        return {"l0_in_training": coder.encode(state.params, x).l0(), "l0": own.encode(params, x).l0()}
+        afterwards, params = coder.inference(state.evaluated(), state.stats)
+        return {"l0_in_training": coder.encode(state.params, x).l0(), "l0": afterwards.encode(params, x).l0()}
 
     return both
 

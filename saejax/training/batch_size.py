@@ -62,7 +62,7 @@ def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: in
         f"a larger batch is more than 1/{_BATCHES} of the store": rows // _BATCHES,
         "saejax looks no further": fitting[-1],
     }
-    why, bound = min(bounds.items(), key=lambda one: one[1])
+    why, bound = min(bounds.items(), key=lambda item: item[1])
     sizes = [size for size in fitting if size <= bound] or fitting[:1]
     fits = _largest(sizes, needs, room)
     if fits is None:

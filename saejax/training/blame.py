@@ -30,10 +30,10 @@ def make_blame(run_dir: Path, batches: BatchSource, open_reader: Callable[[], St
         columns: dict[str, Any] = {}
         for name, rows in batch.items():
             columns[f"norm of {name}"] = np.linalg.norm(rows.astype(np.float64), axis=1)
-        found = batches.places(number)
-        if found and open_reader:
-            found = found | _tokens(open_reader(), found["row"])
-        columns = found | columns
+        places = batches.places(number)
+        if places and open_reader:
+            places = places | _tokens(open_reader(), places["row"])
+        columns = places | columns
         norm_B = np.max([values for name, values in columns.items() if name.startswith("norm of ")], axis=0)
         worst = np.argsort(-np.where(np.isfinite(norm_B), norm_B, np.inf), kind="stable")[:_WORST]
         content = known | {
@@ -50,12 +50,12 @@ def make_blame(run_dir: Path, batches: BatchSource, open_reader: Callable[[], St
 
 def _tokens(reader: StoreReader, row_B: np.ndarray) -> dict[str, np.ndarray]:
     """token_id, document and position of rows of the store."""
-    found = {name: np.empty(len(row_B), np.int32) for name in METADATA_NAMES}
+    columns = {name: np.empty(len(row_B), np.int32) for name in METADATA_NAMES}
     size = reader.layout.chunk_rows
     for chunk in np.unique(row_B // size):
         here = row_B // size == chunk
         start = int(chunk) * size
         stop = min(reader.n_tokens, start + size)
-        for name, values in found.items():
+        for name, values in columns.items():
             values[here] = reader.array_rows(name, start, stop)[row_B[here] - start]
-    return found
+    return columns

@@ -108,7 +108,7 @@ class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
         super().__post_init__()
         self._check_batch()
         if self.resample_every and not OPTIMIZERS[self.optimizer].moments_per_latent:
-            fitting = [name for name, one in OPTIMIZERS.items() if one.moments_per_latent]
+            fitting = [name for name, optimizer in OPTIMIZERS.items() if optimizer.moments_per_latent]
             raise ConfigError(
                 f"train.resample_every needs moments of each latent to reset, which {self.optimizer} has not; "
                 f"use {', '.join(fitting[:-1])} or {fitting[-1]}."

@@ -128,11 +128,11 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
     if len(folders) == 1:
         found = folders[0].restore_latest(wanted[0])
         return found and (found[0], [TrainState.from_items(found[1])], found[2])
-    common = set.intersection(*(set(one.steps()) for one in folders))
+    common = set.intersection(*(set(folder.steps()) for folder in folders))
     for step in sorted(common, reverse=True):
-        problems = [problem for one in folders for problem in one.verify(step)]
+        problems = [problem for folder in folders for problem in folder.verify(step)]
         if not problems:
-            restored = [one.restore(step, items) for one, items in zip(folders, wanted, strict=True)]
+            restored = [folder.restore(step, items) for folder, items in zip(folders, wanted, strict=True)]
             return (
                 step,
                 [TrainState.from_items(items) for items, _ in restored],
@@ -198,15 +198,15 @@ class _Session:
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
             while going and not preemption.agreed():
                 watch.before_step(step, states)
-                asked = time.perf_counter()
+                waiting_since = time.perf_counter()
                 with watch.phase("data"):
                     batch = next(batches)
-                self.waited += time.perf_counter() - asked
+                self.waited += time.perf_counter() - waiting_since
                 metrics = []
                 with watch.phase("start"):
                     for i, (program, arrays) in enumerate(zip(setup.programs, setup.put(batch), strict=True)):
-                        states[i], found = program.step(states[i], arrays, self.hyper(program))
-                        metrics.append(found)
+                        states[i], metrics_of_program = program.step(states[i], arrays, self.hyper(program))
+                        metrics.append(metrics_of_program)
                 step += 1
                 self.pending.append((step, metrics, batch))
                 with watch.phase("metrics"):
@@ -255,25 +255,25 @@ class _Session:
         """Read all but the newest `keep` pending steps (waiting for the oldest bounds the steps in flight)."""
         shown: dict[str, str] = {}
         while len(self.pending) > keep:
-            step, found, batch = self.pending.popleft()
+            step, metrics, batch = self.pending.popleft()
             with self.setup.watch.phase("device"):
-                jax.block_until_ready(found)
+                jax.block_until_ready(metrics)
             logged = step % self.config.log_every == 0 or step in (1, self.config.steps)
-            rows = self.rows(found, logged)
+            rows = self.rows(metrics, logged)
             rows = {name: row for name, row in rows.items() if not self.count_skipped(name, step, row, batch)}
             if logged:
                 shown = self.log(step, rows) or shown
         return shown
 
-    def rows(self, found: Sequence[dict[str, jax.Array]], logged: bool) -> dict[str, dict[str, float]]:
+    def rows(self, metrics_of_programs: Sequence[dict[str, jax.Array]], logged: bool) -> dict[str, dict[str, float]]:
         """{member: its metrics} of one step, of the members that still train; `skipped` alone where no more is used.
 
         Each number is a copy of its own from the device, and a small coder's step is as short as all of them.
         """
         rows = {}
-        host = jax.device_get([{"skipped": metrics["skipped"]} for metrics in found])
+        host = jax.device_get([{"skipped": metrics["skipped"]} for metrics in metrics_of_programs])
         if logged or any(np.any(metrics["skipped"]) for metrics in host):
-            host = jax.device_get(list(found))
+            host = jax.device_get(list(metrics_of_programs))
         for program, metrics in zip(self.setup.programs, host, strict=True):
             for i, name in enumerate(program.members):
                 if self.memories[name].going:
@@ -299,11 +299,11 @@ class _Session:
         if len(self.memories) == 1:
             return {key: format(row[key], form) for row in rows.values() for key, form in figures.items()}
         first, form = next(iter(figures.items()))
-        found = [row[first] for row in rows.values()]
-        return {first: f"{min(found):{form}}-{max(found):{form}}" if found else "none"}
+        values = [row[first] for row in rows.values()]
+        return {first: f"{min(values):{form}}-{max(values):{form}}" if values else "none"}
 
     def count_skipped(self, name: str, step: int, row: dict[str, float], batch: Mapping[str, np.ndarray]) -> bool:
-        """True for a step that was not taken, which is counted and written; once too often, and the member has failed."""
+        """True for a step that was not taken: it is counted and written; once too often, and the member has failed."""
         memory = self.memories[name]
         skipped = memory.skipped.after(bool(row["skipped"]))
         taken, row["skipped"] = not row["skipped"], float(skipped.total)
@@ -364,10 +364,10 @@ class _Session:
     def compare_l0(self, step: int, states: Sequence[TrainState], batch: Mapping[str, np.ndarray]) -> None:
         """Note the L0 of the coders for after training beside the training's, and say where they are far apart."""
         for program, state, arrays in zip(self.setup.programs, states, self.setup.put(batch), strict=True):
-            for name, own in program.l0_after(state, arrays).items():
-                self.memories[name] = dataclasses.replace(self.memories[name], after=own)
-                self.write(step, _named("after", {name: own}))
-                if note := l0_note(**own):
+            for name, l0s in program.l0_after(state, arrays).items():
+                self.memories[name] = dataclasses.replace(self.memories[name], after=l0s)
+                self.write(step, _named("after", {name: l0s}))
+                if note := l0_note(**l0s):
                     self.setup.tell(f"{self.setup.stage}: {f'{name}: ' if name else ''}{note}")
 
     # --- checkpoints ------------------------------------------------------------------------------------------
@@ -388,8 +388,8 @@ class _Session:
             else:
                 about = self.memories[program.members[0]].to_meta()
             best = [self.memories[name].best.step for name in program.members]
-            kept = [] if program.stacked else [found for found in best if found is not None]
-            program.checkpoints.save(step, state.to_items(), meta | about | dict(program.meta), keep=kept)
+            keep = [] if program.stacked else [at for at in best if at is not None]
+            program.checkpoints.save(step, state.to_items(), meta | about | dict(program.meta), keep=keep)
         self.saved = step
 
     def judge(self, step: int, states: Sequence[TrainState]) -> None:
@@ -418,8 +418,8 @@ class _Session:
                     continue
                 alone = dataclasses.replace(program.member(state, i), step=jnp.int32(at))
                 meta = {"step": at, "seconds": self.seconds()}
-                kept = [] if memory.best.step is None else [memory.best.step]
-                checkpoints.save(at, alone.to_items(), meta | memory.to_meta() | dict(program.meta), keep=kept)
+                keep = [] if memory.best.step is None else [memory.best.step]
+                checkpoints.save(at, alone.to_items(), meta | memory.to_meta() | dict(program.meta), keep=keep)
                 checkpoints.close()  # members are many: none holds threads between its saves
 
     def write(self, step: int, rows: Mapping[str, Mapping[str, float]]) -> None:

@@ -97,9 +97,9 @@ class Monitor(Watch):
         row: dict[str, float] = {}
         if host := resident_memory():
             row["host/memory_bytes"] = host
-        if found := [stats for device in self._devices if (stats := device.memory_stats())]:
-            row["device/memory_bytes"] = max(stats["bytes_in_use"] for stats in found)
-            row["device/peak_memory_bytes"] = max(stats.get("peak_bytes_in_use", 0) for stats in found)
+        if statistics_of_devices := [stats for device in self._devices if (stats := device.memory_stats())]:
+            row["device/memory_bytes"] = max(stats["bytes_in_use"] for stats in statistics_of_devices)
+            row["device/peak_memory_bytes"] = max(stats.get("peak_bytes_in_use", 0) for stats in statistics_of_devices)
         return row
 
     def _warn(self, step: int, now: float, passed: float, loop: Mapping[str, float], row: Mapping[str, float]) -> None:

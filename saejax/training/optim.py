@@ -47,7 +47,9 @@ def _decay(config: "OptimSettings", steps: int) -> optax.Schedule:
 
 def _weights(params: dict[str, Any]) -> dict[str, Any]:
     """Marks the weight matrices (or stacks of them), by the convention of names, W_enc, W_dec_3, ..."""
-    return {name: _weights(one) if isinstance(one, dict) else name.startswith("W") for name, one in params.items()}
+    return {
+        name: _weights(value) if isinstance(value, dict) else name.startswith("W") for name, value in params.items()
+    }
 
 
 def _matrices(params: dict[str, Any]) -> dict[str, contrib.MuonDimensionNumbers | None]:
@@ -187,7 +189,7 @@ class OptimSettings(LengthSettings):
         if self.weight_decay and not kind.decays:
             raise ConfigError(
                 f"train.weight_decay is set, but {self.optimizer} has none; "
-                f"use {', '.join(name for name, one in OPTIMIZERS.items() if one.decays)}, or set 0."
+                f"use {', '.join(name for name, optimizer in OPTIMIZERS.items() if optimizer.decays)}, or set 0."
             )
         if kind.averages and self.schedule != "constant":
             raise ConfigError(
@@ -323,14 +325,14 @@ def steps_taken(opt_state: optax.OptState, steps: Any) -> Any:
 
     `steps` themselves for schedule_free without a warm-up, which has no schedule.
     """
-    found = states_of(opt_state, optax.ScaleByScheduleState)
-    return found[0].count if found else steps
+    schedules = states_of(opt_state, optax.ScaleByScheduleState)
+    return schedules[0].count if schedules else steps
 
 
 def learning_rate_factor(opt_state: optax.OptState) -> Any:
     """The factor by which the plateau has multiplied the schedule's learning rate; 1 without one."""
-    found = states_of(opt_state, contrib.ReduceLROnPlateauState)
-    return found[0].scale if found else 1.0
+    plateaus = states_of(opt_state, contrib.ReduceLROnPlateauState)
+    return plateaus[0].scale if plateaus else 1.0
 
 
 def states_of(opt_state: optax.OptState, kind: Any) -> list[Any]:

@@ -111,9 +111,9 @@ class Profiler(Watch):
         point = {"step": step, "seconds": time.perf_counter() - self._begun}
         if host := resident_memory():
             point["host_bytes"] = host
-        if found := [stats for device in self._devices if (stats := device.memory_stats())]:
-            point["device_bytes"] = max(stats["bytes_in_use"] for stats in found)
-            point["device_peak_bytes"] = max(stats.get("peak_bytes_in_use", 0) for stats in found)
+        if statistics := [stats for device in self._devices if (stats := device.memory_stats())]:
+            point["device_bytes"] = max(stats["bytes_in_use"] for stats in statistics)
+            point["device_peak_bytes"] = max(stats.get("peak_bytes_in_use", 0) for stats in statistics)
         self._memory.append(point)
         if len(self._memory) > _POINTS:
             self._memory = self._memory[::2]
@@ -148,8 +148,8 @@ class Profiler(Watch):
         devices, host = device_spans(file, module, ops)
         for_perfetto = file.with_name(file.name.replace(".xplane.pb", ".trace.json.gz"))
         about = {"perfetto": str(for_perfetto.relative_to(self._folder)), "first_step": first + 1, "steps": steps}
-        found = by_component(devices, host, ops, steps)
-        return about | found | {"idle": [one | {"name": PHASES[one["name"]]} for one in found["idle"]]}
+        table = by_component(devices, host, ops, steps)
+        return about | table | {"idle": [one | {"name": PHASES[one["name"]]} for one in table["idle"]]}
 
     # --- what is written --------------------------------------------------------------------------------------
 
@@ -189,9 +189,13 @@ def costs(step: Any) -> dict[str, float]:
     """XLA's figures of a compiled step on one device: floating-point operations and bytes (a loop's body counts once),
     and the bytes of memory that it takes.
     """
-    found = step.cost_analysis() or {}
+    analysis = step.cost_analysis() or {}
     memory = step.memory_analysis()
-    known = {"flops": found.get("flops"), "bytes": found.get("bytes accessed"), "memory_bytes": step_bytes(memory)}
+    known = {
+        "flops": analysis.get("flops"),
+        "bytes": analysis.get("bytes accessed"),
+        "memory_bytes": step_bytes(memory),
+    }
     return {name: float(value) for name, value in known.items() if value}
 
 

@@ -44,12 +44,14 @@ def _traced(traced: Mapping[str, Any], step: Mapping[str, float]) -> list[str]:
 
 def _said_by_xla(step: Mapping[str, float], ms: float) -> str:
     """The compiled step's own figures, and the rates that follow."""
-    said = [
+    figures = [
         f"{step[key] / 1e9:,.2f} {unit} ({step[key] / 1e6 / ms:,.1f} {unit}/s)"
         for key, unit in (("flops", "GFLOP"), ("bytes", "GB"))
         if key in step
     ]
-    counts = f"XLA counts {' and '.join(said)} in a step on one device; a loop's body counts once." if said else ""
+    counts = (
+        f"XLA counts {' and '.join(figures)} in a step on one device; a loop's body counts once." if figures else ""
+    )
     memory = f"The step takes {step['memory_bytes'] / 1e6:,.0f} MB of its memory." if "memory_bytes" in step else ""
     return f"{counts} {memory}".strip()
 

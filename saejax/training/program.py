@@ -59,10 +59,10 @@ class Program:
 
     def l0_after(self, state: TrainState, arrays: Arrays) -> dict[str, dict[str, float]]:
         """{member: what `after` says of it}; empty where no coder can be another after training."""
-        found = {} if self.after is None else jax.device_get(self.after(state, arrays))
+        l0s = {} if self.after is None else jax.device_get(self.after(state, arrays))
         return {
-            name: {key: float(values[i] if self.stacked else values) for key, values in found.items()}
-            for i, name in enumerate(self.members if found else ())
+            name: {key: float(values[i] if self.stacked else values) for key, values in l0s.items()}
+            for i, name in enumerate(self.members if l0s else ())
         }
 
 

@@ -67,11 +67,11 @@ def taken(
     config: TrainConfig,
     state: TrainState,
     hyper: Hyper,
-    found: tuple[Any, dict[str, jax.Array], Any],
+    gradients: tuple[Any, dict[str, jax.Array], Any],
 ) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
     """(the state after a step, its metrics, whether it was taken), of `found`: gradients, metrics with the loss, and
     statistics. This is what all training does with its gradients, whatever learns."""
-    grads, metrics, stats = found
+    grads, metrics, stats = gradients
     with jax.named_scope("optimizer"):
         grads = learner.project_gradients(state.params, of_all_copies(grads))
         grad_norm = optax.tree.norm(grads)

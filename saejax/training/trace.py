@@ -84,13 +84,13 @@ def operations(hlo: str) -> tuple[str, dict[str, Operation]]:
     caller: dict[str, str] = {}
     computation = ""
     for line in hlo.splitlines():
-        if not (found := _INSTRUCTION.match(line)):
+        if not (instruction := _INSTRUCTION.match(line)):
             computation = head[1] if (head := _COMPUTATION.match(line)) else computation
             continue
         origin = _OP_NAME.search(line)
-        origins[found[1]], within[found[1]] = origin[1] if origin else "", computation
+        origins[instruction[1]], within[instruction[1]] = origin[1] if origin else "", computation
         for names in _CALLED.findall(line):
-            caller |= dict.fromkeys(re.findall(r"[\w.\-]+", names), found[1])
+            caller |= dict.fromkeys(re.findall(r"[\w.\-]+", names), instruction[1])
 
     def component(op: str) -> str:
         seen: set[str] = set()
@@ -132,9 +132,9 @@ def device_spans(trace: Path, module: str, ops: Container[str]) -> tuple[dict[st
                 name = str(stats["hlo_op"]) if _which(stats) == ours else ""
                 ended = max(start + took, over.get(stats.get("_p"), 0))
                 by_device[str(stats.get("device_ordinal", ""))].append(Span(start, start + took, name, ended))
-        own = plane.startswith("/device:")
+        is_device = plane.startswith("/device:")
         for ordinal, spans in by_device.items():
-            (on_device if own else on_host)[plane if own else ordinal].append(spans)
+            (on_device if is_device else on_host)[plane if is_device else ordinal].append(spans)
     return dict(on_device or on_host), host
 
 
@@ -145,11 +145,11 @@ def _which(stats: dict[str, Any]) -> tuple[Any, Any]:
 
 def _program(module: str, ops: Container[str], events: Iterable[dict[str, Any]]) -> tuple[Any, Any]:
     """The program with the most of the operations `ops`, of those that are called `module`: names are used again."""
-    found: dict[tuple[Any, Any], set[str]] = collections.defaultdict(set)
+    operations_of: dict[tuple[Any, Any], set[str]] = collections.defaultdict(set)
     for stats in events:
         if stats.get("hlo_module") == module and stats["hlo_op"] in ops:
-            found[_which(stats)].add(stats["hlo_op"])
-    return max(found, key=lambda program: len(found[program]), default=(module, None))
+            operations_of[_which(stats)].add(stats["hlo_op"])
+    return max(operations_of, key=lambda program: len(operations_of[program]), default=(module, None))
 
 
 def innermost(spans: Iterable[Span]) -> Iterator[tuple[float, float, str]]:

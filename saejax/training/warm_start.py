@@ -77,9 +77,10 @@ class WarmStart:
         with_latents = [name for name, axes in coder.logical_axes().items() if "latent" in axes and name in fresh]
 
         def beside(new: Params) -> Params:
-            given = jax.tree.map(jnp.asarray, self.params)
-            return given | {
-                name: jnp.where(coder.along_latents(name, known), given[name], new[name]) for name in with_latents
+            known_params = jax.tree.map(jnp.asarray, self.params)
+            return known_params | {
+                name: jnp.where(coder.along_latents(name, known), known_params[name], new[name])
+                for name in with_latents
             }
 
         if coder.sparsity.kept:
@@ -119,7 +120,7 @@ def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params
     params = _in_topology(source, known.topology, sites)
     params, threshold, notes = _in_sparsity(source.coder.sparsity, known.sparsity, params)
     scales = (sites.read_scales, sites.write_scales)
-    params = known.topology.fold(params, *(tuple(1 / scale for scale in one) for one in scales))
+    params = known.topology.fold(params, *(tuple(1 / scale for scale in side) for side in scales))
     factor, scale, more = _unit(known, params)
     params = {name: np.asarray(value) for name, value in known.rescaled(params, factor).items()}
     stats = {} if threshold is None else {"threshold": np.float32(threshold * scale)}
@@ -240,36 +241,40 @@ def _in_sparsity(there: Sparsity[Any], here: Sparsity[Any], params: Params) -> t
     if type(there) is type(here):
         more = [f"{here.kept} latents are kept, {there.kept} by the source"] if here.kept != there.kept else []
         return params, None, more
-    a, b = (next(name for name, kind in SPARSITIES.items() if kind is type(one)) for one in (there, here))
-    own, theta_F = _thresholds(there, params)
+    a, b = (next(name for name, kind in SPARSITIES.items() if kind is type(sparsity)) for sparsity in (there, here))
+    params_alone, theta_F = _thresholds(there, params)
     if theta_F is None and type(here) in (Relu, JumpRelu, Gated):
         raise ConfigError(
             f"train.init_from keeps k latents of a token ({a}), and {b} needs thresholds. Start one with "
             "coder.sparsity=batchtopk from it, which finds a threshold, and then this one from that."
         )
     if type(here) is Relu and not np.any(theta_F):
-        return own, None, []
+        return params_alone, None, []
     if type(here) is JumpRelu:
-        return own | {"threshold": theta_F}, None, []
+        return params_alone | {"threshold": theta_F}, None, []
     if type(here) is Gated:
-        gates = {"r_mag": np.zeros_like(own["b_enc"]), "b_mag": own["b_enc"], "b_enc": own["b_enc"] - theta_F}
-        return own | gates, None, []
+        gates = {
+            "r_mag": np.zeros_like(params_alone["b_enc"]),
+            "b_mag": params_alone["b_enc"],
+            "b_enc": params_alone["b_enc"] - theta_F,
+        }
+        return params_alone | gates, None, []
     if type(here) in (TopK, BatchTopK) and type(there) in (Relu, JumpRelu, Gated, TopK, BatchTopK):
-        return own, *_selection(here, theta_F)
+        return params_alone, *_selection(here, theta_F)
     raise ConfigError(f"train.init_from is a {a} coder, whose latents are none of {b}. Set coder.sparsity={a}.")
 
 
 def _thresholds(there: Sparsity[Any], params: Params) -> tuple[Params, np.ndarray | None]:
     """(W_enc, b_enc, ... and nothing of the sparsity, theta >= 0 [F]) with f = pre where pre > theta; None of a k."""
-    own = {name: value for name, value in params.items() if name not in there.parameters()}
+    params_alone = {name: value for name, value in params.items() if name not in there.parameters()}
     if type(there) is Gated:
         # exp(r) (x' W) + b_mag > 0 where x' W + b_enc > 0: a JumpReLU. (Rajamanoharan et al. 2024, section 3.2)
         size_F = np.exp(params["r_mag"])
-        own |= {"W_enc": params["W_enc"] * np.expand_dims(size_F, -2), "b_enc": params["b_mag"]}
-        return own, np.maximum(params["b_mag"] - size_F * params["b_enc"], 0)
+        params_alone |= {"W_enc": params["W_enc"] * np.expand_dims(size_F, -2), "b_enc": params["b_mag"]}
+        return params_alone, np.maximum(params["b_mag"] - size_F * params["b_enc"], 0)
     if type(there) is JumpRelu:
-        return own, np.maximum(params["threshold"], 0)
-    return own, np.zeros_like(params["b_enc"]) if type(there) is Relu else None
+        return params_alone, np.maximum(params["threshold"], 0)
+    return params_alone, np.zeros_like(params["b_enc"]) if type(there) is Relu else None
 
 
 def _selection(here: Sparsity[Any], theta_F: np.ndarray | None) -> tuple[float | None, list[str]]:
@@ -278,8 +283,8 @@ def _selection(here: Sparsity[Any], theta_F: np.ndarray | None) -> tuple[float |
         return None, [f"training keeps the {here.kept} largest latents of a token, whatever the source kept"]
     if theta_F is None:
         return None, ["the threshold for single tokens follows from the first batches"]
-    theta, one = float(theta_F.mean()), np.ptp(theta_F) <= 1e-6 * theta_F.mean()
-    return theta, [] if one else [f"batchtopk has one threshold: it starts at {theta:.3g}, the source's mean"]
+    theta, equal = float(theta_F.mean()), np.ptp(theta_F) <= 1e-6 * theta_F.mean()
+    return theta, [] if equal else [f"batchtopk has equal threshold: it starts at {theta:.3g}, the source's mean"]
 
 
 # --- the latents' unit -----------------------------------------------------------------------------------------

@@ -36,19 +36,19 @@ def members(e: Experiment) -> tuple[Member[Experiment], ...]:
         ConfigError: an empty grid, a point that cannot be read or sets what all must share, doubled names or points, a
             key that is set twice, an axis that does nothing to a coder.
     """
-    found: dict[str, Member[Experiment]] = {}
+    by_name: dict[str, Member[Experiment]] = {}
     same: dict[str, str] = {}
     axes = [[(axis, value) for value in axis.values(e.sweep)] for axis in _AXES]
-    given = [values for values in axes if values]
-    if not given and not e.sweep.points:
+    varied = [values for values in axes if values]
+    if not varied and not e.sweep.points:
         raise ConfigError(
             "The sweep is empty. Give it something to vary, such as --config.sweep.seeds=0,1,2 or "
             "--config.sweep.lrs=1e-4,3e-4."
         )
     for point, settings in _points(e):
-        for chosen in itertools.product(*given):
+        for chosen in itertools.product(*varied):
             member = _member(e, point, settings, chosen)
-            if member.name in found:
+            if member.name in by_name:
                 raise ConfigError(
                     f"Two members of the sweep are called {member.name!r}. Give each point a name of its own, and each "
                     "value of an axis once."
@@ -58,16 +58,16 @@ def members(e: Experiment) -> tuple[Member[Experiment], ...]:
                 raise ConfigError(
                     f"{same[content]!r} and {member.name!r} of the sweep are the same run. Remove one of them."
                 )
-            found[member.name], same[content] = member, member.name
-    return tuple(found.values())
+            by_name[member.name], same[content] = member, member.name
+    return tuple(by_name.values())
 
 
 def groups(members: Sequence[Member[Experiment]]) -> tuple[Group[Experiment], ...]:
     """The members by program, in the order in which they come."""
-    found: dict[str, list[Member[Experiment]]] = {}
+    by_program: dict[str, list[Member[Experiment]]] = {}
     for member in members:
-        found.setdefault(json.dumps(to_json(_common(member.unscaled)), sort_keys=True), []).append(member)
-    return tuple(Group(of_one[0].unscaled, tuple(of_one)) for of_one in found.values())
+        by_program.setdefault(json.dumps(to_json(_common(member.unscaled)), sort_keys=True), []).append(member)
+    return tuple(Group(of_one[0].unscaled, tuple(of_one)) for of_one in by_program.values())
 
 
 def decided(plan: Sequence[Member[Experiment]]) -> dict[str, Any]:

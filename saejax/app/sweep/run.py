@@ -50,15 +50,15 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
     _refuse_settings(e)
     plan = as_begun(e, with_rates(work, members(e)))
     programs = groups(plan)
-    stored = [Stored(dataclasses.replace(work, experiment=one.experiment)) for one in programs]
+    stored = [Stored(dataclasses.replace(work, experiment=program.experiment)) for program in programs]
     verify_stores(e)
     source = functools.cache(stored[0].source_coder)
     done = Sweep(e.run_dir).result.is_file()
     begun = done or is_begun(sweep_checkpoints(e, len(programs)))
-    for one in stored:
-        coder = one.coder()
+    for materials in stored:
+        coder = materials.coder()
         if not begun:
-            refuse_start(one.e, coder, one.sides(), source)
+            refuse_start(materials.e, coder, materials.sides(), source)
     _refuse_no_heldout(work)
     if group is not None:
         _refuse_group(e, group, len(programs))
