@@ -284,7 +284,7 @@ def _selection(here: Sparsity[Any], theta_F: np.ndarray | None) -> tuple[float |
     if theta_F is None:
         return None, ["the threshold for single tokens follows from the first batches"]
     theta, equal = float(theta_F.mean()), np.ptp(theta_F) <= 1e-6 * theta_F.mean()
-    return theta, [] if equal else [f"batchtopk has equal threshold: it starts at {theta:.3g}, the source's mean"]
+    return theta, [] if equal else [f"batchtopk has one threshold: it starts at {theta:.3g}, the source's mean"]
 
 
 # --- the latents' unit -----------------------------------------------------------------------------------------
