@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,21 @@ def from_json(value: dict[str, Any]) -> Experiment:
     if missing := unregistered(value.get("parts")):
         raise ConfigError(missing)
     return from_config_dict(Experiment, {key: item for key, item in value.items() if key != "parts"})
+
+
+def with_settings(e: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    """`e` with {"section.key": value} set, through the configuration's boundary.
+
+    Raises:
+        ConfigError: a key or a value that cannot be.
+    """
+    config = to_json(e)
+    for key, value in settings.items():
+        *sections, leaf = key.split(".")
+        node = config
+        for section_name in sections:
+            node = node.setdefault(section_name, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"config.{key}: {section_name} is not a section.")
+        node[leaf] = value
+    return from_json(config)

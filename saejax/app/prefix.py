@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,33 +265,21 @@ def _content(answered: dict[str, dict[str, Answered]], records: Sequence[Record]
 
 def _page(e: Experiment, content: dict[str, Any]) -> str:
     p, names = e.prefix, list(content["models"])
-    contexts = content["models"][names[0]].get("contexts")  # earlier versions drew records
-    over = f" over {contexts:,} contexts with all their questions" if contexts else ""
     lead = (
         f"{content['records']:,} held-out records; {' and '.join(names)} are frozen, and read {p.latents} latents of "
         f"width {p.d_latent} in place of the context, after {content['step']:,} steps of {e.train.batch_size}. Ways: "
         "text (the whole context), truncated (as many tokens of it as the prefix has), none, replay (the context as "
-        "embeddings), random (a random prefix), prefix. Brackets hold 95 % intervals"
-        f"{over}."
+        "embeddings), random (a random prefix), prefix. Brackets hold 95 % intervals over "
+        f"{content['models'][names[0]]['contexts']:,} contexts with all their questions."
     )
     examples = [["context", "question", "right", *(f"{name}: {way}" for name in names for way in ("text", "prefix"))]]
     for example in content["examples"]:
-        said = [example["said"][name][way] for name in names for way in ("text", "prefix")]
-        examples.append([_short(example["context"]), example["question"], example["answers"][0], *said])
-    curves = {f"{name}, held out": _curve(e.run_dir, f"val/nll_{name}") for name in names}
-    curves = {name: points for name, points in curves.items() if points}
+        texts = [example["said"][name][way] for name in names for way in ("text", "prefix")]
+        context = example["context"].strip()
+        context = context if len(context) <= 100 else f"{context[:97].strip()}..."
+        examples.append([context, example["question"], example["answers"][0], *texts])
+    curves, rows = {}, e.run.rows()
+    for name in names:
+        if points := [(row["step"], row[key]) for row in rows if row.get(key := f"val/nll_{name}") is not None]:
+            curves[f"{name}, held out"] = points
     return render_prefix(f"{e.name}: a latent prefix", lead, content["models"], curves, examples)
-
-
-def _curve(run: Path, key: str) -> list[tuple[int, float]]:
-    return [(row["step"], row[key]) for row in _rows(Run(run).metrics) if row.get(key) is not None]
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.is_file():
-        with path.open() as handle:
-            yield from map(json.loads, handle)
-
-
-def _short(text: str) -> str:
-    return text.strip() if len(text) <= 100 else f"{text[:97].strip()}..."

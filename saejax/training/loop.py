@@ -126,8 +126,8 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
         return None
     wanted = [program.abstract.to_items() for program in programs]
     if len(folders) == 1:
-        found = folders[0].restore_latest(wanted[0])
-        return found and (found[0], [TrainState.from_items(found[1])], found[2])
+        newest = folders[0].restore_latest(wanted[0])
+        return newest and (newest[0], [TrainState.from_items(newest[1])], newest[2])
     common = set.intersection(*(set(folder.steps()) for folder in folders))
     for step in sorted(common, reverse=True):
         problems = [problem for folder in folders for problem in folder.verify(step)]

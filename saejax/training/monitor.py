@@ -20,7 +20,7 @@ import jax
 
 from saejax.core.host import processors, resident_memory
 from saejax.training.program import Program
-from saejax.training.watch import Phases, Watch
+from saejax.training.watch import Phases, Watch, device_memory
 
 # The phases of the loop by their name in the metrics.
 _LOOP = {
@@ -97,9 +97,8 @@ class Monitor(Watch):
         row: dict[str, float] = {}
         if host := resident_memory():
             row["host/memory_bytes"] = host
-        if statistics_of_devices := [stats for device in self._devices if (stats := device.memory_stats())]:
-            row["device/memory_bytes"] = max(stats["bytes_in_use"] for stats in statistics_of_devices)
-            row["device/peak_memory_bytes"] = max(stats.get("peak_bytes_in_use", 0) for stats in statistics_of_devices)
+        if memory := device_memory(self._devices):
+            row["device/memory_bytes"], row["device/peak_memory_bytes"] = memory
         return row
 
     def _warn(self, step: int, now: float, passed: float, loop: Mapping[str, float], row: Mapping[str, float]) -> None:

@@ -20,7 +20,7 @@ from saejax.runs import Run
 from saejax.training.profile_text import as_markdown
 from saejax.training.program import Program
 from saejax.training.trace import HOST, by_component, device_spans, operations, row
-from saejax.training.watch import Phases, Watch
+from saejax.training.watch import Phases, Watch, device_memory
 
 # Steps before the trace, and in it: the prediction of a run's length looks at later ones.
 _WARM, _TRACED = 3, 10
@@ -111,9 +111,8 @@ class Profiler(Watch):
         point = {"step": step, "seconds": time.perf_counter() - self._begun}
         if host := resident_memory():
             point["host_bytes"] = host
-        if statistics := [stats for device in self._devices if (stats := device.memory_stats())]:
-            point["device_bytes"] = max(stats["bytes_in_use"] for stats in statistics)
-            point["device_peak_bytes"] = max(stats.get("peak_bytes_in_use", 0) for stats in statistics)
+        if memory := device_memory(self._devices):
+            point["device_bytes"], point["device_peak_bytes"] = memory
         self._memory.append(point)
         if len(self._memory) > _POINTS:
             self._memory = self._memory[::2]

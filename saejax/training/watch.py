@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from saejax.training.program import Program
 
 
@@ -78,3 +80,11 @@ class Together(Watch):
 
     def row(self, step: int) -> Mapping[str, float]:
         return {name: value for watch in self.watches for name, value in watch.row(step).items()}
+
+
+def device_memory(devices: Sequence[jax.Device]) -> tuple[int, int] | None:
+    """(bytes in use on the fullest device, the most so far); None where the devices do not say."""
+    known = [stats for device in devices if (stats := device.memory_stats())]
+    if not known:
+        return None
+    return max(stats["bytes_in_use"] for stats in known), max(stats.get("peak_bytes_in_use", 0) for stats in known)

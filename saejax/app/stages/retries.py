@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from saejax.app import console
-from saejax.app.experiment import Experiment, from_json, to_run_json
+from saejax.app.experiment import Experiment, to_run_json, with_settings
 from saejax.app.stages.evaluate import run_evaluate, stale
 from saejax.app.stages.train import Stored, run_train
 from saejax.app.workspace import Workspace
-from saejax.core.config import to_json
 from saejax.core.errors import EXIT_PREEMPTED, ConfigError
 from saejax.core.files import read_json
 from saejax.evals.attempts import Attempt, Attempts, Changed, best, next_changes
@@ -98,7 +97,7 @@ def attempt_work(work: Workspace, record: Attempts, name: str) -> Workspace:
         return work
     e, attempts = work.experiment, {one.name: one for one in record.attempts}
     before, attempt = attempt_work(work, record, attempts[name].begins_from).experiment, attempts[name]
-    changed = _with(before, {change.key: change.after for change in attempt.changes})
+    changed = with_settings(before, {change.key: change.after for change in attempt.changes})
     gates = dataclasses.replace(e.gates, retries=0)
     home: dict[str, Any] = {"name": name, "runs_dir": str(e.run_dir), "store": e.store or e.name, "gates": gates}
     return dataclasses.replace(work, experiment=dataclasses.replace(changed, **home))
@@ -114,7 +113,7 @@ def _changes(work: Workspace, kept: Attempt, record: Attempts) -> tuple[Changed,
     def possible(settings: Mapping[str, float]) -> bool:
         """Whether a run can have them: all that would refuse it is asked."""
         with contextlib.suppress(ConfigError):
-            check(Stored(dataclasses.replace(own, experiment=_with(e, settings))), {}, (), console.keep_quiet)
+            check(Stored(dataclasses.replace(own, experiment=with_settings(e, settings))), {}, (), console.keep_quiet)
             return True
         return False
 
@@ -124,15 +123,6 @@ def _changes(work: Workspace, kept: Attempt, record: Attempts) -> tuple[Changed,
 def _value(config: Mapping[str, Any], key: str) -> Any:
     room, _, name = key.partition(".")
     return config[room][name]
-
-
-def _with(e: Experiment, settings: Mapping[str, float]) -> Experiment:
-    """`e` with {"section.key": value} set, through the configuration's boundary."""
-    config = to_json(e)
-    for key, value in settings.items():
-        room, _, name = key.partition(".")
-        config[room] = config[room] | {name: value}
-    return from_json(config)
 
 
 def _evaluated(attempt: Attempt, work: Workspace) -> Attempt:

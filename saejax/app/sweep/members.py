@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from saejax.app.experiment import Experiment, deciding, from_json, to_run_json
+from saejax.app.experiment import Experiment, deciding, to_run_json, with_settings
 from saejax.app.sweep.config import SweepConfig
 from saejax.coders import SPARSITIES, CoderConfig
 from saejax.core.config import differences, to_json
@@ -90,7 +90,7 @@ def _member(
     name = "-".join([*([point] if point else []), *(axis.label(value) for axis, value in chosen)])
     if name == Sweep.groups:
         raise ConfigError(f"A member of the sweep is called {name!r}, which is a folder of the sweep; rename it.")
-    settings, unnamed = dict(settings), _with(e, settings)
+    settings, unnamed = dict(settings), with_settings(e, settings)
     for axis, value in chosen:
         added = axis.settings(unnamed, value)
         if doubled := added.keys() & settings.keys():
@@ -98,7 +98,7 @@ def _member(
                 f"{doubled.pop()} is set by the point {point!r} and by sweep.{axis.name}; remove one of them."
             )
         settings |= added
-        unnamed = _with(e, settings)
+        unnamed = with_settings(e, settings)
     home: dict[str, Any] = {
         "name": name,
         "runs_dir": str(e.run_dir),
@@ -109,20 +109,6 @@ def _member(
     unscaled = dataclasses.replace(unnamed, **home)
     scale = next((value for axis, value in chosen if axis.name == "sparsity_scales"), 1.0)
     return Member(name, _scaled(unscaled, scale, name), unscaled, scale)
-
-
-def _with(e: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    """`e` with {"section.key": value} set, through the configuration's boundary."""
-    config = to_json(e)
-    for key, value in settings.items():
-        *sections, leaf = key.split(".")
-        node = config
-        for section in sections:
-            node = node.setdefault(section, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"config.{key}: {section} is not a section.")
-        node[leaf] = value
-    return from_json(config)
 
 
 def _scaled(e: Experiment, scale: float, name: str) -> Experiment:
@@ -223,7 +209,7 @@ def _points(e: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
         if "coder.expansion" in settings:
             settings.setdefault("coder.d_sae", 0)
         try:
-            _with(e, settings)
+            with_settings(e, settings)
         except ConfigError as error:
             raise ConfigError(f"The point {name!r} of the sweep: {error}") from None
         yield name, settings
