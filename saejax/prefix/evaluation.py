@@ -88,7 +88,7 @@ def evaluate_prefix(
             check_fits(name, lm, longest + trained.config.answer_tokens + 1)
             for way in WAYS:
                 contexts = prompted(way, lm, ids, embeddings[name], trained.config.latents, seed)
-                encode = functools.partial(_encoded, trained, name) if way == "prefix" else None
+                encode = (lambda record, name=name: trained.embeddings([record])[name][0]) if way == "prefix" else None
                 answered[name][way] = _answered(lm, contexts, ids, records, trained, encode)
                 progress.advance(len(records))
     return answered
@@ -124,10 +124,6 @@ def _embedded(lm: LanguageModel, ids: list[int]) -> np.ndarray:
     if not ids:
         return np.zeros((0, lm.config.d_model), np.float32)
     return np.asarray(decoder.embed(lm.config, lm.params, jnp.asarray([ids], jnp.int32))[0], np.float32)
-
-
-def _encoded(trained: TrainedPrefix, name: str, record: Record) -> np.ndarray:
-    return trained.embeddings([record])[name][0]
 
 
 def _answered(

@@ -42,11 +42,14 @@ def read_records(text: TextConfig, config: PrefixConfig, seed: int) -> tuple[lis
             "prefix.source=text reads rows with columns: set text.source to files (with text.paths) or hub (with "
             "text.dataset), and no text.sources."
         )
-    splits = (_split(text, config, heldout) for heldout in (False, True))
-    counts = {"train": config.samples, "heldout": config.heldout}
+
+    def rank(number: int) -> str:
+        return hashlib.sha256(f"record {seed} {number}".encode()).hexdigest()
+
     ranked = []
-    for (name, count), rows in zip(counts.items(), splits, strict=True):
-        chosen = heapq.nsmallest(count, ((_rank(seed, number), number, record) for number, record in rows))
+    for name, count in (("train", config.samples), ("heldout", config.heldout)):
+        rows = _split(text, config, name == "heldout")
+        chosen = heapq.nsmallest(count, ((rank(number), number, record) for number, record in rows))
         if not chosen:
             raise DataError(
                 f"No row is in the split {name}: a context's hash decides, and text.heldout_fraction is "
@@ -96,10 +99,6 @@ def record_of(row: dict[str, Any], config: PrefixConfig, where: str) -> Record:
 def fingerprint(records: Sequence[Record]) -> str:
     """sha256 of the records in order."""
     return hashlib.sha256(json.dumps(list(map(dataclasses.astuple, records))).encode()).hexdigest()
-
-
-def _rank(seed: int, number: int) -> str:
-    return hashlib.sha256(f"record {seed} {number}".encode()).hexdigest()
 
 
 def texts(records: Iterable[Record], template: str) -> list[str]:

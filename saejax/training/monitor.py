@@ -79,10 +79,19 @@ class Monitor(Watch):
         row = {"host/cpu": (cpu - self._cpu) / passed / processors()}
         self._last, self._cpu = now, cpu
         loop = self._since()
-        row |= {f"loop/{name}": share for name, share in loop.items()} | self._memory()
-        if self._utilisation and (found := self._utilisation()) is not None:
-            row["device/utilisation"] = found
-        self._warn(step, now, passed, loop, row)
+        row |= {f"loop/{name}": share for name, share in loop.items()}
+        if host := resident_memory():
+            row["host/memory_bytes"] = host
+        if memory := device_memory(self._devices):
+            row["device/memory_bytes"], row["device/peak_memory_bytes"] = memory
+        if self._utilisation and (busy := self._utilisation()) is not None:
+            row["device/utilisation"] = busy
+        warnings = [self._waiting.after(passed, loop["data"])]
+        for name, growth in self._growing.items():
+            if value := row.get(f"{name}/memory_bytes"):
+                warnings.append(growth.after(step, now, value, self._total))
+        for warning in filter(None, warnings):
+            self._tell(f"{self._stage}: warning: {warning}")
         return row
 
     def _since(self) -> dict[str, float]:
@@ -92,22 +101,6 @@ class Monitor(Watch):
         passed = {name: value - self._seen.get(name, 0.0) for name, value in seconds.items()}
         self._seen, total = seconds, max(sum(passed.values()), 1e-9)
         return {name: value / total for name, value in passed.items()}
-
-    def _memory(self) -> dict[str, float]:
-        row: dict[str, float] = {}
-        if host := resident_memory():
-            row["host/memory_bytes"] = host
-        if memory := device_memory(self._devices):
-            row["device/memory_bytes"], row["device/peak_memory_bytes"] = memory
-        return row
-
-    def _warn(self, step: int, now: float, passed: float, loop: Mapping[str, float], row: Mapping[str, float]) -> None:
-        lines = [self._waiting.after(passed, loop["data"])]
-        for name, growth in self._growing.items():
-            if value := row.get(f"{name}/memory_bytes"):
-                lines.append(growth.after(step, now, value, self._total))
-        for line in filter(None, lines):
-            self._tell(f"{self._stage}: warning: {line}")
 
 
 @dataclasses.dataclass

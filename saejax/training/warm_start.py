@@ -99,13 +99,6 @@ class WarmStart:
         return self.replace(params=params)  # type: ignore[attr-defined,no-any-return]
 
 
-def _centred(coder: Coder, params: Params, centre: np.ndarray) -> Params:
-    """`params` with a centre, and the same latents: the inverse of `Coder.inference`."""
-    params = params | {"centre": jnp.asarray(centre, jnp.float32)}
-    moved = coder.sparsity.biased(params, -coder.topology.uncentred(params)[1])
-    return {name: np.asarray(value) for name, value in moved.items()}
-
-
 def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params, dict[str, Any], float, list[str]]:
     """(parameters, statistics, latent scale, what to know) of a training of `coder` that starts from `source`.
 
@@ -142,7 +135,10 @@ def begun_warm(
     n_known, width = source.coder.topology.d_sae, coder.topology.d_sae
     shapes, sample = jax.eval_shape(coder.init, jax.random.key(0)), None
     if "centre" in shapes:
-        params = _centred(coder, params, read_mean(sites, batches.statistics))
+        # With a centre, and the same latents: the inverse of `Coder.inference`.
+        params = params | {"centre": jnp.asarray(read_mean(sites, batches.statistics), jnp.float32)}
+        moved = coder.sparsity.biased(params, -coder.topology.uncentred(params)[1])
+        params = {name: np.asarray(value) for name, value in moved.items()}
     if n_known < width:
         if coder.sparsity.kept:
             if not resamples and all(term.name != "auxk" for term in coder.terms):

@@ -70,7 +70,7 @@ class Stored:
         stored = self.e.capture.into == "store"
         rows = own_rows(mesh, t.batch_size, t.accumulate, t.neighbours) if mesh else None
         batches = work.training(hook_points, rows)
-        if isinstance(batches, Batches) and t.neighbours > 1:
+        if mesh and isinstance(batches, Batches) and t.neighbours > 1:
             tell(
                 f"train: windows of {t.neighbours} neighbouring tokens: {batches.epoch_rows:,} activations an epoch, "
                 f"{batches.used:.1%} of the store; the others stand alone"

@@ -66,19 +66,17 @@ def groups(members: Sequence[Member[Experiment]]) -> tuple[Group[Experiment], ..
     """The members by program, in the order in which they come."""
     by_program: dict[str, list[Member[Experiment]]] = {}
     for member in members:
-        by_program.setdefault(json.dumps(to_json(_common(member.unscaled)), sort_keys=True), []).append(member)
+        e = member.unscaled
+        # A program is told these from outside.
+        lr = e.train.lr if OPTIMIZERS[e.train.optimizer].averages else 1.0
+        common = dataclasses.replace(e, name="member", coder_seed=None, train=dataclasses.replace(e.train, lr=lr))
+        by_program.setdefault(json.dumps(to_json(common), sort_keys=True), []).append(member)
     return tuple(Group(of_one[0].unscaled, tuple(of_one)) for of_one in by_program.values())
 
 
 def decided(plan: Sequence[Member[Experiment]]) -> dict[str, Any]:
     """All that decides the numbers of a sweep, and the order of its members."""
     return {member.name: deciding(to_run_json(member.experiment)) for member in plan}
-
-
-def _common(e: Experiment) -> Experiment:
-    """`e` without what a program is told from outside."""
-    lr = e.train.lr if OPTIMIZERS[e.train.optimizer].averages else 1.0
-    return dataclasses.replace(e, name="member", coder_seed=None, train=dataclasses.replace(e.train, lr=lr))
 
 
 # --- one member ----------------------------------------------------------------------------------------------
@@ -205,7 +203,14 @@ def _points(e: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"sweep.points holds {text!r}; write a point as 'name: key=value,key=value', for example "
                 "'wide: coder.expansion=16,train.lr=1e-4'."
             )
-        settings = dict(_assignment(name, part) for part in _split(rest))
+        settings: dict[str, Any] = {}
+        for part in _split(rest):
+            key, equals, value = (word.strip() for word in part.partition("="))
+            if not key or not equals or not value:
+                raise ConfigError(
+                    f"The point {name!r} of the sweep holds {part.strip()!r}; write key=value, as coder.k=64."
+                )
+            settings[key] = _value(value)
         if "coder.expansion" in settings:
             settings.setdefault("coder.d_sae", 0)
         try:
@@ -227,13 +232,6 @@ def _split(text: str) -> Iterator[str]:
             part += letter
     if part.strip():
         yield part
-
-
-def _assignment(point: str, text: str) -> tuple[str, Any]:
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not key or not equals or not value:
-        raise ConfigError(f"The point {point!r} of the sweep holds {text.strip()!r}; write key=value, as coder.k=64.")
-    return key, _value(value)
 
 
 def _value(text: str) -> Any:

@@ -28,7 +28,7 @@ from saejax.fit.coders import Coders, name_of
 from saejax.fit.resolve import resolve
 from saejax.fit.stacked import GroupProgram
 from saejax.fit.train import train
-from saejax.fit.trainable import Group, Member
+from saejax.fit.trainable import Member
 from saejax.parallel import Process, refuse_many
 from saejax.report.sweep_page import render_sweep, table
 from saejax.runs import Sweep
@@ -76,19 +76,15 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
         if outcome.stopped:
             return EXIT_PREEMPTED
         if group is not None:
-            return _one_program(group, programs[group], outcome)
+            names = [member.name for member in programs[group].members]
+            failed = [name for name in names if outcome.memories[name].failed is not None]
+            note = f"; {', '.join(failed)} did not stay finite" if failed else ""
+            say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(names)} coders{note}")
+            return 1 if failed == names else 0
         with lease(e.run_dir):
             content = _finish(e, coders, outcome, folder.environment)
     say(table(content))
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
-
-
-def _one_program(number: int, group: Group[Experiment], outcome: Outcome) -> int:
-    """Say how one program of the sweep ended; 1 where all its members failed."""
-    failed = [member.name for member in group.members if outcome.memories[member.name].failed is not None]
-    note = f"; {', '.join(failed)} did not stay finite" if failed else ""
-    say(f"sweep: program {number} is done, {outcome.step:,} steps through {len(group.members)} coders{note}")
-    return 1 if len(failed) == len(group.members) else 0
 
 
 # --- the end ---------------------------------------------------------------------------------------------------
