@@ -23,7 +23,7 @@ from saejax.coders import CoderConfig, Sites, build
 from saejax.core.host import keep_memory
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.store import Batches, StoreReader, StoreWriter
-from saejax.training import Setup, program_of_one, put_on, train
+from saejax.training import Setup, program_of_one, put_on, run_loop
 from saejax.training.config import TrainConfig
 
 _D_IN = flags.DEFINE_integer("d_in", 384, "Width of the activations.")
@@ -98,7 +98,7 @@ def trained(
         return arrays
 
     silent: Callable[[str], None] = lambda line: None  # noqa: E731
-    train(config, Setup([program], batches, timed_put, tell=silent, shown=False))
+    run_loop(config, Setup([program], batches, timed_put, tell=silent, shown=False))
     seconds, thread = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
     # The save behind the last step holds no step.
     return {

@@ -85,13 +85,13 @@ def train(
     keep_memory()
     mesh, hook_point = typed(tuple[int, ...], mesh, "mesh"), typed(str, hook_point, "hook_point")
     reads, writes = typed(tuple[str, ...], reads, "reads"), typed(tuple[str, ...], writes, "writes")
-    source = _source(x, hook_point or "x")
+    source = _rows_or_iterable(x, hook_point or "x")
     if not isinstance(init_from, TrainedCoder):
         init_from = as_place(init_from, "init_from", "a TrainedCoder or what saejax.load reads")
     run = None if run is None else as_place(run, "run", "a folder")
     named = f"sha256:{init_from.fingerprint()}" if isinstance(init_from, TrainedCoder) else init_from
     settings = {"init_from": named} | settings
-    e = _experiment(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
+    e = _experiment_of_call(source, preset, run, seed, ParallelConfig(mesh=tuple(mesh), mode=mode, fsdp=fsdp), settings)
     refuse_unused(e, _lacks(source, run, heldout))
     materials = ArrayMaterials(e, source, heldout, hook_point, tuple(reads), tuple(writes), init_from)
     last = _LastValidation()
@@ -148,7 +148,7 @@ def _trained(e: Experiment, began: Ready, outcome: Outcome, last: _LastValidatio
 _Source = RowSource | Iterable[Any]
 
 
-def _source(x: Any, name: str) -> _Source:
+def _rows_or_iterable(x: Any, name: str) -> _Source:
     """Rows that can be read by number, where x has such; else x, an iterable.
 
     Raises:
@@ -172,7 +172,7 @@ def _source(x: Any, name: str) -> _Source:
     )
 
 
-def _experiment(
+def _experiment_of_call(
     source: _Source, preset: str, run: str | Path | None, seed: int, parallel: ParallelConfig, settings: dict[str, Any]
 ) -> Experiment:
     """The experiment that a call of `train` stands for.
@@ -241,7 +241,7 @@ class ArrayMaterials:
         Raises:
             DataError: it is an iterable.
         """
-        source = None if self.more is None else _source(self.more, self.sides()[0][0])
+        source = None if self.more is None else _rows_or_iterable(self.more, self.sides()[0][0])
         if isinstance(source, Iterable):
             raise DataError("heldout must be an array, a dict of arrays or a store: it is read again and again.")
         return source

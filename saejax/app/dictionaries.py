@@ -9,8 +9,8 @@ from saejax.interop import found
 from saejax.runs import Run
 
 # Of runs below a folder that is given: a sweep's members lie one or two down.
-_DEPTH = 3
-_LONGEST = 120
+_LEVELS_BELOW = 3
+_MOST_LETTERS = 120
 
 
 def dictionaries(words: Sequence[str]) -> dict[str, str]:
@@ -23,17 +23,17 @@ def dictionaries(words: Sequence[str]) -> dict[str, str]:
         ConfigError: nothing was given.
     """
     places = [part.strip() for word in words for part in ([word] if Path(word).exists() else word.split(","))]
-    sources = list(dict.fromkeys(source for word in places if word for source in _of(word)))
+    sources = list(dict.fromkeys(source for word in places if word for source in _places_of(word)))
     if not sources:
         raise ConfigError("--sae is empty; give a run, a folder, a file or a hub id, as in --sae=runs/quickstart.")
     return dict(zip(_names(sources), sources, strict=True))
 
 
-def _of(word: str) -> list[str]:
+def _places_of(word: str) -> list[str]:
     path = Path(word)
     if Run(path).exists:
         return [word]
-    runs = list(_runs(path, _DEPTH))
+    runs = list(_runs(path, _LEVELS_BELOW))
     others = [place for place in found(path) if not any(run in place.parents for run in runs)]
     return [str(place) for place in (*runs, *others)] or [word]  # a hub id, or what `load` has an error for
 
@@ -56,7 +56,7 @@ def _names(sources: Sequence[str]) -> list[str]:
 
     def names() -> list[str]:
         joined = ("-".join(path[-n:]) for path, n in zip(parts, lengths, strict=True))
-        return [re.sub(r"[^\w.-]+", "-", name).strip("-.")[-_LONGEST:] or "dictionary" for name in joined]
+        return [re.sub(r"[^\w.-]+", "-", name).strip("-.")[-_MOST_LETTERS:] or "dictionary" for name in joined]
 
     for _ in range(max(map(len, parts))):
         now = names()

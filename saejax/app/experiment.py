@@ -38,38 +38,38 @@ FOREIGN = "@"
 
 
 # What things are called and where they lie decides no numbers.
-_place = functools.partial(setting, decides=False)
-_own = functools.partial(setting, per_member=True)
+_undecided = functools.partial(setting, decides=False)
+_per_member = functools.partial(setting, per_member=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Settings):
     """The whole way of one experiment, from text to report."""
 
-    name: str = _place("run", "The run's folder below `runs_dir`.")
-    store: str = _place(
+    name: str = _undecided("run", "The run's folder below `runs_dir`.")
+    store: str = _undecided(
         "",
         "The store's folder below `stores_dir`; empty means the run's name. Several runs may share one. A run that was "
         "begun on a store goes on with these activations alone, wherever they lie.",
     )
-    runs_dir: str = _place("runs", "The folder of all runs.")
-    stores_dir: str = _place(
+    runs_dir: str = _undecided("runs", "The folder of all runs.")
+    stores_dir: str = _undecided(
         "stores", "The folder of all stores, or a URL that tensorstore knows, as gs://bucket/stores."
     )
     seed: int = setting(0, "Seed of everything random.", low=0)
-    coder_seed: int | None = _own(
+    coder_seed: int | None = _per_member(
         None,
         "Seed of the coder's start and of resampling, where it is to be another one; the activations then still come "
         "in the order of `seed`.",
         low=0,
     )
-    hook_point: str = _own("", "What a coder of one site reads; empty means the first of capture.hook_points.")
-    reads: tuple[str, ...] = _own(
+    hook_point: str = _per_member("", "What a coder of one site reads; empty means the first of capture.hook_points.")
+    reads: tuple[str, ...] = _per_member(
         (),
         "The hook points that a coder of several sites or a transcoder reads, in order, each one captured. Empty: "
         "hook_point, or all that is captured for a crosscoder.",
     )
-    writes: tuple[str, ...] = _own(
+    writes: tuple[str, ...] = _per_member(
         (),
         "The hook points that such a coder writes. Empty: what is read, for coders that reconstruct their input; else "
         "the mlp_out of each block read.",

@@ -63,7 +63,7 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
         outcome = train(job, RunFolder(e, job), process, say)
     if outcome is not None and outcome.stopped:
         return EXIT_PREEMPTED
-    content = _evaluated(job, redo)
+    content = _prefix_evaluation(job, redo)
     write_bytes(e.run.prefix.with_suffix(".md"), (table(content["models"]) + "\n").encode())
     write_bytes(e.run.page, _page(e, content).encode())
     say(table(content["models"]))
@@ -71,7 +71,7 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     return 0
 
 
-def _evaluated(job: "PrefixJob", redo: bool) -> dict[str, Any]:
+def _prefix_evaluation(job: "PrefixJob", redo: bool) -> dict[str, Any]:
     """The content of prefix.json, written where it is not there.
 
     Raises:

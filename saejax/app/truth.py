@@ -55,7 +55,7 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
         if outcome is not None and outcome.stopped:
             return EXIT_PREEMPTED
         if process.first:
-            scores = _written(e, planted, load(e.run_dir), e.run_dir)
+            scores = _score_and_write(e, planted, load(e.run_dir), e.run_dir)
             say(f"truth: {scores.n_samples:,} fresh samples; {e.run.truth.with_suffix('.png')}")
             say(table(scores))
     return 0
@@ -115,7 +115,7 @@ class PlantedMaterials:
         return load(self.e.train.init_from)
 
 
-def _written(e: Experiment, planted: Planted, sae: TrainedCoder, folder: Path) -> Scores:
+def _score_and_write(e: Experiment, planted: Planted, sae: TrainedCoder, folder: Path) -> Scores:
     """Score a dictionary and write truth.json and truth.png."""
     scores = score(sae, planted, e.truth.score_samples, shown=True)
     about = {"step": sae.step, "sha256": sae.fingerprint(), "world": to_json(e.truth)}
@@ -133,7 +133,7 @@ def _score_all(e: Experiment, planted: Planted, words: Sequence[str]) -> int:
         say(f"{name}: {source}")
         try:
             (folder / name).mkdir(parents=True, exist_ok=True)
-            rows[name] = _written(e, planted, load(source, hook_points=(NAME,)), folder / name)
+            rows[name] = _score_and_write(e, planted, load(source, hook_points=(NAME,)), folder / name)
         except SaejaxError as error:
             if len(named) == 1:
                 raise

@@ -111,7 +111,7 @@ class Coders:
             tell=tell,
             watch=watch_of(e, jax.local_devices(), _slow(data), tell, "sweep"),
         )
-        return Ready(e.train, setup, _sizes(e, programs), starts[0].identity)
+        return Ready(e.train, setup, _size_lines(e, programs), starts[0].identity)
 
     def evaluated(self, states: Sequence[TrainState]) -> dict[str, dict[str, float]]:
         """{member: metrics on the held-out activations} of a sweep."""
@@ -137,7 +137,7 @@ def _program_on(mesh: Mesh, e: Trainable, coder: Coder, start: Beginning, checkp
     )
 
 
-def _sizes(e: Trainable, programs: Sequence[GroupProgram]) -> list[str]:
+def _size_lines(e: Trainable, programs: Sequence[GroupProgram]) -> list[str]:
     """The size of a sweep in words: members, programs, devices, bytes."""
     count = sum(len(program.group.members) for program in programs)
     devices = list(dict.fromkeys(program.device for program in programs))

@@ -27,15 +27,13 @@ from saejax.training import Program, TrainState
 from saejax.training.after import L0s, can_differ, compare
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import make_init
-from saejax.training.step import Step, make_step
+from saejax.training.step import Arrays, Step, make_step
 
 # Members share the number of steps, so that a condition on it (resampling is due) stays a branch that is not taken.
 _STACKED = TrainState(step=None, params=0, opt_state=0, stats=0, averaged=0, recent=0)  # type: ignore[arg-type]
 
 # Platforms on which the members take turns.
 _IN_TURN = frozenset({"cpu"})
-
-Arrays = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Params = dict[str, Any]
+Weights = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Encoder:
     d_latent: int
     models: tuple[tuple[str, int, float], ...]
 
-    def init(self, key: jax.Array) -> Params:
+    def init(self, key: jax.Array) -> Weights:
         """Fresh parameters, float32. Weights are named W_..., so that weight decay knows them."""
         wide, narrow = self.d_encoder, self.d_latent
         keys = iter(jax.random.split(key, 8 * (self.n_layer + self.n_pool) + 4 + len(self.models)))
@@ -48,7 +48,7 @@ class Encoder:
         def weight(rows: int, columns: int) -> jax.Array:
             return jax.random.normal(next(keys), (rows, columns)) / math.sqrt(rows)
 
-        def block(width: int, source: int) -> Params:
+        def block(width: int, source: int) -> Weights:
             attention = {"W_Q": weight(width, width), "W_K": weight(source, width), "W_V": weight(source, width)}
             norms = {"norm": jnp.ones(width), "norm_source": jnp.ones(source), "norm_mlp": jnp.ones(width)}
             mlp = {"W_in": weight(width, 4 * width), "b_in": jnp.zeros(4 * width), "W_out": weight(4 * width, width)}
@@ -69,7 +69,7 @@ class Encoder:
             del params["encode"]  # a checkpoint keeps no part that is empty
         return params
 
-    def encode(self, params: Params, ids_BL: jax.Array) -> jax.Array:
+    def encode(self, params: Weights, ids_BL: jax.Array) -> jax.Array:
         """ids [B, L] -> latents [B, P, D]. Pure."""
         there_BL = ids_BL > 0
         x_BLE = params["W_E"][ids_BL] + params["W_pos"][None, : ids_BL.shape[1]]
@@ -81,22 +81,24 @@ class Encoder:
             z_BPD = self._block(params["pool"][str(i)], z_BPD, x_BLE, there_BL)
         return z_BPD
 
-    def prefixes(self, params: Params, ids_BL: jax.Array) -> dict[str, jax.Array]:
+    def prefixes(self, params: Weights, ids_BL: jax.Array) -> dict[str, jax.Array]:
         """ids [B, L] -> {model: embeddings [B, P, M]}. Pure."""
         z_BPD = self.encode(params, ids_BL)
         prefixes = {}
         for name, _, rms in self.models:
             adapter = params["adapters"][name]
-            prefixes[name] = adapter["gain"] * rms * _unit(z_BPD @ adapter["W"] + adapter["b"][None, None])
+            prefixes[name] = adapter["gain"] * rms * _unit_rms(z_BPD @ adapter["W"] + adapter["b"][None, None])
         return prefixes
 
-    def _block(self, block: Params, q_BPD: jax.Array, x_BLE: jax.Array, there_BL: jax.Array) -> jax.Array:
-        source_BLE = _unit(x_BLE) * block["norm_source"][None, None]
-        q_BPD = q_BPD + self._attention(block, _unit(q_BPD) * block["norm"][None, None], source_BLE, there_BL)
-        hidden = jax.nn.gelu((_unit(q_BPD) * block["norm_mlp"][None, None]) @ block["W_in"] + block["b_in"][None, None])
+    def _block(self, block: Weights, q_BPD: jax.Array, x_BLE: jax.Array, there_BL: jax.Array) -> jax.Array:
+        source_BLE = _unit_rms(x_BLE) * block["norm_source"][None, None]
+        q_BPD = q_BPD + self._attention(block, _unit_rms(q_BPD) * block["norm"][None, None], source_BLE, there_BL)
+        hidden = jax.nn.gelu(
+            (_unit_rms(q_BPD) * block["norm_mlp"][None, None]) @ block["W_in"] + block["b_in"][None, None]
+        )
         return q_BPD + hidden @ block["W_out"] + block["b_out"][None, None]
 
-    def _attention(self, block: Params, q_BPD: jax.Array, x_BLE: jax.Array, there_BL: jax.Array) -> jax.Array:
+    def _attention(self, block: Weights, q_BPD: jax.Array, x_BLE: jax.Array, there_BL: jax.Array) -> jax.Array:
         def heads(x: jax.Array) -> jax.Array:
             return x.reshape(*x.shape[:2], self.n_head, -1)
 
@@ -107,6 +109,6 @@ class Encoder:
         return z_BPHK.reshape(q_BPD.shape) @ block["W_O"]
 
 
-def _unit(x: jax.Array) -> jax.Array:
+def _unit_rms(x: jax.Array) -> jax.Array:
     """x / rms(x), over the last axis."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)

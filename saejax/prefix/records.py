@@ -48,7 +48,7 @@ def read_records(text: TextConfig, config: PrefixConfig, seed: int) -> tuple[lis
 
     ranked = []
     for name, count in (("train", config.samples), ("heldout", config.heldout)):
-        rows = _split(text, config, name == "heldout")
+        rows = _records_of_split(text, config, name == "heldout")
         chosen = heapq.nsmallest(count, ((rank(number), number, record) for number, record in rows))
         if not chosen:
             raise DataError(
@@ -59,7 +59,7 @@ def read_records(text: TextConfig, config: PrefixConfig, seed: int) -> tuple[lis
     return ranked[0], ranked[1]
 
 
-def _split(text: TextConfig, config: PrefixConfig, heldout: bool) -> Iterator[tuple[int, Record]]:
+def _records_of_split(text: TextConfig, config: PrefixConfig, heldout: bool) -> Iterator[tuple[int, Record]]:
     for number, (where, row) in enumerate(rows_of(text)):
         record = record_of(row, config, where)
         if (hash_fraction(record.context) < text.heldout_fraction) == heldout:

@@ -21,7 +21,7 @@ from saejax.store.order import derive_key, shuffled
 from saejax.store.statistics import Statistics
 from saejax.text import Tokenizer
 
-Arrays = dict[str, np.ndarray]
+Columns = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def encoder_ids(records: Sequence[Record], config: PrefixConfig, tokenizer: Toke
     else:
         assert tokenizer is not None, "tokens are read with a tokenizer"
         rows = tokenizer.encode_many(read)
-    return padded([[i + 1 for i in row[: config.length]] for row in rows], at_least=1)
+    return padded_rows([[i + 1 for i in row[: config.length]] for row in rows], at_least=1)
 
 
 def encoder_vocab(config: PrefixConfig, tokenizer: Tokenizer) -> int:
@@ -62,7 +62,7 @@ def encoder_vocab(config: PrefixConfig, tokenizer: Tokenizer) -> int:
     return 256 if config.encoder == "bytes" else tokenizer.largest_id + 1
 
 
-def training_arrays(records: Sequence[Record], config: PrefixConfig, models: Mapping[str, LanguageModel]) -> Arrays:
+def training_arrays(records: Sequence[Record], config: PrefixConfig, models: Mapping[str, LanguageModel]) -> Columns:
     """{"ids": [N, L], and of each model "<model>/tokens" [N, S], "/at", "/targets" and "/weights" [N, A]}; with
     distillation "/text" [N, T] and "/text_at" [N, A] too.
 
@@ -79,14 +79,18 @@ def training_arrays(records: Sequence[Record], config: PrefixConfig, models: Map
         check_fits(name, lm, len(bos) + config.latents + max(map(len, tokens)) + 1)
         at = [[len(p) - 1 + i for i in range(len(a))] for p, a in zip(ids.prompts, ids.answers, strict=True)]
         weights = [[config.first_token_weight, *[1.0] * (len(a) - 1)] for a in ids.answers]
-        arrays |= {f"{name}/tokens": padded(tokens), f"{name}/at": padded(at), f"{name}/targets": padded(ids.answers)}
-        arrays[f"{name}/weights"] = padded(weights, dtype=np.float32)
+        arrays |= {
+            f"{name}/tokens": padded_rows(tokens),
+            f"{name}/at": padded_rows(at),
+            f"{name}/targets": padded_rows(ids.answers),
+        }
+        arrays[f"{name}/weights"] = padded_rows(weights, dtype=np.float32)
         if config.distill:
             text = [bos + c + t for c, t in zip(ids.contexts, tokens, strict=True)]
             check_fits(name, lm, max(map(len, text)) + 1)
             before = [len(bos) + len(c) for c in ids.contexts]
-            arrays[f"{name}/text"] = padded(text)
-            arrays[f"{name}/text_at"] = padded([[n + i for i in row] for n, row in zip(before, at, strict=True)])
+            arrays[f"{name}/text"] = padded_rows(text)
+            arrays[f"{name}/text_at"] = padded_rows([[n + i for i in row] for n, row in zip(before, at, strict=True)])
     return arrays
 
 
@@ -99,7 +103,7 @@ def check_fits(name: str, lm: LanguageModel, tokens: int) -> None:
         )
 
 
-def padded(rows: Sequence[Sequence[float]], dtype: type = np.int32, at_least: int = 0) -> np.ndarray:
+def padded_rows(rows: Sequence[Sequence[float]], dtype: type = np.int32, at_least: int = 0) -> np.ndarray:
     """[N, longest], filled up with 0."""
     filled: np.ndarray = np.zeros((len(rows), max([at_least, *map(len, rows)])), dtype)
     for out, row in zip(filled, rows, strict=True):
@@ -117,7 +121,7 @@ class SampleBatches:
         ConfigError: there are fewer records than a batch has.
     """
 
-    arrays: Arrays
+    arrays: Columns
     batch_size: int
     seed: int
     hook_points: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -132,14 +136,14 @@ class SampleBatches:
                 f"train.batch_size is {self.batch_size}, and there are {self.epoch_rows} records: lower it."
             )
 
-    def iterate(self, start_step: int = 0) -> Generator[Arrays]:
+    def iterate(self, start_step: int = 0) -> Generator[Columns]:
         """The batches of start_step, start_step + 1, ... without end."""
         step = start_step
         while True:
             yield self.whole_batch_at(step)
             step += 1
 
-    def whole_batch_at(self, step: int) -> Arrays:
+    def whole_batch_at(self, step: int) -> Columns:
         """{name: [B, ...]} of one step."""
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epochs, n = rows // self.epoch_rows, self.epoch_rows
@@ -147,6 +151,6 @@ class SampleBatches:
         index = np.asarray([orders[int(e)][r % n] for e, r in zip(epochs, rows, strict=True)])
         return {name: values[index] for name, values in self.arrays.items()}
 
-    def places(self, step: int) -> Arrays:
+    def places(self, step: int) -> Columns:
         """{}: records lie in no store."""
         return {}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from saejax.prefix.config import PrefixConfig
-from saejax.prefix.encoder import Encoder, Params
+from saejax.prefix.encoder import Encoder, Weights
 from saejax.prefix.records import Record
 from saejax.prefix.samples import encoder_ids
 from saejax.runs.made import digest
@@ -27,7 +27,7 @@ class TrainedPrefix:
     """
 
     encoder: Encoder
-    params: Params
+    params: Weights
     config: PrefixConfig
     tokenizer: Tokenizer | None
     step: int
@@ -49,7 +49,7 @@ class TrainedPrefix:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _prefixes(encoder: Encoder, params: Params, ids_BL: jax.Array) -> dict[str, jax.Array]:
+def _prefixes(encoder: Encoder, params: Weights, ids_BL: jax.Array) -> dict[str, jax.Array]:
     return encoder.prefixes(params, ids_BL)
 
 

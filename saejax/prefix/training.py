@@ -20,14 +20,13 @@ from jax.sharding import Mesh
 
 from saejax.lm import LanguageModel, decoder
 from saejax.lm.conventions import DecoderConfig
-from saejax.prefix.encoder import Encoder, Params
+from saejax.prefix.encoder import Encoder, Weights
 from saejax.training import Program, TrainConfig, TrainState
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.program import program_on
 from saejax.training.state import make_init
-from saejax.training.step import taken
+from saejax.training.step import Arrays, apply_gradients
 
-Arrays = dict[str, jax.Array]
 KIND = "prefix"
 
 
@@ -56,7 +55,7 @@ class PrefixLearner:
     frozen: Mapping[str, Frozen]
     distill: float = 0.0
 
-    def init(self, key: jax.Array) -> Params:
+    def init(self, key: jax.Array) -> Weights:
         return self.encoder.init(key)
 
     def init_stats(self) -> dict[str, Any]:
@@ -65,13 +64,13 @@ class PrefixLearner:
     def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
         return {}  # small beside the models: whole on every device
 
-    def project_gradients(self, params: Params, grads: Params) -> Params:
+    def project_gradients(self, params: Weights, grads: Weights) -> Weights:
         return grads
 
-    def constrain(self, params: Params, step: jax.Array) -> Params:
+    def constrain(self, params: Weights, step: jax.Array) -> Weights:
         return params
 
-    def loss(self, params: Params, models: Mapping[str, Any], batch: Arrays) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(self, params: Weights, models: Mapping[str, Any], batch: Arrays) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(loss, metrics); of each model nll, in nats a token, and first, the share of answers whose first token is the
         likeliest."""
         prefixes, total = self.encoder.prefixes(params, batch["ids"]), jnp.float32(0)
@@ -80,7 +79,7 @@ class PrefixLearner:
             arrays = {key.removeprefix(f"{name}/"): value for key, value in batch.items() if key.startswith(f"{name}/")}
             prefix_BPM = frozen.after_bos(models[name], prefixes[name])
             logits_BSV, _ = decoder.run(frozen.config, models[name], arrays["tokens"], prefix_BPM=prefix_BPM)
-            logits_BAV = _at(logits_BSV, prefix_BPM.shape[1] + arrays["at"])
+            logits_BAV = _logits_at(logits_BSV, prefix_BPM.shape[1] + arrays["at"])
             weights_BA = arrays["weights"]
             there_BA = (weights_BA > 0).astype(jnp.float32)
             log_p_BAV = jax.nn.log_softmax(logits_BAV)
@@ -90,14 +89,14 @@ class PrefixLearner:
             metrics |= {f"nll_{name}": (there_BA * nll_BA).sum() / there_BA.sum(), f"first_{name}": first_B.mean()}
             if self.distill:
                 text_BTV, _ = decoder.run(frozen.config, models[name], arrays["text"])
-                teacher_BAV = jax.nn.log_softmax(_at(text_BTV, arrays["text_at"]))
+                teacher_BAV = jax.nn.log_softmax(_logits_at(text_BTV, arrays["text_at"]))
                 kl_BA = (jnp.exp(teacher_BAV) * (teacher_BAV - log_p_BAV)).sum(-1)
                 metrics[f"kl_{name}"] = (weights_BA * kl_BA).sum() / weights_BA.sum()
                 total += self.distill * metrics[f"kl_{name}"]
         return total, metrics | {"loss": total}
 
 
-def _at(logits_BSV: jax.Array, at_BA: jax.Array) -> jax.Array:
+def _logits_at(logits_BSV: jax.Array, at_BA: jax.Array) -> jax.Array:
     """Logits at these positions, float32 [B, A, V]."""
     return jnp.take_along_axis(logits_BSV, at_BA[..., None], axis=1).astype(jnp.float32)
 
@@ -124,7 +123,7 @@ def prefix_program(
 
     def step(state: TrainState, batch: Arrays, hyper: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         (_, metrics), grads = jax.value_and_grad(learner.loss, has_aux=True)(state.params, hyper["models"], batch)
-        after, metrics, _ = taken(learner, optimizer, schedule, config, state, hyper, (grads, metrics, {}))
+        after, metrics, _ = apply_gradients(learner, optimizer, schedule, config, state, hyper, (grads, metrics, {}))
         return after, metrics
 
     init = make_init(learner, optimizer, config)

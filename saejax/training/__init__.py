@@ -2,7 +2,7 @@
 
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.training.config import TrainConfig
-from saejax.training.loop import Outcome, Setup, train
+from saejax.training.loop import Outcome, Setup, run_loop
 from saejax.training.profile import Profiler
 from saejax.training.program import Program, program_of_one, put_on
 from saejax.training.recipes import TRAINING_RECIPES, apply_training_recipe
@@ -20,5 +20,5 @@ __all__ = [
     "apply_training_recipe",
     "program_of_one",
     "put_on",
-    "train",
+    "run_loop",
 ]

@@ -64,7 +64,7 @@ def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: in
     }
     why, bound = min(bounds.items(), key=lambda item: item[1])
     sizes = [size for size in fitting if size <= bound] or fitting[:1]
-    fits = _largest(sizes, needs, room)
+    fits = _largest_fitting(sizes, needs, room)
     if fits is None:
         raise ConfigError(
             f"train.batch_size=0 found no size: the step of {sizes[0]:,} activations takes more than the "
@@ -77,7 +77,7 @@ def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: in
     return BatchSize(size, f"its step takes {bytes_ / 1e6:,.1f} of {room / 1e6:,.1f} MB of a device; {why}")
 
 
-def _largest(sizes: Sequence[int], needs: Needs, room: int) -> tuple[int, int] | None:
+def _largest_fitting(sizes: Sequence[int], needs: Needs, room: int) -> tuple[int, int] | None:
     """(the largest of the rising sizes that fits, its bytes); the last is tried first, then the middle of the rest."""
     low, high, best, tried = 0, len(sizes) - 1, None, len(sizes) - 1
     while low <= high:

@@ -32,7 +32,7 @@ def make_blame(run_dir: Path, batches: BatchSource, open_reader: Callable[[], St
             columns[f"norm of {name}"] = np.linalg.norm(rows.astype(np.float64), axis=1)
         places = batches.places(number)
         if places and open_reader:
-            places = places | _tokens(open_reader(), places["row"])
+            places = places | _token_columns(open_reader(), places["row"])
         columns = places | columns
         norm_B = np.max([values for name, values in columns.items() if name.startswith("norm of ")], axis=0)
         worst = np.argsort(-np.where(np.isfinite(norm_B), norm_B, np.inf), kind="stable")[:_WORST]
@@ -48,7 +48,7 @@ def make_blame(run_dir: Path, batches: BatchSource, open_reader: Callable[[], St
     return blame
 
 
-def _tokens(reader: StoreReader, row_B: np.ndarray) -> dict[str, np.ndarray]:
+def _token_columns(reader: StoreReader, row_B: np.ndarray) -> dict[str, np.ndarray]:
     """token_id, document and position of rows of the store."""
     columns = {name: np.empty(len(row_B), np.int32) for name in METADATA_NAMES}
     size = reader.layout.chunk_rows

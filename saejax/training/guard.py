@@ -61,7 +61,7 @@ def judge(
     return ok, {"losses": jnp.where(finite, jnp.roll(losses, -1).at[-1].set(loss), losses)}
 
 
-def choose(ok: jax.Array | bool, after: Any, before: Any) -> Any:
+def state_if(ok: jax.Array | bool, after: Any, before: Any) -> Any:
     """The state `after` where ok, else that `before`, leaf by leaf and to the bit; the step's number is that `after`.
 
     The number stays out of it: the members of a sweep share it, and not what is ok.

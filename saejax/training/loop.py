@@ -99,7 +99,7 @@ class Setup:
     watch: Watch = dataclasses.field(default_factory=Watch)
 
 
-def train(config: TrainConfig, setup: Setup) -> Outcome:
+def run_loop(config: TrainConfig, setup: Setup) -> Outcome:
     """Train from the last good checkpoint, or from nothing, to `config.steps` or until every member has stopped.
 
     Raises:
@@ -136,7 +136,7 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
             return (
                 step,
                 [TrainState.from_items(items) for items, _ in restored],
-                _joined([meta for _, meta in restored]),
+                _joined_meta([meta for _, meta in restored]),
             )
         warnings.warn(f"checkpoint {step} of the sweep is not usable: {problems[0]}.", stacklevel=3)
     if common:
@@ -147,7 +147,7 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
     return None
 
 
-def _joined(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The meta of several programs' checkpoints of one step: of programs that trained apart each knows its own members,
     and the training took as long as the longest."""
     members = {name: memory for meta in metas for name, memory in meta["members"].items()}
@@ -348,7 +348,7 @@ class _Session:
     def validate_first(self, states: Sequence[TrainState]) -> None:
         """The curve's first point. The clock starts after it: it compiles the validation."""
         if self.setup.validate and self.validate_every and not self.first:
-            self.write(self.first, _named("val", self.setup.validate(states)))
+            self.write(self.first, _prefixed("val", self.setup.validate(states)))
 
     def validate_if_due(self, step: int, states: Sequence[TrainState]) -> list[str]:
         """Validate where it is time; returns the members that are the best so far."""
@@ -356,7 +356,7 @@ class _Session:
         if not (self.setup.validate and every and (step % every == 0 or step == self.config.steps)):
             return []
         metrics = {name: row for name, row in self.setup.validate(states).items() if self.memories[name].going}
-        self.write(step, _named("val", metrics))
+        self.write(step, _prefixed("val", metrics))
         for name, row in metrics.items():
             self.memories[name] = self.memories[name].validated(step, row)
         return [name for name in metrics if self.memories[name].best.step == step]
@@ -366,7 +366,7 @@ class _Session:
         for program, state, arrays in zip(self.setup.programs, states, self.setup.put(batch), strict=True):
             for name, l0s in program.l0_after(state, arrays).items():
                 self.memories[name] = dataclasses.replace(self.memories[name], after=l0s)
-                self.write(step, _named("after", {name: l0s}))
+                self.write(step, _prefixed("after", {name: l0s}))
                 if note := l0_note(**l0s):
                     self.setup.tell(f"{self.setup.stage}: {f'{name}: ' if name else ''}{note}")
 
@@ -434,5 +434,5 @@ class _Session:
         self.write(step, dict.fromkeys(self.memories, row))
 
 
-def _named(kind: str, rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def _prefixed(kind: str, rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     return {name: {f"{kind}/{key}": value for key, value in row.items()} for name, row in rows.items()}

@@ -124,64 +124,66 @@ OPTIMIZERS: dict[str, Optimizer] = {
     ),
 }
 
-_own = functools.partial(setting, per_member=True)
+_varied = functools.partial(setting, per_member=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimSettings(LengthSettings):
     """The optimizer and its learning rate."""
 
-    optimizer: str = _own(
+    optimizer: str = _varied(
         "adam",
         "muon has orthogonalised updates for matrices and adam for the rest; schedule_free is an adamw that needs no "
         "schedule: evaluation reads its averaged weights.",
         choices=OPTIMIZERS,
     )
-    lr: float = _own(
+    lr: float = _varied(
         0.0,
         "Learning rate; 0 takes 20 (batch_size / 1024)^(1/4) / sqrt(steps x d_in x sqrt(latents)), at most 0.03, and a "
         "tenth of that for lion.",
         low=0,
     )
-    b_enc_rate: float | None = _own(
+    b_enc_rate: float | None = _varied(
         None,
         "With coder.encoder_centre, b_enc learns at so many times lr, because nothing else moves the biases of latents "
         "then. None takes 2 (5 for relu), and in short trainings up to 20, so that biases get as far as in long ones; "
         "all of it times the activations' spread, sqrt(E||x - mean x||^2 / E||x||^2). schedule_free ignores it.",
         above=0,
     )
-    b1: float = _own(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
-    b2: float | None = _own(
+    b1: float = _varied(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
+    b2: float | None = _varied(
         None,
         "Decay of the second moment (not of adafactor; of muon that of its adam); None takes 0.99 with "
         "coder.encoder_centre and 0.999 without, where more latents would die.",
         low=0,
         below=1,
     )
-    eps: float = _own(1e-8, "Added to the divisor (not of adafactor and lion; of muon that of its adam).", above=0)
-    weight_decay: float = _own(
+    eps: float = _varied(1e-8, "Added to the divisor (not of adafactor and lion; of muon that of its adam).", above=0)
+    weight_decay: float = _varied(
         0.0, "Of adamw, lion and muon; of weight matrices alone, not of biases and thresholds.", low=0
     )
-    schedule: str = _own(
+    schedule: str = _varied(
         "decay",
         "After a linear warm-up: decay (constant, then linear to lr x final_lr_fraction over the last decay_fraction); "
         "constant; cosine or linear, down to lr x final_lr_fraction; cosine_restarts (cycles of growing length); "
         "plateau (down when the training loss stalls).",
         choices=SCHEDULES,
     )
-    warmup_fraction: float = _own(
+    warmup_fraction: float = _varied(
         0.05, "The share of the steps over which the learning rate rises from 0.", low=0, high=1
     )
-    final_lr_fraction: float = _own(0.0, "Where schedules end, as a share of lr.", low=0, high=1)
-    decay_fraction: float = _own(0.3, "The share of the steps that `decay` takes.", low=0, high=1)
-    restart_period: float = _own(
+    final_lr_fraction: float = _varied(0.0, "Where schedules end, as a share of lr.", low=0, high=1)
+    decay_fraction: float = _varied(0.3, "The share of the steps that `decay` takes.", low=0, high=1)
+    restart_period: float = _varied(
         0.25, "First cycle of cosine_restarts, as a share of the steps after the warm-up.", above=0, high=1
     )
-    restart_multiplier: float = _own(2.0, "How many times longer each cycle is than the one before it (T_mult).", low=1)
-    plateau_factor: float = _own(0.5, "The plateau multiplies the rate by this.", above=0, below=1)
-    plateau_patience: int = _own(5, "So many windows without a lower loss are a plateau.", low=1)
-    plateau_window: int = _own(50, "Steps of a window, over which the loss is averaged.", low=1)
-    clip_norm: float = _own(1.0, "Gradients are scaled down to this global norm; 0 leaves them.", low=0)
+    restart_multiplier: float = _varied(
+        2.0, "How many times longer each cycle is than the one before it (T_mult).", low=1
+    )
+    plateau_factor: float = _varied(0.5, "The plateau multiplies the rate by this.", above=0, below=1)
+    plateau_patience: int = _varied(5, "So many windows without a lower loss are a plateau.", low=1)
+    plateau_window: int = _varied(50, "Steps of a window, over which the loss is averaged.", low=1)
+    clip_norm: float = _varied(1.0, "Gradients are scaled down to this global norm; 0 leaves them.", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -282,7 +284,7 @@ def _faster_biases(config: OptimSettings, least: float, spread: Sequence[float])
 _B2 = {True: 0.99, False: 0.999}
 
 
-def _chosen(config: OptimSettings, schedule: optax.Schedule) -> optax.GradientTransformation:
+def _base_optimizer(config: OptimSettings, schedule: optax.Schedule) -> optax.GradientTransformation:
     """The optimizer of the settings; where they leave b2 open, with what the parameters ask for."""
     make = OPTIMIZERS[config.optimizer].make
     if config.b2 is not None:
@@ -306,7 +308,7 @@ def make_optimizer(
     """
     _check_rate(config)
     clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
-    chain = [clip, _chosen(config, make_schedule(config))]
+    chain = [clip, _base_optimizer(config, make_schedule(config))]
     if config.schedule == "plateau":
         chain.append(
             contrib.reduce_on_plateau(

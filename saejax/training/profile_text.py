@@ -18,7 +18,7 @@ def as_markdown(content: Mapping[str, Any]) -> str:
         f"## The whole session: {session['steps']:,} steps, {session['ms_per_step']:,.1f} ms each",
         "What the loop waited for, or did itself; the device works meanwhile.",
         _times("the loop", session["phases"]),
-        *_memory(content["memory"]),
+        *_memory_table(content["memory"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -38,7 +38,7 @@ def _traced(traced: Mapping[str, Any], step: Mapping[str, float]) -> list[str]:
         _times("component", rows),
         _said_by_xla(step, ms),
         "## The longest operations",
-        _table(["operation", "component", "ms", "share", "from"], largest, words=(0, 1, 4)),
+        _aligned_table(["operation", "component", "ms", "share", "from"], largest, words=(0, 1, 4)),
     ]
 
 
@@ -56,7 +56,7 @@ def _said_by_xla(step: Mapping[str, float], ms: float) -> str:
     return f"{counts} {memory}".strip()
 
 
-def _memory(points: Sequence[Mapping[str, float]]) -> list[str]:
+def _memory_table(points: Sequence[Mapping[str, float]]) -> list[str]:
     if not points:
         return []
     kinds = {"host_bytes": "host", "device_bytes": "device", "device_peak_bytes": "device, most so far"}
@@ -66,15 +66,15 @@ def _memory(points: Sequence[Mapping[str, float]]) -> list[str]:
             most = max(known, key=lambda point: point[key])
             values = [f"{point[key] / 1e6:,.0f}" for point in (known[0], most, known[-1])]
             rows.append([name, *values, f"{most['step']:,.0f}"])
-    return ["## Memory (MB)", _table(["", "at first", "at most", "at last", "most at step"], rows, words=(0,))]
+    return ["## Memory (MB)", _aligned_table(["", "at first", "at most", "at last", "most at step"], rows, words=(0,))]
 
 
 def _times(what: str, rows: Iterable[Mapping[str, Any]]) -> str:
     lines = [[row["name"], f"{row['ms']:,.2f}", f"{row['share']:.1%}"] for row in rows]
-    return _table([what, "ms a step", "share"], lines, words=(0,))
+    return _aligned_table([what, "ms a step", "share"], lines, words=(0,))
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence[int]) -> str:
+def _aligned_table(head: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence[int]) -> str:
     """A Markdown table whose columns line up as text; those not of `words` stand to the right."""
     cells = [[cell.replace("|", "\\|") for cell in line] for line in (head, *lines)]
     widths = [max(4, *(len(line[i]) for line in cells)) for i in range(len(head))]

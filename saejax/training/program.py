@@ -15,10 +15,8 @@ from saejax.training.after import L0s, can_differ, compare
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import Learnable, TrainState, abstract_state, init_state, make_init
-from saejax.training.step import Step, compile_step, default_hyper, make_step
+from saejax.training.step import Arrays, Step, compile_step, default_hyper, make_step
 from saejax.training.warm_start import WarmStart
-
-Arrays = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from saejax.coders.config import LONG_AGO
 from saejax.core.rng import stream
 from saejax.core.settings import setting
 from saejax.kernels.batch import whole_batch
-from saejax.training.guard import choose
+from saejax.training.guard import state_if
 from saejax.training.length import LengthSettings
 from saejax.training.state import TrainState
 
@@ -62,7 +62,7 @@ def resample(
     if not config.resample_every:
         return state
     due = (state.step % config.resample_every == 0) & (state.step <= config.resample_until_fraction * config.steps)
-    return jax.lax.cond(due, lambda: choose(ok, _resampled(coder, config, state, batch, seed), state), lambda: state)
+    return jax.lax.cond(due, lambda: state_if(ok, _resampled(coder, config, state, batch, seed), state), lambda: state)
 
 
 def _resampled(

@@ -53,14 +53,14 @@ def make_step(
     def step(state: TrainState, arrays: Arrays, hyper: Hyper) -> tuple[TrainState, dict[str, jax.Array]]:
         batch = sites.batch(arrays)
         grads, metrics, stats = _gradients(coder, config, state, batch, hyper["sparsity"])
-        after, metrics, ok = taken(coder, optimizer, schedule, config, state, hyper, (grads, metrics, stats))
+        after, metrics, ok = apply_gradients(coder, optimizer, schedule, config, state, hyper, (grads, metrics, stats))
         with jax.named_scope("resample"):
             return resample(coder, config, after, batch, hyper["seed"], ok), metrics
 
     return step
 
 
-def taken(
+def apply_gradients(
     learner: Learnable,
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
@@ -69,8 +69,11 @@ def taken(
     hyper: Hyper,
     gradients: tuple[Any, dict[str, jax.Array], Any],
 ) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
-    """(the state after a step, its metrics, whether it was taken), of `found`: gradients, metrics with the loss, and
-    statistics. This is what all training does with its gradients, whatever learns."""
+    """(the state after a step, its metrics, True where it was taken), whatever learns.
+
+    Args:
+        gradients: they, metrics with the loss, and statistics.
+    """
     grads, metrics, stats = gradients
     with jax.named_scope("optimizer"):
         grads = learner.project_gradients(state.params, of_all_copies(grads))

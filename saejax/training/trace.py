@@ -22,12 +22,12 @@ _PARTS = ("encode", "select", "decode", "loss", "statistics", "optimizer", "resa
 _BACKWARD = tuple(f"backward of {part}" for part in ("loss", "decode", "select", "encode"))
 
 # So many single operations are listed.
-_LARGEST = 12
+_LISTED_OPERATIONS = 12
 
 # As the table lists them.
 COMPONENTS = (*_PARTS[:4], *_BACKWARD, *_PARTS[4:], BETWEEN, REST, OTHERS)
 
-_NAMED = re.compile(rf"(?:^|[/(])({'|'.join(_PARTS)})(?=[/)]|$)")
+_PART_IN_NAME = re.compile(rf"(?:^|[/(])({'|'.join(_PARTS)})(?=[/)]|$)")
 _BETWEEN_DEVICES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*)?\{?\s*$")
@@ -66,7 +66,7 @@ def component_of(op: str, origin: str) -> str:
     """
     if op.startswith(_BETWEEN_DEVICES):
         return BETWEEN
-    if not (named := _NAMED.findall(origin)):
+    if not (named := _PART_IN_NAME.findall(origin)):
         return ""
     part = "loss" if "loss" in named else named[-1]
     backward = f"backward of {part}"
@@ -251,7 +251,7 @@ def by_component(
         "idle": [row(name, ms, whole) for ms, name in idle],
         "largest": [
             row(name, ms, whole) | {"component": ops[name].component, "origin": ops[name].origin}
-            for ms, name in largest[:_LARGEST]
+            for ms, name in largest[:_LISTED_OPERATIONS]
         ],
     }
 

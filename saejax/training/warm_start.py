@@ -28,6 +28,7 @@ import numpy as np
 
 from saejax.coders import Coder, Sites, bias_for_rate
 from saejax.coders.autoencoder import Autoencoder
+from saejax.coders.latents import Params
 from saejax.coders.parts import SPARSITIES
 from saejax.coders.sparsity.base import Sparsity
 from saejax.coders.sparsity.batchtopk import BatchTopK
@@ -42,8 +43,6 @@ from saejax.core.errors import ConfigError
 from saejax.store import BatchSource
 from saejax.trained import TrainedCoder, centred
 from saejax.training.start import read_mean
-
-Params = dict[str, Any]
 
 # The encoder of new latents where k are kept, as a share of what the preset gives.
 _SILENT = 1e-6
@@ -114,7 +113,7 @@ def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params
     params, threshold, notes = _in_sparsity(source.coder.sparsity, known.sparsity, params)
     scales = (sites.read_scales, sites.write_scales)
     params = known.topology.fold(params, *(tuple(1 / scale for scale in side) for side in scales))
-    factor, scale, more = _unit(known, params)
+    factor, scale, more = _latent_unit(known, params)
     params = {name: np.asarray(value) for name, value in known.rescaled(params, factor).items()}
     stats = {} if threshold is None else {"threshold": np.float32(threshold * scale)}
     return params, stats, scale, [*notes, *more]
@@ -197,7 +196,7 @@ def _shown(shape: tuple[int, ...]) -> str:
     return str(list(shape)) if len(shape) > 1 else str(shape[0])
 
 
-def _name(topology: Topology) -> str:
+def _topology_name(topology: Topology) -> str:
     return next(name for name, kind in TOPOLOGIES.items() if kind is type(topology))
 
 
@@ -206,7 +205,7 @@ def _in_topology(source: TrainedCoder, topology: Topology, sites: Sites) -> Para
     there, params = source.coder.topology, {name: np.asarray(v, np.float32) for name, v in source.params.items()}
     if type(there) is type(topology):
         return params
-    a, b = _name(there), _name(topology)
+    a, b = _topology_name(there), _topology_name(topology)
     if not {type(there), type(topology)} <= {Autoencoder, Transcoder, SkipTranscoder}:
         raise ConfigError(f"train.init_from is a {a}, from which no {b} can start. Set coder.topology={a}.")
     for tied, other in ((there, sites), (topology, source.sites)):
@@ -286,7 +285,7 @@ def _selection(here: Sparsity[Any], theta_F: np.ndarray | None) -> tuple[float |
 # --- the latents' unit -----------------------------------------------------------------------------------------
 
 
-def _unit(coder: Coder, params: Params) -> tuple[Any, float, list[str]]:
+def _latent_unit(coder: Coder, params: Params) -> tuple[Any, float, list[str]]:
     """(what each latent is multiplied by, one number or [F]; the unit that `folded` takes out again; what to know)."""
     rows_F = np.stack([np.linalg.norm(np.asarray(rows), axis=1) for rows in coder.topology.decoder_rows(params)])
     rows_F = rows_F.reshape(coder.topology.latent_shape)

@@ -13,7 +13,7 @@ import numpy as np
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.store import StoreLayout, StoreWriter
 from saejax.store.layout import BF16
-from saejax.training import Outcome, Setup, TrainConfig, program_of_one, put_on, train
+from saejax.training import Outcome, Setup, TrainConfig, program_of_one, put_on, run_loop
 from saejax.training.watch import Watch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,7 +156,7 @@ def train_alone(
         mesh=mesh,
         watch=watch or Watch(),
     )
-    return train(config, setup)
+    return run_loop(config, setup)
 
 
 def fill(

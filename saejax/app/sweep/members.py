@@ -147,10 +147,12 @@ class _Axis:
     def values(self, sweep: SweepConfig) -> tuple[Any, ...]:
         values = getattr(sweep, self.name)
         # On the command line topk,jumprelu is one word.
-        return tuple(word.strip() for value in values for word in value.split(",")) if self.name in _WORDS else values
+        return (
+            tuple(word.strip() for value in values for word in value.split(",")) if self.name in _WORD_AXES else values
+        )
 
 
-_WORDS = ("presets", "reads")
+_WORD_AXES = ("presets", "reads")
 
 
 def _sets(key: str) -> Callable[[Experiment, Any], dict[str, Any]]:
@@ -204,7 +206,7 @@ def _points(e: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
                 "'wide: coder.expansion=16,train.lr=1e-4'."
             )
         settings: dict[str, Any] = {}
-        for part in _split(rest):
+        for part in _outside_brackets(rest):
             key, equals, value = (word.strip() for word in part.partition("="))
             if not key or not equals or not value:
                 raise ConfigError(
@@ -220,7 +222,7 @@ def _points(e: Experiment) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, settings
 
 
-def _split(text: str) -> Iterator[str]:
+def _outside_brackets(text: str) -> Iterator[str]:
     """The parts of `text` between commas, leaving those within brackets."""
     depth, part = 0, ""
     for letter in text:
@@ -242,4 +244,4 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         bracketed = text[0] + text[-1] in ("()", "[]")
-        return tuple(_value(part.strip()) for part in _split(text[1:-1])) if bracketed else text
+        return tuple(_value(part.strip()) for part in _outside_brackets(text[1:-1])) if bracketed else text

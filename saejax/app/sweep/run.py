@@ -96,7 +96,7 @@ def _finish(e: Experiment, coders: Coders, outcome: Outcome, environment: dict[s
     tokens = outcome.step * e.train.batch_size
     rate = tokens / max(outcome.all_seconds, 1e-9)
     rows = [
-        _row(member, program, metrics[member.name], outcome) | {"tokens_per_second": rate}
+        _member_row(member, program, metrics[member.name], outcome) | {"tokens_per_second": rate}
         for program in programs
         for member in program.group.members
     ]
@@ -126,7 +126,7 @@ def _finish(e: Experiment, coders: Coders, outcome: Outcome, environment: dict[s
     return content
 
 
-def _row(
+def _member_row(
     member: Member[Experiment], program: GroupProgram, metrics: dict[str, float], outcome: Outcome
 ) -> dict[str, Any]:
     own, memory = member.experiment, outcome.memories[member.name]
