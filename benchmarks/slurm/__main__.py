@@ -123,9 +123,9 @@ class Jobs:
         """Nobody waits for what is left."""
         self.place.cluster.ask("scancel", *self.ids.values())
 
-    def attempts(self, label: str) -> list[dict[str, object]]:
+    def starts(self, label: str) -> list[dict[str, object]]:
         path = self.place.folder / f"{self.name}-jobs" / "records" / f"{label}.json"
-        return list(json.loads(path.read_text())["attempts"]) if path.is_file() else []
+        return list(json.loads(path.read_text())["starts"]) if path.is_file() else []
 
     def rows(self) -> int:
         """Rows of the training's metrics."""
@@ -158,10 +158,10 @@ def chain(place: Place) -> str:
     jobs.end()
     for job in ("capture", "train", "evaluate", "report", "figures"):
         check(set(jobs.state(job).split(",")) == {"COMPLETED"}, f"{job}: {jobs.state(job)}\n{jobs.logs()}")
-    order = [str(jobs.attempts(label)[-1]["started"]) for label in ("capture.1", "train", "evaluate", "report")]
+    order = [str(jobs.starts(label)[-1]["started"]) for label in ("capture.1", "train", "evaluate", "report")]
     check(order == sorted(order), f"started at {order}")
     record = json.loads((place.folder / "runs" / "chain" / "jobs.json").read_text())
-    check(record["tasks"]["train"]["attempts"][0]["max_rss_bytes"] > 1 << 26, str(record))
+    check(record["tasks"]["train"]["starts"][0]["max_rss_bytes"] > 1 << 26, str(record))
     check("accounting storage is disabled" in record["accounts"], record["accounts"])
     table = place.saejax("jobs", "status", "chain-jobs").stdout
     check(table.count(" done ") == 5, table)
@@ -200,8 +200,8 @@ def time_limit(place: Place) -> str:
     jobs = place.submit("limited", place.long() | {"capture.parts": 2}, _WARNED)
     jobs.end("train")
     jobs.drop()
-    attempts = jobs.attempts("train")
-    codes = [one.get("code") for one in attempts]
+    starts = jobs.starts("train")
+    codes = [one.get("code") for one in starts]
     check(jobs.state("train") == "COMPLETED" and codes[-1] == 0, f"{jobs.state('train')} {codes}\n{jobs.logs()}")
     check(len(codes) > 1 and set(codes[:-1]) == {75}, f"codes {codes}\n{jobs.logs()}")
     place.train("undisturbed", place.long())
@@ -217,10 +217,10 @@ def node_killed(place: Place) -> str:
     place.cluster.kill_node(node)
     jobs.end("train")
     jobs.drop()
-    attempts = jobs.attempts("train")
+    starts = jobs.starts("train")
     check(jobs.state("train") == "COMPLETED", jobs.state("train") + jobs.logs())
-    nodes = [one.get("nodes") for one in attempts]
-    check(len(nodes) > 1 and nodes[0] == node != nodes[-1] and "code" not in attempts[0], f"{attempts}")
+    nodes = [one.get("nodes") for one in starts]
+    check(len(nodes) > 1 and nodes[0] == node != nodes[-1] and "code" not in starts[0], f"{starts}")
     place.train("undisturbed", place.long())
     same(place, "killed", "undisturbed")
     return f"on {nodes[0]}, then on {nodes[-1]}; parameters equal bit by bit"
@@ -235,7 +235,7 @@ def cancelled(place: Place) -> str:
     jobs.end("train")
     time.sleep(10)
     check(jobs.state("train") == "CANCELLED" and not jobs.restarts("train"), jobs.state("train"))
-    code = jobs.attempts("train")[-1].get("code")
+    code = jobs.starts("train")[-1].get("code")
     check(code == 75, f"exit code {code}\n{jobs.logs()}")
     return "CANCELLED, exit code 75, no restart"
 

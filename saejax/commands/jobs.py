@@ -33,8 +33,8 @@ class Jobs(Command, takes="either"):
     at_once: int = setting(1, "Tasks that run at a time.", words=("local",), low=1)
 
     def run(self, line: Line) -> int:
+        from saejax.jobs.command import WORDS, run_jobs
         from saejax.plan.command import of_jobs
-        from saejax.plan.jobs.run import WORDS, run_jobs
 
         word = line.words[0] if line.words else ""
         if word in WORDS:

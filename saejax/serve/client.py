@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
 
 from saejax.core.errors import BusyError, ConfigError, DataError
-from saejax.serve.jobs.folder import ENDED
+from saejax.jobs.job import ENDED
 
 _SECONDS = 120.0
 _AGAIN = 1.0

@@ -18,9 +18,9 @@ import anyio.to_thread
 
 from saejax.core.errors import SaejaxError
 from saejax.core.files import stamp
+from saejax.jobs.job import ENDED
 from saejax.runs import Run
-from saejax.serve.jobs.folder import ENDED, View
-from saejax.serve.jobs.queue import Queue
+from saejax.serve.jobs.queue import Queue, View
 from saejax.serve.rows import Cursor, behind_step
 
 _LOOK = 0.25  # seconds

@@ -31,7 +31,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"evals", "analysis", "report", "interop", "interventions", "attribution", "prefix"}),
     frozenset({"fit"}),
     frozenset({"app"}),
-    frozenset({"plan", "study"}),
+    frozenset({"plan", "study", "jobs"}),
     frozenset({"serve"}),
 )
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

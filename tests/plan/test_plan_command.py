@@ -17,10 +17,9 @@ from saejax.app import experiments
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.core.config import to_config_dict
 from saejax.core.errors import ConfigError, DataError
-from saejax.plan import estimates
 from saejax.plan.command import of_jobs, seconds
 from saejax.plan.devices import VARIABLE, device
-from saejax.plan.estimate import stage_of
+from saejax.plan.estimate import estimates, stage_of
 from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned
 from saejax.prefix.trained import encoder_of

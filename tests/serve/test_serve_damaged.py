@@ -72,8 +72,10 @@ ROW |= {"train/tokens_per_second": 8.0, "host/cpu": 0.5}
 
 
 JOB = "20260101-000000-000000-abcdef"
-ASKED = {"command": "train", "name": "r", "commands": [["saejax", "train"]], "here": "/", "created": 1.0}
-BEGUN = {"number": 1, "pid": 1, "started": 1.0, "ended": None, "code": None}
+STAGE = {"name": "0-train", "tasks": [["train"]], "after": [], "each": False}
+SENT = {"command": "train", "name": "r", "stages": [STAGE], "here": "/", "created": 1.0, "python": ["python"]}
+SENT |= {"requeues": 0, "settings": {}}
+BEGUN = {"number": 1, "host": "elsewhere", "pid": 1, "started": 1.0, "ended": None, "code": None}
 
 
 def _lines(*rows: Any) -> bytes:
@@ -314,9 +316,9 @@ OTHERS: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "runs/grid/sweep.json": (json.dumps({"members": [{"member": "k4", "l0": 4.0}]}).encode(), ("/api/sweeps/grid",)),
     "runs/grid/sweep_config.json": (b"{}", ("/api/sweeps/grid",)),
     "runs/grid/sweep_experiment.json": (json.dumps(CONFIG).encode(), ("/api/experiments?run=grid",)),
-    f"runs/.serve/jobs/{JOB}/job.json": (json.dumps(ASKED).encode(), (f"/api/jobs/{JOB}",)),
+    f"runs/.serve/jobs/{JOB}/job.json": (json.dumps(SENT).encode(), (f"/api/jobs/{JOB}",)),
     f"runs/.serve/jobs/{JOB}/asked.json": (b'{"number": 1, "cancelled": false}', (f"/api/jobs/{JOB}",)),
-    f"runs/.serve/jobs/{JOB}/attempts.json": (json.dumps([BEGUN]).encode(), (f"/api/jobs/{JOB}",)),
+    f"runs/.serve/jobs/{JOB}/starts.json": (json.dumps([BEGUN]).encode(), (f"/api/jobs/{JOB}",)),
     f"runs/.serve/jobs/{JOB}/.lock": (b"pid 1 on elsewhere\n", (f"/api/jobs/{JOB}",)),
     f"runs/.serve/jobs/{JOB}/log.txt": (b"step 1\n", (f"/api/jobs/{JOB}", f"/api/jobs/{JOB}/logs")),
     "stores/s/train/manifest.json": (b"{}", ("/api/stores/s",)),

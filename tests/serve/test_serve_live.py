@@ -25,10 +25,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from saejax.core.metrics import JsonlWriter
+from saejax.jobs.job import chain
 from saejax.serve import rows as rows_of
 from saejax.serve.folders import Folders
-from saejax.serve.jobs.folder import Job, new_id
-from saejax.serve.jobs.queue import Queue
+from saejax.serve.jobs.queue import Queue, new_id
 from saejax.serve.live import Live
 from saejax.serve.routes import live as routes
 from saejax.serve.rows import Cursor, behind_step
@@ -251,9 +251,7 @@ def test_sockets_of_what_is_not_there_say_so(served: Served) -> None:
 
 
 def test_a_job_s_log_and_rows_until_it_has_ended(served: Served) -> None:
-    job = Job(served.queue.folder / new_id())
-    job.write("train", "of-job", [["saejax", "--version"]], served.runs)
-    served.queue._open.add(job.path.name)
+    job = served.queue.write(served.queue.folder / new_id(), "train", "of-job", chain([["--version"]]))
     write(served.run("of-job"), 1, 2)
     with served.socket(f"/ws/jobs/{job.path.name}") as one:
         found = messages(one)

@@ -1,25 +1,32 @@
-"""The jobs of a runs folder: begun in order, at most so many at a time, found again by the next server."""
+"""The jobs of a runs folder: begun in order, at most so many at a time, found again by the next server.
+
+A job lies in .serve/jobs/<id> of the folder (saejax.jobs.job). Its runner outlives the server that starts it.
+"""
 
 import contextlib
 import dataclasses
 import logging
 import os
+import platform
+import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
 from saejax.app.new_experiment import as_file
-from saejax.core.errors import BusyError, ConfigError, DataError, SaejaxError
+from saejax.core.errors import EXIT_PREEMPTED, BusyError, ConfigError, DataError, SaejaxError
 from saejax.core.files import write_bytes, writing
 from saejax.core.lease import held
+from saejax.jobs.job import ENDED, EXPERIMENT, JOB, LOG, Job, Stage, chain, read_job, state_of
 from saejax.serve.jobs.configured import as_settings
-from saejax.serve.jobs.folder import ENDED, EXPERIMENT, LOG, Job, View, is_id, new_id
 from saejax.serve.problems import Problem
 
 MOST_WAITING = 100
@@ -29,6 +36,96 @@ _LOOK = 0.25
 _AFTER_MISTAKE = 5.0
 # Commands that write the run's folder: two of them at a time would refuse each other.
 _WRITING = ("train", "pipeline", "sweep")
+
+
+# A training's own messages are short; of a log that is longer than this, the last line is not looked for further back.
+_TAIL = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A job as it is now.
+
+    Attributes:
+        name, run: the run's name below the runs folder; `run` only once the run's folder is there.
+        state: queued, starting, running, done, failed or stopped (saved; it can continue).
+        code: of the last start, where it has ended.
+        started, ended, seconds: of the last start, in seconds (since 1970).
+        pid: of its runner, while it runs.
+        words: of each command.
+        last: the last line of the log.
+    """
+
+    id: str
+    command: str
+    name: str
+    sweep: bool
+    state: str
+    code: int | None
+    created: float
+    started: float | None
+    ended: float | None
+    seconds: float | None
+    pid: int | None
+    words: list[list[str]]
+    run: str | None
+    log_bytes: int
+    can_continue: bool
+    last: str
+
+
+def view_of(job: Job, runs: Path, starting: bool = False) -> View:
+    """The job as it is now. `starting`: its runner is being started.
+
+    Raises:
+        DataError: a damaged file.
+    """
+    # Twice, where the first look finds a start that begins: it is written by a runner that holds the lease.
+    for _ in range(2):
+        # Before the files: a runner that ends in between has written its code.
+        alive = job.alive()
+        (number, cancelled), starts = job.asked(), job.starts()
+        last = starts[-1] if starts and starts[-1]["number"] >= number else None
+        code = None if last is None else last["code"]
+        if last is None or code is not None or alive:
+            break
+    state = state_of(last, alive)
+    if state == "waiting":
+        state = "stopped" if cancelled else "starting" if starting or alive else "queued"
+        code = EXIT_PREEMPTED if cancelled else None
+    elif state == "killed":
+        state = "failed"
+    started, ended = (last or {}).get("started"), (last or {}).get("ended")
+    tail, _ = job.log(max(0, job.log_bytes() - _TAIL), _TAIL)
+    sweep = job.command == "sweep"
+    return View(
+        id=job.path.name,
+        command=job.command,
+        name=job.name,
+        sweep=sweep,
+        state=state,
+        code=code,
+        created=job.created,
+        started=started,
+        ended=ended,
+        seconds=None if started is None else (ended or (time.time() if state == "running" else started)) - started,
+        pid=last["pid"] if last and state == "running" else None,
+        words=[["saejax", *words] for words in job.tasks.values()],
+        run=job.name if (runs / job.name).is_dir() and not sweep else None,
+        log_bytes=job.log_bytes(),
+        can_continue=state in ("failed", "stopped"),
+        last=next((line.strip()[:300] for line in reversed(re.split(r"[\r\n]+", tail)) if line.strip()), ""),
+    )
+
+
+def new_id() -> str:
+    """Ids of later jobs sort after those of earlier ones."""
+    now = time.time()
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1_000_000):06d}-{secrets.token_hex(3)}"
+
+
+def _is_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{6}", text) is not None
 
 
 class Queue:
@@ -76,7 +173,7 @@ class Queue:
         kept = self._ended.get(name)
         if kept is not None and kept[0] == signature:
             return kept[1]
-        view = job.view(self.runs, name in self._starting)
+        view = view_of(job, self.runs, name in self._starting)
         if view.state in ENDED:
             if len(self._ended) > 2 * MOST_LISTED:
                 self._ended.clear()
@@ -84,14 +181,15 @@ class Queue:
         return view
 
     def job(self, name: str) -> Job:
-        """The folder of a job.
+        """A job by its id.
 
         Raises:
             Problem: 404: there is none.
+            DataError: its file is damaged.
         """
-        if not is_id(name) or not (self.folder / name / "job.json").is_file():
+        if not _is_id(name) or not (self.folder / name / JOB).is_file():
             raise Problem(404, f"There is no job {name[:80]!r}.")
-        return Job(self.folder / name)
+        return read_job(self.folder / name)
 
     def expects(self, run: str) -> bool:
         """Whether a job that has not ended is to write a run."""
@@ -110,21 +208,25 @@ class Queue:
         name = e.run_dir.relative_to(self.runs).as_posix()
         with self._lock:
             self._refuse_second(command, name, e.run_dir)
-            job = Job(self.folder / new_id())
-            path = job.path / EXPERIMENT
-            commands = [["saejax", *words] for words in (*before, (command, f"--config={path}"))]
+            path = self.folder / new_id()
+            file = path / EXPERIMENT
             try:
                 text = as_file(
                     as_settings(e), "What a job of saejax serve runs.", f"saejax {command} --config={EXPERIMENT}"
-                )
-                raw = text.encode()
+                ).encode()
             except UnicodeEncodeError:
                 raise ConfigError("A setting holds half of a letter (a lone surrogate); send UTF-8.") from None
-            write_bytes(path, raw)
-            job.write(command, name, commands, self._here)
-            self._open.add(job.path.name)
+            write_bytes(file, text)
+            job = self.write(path, command, name, chain([*before, (command, f"--config={file}")]))
         self._news.set()
         return self.view(job.path.name)
+
+    def write(self, path: Path, command: str, name: str, stages: tuple[Stage, ...]) -> Job:
+        """A new job in the folder `path`, which waits for its turn."""
+        job = Job(path, name, command, stages, str(self._here), created=time.time())
+        job.write()
+        self._open.add(path.name)
+        return job
 
     def cancel(self, name: str) -> View:
         """Take a job out of the queue, or tell it to save and end.
@@ -143,7 +245,7 @@ class Queue:
         return self.view(name)
 
     def again(self, name: str) -> View:
-        """Ask for one more attempt of a job that was stopped or failed: its command continues where it was.
+        """Ask for one more start of a job that was stopped or failed: its command continues where it was.
 
         Raises:
             Problem: 404: there is none; 409: it runs, or is done.
@@ -154,7 +256,7 @@ class Queue:
             if not view.can_continue:
                 raise Problem(409, f"The job is {view.state}; only one that was stopped or failed continues.")
             self._refuse_second(view.command, view.name, self.runs / view.name)
-            number = max([job.asked()[0], *(attempt["number"] for attempt in job.attempts())])
+            number = max([job.asked()[0], *(start["number"] for start in job.starts())])
             job.ask(number + 1)
             self._open.add(name)
         self._news.set()
@@ -217,7 +319,7 @@ class Queue:
 
     def _ids(self) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            yield from [one.name for one in entries if is_id(one.name)]
+            yield from [entry.name for entry in entries if _is_id(entry.name)]
 
     def _open_views(self) -> list[View]:
         """The jobs that have not ended, oldest first."""
@@ -249,7 +351,7 @@ class Queue:
         with writing(job.path), (job.path / LOG).open("ab") as log:
             try:
                 code = subprocess.run(
-                    [sys.executable, "-P", "-m", "saejax.serve.jobs.runner", str(job.path)],
+                    [sys.executable, "-P", "-m", "saejax.jobs.runner", str(job.path)],
                     cwd=self._here,
                     env=self._environment,
                     stdin=subprocess.DEVNULL,
@@ -263,10 +365,10 @@ class Queue:
                 code = 1
         if code and not job.alive():
             # Else it would be started again and again.
-            attempts, (number, _) = job.attempts(), job.asked()
-            if not attempts or attempts[-1]["number"] < number:
-                now = dataclasses.asdict(job.view(self.runs))["created"]
-                job.record([*attempts, {"number": number, "pid": 0, "started": now, "ended": now, "code": 127}])
+            starts, (number, _) = job.starts(), job.asked()
+            if not starts or starts[-1]["number"] < number:
+                end = {"started": job.created, "ended": job.created, "code": 127}
+                job.record([*starts, {"number": number, "host": platform.node(), "pid": 0, **end}])
 
     def _refuse_second(self, command: str, name: str, folder: Path) -> None:
         there = self._open_views()

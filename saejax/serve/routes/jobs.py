@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, status
 
+from saejax.jobs.job import ENDED
 from saejax.runs import Run, Sweep
 from saejax.serve.jobs import form
 from saejax.serve.jobs.activations import training
 from saejax.serve.jobs.configured import asked_for
-from saejax.serve.jobs.folder import ENDED, View
 from saejax.serve.jobs.plans import Plans
-from saejax.serve.jobs.queue import Queue
+from saejax.serve.jobs.queue import Queue, View
 from saejax.serve.jobs.requests import JobBody, PlanBody, StopBody, TrainBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site

@@ -4,14 +4,12 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from saejax.core.errors import EXIT_PREEMPTED
 from saejax.core.files import write_bytes
-from saejax.plan.jobs.folder import Folder
-from saejax.plan.jobs.graph import Job
-from saejax.plan.jobs.site import Site, seconds_of, slurm_time
+from saejax.jobs.job import Job, Stage
+from saejax.jobs.site import Site, seconds_of, slurm_time
 
 _LEAST = 600.0  # seconds: a start, a compilation and a slow disk are in no plan
 _GIB = 1 << 30
@@ -19,7 +17,7 @@ FIGURES = "figures"
 
 
 class Estimate(Protocol):
-    """What the planner says of a stage."""
+    """Bytes and seconds that the planner expects of a stage."""
 
     @property
     def stage(self) -> str: ...
@@ -30,74 +28,71 @@ class Estimate(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """What a job asks Slurm for: seconds, and bytes of a node's memory (0: the site's default)."""
+class Request:
+    """Seconds and bytes of a node's memory that a job asks Slurm for (0 bytes: the site's default)."""
 
     seconds: float
     host_bytes: float = 0.0
 
 
-def asked(job: Job, site: Site, estimates: Sequence[Estimate]) -> Asked:
+def request_of(stage: Stage, site: Site, estimates: Sequence[Estimate]) -> Request:
     """The estimate with the site's margin, below its limit; the site's `time` where nothing is estimated.
 
     Parts of a capture and programs of a sweep share what the whole stage takes; trainings of layers are each a whole.
     """
-    known = {one.stage: one for one in estimates}.get({"table": "evaluate"}.get(job.name, job.name))
+    known = {estimate.stage: estimate for estimate in estimates}.get({"table": "evaluate"}.get(stage.name, stage.name))
     seconds, host = float(seconds_of(site.time, "time")), 0.0
     if known is not None:
-        share = len(job.tasks) if job.name in ("capture", "sweep") else 1
+        share = len(stage.tasks) if stage.name in ("capture", "sweep") else 1
         seconds = max(_LEAST, known.seconds / share * site.margin)
         host = known.host_bytes * site.margin
     if site.time_limit:
         seconds = min(seconds, seconds_of(site.time_limit, "time_limit"))
-    return Asked(seconds, host)
+    return Request(seconds, host)
 
 
-def write_scripts(folder: Folder, device: str, devices: int, estimates: Sequence[Estimate] = ()) -> list[Path]:
-    """Write a script for each job, figures.sh and submit.sh.
+def write_scripts(job: Job, site: Site, device: str, devices: int, estimates: Sequence[Estimate] = ()) -> None:
+    """Write a script for each stage, figures.sh and submit.sh.
 
     Args:
         device: of the planner's table; none that begins with cpu asks for an accelerator.
         devices: of each node.
     """
     accelerators = 0 if device.startswith("cpu") else devices
-    written = []
-    for job in folder.jobs:
-        need = asked(job, folder.site.of(job.name), estimates)
-        written.append(_write(folder, job.name, _script(folder, job, need, accelerators)))
-    site = folder.site.of(FIGURES)
+    for stage in job.stages:
+        own = site.of(stage.name)
+        _write(job, stage.name, _script(job, stage, own, request_of(stage, own, estimates), accelerators))
+    own = dataclasses.replace(site.of(FIGURES), nodes=1)
     lines = [
-        *("#!/bin/bash", "# What every job took, from sacct where it answers."),
-        *_directives(folder, Job(FIGURES, ((),)), dataclasses.replace(site, nodes=1), Asked(_LEAST), 0),
-        *_around(site),
-        shlex.join(folder.command(["jobs", "figures", str(folder.path)])),
+        *("#!/bin/bash", "# Figures of every task, from sacct where it answers."),
+        *_directives(job, Stage(FIGURES, ((),)), own, Request(_LEAST), 0),
+        *_around(own),
+        shlex.join(job.command_of(["jobs", "figures", str(job.path)])),
     ]
-    written.append(_write(folder, FIGURES, lines))
-    written.append(_write(folder, "submit", _submit(folder)))
-    return written
+    _write(job, FIGURES, lines)
+    _write(job, "submit", _submit(job))
 
 
-def _write(folder: Folder, name: str, lines: Sequence[str]) -> Path:
-    path = folder.path / f"{name}.sh"
+def _write(job: Job, name: str, lines: Sequence[str]) -> None:
+    path = job.path / f"{name}.sh"
     write_bytes(path, ("\n".join(lines) + "\n").encode())
     path.chmod(0o755)
-    return path
 
 
-def _script(folder: Folder, job: Job, need: Asked, accelerators: int) -> list[str]:
-    site = folder.site.of(job.name)
-    nodes = site.nodes if job.name == "train" else 1
-    wrapped = [*folder.python, "-P", "-m", "saejax.plan.jobs.task", str(folder.path)]
-    cases = [f"  {i}) words=({shlex.join(task)}) ;;" for i, task in enumerate(job.tasks)]
-    label = f'{job.name}."$task"' if job.array else job.name
+def _script(job: Job, stage: Stage, site: Site, request: Request, accelerators: int) -> list[str]:
+    nodes = site.nodes if stage.name == "train" else 1
+    cases = [f"  {i}) words=({shlex.join(task)}) ;;" for i, task in enumerate(stage.tasks)]
+    label = f'{stage.name}."$task"' if stage.array else stage.name
+    # Of the words before the label and behind it the shell takes none for its own.
+    *wrapped, _, dashes = job.recorded("", ())
     return [
-        *("#!/bin/bash", f"# {job.name} of {folder.experiment.name}: saejax {shlex.join(job.tasks[0])}"),
-        *_directives(folder, job, dataclasses.replace(site, nodes=nodes), need, accelerators),
+        *("#!/bin/bash", f"# {stage.name} of {job.name}: saejax {shlex.join(stage.tasks[0])}"),
+        *_directives(job, stage, dataclasses.replace(site, nodes=nodes), request, accelerators),
         *_around(site),
         "task=${SLURM_ARRAY_TASK_ID:-0}",
         *("case $task in", *cases, "esac"),
-        f"srun --nodes={nodes} --ntasks={nodes} {shlex.join(wrapped)} {label} -- \\",
-        f'  {shlex.join(folder.command(()))} "${{words[@]}}"',
+        f"srun --nodes={nodes} --ntasks={nodes} {shlex.join(wrapped)} {label} {dashes} \\",
+        f'  {shlex.join(job.command_of(()))} "${{words[@]}}"',
         "code=$?",
         f"# {EXIT_PREEMPTED}: a signal stopped it and all is saved. The same job goes on, unless it was cancelled.",
         "me=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$task}; me=${me:-$SLURM_JOB_ID}",
@@ -113,21 +108,21 @@ def _script(folder: Folder, job: Job, need: Asked, accelerators: int) -> list[st
     ]
 
 
-def _directives(folder: Folder, job: Job, site: Site, need: Asked, accelerators: int) -> list[str]:
-    log = "%A_%a" if job.array else "%j"
+def _directives(job: Job, stage: Stage, site: Site, request: Request, accelerators: int) -> list[str]:
+    log = "%A_%a" if stage.array else "%j"
     most = f"%{site.at_once}" if site.at_once else ""
-    memory = site.memory or (f"{math.ceil(need.host_bytes / _GIB)}G" if need.host_bytes else "")
+    memory = site.memory or (f"{math.ceil(request.host_bytes / _GIB)}G" if request.host_bytes else "")
     options = {
-        "job-name": f"{folder.experiment.name}-{job.name}",
-        "chdir": folder.here,
-        "output": f"{folder.path}/logs/{job.name}-{log}.out",
+        "job-name": f"{job.name}-{stage.name}",
+        "chdir": job.here,
+        "output": f"{job.path}/logs/{stage.name}-{log}.out",
         "open-mode": "append",
-        "time": slurm_time(need.seconds),
+        "time": slurm_time(request.seconds),
         "signal": f"USR1@{site.warning}",
         "kill-on-invalid-dep": "yes",
         "nodes": site.nodes,
         "ntasks-per-node": 1,
-        "array": f"0-{len(job.tasks) - 1}{most}" if job.array else "",
+        "array": f"0-{len(stage.tasks) - 1}{most}" if stage.array else "",
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
@@ -168,10 +163,10 @@ submit() {{  # submit NAME [DEPENDENCY]: sets $id
 }}"""
 
 
-def _submit(folder: Folder) -> list[str]:
-    lines = [_SUBMIT.format(name=folder.experiment.name, folder=folder.path)]
-    for job in folder.jobs:
-        condition = ",".join(f"{'aftercorr' if job.each else 'afterok'}:${name}" for name in job.after)
-        lines += [f'submit {job.name} "{condition}"' if condition else f"submit {job.name}", f"{job.name}=$id"]
-    every = ":".join(f"${job.name}" for job in folder.jobs)
+def _submit(job: Job) -> list[str]:
+    lines = [_SUBMIT.format(name=job.name, folder=job.path)]
+    for stage in job.stages:
+        condition = ",".join(f"{'aftercorr' if stage.each else 'afterok'}:${name}" for name in stage.after)
+        lines += [f'submit {stage.name} "{condition}"' if condition else f"submit {stage.name}", f"{stage.name}=$id"]
+    every = ":".join(f"${stage.name}" for stage in job.stages)
     return [*lines, f'submit {FIGURES} "afterany:{every}"']

@@ -7,11 +7,12 @@ from saejax.app.experiment import Experiment
 from saejax.app.sweep.members import groups, members
 from saejax.app.training_folders import as_begun
 from saejax.core.errors import SaejaxError
-from saejax.plan.jobs.folder import Folder
-from saejax.plan.jobs.graph import Job
+from saejax.jobs.job import Job, Words
 from saejax.runs import Run
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
+
+_NAME = "--config.name="
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +23,20 @@ class Progress:
     seconds_left: float | None = None
 
 
-def progress(folder: Folder, job: Job, task: int) -> Progress:
-    """How far one task of a job is."""
-    e = folder.experiment
-    if job.name == "capture":
+def run_of(e: Experiment, words: Words) -> Path:
+    """The folder of the run that a task with these words works on."""
+    named = [word.removeprefix(_NAME) for word in words if word.startswith(_NAME)]
+    return e.run_dir.with_name([e.name, *named][-1])
+
+
+def progress(job: Job, stage: str, task: int, words: Words) -> Progress:
+    """How far one task of a stage is."""
+    e = job.experiment
+    if stage == "capture":
         return Progress(_captured(e))
-    if job.name in ("train", "prefix"):
-        return _trained(e, folder.run_of(job.tasks[task]))
-    if job.name == "sweep":
+    if stage in ("train", "prefix"):
+        return _trained(e, run_of(e, words))
+    if stage == "sweep":
         programs = groups(members(e))
         first = programs[min(task, len(programs) - 1)].members[0].experiment
         return _trained(first, first.run_dir)

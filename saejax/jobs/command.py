@@ -1,4 +1,4 @@
-"""`saejax jobs`: what each of its words does."""
+"""`saejax jobs`: slurm, local, status, cancel, figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 from saejax.app.console import say
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
-from saejax.plan.jobs import figures, status
-from saejax.plan.jobs.folder import make, read
-from saejax.plan.jobs.local import run_local
-from saejax.plan.jobs.site import read_site
-from saejax.plan.jobs.slurm import Estimate, write_scripts
+from saejax.jobs import figures, table
+from saejax.jobs.graph import write_job
+from saejax.jobs.job import read_job
+from saejax.jobs.runner import run_job
+from saejax.jobs.site import read_site
+from saejax.jobs.slurm import Estimate, write_scripts
 
 _MAKING = ("slurm", "local")
 _READING = ("status", "cancel", "figures")
@@ -23,7 +24,7 @@ def run_jobs(
     flags: Mapping[str, Any],
     estimates: Sequence[Estimate] = (),
 ) -> int:
-    """Do what the first word says; returns the exit code.
+    """Make, run, show or end the jobs of an experiment, as the first word says; returns the exit code.
 
     Args:
         config: the experiment's settings; None where none were given.
@@ -43,21 +44,21 @@ def run_jobs(
     if config is None:
         raise ConfigError(f"Name the experiment, as in: saejax jobs {word} --config=quickstart --out=jobs")
     site = read_site(flags["site"])
-    folder = make(config, flags["out"], site, flags["layers"])
+    job = write_job(config, flags["out"], site, flags["layers"])
     if word == "local":
-        code = run_local(folder, flags["at_once"])
-        figures.gather(folder)
+        code = run_job(job, flags["at_once"])
+        figures.gather(job)
         return code
-    write_scripts(folder, flags["device"], flags["devices"], estimates)
-    for job in folder.jobs:
-        say(f"jobs: {job.name}{f', an array of {len(job.tasks)}' if job.array else ''}: {folder.path / job.name}.sh")
-    say(f"jobs: hand them over with {folder.path}/submit.sh, then: saejax jobs status {flags['out']}")
+    write_scripts(job, site, flags["device"], flags["devices"], estimates)
+    for stage in job.stages:
+        many = f", an array of {len(stage.tasks)}" if stage.array else ""
+        say(f"jobs: {stage.name}{many}: {job.path / stage.name}.sh")
+    say(f"jobs: hand them over with {job.path}/submit.sh, then: saejax jobs status {flags['out']}")
     return 0
 
 
 def _read(word: str, words: Sequence[str], config: Any) -> int:
     if config is not None or len(words) != 1:
         raise ConfigError(f"Give the folder of the jobs alone, as in: saejax jobs {word} jobs")
-    folder = read(words[0])
-    {"status": status.print_status, "cancel": status.cancel, "figures": figures.gather}[word](folder)
+    {"status": table.print_table, "cancel": table.cancel, "figures": figures.gather}[word](read_job(words[0]))
     return 0

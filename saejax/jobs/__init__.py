@@ -1,0 +1,1 @@
+"""Jobs: processes that run commands for someone. The page, `saejax jobs local` and Slurm launch one runner."""
