@@ -36,11 +36,12 @@ from saejax.core.progress import Progress
 from saejax.fit.trainable import coder_of
 from saejax.lm import decoder
 from saejax.lm.forward import forward_program
+from saejax.lm.shape import ModelShape
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh
 from saejax.plan import lm_stages, train_stages
 from saejax.plan.devices import Device, devices, keep, own_file
 from saejax.plan.laws import Law, fitted
-from saejax.plan.models import ModelShape, of_decoder, shape_of
+from saejax.plan.models import of_decoder, shape_of
 from saejax.plan.programs import Footprint, abstract_model, forward_footprint, step_footprint, step_program
 
 Point = tuple[tuple[float, ...], float]

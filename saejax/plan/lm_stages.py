@@ -10,8 +10,8 @@ import math
 from saejax.app.experiment import Experiment
 from saejax.coders import Coder
 from saejax.kernels.batch import DATA
+from saejax.lm.shape import ModelShape
 from saejax.plan.laws import law_of, roofline
-from saejax.plan.models import ModelShape
 from saejax.plan.planned import Planned, parameter_count
 from saejax.plan.programs import Footprint, forward_footprint
 from saejax.plan.stage import StageEstimate, Terms

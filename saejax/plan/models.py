@@ -1,8 +1,4 @@
-"""A language model as its config.json says it is: names, widths, parameters and work; no weights.
-
-    parameters            of one block, and of everything outside of the blocks
-    operations of a row   2 S P for P parameters that S tokens meet, and 4 S^2 H D a block for attention
-    key-value cache       2 S K D a block: K heads of keys and values, D numbers each
+"""Language models as their config.json says they are: no weights are read.
 
 What the hub does not give at once (no network, a licence not accepted) is taken from model_configs.json beside this
 file, for the models that it holds, and the plan says so.
@@ -11,7 +7,6 @@ file, for the models that it holds, and the plan says so.
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -27,65 +22,14 @@ from saejax.lm.families import ARCHITECTURES
 from saejax.lm.model import config_folder, runs_in_torch
 from saejax.lm.pair import PREFIX
 from saejax.lm.points import DecoderPoints
-from saejax.lm.torch_hooks.shapes import torch_shapes
+from saejax.lm.shape import ModelShape
+from saejax.lm.torch_hooks.shapes import torch_shape
 
 # {hub id: {"parameters", "config": config.json}} of the models that shipped experiments and reports name.
 PUBLISHED: dict[str, Any] = {
     one["model"]: one
     for one in json.loads((Path(__file__).parent / "model_configs.json").read_text(encoding="utf-8")).values()
 }
-_BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelShape:
-    """One language model.
-
-    Attributes:
-        model: the id or folder.
-        block, outer: parameters of one block, and of all outside of the blocks.
-        kv_heads, d_head, n_head: of attention; 0 where PyTorch runs the model and it does not say.
-        names: resolves hook points and knows their widths.
-        config: the JAX decoder's; None where PyTorch runs the model.
-        note: what to know of where this is from; empty where it is the model's own config.json.
-    """
-
-    model: str
-    n_layer: int
-    d_model: int
-    d_mlp: int
-    n_head: int
-    kv_heads: int
-    d_head: int
-    vocab_size: int
-    context_length: int
-    block: int
-    outer: int
-    names: Named
-    config: DecoderConfig | None
-    note: str = ""
-
-    @property
-    def n_parameters(self) -> int:
-        return self.outer + self.n_layer * self.block
-
-    def depth(self, names: tuple[str, ...]) -> int:
-        """How many blocks run for these hook points."""
-        found = [_BLOCK.fullmatch(name) for name in names]
-        if not found or any(one is None for one in found):
-            return self.n_layer
-        return max(int(one[1]) + (one[2] != "resid_pre") for one in found if one)
-
-    def operations(self, length: int, depth: int | None = None) -> float:
-        """Floating-point operations of a row of `length` tokens; without `depth` of the whole model, with logits."""
-        blocks = self.n_layer if depth is None else depth
-        attention = 4 * length**2 * self.n_head * self.d_head
-        logits = 2 * length * self.d_model * self.vocab_size if depth is None else 0
-        return blocks * (2 * length * self.block + attention) + logits
-
-    def cache_bytes(self, length: int, width: int) -> int:
-        """Bytes of the keys and values of one row of `length` tokens, in numbers of `width` bytes."""
-        return 2 * self.n_layer * length * self.kv_heads * self.d_head * width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +74,7 @@ def shape_of(model: str, revision: str = "", backend: str = "auto") -> ModelShap
         config = ARCHITECTURES[kept["model_type"]].read_config(kept)
         return of_decoder(model, config, "config.json from the copy in saejax, since the hub could not be asked")
     if runs_in_torch(folder, backend):
-        found = torch_shapes(folder)
-        sizes = {
-            field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "places"
-        }
-        return ModelShape(model, **sizes, names=found, config=None)
+        return dataclasses.replace(torch_shape(folder), model=model)
     return of_decoder(model, checkpoint.read_config(folder)[1])
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from saejax.lm.shape import ModelShape
 from saejax.plan.amounts import size, span
 from saejax.plan.choice import Choice
 from saejax.plan.devices import EFFICIENCY, Device
 from saejax.plan.estimate import OF_STUDY, Estimate
-from saejax.plan.models import ModelShape
 from saejax.plan.planned import ROOM
 from saejax.plan.stage import StageEstimate
 from saejax.report.tables import markdown

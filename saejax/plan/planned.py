@@ -21,9 +21,10 @@ from saejax.core.errors import ConfigError
 from saejax.fit.resolve import batch_size
 from saejax.fit.trainable import Group
 from saejax.kernels.batch import DATA, LATENT
+from saejax.lm.shape import ModelShape
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.plan.devices import Device
-from saejax.plan.models import ModelShape, TwoModels, shapes_of
+from saejax.plan.models import TwoModels, shapes_of
 from saejax.plan.programs import Footprint, step_footprint
 from saejax.store import StoreLayout
 from saejax.store.manifest import Header

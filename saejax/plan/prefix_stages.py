@@ -11,8 +11,9 @@ import jax
 
 from saejax.app.experiment import Experiment
 from saejax.kernels.batch import DATA, LATENT
+from saejax.lm.shape import ModelShape
 from saejax.plan.devices import EFFICIENCY
-from saejax.plan.models import ModelShape, shape_of
+from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned
 from saejax.plan.stage import StageEstimate, Terms
 from saejax.prefix.evaluation import WAYS

@@ -24,8 +24,8 @@ from saejax.fit.resolve import step_program as compiled_step
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel, decoder, logical_axes
 from saejax.lm.forward import forward_program
+from saejax.lm.shape import ModelShape
 from saejax.parallel import sharding_of
-from saejax.plan.models import ModelShape
 from saejax.text import Tokenizer
 from saejax.training import Program
 from saejax.training.profile import step_bytes

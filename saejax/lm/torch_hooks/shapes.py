@@ -9,6 +9,7 @@ from typing import Any
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.points import HOOK_NAMES
+from saejax.lm.shape import ModelShape
 from saejax.lm.torch_hooks.hooks import watching
 from saejax.lm.torch_hooks.load import kind_of, torch_and_transformers
 from saejax.lm.torch_hooks.probe import text_config
@@ -22,42 +23,27 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
 @dataclasses.dataclass(frozen=True)
-class TorchShapes:
-    """What a plan must know of a model that PyTorch runs.
+class TorchPoints:
+    """The hook points of a model that PyTorch runs: the names in blocks, then the places of modules.
 
     Attributes:
-        block, outer: parameters of one block, and of all outside of the blocks, each counted once.
-        places: {path.in or path.out: width}, of the modules that pass one vector a token.
+        widths: {hook point: width}.
     """
 
-    n_layer: int
-    d_model: int
-    d_mlp: int
-    n_head: int
-    kv_heads: int
-    d_head: int
-    vocab_size: int
-    context_length: int
-    block: int
-    outer: int
-    places: dict[str, int] = dataclasses.field(repr=False)
+    widths: dict[str, int] = dataclasses.field(repr=False)
 
     def hook_points(self) -> dict[str, int]:
-        """{hook point: width}: the names in blocks, then the places of modules."""
-        widths = dict.fromkeys(HOOK_NAMES, self.d_model) | {"mlp_act": self.d_mlp, "attn_z": self.n_head * self.d_head}
-        named = {f"blocks.{i}.{name}": widths[name] for i in range(self.n_layer) for name in HOOK_NAMES}
-        return named | self.places
+        return self.widths
 
     def hook_point(self, name: str) -> str:
         """The name itself, or a ConfigError with the nearest; a loaded model may know more names."""
-        there = self.hook_points()
-        if name not in there:
-            raise ConfigError(f"The plan finds no hook point {name!r} in the model.{nearest(name, there)}")
+        if name not in self.widths:
+            raise ConfigError(f"The plan finds no hook point {name!r} in the model.{nearest(name, self.widths)}")
         return name
 
 
-def torch_shapes(folder: Path) -> TorchShapes:
-    """The shapes of the model that config.json in `folder` describes; its own code is never run.
+def torch_shape(folder: Path) -> ModelShape:
+    """The shape of the model that config.json in `folder` describes; its own code is never run.
 
     Raises:
         ConfigError: no torch.
@@ -75,30 +61,35 @@ def torch_shapes(folder: Path) -> TorchShapes:
         ) from None
     if config.is_encoder_decoder:
         module = module.get_encoder()
-    return _measured(torch, module)
+    return _shape(torch, module)
 
 
-def _measured(torch: Any, module: Any) -> TorchShapes:
-    own = text_config(module)
+def _shape(torch: Any, module: Any) -> ModelShape:
+    config = text_config(module)
     total = sum(parameter.numel() for parameter in module.parameters())
-    lists = [one for one in module.modules() if isinstance(one, torch.nn.ModuleList) and len(one) > 1]
-    blocks: Any = max(lists, key=lambda one: sum(p.numel() for p in one.parameters()), default=[])
-    inside = sum(p.numel() for one in blocks for p in one.parameters())
-    n_layer = max(1, len(blocks))
-    width = _said(own, _WIDTH) or _usual_width(torch, module)
-    heads = _said(own, _HEADS)
-    return TorchShapes(
+    lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList) and len(part) > 1]
+    blocks: Any = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=[])
+    inside = sum(p.numel() for block in blocks for p in block.parameters())
+    n_layer, heads = max(1, len(blocks)), _number(config, _HEADS)
+    width = _number(config, _WIDTH) or _usual_width(torch, module)
+    d_mlp = _number(config, _MLP) or 4 * width
+    d_head = _number(config, ("head_dim", "d_kv")) or (width // heads if heads else 0)
+    widths = dict.fromkeys(HOOK_NAMES, width) | {"mlp_act": d_mlp, "attn_z": heads * d_head}
+    in_blocks = {f"blocks.{i}.{name}": widths[name] for i in range(n_layer) for name in HOOK_NAMES}
+    return ModelShape(
+        model="",
         n_layer=n_layer,
         d_model=width,
-        d_mlp=_said(own, _MLP) or 4 * width,
+        d_mlp=d_mlp,
         n_head=heads,
-        kv_heads=_said(own, _KV_HEADS) or heads,
-        d_head=_said(own, ("head_dim", "d_kv")) or (width // heads if heads else 0),
+        kv_heads=_number(config, _KV_HEADS) or heads,
+        d_head=d_head,
         vocab_size=int(module.get_input_embeddings().weight.shape[0]),
-        context_length=_said(own, _CONTEXT) or 2**20,
+        context_length=_number(config, _CONTEXT) or 2**20,
         block=inside // n_layer,
         outer=total - inside // n_layer * n_layer,
-        places=_places(torch, module),
+        names=TorchPoints(in_blocks | _places(torch, module)),
+        config=None,
     )
 
 
@@ -122,7 +113,7 @@ def _places(torch: Any, module: Any) -> dict[str, int]:
     return widths
 
 
-def _said(config: Any, names: tuple[str, ...]) -> int:
+def _number(config: Any, names: tuple[str, ...]) -> int:
     """The first of these that the configuration says as a number; 0 where it says none."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if type(value) is int), 0)
