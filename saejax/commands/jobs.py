@@ -15,7 +15,11 @@ goes on by itself. The site file names partition, account, modules, container an
 import dataclasses
 
 from saejax.app.command import Command, Line
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
+
+_MAKING, _READING = ("slurm", "local"), ("status", "cancel", "figures")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +37,48 @@ class Jobs(Command, takes="either"):
     at_once: int = setting(1, "Tasks that run at a time.", words=("local",), low=1)
 
     def run(self, line: Line) -> int:
-        from saejax.jobs.command import WORDS, run_jobs
+        word = line.words[0] if line.words else ""
+        if word not in (*_MAKING, *_READING):
+            raise ConfigError(f"`saejax jobs` has no word {word!r}.{nearest(word, (*_MAKING, *_READING))}")
+        self.refuse_idle(line, word)
+        if word in _READING:
+            _read(word, line)
+            return 0
+        if len(line.words) > 1:
+            raise ConfigError(f"Unexpected argument {line.words[1]!r}; the folder is --out=jobs.")
+        if line.config is None:
+            raise ConfigError(f"Name the experiment, as in: saejax jobs {word} --config=quickstart --out=jobs")
+        return self._make(word, line)
+
+    def _make(self, word: str, line: Line) -> int:
+        from saejax.app.console import say
+        from saejax.jobs.figures import gather
+        from saejax.jobs.graph import write_job
+        from saejax.jobs.runner import run_job
+        from saejax.jobs.site import read_site
+        from saejax.jobs.slurm import write_scripts
         from saejax.plan.command import of_jobs
 
-        word = line.words[0] if line.words else ""
-        if word in WORDS:
-            self.refuse_idle(line, word)
-        planned = line.config is not None and word == "slurm" and self.device
+        site = read_site(self.site)
+        planned = word == "slurm" and self.device
         estimates = of_jobs(line.experiment, self.device, self.devices) if planned else ()
-        return run_jobs(line.words, line.config, dataclasses.asdict(self), estimates)
+        job = write_job(line.config, self.out, site, self.layers)
+        if word == "local":
+            code = run_job(job, self.at_once)
+            gather(job)
+            return code
+        write_scripts(job, site, self.device, self.devices, estimates)
+        for stage in job.stages:
+            many = f", an array of {len(stage.tasks)}" if stage.array else ""
+            say(f"jobs: {stage.name}{many}: {job.path / stage.name}.sh")
+        say(f"jobs: hand them over with {job.path}/submit.sh, then: saejax jobs status {self.out}")
+        return 0
+
+
+def _read(word: str, line: Line) -> None:
+    from saejax.jobs import figures, table
+    from saejax.jobs.job import read_job
+
+    if line.config is not None or len(line.words) != 2:
+        raise ConfigError(f"Give the folder of the jobs alone, as in: saejax jobs {word} jobs")
+    {"status": table.print_table, "cancel": table.cancel, "figures": figures.gather}[word](read_job(line.words[1]))
