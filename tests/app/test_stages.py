@@ -24,6 +24,7 @@ import safetensors.numpy
 from tiny import D_IN, planted_experiment, planted_store, replaced, tiny_experiment
 from tiny.commands import run_command
 from tiny.feature_tables import with_feature
+from tiny.served import finished_run
 from tiny.signalled import late
 
 import saejax
@@ -50,14 +51,8 @@ HOOK = "blocks.1.resid_post"
 
 @pytest.fixture(scope="session")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which everything has been run once."""
-    folder = tmp_path_factory.mktemp("stages")
-    work = Workspace(tiny_experiment(folder))
-    run_capture(work)
-    assert run_train(work) == 0
-    run_evaluate(work)
-    run_report(work)
-    return folder
+    """A folder in which everything has been run once; nobody writes into it."""
+    return finished_run(tmp_path_factory)
 
 
 @pytest.fixture
@@ -570,12 +565,14 @@ def _failing_for(name: str, there: Callable[..., Any], path: Any, *args: Any, **
     return there(path, *args, **kwargs)
 
 
-def test_what_fails_within_a_training_is_not_called_unwritable(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_within_a_training_is_not_called_unwritable(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/dev/accelerator")
 
     monkeypatch.setattr("saejax.fit.train.run_loop", failing)
-    e = tiny_experiment(done, top={"name": "failing", "store": "tiny"})
+    e = tiny_experiment(done, top={"name": "failing", "store": "tiny", "runs_dir": str(tmp_path)})
     with pytest.raises(OSError, match="/dev/accelerator"):
         run_train(Workspace(e))
 
