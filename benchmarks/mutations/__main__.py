@@ -1,5 +1,5 @@
-"""Do the tests of a room notice a fault in it? Each fault of `mutants` is put into a scratch copy of this checkout and
-the tests that it names are run: first those of `make test`, and where they all pass, those that only `make soak` and
+"""Do the tests of a room notice a fault in it? Each fault of `mutants` is put into a clone of this checkout and the
+tests that it names are run: first those of `make test`, and where they all pass, those that only `make soak` and
 .ci/run run.
 
     python -m benchmarks.mutations                         # all of them, hours on two cores
@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,20 +25,15 @@ from pathlib import Path
 from benchmarks.mutations.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("saejax", "launch", "configs", "tests", "benchmarks", "docs")
 SELECTIONS = {"make test": (), "soak and ci": ("-m", "soak or ci")}
 NOTICED, MISSED, LATE = "noticed", "missed", "noticed (too slow)"
 _NO_TESTS = 5  # pytest's exit code where a selection is empty
 
 
-def _copy(to: Path) -> Path:
-    """What the tests need of the checkout, without what git does not know."""
-    for part in PARTS:
-        shutil.copytree(ROOT / part, to / part, ignore=shutil.ignore_patterns("__pycache__", "_build"))
-    for path in ROOT.iterdir():
-        if path.is_file():
-            shutil.copy(path, to / path.name)
-    return to
+def _clone(folder: Path) -> Path:
+    """What is committed here, in a repository of its own: tests ask git."""
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "clone")], check=True)
+    return folder / "clone"
 
 
 def _places(mutant: Mutant, root: Path) -> list[Path]:
@@ -129,7 +123,7 @@ def main() -> None:
         return
     done, passing = {(row["old"], row["new"]) for row in rows}, dict[tuple[str, ...], bool]()
     with tempfile.TemporaryDirectory(prefix="saejax-mutations-") as folder, told.output.open("a") as output:
-        root = _copy(Path(folder))
+        root = _clone(Path(folder))
         for mutant in (mutant for mutant in wanted if (mutant.old, mutant.new) not in done):
             if mutant.tests not in passing:
                 passing[mutant.tests] = _clean(mutant.tests, root, told.limit)

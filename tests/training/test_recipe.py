@@ -33,7 +33,7 @@ SHORT = dataclasses.replace(CONFIG, tokens=16 * 128, checkpoint_every=50, valida
 
 
 # Those whose state is of another shape than Adam's; the others in the soak.
-OWN_STATE = ("schedule_free", "adafactor")
+OWN_STATE = ("schedule_free",)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,7 @@ def test_the_average_equals_numpy() -> None:
 # --- early stopping, validation, sample limit --------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_early_stopping_stops_at_the_same_step_whatever_interrupts(store: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(SHORT, tokens=60 * 128, early_stop_patience=2)
 
