@@ -47,7 +47,9 @@ class Saving:
             DataError: a leaf that is no array, meta that is not JSON, or a save that cannot be started.
             BusyError: another process is saving into the same directory.
         """
-        _check_names(items)
+        for name in items:
+            if not name.isidentifier() or name == integrity.META:
+                raise ConfigError(f"checkpoint item {name!r}: take a plain name other than {integrity.META!r}.")
         leaves = {name: integrity.leaves(name, tree) for name, tree in items.items()}
         arguments = _arguments(step, {name: tree for name, tree in items.items() if leaves[name]}, meta)
         with contextlib.ExitStack() as held:  # What lasts until the checkpoint is durable: the lease, the quiet.
@@ -147,12 +149,6 @@ class Saving:
             f"checkpoint {step} could not be written to {directory}: {cause}; {remains}. "
             "Free some space or repair the cause, and save again."
         )
-
-
-def _check_names(items: Mapping[str, Any]) -> None:
-    for name in items:
-        if not name.isidentifier() or name == integrity.META:
-            raise ConfigError(f"checkpoint item {name!r}: take a plain name other than {integrity.META!r}.")
 
 
 def _arguments(step: int, items: Mapping[str, Any], meta: Mapping[str, Any]) -> ocp.args.Composite:

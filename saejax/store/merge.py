@@ -51,20 +51,23 @@ def merge(
             `StoreWriter` refuses.
         BusyError: another process is writing `out`.
     """
-    _check_paths(out, sources)
+    if len(sources) < 2:
+        raise ConfigError(f"A merge needs two stores or more, got {len(sources)}.")
+    if _absolute(out) in map(_absolute, sources):
+        raise ConfigError(f"{os.fspath(out)} is both merged and written: give the merged store a path of its own.")
     readers = [StoreReader.open(path) for path in sources]
     for path, reader in zip(sources[1:], readers[1:], strict=True):
         _check_alike(sources[0], readers[0], path, reader)
     digests = [hashlib.sha256(StoreFiles(path).read(MANIFEST) or b"").hexdigest() for path in sources]
     _check_different(sources, digests)
     shifts = document_shifts(readers)
-    total = sum(reader.n_tokens for reader in readers)
+    total, dtypes = sum(reader.n_tokens for reader in readers), {reader.layout.dtype for reader in readers}
     with StoreWriter.open(
         out,
         identity=_merge_identity(readers, shifts, digests),
         hook_points=readers[0].hook_points,
         n_tokens=total,
-        layout=_layout(readers),
+        layout=dataclasses.replace(readers[0].layout, dtype=dtypes.pop() if len(dtypes) == 1 else StoreLayout.dtype),
         seed=seed,
     ) as writer:
         advance = progress(total, writer.committed_rows)
@@ -84,11 +87,6 @@ def merge(
             skip = 0
         writer.finish()
         return writer.committed_rows
-
-
-def _layout(readers: Sequence[StoreReader]) -> StoreLayout:
-    kinds = {reader.layout.dtype for reader in readers}
-    return dataclasses.replace(readers[0].layout, dtype=kinds.pop() if len(kinds) == 1 else StoreLayout.dtype)
 
 
 def document_shifts(readers: Sequence[StoreReader]) -> list[int]:
@@ -129,13 +127,6 @@ def _merge_identity(readers: Sequence[StoreReader], shifts: Sequence[int], diges
 def _rules(reader: StoreReader) -> dict[str, Any]:
     """The part of the identity that the stores of a merge have in common: all but the origin of the rows."""
     return {key: value for key, value in reader.identity.items() if key not in _ORIGINS}
-
-
-def _check_paths(out: str | os.PathLike[str], sources: Sequence[str | os.PathLike[str]]) -> None:
-    if len(sources) < 2:
-        raise ConfigError(f"A merge needs two stores or more, got {len(sources)}.")
-    if _absolute(out) in map(_absolute, sources):
-        raise ConfigError(f"{os.fspath(out)} is both merged and written: give the merged store a path of its own.")
 
 
 def _check_different(sources: Sequence[str | os.PathLike[str]], digests: Sequence[str]) -> None:

@@ -179,7 +179,11 @@ class StoreReader:
         """
         files = StoreFiles(path)
         manifest = complete_manifest(files)
-        _check_identity(files, manifest.header, expect or {})
+        if differing := header_differences(manifest.header.identity, expect or {}, set(flatten(expect or {}))):
+            raise DataError(
+                f"The store {files.url} holds something else than expected:\n  " + "\n  ".join(differing) + "\n"
+                "Point to the store made for these settings, or capture it."
+            )
         there = manifest.header.hook_points
         wanted = list(there) if hook_points is None else list(hook_points)
         missing = [name for name in wanted if name not in there]
@@ -259,7 +263,11 @@ def complete_manifest(files: StoreFiles) -> Manifest:
     """As `any_manifest`, but an unfinished store is a DataError too; it gives the progress."""
     manifest = any_manifest(files)
     if not manifest.complete:
-        raise DataError(_how_far(files, manifest.header))
+        rows, wanted = committed_rows(files, manifest.header), manifest.header.requested_tokens
+        raise DataError(
+            f"The store {files.url} is not complete: {rows:,} of {wanted:,} tokens are committed. Run the command that "
+            "made the store again; it continues there."
+        )
     return manifest
 
 
@@ -272,20 +280,3 @@ def committed_rows(files: StoreFiles, header: Header) -> int:
     while commit_key(done).removeprefix("commits/") in present:
         done += 1
     return min(done * header.layout.shard_rows, header.requested_tokens)
-
-
-def _how_far(files: StoreFiles, header: Header) -> str:
-    rows = committed_rows(files, header)
-    return (
-        f"The store {files.url} is not complete: {rows:,} of {header.requested_tokens:,} tokens are "
-        "committed. Run the command that made the store again; it continues there."
-    )
-
-
-def _check_identity(files: StoreFiles, header: Header, expect: dict[str, Any]) -> None:
-    differing = header_differences(header.identity, expect, set(flatten(expect)))
-    if differing:
-        raise DataError(
-            f"The store {files.url} holds something else than expected:\n  " + "\n  ".join(differing) + "\n"
-            "Point to the store made for these settings, or capture it."
-        )

@@ -66,9 +66,10 @@ class RemoteLease:
             if self._is_own(holder):  # an answer was lost: what was written is ours all the same
                 self._generation = generation
                 break
-            if not holder or _is_dead(holder):
+            runs = _runs(holder)
+            if not holder or runs is False:
                 free = True
-            elif _is_alive(holder) or (watched is not None and watched[0] != generation):
+            elif runs or (watched is not None and watched[0] != generation):
                 raise BusyError(
                     f"{self._what} is being written by another process ({_holder(holder)}). Wait for it, stop it, or "
                     "choose another name."
@@ -176,21 +177,13 @@ def _started(pid: int) -> str | None:
     return None
 
 
-def _same_machine(holder: dict[str, Any]) -> bool:
-    return (
-        isinstance(holder.get("pid"), int)
-        and bool(holder.get("machine"))
-        and (holder["machine"] == _process().get("machine"))
-    )
-
-
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """True if the holder is known to have ended: it ran on this machine, and does not any more."""
-    return _same_machine(holder) and _started(holder["pid"]) != holder.get("started")
-
-
-def _is_alive(holder: dict[str, Any]) -> bool:
-    return _same_machine(holder) and _started(holder["pid"]) == holder.get("started")
+def _runs(holder: dict[str, Any]) -> bool | None:
+    """True or False where the holder is a process of this machine, that runs or has ended; None elsewhere."""
+    if not isinstance(holder.get("pid"), int) or not holder.get("machine"):
+        return None
+    if holder["machine"] != _process().get("machine"):
+        return None
+    return _started(holder["pid"]) == holder.get("started")
 
 
 def _holder(holder: dict[str, Any]) -> str:

@@ -63,7 +63,8 @@ def resume_part(files: StoreFiles, header: Header, part: int) -> PartOnDisk:
     files.clear_stale_locks(lambda key: _is_of(header, part, key))
     kinds = header.arrays
     commits = committed_prefix(files, header, kinds, part)
-    if manifest is not None and manifest.complete and _has_all_of(manifest, part, commits):
+    named = [shard for shard in manifest.committed if shard % header.parts == part] if manifest is not None else []
+    if manifest is not None and manifest.complete and named == [commit.index for commit in commits]:
         for kind in kinds:
             write_zarr_json(files, kind, manifest.array_rows, header.layout)
         return PartOnDisk(commits, True, manifest)
@@ -84,12 +85,6 @@ def _is_of(header: Header, part: int, key: str) -> bool:
     """True for a file of this part alone; of several parts, each has its own shards."""
     shard = shard_of(key)
     return header.parts == 1 or (shard is not None and shard % header.parts == part)
-
-
-def _has_all_of(manifest: Manifest, part: int, commits: list[Commit]) -> bool:
-    """True if the commits of this part are those that the manifest names."""
-    wanted = [shard for shard in manifest.committed if shard % manifest.header.parts == part]
-    return wanted == [commit.index for commit in commits]
 
 
 def _drop_uncommitted(files: StoreFiles, header: Header, part: int, done: list[int]) -> None:

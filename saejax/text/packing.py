@@ -121,7 +121,8 @@ class Packer:
         row = self._new_row(dict(start))
         offset = start["offset"]
         for document, ids in self._tokenized(split, start["document"]):
-            to_end = self._to_end(ids)
+            ordinary = ~np.isin(ids, list(self.tokenizer.special_ids))
+            to_end = np.cumsum(ordinary[::-1])[::-1] - ordinary  # ordinary tokens after each
             while offset < len(ids):
                 room = self.context_length - row["fill"]
                 if room < min(_MIN_PIECE, self.context_length):
@@ -140,11 +141,6 @@ class Packer:
                 row = self._new_row(dict(row["cursor"]))
         if row["fill"]:
             yield row
-
-    def _to_end(self, ids: list[int]) -> np.ndarray:
-        """Ordinary tokens after each token of a document, [len(ids)]."""
-        ordinary = ~np.isin(ids, list(self.tokenizer.special_ids))
-        return np.cumsum(ordinary[::-1])[::-1] - ordinary
 
     def _tokenized(self, split: str, start: int) -> Iterator[tuple[Document, list[int]]]:
         pending: list[Document] = []
