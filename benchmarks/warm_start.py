@@ -118,7 +118,7 @@ def trained(store: Path, run: Path, tokens: int, seed: int, init_from: str | Pat
 def compare(folder: Path, tokens: int, seeds: int, texts: list[str]) -> Iterator[dict[str, Any]]:
     """What the page says, after each text."""
     write_text(folder / "jax.jsonl")
-    new: dict[str, Any] = {"source": "files", "paths": (str(folder / "jax.jsonl"),), "split_by": "content"}
+    new: dict[str, Any] = {"source": "files", "paths": (str(folder / "jax.jsonl"),)}
     losses = fine_tune(folder / "copy", TextConfig(**new, context_length=256))
     print(f"held-out loss on jax's sources {losses[0]:.3f} -> {losses[1]:.3f}", flush=True)
     first = capture(folder, "demo", "demo")
