@@ -38,11 +38,13 @@ def fault(value: Any, shape: Any, name: str = "it") -> str:
         return "" if value is None and shape.null else fault(value, shape.shape, name)
     if isinstance(shape, tuple):
         return next(filter(None, (fault(value, part, name) for part in shape)), "")
-    if isinstance(shape, list | dict):
-        if not isinstance(value, type(shape)):
-            return f"{name} is not {_KINDS[type(shape)]}"
-        if isinstance(shape, list):
-            return next(filter(None, (fault(item, shape[0], name) for item in value)), "")
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return f"{name} is not {_KINDS[list]}"
+        return next(filter(None, (fault(item, shape[0], name) for item in value)), "")
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return f"{name} is not {_KINDS[dict]}"
         named = {**dict.fromkeys(value, shape[...]), **shape} if ... in shape else shape
         return next(filter(None, (_of_key(value, key, of, name) for key, of in named.items() if key is not ...)), "")
     if isinstance(shape, type):

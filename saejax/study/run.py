@@ -28,11 +28,12 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_bytes
 from saejax.interventions import Interventions
 from saejax.lm import LanguageModel
-from saejax.study import baseline, effects, graphs, same, singles
+from saejax.study import baseline, effects, graphs, singles
 from saejax.study.baseline import Prompts, Refused, as_prompts
 from saejax.study.behaviours import Pair, as_jsonl, drawn
 from saejax.study.config import Study
 from saejax.study.pages import Examined, headlines, write_page
+from saejax.study.record import begin_record, record_dictionaries
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
 
@@ -79,7 +80,7 @@ def run_study(s: Study) -> int:
         if code > 1 or (code and _swept(s)):  # a signal, or no member trained; failed gates of a run stop nothing
             return code
         given = {name: load(source) for name, source in dictionaries([str(s.experiment.run_dir)]).items()}
-    same.with_dictionaries(s, given)
+    record_dictionaries(s, given)
     opened = _opened(s, lm, given)
     kept = {name: splits for name, splits in prompts.items() if name not in {one.name for one in refused}}
     console.say(f"study: phase 4, graphs of {', '.join(kept)}")
@@ -132,7 +133,7 @@ def _pairs(s: Study, lm: LanguageModel) -> dict[str, dict[str, list[Pair]]]:
 
 def _prompts(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[Pair]]]) -> Measured:
     """{behaviour: {split: prompts}}, written as JSONL."""
-    same.begin(s, lm, pairs)
+    begin_record(s, lm, pairs)
     for name, splits in pairs.items():
         for split, own in splits.items():
             write_bytes(s.folder / "pairs" / f"{name}.{split}.jsonl", as_jsonl(own).encode())

@@ -229,7 +229,7 @@ def test_results_of_nobody_knows_which_study_are_refused(begun: Path, tmp_path: 
     with pytest.raises(DataError, match=r"holds pairs, baseline.csv and no study.json, which says of which study"):
         run_study(study(c))
     (folder / "study.json").write_text("[]")
-    with pytest.raises(DataError, match=r"study.json is damaged: it holds no object"):
+    with pytest.raises(DataError, match=r"study.json is damaged: it holds a list, not an object"):
         run_study(study(c))
 
 

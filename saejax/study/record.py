@@ -5,17 +5,15 @@ baseline and what pages show are not of it: with others the same tables give ano
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from saejax.app import console
-from saejax.core.config import differences, to_json
+from saejax.core.config import to_json
 from saejax.core.errors import DataError
-from saejax.core.files import read_json, write_json, writing
+from saejax.core.files import read_object, write_json, writing
 from saejax.lm import LanguageModel
+from saejax.runs.made import differing, listed
 from saejax.study.behaviours import Pair, as_jsonl
 from saejax.study.config import Study
 from saejax.trained import TrainedCoder
@@ -25,7 +23,7 @@ _FILE = "study.json"
 _NOT_OF_TABLES = ("behaviours", "dictionaries", "least_accuracy", "node_share", "edge_share")
 
 
-def begin(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, Sequence[Pair]]]) -> None:
+def begin_record(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, Sequence[Pair]]]) -> None:
     """Writes study.json, or goes on with the study that the folder holds.
 
     A folder with another study whose graphs are not begun is begun anew: nothing but a baseline is lost.
@@ -34,26 +32,23 @@ def begin(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, Sequence
         DataError: the folder holds results of another study, or of one that is not known.
     """
     path = s.folder / _FILE
-    settings = {name: value for name, value in to_json(s.study).items() if name not in _NOT_OF_TABLES}
-    now = {
-        "study": settings,
+    digests = {
+        name: {split: hashlib.sha256(as_jsonl(rows).encode()).hexdigest() for split, rows in splits.items()}
+        for name, splits in pairs.items()
+    }
+    of = {
+        "study": {name: value for name, value in to_json(s.study).items() if name not in _NOT_OF_TABLES},
         "attribution": to_json(s.attribution),
         "lm": lm.identity,
         "seed": s.experiment.seed,
-        "pairs": {
-            name: {split: hashlib.sha256(as_jsonl(own).encode()).hexdigest() for split, own in splits.items()}
-            for name, splits in pairs.items()
-        },
+        "pairs": digests,
     }
-    now = json.loads(json.dumps(now))
     there = [name for name in ("graphs", "pairs", "baseline.csv") if (s.folder / name).exists()]
     if path.is_file():
-        before = _read(path)
-        changed = differences({key: before.get(key) for key in now}, now)
-        if not changed:
+        if not (changed := differing(read_object(path), of)):
             return
         if "graphs" in there:
-            raise _other(s, changed)
+            raise _refusal(s, changed)
         console.say(f"study: {s.folder} held the baseline of another study and no graphs; it is begun anew")
         with writing(s.folder):
             (s.folder / "baseline.csv").unlink(missing_ok=True)
@@ -63,33 +58,25 @@ def begin(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, Sequence
             f"{s.folder} holds {', '.join(there)} and no {_FILE}, which says of which study they are. Choose another "
             "--config.name, or delete the folder."
         )
-    write_json(path, now | {"dictionaries": None})
+    write_json(path, of | {"dictionaries": None})
 
 
-def with_dictionaries(s: Study, named: Mapping[str, TrainedCoder]) -> None:
+def record_dictionaries(s: Study, named: Mapping[str, TrainedCoder]) -> None:
     """Writes the dictionaries' fingerprints into study.json.
 
     Raises:
         DataError: the folder holds results of others.
     """
-    path = s.folder / _FILE
-    before, now = _read(path), {name: sae.fingerprint() for name, sae in named.items()}
+    path, of = s.folder / _FILE, {"dictionaries": {name: sae.fingerprint() for name, sae in named.items()}}
+    before = read_object(path)
     if before.get("dictionaries") is None:
-        write_json(path, before | {"dictionaries": now})
-    elif changed := differences({"dictionaries": before["dictionaries"]}, {"dictionaries": now}):
-        raise _other(s, changed)
+        write_json(path, before | of)
+    elif changed := differing(before, of):
+        raise _refusal(s, changed)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it holds no object. Restore it, or delete the folder.")
-    return content
-
-
-def _other(s: Study, changed: Sequence[str]) -> DataError:
-    rest = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+def _refusal(s: Study, changed: list[str]) -> DataError:
     return DataError(
-        f"{s.folder} holds another study ({'; '.join(changed[:5])}{rest}). Choose another --config.name, restore these "
-        "settings, or delete the folder."
+        f"{s.folder} holds another study ({listed(changed)}). Choose another --config.name, restore these settings, or "
+        "delete the folder."
     )
