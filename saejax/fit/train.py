@@ -5,8 +5,7 @@ import dataclasses
 
 from saejax.fit.learner import Folder, Learner, Tell
 from saejax.parallel import Process
-from saejax.training import Outcome
-from saejax.training import train as run_loop
+from saejax.training import Outcome, run_loop
 
 
 def train(learner: Learner, folder: Folder, process: Process, tell: Tell, shown: bool = True) -> Outcome | None:
