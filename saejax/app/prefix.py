@@ -58,12 +58,12 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
             settings.
     """
     check(e)
-    job = PrefixJob(e)
+    training = PrefixTraining(e)
     with joined(e.parallel) as process:
-        outcome = train(job, RunFolder(e, job), process, say)
+        outcome = train(training, RunFolder(e, training), process, say)
     if outcome is not None and outcome.stopped:
         return EXIT_PREEMPTED
-    content = _prefix_evaluation(job, redo)
+    content = _prefix_evaluation(training, redo)
     write_bytes(e.run.prefix.with_suffix(".md"), (table(content["models"]) + "\n").encode())
     write_bytes(e.run.page, _page(e, content).encode())
     say(table(content["models"]))
@@ -71,20 +71,20 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     return 0
 
 
-def _prefix_evaluation(job: "PrefixJob", redo: bool) -> dict[str, Any]:
+def _prefix_evaluation(training: "PrefixTraining", redo: bool) -> dict[str, Any]:
     """The content of prefix.json, written where it is not there.
 
     Raises:
         DataError: it was made with other settings.
     """
-    trained = dataclasses.replace(load_prefix(job.e.run_dir), config=job.e.prefix)
-    path, heldout = job.e.run.prefix, job.records[1]
+    trained = dataclasses.replace(load_prefix(training.e.run_dir), config=training.e.prefix)
+    path, heldout = training.e.run.prefix, training.records[1]
     of = {"step": trained.step, "sha256": trained.fingerprint(), "records": len(heldout)}
     of |= {"heldout": fingerprint(heldout), "answer_tokens": trained.config.answer_tokens}
     return made(
         path,
         of,
-        lambda: _content(evaluate_prefix(trained, job.models, heldout, job.e.seed), heldout),
+        lambda: _content(evaluate_prefix(trained, training.models, heldout, training.e.seed), heldout),
         redo,
         already=lambda: say(f"evaluate: already done, step {trained.step:,} in {path}; --redo evaluates again"),
     )
@@ -140,7 +140,7 @@ def check(e: Experiment) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrefixJob:
+class PrefixTraining:
     """Models and records of an experiment, loaded when first asked for: a `fit.Learner`."""
 
     e: Experiment

@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, dict[
     """A run, and the bits of its models after it."""
     e, after = small_prefix(tmp_path_factory.mktemp("runs")), {}
 
-    class Watched(app.PrefixJob):
+    class Watched(app.PrefixTraining):
         def prepared(self, *given: Any) -> Any:
             found = super().prepared(*given)
             after["before"] = bits({name: lm.params for name, lm in self.models.items()})
@@ -48,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, dict[
             return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "PrefixJob", Watched)
+        patched.setattr(app, "PrefixTraining", Watched)
         assert run_prefix(e) == 0
     after["after"] = bits({name: lm.params for name, lm in after.pop("job").models.items()})
     return e, after

@@ -17,7 +17,7 @@ import optax
 import pytest
 from tiny.prefixes import small_prefix, write_squad
 
-from saejax.app.prefix import PrefixJob
+from saejax.app.prefix import PrefixTraining
 from saejax.app.prefix_scores import scores
 from saejax.core.errors import ConfigError, DataError
 from saejax.parallel import ParallelConfig, make_mesh
@@ -212,7 +212,7 @@ def test_the_encoder_is_its_equation() -> None:
             np.testing.assert_allclose(found[name][row], wanted, rtol=2e-5, atol=2e-5)
 
 
-def test_a_fresh_prefix_has_the_size_of_embeddings(job: PrefixJob) -> None:
+def test_a_fresh_prefix_has_the_size_of_embeddings(job: PrefixTraining) -> None:
     encoder = job.learner().encoder
     made = encoder.prefixes(encoder.init(jax.random.key(0)), jnp.asarray([[5, 6, 7]]))
     for name, lm in job.models.items():
@@ -224,11 +224,11 @@ def test_a_fresh_prefix_has_the_size_of_embeddings(job: PrefixJob) -> None:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> PrefixJob:
-    return PrefixJob(small_prefix(tmp_path_factory.mktemp("runs")))
+def job(tmp_path_factory: pytest.TempPathFactory) -> PrefixTraining:
+    return PrefixTraining(small_prefix(tmp_path_factory.mktemp("runs")))
 
 
-def test_the_loss_is_that_of_each_record_by_itself(job: PrefixJob) -> None:
+def test_the_loss_is_that_of_each_record_by_itself(job: PrefixTraining) -> None:
     """Without filling: a record at a time, the weighted mean over the answers' tokens."""
     config = dataclasses.replace(job.e.prefix, first_token_weight=3.0, distill=0.5)
     learner = dataclasses.replace(job.learner(), distill=0.5)
@@ -265,7 +265,7 @@ def test_the_loss_is_that_of_each_record_by_itself(job: PrefixJob) -> None:
     assert float(loss) == pytest.approx(total, rel=1e-4)
 
 
-def test_the_gradient_is_of_encoder_and_adapters_alone(job: PrefixJob) -> None:
+def test_the_gradient_is_of_encoder_and_adapters_alone(job: PrefixTraining) -> None:
     """What is differentiated is a difference of the loss, in every part; nothing else has a gradient or a moment."""
     learner, arrays = job.learner(), training_arrays(job.records[0][:8], job.e.prefix, job.models)
     models = {name: lm.params for name, lm in job.models.items()}
@@ -294,13 +294,13 @@ def test_the_gradient_is_of_encoder_and_adapters_alone(job: PrefixJob) -> None:
     assert not {x.shape for x in jax.tree.leaves(models) if x.ndim > 1} & trained, "else their shapes tell nothing"
 
 
-def _program(job: PrefixJob, arrays: Any, mesh: Any, rows: int = 8, **given: Any) -> Any:
+def _program(job: PrefixTraining, arrays: Any, mesh: Any, rows: int = 8, **given: Any) -> Any:
     models = {name: lm.placed(mesh) for name, lm in job.models.items()}
     shapes = {name: ((rows, *a.shape[1:]), a.dtype) for name, a in arrays.items()}
     return prefix_program(job.learner(), job.e.train, models, mesh, seed=0, shapes=shapes, **given)
 
 
-def test_devices_and_meshes_give_the_same_numbers(job: PrefixJob) -> None:
+def test_devices_and_meshes_give_the_same_numbers(job: PrefixTraining) -> None:
     """Four steps of plain gradient descent on 1, 2 and 4 devices, the models whole or spread over "latent"."""
     arrays = training_arrays(job.records[0], job.e.prefix, job.models)
     batches = SampleBatches(arrays, 8, 0)
@@ -324,7 +324,7 @@ def test_devices_and_meshes_give_the_same_numbers(job: PrefixJob) -> None:
 # --- the evaluation --------------------------------------------------------------------------------------------
 
 
-def test_the_nll_of_a_short_row_does_not_depend_on_a_long_answer_elsewhere(job: PrefixJob) -> None:
+def test_the_nll_of_a_short_row_does_not_depend_on_a_long_answer_elsewhere(job: PrefixTraining) -> None:
     """An answer that fills more columns than the rows of another batch have."""
     learner, config = job.learner(), dataclasses.replace(job.e.prefix, eval_rows=1, answer_tokens=1, timed=1)
     params = learner.encoder.init(jax.random.key(0))
@@ -338,7 +338,7 @@ def test_the_nll_of_a_short_row_does_not_depend_on_a_long_answer_elsewhere(job: 
         assert one.columns["nll"][0] == pytest.approx(both[way].columns["nll"][0], rel=1e-4), way
 
 
-def test_replayed_embeddings_are_the_text_and_each_way_gives_what_it_says(job: PrefixJob) -> None:
+def test_replayed_embeddings_are_the_text_and_each_way_gives_what_it_says(job: PrefixTraining) -> None:
     encoder = job.learner().encoder
     config = dataclasses.replace(job.e.prefix, eval_rows=4)
     trained = TrainedPrefix(encoder, encoder.init(jax.random.key(0)), config, job.models["recall"].tokenizer, 0)
