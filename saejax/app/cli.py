@@ -152,29 +152,20 @@ def _run(command: type[Command], argv: list[str], help_code: int, text: str) -> 
 
     def parse(argv: list[str]) -> list[str]:
         names = [flag.name for flag in own]
-        return _parse(argv, [_FLAG, *names]) if takes_config else _parse_words(argv, names)
+        try:
+            return list(flags.FLAGS(argv))
+        except Exception as error:  # absl, ml_collections and the config file each raise their own kinds
+            if takes_config:
+                raise _explained(_arguments(argv), error, [_FLAG, *names]) from error
+            if isinstance(error, flags.UnrecognizedFlagError):
+                hint = nearest(error.flagname, names) if names else " There are none."
+                raise ConfigError(f"Unknown flag --{error.flagname}.{hint}") from error
+            raise ConfigError(str(error)) from error
 
     app.run(main, argv=argv, flags_parser=parse)
 
 
 _HELP = {"help", "helpshort", "h"}
-
-
-def _parse(argv: list[str], own: Sequence[str]) -> list[str]:
-    try:
-        return list(flags.FLAGS(argv))
-    except Exception as error:  # absl, ml_collections and the config file each raise their own kinds
-        raise _explained(_arguments(argv), error, own) from error
-
-
-def _parse_words(argv: list[str], own: Sequence[str]) -> list[str]:
-    try:
-        return list(flags.FLAGS(argv))
-    except flags.UnrecognizedFlagError as error:
-        hint = nearest(error.flagname, own) if own else " There are none."
-        raise ConfigError(f"Unknown flag --{error.flagname}.{hint}") from error
-    except flags.Error as error:
-        raise ConfigError(str(error)) from error
 
 
 def _explained(arguments: dict[str, str], error: Exception, own: Sequence[str]) -> Exception:
@@ -242,23 +233,18 @@ def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> Non
     if isinstance(node[leaf], config_dict.ConfigDict):
         raise ConfigError(f"{key} is a section; set one of its keys: {', '.join(node[leaf])}.")
     kind = node.get_type(leaf).__name__
-    if kind == "tuple" and value.endswith(",") and not _is_literal(value):
-        quoted = ",".join(repr(word) for word in value.split(",") if word)
-        raise ConfigError(f'{key} is {value!r}; write each element in quotes, as in --{key}="{quoted},".')
+    if kind == "tuple" and value.endswith(","):
+        try:
+            ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            quoted = ",".join(repr(word) for word in value.split(",") if word)
+            raise ConfigError(f'{key} is {value!r}; write each element in quotes, as in --{key}="{quoted},".') from None
     try:
         fits = _parses(kind, value)
     except ValueError:
         fits = False
     if not fits:
         raise ConfigError(f"{key} is {value!r}; it must be {kind} (for example {node[leaf]!r}).")
-
-
-def _is_literal(value: str) -> bool:
-    try:
-        ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return False
-    return True
 
 
 def _parses(kind: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the stages say on the terminal."""
+"""The words of the stages on the terminal."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def keep_quiet(text: str = "") -> None:
 
 
 def captured(split: str, path: str, done: "Captured", wanted: int, parts: int) -> None:
-    """How the capture of a split ended."""
+    """The end of the capture of a split."""
     if done.already_complete and not done.missing:
         say(f"capture {split}: already complete, {done.rows:,} activations in {path}")
         return
@@ -43,7 +43,7 @@ def captured(split: str, path: str, done: "Captured", wanted: int, parts: int) -
 
 
 def non_finite(tokens: int | None) -> None:
-    """How many tokens an evaluation left out, where there are any."""
+    """The number of tokens that an evaluation left out, where there are any."""
     if tokens:
         say(
             f"evaluate: {tokens:,} tokens are in no metric, because the model's activations or predictions there are "
@@ -57,10 +57,10 @@ def other_l0(result: Mapping[str, Any]) -> None:
         say(f"evaluate: {note}")
 
 
-def gates(found: Sequence["Gate"], warnings: Sequence["Gate"] = ()) -> None:
+def gates(checked: Sequence["Gate"], warnings: Sequence["Gate"] = ()) -> None:
     """The gates, with advice for those that did not pass, and the warnings beside them."""
     say("gates:")
-    for gate in found:
+    for gate in checked:
         say(f"  {_verdict(gate)}  {gate.title}")
         if advice := "" if gate.passed else gate.unmeasured or gate.advice:
             say(f"        {advice}")
@@ -74,30 +74,25 @@ def summary(result: Mapping[str, Any], stages: Mapping[str, Any], page: Path, li
     # A coder that writes in the second of two models alone does not touch the loss of the first.
     recovered = metrics.get("loss_recovered")
     from saejax.evals import Gate
+    from saejax.evals.gates import NOT_MEASURED
 
-    found = [Gate.from_json(gate) for gate in result["gates"]]
+    gates = [Gate.from_json(gate) for gate in result["gates"]]
+    unmeasured = sum(gate.state == NOT_MEASURED for gate in gates)
+    passed = f"{sum(gate.passed for gate in gates)} of {len(gates)}"
     rows = [
         ("L0", f"{metrics['l0']:.1f} of {result['d_sae']:,} latents"),
         ("FVE", f"{metrics['fve']:.4f}"),
         ("loss recovered", "not measured" if recovered is None else f"{recovered:.4f}"),
         ("dead features", f"{metrics['dead_fraction']:.2%}"),
         *((f"{name}", f"{stage['tokens_per_second']:,.0f} tokens/s") for name, stage in stages.items()),
-        ("gates passed", _counted(found)),
-        *((f"  {gate.name}", _verdict(gate)) for gate in found),
+        ("gates passed", f"{passed}, {unmeasured} not measured" if unmeasured else passed),
+        *((f"  {gate.name}", _verdict(gate)) for gate in gates),
         ("report", str(page)),
         ("live page", live),
     ]
     say()
     for name, value in rows:
         say(f"  {name:<18} {value}")
-
-
-def _counted(found: Sequence["Gate"]) -> str:
-    from saejax.evals.gates import NOT_MEASURED
-
-    unmeasured = sum(gate.state == NOT_MEASURED for gate in found)
-    said = f"{sum(gate.passed for gate in found)} of {len(found)}"
-    return f"{said}, {unmeasured} not measured" if unmeasured else said
 
 
 def _verdict(gate: "Gate") -> str:

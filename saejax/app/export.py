@@ -39,7 +39,7 @@ def run_export(words: Sequence[str], step: int | str | None, flags: Mapping[str,
     if len(words) < 3 or (len(places) > 1 and target != "circuit-tracer"):
         several = " RUN..." if target == "circuit-tracer" else ""
         raise ConfigError(f"Give a run and a destination: saejax export {target} runs/quickstart{several} out")
-    runs = [_Run.of(place, step) for place in places]
+    runs = [_Source.of(place, step) for place in places]
     with _destination(out, target, places) as folder:
         said = list(TARGETS[target](runs, folder, out, flags))
     for line in said:
@@ -47,7 +47,7 @@ def run_export(words: Sequence[str], step: int | str | None, flags: Mapping[str,
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
+class _Source:
     """A run, or an evaluated dictionary: its folder, its experiment and its coder."""
 
     folder: Path
@@ -55,7 +55,7 @@ class _Run:
     sae: TrainedCoder
 
     @classmethod
-    def of(cls, folder: Path, step: int | str | None) -> "_Run":
+    def of(cls, folder: Path, step: int | str | None) -> "_Source":
         e = experiment_of(folder)
         return cls(e.run_dir, e, coder_at(e.run_dir, step))
 
@@ -65,33 +65,32 @@ class _Run:
         reads, shape = self.sae.sites.reads, self.sae.coder.topology.latent_shape
         return reads if len(shape) > 1 else reads[-1:]
 
-    def layers(self, given: int) -> tuple[int, ...]:
+    def layers(self, layer: int) -> tuple[int, ...]:
         """The layer of each group. Raises ConfigError where the names do not say and none is given."""
-        found = [given] if given >= 0 and len(self.groups) == 1 else [layer_of(name) for name in self.groups]
-        if len(set(map(layer_of, self.sae.sites.reads))) > 1 and len(self.groups) == 1 and given < 0:
+        layers = [layer] if layer >= 0 and len(self.groups) == 1 else [layer_of(name) for name in self.groups]
+        if len(set(map(layer_of, self.sae.sites.reads))) > 1 and len(self.groups) == 1 and layer < 0:
             raise ConfigError(f"{self.folder} reads {', '.join(self.sae.sites.reads)}: say its layer there, --layer=6.")
-        if None in found:
+        if None in layers:
             raise ConfigError(f"{', '.join(self.groups)} does not say of which layer it is: --layer=6.")
-        return tuple(layer for layer in found if layer is not None)
+        return tuple(layer for layer in layers if layer is not None)
 
     def features(self) -> dict[str, Any]:
         """features.sqlite, of the step that is exported."""
         content = read_features(self.folder)
-        if not self.shows(content):
+        if not self._shows(content):
             raise DataError(
                 f"The report of {self.folder} is of another dictionary or step ({content['step']}) than what is to be "
                 f"exported ({self.sae.step}). Make it again ({REPORT}) and export without --step."
             )
         return content
 
-    def shows(self, content: Mapping[str, Any]) -> bool:
-        """True for the features of what is exported."""
-        return (content.get("step"), content.get("sha256")) == (self.sae.step, self.sae.fingerprint())
+    def _shows(self, content: Mapping[str, Any]) -> bool:
+        return (content["step"], content["sha256"]) == (self.sae.step, self.sae.fingerprint())
 
     def explanations(self) -> dict[int, str]:
         """{latent: its first explanation}, where the report of this step has any."""
-        content = read_features(self.folder) if Run(self.folder).features.is_file() else {"features": []}
-        features = content["features"] if self.shows(content) else []
+        content = read_features(self.folder) if Run(self.folder).features.is_file() else None
+        features = content["features"] if content and self._shows(content) else []
         return {feature["id"]: found[0]["text"] for feature in features if (found := feature.get("explanations"))}
 
     @property
@@ -100,11 +99,11 @@ class _Run:
         return ", ".join(part.dataset or ", ".join(part.paths) or part.source for part in text.parts)
 
 
-def _to_neuronpedia(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+def _to_neuronpedia(runs: Sequence[_Source], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     (run,), content = runs, runs[0].features()
     names = neuronpedia.Names(
-        model=flags["model"] or _id(run.sae.origin.model or content["model"]),
-        set=flags["set"] or _id(run.folder.resolve().name),
+        model=flags["model"] or _as_id(run.sae.origin.model or content["model"]),
+        set=flags["set"] or _as_id(run.folder.resolve().name),
         layers=run.layers(flags["layer"]),
         hook_points=tuple(map(to_transformer_lens, run.groups)),
         creator=flags["creator"],
@@ -123,9 +122,9 @@ def _to_neuronpedia(runs: Sequence[_Run], folder: Path, out: Path, flags: Mappin
     yield f"An instance of your own imports all in {out}/bulk/{names.model} from v1/{names.model} of its bucket."
 
 
-def _to_delphi(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+def _to_delphi(runs: Sequence[_Source], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     (run,) = runs
-    e, work = run.experiment, Workspace(run.experiment)
+    e, work, model = run.experiment, Workspace(run.experiment), run.experiment.lm.model
     verify_made_from(work)
     text = (work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
     scan = scan_latents(run.sae.at(work.lm), *text)
@@ -136,7 +135,8 @@ def _to_delphi(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str
         {name: getattr(scan, name) for name in ("row", "position", "latent", "value")},
         run.groups if len(run.groups) > 1 else [" ".join(run.sae.sites.reads)],
         run.sae.coder.topology.d_sae,
-        _tokenizer(work),
+        # What `AutoTokenizer.from_pretrained` finds: the hub id, or the folder of a model that is none.
+        model if "/" in model and not Path(model).exists() else str(work.lm.tokenizer.folder),
         run.dataset,
         flags["splits"],
         run.explanations(),
@@ -148,13 +148,7 @@ def _to_delphi(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str
         yield f"Rows are {length} long: give ConstructorConfig an example_ctx_len that divides it, in place of 32."
 
 
-def _tokenizer(work: Workspace) -> str:
-    """What `AutoTokenizer.from_pretrained` finds: the hub id, or the folder of a model that is none."""
-    model = work.experiment.lm.model
-    return model if "/" in model and not Path(model).exists() else str(work.lm.tokenizer.folder)
-
-
-def _to_circuit_tracer(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+def _to_circuit_tracer(runs: Sequence[_Source], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     layers: dict[int, tuple[dict[str, Any], int, int]] = {}
     models: dict[str, str] = {}
     for run in runs:
@@ -170,7 +164,7 @@ def _to_circuit_tracer(runs: Sequence[_Run], folder: Path, out: Path, flags: Map
     yield f'serve(data_dir=..., features_dir="{out}") shows them for graphs whose scan is a local path of transcoders.'
 
 
-def _to_saedashboard(runs: Sequence[_Run], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
+def _to_saedashboard(runs: Sequence[_Source], folder: Path, out: Path, flags: Mapping[str, Any]) -> Iterator[str]:
     (run,) = runs
     if why := saedashboard.refuses(run.sae):
         raise ConfigError(f"{run.folder} cannot be written for SAEDashboard: {why}.")
@@ -180,7 +174,7 @@ def _to_saedashboard(runs: Sequence[_Run], folder: Path, out: Path, flags: Mappi
     yield f"neuronpedia-runner {saedashboard.flags(run.sae)} --sae-path={out} --sae-set=... --np-set-name=..."
 
 
-TARGETS: dict[str, Callable[[Sequence[_Run], Path, Path, Mapping[str, Any]], Iterator[str]]] = {
+TARGETS: dict[str, Callable[[Sequence[_Source], Path, Path, Mapping[str, Any]], Iterator[str]]] = {
     "neuronpedia": _to_neuronpedia,
     "delphi": _to_delphi,
     "saedashboard": _to_saedashboard,
@@ -188,7 +182,7 @@ TARGETS: dict[str, Callable[[Sequence[_Run], Path, Path, Mapping[str, Any]], Ite
 }
 
 
-def _id(name: str) -> str:
+def _as_id(name: str) -> str:
     """A name as ids are written: openai-community/gpt2 -> gpt2-small, as TransformerLens calls it; My_Run -> my_run."""
     last = re.sub(r"[^a-z0-9._-]+", "-", name.rstrip("/").rpartition("/")[2].lower()).strip("._-")
     return "gpt2-small" if last == "gpt2" else last or "unnamed"

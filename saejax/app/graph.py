@@ -115,7 +115,7 @@ def write_pages(
     tables: Tables,
     **shown: Any,
 ) -> Path:
-    """Writes <slug>.json, the folder's index, what the kept features fire on, and <slug>.html; returns its path.
+    """Write <slug>.json, the folder's index, what the kept features fire on, and <slug>.html; returns its path.
 
     Args:
         shares: of the influence that nodes and edges keep.
@@ -171,7 +171,7 @@ def fires_on(row: Mapping[str, Any], vocab: Sequence[str]) -> list[str]:
 
 
 def tables_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> Tables:
-    """What features fire on, from the reports of the dictionaries' own runs; of one without a report, nothing.
+    """Tables of what features fire on, from the reports of the dictionaries' runs; of one without a report, nothing.
 
     Args:
         saes: in the order of their layers, with the model's names of hook points.

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from saejax.app.experiment import Experiment
 from saejax.capture import expand_hook_points
-from saejax.core.errors import ConfigError
 from saejax.lm import HookList, HookPoint, list_hook_points
 from saejax.lm.pair import PREFIX
 
@@ -50,7 +49,7 @@ def of_experiment(e: Experiment) -> list[tuple[HookList, list[HookPoint], frozen
 
 
 def header(model: HookList) -> list[str]:
-    """What the model is, one fact a line."""
+    """The model in figures, one fact a line."""
     c = model
     heads = "not said"
     if c.n_head is not None:
@@ -116,32 +115,6 @@ def shape_text(point: HookPoint) -> str:
     if not point.stored or len(point.shape) == 1:
         return text
     return f"{text} = {math.prod(int(size) for size in point.shape)}"
-
-
-def print_model(words: Sequence[str], revision: str = "", backend: str = "auto", every: bool = False) -> int:
-    """Print the list of the model that `words` names, the embedded one where they are empty; returns the exit code.
-
-    Raises:
-        ConfigError: more than one model; or as `list_hook_points`.
-        DataError: as `list_hook_points`.
-    """
-    if len(words) > 1:
-        raise ConfigError(f"Name one model, not {len(words)}: {', '.join(words)}.")
-    model = list_hook_points(words[0] if words else "demo", revision, backend)
-    print("\n".join([*header(model), "", *table((each if every else folded)(model.points))]))
-    return 0
-
-
-def print_experiment(e: Experiment, every: bool = False) -> int:
-    """Print the lists of the experiment's models, with what it captures; returns the exit code.
-
-    Raises:
-        ConfigError, DataError: as `of_experiment`.
-    """
-    for model, points, captured in of_experiment(e):
-        print("\n".join([*header(model), "", *table((each if every else folded)(points, captured)), ""]))
-    print(f"capture.hook_points of {e.name}: {', '.join(e.capture.hook_points)}")
-    return 0
 
 
 def _renamed(point: HookPoint, pattern: str, new: str) -> HookPoint:

@@ -8,7 +8,7 @@ runs/.probes/                                  activations and baselines, for al
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +52,31 @@ FIRST_LETTER = "first_letter"
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """What is to be probed: files of data sets by name, and whether the first-letter task."""
+class Probed:
+    """Files of data sets by name, and whether the first-letter task is done too."""
 
     files: dict[str, Path]
     first_letter: bool
 
 
-def asked(config: ProbesConfig, words: str) -> Asked:
-    """What the value of --probes means: all; or names and patterns of data sets and first_letter, with commas.
+def probed(config: ProbesConfig, words: str) -> Probed:
+    """The meaning of --probes: all; or names and patterns of data sets and first_letter, with commas.
 
     Raises:
         ConfigError: a package or the data is missing (says how to install it), or there is no such data set.
     """
     needed("sklearn", "scikit-learn")
-    given = [word.strip() for word in words.split(",") if word.strip()]
-    if not given:
+    named = [word.strip() for word in words.split(",") if word.strip()]
+    if not named:
         raise ConfigError("--probes is empty; give all, names of data sets, or first_letter.")
-    everything = "all" in given
-    names = [word for word in given if word not in ("all", FIRST_LETTER)]
+    everything = "all" in named
+    names = [word for word in named if word not in ("all", FIRST_LETTER)]
     found = files(data_folder(config.data)) if everything or names else {}
     taken = list(found) if everything else chosen(names, [*found, FIRST_LETTER])
-    return Asked({name: found[name] for name in taken if name in found}, everything or FIRST_LETTER in given)
+    return Probed({name: found[name] for name in taken if name in found}, everything or FIRST_LETTER in named)
 
 
-def run_probes(work: Workspace, wanted: Asked, words: list[str] | None = None, redo: bool = False) -> int:
+def run_probes(work: Workspace, wanted: Probed, words: list[str] | None = None, redo: bool = False) -> int:
     """Probe the config's own run, or the dictionaries that `words` mean, which were evaluated before.
 
     What probes.json has already is not done again, and it is written after each data set.
@@ -115,7 +115,7 @@ def _probed(
     name: str,
     folder: Path,
     sae: TrainedCoder,
-    wanted: Asked,
+    wanted: Probed,
     contents: Mapping[str, str],
     tasks: dict[str, Task | str],
     redo: bool,
@@ -145,7 +145,7 @@ def _reader(work: Workspace, names: tuple[str, ...]) -> Reader:
 
 
 def _on(work: Workspace, reader: Reader) -> dict[str, Any]:
-    """What decides the figures of a dictionary besides itself and the data set."""
+    """The settings that decide the figures of a dictionary, besides itself and the data set."""
     config = work.experiment.probes
     keys = ("ks", "penalty", "seed", "train_rows", "test_rows")
     read_by = {"lm": work.lm.identity, "dtype": reader.dtype, "bos": reader.prepend_bos, "max_tokens": reader.longest}
@@ -154,12 +154,9 @@ def _on(work: Workspace, reader: Reader) -> dict[str, Any]:
 
 
 def _before(
-    path: Path, decided: dict[str, Any], wanted: Asked, contents: Mapping[str, str], redo: bool
+    path: Path, decided: dict[str, Any], wanted: Probed, contents: Mapping[str, str], redo: bool
 ) -> dict[str, Any]:
-    """What is there already, with `redo` without what is wanted; else an empty content.
-
-    A data set whose figures do not say of which texts and labels they are, as an earlier version wrote them, counts as
-    not there.
+    """The content that is there, with `redo` without what is wanted; else an empty one.
 
     Raises:
         DataError: it is of another dictionary, model, settings, texts or labels, and not to be replaced.
@@ -170,7 +167,7 @@ def _before(
         if not redo:
             raise refusal(path, changed)
         return empty
-    known = {name: data for name, data in content["datasets"].items() if "sha256" in data or name not in contents}
+    known = content["datasets"]
     if redo:
         known = {name: data for name, data in known.items() if name not in contents}
         content = {k: v for k, v in content.items() if k != FIRST_LETTER or not wanted.first_letter}
@@ -193,20 +190,15 @@ def _data_set(config: ProbesConfig, reader: Reader, sae: TrainedCoder, data: Lab
         return sae.encode(block).reshape(len(block), -1)
 
     scores, latents = probe_latents(encode, x, labels, own, config.ks, config.penalty, config.seed)
-    kept = _kept_baseline(reader.folder, data.name, x, [labels, *own], config.seed)
-    if not kept.is_file():
-        write_json(kept, dataclasses.asdict(probe_activations(x, labels, own, config.seed)))
+    baseline = reader.folder / f"{data.name}-{digest(config.seed, x, labels, *own)[:16]}.json"
+    if not baseline.is_file():
+        write_json(baseline, dataclasses.asdict(probe_activations(x, labels, own, config.seed)))
     return {
         "rows": [len(part) for part in rows],
-        "activations": dataclasses.asdict(Scores(**read_json(kept))),
+        "activations": dataclasses.asdict(Scores(**read_json(baseline))),
         "k": {str(k): dataclasses.asdict(score) for k, score in scores.items()},
         "latents": latents.tolist(),
     }
-
-
-def _kept_baseline(folder: Path, name: str, x: np.ndarray, others: Sequence[np.ndarray], seed: int) -> Path:
-    """Where the scores of a probe on these activations are kept."""
-    return folder / f"{name}-{digest(seed, x, *others)[:16]}.json"
 
 
 def _first_letter(
@@ -240,7 +232,7 @@ def _task(work: Workspace, hook: str) -> Task | str:
         return str(error)
 
 
-def _show(config: ProbesConfig, place: Path, title: str, rows: list[dict[str, Any]], wanted: Asked) -> None:
+def _show(config: ProbesConfig, place: Path, title: str, rows: list[dict[str, Any]], wanted: Probed) -> None:
     """Say and write the table, the comparisons and the picture."""
     names = set(wanted.files)
     mean = functools.partial(mean_over, resamples=config.resamples, seed=config.seed)

@@ -27,12 +27,12 @@ class Evaluate(Command, on_page=True):
     )
 
     def run(self, line: Line) -> int:
-        from saejax.app.probes import asked, run_probes
+        from saejax.app.probes import probed, run_probes
         from saejax.app.stages import run_dictionaries, run_evaluate
 
         work = line.workspace()
         words = list(self.sae) if "sae" in line.present else None
         # Refused before the evaluation where they cannot run.
-        probes = asked(work.experiment.probes, self.probes) if "probes" in line.present else None
+        probes = probed(work.experiment.probes, self.probes) if "probes" in line.present else None
         code = run_evaluate(work, self.redo) if words is None else run_dictionaries(work, words, self.redo)
         return code if probes is None else max(code, run_probes(work, probes, words, self.redo))

@@ -11,7 +11,6 @@ model, because its hook points and widths are measured on a few tokens.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from saejax.app import experiments
@@ -26,22 +25,30 @@ class Hooks(Command, takes="either", answers=True):
     backend: str = setting("auto", "jax, torch, or auto: jax where its decoder knows the architecture.")
     all: bool = setting(False, "Each hook point in a line of its own.")
 
-    def run(self, line: Line) -> int:
-        from saejax.app.hook_list import print_experiment, print_model
+    def run(self, line: Line) -> None:
+        from saejax.app.hook_list import each, folded, header, of_experiment, table
+        from saejax.lm import list_hook_points
 
+        as_lines = each if self.all else folded
         if line.config is None:
-            words, revision = self._preset(line.words)
-            return print_model(words, revision, self.backend, self.all)
+            if len(line.words) > 1:
+                raise ConfigError(f"Name one model, not {len(line.words)}: {', '.join(line.words)}.")
+            model = list_hook_points(*self._model(*line.words), self.backend)
+            print("\n".join([*header(model), "", *table(as_lines(model.points))]))
+            return
         for flag in ("revision", "backend"):
             if flag in line.present:
                 raise ConfigError(f"--{flag} goes with a model; with --config set --config.lm.{flag}.")
         if line.words:
             raise ConfigError(f"Give a model ({line.words[0]}) or --config, not both.")
-        return print_experiment(line.experiment, self.all)
+        e = line.experiment
+        for model, points, captured in of_experiment(e):
+            print("\n".join([*header(model), "", *table(as_lines(points, captured)), ""]))
+        print(f"capture.hook_points of {e.name}: {', '.join(e.capture.hook_points)}")
 
-    def _preset(self, words: Sequence[str]) -> tuple[list[str], str]:
-        """(words, revision) with the hub id and commit for a preset of the experiment `models`."""
+    def _model(self, name: str = "demo") -> tuple[str, str]:
+        """(name, revision), with the hub id and commit for a preset of the experiment `models`."""
         models = experiments.module("models").MODELS
-        if len(words) != 1 or words[0] not in models or Path(words[0]).is_dir():
-            return list(words), self.revision
-        return [models[words[0]].model], self.revision or models[words[0]].revision
+        if name not in models or Path(name).is_dir():
+            return name, self.revision
+        return models[name].model, self.revision or models[name].revision

@@ -77,6 +77,7 @@ class Serve(Command, takes="words"):
             ConfigError: a folder or an experiment that is not there.
         """
         from saejax.app import experiments
+        from saejax.commands import COMMANDS
         from saejax.serve.folders import Folders
         from saejax.serve.site import Site
 
@@ -101,7 +102,8 @@ class Serve(Command, takes="words"):
         shipped = {name: experiments.folder() / f"{name}.py" for name in experiments.names()}
         listed = {Path(word).stem: Path(word).resolve() for word in self.experiments}
         folders = Folders(runs, Path(self.stores), tuple(map(Path, self.data)), dictionaries)
-        return Site(folders, shipped | listed, self.jobs)
+        offered = {name: command.summary() for name, command in COMMANDS.items() if command.on_page}
+        return Site(folders, shipped | listed, offered, self.jobs)
 
 
 @contextlib.contextmanager

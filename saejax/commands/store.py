@@ -14,12 +14,14 @@ merge and import continue where they were when they are stopped. Imported files 
 position [N] beside the activations; without them token_id is -1, document the file's number, position its row there.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
 from saejax.app.command import Command, Line
 from saejax.core.config import nearest
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, DataError
+from saejax.core.progress import Progress
 from saejax.core.settings import setting
 
 
@@ -39,14 +41,11 @@ class Store(Command, takes="words", answers=True):
     dtype: str = setting("bfloat16", "bfloat16, or int8 with one scale a row.", words=("import",))
 
     def run(self, line: Line) -> int:
-        from saejax.app import store_tools
-
-        shown = self.rows, self.seed, self.hook_point, self.tokenizer
         commands: dict[str, tuple[int, Callable[[Sequence[str]], int]]] = {
-            "info": (1, store_tools.info),
-            "verify": (1, store_tools.verify_all),
-            "merge": (3, lambda paths: store_tools.merge_into(paths, self.seed)),
-            "sample": (1, lambda paths: store_tools.sample(paths, *shown)),
+            "info": (1, self._info),
+            "verify": (1, self._verify),
+            "merge": (3, self._merge),
+            "sample": (1, self._sample),
             "import": (2, self._import),
         }
         if not line.words:
@@ -60,10 +59,59 @@ class Store(Command, takes="words", answers=True):
         self.refuse_idle(line, word)
         return command(paths)
 
+    def _info(self, paths: Sequence[str]) -> int:
+        from saejax.store import describe
+
+        for path in paths:
+            print("\n".join(describe(path)))
+        return 0
+
+    def _verify(self, paths: Sequence[str]) -> int:
+        """Print every problem of each store; 1 when one is damaged or unfinished."""
+        from saejax.store import verify
+        from saejax.store.files import StoreFiles
+        from saejax.store.reader import any_manifest
+
+        damaged = 0
+        for path in paths:
+            rows = 0
+            with contextlib.suppress(DataError):  # `verify` says what is wrong with the manifest
+                rows = any_manifest(StoreFiles(path)).n_tokens
+            with Progress(f"verify {path}", rows) as bar:
+                problems = verify(path, bar.advance)
+            damaged += bool(problems)
+            print(f"{path}: {f'{len(problems)} problems' if problems else 'good'}")
+            print("".join(f"  {problem}\n" for problem in problems), end="")
+        return 1 if damaged else 0
+
+    def _merge(self, paths: Sequence[str]) -> int:
+        from saejax.store import merge
+
+        out, *sources = paths
+        rows = merge(out, sources, seed=self.seed, progress=_bar("merge"))
+        print(f"{out}: {rows:,} rows of {len(sources)} stores")
+        return 0
+
+    def _sample(self, paths: Sequence[str]) -> int:
+        """Print random rows: ids, norms, and the token in its text where the tokenizer can be found."""
+        import numpy as np
+
+        from saejax.app.store_rows import find_tokenizer, sampled_row
+        from saejax.store import StoreReader
+
+        if self.seed < 0:
+            raise ConfigError(f"--seed={self.seed}; of sample it must be 0 or more.")
+        for path in paths:
+            reader = StoreReader.open(path, [self.hook_point] if self.hook_point else None)
+            tokenizer, why = find_tokenizer(reader.identity, self.tokenizer)
+            count = min(self.rows, reader.n_tokens)
+            print(f"{path}: {count} of {reader.n_tokens:,} rows" + (f"; {why}" if why else ""))
+            for row in np.random.default_rng(self.seed).choice(reader.n_tokens, count, replace=False).tolist():
+                print(f"  {sampled_row(reader, row, tokenizer)}")
+        return 0
+
     def _import(self, paths: Sequence[str]) -> int:
-        """Write the activations in the files after the first path into a new store at the first path."""
-        from saejax.app.store_tools import import_into
-        from saejax.store import ImportConfig, StoreLayout
+        from saejax.store import ImportConfig, StoreLayout, import_files
 
         if not self.hook_point:
             raise ConfigError(
@@ -71,4 +119,12 @@ class Store(Command, takes="words", answers=True):
             )
         layout = StoreLayout(self.shard_rows, self.chunk_rows, self.dtype)
         names = ("hook_point", "d", "tensor", "non_finite", "model", "revision", "seed")
-        return import_into(paths, ImportConfig(**{name: getattr(self, name) for name in names}, layout=layout))
+        config = ImportConfig(**{name: getattr(self, name) for name in names}, layout=layout)
+        out, *files = paths
+        rows, dropped = import_files(out, files, config, _bar("import"))
+        print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
+        return 0
+
+
+def _bar(stage: str) -> Callable[[int, int], Callable[[int], object]]:
+    return lambda total, done: Progress(stage, total, done).advance

@@ -11,11 +11,13 @@ import jax
 import numpy as np
 import pytest
 from tiny import ROOT
+from tiny.commands import run_command
 from tiny.decoders import CONFIG, random_params, write_tokenizer
 
 from saejax.app import hook_list
 from saejax.app.experiment import default_config, experiment
-from saejax.app.hook_list import each, folded, header, of_experiment, print_model, shape_text, table
+from saejax.app.hook_list import each, folded, header, of_experiment, shape_text, table
+from saejax.core.config import to_config_dict
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import HookPoint, LanguageModel, checkpoint, list_hook_points, load_lm
 from saejax.lm.families import ARCHITECTURES
@@ -184,11 +186,11 @@ def config() -> Any:
 
 def test_what_an_experiment_captures_is_marked(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     e = experiment(config)
-    assert hook_list.print_experiment(e) == 0
+    assert run_command("hooks", config=to_config_dict(e)) == 0
     found = lines_of(capsys.readouterr().out)
     assert found["blocks.{0..5}.resid_post"][-2:] == ["1..3,", "5"] and found["blocks.{0..5}.attn_z"][-1] == "0"
     assert found["blocks.{0..5}.mlp_out"][-1] == "blocks.{0..5}.hook_mlp_out"
-    hook_list.print_experiment(e, every=True)
+    run_command("hooks", config=to_config_dict(e), all=True)
     every = lines_of(capsys.readouterr().out)
     assert [i for i in range(6) if every[f"blocks.{i}.resid_post"][-1] == "yes"] == [1, 2, 3, 5]
 
@@ -259,13 +261,13 @@ def test_wrong_words_are_one_line_with_what_to_do(tmp_path: Path) -> None:
     }
     for words, (kind, message) in wrong.items():
         with pytest.raises(kind, match=message) as caught:
-            print_model(words)
+            run_command("hooks", words)
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"lm\.backend is 'tf'\. There are: auto, jax, torch"):
-        print_model(["demo"], backend="tf")
+        run_command("hooks", ["demo"], backend="tf")
     strange = folder_of(tmp_path / "strange", GEMMA2 | {"model_type": "strange"})
     with pytest.raises(DataError, match="does not know model_type 'strange'; it knows " + ", ".join(ARCHITECTURES)):
-        print_model([str(strange)], backend="jax")
+        run_command("hooks", [strange], backend="jax")
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ def test_an_encoder_is_listed_by_its_modules(tmp_path: Path, capsys: pytest.Capt
     lm, listed = load_lm(folder), list_hook_points(folder)
     assert {p.name: p.shape for p in listed.points} == {name: (width,) for name, width in lm.hook_points().items()}
     assert all(p.stored for p in listed.points)
-    assert print_model([folder]) == 0
+    assert run_command("hooks", [folder]) == 0
     found = lines_of(capsys.readouterr().out)
     assert found["architecture"] == ["BertForMaskedLM,", "run", "by", "PyTorch"]
     assert found["heads"] == ["4"] and found["context"] == ["48"] and found["d_mlp"] == ["40"]

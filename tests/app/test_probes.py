@@ -14,7 +14,8 @@ from tiny import replaced, tiny_experiment
 import saejax
 from saejax.app import probes
 from saejax.app.experiment import Experiment
-from saejax.app.probes import asked, run_probes
+from saejax.app.probes import probed as wanted_probes
+from saejax.app.probes import run_probes
 from saejax.app.stages import run_capture, run_dictionaries, run_evaluate, run_train
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
@@ -64,7 +65,7 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
 ) -> None:
     work = Workspace(made(runs))
     folder = work.experiment.run_dir
-    assert run_probes(work, asked(work.experiment.probes, "code")) == 0
+    assert run_probes(work, wanted_probes(work.experiment.probes, "code")) == 0
     content = json.loads((folder / "probes.json").read_text())
     code = content["datasets"]["code"]
     assert code["rows"] == [32, 99] and code["activations"]["auc"] > 0.95 and set(code["k"]) == {"1", "2"}
@@ -73,7 +74,7 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
     fitted: list[str] = []
     plain = probes._data_set
     monkeypatch.setattr(probes, "_data_set", lambda *a: fitted.append(a[-1].name) or plain(*a))
-    assert run_probes(work, asked(work.experiment.probes, "all")) == 0
+    assert run_probes(work, wanted_probes(work.experiment.probes, "all")) == 0
     assert fitted == ["coin"]
     content = json.loads((folder / "probes.json").read_text())
     assert content["datasets"]["code"] == code and abs(content["datasets"]["coin"]["activations"]["auc"] - 0.5) < 0.2
@@ -83,11 +84,13 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
     assert why.replace("'", "&#x27;") in page and "mean AUC over k" in page and "(0." in page
     assert (folder / "probes.png").read_bytes()[:4] == b"\x89PNG" and "| tiny " in (folder / "probes.md").read_text()
     # --redo fits again what is named, and leaves the rest.
-    assert run_probes(work, asked(work.experiment.probes, "coin"), redo=True) == 0
+    assert run_probes(work, wanted_probes(work.experiment.probes, "coin"), redo=True) == 0
     assert fitted == ["coin", "coin"] and json.loads((folder / "probes.json").read_text()) == content
     # Other settings are not mixed with these figures.
     with pytest.raises(DataError, match=r"penalty: 'l1' -> 'l2'.*--redo"):
-        run_probes(Workspace(replaced(work.experiment, "probes", penalty="l2")), asked(work.experiment.probes, "code"))
+        run_probes(
+            Workspace(replaced(work.experiment, "probes", penalty="l2")), wanted_probes(work.experiment.probes, "code")
+        )
 
 
 def test_a_data_set_is_known_by_its_texts_and_labels(
@@ -102,7 +105,7 @@ def test_a_data_set_is_known_by_its_texts_and_labels(
         folder.mkdir(exist_ok=True)
         shutil.copy(runs / "data" / f"{source}.csv", folder / "mine.csv")
         here = Workspace(replaced(work.experiment, "probes", data=str(folder)), work.lm)
-        assert run_probes(here, asked(here.experiment.probes, "mine"), redo=redo) == 0
+        assert run_probes(here, wanted_probes(here.experiment.probes, "mine"), redo=redo) == 0
         return json.loads(path.read_text())["datasets"]["mine"]
 
     code = probed("code")
@@ -112,21 +115,13 @@ def test_a_data_set_is_known_by_its_texts_and_labels(
     assert json.loads(path.read_text())["datasets"]["mine"] == code
     coin = probed("coin", redo=True)
     assert abs(coin["activations"]["auc"] - 0.5) < 0.2 and coin["sha256"] != code["sha256"]
-    # Figures of an earlier version do not say of which texts they are: they count as not there.
-    content = json.loads(path.read_text())
-    of = {key: content[key] for key in ("sha256", "on")}
-    wanted = probes.Asked({"mine": tmp_path / "coin" / "mine.csv"}, first_letter=False)
-    assert "mine" in probes._before(path, of, wanted, {"mine": coin["sha256"]}, redo=False)["datasets"]
-    del content["datasets"]["mine"]["sha256"]
-    path.write_text(json.dumps(content))
-    assert "mine" not in probes._before(path, of, wanted, {"mine": coin["sha256"]}, redo=False)["datasets"]
 
 
 def test_dictionaries_are_compared_on_the_same_data_sets(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = Workspace(made(runs, name="other"))
     words = [f"{runs / 'runs' / 'tiny'},{runs / 'saved'}"]
     assert run_dictionaries(work, words) == 0
-    assert run_probes(work, asked(work.experiment.probes, "c*"), words) == 0
+    assert run_probes(work, wanted_probes(work.experiment.probes, "c*"), words) == 0
     folder = work.experiment.run_dir / "evaluated"
     one, other = (json.loads((folder / name / "probes.json").read_text()) for name in ("tiny", "saved"))
     for name in ("code", "coin"):
@@ -138,20 +133,20 @@ def test_dictionaries_are_compared_on_the_same_data_sets(runs: Path, capsys: pyt
     assert "saved against tiny, k 1: +0.0000" in capsys.readouterr().out
     assert "no difference shown (paired, 2 data sets)" in (folder / "probes.md").read_text()
     # A dictionary that was not evaluated is told, and the others are shown.
-    assert run_probes(work, asked(work.experiment.probes, "code"), [*words, str(runs / "nothing")]) == 1
+    assert run_probes(work, wanted_probes(work.experiment.probes, "code"), [*words, str(runs / "nothing")]) == 1
     assert "nothing:" in (folder / "probes.md").read_text()
 
 
 def test_what_cannot_be_probed_is_refused_before_anything_is_done(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     e = made(runs)
     with pytest.raises(ConfigError, match=r"no data set 'codes'.*code"):
-        asked(e.probes, "codes")
+        wanted_probes(e.probes, "codes")
     with pytest.raises(ConfigError, match="--probes is empty"):
-        asked(e.probes, " ,")
+        wanted_probes(e.probes, " ,")
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sklearn" else find(name))
     with pytest.raises(ConfigError, match=r"needs the package scikit-learn: pip install 'saejax\[probes\]'"):
-        asked(e.probes, "code")
+        wanted_probes(e.probes, "code")
 
 
 def test_a_hook_point_that_the_model_has_not_is_refused(runs: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import safetensors.numpy
 from tiny.commands import run_command
 
 import saejax
-from saejax.app.store_tools import find_tokenizer, sampled_row, token_context
+from saejax.app.store_rows import find_tokenizer, sampled_row, token_context
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.store import Batches, ImportConfig, StoreLayout, StoreReader, StoreWriter, import_files, merge, verify
 from saejax.store import importing as importing_module

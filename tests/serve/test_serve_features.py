@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tiny.commands import on_page
 from tiny.feature_tables import edited, made_up, scanned, strongest, written
 from tiny.served import RUN, copied
 
@@ -350,7 +351,7 @@ def test_a_run_that_is_trained_anew_is_another_dictionary(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = copied(tmp_path_factory, "features")
-    site = Site(Folders(folder / "runs", folder / "stores"))
+    site = Site(Folders(folder / "runs", folder / "stores"), commands=on_page())
     with TestClient(application(site)) as one:
         one.folder = folder
         yield one
@@ -398,6 +399,10 @@ def test_notes_over_http(client: TestClient) -> None:
         ("GET", f"/api/notes/{RUN}/checkpoints", None, 404, "no dictionary"),
         ("POST", "/api/stop", {"run": f"{RUN}/checkpoints"}, 404, "neither a run nor a sweep"),
         ("POST", "/api/jobs", {"command": "train", "run": f"{RUN}/checkpoints"}, 404, "no run"),
+        *(
+            ("POST", "/api/jobs", {"command": command, "run": RUN}, 400, "starts no command")
+            for command in ("store", "push", "jobs", "python", "train; rm")
+        ),
         ("POST", "/api/plan", {"run": f"{RUN}/checkpoints"}, 404, "no run"),
         ("POST", "/api/jobs", {"command": "train", "run": RUN, "config": {"name": "groups"}}, 400, "another name"),
         ("POST", "/api/steer", {"dictionary": RUN, "features": [1], "prompt": "a", "scale": 1e39}, 400, "float32"),

@@ -6,18 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny.commands import on_page
 
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment, to_run_json
 from saejax.app.keys import sections
 from saejax.commands import COMMANDS
 from saejax.commands._reference import reference
-from saejax.core.errors import ConfigError
+from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_json
 from saejax.serve.folders import Folders
 from saejax.serve.jobs import form
-from saejax.serve.jobs.configured import Asked, asked_for, flat
+from saejax.serve.jobs.configured import flat, requested
 from saejax.serve.jobs.form import keys
+from saejax.serve.jobs.requests import ExperimentBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
 
@@ -38,9 +40,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     other = folder / "quickstart.py"
     other.write_text('"""Another quickstart."""\n')
     shipped = {name: experiments.folder() / f"{name}.py" for name in experiments.names()}
-    return Site(
-        Folders(folder / "runs", folder / "stores"), shipped | {"own": listed, "broken": broken, "quickstart": other}
-    )
+    listed_files = {"own": listed, "broken": broken, "quickstart": other}
+    return Site(Folders(folder / "runs", folder / "stores"), shipped | listed_files, on_page())
 
 
 def test_every_key_of_an_experiment_is_in_the_form(site: Site) -> None:
@@ -86,7 +87,7 @@ def test_the_values_of_an_experiment_are_those_it_runs_with(site: Site) -> None:
     assert values | {"runs_dir": "runs", "stores_dir": "stores"} == json.loads(json.dumps(flat(e)))
     # What the form sends back unchanged is the same experiment.
     sent = {key: value for key, value in values.items() if key not in ("runs_dir", "stores_dir")}
-    assert asked_for(site, Asked("gpt2_small", preset="fast", config=sent)).train == e.train
+    assert requested(site, ExperimentBody(experiment="gpt2_small", preset="fast", config=sent)).train == e.train
 
 
 def test_the_values_of_a_run(site: Site, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_the_values_of_a_run(site: Site, tmp_path: Path) -> None:
     assert found["name"] == "mine" and found["values"]["coder.sparsity"] == "topk", "the preset's values too"
     with pytest.raises(Problem):
         form.values(site, run="none")
-    with pytest.raises(ConfigError, match="is a sweep"):
+    with pytest.raises(DataError, match=r"sweep_experiment\.json does not exist"):
         form.values(site, run="sweep")
     with pytest.raises(ConfigError, match="Did you mean 'gpt2_small'"):
         form.values(site, "gpt2_smal")

@@ -28,10 +28,11 @@ from saejax.jobs.job import ENDED, Job, chain
 from saejax.jobs.task import read_starts
 from saejax.plan.devices import VARIABLE
 from saejax.serve.folders import Folders
-from saejax.serve.jobs.activations import Training, training
-from saejax.serve.jobs.configured import Asked, asked_for
+from saejax.serve.jobs.activations import training
+from saejax.serve.jobs.configured import requested
 from saejax.serve.jobs.plans import Plans, made_from
 from saejax.serve.jobs.queue import Queue, View, new_id
+from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
 from saejax.store.manifest import MANIFEST
@@ -74,7 +75,7 @@ def queue_of(runs: Path, here: Path, at_once: int = 1) -> Iterator[Queue]:
 def short(site: Site, name: str, **fields: Any) -> Experiment:
     """40 steps on planted activations."""
     small = {"latent_dim": 64, "batch_size": 128, "max_epochs": 1.25, "sparsity": 4} | fields
-    return training(site, Training(0, "planted", hook_point="h", name=name, **small))[0]
+    return training(site, TrainBody(layer_idx=0, activation_data_path="planted", hook_point="h", name=name, **small))[0]
 
 
 def endless(site: Site, name: str) -> Experiment:
@@ -338,7 +339,7 @@ def test_a_plan_is_kept_by_what_it_is_made_from(site: Site, tmp_path: Path, monk
 
 def test_a_plan_is_made_once_by_a_process_of_its_own(site: Site, tmp_path: Path) -> None:
     small = {"coder.preset": "standard", "coder.d_sae": 64, "train.batch_size": 64, "train.tokens": 6400}
-    e = asked_for(site, Asked("quickstart", config=small))
+    e = requested(site, ExperimentBody(experiment="quickstart", config=small))
     plans = Plans(tmp_path / "plans", one_device())
     with contextlib.closing(plans):
         asked = plans.ask(e, "cpu", [1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from saejax.app.new_experiment import as_file
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import write_json
 from saejax.serve.folders import Folders
-from saejax.serve.jobs.activations import Training, training
-from saejax.serve.jobs.configured import Asked, as_settings, asked_for, flat
-from saejax.serve.jobs.requests import JobBody, TrainBody
+from saejax.serve.jobs.activations import training
+from saejax.serve.jobs.configured import as_settings, flat, requested
+from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
 from saejax.store import StoreLayout, StoreWriter
@@ -67,9 +66,20 @@ def above(site: Site) -> Path:
     return site.folders.runs.parent
 
 
+def mine(config: dict[str, Any]) -> ExperimentBody:
+    return ExperimentBody(experiment="mine", config=config)
+
+
+def activations(layer: int, path: str, **fields: Any) -> TrainBody:
+    return TrainBody(layer_idx=layer, activation_data_path=path, **fields)
+
+
 def asked(site: Site, **config: Any) -> Experiment:
-    return asked_for(
-        site, Asked("quickstart", preset="tiny", config={k.replace("__", "."): v for k, v in config.items()})
+    return requested(
+        site,
+        ExperimentBody(
+            experiment="quickstart", preset="tiny", config={k.replace("__", "."): v for k, v in config.items()}
+        ),
     )
 
 
@@ -109,36 +119,36 @@ def test_an_experiment_with_a_preset_and_keys(site: Site) -> None:
 )
 def test_what_no_setting_can_be_is_refused_with_the_nearest(site: Site, key: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        asked_for(site, Asked("quickstart", config={key: value}))
+        requested(site, ExperimentBody(experiment="quickstart", config={key: value}))
 
 
 @pytest.mark.parametrize(
     ("asked", "kind", "said"),
     [
-        (Asked("quikstart"), ConfigError, "Did you mean 'quickstart'"),
-        (Asked("quickstart", preset="tyny"), ConfigError, "Did you mean 'tiny'"),
-        (Asked("mine", preset="x"), ConfigError, "has no preset"),
-        (Asked("bad"), ConfigError, "RuntimeError"),
-        (Asked(), ConfigError, "one of them"),
-        (Asked("quickstart", run="known"), ConfigError, "one of them"),
-        (Asked(run="known", preset="tiny"), ConfigError, "no presets"),
-        (Asked(run="nowhere"), Problem, "no run"),
-        (Asked(run="../outside"), Problem, "no run"),
-        (Asked("/etc/passwd"), ConfigError, "no experiment"),
+        (ExperimentBody(experiment="quikstart"), ConfigError, "Did you mean 'quickstart'"),
+        (ExperimentBody(experiment="quickstart", preset="tyny"), ConfigError, "Did you mean 'tiny'"),
+        (ExperimentBody(experiment="mine", preset="x"), ConfigError, "has no preset"),
+        (ExperimentBody(experiment="bad"), ConfigError, "RuntimeError"),
+        (ExperimentBody(), ConfigError, "one of them"),
+        (ExperimentBody(experiment="quickstart", run="known"), ConfigError, "one of them"),
+        (ExperimentBody(run="known", preset="tiny"), ConfigError, "no presets"),
+        (ExperimentBody(run="nowhere"), Problem, "no run"),
+        (ExperimentBody(run="../outside"), Problem, "no run"),
+        (ExperimentBody(experiment="/etc/passwd"), ConfigError, "no experiment"),
     ],
 )
-def test_only_known_beginnings(site: Site, asked: Asked, kind: type[SaejaxError], said: str) -> None:
+def test_only_known_beginnings(site: Site, asked: ExperimentBody, kind: type[SaejaxError], said: str) -> None:
     with pytest.raises(kind, match=said):
-        asked_for(site, asked)
+        requested(site, asked)
 
 
 def test_a_run_goes_on_as_it_was_and_a_new_one_from_it_keeps_its_store(site: Site) -> None:
-    e = asked_for(site, Asked(run="known"))
+    e = requested(site, ExperimentBody(run="known"))
     assert e.run_dir == site.folders.runs / "known" and e.stores_dir == str(site.folders.stores)
     # What the run's own record names is not the request's: it stays, also where the form sends it back.
-    same = asked_for(site, Asked(run="known", config=_without_own(flat(e))))
+    same = requested(site, ExperimentBody(run="known", config=_without_own(flat(e))))
     assert same == e and same.text.paths == ("/big/corpus",) and same.train.init_from == "../old"
-    new = asked_for(site, Asked(run="known", config={"name": "again", "train.lr": 1e-5}))
+    new = requested(site, ExperimentBody(run="known", config={"name": "again", "train.lr": 1e-5}))
     assert (new.name, new.store, new.train.lr) == ("again", "planted", 1e-5)
 
 
@@ -148,9 +158,9 @@ def _without_own(values: dict[str, Any]) -> dict[str, Any]:
 
 def test_another_preset_takes_its_own_values_along(site: Site) -> None:
     """config.json of a run holds what its preset gave: sparsity=topk must not stay behind with preset=jumprelu."""
-    e = asked_for(site, Asked(run="known", config={"name": "other", "coder.preset": "jumprelu"}))
+    e = requested(site, ExperimentBody(run="known", config={"name": "other", "coder.preset": "jumprelu"}))
     assert e.coder.resolved().sparsity == "jumprelu"
-    kept = asked_for(site, Asked(run="known", config={"name": "other", "coder.d_sae": 99}))
+    kept = requested(site, ExperimentBody(run="known", config={"name": "other", "coder.d_sae": 99}))
     assert kept.coder.resolved().sparsity == "topk" and kept.coder.d_sae == 99
 
 
@@ -194,15 +204,20 @@ def test_no_setting_reads_outside_of_the_given_folders(site: Site, key: str, pla
     text = place(above(site))
     value: Any = {"text.paths": [text], "study.dictionaries": [text], "study.behaviours": [f"x={text}"]}.get(key, text)
     with pytest.raises(ConfigError, match=f"^{key} is"):
-        asked_for(site, Asked("mine", config={key: value, "text.source": "files" if key == "text.paths" else "stdlib"}))
+        requested(
+            site,
+            ExperimentBody(
+                experiment="mine", config={key: value, "text.source": "files" if key == "text.paths" else "stdlib"}
+            ),
+        )
 
 
 def test_no_source_of_a_mixture_reads_outside(site: Site) -> None:
     sources = [{"source": "stdlib"}, {"source": "files", "paths": ["/etc"]}]
     with pytest.raises(ConfigError, match=r"^text.sources.paths is '/etc'"):
-        asked_for(site, Asked("mine", config={"text.sources": sources}))
+        requested(site, mine({"text.sources": sources}))
     with pytest.raises(ConfigError, match=r"^text.sources.dataset"):
-        asked_for(site, Asked("mine", config={"text.sources": [{"source": "hub", "dataset": "/etc"}]}))
+        requested(site, mine({"text.sources": [{"source": "hub", "dataset": "/etc"}]}))
 
 
 def test_every_setting_that_names_a_place_is_marked(site: Site) -> None:
@@ -221,10 +236,10 @@ def test_every_setting_that_names_a_place_is_marked(site: Site) -> None:
 
 def test_given_folders_and_ids_of_the_hub_are_allowed(site: Site) -> None:
     data = site.folders.data[0]
-    e = asked_for(
+    e = requested(
         site,
-        Asked(
-            "mine",
+        ExperimentBody(
+            experiment="mine",
             config={
                 "lm.model": "openai-community/gpt2",
                 "lm.second": str(data),
@@ -244,10 +259,8 @@ def test_given_folders_and_ids_of_the_hub_are_allowed(site: Site) -> None:
 def test_an_id_of_the_hub_is_a_path_where_one_is_there(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(above(site))
     with pytest.raises(ConfigError, match="lies below none"):
-        asked_for(site, Asked("mine", config={"lm.model": "outside/secret.npy"}))
-    assert asked_for(site, Asked("mine", config={"lm.model": "data/many"})).lm.model == str(
-        site.folders.data[0] / "many"
-    )
+        requested(site, mine({"lm.model": "outside/secret.npy"}))
+    assert requested(site, mine({"lm.model": "data/many"})).lm.model == str(site.folders.data[0] / "many")
 
 
 # --- the file ------------------------------------------------------------------------------------------------------
@@ -257,7 +270,10 @@ HOSTILE = ['"""\nimport os\nos.mkdir("ran")\n"""', "'; import os; '", "\\", "\n"
 
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)
 def test_no_value_becomes_code(site: Site, text: str, tmp_path: Path) -> None:
-    e = asked_for(site, Asked("mine", config={"text.column": text, "text.template": text * 3, "lm.device": text}))
+    e = requested(
+        site,
+        mine({"text.column": text, "text.template": text * 3, "lm.device": text}),
+    )
     source = as_file(as_settings(e), "What a job runs.", "saejax train")
     tree = ast.parse(source)
     assert [type(node).__name__ for node in tree.body] == ["Expr", "ImportFrom", "ImportFrom", "FunctionDef"]
@@ -288,7 +304,7 @@ def test_the_fields_of_others_become_ours(site: Site) -> None:
         name="mine",
         config={"train.b2": 0.99},
     )
-    e, before = training(site, body.training)
+    e, before = training(site, body)
     assert before == ()
     assert (e.name, e.store, e.hook_point, e.lm.model) == ("mine", "planted", "h", "")
     assert (e.coder.d_sae, e.coder.k, e.coder.preset) == (128, 8, "topk")
@@ -299,28 +315,28 @@ def test_the_fields_of_others_become_ours(site: Site) -> None:
 
 @pytest.mark.parametrize("path", ["planted", "stores/planted", "planted/train", "stores/planted/train"])
 def test_a_store_by_its_names(site: Site, path: str) -> None:
-    e, before = training(site, Training(0, path, hook_point="h"))
+    e, before = training(site, activations(0, path, hook_point="h"))
     assert (e.store, before, e.stores_dir) == ("planted", (), str(site.folders.stores))
     assert e.name == "planted-1"
 
 
 def test_a_store_in_another_given_folder(site: Site) -> None:
-    e, _ = training(site, Training(0, str(site.folders.data[0] / "elsewhere"), hook_point="h"))
+    e, _ = training(site, activations(0, str(site.folders.data[0] / "elsewhere"), hook_point="h"))
     assert e.store_dir("train") == str(site.folders.data[0] / "elsewhere" / "train")
     assert e.run_dir.parent == site.folders.runs and e.train.validate_every == 0
 
 
 def test_files_are_imported_first_and_once(site: Site) -> None:
     data = site.folders.data[0]
-    e, ((store, verb, out, *words),) = training(site, Training(6, str(data / "x.npy")))
+    e, ((store, verb, out, *words),) = training(site, activations(6, str(data / "x.npy")))
     assert (store, verb, words) == ("store", "import", [str(data / "x.npy"), "--hook_point=blocks.6.resid_post"])
     assert out == e.store_dir("train") and e.hook_point == "blocks.6.resid_post"
     assert e.train.tokens == 10 * ROWS and e.train.validate_every == 0
-    again, _ = training(site, Training(6, str(data / "x.npy"), name="second"))
+    again, _ = training(site, activations(6, str(data / "x.npy"), name="second"))
     assert again.store == e.store
-    other, _ = training(site, Training(7, str(data / "x.npy")))
+    other, _ = training(site, activations(7, str(data / "x.npy")))
     assert other.store != e.store, "its hook point has another name"
-    _, before = training(site, Training(6, str(data / "many"), heldout_data_path=str(data / "x.npy")))
+    _, before = training(site, activations(6, str(data / "many"), heldout_data_path=str(data / "x.npy")))
     assert [words[3:-1] for words in before] == [
         (str(data / "many/a.npy"), str(data / "many/b.npy")),
         (str(data / "x.npy"),),
@@ -328,11 +344,15 @@ def test_files_are_imported_first_and_once(site: Site) -> None:
 
 
 def test_the_fast_values_as_far_as_the_activations_allow(site: Site) -> None:
-    e, _ = training(site, Training(6, str(site.folders.data[0] / "x.npy")), fast=True)
+    e, _ = training(site, activations(6, str(site.folders.data[0] / "x.npy")), fast=True)
     assert (e.coder.d_sae, e.train.lr, e.coder.matmul_dtype) == (8192, 2e-3, "bfloat16")
     assert (e.train.batch_size, e.train.tokens, e.train.max_rows) == (1024, 50 * ROWS, 0)
     assert e.train.early_stop_patience == 0, "there is nothing held out"
-    e, _ = training(site, Training(0, "planted", hook_point="h", latent_dim=64, max_epochs=2), fast=True)
+    e, _ = training(
+        site,
+        activations(0, "planted", hook_point="h", latent_dim=64, max_epochs=2),
+        fast=True,
+    )
     assert (e.coder.d_sae, e.train.tokens) == (64, 2 * 1024)
     assert (e.train.batch_size, e.train.early_stop_patience, e.train.validate_epochs) == (256, 5, 0.25)
 
@@ -368,7 +388,7 @@ def test_trainings_that_cannot_be(site: Site, fields: dict[str, Any], said: str)
     path = fields.get("activation_data_path", "planted")
     given = {"hook_point": "h"} | fields | {"activation_data_path": str(short.get(path, path))}
     with pytest.raises(ConfigError, match=said):
-        training(site, Training(6, **given))
+        training(site, TrainBody(layer_idx=6, **given))
 
 
 def test_a_captured_store_needs_the_model_and_text_it_was_captured_with(site: Site) -> None:
@@ -381,31 +401,41 @@ def test_a_captured_store_needs_the_model_and_text_it_was_captured_with(site: Si
         writer.append({name: np.ones((64, 4), np.float32) for name in points}, tokens, cursor={})
         writer.finish()
     with pytest.raises(ConfigError, match="no run here says of which model"):
-        training(site, Training(1, "captured", batch_size=16))
+        training(site, activations(1, "captured", batch_size=16))
     known = Experiment(name="old", store="captured", train=dataclasses.replace(Experiment().train, lr=0.5))
     known = dataclasses.replace(known, lm=dataclasses.replace(known.lm, model="owner/name"))
     write_json(site.folders.runs / "old" / "config.json", to_run_json(known))
-    e, _ = training(site, Training(1, "captured", batch_size=16))
+    e, _ = training(site, activations(1, "captured", batch_size=16))
     assert (e.lm.model, e.hook_point, e.name, e.train.lr) == ("owner/name", "blocks.1.resid_post", "captured-1", 1e-3)
     with pytest.raises(ConfigError, match=r"say which: hook_point"):
-        training(site, Training(2, "captured", batch_size=16))
+        training(site, activations(2, "captured", batch_size=16))
     with pytest.raises(ConfigError, match=r"layer_idx is 3; the store has blocks\.1"):
-        training(site, Training(3, "captured", batch_size=16))
+        training(site, activations(3, "captured", batch_size=16))
     e, _ = training(
-        site, Training(0, "captured", batch_size=16, experiment="gpt2_small", hook_point="blocks.2.mlp_out")
+        site,
+        TrainBody(
+            layer_idx=0,
+            activation_data_path="captured",
+            batch_size=16,
+            experiment="gpt2_small",
+            hook_point="blocks.2.mlp_out",
+        ),
     )
     assert e.lm.model == "openai-community/gpt2"
 
 
 def test_stopping_early_needs_something_held_out(site: Site) -> None:
     with pytest.raises(ConfigError, match="give heldout_data_path"):
-        training(site, Training(6, str(site.folders.data[0] / "x.npy"), early_stopping_patience=3))
+        training(
+            site,
+            activations(6, str(site.folders.data[0] / "x.npy"), early_stopping_patience=3),
+        )
 
 
 def test_a_file_that_is_none_is_refused_before_a_job_is_made(site: Site) -> None:
     (site.folders.data[0] / "broken.npy").write_bytes(b"\x93NUMPY rubbish")
     with pytest.raises(DataError, match=r"broken\.npy is no readable"):
-        training(site, Training(6, str(site.folders.data[0] / "broken.npy")))
+        training(site, activations(6, str(site.folders.data[0] / "broken.npy")))
 
 
 @pytest.mark.parametrize(
@@ -425,9 +455,3 @@ def test_a_file_that_is_none_is_refused_before_a_job_is_made(site: Site) -> None
 def test_bodies_are_bounded(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TrainBody(activation_data_path="x", **fields)
-
-
-def test_only_these_commands_are_started() -> None:
-    for command in ("store", "push", "jobs", "python", "train; rm"):
-        with pytest.raises(ValidationError):
-            JobBody.model_validate_json(json.dumps({"command": command, "experiment": "quickstart"}))

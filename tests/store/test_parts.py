@@ -27,7 +27,7 @@ from configs.quickstart import get_config
 from saejax.app.experiment import Experiment
 from saejax.app.experiment import experiment as from_config
 from saejax.app.stages import run_capture, run_evaluate, run_pipeline, run_report
-from saejax.app.store_tools import token_context
+from saejax.app.store_rows import token_context
 from saejax.app.sweep.run import run_sweep
 from saejax.app.workspace import Workspace
 from saejax.core.errors import BusyError, ConfigError, DataError

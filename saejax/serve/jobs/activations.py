@@ -12,8 +12,9 @@ from typing import Any
 from saejax.app.experiment import Experiment
 from saejax.coders import RECIPES, SPARSITIES, CoderConfig
 from saejax.core.errors import ConfigError, DataError, SaejaxError
-from saejax.serve.jobs.configured import Asked, base, changed
+from saejax.serve.jobs.configured import base, changed
 from saejax.serve.jobs.places import allowed_path
+from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.site import Site
 from saejax.store.files import StoreFiles
 from saejax.store.foreign import open_foreign
@@ -33,32 +34,6 @@ _FAST: Mapping[str, Any] = {
     "val_check_interval": 0.25,
 }
 _NEED_HELDOUT = ("early_stopping_patience", "val_check_interval")
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """The fields of a request; None where it does not say."""
-
-    layer_idx: int
-    activation_data_path: str
-    heldout_data_path: str = ""
-    hook_point: str = ""
-    latent_dim: int | None = None
-    batch_size: int | None = None
-    max_samples: int | None = None
-    max_epochs: float | None = None
-    learning_rate: float | None = None
-    early_stopping_patience: int | None = None
-    val_check_interval: float | None = None
-    accumulate_grad_batches: int | None = None
-    gradient_accumulation_steps: int | None = None
-    num_workers: int | None = None
-    preset: str = ""
-    sparsity: int | str | None = None
-    name: str = ""
-    run: str = ""
-    experiment: str = ""
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +58,7 @@ class Activations:
     imports: tuple[tuple[str, ...], ...] = ()
 
 
-def training(site: Site, asked: Training, fast: bool = False) -> tuple[Experiment, tuple[tuple[str, ...], ...]]:
+def training(site: Site, body: TrainBody, fast: bool = False) -> tuple[Experiment, tuple[tuple[str, ...], ...]]:
     """(the experiment, the words of the `saejax` commands that come before `saejax train`).
 
     Fields that the request leaves out have `train-fast`'s values where `fast`, as far as the activations allow.
@@ -92,8 +67,8 @@ def training(site: Site, asked: Training, fast: bool = False) -> tuple[Experimen
         ConfigError: fields that contradict each other or do not fit the activations; a path that may not be read.
         DataError: files that cannot be read, or a store that is not complete.
     """
-    x = activations(site, asked)
-    given = {key: value for key, value in dataclasses.asdict(asked).items() if value is not None}
+    x = activations(site, body)
+    given = {key: value for key, value in body.model_dump().items() if value is not None}
     usual = {**_STANDARD, **(_FAST if fast else {})}
     if not x.heldout:
         for key in _NEED_HELDOUT:
@@ -107,9 +82,9 @@ def training(site: Site, asked: Training, fast: bool = False) -> tuple[Experimen
         most = int(given.get("max_samples") or usual.get("max_samples") or x.rows)
         usual["batch_size"] = _batch(min(x.rows, most), usual)
     values = _values(usual | given, x, fast)
-    start = changed(_base(site, asked, x), {}, site.folders.allowed)
-    start = dataclasses.replace(start, stores_dir=x.stores_dir, name=asked.name or start.name)
-    return changed(start, values | dict(asked.config), site.folders.allowed), x.imports
+    start = changed(_base(site, body, x), {}, site.folders.allowed)
+    start = dataclasses.replace(start, stores_dir=x.stores_dir, name=body.name or start.name)
+    return changed(start, values | dict(body.config), site.folders.allowed), x.imports
 
 
 def _values(fields: Mapping[str, Any], x: Activations, fast: bool) -> dict[str, Any]:
@@ -174,11 +149,11 @@ def _batch(rows: int, usual: Mapping[str, Any]) -> int:
     return int(min(usual["batch_size"], 1 << max(1, (rows // 4).bit_length() - 1)))
 
 
-def _base(site: Site, asked: Training, x: Activations) -> Experiment:
+def _base(site: Site, body: TrainBody, x: Activations) -> Experiment:
     """Model and text of the store, and defaults for all else."""
-    plain = Experiment(runs_dir=str(site.folders.runs), name=asked.name or _name(site, x))
-    if asked.run or asked.experiment:
-        known = base(site, Asked(asked.experiment, asked.run))
+    plain = Experiment(runs_dir=str(site.folders.runs), name=body.name or _name(site, x))
+    if body.run or body.experiment:
+        known = base(site, ExperimentBody(experiment=body.experiment, run=body.run))
     elif x.captured:
         known = _captured_by(site, x)
     else:
@@ -195,7 +170,7 @@ def _captured_by(site: Site, x: Activations) -> Experiment:
     found = sorted(site.folders.runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[:_MOST_RUNS]:
         try:
-            e = base(site, Asked(run=path.parent.name))
+            e = base(site, ExperimentBody(run=path.parent.name))
         except SaejaxError:
             continue
         if e.store == x.store:
@@ -214,18 +189,18 @@ def _name(site: Site, x: Activations) -> str:
     return f"{x.store}-{number}"
 
 
-def activations(site: Site, asked: Training) -> Activations:
+def activations(site: Site, body: TrainBody) -> Activations:
     """What `activation_data_path` names.
 
     Raises:
         ConfigError, DataError: as `training`.
     """
-    split = _store(site, asked.activation_data_path)
+    split = _store(site, body.activation_data_path)
     if split is None:
-        return _files(site, asked)
-    if asked.heldout_data_path:
+        return _files(site, body)
+    if body.heldout_data_path:
         raise ConfigError(
-            f"{asked.activation_data_path} is a store, whose held-out activations are in its own split heldout; leave "
+            f"{body.activation_data_path} is a store, whose held-out activations are in its own split heldout; leave "
             "heldout_data_path away."
         )
     manifest = _complete(split)
@@ -233,7 +208,7 @@ def activations(site: Site, asked: Training) -> Activations:
         manifest.n_tokens,
         str(split.parents[1]),
         split.parent.name,
-        _hook_point(list(manifest.header.hook_points), asked),
+        _hook_point(list(manifest.header.hook_points), body),
         {"merged", "imported"}.isdisjoint(manifest.header.identity),
         (split.parent / "heldout" / "manifest.json").is_file(),
     )
@@ -266,27 +241,27 @@ def _complete(split: Path) -> Manifest:
     return manifest
 
 
-def _hook_point(there: list[str], asked: Training) -> str:
-    if asked.hook_point:
-        if asked.hook_point not in there:
-            raise ConfigError(f"hook_point is {asked.hook_point!r}; the store has {', '.join(there)}.")
-        return asked.hook_point
-    of_block = [name for name in there if f"blocks.{asked.layer_idx}." in f"{name}."]
+def _hook_point(there: list[str], body: TrainBody) -> str:
+    if body.hook_point:
+        if body.hook_point not in there:
+            raise ConfigError(f"hook_point is {body.hook_point!r}; the store has {', '.join(there)}.")
+        return body.hook_point
+    of_block = [name for name in there if f"blocks.{body.layer_idx}." in f"{name}."]
     if not of_block:
-        raise ConfigError(f"layer_idx is {asked.layer_idx}; the store has {', '.join(there)}. Or give hook_point.")
+        raise ConfigError(f"layer_idx is {body.layer_idx}; the store has {', '.join(there)}. Or give hook_point.")
     if len(of_block) > 1:
-        raise ConfigError(f"Block {asked.layer_idx} has {', '.join(of_block)} in the store; say which: hook_point.")
+        raise ConfigError(f"Block {body.layer_idx} has {', '.join(of_block)} in the store; say which: hook_point.")
     return of_block[0]
 
 
-def _files(site: Site, asked: Training) -> Activations:
+def _files(site: Site, body: TrainBody) -> Activations:
     """Files, which are imported into a store of their own first; the same ones once only."""
-    hook_point = asked.hook_point or f"blocks.{asked.layer_idx}.resid_post"
+    hook_point = body.hook_point or f"blocks.{body.layer_idx}.resid_post"
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}", hook_point):
         raise ConfigError(f"hook_point is {hook_point[:80]!r}; it must be a name such as blocks.6.resid_post.")
-    splits = {"train": asked.activation_data_path, "heldout": asked.heldout_data_path}
+    splits = {"train": body.activation_data_path, "heldout": body.heldout_data_path}
     files = {split: _listed(site, text) for split, text in splits.items() if text}
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(asked.activation_data_path.rstrip("/")).stem).strip("-") or "files"
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(body.activation_data_path.rstrip("/")).stem).strip("-") or "files"
     store = f"{stem[:80]}-{_fingerprint(files, hook_point)}"
     stores = site.folders.stores
     imports = tuple(

@@ -13,6 +13,7 @@ from saejax.core.config import nearest, to_config_dict, to_json
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.runs import Run, Sweep
 from saejax.serve.jobs.places import Allowed, with_allowed_places
+from saejax.serve.jobs.requests import ExperimentBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
 
@@ -20,24 +21,7 @@ from saejax.serve.site import Site
 OWN = ("runs_dir", "stores_dir")
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """What a request begins with, and what it changes.
-
-    Attributes:
-        experiment: a label of the site's experiments; or empty, and
-        run: the name of a run or sweep that is there.
-        preset: of the experiment.
-        config: {"train.lr": 3e-4, ...}.
-    """
-
-    experiment: str = ""
-    run: str = ""
-    preset: str = ""
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def asked_for(site: Site, asked: Asked) -> Experiment:
+def requested(site: Site, body: ExperimentBody) -> Experiment:
     """The experiment that a request means.
 
     Raises:
@@ -45,22 +29,22 @@ def asked_for(site: Site, asked: Asked) -> Experiment:
             not be read.
         Problem: 404: no such run.
     """
-    return changed(base(site, asked), asked.config, site.folders.allowed)
+    return changed(base(site, body), body.config, site.folders.allowed)
 
 
-def base(site: Site, asked: Asked) -> Experiment:
+def base(site: Site, body: ExperimentBody) -> Experiment:
     """What a request begins with, in the server's folders.
 
     Raises:
-        ConfigError, Problem: as `asked_for`.
+        ConfigError, Problem: as `requested`.
     """
-    if bool(asked.experiment) == bool(asked.run):
+    if bool(body.experiment) == bool(body.run):
         raise ConfigError("Give `experiment` or `run`: what to begin with, one of them.")
-    if asked.run:
-        if asked.preset:
+    if body.run:
+        if body.preset:
             raise ConfigError("A run has no presets; leave `preset` away.")
-        return _of_run(site, asked.run)
-    e = experiment(_settings(site.experiments, asked.experiment, asked.preset))
+        return _of_run(site, body.run)
+    e = experiment(_settings(site.experiments, body.experiment, body.preset))
     return dataclasses.replace(e, runs_dir=str(site.folders.runs), stores_dir=str(site.folders.stores))
 
 
@@ -70,7 +54,7 @@ def changed(e: Experiment, config: Mapping[str, Any], allowed: Allowed) -> Exper
     A run that gets another name keeps its store. Another preset takes along the values that were the old one's.
 
     Raises:
-        ConfigError: as `asked_for`.
+        ConfigError: as `requested`.
     """
     values = copy.deepcopy(to_json(e))
     if config.get("coder.preset", e.coder.preset) != e.coder.preset:

@@ -9,24 +9,16 @@ from saejax.app import experiments
 from saejax.app.experiments import presets
 from saejax.app.keys import sections
 from saejax.core.config import to_json
-from saejax.serve.jobs.configured import OWN, Asked, base, flat
+from saejax.serve.jobs.configured import OWN, base, flat
+from saejax.serve.jobs.requests import ExperimentBody
 from saejax.serve.site import Site
-
-COMMANDS = {
-    "pipeline": "The whole experiment: capture, train, evaluate, report. What is done is not done again.",
-    "capture": "Run text through the language model and store activations.",
-    "train": "Train on the stored activations, or go on with a training.",
-    "evaluate": "Evaluate the finished run on held-out text, and check the gates.",
-    "report": "Write the run's report, with a browser of its features.",
-    "sweep": "Train many coders together and compare them (settings of the section sweep).",
-}
 
 
 def settings(site: Site) -> dict[str, Any]:
     """What `GET /api/settings` answers: experiments, commands, and the sections with their keys in order."""
     return {
         "experiments": [_experiment(name, path) for name, path in site.experiments.items()],
-        "commands": [{"name": name, "text": text} for name, text in COMMANDS.items()],
+        "commands": [{"name": name, "text": text} for name, text in site.commands.items()],
         "sections": keys(),
     }
 
@@ -37,7 +29,7 @@ def values(site: Site, experiment: str = "", preset: str = "", run: str = "") ->
     Raises:
         ConfigError, Problem: there is no such experiment, preset or run.
     """
-    e = base(site, Asked(experiment, run, preset))
+    e = base(site, ExperimentBody(experiment=experiment, run=run, preset=preset))
     return {"name": run or experiment, "values": flat(e)}
 
 

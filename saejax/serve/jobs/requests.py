@@ -1,13 +1,9 @@
 """What the bodies of POST requests may hold. A field that is not named here is refused."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from saejax.serve.jobs.activations import Training
-from saejax.serve.jobs.configured import Asked
-
-Command = Literal["train", "pipeline", "capture", "evaluate", "report", "sweep"]
 _Name = Annotated[str, StringConstraints(max_length=1024)]
 _Key = Annotated[str, StringConstraints(max_length=200)]
 _Settings = Annotated[dict[_Key, Any], Field(max_length=500)]
@@ -17,26 +13,29 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class AskedBody(_Body):
-    """An experiment or a run to begin with, and keys to set: {"train.lr": 3e-4}."""
+class ExperimentBody(_Body):
+    """What to begin with, and keys to set.
+
+    Attributes:
+        experiment: a label of the site's experiments; or empty, and
+        run: the name of a run or sweep that is there.
+        preset: of the experiment.
+        config: {"train.lr": 3e-4, ...}.
+    """
 
     experiment: _Name = ""
     run: _Name = ""
     preset: _Name = ""
     config: _Settings = {}
 
-    @property
-    def asked(self) -> Asked:
-        return Asked(self.experiment, self.run, self.preset, self.config)
+
+class JobBody(ExperimentBody):
+    """A command of `saejax` that the page offers, and the experiment that it is run with."""
+
+    command: _Name
 
 
-class JobBody(AskedBody):
-    """What to run."""
-
-    command: Command
-
-
-class PlanBody(AskedBody):
+class PlanBody(ExperimentBody):
     """On which devices: a name of `saejax plan --device`, empty for this machine; and how many of them."""
 
     device: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,40}$")] = ""
@@ -78,7 +77,3 @@ class TrainBody(_Body):
     run: _Name = Field("", description="A run whose model and text the store is of; found where it can be.")
     experiment: _Name = Field("", description="The same, as an experiment.")
     config: _Settings = Field({}, description="Any other keys, which come last.")
-
-    @property
-    def training(self) -> Training:
-        return Training(**self.model_dump())

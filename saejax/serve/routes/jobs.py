@@ -5,11 +5,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, status
 
+from saejax.core.config import nearest
+from saejax.core.errors import ConfigError
 from saejax.jobs.job import ENDED
 from saejax.runs import Run, Sweep
 from saejax.serve.jobs import form
 from saejax.serve.jobs.activations import training
-from saejax.serve.jobs.configured import asked_for
+from saejax.serve.jobs.configured import requested
 from saejax.serve.jobs.plans import Plans
 from saejax.serve.jobs.queue import Queue, View
 from saejax.serve.jobs.requests import JobBody, PlanBody, StopBody, TrainBody
@@ -38,7 +40,7 @@ def router(site: Site, queue: Queue, plans: Plans) -> APIRouter:
 
     @routes.post("/plan", summary="Begin to predict memory, disk and time of an experiment.")
     def plan(body: PlanBody) -> dict[str, Any]:
-        return plans.ask(asked_for(site, body.asked), body.device, body.devices)
+        return plans.ask(requested(site, body), body.device, body.devices)
 
     @routes.get("/plan/{name}", summary="The prediction, once it is there.")
     def planned(name: str) -> dict[str, Any]:
@@ -46,16 +48,19 @@ def router(site: Site, queue: Queue, plans: Plans) -> APIRouter:
 
     @routes.post("/jobs", status_code=_CREATED, summary="Start a command; where others run, it waits for them.")
     def start(body: JobBody) -> View:
-        return queue.add(body.command, asked_for(site, body.asked))
+        if body.command not in site.commands:
+            name = body.command[:80]
+            raise ConfigError(f"The page starts no command {name!r}.{nearest(name, site.commands)}")
+        return queue.add(body.command, requested(site, body))
 
     @routes.post("/sae/train", status_code=_CREATED, summary="Train on activations: files or a store.")
     def train(body: TrainBody) -> View:
-        e, before = training(site, body.training)
+        e, before = training(site, body)
         return queue.add("train", e, before)
 
     @routes.post("/sae/train-fast", status_code=_CREATED, summary="The same with the values of a fast training.")
     def train_fast(body: TrainBody) -> View:
-        e, before = training(site, body.training, fast=True)
+        e, before = training(site, body, fast=True)
         return queue.add("train", e, before)
 
     @routes.get("/jobs", summary="The jobs, newest first.")

@@ -1,68 +1,16 @@
-"""The commands of `saejax store`: look at stores, check them, join them, and make them of others' activations."""
+"""A row of a store in words: its ids, its norms, and the text around it where the tokenizer is here."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from saejax.core.errors import ConfigError, DataError
-from saejax.core.progress import Progress
-from saejax.store import ImportConfig, StoreReader, describe, import_files, merge, verify
-from saejax.store.files import StoreFiles
-from saejax.store.reader import any_manifest
+from saejax.core.errors import DataError
+from saejax.store import StoreReader
 from saejax.text import Tokenizer
 
 _CONTEXT = 6
-
-
-def info(paths: Sequence[str]) -> int:
-    """Print what each store is."""
-    for path in paths:
-        print("\n".join(describe(path)))
-    return 0
-
-
-def verify_all(paths: Sequence[str]) -> int:
-    """Check every byte of each store and print every problem; 1 when a store is damaged or unfinished."""
-    bad = 0
-    for path in paths:
-        with Progress(f"verify {path}", _rows(path)) as bar:
-            problems = verify(path, bar.advance)
-        bad += bool(problems)
-        print(f"{path}: {f'{len(problems)} problems' if problems else 'good'}")
-        print("".join(f"  {problem}\n" for problem in problems), end="")
-    return 1 if bad else 0
-
-
-def merge_into(paths: Sequence[str], seed: int) -> int:
-    """Join the stores after the first path into a new store at the first path."""
-    out, *sources = paths
-    rows = merge(out, sources, seed=seed, progress=_bar("merge"))
-    print(f"{out}: {rows:,} rows of {len(sources)} stores")
-    return 0
-
-
-def import_into(paths: Sequence[str], config: ImportConfig) -> int:
-    """Write the activations in the files after the first path into a new store at the first path."""
-    out, *files = paths
-    rows, dropped = import_files(out, files, config, _bar("import"))
-    print(f"{out}: {rows:,} rows of {len(files)} files, {dropped:,} dropped because they were not finite")
-    return 0
-
-
-def sample(paths: Sequence[str], rows: int, seed: int, hook_point: str, tokenizer: str) -> int:
-    """Print random rows: ids, norms, and the token in its text where the tokenizer can be found."""
-    if seed < 0:
-        raise ConfigError(f"--seed={seed}; of sample it must be 0 or more.")
-    for path in paths:
-        reader = StoreReader.open(path, [hook_point] if hook_point else None)
-        known, why = find_tokenizer(reader.identity, tokenizer)
-        print(f"{path}: {min(rows, reader.n_tokens)} of {reader.n_tokens:,} rows" + (f"; {why}" if why else ""))
-        chosen = np.random.default_rng(seed).choice(reader.n_tokens, min(rows, reader.n_tokens), replace=False)
-        for row in map(int, chosen):
-            print(f"  {sampled_row(reader, row, known)}")
-    return 0
 
 
 def sampled_row(reader: StoreReader, row: int, tokenizer: Tokenizer | None) -> str:
@@ -73,7 +21,7 @@ def sampled_row(reader: StoreReader, row: int, tokenizer: Tokenizer | None) -> s
     line = f"row {row}: {ids}, norm {', '.join(norms)}"
     if tokenizer is None:
         return line
-    before, own, after = (_decode(tokenizer, ids) for ids in token_context(reader, row, _CONTEXT))
+    before, own, after = (_as_literal(tokenizer, ids) for ids in token_context(reader, row, _CONTEXT))
     return f"{line}, text {before} [{own}] {after}"
 
 
@@ -118,7 +66,7 @@ def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Token
     """
     lm = identity.get("lm", {})
     model = lm.get("model", "")
-    place = folder or (str(_embedded_folder(model)) if model in _EMBEDDED else model)
+    place = folder or (str(Path(__file__).parents[1] / "lm" / model) if model in _EMBEDDED else model)
     if not place:
         return None, "ids only: the store does not say of which model it is; --tokenizer=FOLDER names a tokenizer"
     try:
@@ -136,23 +84,7 @@ def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Token
 _EMBEDDED = ("demo", "recall")
 
 
-def _embedded_folder(model: str) -> Path:
-    return Path(__file__).parents[1] / "lm" / model
-
-
-def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
+def _as_literal(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text as a Python literal, because it may hold line breaks and control characters; -1 and such are unknown."""
     known = all(0 <= i <= tokenizer.largest_id for i in ids)
     return repr(tokenizer.decode_inside(ids)) if known else f"(unknown ids {ids})"
-
-
-def _rows(path: str) -> int:
-    """Rows for a progress bar; 0 for a store whose manifest cannot be read: `verify` says what is wrong with it."""
-    try:
-        return any_manifest(StoreFiles(path)).n_tokens
-    except DataError:
-        return 0
-
-
-def _bar(stage: str) -> Callable[[int, int], Callable[[int], object]]:
-    return lambda total, done: Progress(stage, total, done).advance
