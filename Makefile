@@ -65,12 +65,12 @@ check: $(TEST_STAMP)  ## lint, and the tests but for the slow files: two minutes
 test: $(TEST_STAMP)  ## run the tests: ten minutes; ARGS=--record-durations notes which file takes how long
 	@$(TIMED) $(PYTEST) $(ARGS)$(TOOK)
 
-ci: $(TEST_STAMP)  ## the tests of what surrounds the package: benchmarks, Makefile, wheel (those of the docs: make docs)
+ci: $(TEST_STAMP)  ## the tests that .ci/run adds: further kills and meshes, benchmarks, Makefile, wheel
 	$(PYTEST) -m ci --ignore=tests/house/test_docs.py $(ARGS)
 
 soak: $(TEST_STAMP)  ## run the long tests, then all others once more, compiled as users compile them
 	$(BIN)/python -m pytest -m soak $(ARGS)
-	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3" $(PYTEST) $(ARGS)
+	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3" $(PYTEST) -m "not soak" $(ARGS)
 
 faults: $(TEST_STAMP)  ## try every fault a capture survives and write benchmarks/faults.md (minutes)
 	$(BIN)/python -m benchmarks.faults $(ARGS)

@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tiny import train_alone
-from tiny.covering import rest_in_soak
+from tiny.covering import rest_in
 
 from saejax.checkpoints import Checkpoints
 from saejax.coders import RECIPES, TOPOLOGIES, Coder, CoderConfig, build
@@ -291,7 +291,7 @@ def test_every_key_has_values_at_its_bounds() -> None:
     assert taken == [0.0, 1e-300, 1e-6, 0.25, 1 - 1e-6]
 
 
-@pytest.mark.parametrize("number", rest_in_soak(range(2), [0]))
+@pytest.mark.parametrize("number", rest_in("ci", range(2), [0]))
 def test_a_random_configuration_trains_the_same_whatever_interrupts(number: int) -> None:
     """A part of the test below, always the same."""
     check(next(itertools.islice(deal(0, ("coder", "train"), 35), number, None)), seed=number)

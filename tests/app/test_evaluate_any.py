@@ -313,7 +313,7 @@ def test_a_page_of_a_folder_without_run_and_evaluation_is_refused(tmp_path: Path
         render(tmp_path)
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_the_command_in_a_process_of_its_own(runs: Path, tmp_path: Path) -> None:
     """A user with a dictionary and no run: model and text of a shipped experiment, in a folder that holds nothing."""
     command = [sys.executable, "-m", "saejax", "evaluate", "--config=quickstart:tiny", f"--sae={runs / 'saved'}"]

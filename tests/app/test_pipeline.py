@@ -139,8 +139,12 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 
 @pytest.mark.parametrize(
     "moments",
-    [("a checkpoint is being written",), pytest.param(MOMENTS, marks=pytest.mark.soak)],
-    ids=["one", "all"],
+    [
+        ("a checkpoint is being written",),
+        pytest.param(("the first shard is committed", "a checkpoint is being written"), marks=pytest.mark.ci),
+        pytest.param(MOMENTS, marks=pytest.mark.soak),
+    ],
+    ids=["one", "two", "all"],
 )
 def test_kill_9_at_any_stage_and_the_same_command_finishes_with_the_same_result(
     undisturbed: tuple[Path, str], tmp_path: Path, moments: Iterable[str]
@@ -202,10 +206,12 @@ def test_sigterm_ends_training_soon_with_its_own_code_and_everything_saved(
         assert checkpoints.latest() == int(stopped[1].replace(",", ""))
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGUSR1, 75, "SIGUSR1")],
+    [
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.soak),
+        pytest.param(signal.SIGUSR1, 75, "SIGUSR1", marks=pytest.mark.ci),
+    ],
 )
 def test_a_signal_during_capture_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int, said: str

@@ -105,7 +105,7 @@ def test_who_loads_it_as_something_else_is_told(trained: tuple[Experiment, Any],
         load_prefix(trained[0].run_dir, step=5)
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_stopped_amid_it_goes_on_to_the_same_bits(
     trained: tuple[Experiment, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

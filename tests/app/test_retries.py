@@ -77,7 +77,7 @@ def test_the_page_and_the_escalation_say_what_was_tried(done: Path) -> None:
     assert (run / "escalation.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_stop_at_any_stage_continues_to_the_same(copy: Path, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = copy / "runs" / "tiny"
     for name in ("attempts.json", "attempt-1", "escalation.md"):

@@ -229,7 +229,7 @@ def test_document_ids_beyond_int32_are_refused(tmp_path):
         merge(tmp_path / "m", [tmp_path / "a", tmp_path / "b"])
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_merge_killed_ten_times_leaves_the_same_bytes(tmp_path):
     sources = [write(tmp_path / "a", 5000), write(tmp_path / "b", 4000, first=10000, text="b")]
     merge(tmp_path / "whole", sources)

@@ -471,7 +471,7 @@ def test_a_stopped_sweep_continues_bitwise(done: Done, tmp_path: Path, capsys: p
     assert [ended[name]["status"] for name in BAD] == [done.rows[name]["status"] for name in BAD]
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_programs_one_by_one_are_the_sweep(done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each as a job of its own, one of them stopped and continued; then the table, which trains nothing any more."""
     e = dataclasses.replace(done.experiment, runs_dir=str(tmp_path))

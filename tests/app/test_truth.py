@@ -55,7 +55,7 @@ def test_it_trains_and_scores(trained: Experiment, capsys: pytest.CaptureFixture
     assert json.loads((trained.run_dir / "truth.json").read_text()) == content
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_stopped_amid_it_goes_on_to_the_same_bits(
     trained: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,7 +300,7 @@ def killed(tmp_path: Path, kills: int, steps: int) -> None:
     assert same(saejax.train(activations(), "topk", init_from=source, run=run, **how), whole)
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_killed_run_continues_to_the_same_bits_without_its_source(in_memory: Path) -> None:
     killed(in_memory, kills=1, steps=80)
 

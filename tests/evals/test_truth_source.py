@@ -78,7 +78,7 @@ print(json.dumps([hashlib.sha256(np.ascontiguousarray(v).tobytes()).hexdigest() 
 """
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_another_process_draws_the_same_bits() -> None:
     found = subprocess.run(
         [sys.executable, "-c", CODE], env=one_device(), cwd=ROOT, capture_output=True, text=True, check=True

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny.covering import rest_in_soak
+from tiny.covering import rest_in
 
 from saejax.kernels import listed, pairs
 from saejax.kernels.selection import largest_listed, largest_of_rows
@@ -167,7 +167,7 @@ def test_the_quick_way_finds_what_a_stable_sort_finds(k: int) -> None:
 
 @pytest.mark.parametrize(
     ("n_groups", "shape"),
-    rest_in_soak(itertools.product((1, 3), MESHES), [(1, (1, 1)), (3, (8, 1)), (3, (4, 2)), (1, (1, 8))]),
+    rest_in("ci", itertools.product((1, 3), MESHES), [(1, (1, 1)), (3, (8, 1)), (3, (4, 2)), (1, (1, 8))]),
 )
 def test_listed_products_and_gradients_are_the_dense_ones(n_groups: int, shape: tuple[int, int]) -> None:
     """decode, kept pre-activations and biases of a selection, against the same with dense latents in float64."""

@@ -102,7 +102,7 @@ def _products(a: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 @pytest.mark.usefixtures("by_blocks")
-@pytest.mark.parametrize("shape", [pytest.param(s, marks=[] if min(s) > 1 else pytest.mark.soak) for s in MESHES])
+@pytest.mark.parametrize("shape", [pytest.param(s, marks=[] if min(s) > 1 else pytest.mark.ci) for s in MESHES])
 def test_products_and_their_gradients_are_those_of_one_device(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
     shapes = {"v": (B, K), "W_FD": (F, D), "pre": (B, F), "W_DF": (D, F), "b": (F,), "x": (B, D)}

@@ -212,7 +212,7 @@ def test_a_store_of_two_models_belongs_to_both(store: Path) -> None:
     assert store_identity(pair().first, source([]), TEXT, "train")["lm"] == {"model": "tiny"}
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_stopped_capture_of_two_models_continues_to_the_same_store(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import optax
 import pytest
-from tiny.covering import rest_in_soak
+from tiny.covering import rest_in
 
 from benchmarks.collectives import collectives
 from benchmarks.equality import ALONE, LAYERS, LIMIT, B, D, F, K, Place, a_coder, difference, program, same_l0, trained
@@ -41,7 +41,7 @@ PAIRS = (
 # In the table of benchmarks/equality.py all have.
 BY_BLOCKS = ("autoencoder/topk", "clt/batchtopk")
 
-# Under pmap one coder here, and test_pmap.py. In the soak with the others: what selects as another does.
+# Under pmap one coder here, and test_pmap.py. With the others only in .ci/run: what selects as another does.
 LIKE_ANOTHER = ("autoencoder/abs_topk", "autoencoder/matryoshka")
 LONG = [(name, place) for name, place in PAIRS if place.mode == "pmap" and name != "autoencoder/topk"]
 LONG += [(name, place) for name, place in PAIRS if name in LIKE_ANOTHER]
@@ -49,7 +49,7 @@ LONG += [(name, place) for name, place in PAIRS if name in LIKE_ANOTHER]
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    rest_in_soak(PAIRS, [pair for pair in PAIRS if pair not in LONG]),
+    rest_in("ci", PAIRS, [pair for pair in PAIRS if pair not in LONG]),
     ids=str,
 )
 def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:
@@ -61,7 +61,7 @@ def test_twenty_steps_are_those_of_one_device(name: str, place: Place) -> None:
         assert one == pytest.approx(other, rel=LIMIT, abs=LIMIT)
 
 
-@pytest.mark.parametrize("name", rest_in_soak(dict(PAIRS), [name for name in dict(PAIRS) if name not in LIKE_ANOTHER]))
+@pytest.mark.parametrize("name", rest_in("ci", dict(PAIRS), [name for name in dict(PAIRS) if name not in LIKE_ANOTHER]))
 def test_the_comparison_has_something_to_compare(name: str) -> None:
     """Latents die and AuxK takes part, the loss falls, every parameter moves; otherwise equality would mean little."""
     run = trained(name, ALONE, name in BY_BLOCKS)
@@ -115,7 +115,7 @@ def selecting(name: str, place: Place) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), rest_in_soak(SENDING, [pair for pair in SENDING if pair not in LONG]), ids=str
+    ("name", "place"), rest_in("ci", SENDING, [pair for pair in SENDING if pair not in LONG]), ids=str
 )
 def test_a_step_sends_little_more_than_it_must(name: str, place: Place) -> None:
     """Nothing as large as the pre-activations, no sort but of kept pairs, no rows in a loop; and bytes, of every step.

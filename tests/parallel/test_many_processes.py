@@ -189,7 +189,7 @@ def until_under_way(run: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_signal_to_one_stops_both_at_the_same_step(folder: Path) -> None:
     two = start_two(folder / "stopped", folder, **LONG)
     until_under_way(folder / "stopped")

@@ -129,7 +129,7 @@ def test_threads_and_processes_write_whole_lines(tmp_path: Path) -> None:
     assert set(range(60)) <= set(found) and all(f"label {n}" == note["label"] for n, note in found.items())
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_every_answered_note_is_there_after_kill_9(tmp_path: Path) -> None:
     rng, saved = random.Random(7), set()
     for round_ in range(6):

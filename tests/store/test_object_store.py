@@ -122,7 +122,7 @@ def test_lost_answers_are_harmless(server, plain):
     assert server.contents("stores/lost") == plain
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_writer_that_is_killed_is_continued_at_once_and_leaves_the_same_bytes(server, plain):
     """kill -9 while the second shard is on its way: the lease it leaves is known to be of a process that ended."""
     seen = threading.Event()

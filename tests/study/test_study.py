@@ -91,7 +91,7 @@ class Killed(BaseException):
     """Nothing catches it."""
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_study_killed_while_it_writes_ends_with_the_same_bytes(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

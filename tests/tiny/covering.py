@@ -23,12 +23,12 @@ def covering(*choices: Sequence[Any], possible: Callable[..., bool] = lambda *ro
     return chosen
 
 
-def rest_in_soak(rows: Iterable[Any], few: Iterable[Any]) -> list[Any]:
-    """Values for `pytest.mark.parametrize`: all rows, of which `make test` runs `few`."""
+def rest_in(mark: str, rows: Iterable[Any], few: Iterable[Any]) -> list[Any]:
+    """Values for `pytest.mark.parametrize`: all rows, of which `make test` runs `few`; the others have the mark."""
     rows, few = list(rows), list(few)
     if absent := [row for row in few if row not in rows]:
         raise ValueError(f"not among the rows: {absent}")
+    marks = getattr(pytest.mark, mark)
     return [
-        row if row in few else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.soak)
-        for row in rows
+        row if row in few else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=marks) for row in rows
     ]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny.covering import rest_in_soak
+from tiny.covering import rest_in
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Sites, build
 from saejax.core.errors import ConfigError
@@ -247,7 +247,8 @@ GROWN = list(itertools.product(("crosscoder", "clt"), SPARSITIES))
 
 
 @pytest.mark.parametrize(
-    ("topology", "sparsity"), rest_in_soak(GROWN, zip(itertools.cycle(("crosscoder", "clt")), SPARSITIES, strict=False))
+    ("topology", "sparsity"),
+    rest_in("ci", GROWN, zip(itertools.cycle(("crosscoder", "clt")), SPARSITIES, strict=False)),
 )
 def test_new_latents_leave_the_old_ones_alone(topology: str, sparsity: str) -> None:
     sae = source(topology, sparsity)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny.covering import rest_in_soak
+from tiny.covering import rest_in
 
 from saejax.coders import Coder, CoderConfig, Sites, build
 from saejax.kernels import segments
@@ -61,7 +61,7 @@ def programs(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return request.param, traced
 
 
-@pytest.mark.parametrize("platform", rest_in_soak(("cuda", "rocm", "tpu"), ["tpu"]))  # cuda: below, of every family
+@pytest.mark.parametrize("platform", rest_in("ci", ("cuda", "rocm", "tpu"), ["tpu"]))  # cuda: below, of every family
 def test_step_and_forward_pass_are_lowered(programs: Any, platform: str) -> None:
     _, traced = programs
     for program in traced.values():

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny.covering import rest_in
 
 from saejax.coders import TOPOLOGIES, Coder, CoderConfig, build
 
@@ -195,13 +196,11 @@ def _result(preset: str, steps: int = 400, **changes: Any) -> tuple[float, float
     return before, *_found(coder, p, truths(p), latents, codes)
 
 
-# Each way to select, each way through a topology; the others in the soak.
+# Each way to select, each way through a topology; the others in .ci/run.
 QUICK = ("standard", "gated", "topk", "batchtopk", "jumprelu", "crosscoder", "clt")
 
 
-@pytest.mark.parametrize(
-    "preset", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in TABLE]
-)
+@pytest.mark.parametrize("preset", rest_in("ci", TABLE, QUICK))
 def test_a_planted_dictionary_is_found(preset: str) -> None:
     """Decoder rows are the directions written, and the latents fire as the features do: the encoder reads them."""
     before, after, correlation = _result(preset, **TABLE[preset])

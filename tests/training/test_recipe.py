@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from tiny import D_IN
+from tiny.covering import rest_in
 from tiny.trainings import CODERS, CONFIG, assert_same, final, run
 
 from saejax.coders import RECIPES, TOPOLOGIES, Coder, CoderConfig, Sites, build
@@ -32,13 +33,8 @@ SHORT = dataclasses.replace(CONFIG, tokens=16 * 128, checkpoint_every=50, valida
 # --- optimizers --------------------------------------------------------------------------------------------
 
 
-# Those whose state is of another shape than Adam's; the others in the soak.
-OWN_STATE = ("schedule_free",)
-
-
-@pytest.mark.parametrize(
-    "optimizer", [name if name in OWN_STATE else pytest.param(name, marks=pytest.mark.soak) for name in OPTIMIZERS]
-)
+# The one whose state is least like Adam's; the others in .ci/run.
+@pytest.mark.parametrize("optimizer", rest_in("ci", OPTIMIZERS, ["schedule_free"]))
 def test_every_optimizer_learns_and_continues_bitwise(store: Path, tmp_path: Path, optimizer: str) -> None:
     schedule = "constant" if optimizer == "schedule_free" else "cosine"
     config = dataclasses.replace(SHORT, optimizer=optimizer, schedule=schedule, warmup_fraction=0.0)
@@ -150,7 +146,7 @@ def test_the_average_equals_numpy() -> None:
 # --- early stopping, validation, sample limit --------------------------------------------------------------
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_early_stopping_stops_at_the_same_step_whatever_interrupts(store: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(SHORT, tokens=60 * 128, early_stop_patience=2)
 

@@ -295,7 +295,7 @@ def test_dead_latents_fire_again_on_planted_data(store: Path) -> None:
     assert silent[0].all() and silent[1].sum() <= 2
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_resampled_run_continues_bitwise(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between two resamplings; the last one is at the last step."""
     wide = CoderConfig("topk", d_sae=512, k=1, auxk_coefficient=0.0, matmul_dtype="float32")

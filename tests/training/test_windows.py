@@ -43,7 +43,7 @@ def _experiment(folder: Path, name: str, **train: Any) -> Experiment:
     return dataclasses.replace(e, coder=coder)
 
 
-@pytest.mark.soak
+@pytest.mark.ci
 def test_a_run_that_was_stopped_comes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
