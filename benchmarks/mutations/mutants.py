@@ -156,7 +156,7 @@ MUTANTS = [
     ),
     *_of(
         "trained",
-        "trained/test_trained_coder",
+        "trained/test_trained_coder interop/test_formats interop/test_dictionary_learning interop/test_openai",
         ('(params["b_mag"] + scale_F * shift_F)', '(params["b_mag"] - scale_F * shift_F)'),
         ("statistics.mean_norm / np.sqrt(len(statistics.mean))", "statistics.mean_norm / len(statistics.mean)"),
     ),
