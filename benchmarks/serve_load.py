@@ -31,7 +31,7 @@ from absl import app, flags
 from saejax.core.metrics import last_rows
 from saejax.report.feature_table import write_features
 from saejax.runs import Run
-from saejax.serve.described import whole_rows
+from saejax.serve.descriptions import whole_rows
 from saejax.store import StoreLayout, StoreWriter
 
 _OUTPUT = flags.DEFINE_string("output", "", "Write the table to this file; else print it.")

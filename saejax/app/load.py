@@ -90,7 +90,7 @@ def from_items(config: CoderConfig, steps: int, items: dict[str, Any], meta: dic
 
 
 def _origin(run: Run, step: int, tokens: int) -> Origin:
-    """What provenance.json and environment.json of a run say."""
+    """The origin that provenance.json and environment.json of a run say."""
     made_from = read_provenance(run)
     lm, text = made_from.get("lm", {}), made_from.get("text", {})
     packages = read_object(run.environment).get("packages") if run.environment.is_file() else None

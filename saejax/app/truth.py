@@ -47,7 +47,7 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     """
     if words is not None:
         return _score_all(e, plant(e.truth), words)
-    _refuse(e)
+    _refuse_settings(e)
     planted = plant(e.truth)
     materials = PlantedMaterials(e, planted)
     with joined(e.parallel) as process:
@@ -61,7 +61,7 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _refuse(e: Experiment) -> None:
+def _refuse_settings(e: Experiment) -> None:
     """Raise ConfigError for what cannot be trained on planted activations, or would do nothing."""
     refuse_unused(e, _LACKS)
     for key in ("hook_point", "reads", "writes"):

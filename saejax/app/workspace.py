@@ -135,13 +135,13 @@ class Workspace:
 
     @property
     def names(self) -> Named:
-        """What knows the hook points and their widths: the model, or without one the store."""
+        """The model, which knows the hook points and their widths; without one the store."""
         if self.named is not None:
             return self.named
         return self.lm if self.experiment.lm.model else StoreHookPoints(self._header("train"))
 
     def origin(self, split: str) -> Header | None:
-        """What the store of a split is, where a merge or an import made it; None where it is to be captured."""
+        """The header of a split's store, where a merge or an import made it; None where it is to be captured."""
         if split == "train" and self.experiment.capture.into == "training":
             return None  # no store is read, whatever lies there
         manifest = read_manifest(StoreFiles(self.experiment.store_dir(split)))
@@ -195,7 +195,7 @@ class Workspace:
         check_widths(f"The store {e.store_dir(split)}", widths, other, self.names.hook_points())
 
     def made_from(self) -> Provenance:
-        """What the experiment's run is made from if it is trained now, and what is known of that from before.
+        """The provenance of the experiment's run, if it is trained now.
 
         Raises:
             DataError: it was made from something else before.
@@ -303,7 +303,7 @@ def verify_stores(e: Experiment, more: Provenance | None = None) -> Provenance:
 
 
 def stores_provenance(e: Experiment) -> Provenance:
-    """What the stores of an experiment say, those that are there and complete.
+    """The part of a provenance that the stores of an experiment say, those that are there and complete.
 
     Raises:
         DataError: a damaged manifest.

@@ -1,4 +1,4 @@
-"""What an evaluation says beside its metrics, checked before the page draws it: intervals, breakdowns, gates."""
+"""eval.json as the page draws it, and the result of its gates in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

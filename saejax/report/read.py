@@ -89,7 +89,7 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
         attempts=run.read_attempts() if Run.attempts in raw else None,
         sources=(
             *((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
-            *([_source(run.features)] if table is not None else []),
+            *([_size_and_digest(run.features)] if table is not None else []),
         ),
     )
 
@@ -127,7 +127,7 @@ def _limit(name: str) -> int:
     return LARGEST_METRICS if name == Run.metrics else LARGEST_JSON
 
 
-def _source(path: Path) -> tuple[str, int, str]:
+def _size_and_digest(path: Path) -> tuple[str, int, str]:
     """As of `RunFiles.sources`, without the file in memory."""
     with path.open("rb") as handle:
         return path.name, path.stat().st_size, hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What is on disk already: an artifact counts as done where it was made from what it would be made from now.
+"""Artifacts on disk: one counts as done where it was made from what it would be made from now.
 
 An artifact is JSON that holds, beside its figures, what they were made from: digests of content and settings, by name.
 What its file or its inputs are called decides nothing: another folder of data may have the same name.

@@ -1,4 +1,4 @@
-"""What a run was made from: its provenance.json. Whoever reads the run later compares.
+"""provenance.json: the stores, the model and the text that a run was made from, which whoever reads it compares.
 
     train, heldout   the stores: where each was found, its rows, its fingerprint; only the last may never change
     lm, text         the identities of model and text, as a captured store has them
@@ -36,13 +36,13 @@ def read_provenance(run: Run) -> Provenance:
 
 
 def verify_provenance(run: Run, now: Provenance, assumed: Callable[[], Provenance] = dict) -> Provenance:
-    """What a run was made from, with what `now` adds to it; without a record it counts as made from `assumed()`.
+    """The record of a run with what `now` adds to it; without a record it counts as made from `assumed()`.
 
     Raises:
         DataError: the run was made from something else; each difference is listed.
     """
     known = read_provenance(run) or assumed()
-    if changed := [line for key, of in now.items() if of for line in _differences(key, known.get(key, {}), of)]:
+    if changed := [line for key, of in now.items() if of for line in _changes(key, known.get(key, {}), of)]:
         raise DataError(
             f"{run.path} was made from something else:\n  " + "\n  ".join(changed) + "\n"
             "Restore what it was made from (a store may lie elsewhere, its content counts), or choose another "
@@ -62,7 +62,7 @@ def record_provenance(run: Run, content: Provenance, tell: Callable[[str], None]
         write_json(run.provenance, content)
 
 
-def _differences(key: str, known: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _changes(key: str, known: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if key not in STORES:
         both = [name for name in known if name in now]  # an import may know the model's name and nothing else of it
         return differences({name: known[name] for name in both}, {name: now[name] for name in both}, key)

@@ -15,7 +15,7 @@ class Reading:
         self.errors: list[str] = []
 
     def of(self, read: Callable[[], T], otherwise: T) -> T:
-        """What `read` returns, or `otherwise` where a file is damaged or may not be read."""
+        """The result of `read`, or `otherwise` where a file is damaged or may not be read."""
         try:
             return read()
         except (SaejaxError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Which folders the server may look into, and nothing else: every name from a request becomes a path here."""
+"""The folders that the server may look into, and nothing else: every name from a request becomes a path here."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ _LONGEST = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Folders:
-    """What was given on the command line, links resolved.
+    """The folders of the command line, links resolved.
 
     Attributes:
         runs, stores: the folders of all runs and of all stores.
@@ -38,7 +38,7 @@ class Folders:
 
     @property
     def own(self) -> Path:
-        """Where the server keeps what is nobody else's."""
+        """The folder of what is nobody else's."""
         return self.runs / OWN
 
     def run(self, name: str) -> Path:
@@ -66,7 +66,8 @@ class Folders:
         if not name.startswith(FOREIGN):
             return self.run(name)
         if name[1:] not in self.dictionaries:
-            raise Problem(404, f"There is no dictionary {name!r}; the server was given {_listed(self.dictionaries)}.")
+            known = ", ".join(FOREIGN + label for label in self.dictionaries) or "none (--dictionaries)"
+            raise Problem(404, f"There is no dictionary {name!r}; the server was given {known}.")
         return self.dictionaries[name[1:]]
 
     def allowed(self, path: str) -> Path:
@@ -109,7 +110,3 @@ def _real(path: Path) -> Path:
         return Path(os.path.realpath(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)[:80]!r} is no path ({error}).") from None
-
-
-def _listed(names: Mapping[str, Path]) -> str:
-    return ", ".join(FOREIGN + name for name in names) or "none (--dictionaries)"

@@ -1,4 +1,4 @@
-"""What happens, as it happens: rows of metrics, states, logs of jobs, for any number of readers.
+"""Messages of what happens, as it happens: rows of metrics, states, logs of jobs, for any number of readers.
 
 One task looks at each thing that is watched, four times a second, however many watch it. Each reader has a place of its
 own and reads what is behind it from the file: nothing is queued, so a slow reader costs neither memory nor the training
@@ -141,7 +141,7 @@ class Live:
 
 
 class _Looks:
-    """What one task looks at."""
+    """The things that one task looks at."""
 
     def __init__(self, look: Callable[[], Hashable], state_of: Callable[[], str] | None = None):
         self._look, self._state_of = look, state_of
@@ -180,5 +180,5 @@ class _Watched:
 
 
 def _news(view: View) -> tuple[Any, ...]:
-    """What of a job is worth a message; its seconds and its log have others."""
+    """The part of a job that is worth a message; its seconds and its log have others."""
     return view.state, view.code, view.started, view.ended, view.pid, view.run

@@ -55,7 +55,7 @@ class Runs:
         signature = (sweep, *files)
         before = self._kept.get(name)
         if before is None or before[0] != signature:
-            before = self._kept[name] = (signature, _described(run, name, sweep))
+            before = self._kept[name] = (signature, _run_row(run, name, sweep))
         row, reading = before[1], Reading()
         of = Sweep(self.root / sweep) if sweep else None
         # Where nobody can be asked who holds the lease, nobody does.
@@ -110,8 +110,8 @@ def _folders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names) if name not in RESERVED]
 
 
-def _described(run: Run, name: str, sweep: str | None) -> dict[str, Any]:
-    """What the files of a run say, without its state."""
+def _run_row(run: Run, name: str, sweep: str | None) -> dict[str, Any]:
+    """The row of a run, without its state."""
     reading = Reading()
     config = reading.of(lambda: _of_config(run), dict.fromkeys(_OF_CONFIG))
     no_rows: dict[str, float | None] = {}
@@ -156,7 +156,7 @@ _OF_CONFIG = ("preset", "model", "hook_point", "d_sae", "k", "steps", "tokens_to
 
 
 def _of_config(run: Run) -> dict[str, Any]:
-    """What config.json says of the run.
+    """The figures that config.json holds.
 
     Raises:
         DataError, OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""What every part of the server is given."""
+"""The folders and experiments that every part of the server knows."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from saejax.serve.folders import Folders
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What one server shows and may do.
+    """The limits of one server.
 
     Attributes:
         folders: the only ones that it looks into.

@@ -30,25 +30,24 @@ class Stores:
     def row(self, name: str) -> dict[str, Any]:
         """One store: its splits, with rows, hook points and what is left to capture."""
         splits = {s: self._split(self.root / name / s) for s in SPLITS if _is_store(self.root / name / s)}
-        found = list(splits.values())
         return {
             "name": name,
             "splits": splits,
-            "bytes": sum(one["bytes"] or 0 for one in found),
-            "updated": max((one["updated"] for one in found), default=0),
+            "bytes": sum(one["bytes"] or 0 for one in splits.values()),
+            "updated": max((one["updated"] for one in splits.values()), default=0),
         }
 
     def lines(self, name: str) -> list[str]:
-        """What `saejax store info` says of its splits."""
-        found = [self.root / name / split for split in SPLITS if _is_store(self.root / name / split)]
-        return [line for path in found for line in describe(path)]
+        """The lines of `saejax store info` about its splits."""
+        splits = [self.root / name / split for split in SPLITS if _is_store(self.root / name / split)]
+        return [line for path in splits for line in describe(path)]
 
     def _split(self, path: Path) -> dict[str, Any]:
         commits = path / "commits"
         stamps = tuple(one.stat().st_mtime_ns for one in (path / MANIFEST, commits) if one.exists())
         before = self._kept.get(path)
         if before is None or before[0] != stamps:
-            before = self._kept[path] = (stamps, _described(path) | {"updated": max(stamps, default=0) / 1e9})
+            before = self._kept[path] = (stamps, _split_row(path) | {"updated": max(stamps, default=0) / 1e9})
         row = before[1]
         if row["complete"]:
             return row | {"state": "complete"}
@@ -58,7 +57,7 @@ class Stores:
             return row | {"state": "stopped", "error": row["error"] or str(error)}
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _split_row(path: Path) -> dict[str, Any]:
     files = StoreFiles(str(path))
     try:
         manifest = any_manifest(files)

@@ -20,7 +20,7 @@ from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError
 from saejax.core.lease import LOCK, lease
 from saejax.core.metrics import JsonlWriter, last_rows, read_metrics
-from saejax.serve.described import Descriptions, pages, whole_rows
+from saejax.serve.descriptions import Descriptions, pages, whole_rows
 from saejax.serve.folders import Folders
 from saejax.serve.problems import Problem
 from saejax.serve.runs import Runs
@@ -248,7 +248,7 @@ def test_curves_and_the_offset_to_follow_from_belong_together(tmp_path: Path, mo
     descriptions = Descriptions()
     seen = []
     for step in range(12, 40, 2):
-        monkeypatch.setattr("saejax.serve.described._PAUSE", 0 if step % 6 == 0 else 1e9)
+        monkeypatch.setattr("saejax.serve.descriptions._PAUSE", 0 if step % 6 == 0 else 1e9)
         with (run / "metrics.jsonl").open("a") as rows:
             rows.write(json.dumps({"step": step, "train/fve": 0.5}) + "\n" + '{"step": ')
         found = descriptions.of(run)

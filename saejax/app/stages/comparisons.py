@@ -30,7 +30,7 @@ def comparisons(
     for row in rows:
         if "error" not in row:
             by_sites.setdefault((tuple(row["reads"]), tuple(row["writes"])), []).append(row)
-    apart = [line for group in by_sites.values() for line in _differences(folder, group)]
+    apart = [line for group in by_sites.values() for line in _paired_differences(folder, group)]
     alike = [line for group in by_sites.values() for line in _alike(group, saes)]
     sections = []
     if apart:
@@ -54,7 +54,7 @@ def comparisons(
     return sections
 
 
-def _differences(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _paired_differences(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     first, *others = rows
     if not others:
         return []

@@ -71,13 +71,13 @@ def run_dictionaries(work: Workspace, words: list[str], redo: bool = False, repo
     room = _BYTES
 
     def evaluate_waiting() -> None:
-        for one, content in zip(waiting, _evaluated(work, waiting), strict=True):
+        for one, content in zip(waiting, _evaluate_together(work, waiting), strict=True):
             rows[one.folder.name] = _finished(work, one, content, redo, report)
         waiting.clear()
 
     for name, source in named.items():
         try:
-            one = _opened(work, folder / name, source, on)
+            one = _open_dictionary(work, folder / name, source, on)
             before = None if redo else _before(one)
         except SaejaxError as error:
             if len(named) == 1:
@@ -119,7 +119,7 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict
     return 0 if passed and len(evaluated) == len(rows) else 1
 
 
-def _opened(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:
+def _open_dictionary(work: Workspace, folder: Path, source: str, on: dict[str, Any]) -> _Opened:
     """A dictionary; where its files do not say at which hook points it is, the experiment's settings do.
 
     Raises:
@@ -150,13 +150,13 @@ def _before(one: _Opened) -> dict[str, Any] | None:
 
 
 def _fits(waiting: list[_Opened], one: _Opened) -> bool:
-    """Whether one is to be evaluated together with those that wait."""
+    """One can be evaluated together with those that wait."""
     together = [*waiting, one]
     same = one.sae.sites == waiting[0].sae.sites
     return same and len(together) <= _TOGETHER and sum(other.bytes for other in together) <= _BYTES
 
 
-def _evaluated(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]:
+def _evaluate_together(work: Workspace, together: list[_Opened]) -> list[dict[str, Any]]:
     """Of each dictionary: figures, what it is and where it is from."""
     e, contents = work.experiment, []
     for one in together:
@@ -201,7 +201,7 @@ def _finished(work: Workspace, one: _Opened, content: dict[str, Any], redo: bool
 
 
 def _notes(work: Workspace, sae: TrainedCoder, done: Evaluated) -> list[str]:
-    """What a reader of its figures must know: another model, text or L0 than in training, a training that goes on."""
+    """Notes for readers of its figures: another model, text or L0 than in training, a training that goes on."""
     origin, lm, text = sae.origin, work.lm.identity, work.source.identity
     notes = [] if sae.finished else [f"training unfinished, at step {sae.step:,}"]
     if origin.model and origin.model != lm["model"]:

@@ -33,7 +33,7 @@ def run_evaluate(work: Workspace, redo: bool = False) -> int:
     result = made(
         path,
         {"step": sae.step, "sha256": sae.fingerprint(), "config": _deciding(e)},
-        lambda: _evaluated(work, sae.at(work.lm)),
+        lambda: _evaluate_run(work, sae.at(work.lm)),
         redo,
         already=lambda: console.say(f"evaluate: already done, {path}"),
     )
@@ -55,7 +55,7 @@ def stale(e: Experiment) -> bool:
     return path.is_file() and bool(differing(read_object(path), {"config": _deciding(e)}))
 
 
-def _evaluated(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
+def _evaluate_run(work: Workspace, sae: TrainedCoder) -> dict[str, Any]:
     """The content of eval.json beside what it was made from."""
     e, made_from = work.experiment, work.verify_text_and_model()
     done = evaluate(sae, work.lm, work.packer, e.eval, e.capture.max_norm_ratio)

@@ -55,7 +55,7 @@ def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
     e, record = work.experiment, Attempts.read(work.experiment.run)
     if record is None and not (code and e.gates.retries):
         return work, code
-    first = _evaluated(Attempt(FIRST), work)
+    first = _with_evaluation(Attempt(FIRST), work)
     if record is None and not first.failed:
         console.say("retry: no setting helps the gates that failed, so nothing is tried again")
         return work, code
@@ -80,11 +80,11 @@ def run_retries(work: Workspace, code: int) -> tuple[Workspace, int]:
         codes[attempt.name] = run_evaluate(own, redo=stale(own.experiment))
         render(own.experiment.run_dir)
         done = list(record.attempts)
-        done[at] = _evaluated(attempt, own)
+        done[at] = _with_evaluation(attempt, own)
         record = dataclasses.replace(record, attempts=tuple(done))
-        _chosen(record).write(e.run)
+        _with_best(record).write(e.run)
         at += 1
-    record = _chosen(record)
+    record = _with_best(record)
     record.write(e.run)
     console.say(f"retry: {record.kept} is kept. {record.why}")
     _escalate(work, record, settled)
@@ -104,14 +104,14 @@ def attempt_work(work: Workspace, record: Attempts, name: str) -> Workspace:
 
 
 def _changes(work: Workspace, kept: Attempt, record: Attempts) -> tuple[Changed, ...]:
-    """What the next attempt is to change of the one that is kept."""
+    """The changes of the next attempt to the one that is kept."""
     own = attempt_work(work, record, kept.name)
     e = own.experiment
     coder = e.coder.resolved()
     values = {key: _value(to_run_json(e), key) for row in CHANGES.values() for change in row for key in change.keys}
 
     def possible(settings: Mapping[str, float]) -> bool:
-        """Whether a run can have them: all that would refuse it is asked."""
+        """A run can have them: nothing that could refuse it does."""
         with contextlib.suppress(ConfigError):
             check(Stored(dataclasses.replace(own, experiment=with_settings(e, settings))), {}, (), console.keep_quiet)
             return True
@@ -125,7 +125,7 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
     return config[room][name]
 
 
-def _evaluated(attempt: Attempt, work: Workspace) -> Attempt:
+def _with_evaluation(attempt: Attempt, work: Workspace) -> Attempt:
     """The attempt with what its eval.json says."""
     result = read_json(work.experiment.run.evaluation)
     gates = tuple(Gate.from_json(gate) for gate in result["gates"])
@@ -141,7 +141,7 @@ def _announce(attempt: Attempt, at: int, most: int) -> None:
         console.say(f"  {change}")
 
 
-def _chosen(record: Attempts) -> Attempts:
+def _with_best(record: Attempts) -> Attempts:
     """The record with the attempt that is kept, and why."""
     kept = best(record.attempts)
     passed, judged = sum(gate.passed for gate in kept.judged), len(kept.judged)

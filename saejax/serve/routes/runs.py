@@ -14,7 +14,7 @@ from saejax.app.experiment import FOREIGN
 from saejax.core.config import differences
 from saejax.core.files import finite, read_object
 from saejax.runs import Run, Sweep
-from saejax.serve.described import Descriptions, pages
+from saejax.serve.descriptions import Descriptions, pages
 from saejax.serve.problems import Problem
 from saejax.serve.runs import Runs, is_shown
 from saejax.serve.site import Site
@@ -52,7 +52,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
 
     @routes.get("/compare", summary="Several runs side by side: in what their configurations differ, and their curves.")
     def compare(run: Annotated[list[str], Query(min_length=1, max_length=_MOST_COMPARED)]) -> dict[str, Any]:
-        folders = [_run(site, name) for name in run]
+        folders = [_shown_run(site, name) for name in run]
         configs = [read_object(Run(folder).config) for folder in folders]
         keys: dict[str, None] = {}
         for other in configs[1:]:
@@ -61,7 +61,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
         for name, folder in zip(run, folders, strict=True):
             for key, curve in descriptions.curves(folder).items():
                 named.setdefault(key, []).append({"name": name, **curve})
-        rows = [{"key": key, "values": [_at(config, key) for config in configs]} for key in keys]
+        rows = [{"key": key, "values": [_value_at(config, key) for config in configs]} for key in keys]
         return finite({"runs": run, "rows": rows, "curves": named})
 
     @routes.get("/runs", summary="All runs.")
@@ -70,7 +70,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
 
     @routes.get("/runs/{name:path}", summary="One run: its figures, gates, curves, settings, environment and pages.")
     def one_run(name: str, request: Request) -> Response:
-        folder = _run(site, name)
+        folder = _shown_run(site, name)
         found = pages(site.folders.runs, folder)
         return tagged(request, {"run": runs.row(name) | {"pages": found}, **descriptions.of(folder), "pages": found})
 
@@ -105,7 +105,7 @@ def tagged(request: Request, content: dict[str, Any]) -> Response:
     return Response(body, media_type="application/json", headers={"etag": tag})
 
 
-def _run(site: Site, name: str) -> Path:
+def _shown_run(site: Site, name: str) -> Path:
     folder = site.folders.run(name)
     if not is_shown(folder):
         raise Problem(404, f"{name} is no run.")
@@ -125,7 +125,7 @@ def _rows_of_sweep(folder: Path) -> dict[str, dict[str, Any]]:
     return {str(row["member"]): row for row in rows if "member" in row}
 
 
-def _at(config: Any, key: str) -> Any:
+def _value_at(config: Any, key: str) -> Any:
     for part in key.split("."):
         config = config.get(part) if isinstance(config, dict) else None
     return config
