@@ -203,10 +203,20 @@ MUTANTS = [
     ),
     *_of(
         "app",
-        "app/test_explain app/test_commands app/test_sweep app/test_comparisons app/test_resolve app/test_given",
+        "app/test_explain app/test_commands app/test_sweep app/test_comparisons app/test_given",
         ("if colon else start + 1", "if colon else start + 2"),
         ('re.compile(r"attempt-[1-9]\\d*")', 're.compile(r"attempt-[0-9]")'),
         ("min(c.target_l0_start * c.target_l0 / math.prod", "min(c.target_l0 / math.prod"),
+    ),
+    *_of(
+        "fit",
+        "fit/test_resolve fit/test_workload app/test_doors app/test_warm_start",
+        ("if not train.lr and isinstance(lr, float) and lr > 0:", "if isinstance(lr, float) and lr > 0:"),
+        ("on = {device: sum(p.bytes()[1] for p", "on = {device: max(p.bytes()[1] for p"),
+        (
+            "scaled = dataclasses.replace(sites, latent_scale=float",
+            "scaled = dataclasses.replace(sites, latent_scale=2 * float",
+        ),
     ),
     *_of(
         "prefix",
