@@ -41,8 +41,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, dict[
     e, after = small_prefix(tmp_path_factory.mktemp("runs")), {}
 
     class Watched(app.PrefixTraining):
-        def prepared(self, *given: Any) -> Any:
-            found = super().prepared(*given)
+        def ready(self, *given: Any) -> Any:
+            found = super().ready(*given)
             after["before"] = bits({name: lm.params for name, lm in self.models.items()})
             after["job"] = self
             return found

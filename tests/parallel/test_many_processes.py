@@ -55,6 +55,7 @@ SETTINGS = {
     "train.checkpoint_every": 10,
 }
 PROGRAM = """
+'Train.'
 import json, sys
 from saejax.app import cli
 from saejax.app.experiment import default_config, experiment
@@ -63,8 +64,10 @@ from saejax.app.workspace import Workspace
 config = default_config()
 config.update_from_flattened_dict(json.loads(sys.argv.pop()))
 sys.argv.append("--config=configs/quickstart.py")
-command = cli.Command("", lambda line: run_train(Workspace(experiment(config))))
-cli.run(command, sys.argv)
+class Train(cli.Command):
+    def run(self, line):
+        return run_train(Workspace(experiment(config)))
+cli.run(Train, sys.argv)
 """
 
 
