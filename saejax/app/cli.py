@@ -1,4 +1,4 @@
-"""What every command shares: `--config` and its overrides checked, errors as one line, help, exit codes."""
+"""The part that every command shares: `--config` and its overrides checked, errors as one line, help, exit codes."""
 
 import ast
 import contextlib
@@ -46,7 +46,7 @@ def run(command: type[Command], argv: Sequence[str], help_code: int = 0, text: s
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     keep_memory()
     with Stopping() as stopping, guarded(stopping, command.answers):
-        _run(command, list(argv), help_code, text)
+        _parse_and_run(command, list(argv), help_code, text)
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def _end(number: int) -> NoReturn:
     os._exit(130 if by_user else EXIT_PREEMPTED)
 
 
-def _run(command: type[Command], argv: list[str], help_code: int, text: str) -> None:
+def _parse_and_run(command: type[Command], argv: list[str], help_code: int, text: str) -> None:
     own = define_flags(command)
     given = _arguments(argv)
     wants_help = bool(_HELP & given.keys())

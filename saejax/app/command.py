@@ -88,7 +88,7 @@ class Command(Settings):
 
     @classmethod
     def text(cls) -> str:
-        """What --help prints: the summary in one line, examples, the rest."""
+        """The help: the summary in one line, examples, the rest."""
         return sys.modules[cls.__module__].__doc__ or ""
 
     @classmethod
@@ -97,7 +97,7 @@ class Command(Settings):
 
     @classmethod
     def flags(cls) -> dict[str, Setting]:
-        """What is known of each flag, by its name on the line."""
+        """The setting of each flag, by its name on the line."""
         return {flag_name(name): known for name, known in settings_of(cls).items()}
 
     @classmethod

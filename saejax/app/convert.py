@@ -32,7 +32,9 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
         written = [name for name, form in FORMATS.items() if type(form).write is not Format.write]
         raise ConfigError(f"Say into which format: {', '.join(f'--to={name}' for name in ['saejax', *written])}.")
     *sources, target = words
-    destination, places = Path(target), [place for source in sources for place in _places(source)]
+    destination, places = Path(target), []
+    for source in sources:  # a run, a hub id, or a folder of several coders
+        places += [source] if Run(Path(source)).exists else [str(place) for place in found(source)] or [source]
     if twice := [place for place in places if places.count(place) > 1]:
         raise ConfigError(f"{twice[0]} is given twice.")
     # One in memory at a time: a set of layers is larger than a machine.
@@ -78,11 +80,6 @@ def print_formats(words: Sequence[str]) -> None:
     print("training. `saejax formats NAME` says why something is not written.")
 
 
-def _places(source: str) -> list[str]:
-    """The coders at a source: itself (a run, a hub id), or all within a folder of several."""
-    return [source] if Run(Path(source)).exists else [str(place) for place in found(source)] or [source]
-
-
 def refuse(place: str, sae: TrainedCoder, to: Format) -> None:
     """Raises ConfigError for a coder that the format cannot say, with those that can."""
     if why := to.refuses(sae):
@@ -111,7 +108,7 @@ def compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str
             return "Not read back: saejax does not read this format."
         place = format.place_of(sae, folder)
     back = load(place, hook_points=hook_points)
-    x = _tokens(sae)
+    x = _activations(sae)
     latents, again = sae.encode(x), back.encode(x)
     pairs = [(latents, again), (sae.decode(latents, x), back.decode(again, x))]
     worst = [float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-30)) for a, b in pairs]
@@ -123,7 +120,7 @@ def compared(sae: TrainedCoder, folder: Path, to: str, hook_points: Sequence[str
     return f"Read back: latents differ by {worst[0]:.0e}, reconstructions by {worst[1]:.0e} of the largest, at most."
 
 
-def _tokens(sae: TrainedCoder) -> np.ndarray:
+def _activations(sae: TrainedCoder) -> np.ndarray:
     """Activations [64, ...] for which some latents fire: sums of encoder directions, each beyond its threshold."""
     rng = np.random.default_rng(0)
     encoders = np.moveaxis(np.asarray(sae.params["W_enc"]), -1, 0)  # [F, *in], or [F, L, D] of a cross-layer transcoder

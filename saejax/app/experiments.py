@@ -19,7 +19,7 @@ from saejax.core.errors import ConfigError
 
 
 def folder() -> Path:
-    """Where the shipped experiments lie."""
+    """The folder of the shipped experiments."""
     package = Path(__file__).parents[1]
     installed = package / "experiments"
     return installed if installed.is_dir() else package.parent / "configs"
@@ -71,7 +71,7 @@ def load(path: str | Path) -> ModuleType:
 
 
 def settings(experiment_file: ModuleType, preset: str = "") -> config_dict.ConfigDict:
-    """What `get_config` of a loaded file returns.
+    """The settings that `get_config` of a loaded file returns.
 
     Raises:
         ConfigError: the file has no get_config, or no presets where one is asked for.

@@ -38,8 +38,6 @@ _FEWEST = 4
 _GIVE_UP = 10
 _LETTERS_PER_TOKEN = 4
 
-Row = dict[str, Any]
-
 
 def run_explain(
     work: Workspace,
@@ -158,7 +156,7 @@ class _Explaining:
             console.say(f"  {kind}: {mean}{unknown}")
         return failures
 
-    def _row(self, feature: int) -> Row:
+    def _row(self, feature: int) -> dict[str, Any]:
         passages = self.passages(feature)
         text = self.explainer.explain(passages)
         results = {kind: score(kind, text, passages, self.endpoint) for kind in self.kinds}
@@ -215,7 +213,7 @@ class _Rows:
     def __exit__(self, *_: Any) -> None:
         self._file.close()
 
-    def write(self, row: Row) -> None:
+    def write(self, row: dict[str, Any]) -> None:
         with writing(self._path):
             self._file.write(json.dumps(row | self._common) + "\n")
             self._file.flush()
@@ -223,7 +221,9 @@ class _Rows:
             self.scores.setdefault(kind, []).append(value)
 
 
-def _in_threads(work: Callable[[int], Row], items: list[int], threads: int) -> Iterator[tuple[int, Row | Exception]]:
+def _in_threads(
+    work: Callable[[int], dict[str, Any]], items: list[int], threads: int
+) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
     """(item, its row or error) as they are done, by at most `threads` at once.
 
     The threads are daemons: whoever stops waiting, by Ctrl-C or an error, leaves without the requests under way.
@@ -231,7 +231,7 @@ def _in_threads(work: Callable[[int], Row], items: list[int], threads: int) -> I
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for item in items:
         waiting.put(item)
-    done: queue.SimpleQueue[tuple[int, Row | Exception]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, dict[str, Any] | Exception]] = queue.SimpleQueue()
     left = threading.Event()
 
     def worker() -> None:

@@ -23,7 +23,7 @@ def refuse_missing(e: Experiment, *parts: Part) -> None:
 
 
 def _is_there(package: str) -> bool:
-    """Whether it can be imported; it is not."""
+    """True for a package that can be imported; it is not."""
     if package in sys.modules:
         return sys.modules[package] is not None
     return importlib.util.find_spec(package) is not None

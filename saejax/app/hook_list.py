@@ -13,12 +13,12 @@ from saejax.lm.pair import PREFIX
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _OPEN = "#"  # where a name has the number of its block
-_COLUMNS = ("hook point", "a token has", "stored", "TransformerLens", "module", "captured")
+_TABLE_HEAD = ("hook point", "a token has", "stored", "TransformerLens", "module", "captured")
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One row of the table: one hook point, or the same one in each of several blocks.
+    """One row of the hook_table: one hook point, or the same one in each of several blocks.
 
     Attributes:
         point: with `blocks.{0..11}` in its names where it stands for several; capture.hook_points takes them so.
@@ -94,14 +94,14 @@ def each(points: Sequence[HookPoint], captured: frozenset[str] = frozenset()) ->
     return [Line(point, "yes" if point.name in captured else "") for point in points]
 
 
-def table(lines: Sequence[Line]) -> list[str]:
+def hook_table(lines: Sequence[Line]) -> list[str]:
     """The lines in columns; a column that is empty throughout is left out."""
     rows = [
         (p.name, shape_text(p), "yes" if p.stored else "no: watch, edit", p.alias, p.module, line.captured)
         for line in lines
         for p in [line.point]
     ]
-    columns = [(head, *cells) for head, cells in zip(_COLUMNS, zip(*rows, strict=True), strict=True) if any(cells)]
+    columns = [(head, *cells) for head, cells in zip(_TABLE_HEAD, zip(*rows, strict=True), strict=True) if any(cells)]
     widths = [max(map(len, column)) for column in columns]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

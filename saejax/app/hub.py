@@ -1,7 +1,7 @@
 """Dictionaries on the Hugging Face hub: what an id names, and its files on this machine.
 
 The hub's server is trusted with the length of one answer. What a repository holds is not: its names are checked, at
-most `_MOST` files are looked at, and only the files of one dictionary are downloaded.
+most `_MOST_LISTED` files are looked at, and only the files of one dictionary are downloaded.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from saejax.core.hub import ask, be_patient, unreachable
 from saejax.interop import FORMATS
 from saejax.trained.files import DESCRIPTION, WEIGHTS
 
-_MOST = 20_000
-_NAMED = 8  # dictionaries in a message
-_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
-_ID = re.compile(rf"(?:hf:/{{1,2}})?({_NAME})/({_NAME})(?:@(refs/pr/\d+|[^/@\s]+))?((?:/[^/]+)*)/?")
+_MOST_LISTED = 20_000
+_LISTED_IN_ERROR = 8  # dictionaries in a message
+_ID_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+_ID = re.compile(rf"(?:hf:/{{1,2}})?({_ID_PART})/({_ID_PART})(?:@(refs/pr/\d+|[^/@\s]+))?((?:/[^/]+)*)/?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_FILES = (".safetensors", ".npz", ".pt", ".pth")  # a place that ends so is a file
+_FILE_ENDINGS = (".safetensors", ".npz", ".pt", ".pth")  # a place that ends so is a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,13 +95,13 @@ def fetched(asked: HubPlace) -> tuple[Path, str]:
             raise
         warnings.warn(f"{error} The copy in the cache is read: {cached[1]}.", stacklevel=4)
         return cached
-    place, files = _one(asked, commit)
+    place, files = _single(asked, commit)
     folder = _downloaded(asked, commit, files)
     return folder / place, str(HubPlace(asked.repo, commit, place))
 
 
 def is_file(entry: Any) -> bool:
-    """Whether an entry of the hub's list of files is one, not a folder."""
+    """True for an entry of the hub's list that is a file, not a folder."""
     return hasattr(entry, "blob_id")
 
 
@@ -114,13 +114,15 @@ def _listing(asked: HubPlace, commit: str) -> dict[str, int]:
             if entry.path in entries:
                 raise ValueError(f"its list of files names {entry.path!r} twice")
             entries[entry.path] = entry
-            if len(entries) > _MOST:
+            if len(entries) > _MOST_LISTED:
                 break
         return entries
 
     entries = _ask(asked, question)
-    if len(entries) > _MOST:
-        raise DataError(f"{asked} lists more than {_MOST:,} files and folders. Name the folder: {asked}/sub/folder.")
+    if len(entries) > _MOST_LISTED:
+        raise DataError(
+            f"{asked} lists more than {_MOST_LISTED:,} files and folders. Name the folder: {asked}/sub/folder."
+        )
     files = {name: entry.size for name, entry in entries.items() if is_file(entry)}
     return {name: size for name, size in files.items() if _is_plain(name) and type(size) is int and size >= 0}
 
@@ -147,16 +149,16 @@ def dictionaries(names: Sequence[str]) -> dict[str, list[str]]:
     return places
 
 
-def _one(asked: HubPlace, commit: str) -> tuple[str, dict[str, int]]:
+def _single(asked: HubPlace, commit: str) -> tuple[str, dict[str, int]]:
     """(place, {file: bytes}) of the one dictionary that is asked for."""
-    where = asked.below(asked.sub.rpartition("/")[0]) if asked.sub.endswith(_FILES) else asked
+    where = asked.below(asked.sub.rpartition("/")[0]) if asked.sub.endswith(_FILE_ENDINGS) else asked
     sizes = _listing(where, commit)
     places = dictionaries(list(sizes))
     if asked.sub not in places:
         places = {place: files for place, files in places.items() if _within(place, asked.sub)}
         if len(places) > 1:
-            some = ", ".join(str(asked.below(place)) for place in list(places)[:_NAMED])
-            more = ", ..." if len(places) > _NAMED else ""
+            some = ", ".join(str(asked.below(place)) for place in list(places)[:_LISTED_IN_ERROR])
+            more = ", ..." if len(places) > _LISTED_IN_ERROR else ""
             raise DataError(f"{asked} holds {len(places)} dictionaries. Give one of them: {some}{more}.")
         if not places:
             known = ", ".join(format.title for format in FORMATS.values() if format.needs)
@@ -206,7 +208,7 @@ def _cached(asked: HubPlace) -> tuple[tuple[Path, str] | None, bool]:
         folder = Path(snapshot_download(asked.repo, **wanted, allow_patterns=[]))
     except Exception:  # not cached: the library raises one of several kinds
         return None, False
-    where = asked.sub.rpartition("/")[0] if asked.sub.endswith(_FILES) else asked.sub
+    where = asked.sub.rpartition("/")[0] if asked.sub.endswith(_FILE_ENDINGS) else asked.sub
     here = folder / where
     there = sorted(path for pattern in ("*", "*/*") for path in here.glob(pattern) if path.is_file())
     files = dictionaries([path.relative_to(folder).as_posix() for path in there]).get(asked.sub)
@@ -223,7 +225,7 @@ def _ask(asked: HubPlace, question: Any) -> Any:
 
 
 def _remedy(asked: HubPlace) -> str:
-    only = f" --include '{asked.sub}/*'" if asked.sub and not asked.sub.endswith(_FILES) else ""
+    only = f" --include '{asked.sub}/*'" if asked.sub and not asked.sub.endswith(_FILE_ENDINGS) else ""
     here = f"On this machine nothing is at {asked.path}, and " if asked.path else "On this machine "
     return (
         f"{here}{asked} is not in the hub's cache. Check the name and the network, and HF_TOKEN where it is private. "
@@ -236,6 +238,6 @@ def _within(place: str, folder: str) -> bool:
 
 
 def _is_plain(name: Any) -> bool:
-    """Whether a name in a repository stays within it."""
+    """True for a name that stays within its repository."""
     parts = PurePosixPath(name).parts if isinstance(name, str) and name.isprintable() and "\\" not in name else ("..",)
     return ".." not in parts and "/".join(parts) == name and not name.startswith("/")

@@ -13,7 +13,7 @@ from saejax.app.experiments import folder as shipped_folder
 from saejax.core.config import to_json
 from saejax.core.errors import ConfigError
 
-_WIDTH = 110
+_LINE_LENGTH = 110
 # An int of this size is written as 1_000_000.
 _LONG = 10_000
 
@@ -67,7 +67,7 @@ def as_file(config: Any, summary: str, example: str) -> str:
     """An experiment file with these settings, flat: no shipped experiment decides anything of it any more."""
     top: list[str] = []
     sections: dict[str, list[str]] = {}
-    for key, value in _differences(config.to_dict(), default_config().to_dict(), to_json(Experiment())):
+    for key, value in _changed_settings(config.to_dict(), default_config().to_dict(), to_json(Experiment())):
         lines = sections.setdefault(key.partition(".")[0], []) if "." in key else top
         lines.append(f"    c.{key} = {_literal(value, 4 + len(f'c.{key} = '))}")
     body = "\n\n".join("\n".join(lines) for lines in (top, *sections.values()))
@@ -102,18 +102,18 @@ def command_of(config: Any) -> str:
 
 
 def _hides(name: str, path: Path) -> bool:
-    """Whether the file would be imported in place of a module: Python looks into the current folder first."""
+    """True for a file that would be imported in place of a module: Python looks into the current folder first."""
     found = importlib.util.find_spec(name) if name.isidentifier() else None
     return found is not None and Path(found.origin or name).resolve() != path.resolve()
 
 
-def _differences(
+def _changed_settings(
     values: Mapping[str, Any], defaults: Mapping[str, Any], order: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """(key, value) of each setting that is not its default, in the dataclasses' order: a ConfigDict knows none."""
     for key in order:
         if isinstance(values[key], Mapping):
-            yield from _differences(values[key], defaults[key], order[key], f"{above}{key}.")
+            yield from _changed_settings(values[key], defaults[key], order[key], f"{above}{key}.")
         elif values[key] != defaults[key]:
             yield f"{above}{key}", values[key]
 
@@ -132,6 +132,6 @@ def _literal(value: Any, column: int) -> str:
         return repr(value)
     comma = "," if ends == "()" and len(items) == 1 else ""
     line = f"{ends[0]}{', '.join(items)}{comma}{ends[1]}"
-    if column + len(line) <= _WIDTH or column == 8:
+    if column + len(line) <= _LINE_LENGTH or column == 8:
         return line
     return "\n".join([ends[0], *(f"        {item}," for item in items), f"    {ends[1]}"])

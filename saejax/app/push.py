@@ -19,9 +19,9 @@ from saejax.trained.card import model_card
 from saejax.trained.files import CARD
 
 _ABSOLUTE = re.compile(r"(/|~|[A-Za-z]:[\\/]).+")
-_REMEDY = "Nothing was pushed."
-_MOST = 1_000  # files of the folder that are looked at
-_KEPT = {".gitattributes", "LICENSE"}
+_NOTHING_PUSHED = "Nothing was pushed."
+_MOST_LOOKED_AT = 1_000  # files of the folder that are looked at
+_LEFT_ALONE = {".gitattributes", "LICENSE"}
 
 
 def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision: str, step: int | str | None) -> None:
@@ -98,7 +98,7 @@ def _signed_in(place: HubPlace) -> tuple[Any, str]:
     if not get_token():
         raise ConfigError("There is no token for the hub: run `hf auth login`, or set HF_TOKEN to one that may write.")
     api = HfApi()
-    name = ask("model", place.repo, api.whoami, f"Is the token right? {_REMEDY}").get("name")
+    name = ask("model", place.repo, api.whoami, f"Is the token right? {_NOTHING_PUSHED}").get("name")
     return api, str(name)
 
 
@@ -115,24 +115,26 @@ def _there(api: Any, place: HubPlace) -> list[str] | None:
             return None
         try:
             entries = api.list_repo_tree(place.repo, place.sub or None, revision=commit)
-            return [entry.path.rpartition("/")[2] for entry in itertools.islice(entries, _MOST) if is_file(entry)]
+            return [
+                entry.path.rpartition("/")[2] for entry in itertools.islice(entries, _MOST_LOOKED_AT) if is_file(entry)
+            ]
         except EntryNotFoundError:
             return []
 
-    return ask("model", place.repo, question, _REMEDY)
+    return ask("model", place.repo, question, _NOTHING_PUSHED)
 
 
 def _check_free(place: HubPlace, there: Sequence[str], files: Mapping[str, Path]) -> None:
     """Raises DataError where the folder holds what we would not replace: two dictionaries in one read as neither."""
-    if other := sorted(set(there) - files.keys() - _KEPT):
+    if other := sorted(set(there) - files.keys() - _LEFT_ALONE):
         raise DataError(
             f"{place} holds {', '.join(other[:4])}{', ...' if len(other) > 4 else ''}, which this push would not "
-            f"replace. Choose another folder with --folder. {_REMEDY}"
+            f"replace. Choose another folder with --folder. {_NOTHING_PUSHED}"
         )
 
 
 def _pushed(api: Any, place: HubPlace, files: Mapping[str, Path], *, private: bool, new: bool, owner: str) -> Any:
-    """What the hub says of the commit."""
+    """The hub's answer to the commit."""
     from huggingface_hub import CommitOperationAdd
 
     be_patient()
@@ -155,5 +157,5 @@ def _pushed(api: Any, place: HubPlace, files: Mapping[str, Path], *, private: bo
     except ConfigError:
         raise
     except Exception as error:  # the library raises many kinds; all mean that it was not pushed
-        remedy = f"The token is {owner}'s: may it write there? {_REMEDY}"
+        remedy = f"The token is {owner}'s: may it write there? {_NOTHING_PUSHED}"
         raise unreachable("model", place.repo, error, remedy) from None

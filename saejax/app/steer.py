@@ -1,4 +1,4 @@
-"""What a model writes after a prompt, as it is and with some latents of a dictionary changed."""
+"""The text that a model writes after a prompt, as it is and with some latents of a dictionary changed."""
 
 import dataclasses
 import math
@@ -35,12 +35,12 @@ _OPERATIONS: dict[str, tuple[Callable[[Any, float, Any], Change], str]] = {
     "most": (lambda latents, number, at: clamped(latents, high=number, at=at), "f at most {0:g}"),
 }
 OPERATIONS = tuple(_OPERATIONS)
-_LENGTHS = 16  # rows of few lengths, so few programs
+_ROUNDED_TO = 16  # rows of few lengths, so few programs
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What is done to some latents.
+    """A change of some latents.
 
     Attributes:
         name: one of OPERATIONS.
@@ -63,7 +63,7 @@ class Operation:
 
     @property
     def reads(self) -> str:
-        """How it reads, as in f + 5."""
+        """The change in words, as f + 5."""
         return _OPERATIONS[self.name][1].format(self.number)
 
     def at(self, there: Any) -> Change:
@@ -73,7 +73,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What a model writes after one prompt.
+    """The continuations of one prompt.
 
     Attributes:
         prompt: the text.
@@ -90,7 +90,7 @@ class Written:
 def steer(
     inside: Interventions, name: str, operation: Operation, prompts: Sequence[str], sampling: Sampling
 ) -> list[Written]:
-    """What the model writes after each prompt, without and with latents of the dictionary `name` changed.
+    """The continuations of each prompt, without and with latents of the dictionary `name` changed.
 
     They are changed at every token but the model's bos, which is put in front of each prompt where there is one.
 
@@ -101,8 +101,8 @@ def steer(
     lm = inside.lm
     bos = lm.tokenizer.bos
     rows = [bos + ids for ids in lm.tokenizer.encode_behind_bos(list(prompts))]
-    changed = _tokens(steered(inside, name, operation.at(True), rows, sampling, len(bos)))
-    without = _tokens(generate(lm.config, lm.params, rows, sampling))
+    changed = _rows_of(steered(inside, name, operation.at(True), rows, sampling, len(bos)))
+    without = _rows_of(generate(lm.config, lm.params, rows, sampling))
     about = _about(inside, name, list(operation.latents), rows, operation.at, len(bos))
     return [Written(*one) for one in zip(prompts, without, changed, about, strict=True)]
 
@@ -132,7 +132,7 @@ def features(text: str, sae: TrainedCoder, said: str = "--feature") -> list[int]
     return latents
 
 
-def _tokens(steps: Any) -> list[list[int]]:
+def _rows_of(steps: Any) -> list[list[int]]:
     """The tokens of each row, up to its end."""
     columns = list(steps)
     return [[int(token) for token in row if token >= 0] for row in np.stack(columns, axis=1)]
@@ -141,9 +141,9 @@ def _tokens(steps: Any) -> list[list[int]]:
 def _about(
     inside: Interventions, name: str, latents: list[int], rows: Sequence[Sequence[int]], change: Any, first: int
 ) -> list[str]:
-    """What the latents do in each prompt as it is, and how far the next token's distribution moves."""
+    """Say what the latents do in each prompt as it is, and how far the next token's distribution moves."""
     tokens_RS, last_R = padded(rows)
-    more = min(-len(tokens_RS[0]) % _LENGTHS, inside.lm.config.context_length - len(tokens_RS[0]))
+    more = min(-len(tokens_RS[0]) % _ROUNDED_TO, inside.lm.config.context_length - len(tokens_RS[0]))
     tokens_RS = np.pad(tokens_RS, ((0, 0), (0, max(0, more))))  # nothing attends to what stands behind it
     there = np.broadcast_to(np.arange(tokens_RS.shape[1])[None] >= first, tokens_RS.shape)
     clean = inside.run(tokens_RS)

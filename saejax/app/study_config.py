@@ -7,7 +7,7 @@ from saejax.core.settings import Settings, setting
 
 @dataclasses.dataclass(frozen=True)
 class StudyConfig(Settings, section="study"):
-    """Which behaviours, and how they are examined."""
+    """Behaviours, and how they are examined."""
 
     behaviours: tuple[str, ...] = setting(
         ("bracket", "quote"),

@@ -47,7 +47,7 @@ def coders_table() -> str:
         losses = " + ".join(f"`{term.name}`" for term in terms)
         paper = f"[paper]({recipe.paper})"
         rows.append((f"`{name}`", recipe.title, f"`{config.topology}`", f"`{config.sparsity}`", losses, paper))
-    return _table(("preset", "what it is", "topology", "sparsity", "loss", "after"), rows)
+    return _markdown_table(("preset", "what it is", "topology", "sparsity", "loss", "after"), rows)
 
 
 def formats_table() -> str:
@@ -56,7 +56,7 @@ def formats_table() -> str:
     for form, cells in format_table():
         read, written = ([kind for kind, cell in cells.items() if holds(cell)] for holds in (_is_read, _is_written))
         rows.append((form.title, f"`{form.name}`", form.files, _kinds(read), _kinds(written)))
-    return _table(("project", "format", "files", "in", "out"), rows)
+    return _markdown_table(("project", "format", "files", "in", "out"), rows)
 
 
 def _is_read(cell: tuple[bool, str]) -> bool:
@@ -106,7 +106,7 @@ def _key_tables() -> Iterator[str]:
             range_ = _words(key.known.choices) if key.known.choices is not None else key.known.range()
             cells = (key.type, _default(key.default, key.known), range_, key.known.doc, when, _yes(key.per_member))
             rows.append((f"`{key.name}`", *cells))
-        yield _table(("key", "type", "default", "range", "meaning", "run", "sweep"), rows)
+        yield _markdown_table(("key", "type", "default", "range", "meaning", "run", "sweep"), rows)
 
 
 def _flag_tables() -> Iterator[str]:
@@ -120,7 +120,7 @@ def _flag_tables() -> Iterator[str]:
             rows.append((f"`--{flag}`", kind, _default(value, known), known.range(), words, known.doc))
         if rows:
             yield f"\n### saejax {name}\n\n{command.summary()}\n"
-            yield _table(("flag", "type", "default", "range", "with", "meaning"), rows)
+            yield _markdown_table(("flag", "type", "default", "range", "with", "meaning"), rows)
 
 
 def _default(value: Any, known: Setting) -> str:
@@ -139,7 +139,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def _markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

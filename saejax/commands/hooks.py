@@ -26,7 +26,7 @@ class Hooks(Command, takes="either", answers=True):
     all: bool = setting(False, "Each hook point in a line of its own.")
 
     def run(self, line: Line) -> None:
-        from saejax.app.hook_list import each, folded, header, of_experiment, table
+        from saejax.app.hook_list import each, folded, header, hook_table, of_experiment
         from saejax.lm import list_hook_points
 
         as_lines = each if self.all else folded
@@ -34,7 +34,7 @@ class Hooks(Command, takes="either", answers=True):
             if len(line.words) > 1:
                 raise ConfigError(f"Name one model, not {len(line.words)}: {', '.join(line.words)}.")
             model = list_hook_points(*self._model(*line.words), self.backend)
-            print("\n".join([*header(model), "", *table(as_lines(model.points))]))
+            print("\n".join([*header(model), "", *hook_table(as_lines(model.points))]))
             return
         for flag in ("revision", "backend"):
             if flag in line.present:
@@ -43,7 +43,7 @@ class Hooks(Command, takes="either", answers=True):
             raise ConfigError(f"Give a model ({line.words[0]}) or --config, not both.")
         e = line.experiment
         for model, points, captured in of_experiment(e):
-            print("\n".join([*header(model), "", *table(as_lines(points, captured)), ""]))
+            print("\n".join([*header(model), "", *hook_table(as_lines(points, captured)), ""]))
         print(f"capture.hook_points of {e.name}: {', '.join(e.capture.hook_points)}")
 
     def _model(self, name: str = "demo") -> tuple[str, str]:

@@ -57,7 +57,7 @@ class Serve(Command, takes="words"):
         except ImportError as error:
             raise ConfigError(f"{_MISSING} ({error.name} is missing)") from None
         with lease(site.folders.own), _listening(self.host, self.port) as (listener, loopback):
-            token = "" if loopback and not self.token else _token(site.folders.own)
+            token = "" if loopback and not self.token else _server_token(site.folders.own)
             url = _url(listener, self.host)
             write_json(site.folders.own / "server.json", {"url": url, "pid": os.getpid()})
             _raise_limit()
@@ -138,7 +138,7 @@ def _url(listener: socket.socket, host: str) -> str:
     return f"http://{name}:{port}/"
 
 
-def _token(folder: Path) -> str:
+def _server_token(folder: Path) -> str:
     """The same for every server of this folder, so that a link stays good; readable by its owner alone."""
     path = folder / "token"
     if path.is_file() and (known := path.read_text().strip()):

@@ -17,15 +17,13 @@ from urllib.parse import quote, urlencode
 from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.jobs.job import ENDED
 
-_SECONDS = 120.0
+_ANSWER_SECONDS = 120.0
 _AGAIN = 1.0
 _LARGEST_MESSAGE = 1 << 23
 _DONE, _REFUSED = 1000, 1008
 
-Row = dict[str, Any]
 
-
-class Job(TypedDict):
+class JobState(TypedDict):
     """A job as it is now; the state is queued, starting, running, done, failed or stopped."""
 
     id: str
@@ -38,7 +36,7 @@ class Job(TypedDict):
     last: str
 
 
-class Run(TypedDict):
+class RunFigures(TypedDict):
     """A run in a few figures."""
 
     name: str
@@ -49,7 +47,7 @@ class Run(TypedDict):
     fve: float | None
 
 
-class Note(TypedDict):
+class FeatureNote(TypedDict):
     """What somebody wrote about a feature."""
 
     id: int
@@ -70,7 +68,7 @@ class Client:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunFigures]:
         """All runs."""
         return list(self._ask("/api/runs")["runs"])
 
@@ -94,31 +92,31 @@ class Client:
         """A text with and without the features changed: operation, scale, tokens, temperature, top_p, seed."""
         return self._ask("/api/steer", {"dictionary": dictionary, "features": list(features), "prompt": prompt, **how})
 
-    def train(self, fast: bool = False, **fields: Any) -> Job:
+    def train(self, fast: bool = False, **fields: Any) -> JobState:
         """Train on activations: layer_idx, activation_data_path, latent_dim, ...; `config` holds any other key."""
         return self._ask("/api/sae/train-fast" if fast else "/api/sae/train", fields)
 
-    def start(self, command: str, **asked: Any) -> Job:
+    def start(self, command: str, **asked: Any) -> JobState:
         """Start a command: experiment or run, preset, config."""
         return self._ask("/api/jobs", {"command": command, **asked})
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[JobState]:
         """The jobs, newest first."""
         return list(self._ask("/api/jobs")["jobs"])
 
-    def job(self, job: str) -> Job:
+    def job(self, job: str) -> JobState:
         """One job, by its id."""
         return self._ask(f"/api/jobs/{job}")
 
-    def cancel(self, job: str) -> Job:
+    def cancel(self, job: str) -> JobState:
         """Tell a job to save and end."""
         return self._ask(f"/api/jobs/{job}/cancel", {})
 
-    def resume(self, job: str) -> Job:
+    def resume(self, job: str) -> JobState:
         """Go on with a job that was stopped or failed."""
         return self._ask(f"/api/jobs/{job}/continue", {})
 
-    def wait(self, job: str, seconds: float = float("inf")) -> Job:
+    def wait(self, job: str, seconds: float = float("inf")) -> JobState:
         """The job once it has ended. Raises TimeoutError after `seconds`."""
         until = time.monotonic() + seconds
         while (found := self.job(job))["state"] not in ENDED:
@@ -127,12 +125,12 @@ class Client:
             time.sleep(0.5)
         return found
 
-    def note(self, dictionary: str, id: int, label: str, note: str = "") -> Note:
+    def note(self, dictionary: str, id: int, label: str, note: str = "") -> FeatureNote:
         """Write a feature's label and note; both empty remove it."""
         body = {"id": id, "label": label, "note": note}
         return self._ask(f"/api/notes/{quote(dictionary)}", body, "PUT")
 
-    def follow_run(self, name: str, at: int = 0) -> Iterator[Row]:
+    def follow_run(self, name: str, at: int = 0) -> Iterator[dict[str, Any]]:
         """The rows of a run's metrics, those that are there and each new one, without end; reconnects by itself.
 
         Raises:
@@ -187,7 +185,7 @@ class Client:
         address = self._url + path + (f"?{urlencode(query)}" if query else "")
         request = urllib.request.Request(address, data, headers, method=method or ("GET" if data is None else "POST"))
         try:
-            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:

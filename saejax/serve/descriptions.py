@@ -16,14 +16,14 @@ from saejax.runs import Run
 
 # Of all pages of a run those that are shown, and how deep they may lie.
 _MOST_PAGES = 200
-_DEPTH = 4
-_MOST_KEPT = 32
+_PAGE_DEPTH = 4
+_MOST_DESCRIBED = 32
 _PAUSE = 20  # times as long as it took
 
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """The description of a run, the stamps of its files, when it was made, and how long that took (seconds)."""
+    """What was made of a run's files, from which of them, when, and how long it took (seconds)."""
 
     content: dict[str, Any]
     files: tuple[Stamp | None, ...]
@@ -57,11 +57,11 @@ class Descriptions:
             made = self._kept.get(folder)
             same = made is not None and made.files == files
             if made is None or not same or (made.metrics != metrics and now - made.at > _PAUSE * made.took):
-                content = _description(folder)
+                content = _describe(folder)
                 made = _Made(content, files, metrics, now, time.monotonic() - now)
                 self._kept[folder] = made
             self._kept.move_to_end(folder)
-            while len(self._kept) > _MOST_KEPT:
+            while len(self._kept) > _MOST_DESCRIBED:
                 self._kept.popitem(last=False)
             return made.content
 
@@ -70,7 +70,7 @@ class Descriptions:
         return self.of(folder)["summary"]["curves"]
 
 
-def _description(folder: Path) -> dict[str, Any]:
+def _describe(folder: Path) -> dict[str, Any]:
     at = whole_rows(Run(folder).metrics)
     summary = summarise(read_run(folder, features=False))
     return {"summary": summary | {"has_features": Run(folder).features.is_file()}, "at": at}
@@ -96,7 +96,7 @@ def pages(root: Path, folder: Path) -> list[dict[str, str]]:
     """[{title, name}] of the HTML files of a run or a sweep, the nearest first; `name` is the place below `root`."""
     found: list[Path] = []
     level = [folder]
-    for _ in range(_DEPTH):
+    for _ in range(_PAGE_DEPTH):
         inner: list[Path] = []
         for one in level:
             entries = sorted(one.iterdir()) if one.is_dir() else []

@@ -16,7 +16,7 @@ from tiny.decoders import CONFIG, random_params, write_tokenizer
 
 from saejax.app import hook_list
 from saejax.app.experiment import default_config, experiment
-from saejax.app.hook_list import each, folded, header, of_experiment, shape_text, table
+from saejax.app.hook_list import each, folded, header, hook_table, of_experiment, shape_text
 from saejax.core.config import to_config_dict
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import HookPoint, LanguageModel, checkpoint, list_hook_points, load_lm
@@ -172,7 +172,7 @@ def test_shapes_say_what_is_stored() -> None:
     assert shape_text(HookPoint("a", (768,))) == "768"
     assert shape_text(HookPoint("a", (12, 64))) == "12 x 64 = 768"
     assert shape_text(HookPoint("a", (12, "S"), stored=False)) == "12 x S"
-    (heads, row) = table(each([HookPoint("blocks.0.attn_z", (12, 64), alias="theirs")]))
+    (heads, row) = hook_table(each([HookPoint("blocks.0.attn_z", (12, 64), alias="theirs")]))
     assert heads.split("  ")[0] == "hook point" and "captured" not in heads and "module" not in heads
     assert row.split() == ["blocks.0.attn_z", "12", "x", "64", "=", "768", "yes", "theirs"]
 

@@ -247,7 +247,7 @@ SAYS = {
 def test_a_hostile_repository_is_refused_soon(
     kind: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST", 2_000)
+    monkeypatch.setattr(module, "_MOST_LISTED", 2_000)
     hub.put("o/n", saved(tmp_path / "a"))
     HOSTILE[kind](hub)
     started = time.monotonic()

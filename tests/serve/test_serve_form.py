@@ -17,7 +17,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_json
 from saejax.serve.folders import Folders
 from saejax.serve.jobs import form
-from saejax.serve.jobs.configured import flat, requested
+from saejax.serve.jobs.experiments import flat, requested
 from saejax.serve.jobs.form import keys
 from saejax.serve.jobs.requests import ExperimentBody
 from saejax.serve.problems import Problem

@@ -29,7 +29,7 @@ from saejax.jobs.task import read_starts
 from saejax.plan.devices import VARIABLE
 from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import training
-from saejax.serve.jobs.configured import requested
+from saejax.serve.jobs.experiments import requested
 from saejax.serve.jobs.plans import Plans, made_from
 from saejax.serve.jobs.queue import Queue, View, new_id
 from saejax.serve.jobs.requests import ExperimentBody, TrainBody

@@ -20,7 +20,7 @@ from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import write_json
 from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import training
-from saejax.serve.jobs.configured import as_settings, flat, requested
+from saejax.serve.jobs.experiments import as_settings, flat, requested
 from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site

@@ -12,7 +12,7 @@ from typing import Any
 from saejax.app.experiment import Experiment
 from saejax.coders import RECIPES, SPARSITIES, CoderConfig
 from saejax.core.errors import ConfigError, DataError, SaejaxError
-from saejax.serve.jobs.configured import base, changed
+from saejax.serve.jobs.experiments import base, changed
 from saejax.serve.jobs.places import allowed_path
 from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.site import Site

@@ -9,7 +9,7 @@ from saejax.app import experiments
 from saejax.app.experiments import presets
 from saejax.app.keys import sections
 from saejax.core.config import to_json
-from saejax.serve.jobs.configured import OWN, base, flat
+from saejax.serve.jobs.experiments import OWN, base, flat
 from saejax.serve.jobs.requests import ExperimentBody
 from saejax.serve.site import Site
 
@@ -17,7 +17,7 @@ from saejax.serve.site import Site
 def settings(site: Site) -> dict[str, Any]:
     """What `GET /api/settings` answers: experiments, commands, and the sections with their keys in order."""
     return {
-        "experiments": [_experiment(name, path) for name, path in site.experiments.items()],
+        "experiments": [_experiment_entry(name, path) for name, path in site.experiments.items()],
         "commands": [{"name": name, "text": text} for name, text in site.commands.items()],
         "sections": keys(),
     }
@@ -62,20 +62,20 @@ def keys() -> list[dict[str, Any]]:
     ]
 
 
-def _experiment(name: str, path: Path) -> dict[str, Any]:
+def _experiment_entry(name: str, path: Path) -> dict[str, Any]:
     shipped = name in experiments.names() and path == experiments.folder() / f"{name}.py"
-    known = _shipped(name) if shipped else _listed(path, path.stat().st_mtime_ns)
+    known = _of_shipped(name) if shipped else _of_listed(path, path.stat().st_mtime_ns)
     return {"name": name, "listed": not shipped, **known}
 
 
 @functools.cache
-def _shipped(name: str) -> Mapping[str, Any]:
+def _of_shipped(name: str) -> Mapping[str, Any]:
     module = experiments.module(name)
     return {"summary": _summary(module.__doc__), "presets": list(presets(name))}
 
 
 @functools.lru_cache(maxsize=100)
-def _listed(path: Path, changed: int) -> Mapping[str, Any]:
+def _of_listed(path: Path, changed: int) -> Mapping[str, Any]:
     try:
         module = experiments.load(path)
     except Exception as error:  # whatever the code of a listed file raises

@@ -41,20 +41,22 @@ def with_allowed_places(old: T, new: T, allowed: Allowed, where: str = "") -> T:
         if known.section:
             changed[field.name] = with_allowed_places(before, now, allowed, key)
         elif isinstance(now, tuple):
-            changed[field.name] = tuple(one if one in before else _one(one, known, key, allowed) for one in now)
+            changed[field.name] = tuple(
+                one if one in before else _allowed_value(one, known, key, allowed) for one in now
+            )
         else:
-            changed[field.name] = _one(now, known, key, allowed)
+            changed[field.name] = _allowed_value(now, known, key, allowed)
     return dataclasses.replace(new, **changed)  # type: ignore[type-var]
 
 
-def _one(value: Any, known: Setting, key: str, allowed: Allowed) -> Any:
+def _allowed_value(value: Any, known: Setting, key: str, allowed: Allowed) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):  # an item of a list of sections
         changed: dict[str, Any] = {}
         for field in dataclasses.fields(value):
             inner: Setting = field.metadata["setting"]
             own = getattr(value, field.name)
             items = own if isinstance(own, tuple) else (own,)
-            checked = tuple(_one(item, inner, f"{key}.{field.name}", allowed) for item in items)
+            checked = tuple(_allowed_value(item, inner, f"{key}.{field.name}", allowed) for item in items)
             changed[field.name] = checked if isinstance(own, tuple) else checked[0]
         return dataclasses.replace(value, **changed)
     if not known.place or not value or not isinstance(value, str):

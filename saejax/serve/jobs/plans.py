@@ -26,13 +26,13 @@ from saejax.core.files import finite, read_json, stamp, write_bytes, write_json
 from saejax.plan.devices import device as known_device
 from saejax.plan.devices import own_file
 from saejax.runs.made import digest
-from saejax.serve.jobs.configured import as_settings
+from saejax.serve.jobs.experiments import as_settings
 from saejax.serve.problems import Problem
 from saejax.store.manifest import MANIFEST
 
-_MOST_KEPT = 200
+_MOST_PLANS = 200
 _MOST_WAITING = 8
-_SECONDS = 300.0
+_PLAN_SECONDS = 300.0
 _SPLITS = ("train", "heldout")
 _RESULT, _ASKED, _EXPERIMENT, _LOG = "plan.json", "asked.json", "experiment.py", "log.txt"
 
@@ -42,11 +42,11 @@ class Plans:
 
     Args:
         folder: where they are kept.
-        environment: of the processes that make them.
+        environment: of the processes that make_plan them.
         seconds: after which one is given up.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, seconds: float = _SECONDS):
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, seconds: float = _PLAN_SECONDS):
         self._folder, self._seconds = folder, seconds
         self._environment = dict(os.environ if environment is None else environment)
         self._one = threading.Lock()
@@ -142,7 +142,7 @@ class Plans:
             (one for one in self._folder.iterdir() if one.name not in self._running),
             key=lambda one: one.stat().st_mtime,
         )
-        for old in found[: max(0, len(found) - _MOST_KEPT)]:
+        for old in found[: max(0, len(found) - _MOST_PLANS)]:
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -154,7 +154,7 @@ def made_from(e: Experiment) -> Iterator[Any]:
         yield stamp(path)
 
 
-def make(folder: Path) -> int:
+def make_plan(folder: Path) -> int:
     """Plan the experiment of a folder, and write both forms of the plan into plan.json."""
     from saejax.plan.command import content, plan
 
@@ -172,4 +172,4 @@ def make(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(make(Path(sys.argv[1])))
+    sys.exit(make_plan(Path(sys.argv[1])))

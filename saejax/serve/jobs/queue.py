@@ -26,7 +26,7 @@ from saejax.core.errors import EXIT_PREEMPTED, BusyError, ConfigError, DataError
 from saejax.core.files import write_bytes, writing
 from saejax.core.lease import held
 from saejax.jobs.job import ENDED, EXPERIMENT, JOB, LOG, Job, Stage, chain, read_job, state_of
-from saejax.serve.jobs.configured import as_settings
+from saejax.serve.jobs.experiments import as_settings
 from saejax.serve.problems import Problem
 
 MOST_WAITING = 100

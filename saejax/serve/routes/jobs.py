@@ -11,7 +11,7 @@ from saejax.jobs.job import ENDED
 from saejax.runs import Run, Sweep
 from saejax.serve.jobs import form
 from saejax.serve.jobs.activations import training
-from saejax.serve.jobs.configured import requested
+from saejax.serve.jobs.experiments import requested
 from saejax.serve.jobs.plans import Plans
 from saejax.serve.jobs.queue import Queue, View
 from saejax.serve.jobs.requests import JobBody, PlanBody, StopBody, TrainBody

@@ -70,19 +70,21 @@ def changed(e: Experiment, config: Mapping[str, Any], allowed: Allowed) -> Exper
 
 def flat(e: Experiment) -> dict[str, Any]:
     """{"coder.k": 32, ...}: every key's value, as config.json holds it."""
-    return dict(_flat(to_json(e)))
+    values = {}
+    sections: list[tuple[str, Mapping[str, Any]]] = [("", to_json(e))]
+    while sections:
+        above, section = sections.pop()
+        for key, value in section.items():
+            if isinstance(value, Mapping):
+                sections.append((f"{above}{key}.", value))
+            else:
+                values[f"{above}{key}"] = value
+    return values
 
 
 def as_settings(e: Experiment) -> Any:
     """The experiment as a ConfigDict, as experiment files make it."""
     return to_config_dict(e)
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        found += _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else [(f"{above}{key}", value)]
-    return found
 
 
 def _settings(known: Mapping[str, Path], label: str, preset: str) -> Any:
