@@ -20,7 +20,7 @@ _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an experiment takes.
+    """Memory, disk, time and cost of an experiment.
 
     Attributes:
         estimates: for each number of devices.
@@ -34,7 +34,7 @@ class Plan:
 
 
 def plan(e: Experiment, name: str, counts: Sequence[int], deadline: str = "", price: float = 0.0) -> Plan:
-    """What an experiment takes on each number of the device `name`; empty: this machine, or its processor.
+    """Plan an experiment on each number of the device `name`; empty: this machine, or its processor.
 
     Raises:
         ConfigError: an unknown device, a deadline that is no time, a mesh that does not divide.

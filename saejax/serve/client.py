@@ -48,7 +48,7 @@ class RunFigures(TypedDict):
 
 
 class FeatureNote(TypedDict):
-    """What somebody wrote about a feature."""
+    """A label and a note that somebody wrote about a feature."""
 
     id: int
     label: str

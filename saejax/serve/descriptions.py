@@ -23,7 +23,7 @@ _PAUSE = 20  # times as long as it took
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """What was made of a run's files, from which of them, when, and how long it took (seconds)."""
+    """The description of a run's files, from which of them, when, and how long it took (seconds)."""
 
     content: dict[str, Any]
     files: tuple[Stamp | None, ...]

@@ -33,7 +33,7 @@ def requested(site: Site, body: ExperimentBody) -> Experiment:
 
 
 def base(site: Site, body: ExperimentBody) -> Experiment:
-    """What a request begins with, in the server's folders.
+    """The experiment that a request begins with, in the server's folders.
 
     Raises:
         ConfigError, Problem: as `requested`.

@@ -15,7 +15,7 @@ from saejax.serve.site import Site
 
 
 def settings(site: Site) -> dict[str, Any]:
-    """What `GET /api/settings` answers: experiments, commands, and the sections with their keys in order."""
+    """The answer of `GET /api/settings`: experiments, commands, and the sections with their keys in order."""
     return {
         "experiments": [_experiment_entry(name, path) for name, path in site.experiments.items()],
         "commands": [{"name": name, "text": text} for name, text in site.commands.items()],
@@ -24,7 +24,7 @@ def settings(site: Site) -> dict[str, Any]:
 
 
 def values(site: Site, experiment: str = "", preset: str = "", run: str = "") -> dict[str, Any]:
-    """What `GET /api/experiments/{label}` answers: the value of every key, and whether its coder's preset gives others.
+    """The answer of `GET /api/experiments/{label}`: the value of every key.
 
     Raises:
         ConfigError, Problem: there is no such experiment, preset or run.

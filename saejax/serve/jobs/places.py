@@ -1,4 +1,4 @@
-"""What a request may name: files below the server's folders, and ids of the hub. Nothing else on this machine."""
+"""The places that a request may name: files below the server's folders, and ids of the hub; nothing else here."""
 
 import dataclasses
 import os
@@ -90,7 +90,7 @@ def allowed_path(text: str, allowed: Allowed) -> Path:
 
 
 def _is_of_hub(text: str, place: str) -> bool:
-    """Whether it means something on the hub, and nothing of this machine.
+    """True for what means something on the hub, and nothing of this machine.
 
     Raises:
         ConfigError: hf:// and then no id.

@@ -147,7 +147,7 @@ class Plans:
 
 
 def made_from(e: Experiment) -> Iterator[Any]:
-    """What a plan depends on beside what is asked: this version, the user's devices, the model and the stores."""
+    """All that a plan depends on beside the request: this version, the user's devices, the model and the stores."""
     yield importlib.metadata.version("saejax")
     yield own_file().read_bytes() if own_file().is_file() else b""
     for path in (f"{e.lm.model}/config.json", *(f"{e.store_dir(split)}/{MANIFEST}" for split in _SPLITS)):

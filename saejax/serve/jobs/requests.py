@@ -1,4 +1,4 @@
-"""What the bodies of POST requests may hold. A field that is not named here is refused."""
+"""The bodies of POST requests. A field that is not named here is refused."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ class _Body(BaseModel):
 
 
 class ExperimentBody(_Body):
-    """What to begin with, and keys to set.
+    """An experiment or run to begin with, and keys to set.
 
     Attributes:
         experiment: a label of the site's experiments; or empty, and

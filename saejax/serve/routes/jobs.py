@@ -23,7 +23,7 @@ _Offset = Annotated[int, Query(ge=0, le=1 << 62)]
 
 
 def router(site: Site, queue: Queue, plans: Plans) -> APIRouter:
-    """What can be started, what was, and how it goes on."""
+    """Addresses that start, show and stop jobs."""
     routes = APIRouter(prefix="/api")
 
     @routes.get("/settings", summary="Experiments, commands, and every setting with its documentation.")
