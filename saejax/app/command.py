@@ -165,7 +165,11 @@ def from_flags(command: type[Command], made: Sequence[flags.FlagHolder[Any]]) ->
         if isinstance(field.default, tuple):
             value = tuple(item for items in value or () for item in items)
             if field.default and isinstance(field.default[0], int):
-                value = tuple(int(item) if item.strip().isdecimal() else item for item in value)
+                try:
+                    value = tuple(map(int, value))
+                except ValueError:
+                    listed = ",".join(value)
+                    raise ConfigError(f"--{flag.name} is {listed!r}; it must be whole numbers with commas.") from None
         values[field.name] = value
     return command(**values)
 

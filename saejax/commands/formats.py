@@ -1,7 +1,9 @@
 """List the formats of dictionaries: which coders each can say, what is read and what is written.
 
-saejax formats                 the table
-saejax formats saelens         one format, with the reason where a coder is not written
+    saejax formats                 the table
+    saejax formats saelens         one format, with the reason where a coder is not written
+
+The names are those of `saejax convert --to` and `saejax push --format`.
 """
 
 import dataclasses

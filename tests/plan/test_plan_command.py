@@ -104,7 +104,7 @@ def test_what_does_not_fit_exits_with_one_and_says_what_would(tmp_path: Path) ->
     ("flags", "match"),
     [
         ({"device": "h1000"}, r"Unknown device 'h1000'. Did you mean 'h100'"),
-        ({"devices": ("1", "x")}, r"--devices\[0\] is '1' \(str\); it must be int"),
+        ({"devices": ("1", "x")}, r"--devices\[0\] is '1'"),
         ({"devices": (2000,)}, r"--devices holds 2000; each must be between 1 and 1024"),
         ({"devices": (0,)}, r"--devices holds 0"),
         ({"price": -1.0}, r"--price is -1.0; it must be"),
