@@ -1,6 +1,7 @@
 """`saejax <command>`: the table and its help, what is refused, experiments by name, `saejax new`."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,48 @@ def test_every_command_says_what_it_does_and_how_it_is_called() -> None:
         first, blank, example, *_ = command.text().splitlines()
         assert first.endswith(".") and not blank and example.startswith(f"    saejax {name}"), name
         assert max(map(len, command.text().splitlines())) <= 120, name
+
+
+_HELLO = '''"""Greet somebody.
+
+    saejax hello --name=you
+
+Nothing else happens.
+"""
+
+import dataclasses
+
+from saejax.app.command import Command, Line
+from saejax.core.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello(Command, takes="words"):
+    name: str = setting("you", "Who is greeted.")
+    times: int = setting(1, "How often.", low=1)
+
+    def run(self, line: Line) -> None:
+        print(f"hello {self.name} " * self.times)
+'''
+
+
+def test_a_new_command_is_one_file(tmp_path: Path) -> None:
+    """In a copy of the package: no other file is touched."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "saejax", tmp_path / "saejax", copy_function=os.symlink, ignore=ignored)
+    (tmp_path / "saejax" / "commands" / "hello.py").write_text(_HELLO)
+    program = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom saejax.commands import main\nmain()"
+
+    def hello(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    assert "  hello        Greet somebody.\n" in hello("--help").stdout
+    assert hello("hello", "--name=me", "--times=2").stdout == "hello me hello me \n"
+    assert "  --times: How often. (default: 1)" in hello("hello", "--help").stdout
+    wrong = hello("hello", "--times=0")
+    assert (wrong.returncode, wrong.stderr) == (2, "error: --times is 0; it must be at least 1.\n")
+    assert "Did you mean 'name'" in hello("hello", "--nme=x").stderr
 
 
 def test_every_launch_script_is_a_command() -> None:
