@@ -72,10 +72,10 @@ def _heard(out: Spoken, needed: bool) -> None:
     """Raise DataError where words were needed and lost; where they were lost alone, say so."""
     out.flush()
     if out.lost is not None:
-        said = f"What it says could not be written: {out.lost.strerror}."
+        message = f"What it says could not be written: {out.lost.strerror}."
         if needed:
-            raise DataError(said)
-        print(f"{said} Its work went on.", file=sys.stderr)
+            raise DataError(message)
+        print(f"{message} Its work went on.", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -116,19 +116,19 @@ def _end(number: int) -> NoReturn:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     by_user = number == signal.SIGINT
-    said = "interrupted" if by_user else f"stopped by {signal.Signals(number).name}"
-    print(f"\n{said}; the same command continues where it was", file=sys.stderr)
+    reason = "interrupted" if by_user else f"stopped by {signal.Signals(number).name}"
+    print(f"\n{reason}; the same command continues where it was", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130 if by_user else EXIT_PREEMPTED)
 
 
 def _parse_and_run(command: type[Command], argv: list[str], help_code: int, text: str) -> None:
-    own = define_flags(command)
-    given = _arguments(argv)
-    wants_help = bool(_HELP & given.keys())
+    made = define_flags(command)
+    arguments = _arguments(argv)
+    wants_help = bool(_HELP & arguments.keys())
     takes_config = command.takes == "config"
-    takes_config |= command.takes == "either" and any(name.partition(".")[0] == _FLAG for name in given)
+    takes_config |= command.takes == "either" and any(name.partition(".")[0] == _FLAG for name in arguments)
     if takes_config and not wants_help:
         argv = _with_config_file(argv)
     config = None
@@ -145,13 +145,13 @@ def _parse_and_run(command: type[Command], argv: list[str], help_code: int, text
                 f"Unexpected argument {words[0]!r}; the experiment is --config=<name or file>, overrides are "
                 "--config.a.b=value."
             )
-        present = frozenset(flag.name for flag in own if flag.present)
+        present = frozenset(flag.name for flag in made if flag.present)
         keep_programs()
         line = Line(None if config is None else config.value, words, present)
-        return from_flags(command, own).run(line) or 0
+        return from_flags(command, made).run(line) or 0
 
     def parse(argv: list[str]) -> list[str]:
-        names = [flag.name for flag in own]
+        names = [flag.name for flag in made]
         try:
             return list(flags.FLAGS(argv))
         except Exception as error:  # absl, ml_collections and the config file each raise their own kinds
@@ -168,7 +168,7 @@ def _parse_and_run(command: type[Command], argv: list[str], help_code: int, text
 _HELP = {"help", "helpshort", "h"}
 
 
-def _explained(arguments: dict[str, str], error: Exception, own: Sequence[str]) -> Exception:
+def _explained(arguments: dict[str, str], error: Exception, names: Sequence[str]) -> Exception:
     """The ConfigError that says what is wrong with the command line.
 
     Raises:
@@ -177,7 +177,7 @@ def _explained(arguments: dict[str, str], error: Exception, own: Sequence[str]) 
     if isinstance(error, SaejaxError):
         return error
     if isinstance(error, flags.UnrecognizedFlagError) and not error.flagname.startswith(f"{_FLAG}."):
-        return ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, own)}")
+        return ConfigError(f"Unknown flag --{error.flagname}.{nearest(error.flagname, names)}")
     path, _, preset = arguments[_FLAG].partition(":")
     config = experiments.settings(experiments.load(path), preset)
     for key, value in arguments.items():
@@ -188,16 +188,16 @@ def _explained(arguments: dict[str, str], error: Exception, own: Sequence[str]) 
 
 def _arguments(argv: Sequence[str]) -> dict[str, str]:
     """{flag: value} of `--flag=value` and `--flag value`, with one dash or two; "" for a flag without value."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     waiting = None
     for word in itertools.takewhile(lambda word: word != "--", argv[1:]):
         # A letter behind the dashes: -1 is a value.
         if match := re.fullmatch(r"--?([A-Za-z_][\w.\[\]]*)(?:(=)(.*))?", word, re.DOTALL):
-            found[match[1]] = match[3] or ""
+            values[match[1]] = match[3] or ""
             waiting = None if match[2] else match[1]
         elif waiting is not None:
-            found[waiting], waiting = word, None
-    return found
+            values[waiting], waiting = word, None
+    return values
 
 
 def _with_config_file(argv: Sequence[str]) -> list[str]:
@@ -207,7 +207,7 @@ def _with_config_file(argv: Sequence[str]) -> list[str]:
     the flag is made, where nothing turns a mistake into a message.
     """
     out = list(argv)
-    found = False
+    has_config = False
     for i, word in enumerate(itertools.takewhile(lambda word: word != "--", argv)):
         match = re.fullmatch(rf"(--?{_FLAG})(=.*)?", word, re.DOTALL)
         if i and match and match[2]:
@@ -216,8 +216,8 @@ def _with_config_file(argv: Sequence[str]) -> list[str]:
             if i + 1 == len(argv):
                 raise ConfigError(f"--{_FLAG} has no value; name an experiment, as in --{_FLAG}=quickstart.")
             out[i + 1] = experiments.find(argv[i + 1])
-        found |= bool(i and match)
-    return out if found else [*out[:1], f"--{_FLAG}={experiments.find(_DEFAULT)}", *out[1:]]
+        has_config |= bool(i and match)
+    return out if has_config else [*out[:1], f"--{_FLAG}={experiments.find(_DEFAULT)}", *out[1:]]
 
 
 def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> None:

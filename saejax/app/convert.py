@@ -93,7 +93,7 @@ def _own_names(places: Sequence[str]) -> list[str]:
     names = []
     for path in parts:
         depth = 1
-        while sum(own[-depth:] == path[-depth:] for own in parts) > 1:
+        while sum(other[-depth:] == path[-depth:] for other in parts) > 1:
             depth += 1
         names.append(re.sub(r"\.(safetensors|npz|pt)$", "", "-".join(path[-depth:])))
     return distinct(names)
@@ -126,7 +126,7 @@ def _activations(sae: TrainedCoder) -> np.ndarray:
     encoders = np.moveaxis(np.asarray(sae.params["W_enc"]), -1, 0)  # [F, *in], or [F, L, D] of a cross-layer transcoder
     flat = encoders.reshape(len(encoders), -1)
     size = np.abs(np.asarray(sae.params["b_enc"])).max() + np.abs(np.asarray(sae.params.get("threshold", 0))).max() + 1
-    own = flat / np.maximum(np.square(flat).sum(-1, keepdims=True), 1e-12) * size
+    directions = flat / np.maximum(np.square(flat).sum(-1, keepdims=True), 1e-12) * size
     chosen = rng.integers(len(flat), size=(_TOKENS, _FIRING))
-    x = (rng.uniform(0, 2, (_TOKENS, _FIRING, 1)) * own[chosen]).sum(1)
+    x = (rng.uniform(0, 2, (_TOKENS, _FIRING, 1)) * directions[chosen]).sum(1)
     return x.reshape(_TOKENS, *sae.coder.topology.in_shape).astype(np.float32)

@@ -95,16 +95,16 @@ def find(text: str) -> str:
     Raises:
         ConfigError: neither a file nor a name; the nearest name is given.
     """
-    given, colon, preset = text.partition(":")
-    path = Path(given)
-    places = [path, Path(f"{given}.py")]
-    if given in (name := path.stem, f"{name}.py", f"configs/{name}.py") and name in names():
+    word, colon, preset = text.partition(":")
+    path = Path(word)
+    places = [path, Path(f"{word}.py")]
+    if word in (name := path.stem, f"{name}.py", f"configs/{name}.py") and name in names():
         places.insert(1, folder() / f"{name}.py")
     for place in places:
         if place.is_file():
             return f"{place}{colon}{preset}"
     near = nearest(path.stem, names())
-    raise ConfigError(f"No config file {given!r}, and no shipped experiment of that name.{near}")
+    raise ConfigError(f"No config file {word!r}, and no shipped experiment of that name.{near}")
 
 
 def listing() -> str:

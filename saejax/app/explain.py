@@ -149,10 +149,10 @@ class _Explaining:
         usage = self.endpoint.usage
         tokens = f"{usage.prompt_tokens:,} tokens read and {usage.completion_tokens:,} written, as the endpoint counts"
         console.say(f"explain: {len(enough) - failures:,} features explained; {usage.requests:,} requests, {tokens}")
-        for kind, found in rows.scores.items():
-            known = [value for value in found if value is not None]
+        for kind, values in rows.scores.items():
+            known = [value for value in values if value is not None]
             mean = f"mean {sum(known) / len(known):.3f}" if known else "none could be measured"
-            unknown = f", {len(found) - len(known):,} not measured" if known and len(known) < len(found) else ""
+            unknown = f", {len(values) - len(known):,} not measured" if known and len(known) < len(values) else ""
             console.say(f"  {kind}: {mean}{unknown}")
         return failures
 
@@ -276,7 +276,7 @@ def _numbers(text: str, n_latents: int) -> list[int]:
     """
     if text == "all":
         return list(range(n_latents))
-    found: dict[int, None] = {}
+    numbers: dict[int, None] = {}
     for part in text.split(","):
         first, colon, stop = part.strip().partition(":")
         try:
@@ -287,5 +287,5 @@ def _numbers(text: str, n_latents: int) -> list[int]:
         # A range may reach beyond the end, as in Python; a single number may not.
         if start < 0 or end <= start or start >= n_latents or (not colon and end > n_latents):
             raise ConfigError(f"--features names {part.strip()!r}; the coder has the features 0 to {n_latents - 1:,}.")
-        found |= dict.fromkeys(range(start, min(end, n_latents)))
-    return list(found)
+        numbers |= dict.fromkeys(range(start, min(end, n_latents)))
+    return list(numbers)

@@ -41,8 +41,8 @@ def run_export(words: Sequence[str], step: int | str | None, flags: Mapping[str,
         raise ConfigError(f"Give a run and a destination: saejax export {target} runs/quickstart{several} out")
     runs = [_Source.of(place, step) for place in places]
     with _destination(out, target, places) as folder:
-        said = list(TARGETS[target](runs, folder, out, flags))
-    for line in said:
+        lines = list(TARGETS[target](runs, folder, out, flags))
+    for line in lines:
         console.say(line)
 
 
@@ -91,7 +91,7 @@ class _Source:
         """{latent: its first explanation}, where the report of this step has any."""
         content = read_features(self.folder) if Run(self.folder).features.is_file() else None
         features = content["features"] if content and self._shows(content) else []
-        return {feature["id"]: found[0]["text"] for feature in features if (found := feature.get("explanations"))}
+        return {feature["id"]: texts[0]["text"] for feature in features if (texts := feature.get("explanations"))}
 
     @property
     def dataset(self) -> str:

@@ -85,8 +85,10 @@ def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, cou
         changes.append({other: scaled(0, 1.0, at) for other in used} | {name: zero(first[layer][1] + latent, at)})
     before = float(measure(inside.run([graph.tokens]).logits)[0])
     measured = inside.many([graph.tokens], changes, measure)[:, 0] - before
-    said = predicted(graph, [[int(place)] for place in order])[:, 0]
-    rows = [effect_of(graph, ids, *row) for row in zip(order.tolist(), said.tolist(), measured.tolist(), strict=True)]
+    effects = predicted(graph, [[int(place)] for place in order])[:, 0]
+    rows = [
+        effect_of(graph, ids, *row) for row in zip(order.tolist(), effects.tolist(), measured.tolist(), strict=True)
+    ]
     token = lm.tokenizer.token_strings([likeliest])[0]
     return {"effects": rows, "effects_of": f"Change of the logit of {token!r} less the mean of all logits"}
 
@@ -122,12 +124,12 @@ def write_pages(
         tables: what features fire on.
         shown: effects, effects_of and supernodes of `render_graph`.
     """
-    kept = pruned(graph, *shares)
+    shown_graph = pruned(graph, *shares)
     strings = lm.tokenizer.token_strings(graph.logits.tolist())
-    rows = _kept(graph, kept.nodes, tables)
+    rows = _kept(graph, shown_graph.nodes, tables)
     content = graph_json(
         graph,
-        kept,
+        shown_graph,
         slug=slug,
         logit_strings=strings,
         node_threshold=shares[0],
@@ -176,7 +178,7 @@ def tables_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> Tables:
     Args:
         saes: in the order of their layers, with the model's names of hook points.
     """
-    found: Tables = {}
+    tables: Tables = {}
     layers = layers_of(lm, saes)
     for number, sae in enumerate(saes):
         run = Path(sae.origin.source)
@@ -185,5 +187,5 @@ def tables_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> Tables:
         by_group = layer_tables(read_features(run), sae.coder.topology.d_sae)
         for place, layer in enumerate(layers):
             if layer.dictionary == number and layer.group in by_group:
-                found[place] = by_group[layer.group]
-    return found
+                tables[place] = by_group[layer.group]
+    return tables

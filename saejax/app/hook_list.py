@@ -42,8 +42,8 @@ def of_experiment(e: Experiment) -> list[tuple[HookList, list[HookPoint], frozen
         listed.append((list_hook_points(e.lm.second, e.lm.second_revision, *how), PREFIX))
     parts = []
     for model, prefix in listed:
-        own = [name.removeprefix(PREFIX) for name in e.capture.hook_points if name.startswith(PREFIX) == bool(prefix)]
-        captured = frozenset(prefix + name for name in expand_hook_points(own, model))
+        names = [name.removeprefix(PREFIX) for name in e.capture.hook_points if name.startswith(PREFIX) == bool(prefix)]
+        captured = frozenset(prefix + name for name in expand_hook_points(names, model))
         parts.append((model, [dataclasses.replace(p, name=prefix + p.name) for p in model.points], captured))
     return parts
 
@@ -79,7 +79,7 @@ def folded(points: Sequence[HookPoint], captured: frozenset[str] = frozenset()) 
         groups.setdefault(group, []).append((int(match[0]) if match else 0, point))
     lines = []
     for group, members in groups.items():
-        for run in _runs(members):
+        for run in _consecutive(members):
             blocks = [number for number, point in run if point.name in captured]
             (first, point), (last, _) = run[0], run[-1]
             if first == last:
@@ -123,7 +123,7 @@ def _renamed(point: HookPoint, pattern: str, new: str) -> HookPoint:
     return dataclasses.replace(point, name=name, alias=alias, module=module)
 
 
-def _runs(members: Iterable[tuple[int, HookPoint]]) -> list[list[tuple[int, HookPoint]]]:
+def _consecutive(members: Iterable[tuple[int, HookPoint]]) -> list[list[tuple[int, HookPoint]]]:
     """Members whose numbers follow each other without a gap."""
     counted = enumerate(sorted(members, key=lambda member: member[0]))
     grouped = itertools.groupby(counted, key=lambda item: item[1][0] - item[0])

@@ -62,18 +62,18 @@ def hub_place(path: str | os.PathLike[str]) -> HubPlace | None:
         ConfigError: hf:// and then no such id.
     """
     text = os.fspath(path)
-    said = text.startswith("hf:/")
-    if not said and (os.path.exists(text) or os.path.exists(text.partition("/")[0] or "/")):
+    has_scheme = text.startswith("hf:/")
+    if not has_scheme and (os.path.exists(text) or os.path.exists(text.partition("/")[0] or "/")):
         return None
     match = _ID.fullmatch(text)
     if match and _is_plain(sub := match[4].strip("/")):
-        return HubPlace(f"{match[1]}/{match[2]}", unquote(match[3] or ""), sub, "" if said else text)
-    if said:
+        return HubPlace(f"{match[1]}/{match[2]}", unquote(match[3] or ""), sub, "" if has_scheme else text)
+    if has_scheme:
         raise ConfigError(f"{text!r} is no id of the hub. The form is hf://owner/name@revision/sub/folder.")
     return None
 
 
-def fetched(asked: HubPlace) -> tuple[Path, str]:
+def fetched(wanted: HubPlace) -> tuple[Path, str]:
     """(the dictionary's place on this machine, hf://owner/name@<commit>/place) of one dictionary on the hub.
 
     A commit that is in the cache costs no question, unless it has many files, of which some may be missing. Of a branch
@@ -83,21 +83,21 @@ def fetched(asked: HubPlace) -> tuple[Path, str]:
         DataError: no such repository, revision or place; no dictionary there, or several (they are named); files that
             do not fit on this machine; no answer.
     """
-    cached, certain = _cached(asked)
-    if cached and certain and _COMMIT.fullmatch(asked.revision):
+    cached, certain = _cached(wanted)
+    if cached and certain and _COMMIT.fullmatch(wanted.revision):
         return cached
     try:
         commit = str(
-            _ask(asked, lambda api: api.repo_info(asked.repo, revision=asked.revision or None, expand=["sha"])).sha
+            _ask(wanted, lambda api: api.repo_info(wanted.repo, revision=wanted.revision or None, expand=["sha"])).sha
         )
     except DataError as error:
         if not cached:
             raise
         warnings.warn(f"{error} The copy in the cache is read: {cached[1]}.", stacklevel=4)
         return cached
-    place, files = _single(asked, commit)
-    folder = _downloaded(asked, commit, files)
-    return folder / place, str(HubPlace(asked.repo, commit, place))
+    place, files = _single(wanted, commit)
+    folder = _downloaded(wanted, commit, files)
+    return folder / place, str(HubPlace(wanted.repo, commit, place))
 
 
 def is_file(entry: Any) -> bool:
@@ -105,12 +105,12 @@ def is_file(entry: Any) -> bool:
     return hasattr(entry, "blob_id")
 
 
-def _listing(asked: HubPlace, commit: str) -> dict[str, int]:
+def _listing(place: HubPlace, commit: str) -> dict[str, int]:
     """{name: bytes} of the files below a folder. Raises DataError: no such folder, too many files, no answer."""
 
     def question(api: Any) -> dict[str, Any]:
         entries: dict[str, Any] = {}
-        for entry in api.list_repo_tree(asked.repo, asked.sub or None, recursive=True, revision=commit):
+        for entry in api.list_repo_tree(place.repo, place.sub or None, recursive=True, revision=commit):
             if entry.path in entries:
                 raise ValueError(f"its list of files names {entry.path!r} twice")
             entries[entry.path] = entry
@@ -118,10 +118,10 @@ def _listing(asked: HubPlace, commit: str) -> dict[str, int]:
                 break
         return entries
 
-    entries = _ask(asked, question)
+    entries = _ask(place, question)
     if len(entries) > _MOST_LISTED:
         raise DataError(
-            f"{asked} lists more than {_MOST_LISTED:,} files and folders. Name the folder: {asked}/sub/folder."
+            f"{place} lists more than {_MOST_LISTED:,} files and folders. Name the folder: {place}/sub/folder."
         )
     files = {name: entry.size for name, entry in entries.items() if is_file(entry)}
     return {name: size for name, size in files.items() if _is_plain(name) and type(size) is int and size >= 0}
@@ -138,39 +138,41 @@ def dictionaries(names: Sequence[str]) -> dict[str, list[str]]:
             folders.setdefault(above, []).append(f"{last}/{file}")
     places: dict[str, list[str]] = {}
     for folder, files in sorted(folders.items()):
-        found = [format.among(files) for format in FORMATS.values()]
+        by_format = [format.among(files) for format in FORMATS.values()]
         if {DESCRIPTION, WEIGHTS} <= set(files):
-            found.append({"": [DESCRIPTION, WEIGHTS]})
-        for format_has in found:
+            by_format.append({"": [DESCRIPTION, WEIGHTS]})
+        for format_has in by_format:
             for place, needed in format_has.items():
                 # Files of the same names may be of several formats. Their contents decide later.
-                own = places.setdefault("/".join(filter(None, (folder, place))), [])
-                own += [path for file in needed if (path := "/".join(filter(None, (folder, file)))) not in own]
+                needed_files = places.setdefault("/".join(filter(None, (folder, place))), [])
+                needed_files += [
+                    path for file in needed if (path := "/".join(filter(None, (folder, file)))) not in needed_files
+                ]
     return places
 
 
-def _single(asked: HubPlace, commit: str) -> tuple[str, dict[str, int]]:
+def _single(wanted: HubPlace, commit: str) -> tuple[str, dict[str, int]]:
     """(place, {file: bytes}) of the one dictionary that is asked for."""
-    where = asked.below(asked.sub.rpartition("/")[0]) if asked.sub.endswith(_FILE_ENDINGS) else asked
+    where = wanted.below(wanted.sub.rpartition("/")[0]) if wanted.sub.endswith(_FILE_ENDINGS) else wanted
     sizes = _listing(where, commit)
     places = dictionaries(list(sizes))
-    if asked.sub not in places:
-        places = {place: files for place, files in places.items() if _within(place, asked.sub)}
+    if wanted.sub not in places:
+        places = {place: files for place, files in places.items() if _within(place, wanted.sub)}
         if len(places) > 1:
-            some = ", ".join(str(asked.below(place)) for place in list(places)[:_LISTED_IN_ERROR])
+            some = ", ".join(str(wanted.below(place)) for place in list(places)[:_LISTED_IN_ERROR])
             more = ", ..." if len(places) > _LISTED_IN_ERROR else ""
-            raise DataError(f"{asked} holds {len(places)} dictionaries. Give one of them: {some}{more}.")
+            raise DataError(f"{wanted} holds {len(places)} dictionaries. Give one of them: {some}{more}.")
         if not places:
             known = ", ".join(format.title for format in FORMATS.values() if format.needs)
             raise DataError(
-                f"{asked} holds no files that are named as a dictionary of saejax, {known}. `saejax formats` has the "
-                f"names. Other files: hf download {asked.repo}, and load the folder."
+                f"{wanted} holds no files that are named as a dictionary of saejax, {known}. `saejax formats` has the "
+                f"names. Other files: hf download {wanted.repo}, and load the folder."
             )
-    place = asked.sub if asked.sub in places else next(iter(places))
+    place = wanted.sub if wanted.sub in places else next(iter(places))
     return place, {name: sizes[name] for name in places[place]}
 
 
-def _downloaded(asked: HubPlace, commit: str, files: Mapping[str, int]) -> Path:
+def _downloaded(place: HubPlace, commit: str, files: Mapping[str, int]) -> Path:
     """The repository's folder in the hub's cache, with these files of this commit in it."""
     from huggingface_hub import constants, hf_hub_download
 
@@ -181,7 +183,7 @@ def _downloaded(asked: HubPlace, commit: str, files: Mapping[str, int]) -> Path:
     for what, limit in (("memory", memory), (f"free on the disk of {cache}", free)):
         if size > limit:
             raise DataError(
-                f"{asked} has {size / 1e9:,.1f} GB in {len(files)} files; this machine has {limit / 1e9:,.1f} GB "
+                f"{place} has {size / 1e9:,.1f} GB in {len(files)} files; this machine has {limit / 1e9:,.1f} GB "
                 f"{what}. Nothing was downloaded."
             )
     be_patient()
@@ -189,47 +191,47 @@ def _downloaded(asked: HubPlace, commit: str, files: Mapping[str, int]) -> Path:
     for name in files:
         try:
             # By the revision's own name, so that the cache knows later which commit it was.
-            path = hf_hub_download(asked.repo, name, revision=asked.revision or None)
+            path = hf_hub_download(place.repo, name, revision=place.revision or None)
         except Exception as error:  # every failure means the same to the user, and is told
-            raise unreachable("model", asked.repo, error, _remedy(asked)) from None
+            raise unreachable("model", place.repo, error, _remedy(place)) from None
         folders.add(Path(path[: -len(name)]))
     (folder,) = folders if len(folders) == 1 else (Path(),)
     if folder.name != commit:
-        raise DataError(f"{asked} was changed while it was downloaded. Run the same again.")
+        raise DataError(f"{place} was changed while it was downloaded. Run the same again.")
     return folder
 
 
-def _cached(asked: HubPlace) -> tuple[tuple[Path, str] | None, bool]:
+def _cached(place: HubPlace) -> tuple[tuple[Path, str] | None, bool]:
     """(as `fetched` of what the cache has at the very place that is asked for, whether all its files are there)."""
     from huggingface_hub import snapshot_download
 
-    wanted: dict[str, Any] = {"revision": asked.revision or None, "local_files_only": True}
+    wanted: dict[str, Any] = {"revision": place.revision or None, "local_files_only": True}
     try:  # with no pattern: the folder, whatever part of it is there
-        folder = Path(snapshot_download(asked.repo, **wanted, allow_patterns=[]))
+        folder = Path(snapshot_download(place.repo, **wanted, allow_patterns=[]))
     except Exception:  # not cached: the library raises one of several kinds
         return None, False
-    where = asked.sub.rpartition("/")[0] if asked.sub.endswith(_FILE_ENDINGS) else asked.sub
+    where = place.sub.rpartition("/")[0] if place.sub.endswith(_FILE_ENDINGS) else place.sub
     here = folder / where
     there = sorted(path for pattern in ("*", "*/*") for path in here.glob(pattern) if path.is_file())
-    files = dictionaries([path.relative_to(folder).as_posix() for path in there]).get(asked.sub)
+    files = dictionaries([path.relative_to(folder).as_posix() for path in there]).get(place.sub)
     if not files:
         return None, False
     # A description and the weights are found together or not at all; of one file a layer, some may be missing.
-    return (folder / asked.sub, str(HubPlace(asked.repo, folder.name, asked.sub))), len(files) <= 2
+    return (folder / place.sub, str(HubPlace(place.repo, folder.name, place.sub))), len(files) <= 2
 
 
-def _ask(asked: HubPlace, question: Any) -> Any:
+def _ask(place: HubPlace, question: Any) -> Any:
     from huggingface_hub import HfApi
 
-    return ask("model", asked.repo, lambda: question(HfApi()), _remedy(asked))
+    return ask("model", place.repo, lambda: question(HfApi()), _remedy(place))
 
 
-def _remedy(asked: HubPlace) -> str:
-    only = f" --include '{asked.sub}/*'" if asked.sub and not asked.sub.endswith(_FILE_ENDINGS) else ""
-    here = f"On this machine nothing is at {asked.path}, and " if asked.path else "On this machine "
+def _remedy(place: HubPlace) -> str:
+    only = f" --include '{place.sub}/*'" if place.sub and not place.sub.endswith(_FILE_ENDINGS) else ""
+    here = f"On this machine nothing is at {place.path}, and " if place.path else "On this machine "
     return (
-        f"{here}{asked} is not in the hub's cache. Check the name and the network, and HF_TOKEN where it is private. "
-        f"To fill the cache where there is a network: hf download {asked.repo}{only}."
+        f"{here}{place} is not in the hub's cache. Check the name and the network, and HF_TOKEN where it is private. "
+        f"To fill the cache where there is a network: hf download {place.repo}{only}."
     )
 
 

@@ -50,13 +50,13 @@ def sections(
     below: list[Section] = []
     for field in dataclasses.fields(cls):
         known: Setting = field.metadata["setting"]
-        own, run = of_member or known.per_member, decides and known.decides
+        differs, run = of_member or known.per_member, decides and known.decides
         if known.section:
-            below += sections(known.section, f"{name}{field.name}.", known.doc, own, bool(run))
+            below += sections(known.section, f"{name}{field.name}.", known.doc, differs, bool(run))
             continue
         kind = without_none(hints[field.name])
         optional = kind is not hints[field.name]
-        keys.append(Key(f"{name}{field.name}", type_text(kind), optional, field.default, run, own, known))
+        keys.append(Key(f"{name}{field.name}", type_text(kind), optional, field.default, run, differs, known))
     yield Section(name.rstrip("."), doc, tuple(keys))
     yield from below
 

@@ -103,8 +103,8 @@ def command_of(config: Any) -> str:
 
 def _hides(name: str, path: Path) -> bool:
     """True for a file that would be imported in place of a module: Python looks into the current folder first."""
-    found = importlib.util.find_spec(name) if name.isidentifier() else None
-    return found is not None and Path(found.origin or name).resolve() != path.resolve()
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    return spec is not None and Path(spec.origin or name).resolve() != path.resolve()
 
 
 def _changed_settings(

@@ -71,9 +71,11 @@ def probed(config: ProbesConfig, words: str) -> Probed:
         raise ConfigError("--probes is empty; give all, names of data sets, or first_letter.")
     everything = "all" in named
     names = [word for word in named if word not in ("all", FIRST_LETTER)]
-    found = files(data_folder(config.data)) if everything or names else {}
-    taken = list(found) if everything else chosen(names, [*found, FIRST_LETTER])
-    return Probed({name: found[name] for name in taken if name in found}, everything or FIRST_LETTER in named)
+    data_sets = files(data_folder(config.data)) if everything or names else {}
+    chosen_names = list(data_sets) if everything else chosen(names, [*data_sets, FIRST_LETTER])
+    return Probed(
+        {name: data_sets[name] for name in chosen_names if name in data_sets}, everything or FIRST_LETTER in named
+    )
 
 
 def run_probes(work: Workspace, wanted: Probed, words: list[str] | None = None, redo: bool = False) -> int:
@@ -124,11 +126,11 @@ def _probed(
     config, path = work.experiment.probes, Run(folder).probes
     reader = _reader(work, sae.sites.reads)
     content = _before(path, {"sha256": sae.fingerprint(), "on": _on(work, reader)}, wanted, contents, redo)
-    missing = [one for one in wanted.files if one not in content["datasets"]]
+    missing = [data_set for data_set in wanted.files if data_set not in content["datasets"]]
     with Progress(f"probe {name}", len(missing), unit="data sets") as progress:
-        for one in missing:
-            content["datasets"][one] = {"sha256": contents[one]} | _data_set(
-                config, reader, sae, read(wanted.files[one])
+        for data_set in missing:
+            content["datasets"][data_set] = {"sha256": contents[data_set]} | _data_set(
+                config, reader, sae, read(wanted.files[data_set])
             )
             write_json(path, content)
             progress.advance(1)
@@ -181,7 +183,7 @@ def _data_set(config: ProbesConfig, reader: Reader, sae: TrainedCoder, data: Lab
     """The scores of one dictionary on one data set, as JSON."""
     rows = split(data.name, data.labels, config.seed, config.train_rows, config.test_rows)
     used = np.union1d(*rows)
-    own = type(rows)(*(np.searchsorted(used, part) for part in rows))
+    places = type(rows)(*(np.searchsorted(used, part) for part in rows))
     labels, captured = data.labels[used], reader.of_texts(data.name, [data.texts[i] for i in used])
     parts = [captured[hook] for hook in sae.sites.reads]
     x = np.stack(parts, axis=1) if sae.sites.stacked else parts[0]
@@ -189,10 +191,10 @@ def _data_set(config: ProbesConfig, reader: Reader, sae: TrainedCoder, data: Lab
     def encode(block: np.ndarray) -> np.ndarray:
         return sae.encode(block).reshape(len(block), -1)
 
-    scores, latents = probe_latents(encode, x, labels, own, config.ks, config.penalty, config.seed)
-    baseline = reader.folder / f"{data.name}-{digest(config.seed, x, labels, *own)[:16]}.json"
+    scores, latents = probe_latents(encode, x, labels, places, config.ks, config.penalty, config.seed)
+    baseline = reader.folder / f"{data.name}-{digest(config.seed, x, labels, *places)[:16]}.json"
     if not baseline.is_file():
-        write_json(baseline, dataclasses.asdict(probe_activations(x, labels, own, config.seed)))
+        write_json(baseline, dataclasses.asdict(probe_activations(x, labels, places, config.seed)))
     return {
         "rows": [len(part) for part in rows],
         "activations": dataclasses.asdict(Scores(**read_json(baseline))),
@@ -217,8 +219,8 @@ def _first_letter(
     task = tasks[hook]
     if isinstance(task, str):
         return {"on": on, "refused": task}
-    found = {"refused": why} if (why := task.refusal(config)) else first_letters(sae, task, config)
-    return {"on": on, "model_f1": list(task.f1)} | found
+    figures = {"refused": why} if (why := task.refusal(config)) else first_letters(sae, task, config)
+    return {"on": on, "model_f1": list(task.f1)} | figures
 
 
 def _task(work: Workspace, hook: str) -> Task | str:
@@ -238,18 +240,18 @@ def _show(config: ProbesConfig, place: Path, title: str, rows: list[dict[str, An
     mean = functools.partial(mean_over, resamples=config.resamples, seed=config.seed)
     shown = []
     for row in rows:
-        own = {n: data for n, data in row.get("datasets", {}).items() if n in names}
-        curve = {k: mean([data["k"][str(k)]["auc"] for data in own.values()]) for k in config.ks} if own else {}
-        base = mean([data["activations"]["auc"] for data in own.values()]) if own else None
+        shared = {n: data for n, data in row.get("datasets", {}).items() if n in names}
+        curve = {k: mean([data["k"][str(k)]["auc"] for data in shared.values()]) for k in config.ks} if shared else {}
+        base = mean([data["activations"]["auc"] for data in shared.values()]) if shared else None
         letters = row.get(FIRST_LETTER, {}) if wanted.first_letter else {}
         shown.append(
             {"name": row["name"], "error": row.get("error"), "curve": curve, "activations": base, "letters": letters}
         )
     compared = [
-        (row["name"], rows[0]["name"], k, found)
+        (row["name"], rows[0]["name"], k, compared_k)
         for row in rows[1:]
         for k in config.ks
-        if (found := difference(_aucs(row, k, names), _aucs(rows[0], k, names), config.resamples, config.seed))
+        if (compared_k := difference(_aucs(row, k, names), _aucs(rows[0], k, names), config.resamples, config.seed))
     ]
     console.say(render_probes(place, title, shown, compared))
     console.say(f"probes: {Run(place).probes.with_suffix('.html')}")

@@ -104,14 +104,14 @@ def steer(
     changed = _rows_of(steered(inside, name, operation.at(True), rows, sampling, len(bos)))
     without = _rows_of(generate(lm.config, lm.params, rows, sampling))
     about = _about(inside, name, list(operation.latents), rows, operation.at, len(bos))
-    return [Written(*one) for one in zip(prompts, without, changed, about, strict=True)]
+    return [Written(*row) for row in zip(prompts, without, changed, about, strict=True)]
 
 
-def features(text: str, sae: TrainedCoder, said: str = "--feature") -> list[int]:
+def features(text: str, sae: TrainedCoder, source: str = "--feature") -> list[int]:
     """Latents from `123`, `3,17`, or `layer:latent` of a cross-layer transcoder, whose layers count from its first.
 
     Args:
-        said: where the text was given, for messages.
+        source: where the text was given, for messages.
 
     Raises:
         ConfigError: something else, or a latent that the dictionary does not have.
@@ -120,14 +120,14 @@ def features(text: str, sae: TrainedCoder, said: str = "--feature") -> list[int]
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:(\d+):)?(\d+)\s*", part)
         if not match:
-            raise ConfigError(f"{said}={text}: give numbers, as in 123 or 3,17; of a layer, 2:123.")
+            raise ConfigError(f"{source}={text}: give numbers, as in 123 or 3,17; of a layer, 2:123.")
         group, latent = int(match[1] or 0), int(match[2])
         if match[1] and (len(shape) == 1 or group >= shape[0]):
             layers = f"0 to {shape[0] - 1}" if len(shape) == 2 else "none: it has one group of latents"
-            raise ConfigError(f"{said}={part.strip()}: there is no layer {group} of latents; there are {layers}.")
+            raise ConfigError(f"{source}={part.strip()}: there is no layer {group} of latents; there are {layers}.")
         largest = shape[-1] if match[1] else sae.n_latents
         if latent >= largest:
-            raise ConfigError(f"{said}={part.strip()}: the latents are 0 to {largest - 1}.")
+            raise ConfigError(f"{source}={part.strip()}: the latents are 0 to {largest - 1}.")
         latents.append(group * shape[-1] + latent)
     return latents
 
@@ -150,14 +150,14 @@ def _about(
     changed = inside.run(tokens_RS, {name: change(there)})
     kl_R = np.asarray(kl_from(clean.logits, last_R)(changed.logits))
     f_RSK = np.asarray(clean.latents[name]).reshape(*tokens_RS.shape, -1)[..., latents]
-    said = []
+    lines = []
     for row_SK, last, kl in zip(f_RSK, last_R, kl_R, strict=True):
         f_SK = row_SK[first : last + 1]
         if not math.isfinite(kl):
             raise ConfigError("The change is too large for the model's numbers, which overflow: give a smaller scale.")
         fires = (f_SK != 0).any(1).sum()
         most = f", at most {np.abs(f_SK).max():.3g}" if fires else ""
-        said.append(
+        lines.append(
             f"fires at {fires} of {len(f_SK)} tokens{most}; the next token's distribution moves by {kl:.3g} nats (KL)"
         )
-    return said
+    return lines

@@ -21,8 +21,8 @@ def sampled_row(reader: StoreReader, row: int, tokenizer: Tokenizer | None) -> s
     line = f"row {row}: {ids}, norm {', '.join(norms)}"
     if tokenizer is None:
         return line
-    before, own, after = (_as_literal(tokenizer, ids) for ids in token_context(reader, row, _CONTEXT))
-    return f"{line}, text {before} [{own}] {after}"
+    before, token, after = (_as_literal(tokenizer, ids) for ids in token_context(reader, row, _CONTEXT))
+    return f"{line}, text {before} [{token}] {after}"
 
 
 def token_context(reader: StoreReader, row: int, reach: int) -> tuple[list[int], list[int], list[int]]:
@@ -43,15 +43,15 @@ def token_context(reader: StoreReader, row: int, reach: int) -> tuple[list[int],
         np.concatenate(list(reader.read_pieces(name, pieces))).astype(np.int64)
         for name in ("token_id", "document", "position")
     )
-    own = centre - low
+    at_row = centre - low
     offset = np.arange(low, high) - centre
-    fits = (document == document[own]) & (position == position[own] + offset)
-    first, last = own, own
+    fits = (document == document[at_row]) & (position == position[at_row] + offset)
+    first, last = at_row, at_row
     while first > 0 and fits[first - 1]:
         first -= 1
     while last + 1 < len(at) and fits[last + 1]:
         last += 1
-    return token[first:own].tolist(), [int(token[own])], token[own + 1 : last + 1].tolist()
+    return token[first:at_row].tolist(), [int(token[at_row])], token[at_row + 1 : last + 1].tolist()
 
 
 def _shard_at(starts: np.ndarray, row: int) -> int:
@@ -70,14 +70,14 @@ def find_tokenizer(identity: Mapping[str, Any], folder: str = "") -> tuple[Token
     if not place:
         return None, "ids only: the store does not say of which model it is; --tokenizer=FOLDER names a tokenizer"
     try:
-        found = Tokenizer.from_folder(Path(place))
+        tokenizer = Tokenizer.from_folder(Path(place))
     except DataError as error:
         if folder:
             raise
         return None, f"ids only: the tokenizer of {model!r} is not here ({error}); --tokenizer=FOLDER names it"
-    if found.sha256 != lm.get("tokenizer_sha256", found.sha256):
+    if tokenizer.sha256 != lm.get("tokenizer_sha256", tokenizer.sha256):
         return None, f"ids only: {place} has another tokenizer than the one the store was made with"
-    return found, ""
+    return tokenizer, ""
 
 
 # Named here and not asked of saejax.lm: looking at rows loads no jax.

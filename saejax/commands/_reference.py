@@ -54,17 +54,10 @@ def formats_table() -> str:
     """A row for each format of dictionaries: its files, what is read, what is written."""
     rows = [("saejax", "`saejax`", "coder.safetensors, saejax.json", "all", "all")]
     for form, cells in format_table():
-        read, written = ([kind for kind, cell in cells.items() if holds(cell)] for holds in (_is_read, _is_written))
+        read = [kind for kind, (is_read, _) in cells.items() if is_read]
+        written = [kind for kind, (_, why_not) in cells.items() if not why_not]
         rows.append((form.title, f"`{form.name}`", form.files, _kinds(read), _kinds(written)))
     return _markdown_table(("project", "format", "files", "in", "out"), rows)
-
-
-def _is_read(cell: tuple[bool, str]) -> bool:
-    return cell[0]
-
-
-def _is_written(cell: tuple[bool, str]) -> bool:
-    return not cell[1]
 
 
 def _kinds(kinds: Iterable[Kind]) -> str:
@@ -144,7 +137,7 @@ def _markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> s
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main() -> None:
+def write_reference() -> None:
     """Write all pages."""
     for name, (start, table) in TABLES.items():
         path = Path(name)
@@ -155,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_reference()

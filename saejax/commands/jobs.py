@@ -42,7 +42,7 @@ class Jobs(Command, takes="either"):
             raise ConfigError(f"`saejax jobs` has no word {word!r}.{nearest(word, (*_MAKING, *_READING))}")
         self.refuse_idle(line, word)
         if word in _READING:
-            _read(word, line)
+            _read_job(word, line)
             return 0
         if len(line.words) > 1:
             raise ConfigError(f"Unexpected argument {line.words[1]!r}; the folder is --out=jobs.")
@@ -75,7 +75,7 @@ class Jobs(Command, takes="either"):
         return 0
 
 
-def _read(word: str, line: Line) -> None:
+def _read_job(word: str, line: Line) -> None:
     from saejax.jobs import figures, table
     from saejax.jobs.job import read_job
 

@@ -44,13 +44,13 @@ def plan(e: Experiment, name: str, counts: Sequence[int], deadline: str = "", pr
     on = device(name or default_device())
     virtual_devices(max(counts))
     planned = Planned.of(e)
-    found = estimate(planned, on, sorted(set(counts)))
-    choice = choose(found, longest)
-    unfit = next((one for one in found if not one.refused and over(one)), None)
+    per_count = estimate(planned, on, sorted(set(counts)))
+    choice = choose(per_count, longest)
+    unfit = next((each for each in per_count if not each.refused and over(each)), None)
     remedies = remedy(planned, on, unfit.devices, over(unfit)) if unfit and choice.taken is None else []
-    head, below = page.head(e.name, on, planned.models), page.below(found, choice, remedies)
-    lines = [*head, "\n" + page.table(found, price) + "\n", *below]
-    return Plan(found, bool(choice.taken), lines)
+    head, below = page.head(e.name, on, planned.models), page.below(per_count, choice, remedies)
+    lines = [*head, "\n" + page.table(per_count, price) + "\n", *below]
+    return Plan(per_count, bool(choice.taken), lines)
 
 
 def default_device() -> str:
@@ -66,15 +66,15 @@ def of_jobs(e: Experiment, name: str, devices: int) -> tuple[StageEstimate, ...]
     """
     on = device(name)
     virtual_devices(devices)
-    found = {one.stage: one for one in estimates(e, on, devices)}
-    if e.gates.retries and "train" in found:
-        each = sum(found[name].seconds for name in ("train", "evaluate", "report"))
-        found["train"] = dataclasses.replace(found["train"], seconds=(1 + e.gates.retries) * each)
-    study = [found[name] for name in OF_STUDY if name in found]
+    stages = {stage.stage: stage for stage in estimates(e, on, devices)}
+    if e.gates.retries and "train" in stages:
+        each = sum(stages[name].seconds for name in ("train", "evaluate", "report"))
+        stages["train"] = dataclasses.replace(stages["train"], seconds=(1 + e.gates.retries) * each)
+    study = [stages[name] for name in OF_STUDY if name in stages]
     if study:
-        most = max(study, key=lambda one: one.host_bytes)
-        found["study"] = dataclasses.replace(most, stage="study", seconds=sum(one.seconds for one in study))
-    return tuple(found.values())
+        most = max(study, key=lambda stage: stage.host_bytes)
+        stages["study"] = dataclasses.replace(most, stage="study", seconds=sum(stage.seconds for stage in study))
+    return tuple(stages.values())
 
 
 def of_this_machine(e: Experiment) -> tuple[StageEstimate, ...]:
@@ -85,24 +85,24 @@ def of_this_machine(e: Experiment) -> tuple[StageEstimate, ...]:
         return ()
 
 
-def content(found: list[Estimate]) -> list[dict[str, Any]]:
+def content(plans: list[Estimate]) -> list[dict[str, Any]]:
     """The estimates as JSON, in bytes and seconds."""
     return [
         {
-            "device": one.device.name,
-            "devices": one.devices,
-            "mesh": list(one.mesh),
-            "refused": one.refused,
-            "fits": one.fits,
-            "seconds": one.seconds,
-            "device_hours": one.device_hours,
-            "disk_bytes": one.disk_bytes,
+            "device": each.device.name,
+            "devices": each.devices,
+            "mesh": list(each.mesh),
+            "refused": each.refused,
+            "fits": each.fits,
+            "seconds": each.seconds,
+            "device_hours": each.device_hours,
+            "disk_bytes": each.disk_bytes,
             "stages": [
                 dataclasses.asdict(stage) | {"parts": dict(stage.parts), "device_bytes": stage.device_bytes}
-                for stage in one.stages
+                for stage in each.stages
             ],
         }
-        for one in found
+        for each in plans
     ]
 
 

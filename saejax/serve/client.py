@@ -119,11 +119,11 @@ class Client:
     def wait(self, job: str, seconds: float = float("inf")) -> JobState:
         """The job once it has ended. Raises TimeoutError after `seconds`."""
         until = time.monotonic() + seconds
-        while (found := self.job(job))["state"] not in ENDED:
+        while (state := self.job(job))["state"] not in ENDED:
             if time.monotonic() > until:
-                raise TimeoutError(f"The job {job} is {found['state']} after {seconds:g} s.")
+                raise TimeoutError(f"The job {job} is {state['state']} after {seconds:g} s.")
             time.sleep(0.5)
-        return found
+        return state
 
     def note(self, dictionary: str, id: int, label: str, note: str = "") -> FeatureNote:
         """Write a feature's label and note; both empty remove it."""

@@ -84,8 +84,8 @@ def whole_rows(path: Path) -> int:
             while 0 < end <= LARGEST_METRICS:
                 start = max(0, end - 4096)
                 handle.seek(start)
-                if (found := handle.read(end - start).rfind(b"\n")) >= 0:
-                    return start + found + 1
+                if (last := handle.read(end - start).rfind(b"\n")) >= 0:
+                    return start + last + 1
                 end = start
     except OSError:
         pass
@@ -94,16 +94,16 @@ def whole_rows(path: Path) -> int:
 
 def pages(root: Path, folder: Path) -> list[dict[str, str]]:
     """[{title, name}] of the HTML files of a run or a sweep, the nearest first; `name` is the place below `root`."""
-    found: list[Path] = []
+    paths: list[Path] = []
     level = [folder]
     for _ in range(_PAGE_DEPTH):
         inner: list[Path] = []
-        for one in level:
-            entries = sorted(one.iterdir()) if one.is_dir() else []
-            found += [path for path in entries if path.suffix == ".html" and path.name[0] != "." and path.is_file()]
+        for above in level:
+            entries = sorted(above.iterdir()) if above.is_dir() else []
+            paths += [path for path in entries if path.suffix == ".html" and path.name[0] != "." and path.is_file()]
             inner += [path for path in entries if path.is_dir() and path.name[0] != "." and not path.is_symlink()]
         level = [path for path in inner if path.name != Run.checkpoints]
     return [
         {"title": path.relative_to(folder).with_suffix("").as_posix(), "name": path.relative_to(root).as_posix()}
-        for path in found[:_MOST_PAGES]
+        for path in paths[:_MOST_PAGES]
     ]

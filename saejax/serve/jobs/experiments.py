@@ -92,7 +92,7 @@ def _settings(known: Mapping[str, Path], label: str, preset: str) -> Any:
         raise ConfigError(f"There is no experiment {label[:80]!r}.{nearest(label[:80], known)}")
     try:
         module = experiments.load(known[label])
-        presets = [one for one in getattr(module, "PRESETS", ()) if one]
+        presets = [name for name in getattr(module, "PRESETS", ()) if name]
         if preset and preset not in presets:
             raise ConfigError(f"{label} has no preset {preset[:80]!r}.{nearest(preset[:80], presets or ['none'])}")
         return experiments.settings(module, preset)
@@ -119,8 +119,8 @@ def _of_run(site: Site, name: str) -> Experiment:
 def _without_preset(coder: CoderConfig) -> dict[str, Any]:
     """The coder's settings without what its preset gave it."""
     plain = to_json(CoderConfig(preset=coder.preset))
-    given = to_json(CoderConfig(preset=coder.preset).resolved())
-    return {key: plain[key] if value == given[key] else value for key, value in to_json(coder).items()}
+    preset = to_json(CoderConfig(preset=coder.preset).resolved())
+    return {key: plain[key] if value == preset[key] else value for key, value in to_json(coder).items()}
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:

@@ -80,7 +80,10 @@ def _of_listed(path: Path, changed: int) -> Mapping[str, Any]:
         module = experiments.load(path)
     except Exception as error:  # whatever the code of a listed file raises
         return {"summary": f"cannot be read ({type(error).__name__}: {error})", "presets": []}
-    return {"summary": _summary(module.__doc__), "presets": [one for one in getattr(module, "PRESETS", ()) if one]}
+    return {
+        "summary": _summary(module.__doc__),
+        "presets": [preset for preset in getattr(module, "PRESETS", ()) if preset],
+    }
 
 
 def _summary(doc: str | None) -> str:

@@ -5,19 +5,18 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from saejax.app.hub import hub_place
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Setting
 
 Allowed = Callable[[str], Path]
-T = TypeVar("T")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def with_allowed_places(old: T, new: T, allowed: Allowed, where: str = "") -> T:
+def with_allowed_places(old: Any, new: Any, allowed: Allowed, where: str = "") -> Any:
     """`new` with each place that `old` does not name resolved by `allowed`.
 
     What the experiment's own file or the run's own record names stays as it is.
@@ -31,8 +30,7 @@ def with_allowed_places(old: T, new: T, allowed: Allowed, where: str = "") -> T:
         ConfigError: a place that may not be named; says which key and why.
     """
     changed: dict[str, Any] = {}
-    # T is a dataclass, which no type of Python's can say: here and at the end.
-    for field in dataclasses.fields(new):  # type: ignore[arg-type]
+    for field in dataclasses.fields(new):
         known: Setting = field.metadata["setting"]
         before, now = getattr(old, field.name), getattr(new, field.name)
         key = f"{where}.{field.name}".lstrip(".")
@@ -42,11 +40,11 @@ def with_allowed_places(old: T, new: T, allowed: Allowed, where: str = "") -> T:
             changed[field.name] = with_allowed_places(before, now, allowed, key)
         elif isinstance(now, tuple):
             changed[field.name] = tuple(
-                one if one in before else _allowed_value(one, known, key, allowed) for one in now
+                item if item in before else _allowed_value(item, known, key, allowed) for item in now
             )
         else:
             changed[field.name] = _allowed_value(now, known, key, allowed)
-    return dataclasses.replace(new, **changed)  # type: ignore[type-var]
+    return dataclasses.replace(new, **changed)
 
 
 def _allowed_value(value: Any, known: Setting, key: str, allowed: Allowed) -> Any:
@@ -54,10 +52,10 @@ def _allowed_value(value: Any, known: Setting, key: str, allowed: Allowed) -> An
         changed: dict[str, Any] = {}
         for field in dataclasses.fields(value):
             inner: Setting = field.metadata["setting"]
-            own = getattr(value, field.name)
-            items = own if isinstance(own, tuple) else (own,)
+            inner_value = getattr(value, field.name)
+            items = inner_value if isinstance(inner_value, tuple) else (inner_value,)
             checked = tuple(_allowed_value(item, inner, f"{key}.{field.name}", allowed) for item in items)
-            changed[field.name] = checked if isinstance(own, tuple) else checked[0]
+            changed[field.name] = checked if isinstance(inner_value, tuple) else checked[0]
         return dataclasses.replace(value, **changed)
     if not known.place or not value or not isinstance(value, str):
         return value

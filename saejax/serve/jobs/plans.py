@@ -66,18 +66,18 @@ class Plans:
             text = as_file(as_settings(e), "What a plan of saejax serve is about.", "saejax plan").encode()
         except UnicodeEncodeError:
             raise ConfigError("A setting holds half of a letter (a lone surrogate); send UTF-8.") from None
-        asked = {"device": device, "devices": list(devices)}
-        name = digest(text, asked, *made_from(e))[:32]
-        found = self.state(name) if (self._folder / name / _RESULT).is_file() else None
-        if found is not None and found["state"] == "done":
-            return found
+        request = {"device": device, "devices": list(devices)}
+        name = digest(text, request, *made_from(e))[:32]
+        state = self.state(name) if (self._folder / name / _RESULT).is_file() else None
+        if state is not None and state["state"] == "done":
+            return state
         if name not in self._running:
             if len(self._running) >= _MOST_WAITING:
                 raise BusyError(f"{_MOST_WAITING} plans are being made already; ask again in a minute.")
             self._running[name] = None
             self._forget()
             write_bytes(self._folder / name / _EXPERIMENT, text)
-            write_json(self._folder / name / _ASKED, asked)
+            write_json(self._folder / name / _ASKED, request)
             (self._folder / name / _RESULT).unlink(missing_ok=True)
             threading.Thread(target=self._make, args=(name,), name=f"plan {name}", daemon=True).start()
         return self.state(name)
@@ -126,10 +126,10 @@ class Plans:
                         error = f"It took more than {self._seconds:g} seconds; run `saejax plan` in a shell."
                         write_json(folder / _RESULT, {"state": "failed", "error": error})
             if not (folder / _RESULT).is_file() and not self._closed:
-                said = (folder / _LOG).read_text(errors="replace").strip()[-2000:]
+                output = (folder / _LOG).read_text(errors="replace").strip()[-2000:]
                 code = process.returncode
                 why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                write_json(folder / _RESULT, {"state": "failed", "error": f"It ended with {why}. {said}"})
+                write_json(folder / _RESULT, {"state": "failed", "error": f"It ended with {why}. {output}"})
         except (OSError, SaejaxError):  # the disk is full, or the folder was deleted: it counts as not finished
             pass
         finally:
@@ -138,11 +138,11 @@ class Plans:
     def _forget(self) -> None:
         """Delete the oldest of many."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(
-            (one for one in self._folder.iterdir() if one.name not in self._running),
-            key=lambda one: one.stat().st_mtime,
+        folders = sorted(
+            (folder for folder in self._folder.iterdir() if folder.name not in self._running),
+            key=lambda folder: folder.stat().st_mtime,
         )
-        for old in found[: max(0, len(found) - _MOST_PLANS)]:
+        for old in folders[: max(0, len(folders) - _MOST_PLANS)]:
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -159,10 +159,10 @@ def make_plan(folder: Path) -> int:
     from saejax.plan.command import content, plan
 
     keep_programs()
-    asked = read_json(folder / _ASKED)
+    request = read_json(folder / _ASKED)
     e = experiment(experiments.settings(experiments.load(folder / _EXPERIMENT)))
     try:
-        made = plan(e, asked["device"], asked["devices"])
+        made = plan(e, request["device"], request["devices"])
     except SaejaxError as error:
         write_json(folder / _RESULT, {"state": "failed", "error": str(error)})
         return error.exit_code
