@@ -20,7 +20,7 @@ from saejax.plan.estimate import stage_of, virtual_devices
 from saejax.plan.models import shape_of
 from saejax.plan.planned import Planned
 from saejax.plan.stage import StageEstimate
-from saejax.report.tables import markdown
+from saejax.report.table_page import markdown
 
 HEAD = ("case", "figure", "report", "plan", "why they differ")
 

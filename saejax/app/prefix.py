@@ -30,7 +30,7 @@ from saejax.prefix.records import Record, fingerprint, read_records
 from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
 from saejax.prefix.trained import TrainedPrefix, encoder_of, from_meta, to_meta
 from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_program
-from saejax.report.prefix_page import render_prefix, table
+from saejax.report.prefix_page import prefix_tables, render_prefix
 from saejax.runs import Run, made
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.training import Setup, TrainConfig, TrainState, put_on
@@ -64,9 +64,10 @@ def run_prefix(e: Experiment, redo: bool = False) -> int:
     if outcome is not None and outcome.stopped:
         return EXIT_PREEMPTED
     content = _prefix_evaluation(training, redo)
-    write_bytes(e.run.prefix.with_suffix(".md"), (table(content["models"]) + "\n").encode())
+    text = "\n\n".join(table.text for table in prefix_tables(content["models"]))
+    write_bytes(e.run.prefix.with_suffix(".md"), (text + "\n").encode())
     write_bytes(e.run.page, _page(e, content).encode())
-    say(table(content["models"]))
+    say(text)
     say(f"prefix: {e.run.page}")
     return 0
 

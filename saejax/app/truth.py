@@ -21,7 +21,7 @@ from saejax.fit.learner import Data, Sides, Tell
 from saejax.fit.train import train
 from saejax.fit.trainable import coder_of, refuse_unused
 from saejax.parallel import joined, own_rows
-from saejax.report.truth_page import picture_of, table, table_of_many
+from saejax.report.truth_page import truth_picture, truth_table, truth_table_of_many
 from saejax.runs import Run
 from saejax.runs.provenance import Provenance, verify_provenance
 from saejax.trained import TrainedCoder
@@ -57,7 +57,7 @@ def run_truth(e: Experiment, words: Sequence[str] | None = None) -> int:
         if process.first:
             scores = _score_and_write(e, planted, load(e.run_dir), e.run_dir)
             say(f"truth: {scores.n_samples:,} fresh samples; {e.run.truth.with_suffix('.png')}")
-            say(table(scores))
+            say(truth_table(scores))
     return 0
 
 
@@ -121,7 +121,7 @@ def _score_and_write(e: Experiment, planted: Planted, sae: TrainedCoder, folder:
     about = {"step": sae.step, "sha256": sae.fingerprint(), "world": to_json(e.truth)}
     write_json(Run(folder).truth, about | scores.to_json())
     title = f"{folder.name}: the {planted.world.n_features:,} features"
-    write_bytes(Run(folder).truth.with_suffix(".png"), picture_of(scores, title))
+    write_bytes(Run(folder).truth.with_suffix(".png"), truth_picture(scores, title))
     return scores
 
 
@@ -140,7 +140,7 @@ def _score_all(e: Experiment, planted: Planted, words: Sequence[str]) -> int:
             say(f"{name}: error: {error}")
             rows[name] = str(error)
     first = next(iter(rows.values()))
-    shown = table(first) if len(rows) == 1 and isinstance(first, Scores) else table_of_many(rows)
+    shown = truth_table(first) if len(rows) == 1 and isinstance(first, Scores) else truth_table_of_many(rows)
     write_bytes(Run(folder).table, (shown + "\n").encode())
     say(shown)
     say(f"truth: {Run(folder).table}")

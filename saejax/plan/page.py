@@ -9,7 +9,7 @@ from saejax.plan.devices import EFFICIENCY, Device
 from saejax.plan.estimate import OF_STUDY, Estimate
 from saejax.plan.planned import ROOM
 from saejax.plan.stage import StageEstimate
-from saejax.report.tables import markdown
+from saejax.report.table_page import markdown
 
 _BYTES = (
     ("state", ("state", "coder")),

@@ -9,9 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saejax.core.files import writing
 from saejax.report.evaluation import counted
-from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, blank_figure, cells, log_axis, markdown, page
+from saejax.report.table_page import (
+    COLOURS,
+    MARKERS,
+    Columns,
+    Row,
+    Table,
+    blank_figure,
+    cells,
+    log_axis,
+    panels,
+    say_inside,
+    write_table_page,
+)
 from saejax.runs import Run
 
 if TYPE_CHECKING:
@@ -48,29 +59,21 @@ _NAMED = 24
 def render_dictionaries(
     folder: Path, title: str, lead: str, rows: Sequence[dict[str, Any]], sections: Sequence[dict[str, Any]] = ()
 ) -> str:
-    """Writes table.md, table.png and table.html, which needs no other file, into `folder`; returns the tables.
+    """Write table.md, table.png and table.html, which needs no other file, into `folder`; returns the text.
 
     Args:
-        sections: more tables: {"title", "lead", "columns": as of `tables.cells`, "rows"}.
+        sections: more tables: {"title", "lead", "columns": as of `cells`, "rows"}.
     """
     rows = [_flat(row) for row in rows]
-    lines = cells(_COLUMNS, rows)
     if len({row["at"] for row in rows if "at" in row}) > 1:
         lead += " They are at different hook points, where the same FVE or loss recovered does not mean the same."
-    below = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
-    figure = _picture(rows, title)
-    more = [(part["title"], part["lead"], cells(part["columns"], part["rows"])) for part in sections]
-    text = "\n".join([markdown(lines), *(f"\n{line}" for line in below)])
-    text += "".join(f"\n\n## {name}\n\n{above}\n\n{markdown(own)}" for name, above, own in more)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(Run(folder).table.with_suffix(".png"), dpi=DPI)
-        Run(folder).table.write_text(f"# {title}\n\n{lead}\n\n{text}\n", encoding="utf-8")
-        shown = page(
-            title, lead, lines, Run(folder).table.with_suffix(".png").read_bytes(), _WORDS, below, sections=more
-        )
-        Run(folder).table.with_suffix(".html").write_text(shown, encoding="utf-8")
-    return text
+    errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
+    tables = [
+        Table(cells(_COLUMNS, rows), _WORDS, errors),
+        *(Table(cells(s["columns"], s["rows"]), title=s["title"], lead=s["lead"]) for s in sections),
+    ]
+    path = Run(folder).table.with_suffix(".html")
+    return write_table_page(path, title, lead, tables, _over_l0(rows, title), "FVE over L0")
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -78,9 +81,11 @@ def _flat(row: Row) -> dict[str, Any]:
     if "error" in row:
         return {"name": row["name"], "notes": "not evaluated, see below", "error": row["error"]}
     reads, writes = (", ".join(row[key]) for key in ("reads", "writes"))
+    intervals = {metric: ends for metric, ends in (row.get("intervals") or {}).items() if ends}
     return {
         **{key: value for key, value in row["metrics"].items() if value is not None},
-        **_intervals(row),
+        **{f"{m}_interval": f"{ends[0]:.4f} to {ends[1]:.4f}" for m, ends in intervals.items()},
+        **{f"{m}_ends": ends for m, ends in intervals.items()},
         **{key: row[key] for key in ("name", "d_sae", "coder")},
         "at": reads if reads == writes else f"{reads} -> {writes}",
         "gates": counted(row["gates"]),
@@ -88,26 +93,15 @@ def _flat(row: Row) -> dict[str, Any]:
     }
 
 
-def _intervals(row: Row) -> dict[str, Any]:
-    """Those of the panels and columns, as numbers and as words; earlier versions wrote none."""
-    found: dict[str, Any] = {}
-    for metric, _ in _PANELS:
-        if own := (row.get("intervals") or {}).get(metric):
-            found |= {f"{metric}_interval": f"{own[0]:.4f} to {own[1]:.4f}", f"{metric}_ends": own}
-    return found
-
-
-def _picture(rows: Sequence[Row], title: str) -> "Figure":
+def _over_l0(rows: Sequence[Row], title: str) -> "Figure":
     """FVE, loss recovered and dead latents over L0: a point for each dictionary, a colour for each kind and place."""
     good = [row for row in rows if row.get("l0")]
     figure = blank_figure(_INCHES)
     figure.suptitle(title, parse_math=False)
-    panels = figure.subplots(1, len(_PANELS))
     families = list(dict.fromkeys((row["coder"], row["at"]) for row in good))
-    for axes, (metric, label) in zip(panels, _PANELS, strict=True):
+    side_by_side = panels(figure, len(_PANELS))
+    for axes, (metric, label) in zip(side_by_side, _PANELS, strict=True):
         axes.set(xlabel="L0: latents a token (log scale)", ylabel=label)
-        axes.grid(True, color="0.9")
-        axes.spines[["top", "right"]].set_visible(False)
         for (coder, at), colour, marker in zip(families, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
             own = [row for row in good if (row["coder"], row["at"]) == (coder, at) and metric in row]
             points = [(row["l0"], row[metric]) for row in own]
@@ -116,16 +110,16 @@ def _picture(rows: Sequence[Row], title: str) -> "Figure":
             ends = [(row["l0"], *row[f"{metric}_ends"]) for row in own if f"{metric}_ends" in row]
             axes.vlines(*zip(*ends, strict=True) if ends else ((), (), ()), color=colour, linewidth=1.2)
         if not any(metric in row for row in good):
-            axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+            say_inside(axes, "not measured")
         if good:
             log_axis(axes, [row["l0"] for row in good])
         axes.margins(y=0.12)  # for names below the lowest point
     if families:
-        handles, labels = panels[0].get_legend_handles_labels()
+        handles, labels = side_by_side[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
     if len(good) <= _NAMED:
         figure.draw_without_rendering()  # where a name has room is known once the panels have their places
-        for axes, (metric, _) in zip(panels, _PANELS, strict=True):
+        for axes, (metric, _) in zip(side_by_side, _PANELS, strict=True):
             _name(axes, [row for row in good if metric in row], metric)
     return figure
 

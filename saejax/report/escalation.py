@@ -1,6 +1,5 @@
 """escalation.md of a run whose gates still fail after all attempts: what was tried, figures, and what is left."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from saejax.core.files import write_bytes
 from saejax.report.evaluation import failed_of
-from saejax.report.tables import COLOURS, DPI, blank_figure, markdown
+from saejax.report.table_page import COLOURS, blank_figure, markdown, panels, png_of
 from saejax.runs import Run
 
 if TYPE_CHECKING:
@@ -25,9 +24,8 @@ def write_escalation(run: Run, content: Mapping[str, Any]) -> Path:
         content: that of attempts.json, with `about` {name: text}, `stages` {attempt: tokens and seconds of its
             training} and `settled`: why no more was tried before the number of retries was reached, or empty.
     """
-    with io.BytesIO() as buffer:
-        picture(content["attempts"], f"{run.path.name}: gates by attempt").savefig(buffer, dpi=DPI, format="png")
-        write_bytes(run.escalation.with_suffix(".png"), buffer.getvalue())
+    figure = gates_picture(content["attempts"], f"{run.path.name}: gates by attempt")
+    write_bytes(run.escalation.with_suffix(".png"), png_of(figure))
     write_bytes(run.escalation, _markdown(run.path.name, content).encode())
     return run.escalation
 
@@ -49,13 +47,13 @@ def share_of_bar(gate: Mapping[str, Any]) -> float:
     return float(above / below)
 
 
-def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> "Figure":
+def gates_picture(attempts: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     """A group of bars for each gate, a bar for each attempt: `share_of_bar` on a log axis. Above the line it fails.
 
     What could not be measured has no bar.
     """
     figure = blank_figure((9.0, 4.5))
-    axes = figure.add_subplot()
+    (axes,) = panels(figure, grid=False)
     done = [one for one in attempts if one["gates"]]
     names = [gate["name"] for gate in done[0]["gates"]]
     wide = 0.8 / len(done)
@@ -70,7 +68,6 @@ def picture(attempts: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     ticks = [0.1, 0.2, 0.5, 1, 2, 5, 10]
     axes.set_yticks([math.log10(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set(title=title, ylabel="share of the bar: above 1 it fails", ylim=(-1.05, 1.05))
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 

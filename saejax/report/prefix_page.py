@@ -1,10 +1,9 @@
 """How well models answer from a latent prefix, as a table, a picture and one page."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saejax.report.tables import COLOURS, DPI, blank_figure, markdown, page
+from saejax.report.table_page import COLOURS, Table, blank_figure, panels, png_of, table_page, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,44 +13,31 @@ _DIFFERENCES = ("model", "prefix against", "exact match", "F1", "nll")
 _METRICS = ("em", "f1", "nll")
 
 
-def lines(models: Mapping[str, Any]) -> list[list[str]]:
-    """A line for each model and way."""
-    found = [list(_HEAD)]
+def prefix_tables(models: Mapping[str, Any]) -> list[Table]:
+    """A table with a line for each model and way, and one of the prefix less each other way, on the same records."""
+    lines, differences = [list(_HEAD)], [list(_DIFFERENCES)]
     for name, content in models.items():
         for way, row in content["ways"].items():
-            cells = [_cell(row[metric], row["intervals"][metric]) for metric in _METRICS]
-            found.append([name, way, *cells, f"{row['tokens_saved']:.1f}", f"{row['ms']:.1f}"])
-    return found
-
-
-def differences(models: Mapping[str, Any]) -> list[list[str]]:
-    """The prefix less each other way, from the same records and resamples."""
-    found = [list(_DIFFERENCES)]
-    for name, content in models.items():
+            figures = [with_interval(row[metric], row["intervals"][metric], ".3f") for metric in _METRICS]
+            lines.append([name, way, *figures, f"{row['tokens_saved']:.1f}", f"{row['ms']:.1f}"])
         for way, row in content["differences"].items():
-            found.append([name, way, *(_cell(row[m]["value"], row[m]["interval"], "+") for m in _METRICS)])
-    return found
-
-
-def between(models: Mapping[str, Any]) -> list[str]:
-    """Of each model a sentence: where the prefix stands."""
-    return [_sentence(name, content) for name, content in models.items()]
+            figures = [with_interval(row[metric]["value"], row[metric]["interval"], "+.3f") for metric in _METRICS]
+            differences.append([name, way, *figures])
+    lead = "Differences on the same records; an interval without 0 is one that the records can tell."
+    return [
+        Table(lines, (0, 1), [_sentence(name, content) for name, content in models.items()]),
+        Table(differences, (0, 1), title="The prefix against each other way", lead=lead),
+    ]
 
 
 def _sentence(name: str, content: Mapping[str, Any]) -> str:
-    apart = content["differences"]["truncated"]["em"]
-    said = (
-        f"{name}: exact match of the prefix less that of truncation is {_cell(apart['value'], apart['interval'], '+')}"
-    )
-    share = content["between"]["em"]
+    """The place of a model's prefix between truncation and text."""
+    apart, share = content["differences"]["truncated"]["em"], content["between"]["em"]
+    difference = with_interval(apart["value"], apart["interval"], "+.3f")
+    sentence = f"{name}: exact match of the prefix less that of truncation is {difference}"
     if share is None:
-        return f"{said}; the text is no better than truncation, so that nothing lies between them."
-    return f"{said}. From truncation (0) to text (1) the prefix stands at {share:.2f}."
-
-
-def table(models: Mapping[str, Any]) -> str:
-    """Both tables and the sentences, as Markdown."""
-    return "\n\n".join([markdown(lines(models)), *between(models), markdown(differences(models))])
+        return f"{sentence}; the text is no better than truncation, so that nothing lies between them."
+    return f"{sentence}. From truncation (0) to text (1) the prefix stands at {share:.2f}."
 
 
 def render_prefix(
@@ -67,17 +53,14 @@ def render_prefix(
         curves: {name: (step, nats a token)}.
         examples: lines of a table, the first of them headings.
     """
-    sections = [
-        ("The prefix against each other way", "Differences on the same records; an interval without 0 is one that the "
-         "records can tell.", differences(models)),
-        ("Examples", "What was said for the first held-out records.", examples),
-    ]  # fmt: skip
-    return page(title, lead, lines(models), _picture(models, curves), (0, 1), between(models), "exact match", sections)
+    words = tuple(range(len(examples[0])))
+    shown = Table(examples, words, title="Examples", lead="What was said for the first held-out records.")
+    return table_page(title, lead, [*prefix_tables(models), shown], _bars_and_loss(models, curves), "exact match")
 
 
-def _picture(models: Mapping[str, Any], curves: Mapping[str, Sequence[tuple[int, float]]]) -> bytes:
+def _bars_and_loss(models: Mapping[str, Any], curves: Mapping[str, Sequence[tuple[int, float]]]) -> bytes:
     figure = blank_figure((4.2 * (len(models) + 1), 3.6))
-    *bars, loss = figure.subplots(1, len(models) + 1)
+    *bars, loss = panels(figure, len(models) + 1, grid=False)
     for axes, (name, content) in zip(bars, models.items(), strict=True):
         _bars(axes, name, content["ways"])
     for colour, (name, points) in zip(COLOURS, curves.items(), strict=False):
@@ -85,11 +68,7 @@ def _picture(models: Mapping[str, Any], curves: Mapping[str, Sequence[tuple[int,
     loss.set(xlabel="step", ylabel="nats a token of the answer")
     if curves:
         loss.legend(frameon=False)
-    for axes in (*bars, loss):
-        axes.spines[["top", "right"]].set_visible(False)
-    with io.BytesIO() as buffer:
-        figure.savefig(buffer, dpi=DPI, format="png")
-        return buffer.getvalue()
+    return png_of(figure)
 
 
 def _bars(axes: "Axes", name: str, ways: Mapping[str, Any]) -> None:
@@ -99,8 +78,3 @@ def _bars(axes: "Axes", name: str, ways: Mapping[str, Any]) -> None:
         axes.bar(i, row["em"], color=COLOURS[1 if way == "prefix" else 0], yerr=error, capsize=3)
     axes.set_xticks(range(len(ways)), list(ways), rotation=30)
     axes.set(title=name, ylabel="exact match", ylim=(0, 1.02))
-
-
-def _cell(value: float, ends: Sequence[float] | None, sign: str = "") -> str:
-    shown = f"{value:{sign}.3f}"
-    return shown if ends is None else f"{shown} ({ends[0]:{sign}.3f} to {ends[1]:{sign}.3f})"

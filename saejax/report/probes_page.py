@@ -8,8 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from saejax.core.files import writing
-from saejax.report.tables import COLOURS, DPI, MARKERS, blank_figure, markdown, page
+from saejax.report.table_page import (
+    COLOURS,
+    MARKERS,
+    Table,
+    blank_figure,
+    panels,
+    say_inside,
+    with_interval,
+    write_table_page,
+)
 from saejax.runs import Run
 
 if TYPE_CHECKING:
@@ -43,29 +51,21 @@ Compared = tuple[str, str, int, Mean]
 
 
 def render_probes(folder: Path, title: str, rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> str:
-    """Writes probes.md, probes.png and probes.html, which needs no other file, into `folder`; returns the tables."""
-    lines, lead, below = _lines(rows), _lead(rows), _below(rows, compared)
-    figure = _picture(rows, title)
-    text = "\n".join([lead, "", markdown(lines), *(f"\n{line}" for line in below)])
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(Run(folder).probes.with_suffix(".png"), dpi=DPI)
-        Run(folder).probes.with_suffix(".md").write_text(f"# {title}\n\n{text}\n", encoding="utf-8")
-        png = Run(folder).probes.with_suffix(".png").read_bytes()
-        shown = page(title, lead, lines, png, (0,), below, alt="mean AUC over k")
-        Run(folder).probes.with_suffix(".html").write_text(shown, encoding="utf-8")
-    return text
+    """Write probes.md, probes.png and probes.html, which needs no other file, into `folder`; returns the text."""
+    path = Run(folder).probes.with_suffix(".html")
+    tables = [Table(_lines(rows), notes=_notes(rows, compared))]
+    return write_table_page(path, title, _lead(rows), tables, _over_k(rows, title), "mean AUC over k")
 
 
 def _lead(rows: Sequence[Mapping[str, Any]]) -> str:
     n = max((mean.n for row in rows for mean in row["curve"].values()), default=0)
-    said = []
+    sentences = []
     if n:
         over = f"Mean AUC of probes on k latents over {n} data set{'s' * (n > 1)}"
-        said.append(f"{over}, with 95 % intervals over them." if n > 1 else f"{over}; one gives no interval.")
+        sentences.append(f"{over}, with 95 % intervals over them." if n > 1 else f"{over}; one gives no interval.")
     if any(key in row["letters"] for row in rows for key, _, _ in _LETTERS):
-        said.append("First letters: means over the letters that the model knows, with 95 % intervals over them.")
-    return " ".join(said) or "There are no figures."
+        sentences.append("First letters: means over the letters that the model knows, with 95 % intervals over them.")
+    return " ".join(sentences) or "There are no figures."
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -74,26 +74,22 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     heads = ["dictionary", *(f"k {k}" for k in ks), *(["activations"] if ks else [])]
     lines = [heads + [title for _, title, _ in _LETTERS] * letters]
     for row in rows:
-        line = [row["name"], *(_said(row["curve"].get(k)) for k in ks), *([_said(row["activations"])] if ks else [])]
+        line = [row["name"], *(_cell(row["curve"].get(k)) for k in ks), *([_cell(row["activations"])] if ks else [])]
         for key, _, form in _LETTERS if letters else ():
-            own = row["letters"].get(key)
-            line.append(_bounds(own["mean"], own["low"], own["high"], form) if own else "")
+            figure = row["letters"].get(key)
+            line.append(with_interval(figure["mean"], (figure["low"], figure["high"]), form) if figure else "")
         lines.append(line)
     return lines
 
 
-def _said(mean: Mean | None) -> str:
-    return "" if mean is None else _bounds(mean.mean, mean.low, mean.high, ".3f")
+def _cell(mean: Mean | None) -> str:
+    return "" if mean is None else with_interval(mean.mean, (mean.low, mean.high), ".3f")
 
 
-def _bounds(mean: float, low: float | None, high: float | None, form: str) -> str:
-    return f"{mean:{form}}" if low is None or high is None else f"{mean:{form}} ({low:{form}} to {high:{form}})"
-
-
-def _below(rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> list[str]:
+def _notes(rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> list[str]:
     lines = [f"{row['name']}: {row['error']}" for row in rows if row["error"]]
     lines += [
-        f"{name} against {other}, k {k}: {_bounds(mean.mean, mean.low, mean.high, '+.4f')}"
+        f"{name} against {other}, k {k}: {with_interval(mean.mean, (mean.low, mean.high), '+.4f')}"
         + (f", {mean.verdict}" if mean.verdict != "open" else ", no difference shown")
         + f" (paired, {mean.n} data set{'s' * (mean.n > 1)})"
         for name, other, k, mean in compared
@@ -105,14 +101,12 @@ def _below(rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> l
     return lines + [f"First letters, {', '.join(names)}: refused, {why.rstrip('.')}." for why, names in refused.items()]
 
 
-def _picture(rows: Sequence[Mapping[str, Any]], title: str) -> "Figure":
+def _over_k(rows: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     """Mean AUC over k, a line for each dictionary, and of the activations a level for each different one."""
     figure = blank_figure(_INCHES)
-    axes = figure.subplots()
+    (axes,) = panels(figure)
     axes.set_title(title, parse_math=False)
     axes.set(xlabel="k: latents a probe sees", ylabel="mean AUC on test rows")
-    axes.grid(True, color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
     drawn = [row for row in rows if row["curve"]]
     ks = sorted({k for row in drawn for k in row["curve"]})
     for i, row in enumerate(drawn):
@@ -134,5 +128,5 @@ def _picture(rows: Sequence[Mapping[str, Any]], title: str) -> "Figure":
         named = dict(zip(labels, handles, strict=True))
         axes.legend(named.values(), named.keys(), frameon=False, loc="best")
     else:
-        axes.text(0.5, 0.5, "there are no data sets", ha="center", transform=axes.transAxes)
+        say_inside(axes, "there are no data sets")
     return figure

@@ -7,8 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saejax.core.files import writing
-from saejax.report.tables import COLOURS, DPI, MARKERS, Columns, Row, blank_figure, cells, log_axis, markdown, page
+from saejax.report.table_page import (
+    COLOURS,
+    MARKERS,
+    Columns,
+    Row,
+    Table,
+    blank_figure,
+    cells,
+    log_axis,
+    markdown,
+    panels,
+    say_inside,
+    write_table_page,
+)
 from saejax.runs import Sweep
 
 if TYPE_CHECKING:
@@ -37,28 +49,22 @@ _WORDS = (0, 1, len(_COLUMNS) - 1)
 
 
 def render_sweep(folder: Path, content: dict[str, Any]) -> None:
-    """Writes sweep.md, sweep.png and sweep.html, which needs no other file, into `folder`."""
-    figure = picture(content["members"], f"{content['name']}: {content['tokens']:,} activations each")
-    lines = cells(_COLUMNS, content["members"])
+    """Write sweep.md, sweep.png and sweep.html, which needs no other file, into `folder`."""
     each, rate = (f"{content[key]:,.0f}" for key in ("tokens", "tokens_per_second"))
-    lead = f"{len(lines) - 1} coders, {each} activations each, {rate} a second."
-    with writing(folder):
-        figure.savefig(Sweep(folder).result.with_suffix(".png"), dpi=DPI)
-        Sweep(folder).result.with_suffix(".md").write_text(
-            f"# Sweep {content['name']}\n\n{markdown(lines)}\n", encoding="utf-8"
-        )
-        shown = page(
-            f"Sweep {content['name']}", lead, lines, Sweep(folder).result.with_suffix(".png").read_bytes(), _WORDS
-        )
-        Sweep(folder).result.with_suffix(".html").write_text(shown, encoding="utf-8")
+    lead = f"{len(content['members'])} coders, {each} activations each, {rate} a second."
+    tables = [Table(cells(_COLUMNS, content["members"]), _WORDS)]
+    figure = sweep_picture(content["members"], f"{content['name']}: {content['tokens']:,} activations each")
+    write_table_page(
+        Sweep(folder).result.with_suffix(".html"), f"Sweep {content['name']}", lead, tables, figure, "FVE over L0"
+    )
 
 
-def table(content: dict[str, Any]) -> str:
+def sweep_table(content: dict[str, Any]) -> str:
     """The members as a Markdown table whose columns also line up as text."""
     return markdown(cells(_COLUMNS, content["members"]))
 
 
-def picture(rows: Sequence[Row], title: str) -> "Figure":
+def sweep_picture(rows: Sequence[Row], title: str) -> "Figure":
     """FVE over L0 on held-out activations: a line for each preset, width and hook point, a marker for each seed.
 
     A line joins a seed's members in the order of their L0. A few members carry their names; those that failed are not
@@ -66,12 +72,10 @@ def picture(rows: Sequence[Row], title: str) -> "Figure":
     """
     good = [row for row in rows if row["fve"] is not None and row["l0"] and row["l0"] > 0]
     figure = blank_figure(_INCHES)
-    axes = figure.add_subplot()
+    (axes,) = panels(figure)
     axes.set(title=title, xlabel="L0: latents a token (log scale)", ylabel="FVE: fraction of variance explained")
-    axes.grid(True, color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
     if not good:
-        axes.text(0.5, 0.5, "no member finished", ha="center", transform=axes.transAxes)
+        say_inside(axes, "no member finished")
         return figure
     seeds = sorted({row["seed"] for row in good})
     of_seed = {seed: MARKERS[i % len(MARKERS)] for i, seed in enumerate(seeds)}

@@ -1,12 +1,11 @@
 """What a dictionary found of a known truth, as a table and a picture."""
 
-import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from saejax.report.tables import COLOURS, DPI, blank_figure, markdown
+from saejax.report.table_page import COLOURS, blank_figure, markdown, panels, png_of, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +46,8 @@ _NAMES = (
 _OF_MANY = ("mcc", "uniqueness", "f1", "precision", "recall", "feature_f1", "absorption", "fve", "l0", "dead")
 
 
-def table(scores: Scored) -> str:
-    """Every figure of one dictionary, with its interval."""
+def truth_table(scores: Scored) -> str:
+    """Every figure of one dictionary with its interval, as Markdown."""
     lines = [["figure", "value", "95 % interval"]]
     for name, title in _NAMES:
         ends = [_number(end) for end in scores.intervals.get(name, ())]
@@ -56,37 +55,30 @@ def table(scores: Scored) -> str:
     return markdown(lines)
 
 
-def table_of_many(rows: Mapping[str, Any]) -> str:
+def truth_table_of_many(rows: Mapping[str, Any]) -> str:
     """A line for each dictionary, the intervals in brackets; of one that could not be scored, why."""
     lines = [["dictionary", *(dict(_NAMES)[name] for name in _OF_MANY)]]
     for name, scores in rows.items():
         if isinstance(scores, str):
             lines.append([name, scores, *[""] * (len(_OF_MANY) - 1)])
-            continue
-        cells = []
-        for one in _OF_MANY:
-            ends = " to ".join(_number(end) for end in scores.intervals.get(one, ()))
-            cells.append(_number(scores.figures[one]) + (f" ({ends})" if ends else ""))
-        lines.append([name, *cells])
+        else:
+            figures, intervals = scores.figures, scores.intervals
+            lines.append([name, *(_number(figures[key], intervals.get(key)) for key in _OF_MANY)])
     return markdown(lines)
 
 
-def picture_of(scores: Scored, title: str) -> bytes:
+def truth_picture(scores: Scored, title: str) -> bytes:
     """A PNG: cosine of each feature's best latent, and its F1, over how often the feature fires; F1 of the latents."""
     figure = blank_figure((12.0, 3.8))
     figure.suptitle(title)
-    cosines, f1s, histogram = figure.subplots(1, 3)
+    cosines, f1s, histogram = panels(figure, 3, grid=False)
     _over_rate(cosines, scores, "cosine", "|cos| of the best latent")
     _over_rate(f1s, scores, "f1", "F1 of the best latent")
     histogram.hist(scores.latents["f1"], np.linspace(0, 1, 21), color=COLOURS[0])
     histogram.axvline(scores.figures["f1"], color=COLOURS[1], label=f"mean {scores.figures['f1']:.3f}")
     histogram.set(xlabel="F1 of a latent for its best feature", ylabel="latents", xlim=(0, 1))
     histogram.legend(frameon=False)
-    for axes in (cosines, f1s, histogram):
-        axes.spines[["top", "right"]].set_visible(False)
-    with io.BytesIO() as buffer:
-        figure.savefig(buffer, dpi=DPI, format="png")
-        return buffer.getvalue()
+    return png_of(figure)
 
 
 def _over_rate(axes: "Axes", scores: Scored, name: str, label: str) -> None:
@@ -101,5 +93,5 @@ def _over_rate(axes: "Axes", scores: Scored, name: str, label: str) -> None:
     axes.legend(frameon=False)
 
 
-def _number(value: float) -> str:
-    return "not measured" if np.isnan(value) else f"{value:.4g}"
+def _number(value: float, ends: Sequence[float] | None = None) -> str:
+    return "not measured" if np.isnan(value) else with_interval(value, ends, ".4g")

@@ -31,7 +31,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
 from saejax.core.metrics import read_metrics
 from saejax.fit.stacked import for_all
-from saejax.report.sweep_page import picture, table
+from saejax.report.sweep_page import sweep_picture, sweep_table
 from saejax.store import Batches, StoreReader
 from saejax.training import EXIT_PREEMPTED, TrainConfig, TrainState
 from saejax.training.optim import make_optimizer, make_schedule
@@ -340,13 +340,13 @@ def test_members_that_do_not_stay_finite_fail_alone(done: Done) -> None:
 
 def test_the_table_and_the_picture_show_the_members(done: Done) -> None:
     folder = done.experiment.run_dir
-    head, _, *lines = (folder / "sweep.md").read_text().splitlines()[2:]
+    head, _, *lines = (folder / "sweep.md").read_text().splitlines()[4:]
     assert [cell.strip() for cell in head.strip("|").split("|")][:4] == ["member", "preset", "d_sae", "k"]
     for line, row in zip(lines, done.content["members"], strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells[0] == row["member"] and cells[-1] == row["status"]
         assert cells[8] == ("" if row["fve"] is None else f"{row['fve']:.4f}")
-    assert table(done.content) in (folder / "sweep.md").read_text() and table(done.content) in done.printed
+    assert sweep_table(done.content) in (folder / "sweep.md").read_text() and sweep_table(done.content) in done.printed
     shown = image.imread(folder / "sweep.png")
     assert shown.shape == (672, 1080, 4) and len(np.unique(shown.reshape(-1, 4), axis=0)) > 20
     page = (folder / "sweep.html").read_text()
@@ -361,7 +361,7 @@ def test_a_line_joins_one_seed_s_members_in_order_of_l0() -> None:
 
     rows = [row("topk", 64, 0, l0) for l0 in (40, 10, None, 20)]
     rows += [row("topk", 64, 1, 12), row("topk", 128, 0, 11), row("standard", 64, 0, 9)]
-    axes = picture(rows, "title").axes[0]
+    axes = sweep_picture(rows, "title").axes[0]
     drawn = [line for line in axes.get_lines() if len(line.get_xdata())]
     assert [list(line.get_xdata()) for line in drawn] == [[10, 20, 40], [12], [11], [9]]
     assert drawn[0].get_color() == drawn[1].get_color() != drawn[2].get_color() != drawn[3].get_color()
@@ -369,9 +369,9 @@ def test_a_line_joins_one_seed_s_members_in_order_of_l0() -> None:
     assert axes.get_xscale() == "log" and "log" in axes.get_xlabel()
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["topk, 64 latents", "topk, 128 latents", "standard, 64 latents", "seed 0", "seed 1"]
-    few = picture(rows[:3], "title").axes[0]
+    few = sweep_picture(rows[:3], "title").axes[0]
     assert not axes.texts and [text.get_text() for text in few.texts] == ["topk-64-0-40", "topk-64-0-10"]
-    nobody = picture([row("topk", 64, 0, None)], "title").axes[0]
+    nobody = sweep_picture([row("topk", 64, 0, None)], "title").axes[0]
     assert [text.get_text() for text in nobody.texts] == ["no member finished"]
 
 

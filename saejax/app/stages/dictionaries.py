@@ -111,7 +111,6 @@ def _shown(work: Workspace, folder: Path, rows: list[dict[str, Any]], saes: dict
     )
     if not evaluated:
         lead = "Not one of them could be evaluated."
-    console.say(lead)
     title, below = f"Dictionaries on {work.lm.identity['model']}", comparisons(folder, rows, saes)
     console.say(render_dictionaries(folder, title, lead, rows, below))
     console.say(f"evaluate: {Run(folder).table.with_suffix('.html')}")

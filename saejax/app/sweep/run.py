@@ -30,7 +30,7 @@ from saejax.fit.stacked import GroupProgram
 from saejax.fit.train import train
 from saejax.fit.trainable import Member
 from saejax.parallel import Process, refuse_many
-from saejax.report.sweep_page import render_sweep, table
+from saejax.report.sweep_page import render_sweep, sweep_table
 from saejax.runs import Sweep
 from saejax.training import Outcome
 
@@ -83,7 +83,7 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
             return 1 if failed == names else 0
         with lease(e.run_dir):
             content = _finish(e, coders, outcome, folder.environment)
-    say(table(content))
+    say(sweep_table(content))
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
 
