@@ -95,6 +95,15 @@ function missing(sentence, command) {
   return el("p", {class: "note"}, sentence, " ", el("code", {}, command), ".");
 }
 
+// The sections of a run, each added by the file that draws it: `order` among the others, `of`: the parts of the summary
+// that it shows, `draw(summary)`: its node or null. Those that are `live` are on the server's page of a run as well.
+const SECTIONS = [];
+
+function addSection(order, of, draw, live = true) {
+  SECTIONS.push({order, of, draw, live});
+  SECTIONS.sort((one, other) => one.order - other.order);
+}
+
 function section(id, title, lead, ...children) {
   return el("section", {id, "aria-labelledby": `${id}-title`},
     el("h2", {id: `${id}-title`}, title), lead ? el("p", {class: "lead"}, lead) : null, ...children);

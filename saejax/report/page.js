@@ -1,4 +1,4 @@
-// The report: which sections it has, and in which order they stand.
+// The report: the sections of the run, and its features.
 
 function featuresSection(summary) {
   const host = el("div", {class: "feature-host"}, el("p", {class: "note", role: "status"}, "Unpacking the features\u2026"));
@@ -13,13 +13,15 @@ function featuresSection(summary) {
   return section("features", "Features", null, host);
 }
 
+addSection(80, ["has_features", "commands"], featuresSection, false);
+
 function navigation(sections) {
   return el("nav", {class: "contents", "aria-label": "Sections"}, sections.map((node) => el("a", {href: `#${node.id}`}, node.querySelector("h2").textContent)));
 }
 
 function drawPage() {
   const summary = JSON.parse(document.getElementById("summary-data").textContent);
-  const sections = [gatesSection, attemptsSection, curvesSection, intervalsSection, breakdownSection, densitySection, similaritySection, featuresSection, stagesSection, monitorSection, profileSection, provenanceSection].map((make) => make(summary)).filter(Boolean);
+  const sections = SECTIONS.map(({draw}) => draw(summary)).filter(Boolean);
   document.getElementById("page").replaceChildren(pageHeader(summary), navigation(sections), el("main", {}, sections));
   installTip(document.getElementById("page"), document.getElementById("tip"));
 }

@@ -34,11 +34,14 @@ _SCRIPTS = (
     "list.js",
     "detail.js",
     "browser.js",
-    "profile.js",
     "sections.js",
-    "evaluation.js",
-    "page.js",
 )
+
+
+def section_scripts() -> list[str]:
+    """Names of the scripts that each add sections to the page of a run."""
+    names = [path.name for path in resources.files("saejax.report").iterdir()]
+    return sorted(name for name in names if name.startswith("section_") and name.endswith(".js"))
 
 
 def render(run_dir: str | os.PathLike[str]) -> Path:
@@ -56,7 +59,10 @@ def render(run_dir: str | os.PathLike[str]) -> Path:
     summary = summarise(run)
     features = pack(run.features) if run.features is not None else ""
     title = f"{summary['run']['name']} · saejax"
-    return write(Run(run_dir).page, document("page.html", title, ("page.css",), _SCRIPTS, summary, features))
+    return write(
+        Run(run_dir).page,
+        document("page.html", title, ("page.css",), (*_SCRIPTS, *section_scripts(), "page.js"), summary, features),
+    )
 
 
 def document(

@@ -1,4 +1,4 @@
-// The sections of a run, each from its summary: what the report and the live page show alike.
+// Header and sections of a run, each from its summary: what the report and the live page show alike.
 
 // Quantities in reading order; anything else that was logged follows by name. `linear`: never a log scale.
 const QUANTITIES = {
@@ -52,7 +52,7 @@ function tiles(list) {
   }));
 }
 
-// [row's class, badge, what to do]; earlier versions wrote no state: what was not measured had failed.
+// [row's class, badge, what to do].
 function gateResult(gate) {
   if (gate.passed) return ["pass", "\u2713 pass", gate.advice];
   if (gate.state === "not measured") return [gate.ends_well ? "none" : "fail", "\u2013 not measured", gate.unmeasured];
@@ -73,6 +73,8 @@ function gatesSection({gates, warnings, skipped_gates: skipped, commands}) {
     skipped ? el("p", {class: "note"}, `Not judged, because they look at a training: ${skipped.join(", ")}.`) : null);
 }
 
+addSection(10, ["gates", "warnings", "skipped_gates", "commands"], gatesSection);
+
 // What gates.retries tried: each attempt with its changes and what came of them.
 function attemptsSection({attempts: record}) {
   if (!record) return null;
@@ -91,6 +93,8 @@ function attemptsSection({attempts: record}) {
     table(["attempt", "from", "changed, and the gates that asked for it", "gates that fail", "L0", "FVE", ""], rows, [4, 5]),
     el("p", {class: "note"}, `${record.kept} is kept. ${record.why ?? ""}`));
 }
+
+addSection(20, ["attempts"], attemptsSection);
 
 function withUnit(value, unit) {
   const text = value === null || value === undefined ? "n/a" : Math.abs(value) >= 1e4 ? integer(value) : String(Number(value.toPrecision(4)));
@@ -142,6 +146,8 @@ function curvesSection(summary) {
     thinned ? el("p", {class: "note"}, "Long curves are drawn from the lowest and highest value of each short stretch.") : null);
 }
 
+addSection(30, ["run", "curves", "commands", "has_validation"], curvesSection, false);
+
 function densitySection({density, commands}) {
   if (!density) return section("density", "Feature density", null, missing("Feature densities have not been measured yet; run", commands.evaluate));
   const live = density.counts.reduce((sum, count) => sum + count, 0), total = live + (density.dead ?? 0);
@@ -155,6 +161,8 @@ function densitySection({density, commands}) {
   })));
 }
 
+addSection(60, ["density", "commands"], densitySection);
+
 function stagesSection({run, stages, commands}) {
   if (!run.trained) return null;
   if (!stages || Object.keys(stages).length === 0) return section("stages", "Stages", null, missing("The rates of the stages are collected by", commands.evaluate));
@@ -163,6 +171,8 @@ function stagesSection({run, stages, commands}) {
     el("td", {class: "num"}, integer(stage.tokens_per_second === undefined ? null : stage.tokens_per_second))));
   return section("stages", "Stages", null, el("div", {class: "stages"}, table(["stage", "tokens", "time", "tokens per second"], rows, [1, 2, 3])));
 }
+
+addSection(90, ["run", "stages", "commands"], stagesSection);
 
 function fold(title, ...children) {
   return el("details", {}, el("summary", {}, title), ...children);
@@ -185,13 +195,17 @@ function filesTable(files) {
     el("td", {class: "num"}, bytes(file.bytes)), el("td", {}, el("code", {title: file.sha256}, file.sha256.slice(0, 16))))), [1]);
 }
 
-function provenanceSection(summary) {
-  const metrics = Object.keys(summary.eval_metrics ?? {}).length > 0;
-  const step = summary.eval_step === null || summary.eval_step === undefined ? "" : ` at step ${integer(summary.eval_step)}`;
-  return section("provenance", "How it was made", null,
-    metrics ? fold(`Every number of the evaluation${step}`, keyTable(summary.eval_metrics)) : null,
-    fold(summary.run.trained ? "Configuration" : "What it is, and on what it was evaluated", keyTable(summary.config)),
-    summary.environment ? fold("Environment", keyTable(summary.environment)) :
-      summary.run.trained ? missing("The environment is written by", summary.commands.train) : null,
-    fold("Files this page was made from", filesTable(summary.files)));
+// How a run was made, as folds.
+function madeFolds({run, eval_metrics: metrics, eval_step: step, config, environment, commands}) {
+  const at = step === null || step === undefined ? "" : ` at step ${integer(step)}`;
+  return [
+    Object.keys(metrics ?? {}).length > 0 ? fold(`Every number of the evaluation${at}`, keyTable(metrics)) : null,
+    fold(run.trained ? "Configuration" : "What it is, and on what it was evaluated", keyTable(config)),
+    environment ? fold("Environment", keyTable(environment)) : run.trained ? missing("The environment is written by", commands.train) : null,
+  ];
 }
+
+const MADE_OF = ["run", "eval_metrics", "eval_step", "config", "environment", "commands"];
+
+addSection(120, [...MADE_OF, "files"], (summary) => section("provenance", "How it was made", null, ...madeFolds(summary),
+  fold("Files this page was made from", filesTable(summary.files))), false);

@@ -171,18 +171,13 @@ class RunView {
     this.header = new RunHeader(name);
     this.curves = new Curves();
     this.sections = [
-      [(s) => [s.gates, s.warnings, s.skipped_gates, s.commands], new Slot(([gates, warnings, skipped, commands]) => gatesSection({gates, warnings, skipped_gates: skipped, commands}))],
-      [(s) => s.attempts, new Slot((attempts) => attemptsSection({attempts}))],
-      [null, {node: section("training", "Training", "By step; point at one chart to read the same step in all of them.", this.curves.node)}],
-      [(s) => [s.density, s.commands], new Slot(([density, commands]) => (density ? densitySection({density, commands}) : null))],
-      [(s) => s.pages, new Slot(pagesSection)],
-      [(s) => s.monitor, new Slot((monitor) => monitorSection({monitor}))],
-      [(s) => s.profile, new Slot((profile) => profileSection({profile}))],
-      [(s) => [s.run, s.stages, s.commands], new Slot(([run, stages, commands]) => stagesSection({run, stages, commands}))],
-      [(s) => [s.run, s.eval_metrics, s.eval_step, s.config, s.environment, s.commands], new Slot((parts) => this.made(parts))],
-      [(s) => s.files, new Slot((files) => [fold("Files this page was made from", filesTable(files))])],
-    ];
-    this.body = el("div", {hidden: true}, this.header.node, this.sections.map(([, slot]) => slot.node));
+      ...SECTIONS.filter(({live}) => live).map(({order, of, draw}) => [order, of, new Slot(draw)]),
+      [30, null, {node: section("training", "Training", "By step; point at one chart to read the same step in all of them.", this.curves.node)}],
+      [80, ["pages"], new Slot(({pages}) => pagesSection(pages))],
+      [120, MADE_OF, new Slot((summary) => this.made(summary))],
+      [130, ["files"], new Slot(({files}) => [fold("Files this page was made from", filesTable(files))])],
+    ].sort(([one], [other]) => one - other);
+    this.body = el("div", {hidden: true}, this.header.node, this.sections.map(([, , slot]) => slot.node));
     this.waiting = el("div", {class: "masthead reserve"}, el("p", {class: "crumb"}, "run"), el("h1", {}, name));
     host.append(this.waiting, this.body);
     this.follow = null;
@@ -198,7 +193,8 @@ class RunView {
     // Rows of the socket are newer than an answer that was asked for before they came.
     if (this.latest && this.latest.step > (run.step ?? 0) && run.state === "running") Object.assign(run, this.latest);
     this.header.show(run, summary);
-    for (const [part, slot] of this.sections) if (part) slot.show(part({...summary, pages}));
+    const known = {...summary, pages};
+    for (const [, of, slot] of this.sections) if (of) slot.show(Object.fromEntries(of.map((key) => [key, known[key]])));
     this.waiting.remove();
     this.body.hidden = false;
     if (this.follow !== null) return;
@@ -221,15 +217,11 @@ class RunView {
     }
   }
 
-  made([run, metrics, step, config, environment, commands]) {
-    const evaluated = Object.keys(metrics ?? {}).length > 0;
+  made(summary) {
     const origin = el("div", {}, el("p", {class: "note"}, "Asking\u2026"));
     const provenance = fold("Provenance: model, store, command and where an example comes from", origin);
     provenance.addEventListener("toggle", () => this.origin(origin), {once: true});
-    return section("provenance", "How it was made", null,
-      evaluated ? fold(`Every number of the evaluation${step === null || step === undefined ? "" : ` at step ${integer(step)}`}`, keyTable(metrics)) : null,
-      fold(run.trained ? "Configuration" : "What it is, and on what it was evaluated", keyTable(config)),
-      environment ? fold("Environment", keyTable(environment)) : missing("The environment is written by", commands.train), provenance);
+    return section("provenance", "How it was made", null, ...madeFolds(summary), provenance);
   }
 
   async origin(host) {

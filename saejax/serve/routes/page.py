@@ -4,6 +4,7 @@ from importlib import resources
 
 from fastapi import APIRouter, Request, Response
 
+from saejax.report.page import section_scripts
 from saejax.serve.folders import Folders
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
@@ -19,10 +20,12 @@ def router(site: Site) -> APIRouter:
     """index.html at /, what it loads below /static, pages of runs below /files."""
     routes = APIRouter(include_in_schema=False)
     assets = {name: one for place in reversed(_PLACES) for name, one in _assets(place).items()}
+    scripts = "\n".join(f'<script defer src="/static/{name}"></script>' for name in section_scripts())
+    page = assets["index.html"].replace(b"<!-- sections -->", scripts.encode())
 
     @routes.get("/")
     def index() -> Response:
-        return Response(assets["index.html"], media_type="text/html")
+        return Response(page, media_type="text/html")
 
     @routes.get("/favicon.ico")
     def icon() -> Response:

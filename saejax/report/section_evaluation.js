@@ -16,6 +16,8 @@ function intervalsSection({intervals, documents, eval_metrics: metrics}) {
     el("div", {class: "stages"}, table(["figure", "value", "95% interval"], rows, [1, 2])));
 }
 
+addSection(40, ["intervals", "documents", "eval_metrics"], intervalsSection);
+
 // A point with its interval for each group, in the groups' order.
 function groupChart({title, hint, groups, values, intervals, describe}) {
   const {width, height, left, right, top, bottom} = CHART;
@@ -71,6 +73,8 @@ function breakdownSection({breakdown}) {
   return section("breakdown", "For which tokens", "Points with 95% intervals; the mean that FVE is measured against is that of all tokens.", parts);
 }
 
+addSection(50, ["breakdown"], breakdownSection);
+
 function similaritySection({cosine, coactivation}) {
   if (!cosine && !coactivation) return null;
   const share = (unit) => (low, high, count) => `${low.toFixed(3)} to ${high.toFixed(3)} ${unit}: ${integer(count)} latents`;
@@ -81,3 +85,5 @@ function similaritySection({cosine, coactivation}) {
     `${integer(coactivation.tokens)} tokens. ${integer(coactivation.rare)} latents fired on too few of these to be compared.` : null;
   return section("similarity", "Latents that are alike", "What two latents write, and when they fire.", el("div", {class: "charts"}, charts), how ? el("p", {class: "note"}, how) : null);
 }
+
+addSection(70, ["cosine", "coactivation"], similaritySection);

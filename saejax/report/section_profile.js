@@ -63,6 +63,8 @@ function profileSection({profile}) {
     memoryChart(profile.memory));
 }
 
+addSection(110, ["profile"], profileSection);
+
 function monitorChart(title, hint, series, shown = {}) {
   const list = Object.entries(series).map(([name, one]) => ({name, steps: one.steps, values: one.values})).filter((one) => one.steps.length > 1);
   if (list.length === 0) return null;
@@ -82,3 +84,5 @@ function monitorSection({monitor}) {
     monitor.phases.length ? timesTable("the loop", monitor.phases.map((row) => ({...row, part: "rest"}))) : null,
     monitor.phases.length ? el("p", {class: "note"}, `Over ${integer(monitor.steps)} steps. "The step" is good: the device works then.`) : null);
 }
+
+addSection(100, ["monitor"], monitorSection);
