@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.report.page import document, pack, write
+from saejax.core.files import finite, write_bytes
+from saejax.report.page import document, pack
 
 _STYLES = ("page.css", "graph.css")
 _SCRIPTS = (
@@ -63,6 +64,8 @@ def render_graph(
       DataError: an argument is not of its form, `supernodes` is of another graph, or the page cannot be written.
     """
     nodes, tokens = _nodes(graph)
+    rows = [_effect(row) for row in effects]
+    pairs = [(row["predicted"], row["measured"]) for row in rows]
     summary = {
         "slug": _text(graph["metadata"].get("slug"), "the slug"),
         "dictionaries": _dictionaries(graph["metadata"]),
@@ -71,9 +74,9 @@ def render_graph(
         **_links(graph, [node["id"] for node in nodes]),
         "qParams": _pins(graph.get("qParams"), "the graph's qParams"),
         "effects": {
-            "rows": [_effect(row) for row in effects],
+            "rows": rows,
             "of": _text(effects_of, "effects_of"),
-            "spearman": _spearman(effects),
+            "spearman": finite(spearman(*zip(*pairs, strict=True))) if len(pairs) > 2 else None,
         },
         "figures": {
             name: value if isinstance(value, str) else _number(value, f"the figure {name!r}")
@@ -86,7 +89,8 @@ def render_graph(
     shown = {(int(node["layer"]), node["latent"]) for node in nodes if node["kind"] == "feature"}
     packed = pack(_picked(shown, tables)) if tables else ""
     title = "".join(letter if letter.isprintable() else "." for letter in f"{summary['slug']} · attribution graph")
-    return write(Path(path), document("graph_page.html", title, _STYLES, _SCRIPTS, summary, packed))
+    write_bytes(path, document("graph_page.html", title, _STYLES, _SCRIPTS, summary, packed).encode())
+    return Path(path)
 
 
 def layer_tables(table: Mapping[str, Any], d_sae: int) -> dict[int, dict[str, Any]]:
@@ -219,19 +223,14 @@ def _effect(row: Any) -> dict[str, Any]:
     }
 
 
-def _spearman(effects: Sequence[Mapping[str, Any]]) -> float | None:
-    """Pearson's correlation of the ranks of prediction and measurement, equal values at their mean rank.
-
-    None for fewer than 3 effects, or where either side is constant.
-    """
-    if len(effects) < 3:
-        return None
+def spearman(some: Sequence[float], others: Sequence[float]) -> float:
+    """Pearson's correlation of ranks, equal values at their mean rank; NaN where either side is constant."""
     ranks = []
-    for key in ("predicted", "measured"):
-        values = np.array([row[key] for row in effects], float)
-        ranks.append((values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2)
-    if min(np.ptp(rank) for rank in ranks) == 0:
-        return None
+    for values in (np.asarray(some, float), np.asarray(others, float)):
+        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
+    if len(some) < 2 or min(np.ptp(rank) for rank in ranks) == 0:
+        return math.nan
     return float(np.corrcoef(*ranks)[0, 1])
 
 

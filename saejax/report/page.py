@@ -14,13 +14,12 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from saejax.core.errors import DataError
+from saejax.core.files import write_bytes
 from saejax.report.read import read_run
 from saejax.report.summary import summarise
 from saejax.runs import Run
@@ -59,10 +58,10 @@ def render(run_dir: str | os.PathLike[str]) -> Path:
     summary = summarise(run)
     features = pack(run.features) if run.features is not None else ""
     title = f"{summary['run']['name']} · saejax"
-    return write(
-        Run(run_dir).page,
-        document("page.html", title, ("page.css",), (*_SCRIPTS, *section_scripts(), "page.js"), summary, features),
-    )
+    scripts = (*_SCRIPTS, *section_scripts(), "page.js")
+    path = Run(run_dir).page
+    write_bytes(path, document("page.html", title, ("page.css",), scripts, summary, features).encode())
+    return path
 
 
 def document(
@@ -122,21 +121,3 @@ def asset(name: str) -> str:
 
 def _csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-
-
-def write(path: Path, text: str) -> Path:
-    """Writes a page beside its place and moves it there. Raises DataError where it cannot be written."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".report-", suffix=".html")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        what = "free space or choose a folder you may write"
-        raise DataError(f"{path} cannot be written ({error}); {what}") from error
-    return path

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saejax.report.page import write
+from saejax.core.files import write_bytes
 from saejax.report.study_charts import effects_chart, points_chart
 from saejax.report.study_charts import interval as _interval
 from saejax.report.study_charts import number as _n
@@ -53,7 +53,7 @@ def render_study(path: Path, content: Mapping[str, Any]) -> Path:
         "graphs": f"{content['graphs']} a behaviour",
         "groups": f"of {content['group_size']} features",
     }
-    return write(
+    write_bytes(
         path,
         page(
             f"{content['name']} · saejax study",
@@ -66,8 +66,9 @@ what counts is what happens when they are taken away.</p>
 {_overview(behaviours)}{_refused(refused, content["least_accuracy"])}
 {_HOW}</section>
 {"".join(map(_behaviour, behaviours))}""",
-        ),
+        ).encode(),
     )
+    return path
 
 
 def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:

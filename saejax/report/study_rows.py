@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from saejax.report.page import asset, write
+from saejax.core.files import write_bytes
+from saejax.report.page import asset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ def render_rows(path: Path, title: str, csv: str, back: str, columns: Sequence[s
     """
     head = "".join(f"<th>{text(name)}</th>" for name in ("line", *columns))
     body = "".join(f'<tbody id="{anchor(part.name)}">{"".join(map(_row, part.rows))}</tbody>' for part in parts)
-    return write(
+    write_bytes(
         path,
         page(
             title,
@@ -45,8 +46,9 @@ def render_rows(path: Path, title: str, csv: str, back: str, columns: Sequence[s
 <h1>{text(title)}</h1>
 <p class="note">{sum(len(part.rows) for part in parts):,} rows of <a href="{text(csv)}">{text(title)}</a>.</p></header>
 <div class="scroll"><table class="rows"><thead><tr>{head}</tr></thead>{body}</table></div>""",
-        ),
+        ).encode(),
     )
+    return path
 
 
 def page(title: str, body: str) -> str:

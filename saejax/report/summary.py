@@ -1,27 +1,22 @@
 """What the page says about a run: the header, the headline numbers, the curves; plain JSON-ready values.
 
-The configuration is read by key name wherever it is nested, so that the report does not depend on one
-experiment's layout; what cannot be found is left out of the header rather than guessed.
+What no file says is left out of the header.
 """
 
-import math
 import shlex
 from typing import Any
 
 from saejax.core.files import finite
 from saejax.core.metrics import l0_note
-from saejax.report.curves import thin
+from saejax.report.curves import curves_of, is_number, monitored
 from saejax.report.evaluation import failed_of
-from saejax.report.monitor import OF_MONITOR, monitored
 from saejax.report.read import EVALUATE, EVALUATE_ANY, TRAIN, RunFiles
-
-_NOT_CURVES = ("step", "tokens", "time")
 
 
 def summarise(run: RunFiles) -> dict[str, Any]:
     """Everything the page shows except the features themselves, with NaN and infinities as None."""
     evaluation = run.evaluation or {}
-    curves = {key: thin(*series) for key, series in _curves(run.metrics).items()}
+    curves = curves_of(run.metrics)
     summary = {
         "run": _header(run),
         "tiles": _tiles(run),
@@ -50,45 +45,25 @@ def summarise(run: RunFiles) -> dict[str, Any]:
 
 def _header(run: RunFiles) -> dict[str, Any]:
     evaluation, features = run.evaluation or {}, run.features or {}
-    hook_points = _find(run.config, "hook_point", "hook_points", "hook", "hooks", "sites")
-    preset = _text(evaluation.get("coder") or _find(run.config, "preset")) or ""
+    sections = ("lm", "coder", "capture")
+    lm, coder, capture = (part if isinstance(part := run.config.get(key), dict) else {} for key in sections)
+    hook_points = run.config.get("hook_point") or run.config.get("reads") or capture.get("hook_points")
     gates = evaluation.get("gates") or []
     return {
         "name": run.name,
         "trained": run.trained,
-        "model": evaluation.get("model") or features.get("model") or _model(run.config),
+        "model": evaluation.get("model") or features.get("model") or _text(lm.get("model")),
         "hook_point": evaluation.get("hook_point") or features.get("hook_point") or _text(hook_points),
-        "preset": preset,
+        "preset": _text(evaluation.get("coder") or coder.get("preset")) or "",
         "d_in": _whole(evaluation.get("d_in")),
         "d_sae": _whole(evaluation.get("d_sae") or features.get("d_sae")),
         "k": _whole(evaluation.get("k")),
-        "tokens": max((row["tokens"] for row in run.metrics if _number(row.get("tokens"))), default=None),
+        "tokens": max((row["tokens"] for row in run.metrics if is_number(row.get("tokens"))), default=None),
         "step": run.metrics[-1]["step"] if run.metrics else evaluation.get("step"),
         "gates_passed": sum(bool(gate["passed"]) for gate in gates),
         "gates_failed": len(failed_of(gates)),
         "gates_total": len(gates),
     }
-
-
-def _find(config: dict[str, Any], *names: str) -> Any:
-    """The value nearest the top of `config` under one of `names`, earlier names first; a dict is no value."""
-    level: list[dict[str, Any]] = [config]
-    while level:
-        for name in names:
-            for node in level:
-                if node.get(name) not in (None, "") and not isinstance(node[name], dict):
-                    return node[name]
-        level = [child for node in level for child in node.values() if isinstance(child, dict)]
-    return None
-
-
-def _model(config: dict[str, Any]) -> str | None:
-    for section in (config.get("model"), config.get("lm"), config):
-        if isinstance(section, dict):
-            own_names = () if section is config else ("name", "repo", "path")
-            if (found := _find(section, *own_names, "model", "model_name")) is not None:
-                return _text(found)
-    return None
 
 
 def _text(value: Any) -> str | None:
@@ -133,7 +108,7 @@ def _tiles(run: RunFiles) -> list[dict[str, Any]]:
     for label, kinds, hint in _TILES:
         name, value, source = _headline(run, tuple(kinds))
         of = None
-        if "dead" in kinds and _number(density.get("dead")):
+        if "dead" in kinds and is_number(density.get("dead")):
             name, value, source = "dead", density["dead"], "evaluation"
             of = sum(density["counts"]) + density["dead"]
         tiles.append({"label": label, "value": value, "kind": kinds[name], "of": of, "hint": hint, "source": source})
@@ -145,12 +120,12 @@ def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None,
     metrics = (run.evaluation or {}).get("metrics") or {}
     evaluated = {key.rsplit("/", 1)[-1]: value for key, value in metrics.items()}
     for name in names:
-        if _number(evaluated.get(name)):
+        if is_number(evaluated.get(name)):
             return name, evaluated[name], "evaluation"
     for prefix, source in (("val", "validation"), ("train", "training")):
         for row in reversed(run.metrics):
             for name in names:
-                if _number(row.get(f"{prefix}/{name}")):
+                if is_number(row.get(f"{prefix}/{name}")):
                     return name, row[f"{prefix}/{name}"], f"{source}, step {row['step']:,}"
     # What an evaluation left out comes with no other one.
     return names[0], None, "not measured yet" if run.evaluation is None else "not in this evaluation"
@@ -165,26 +140,5 @@ def _other_l0(run: RunFiles) -> str:
         in_training = run.evaluation.get("l0_in_training")
         in_training = known["l0_in_training"] if in_training is None else in_training
         known = {"l0_in_training": in_training, "l0": (run.evaluation.get("metrics") or {}).get("l0")}
-    note = l0_note(**{name: value if _number(value) else None for name, value in known.items()})
+    note = l0_note(**{name: value if is_number(value) else None for name, value in known.items()})
     return note[:1].upper() + note[1:]
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def _curves(metrics: list[dict[str, Any]]) -> dict[str, tuple[list[int], list[float | None]]]:
-    curves: dict[str, tuple[list[int], list[float | None]]] = {}
-    for row in metrics:
-        for key, value in row.items():
-            if (
-                key not in _NOT_CURVES
-                and not key.startswith(("time/", "after/", *OF_MONITOR))
-                and (value is None or _number(value))
-            ):
-                steps, values = curves.setdefault(key, ([], []))
-                steps.append(row["step"])
-                # The metrics writer says null for NaN and infinities: a gap in the curve.
-                known = value is not None and math.isfinite(value)
-                values.append(float(f"{value:.6g}") if known else None)
-    return curves

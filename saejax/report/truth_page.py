@@ -74,7 +74,7 @@ def truth_picture(scores: Scored, title: str) -> bytes:
     cosines, f1s, histogram = panels(figure, 3, grid=False)
     _over_rate(cosines, scores, "cosine", "|cos| of the best latent")
     _over_rate(f1s, scores, "f1", "F1 of the best latent")
-    histogram.hist(scores.latents["f1"], np.linspace(0, 1, 21), color=COLOURS[0])
+    histogram.hist(scores.latents["f1"], np.linspace(0, 1, 21).tolist(), color=COLOURS[0])
     histogram.axvline(scores.figures["f1"], color=COLOURS[1], label=f"mean {scores.figures['f1']:.3f}")
     histogram.set(xlabel="F1 of a latent for its best feature", ylabel="latents", xlim=(0, 1))
     histogram.legend(frameon=False)

@@ -16,6 +16,7 @@ import numpy as np
 from saejax.attribution import Graph
 from saejax.attribution.influence import influence, scores
 from saejax.interventions import interval
+from saejax.report.graph_page import spearman
 from saejax.study.table import Table
 
 Rows = Sequence[Mapping[str, str]]
@@ -124,28 +125,16 @@ def graph_of(graph: Graph, href: str) -> dict[str, Any]:
 
 def prediction_of(table: Table, rows: Rows) -> dict[str, Any]:
     """Spearman's rank correlation of what graphs predict of single features, and what was measured."""
-    said, was = (table.numbers(name, rows) for name in ("predicted", "measured"))
+    predicted, measured = (table.numbers(name, rows) for name in ("predicted", "measured"))
     return {
         "n": len(rows),
-        "spearman": _correlation(_ranks(said), _ranks(was)),
+        "spearman": spearman(predicted, measured),
         "points": [
             [float(p), float(m), f"L{row['layer']} feature {row['latent']}, pair {row['pair']}"]
-            for p, m, row in zip(said, was, rows, strict=True)
+            for p, m, row in zip(predicted, measured, rows, strict=True)
         ],
     }
 
 
 def _said(of: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip(("mean", "low", "high"), of, strict=True))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Mean ranks, equal for equal values."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place]
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    if len(a) < 2 or not a.std() or not b.std():
-        return float("nan")
-    return float(np.corrcoef(a, b)[0, 1])

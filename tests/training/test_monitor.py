@@ -12,7 +12,7 @@ from tiny.trainings import assert_same, final, run
 
 from saejax.core.host import processors
 from saejax.core.metrics import read_metrics
-from saejax.report.monitor import monitored
+from saejax.report.curves import monitored
 from saejax.training import Profiler
 from saejax.training.monitor import Growth, Monitor, Waiting, utilisation_of
 from saejax.training.watch import Together
