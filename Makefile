@@ -66,7 +66,7 @@ test: $(TEST_STAMP)  ## run the tests: ten minutes; ARGS=--record-durations note
 	@$(TIMED) $(PYTEST) $(ARGS)$(TOOK)
 
 ci: $(TEST_STAMP)  ## the tests that .ci/run adds: further kills and meshes, benchmarks, Makefile, wheel
-	$(PYTEST) -m ci --ignore=tests/house/test_docs.py $(ARGS)
+	$(PYTEST) -m "ci and not soak" --ignore=tests/house/test_docs.py $(ARGS)
 
 soak: $(TEST_STAMP)  ## run the long tests, then all others once more, compiled as users compile them
 	$(BIN)/python -m pytest -m soak $(ARGS)

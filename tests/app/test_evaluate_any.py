@@ -212,6 +212,7 @@ def test_a_dictionary_that_does_not_say_where_it_is_takes_the_hook_point_of_the_
     assert evaluated(e, "nowhere")["metrics"]["fve"] == pytest.approx(own["fve"], abs=1e-4)
 
 
+@pytest.mark.ci
 def test_an_evaluated_dictionary_is_exported_and_explained_like_a_run(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_with_its_model_an_imported_store_is_also_validated_and_evaluated(captur
     assert (e.run_dir / "eval.json").is_file()
 
 
+@pytest.mark.ci
 def test_a_merged_store_is_trained_on_and_another_model_s_refused(captured: Experiment, tmp_path: Path) -> None:
     again = dataclasses.replace(captured, seed=1, store="again")
     run_capture(Workspace(again))

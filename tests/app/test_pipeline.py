@@ -186,6 +186,7 @@ def test_kill_9_at_random_moments(undisturbed: tuple[Path, str], tmp_path: Path)
     assert content(folder) == content(undisturbed[0])
 
 
+@pytest.mark.ci
 def test_sigterm_ends_training_soon_with_its_own_code_and_everything_saved(
     undisturbed: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_data_set_is_known_by_its_texts_and_labels(
     assert abs(coin["activations"]["auc"] - 0.5) < 0.2 and coin["sha256"] != code["sha256"]
 
 
+@pytest.mark.ci
 def test_dictionaries_are_compared_on_the_same_data_sets(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = Workspace(made(runs, name="other"))
     words = [f"{runs / 'runs' / 'tiny'},{runs / 'saved'}"]

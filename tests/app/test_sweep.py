@@ -416,6 +416,7 @@ def stopped_in_step(stop: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.ci
 def test_a_begun_sweep_goes_on_however_its_axes_are_listed(done: Done, tmp_path: Path) -> None:
     """Four members of one program, stopped, and continued with both axes the other way round."""
     axes: dict[str, tuple[Any, ...]] = {"lrs": (1e-3, 3e-3), "seeds": (0, 1)}
@@ -509,6 +510,7 @@ def test_programs_that_cannot_train_alone_are_refused(
         run_sweep(Workspace(e), group=group)
 
 
+@pytest.mark.ci
 def test_what_a_single_run_may_a_sweep_may_too(tmp_path: Path) -> None:
     """Early stopping, the best and every n-th checkpoint, TensorBoard, spikes: each member as if it trained alone."""
     settings: dict[str, Any] = {

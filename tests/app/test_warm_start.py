@@ -205,6 +205,7 @@ def test_a_run_without_a_checkpoint_begins_with_the_same_source_or_not_at_all(fo
         run_train(Workspace(e))
 
 
+@pytest.mark.ci
 def test_a_wider_run_from_a_run_in_other_units(folder: Path, tmp_path: Path) -> None:
     """Free decoder rows, a width that is not the source's and a latent scale: what is saved is loaded back."""
     e = replaced(experiment(folder, "wide", str(folder / "runs" / "source")), "coder", d_sae=80, normalize="none")
@@ -239,6 +240,7 @@ def test_a_pipeline_refuses_before_it_captures(folder: Path, tmp_path: Path) -> 
     assert not e.run_dir.exists()
 
 
+@pytest.mark.ci
 def test_the_members_of_a_sweep_start_from_it(folder: Path) -> None:
     """Each is what a single run gives, narrow and wide."""
     e = experiment(folder, "sweep", str(folder / "runs" / "source"), tokens=6 * 128)

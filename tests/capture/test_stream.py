@@ -174,6 +174,7 @@ def test_an_epoch_of_the_stream_is_what_the_store_holds(tmp_path: Path) -> None:
     assert not (tmp_path / "stores" / "tiny" / "train").exists()
 
 
+@pytest.mark.ci
 def test_a_training_that_dies_ends_as_one_that_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {"tokens": 28 * 128}
     whole = streamed(tmp_path / "whole", train=steps)

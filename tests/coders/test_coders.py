@@ -597,6 +597,7 @@ def test_training_finds_a_planted_dictionary(preset: str, least: float) -> None:
     assert ACTIVE <= round(float(metrics["l0"]), 3) < 12
 
 
+@pytest.mark.ci
 def test_where_few_features_fire_the_start_loses_no_latents() -> None:
     """128 features of falling frequency, 1.6 at a time, k 6: mean of the best cosine 0.84, and none of 64 latents dead.
 

@@ -58,6 +58,7 @@ def fve(sae: TrainedCoder, x: np.ndarray) -> float:
     return float(1 - ((z - z_hat) ** 2).sum() / ((z - z.mean(0)) ** 2).sum())
 
 
+@pytest.mark.ci
 def test_it_learns_directions_of_tokens_of_all_sizes(unscaled: TrainedCoder, tmp_path: Path) -> None:
     x = tokens(512)
     assert fve(unscaled, x) > 0.6

@@ -24,6 +24,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 from tiny import ROOT
+from tiny.covering import rest_in
 
 import saejax
 from configs.models import MODELS, get_config
@@ -234,12 +235,9 @@ def saved(name: str, folder: Path) -> Path:
 
 
 # One in whole documents and one in conversations; the others in the soak.
-QUICK = ("phi-2", "qwen2.5-3b-instruct")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in MODELS]
-)
+@pytest.mark.parametrize("name", rest_in("ci", MODELS, ["qwen2.5-3b-instruct"]))
 def test_the_experiment_captures_with_a_shrunk_model(name: str, tmp_path: Path) -> None:
     c = get_config(name)
     rows = [{"text": f"def f{i}(): return {i}", "query": f"what is {i}?", "response": f"it is {i}."} for i in range(80)]
@@ -291,6 +289,7 @@ def test_an_unknown_name_is_refused_with_the_list() -> None:
         get_config("gpt3")
 
 
+@pytest.mark.ci
 def test_a_launch_script_takes_them(tmp_path: Path) -> None:
     def launch(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", f"launch.{script}", *arguments]

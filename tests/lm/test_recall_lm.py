@@ -45,6 +45,7 @@ def test_it_reads_records_in_any_order_and_notation(notation: int, recall: Langu
     assert np.mean(np.equal(said, right)) >= 0.99
 
 
+@pytest.mark.ci
 def test_it_can_be_made_again(tmp_path: Path) -> None:
     figures = make_recall(tmp_path / "made", RecallConfig(n_layer=1, texts=64, steps=2, batch=8), lambda line: None)
     assert 0 <= figures["right"] < 0.5 and figures == json.loads((tmp_path / "made" / "figures.json").read_text())

@@ -65,6 +65,7 @@ def model_of(family: str) -> Any:
     return model
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("family", DECODERS)
 def test_a_decoder_of_images_and_text_predicts_the_next_token(family: str, tmp_path: Path) -> None:
     model = model_of(family)

@@ -154,6 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.ci
 def test_two_processes_train_as_one(folder: Path) -> None:
     assert_same_run(folder / "two", folder / "alone")
     assert json.loads((folder / "two/run/environment.json").read_text())["processes"] == 2
@@ -172,6 +173,7 @@ def test_one_goes_on_from_two_and_two_go_on_from_one(folder: Path) -> None:
     assert_same_run(folder / "then_two", folder / "alone")
 
 
+@pytest.mark.ci
 def test_fsdp_changes_no_number(folder: Path) -> None:
     assert train_here(folder / "fsdp", folder, parallel__mesh=(8, 1), parallel__fsdp=True) == 0
     assert_same_run(folder / "fsdp", folder / "alone")
@@ -216,6 +218,7 @@ def test_when_one_is_killed_the_other_ends_too(folder: Path) -> None:
     two[1].communicate()
 
 
+@pytest.mark.ci
 def test_what_only_process_0_sees_stops_both_with_a_message(folder: Path) -> None:
     """Found as under SLURM."""
     with lease(folder / "busy" / "run"):

@@ -53,6 +53,7 @@ def _trained(mode: str, n: int, preset: str) -> tuple[list[dict[str, float]], Tr
     return rows, state
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("preset", ["topk", pytest.param("clt", marks=pytest.mark.soak)])
 def test_accumulation_and_resampling_are_those_of_one_device(preset: str) -> None:
     """A device resamples from all devices' tokens. (jax 0.10.2 crashed at clt with sums in AuxK's branches.)"""

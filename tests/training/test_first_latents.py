@@ -273,6 +273,7 @@ def test_new_latents_leave_the_old_ones_alone(topology: str, sparsity: str) -> N
     assert state.params["W_enc"].shape[-1] == 2 * F
 
 
+@pytest.mark.ci
 def test_new_latents_learn() -> None:
     """A residual that the source leaves is taken up by what was added; without AuxK and resampling it is refused."""
     from saejax.training.optim import make_optimizer, make_schedule
