@@ -193,13 +193,14 @@ MUTANTS = [
     ),
     *_of(
         "plan",
-        "plan/test_jobs plan/test_choice plan/test_plan_programs plan/test_laws plan/test_devices",
-        ("128 + int(match[2]) if", "int(match[2]) if"),
+        "plan/test_choice plan/test_plan_programs plan/test_laws plan/test_devices plan/test_plan_models",
         ("self.device_bytes <= ROOM * self.device.memory", "self.device_bytes <= self.device.memory"),
-        (
-            "self.starts.get(label, 0) <= self.folder.site.requeues",
-            "self.starts.get(label, 0) < self.folder.site.requeues",
-        ),
+    ),
+    *_of(
+        "jobs",
+        "jobs/test_jobs",
+        ("128 + int(match[2]) if", "int(match[2]) if"),
+        ("self._started.get(label, 0) <= self._job.requeues", "self._started.get(label, 0) < self._job.requeues"),
     ),
     *_of(
         "app",
