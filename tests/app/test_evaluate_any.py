@@ -258,6 +258,7 @@ def test_an_evaluated_dictionary_is_exported_and_explained_like_a_run(
         run_command("export", ["delphi", str(folder), str(tmp_path / "delphi")], **flags)
 
 
+@pytest.mark.ci
 def test_different_hook_points_stand_in_one_table_which_says_so(runs: Path, tmp_path: Path) -> None:
     sae = saejax.load(runs / "saved")
     moved = dataclasses.replace(sae.sites, reads=("blocks.2.hook_resid_post",), writes=("blocks.2.hook_resid_post",))

@@ -93,6 +93,7 @@ def test_a_run_is_probed_once_and_a_tiny_model_s_letters_are_refused(
         )
 
 
+@pytest.mark.ci
 def test_a_data_set_is_known_by_its_texts_and_labels(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -308,6 +308,7 @@ def test_a_hook_point_that_was_not_captured_is_refused(copy: Path) -> None:
         run_train(Workspace(e))
 
 
+@pytest.mark.ci
 def test_a_second_hook_point_of_the_same_store_trains_too(copy: Path) -> None:
     e = dataclasses.replace(tiny_experiment(copy), name="second", store="tiny", hook_point="blocks.0.hook_mlp_out")
     assert run_train(Workspace(replaced(e, "train", tensorboard=True))) == 0

@@ -87,6 +87,7 @@ def test_loss_and_gradients_are_the_same_on_every_mesh(preset: str, changes: dic
             np.testing.assert_allclose(grads[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
+@pytest.mark.ci
 def test_one_coder_keeps_any_number_of_latents() -> None:
     """L0 is k, and every latent more explains more, of a coder trained for all of them."""
     rng = np.random.default_rng(0)
