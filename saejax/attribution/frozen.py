@@ -27,9 +27,8 @@ import jax.numpy as jnp
 from saejax.attribution.layers import Layer
 from saejax.lm import decoder
 from saejax.lm.conventions import DecoderConfig
-from saejax.lm.decoder import Attend, Edit, Tap
+from saejax.lm.decoder import Attend, Edit, Params, Tap
 
-Params = dict[str, Any]
 Frozen = dict[str, Any]
 
 _QUERIES = 128  # that attend together

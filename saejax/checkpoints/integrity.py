@@ -76,7 +76,7 @@ def write_integrity(folder: Path, step: int, items: Mapping[str, list[Leaf]]) ->
     """Make every file under `folder` durable, then write its manifest atomically as the last file."""
     for directory, _, _ in os.walk(folder):
         _sync(Path(directory))
-    files = {name: _digest(folder / name, sync=True) for name in _files_below(folder) if name != INTEGRITY}
+    files = {name: _file_digest(folder / name, sync=True) for name in _files_below(folder) if name != INTEGRITY}
     raw = _encode({"format": INTEGRITY_FORMAT, "step": step, "items": dict(items), "files": files})
     part = folder / f".{INTEGRITY}.part"
     with open(part, "wb") as handle:
@@ -134,7 +134,7 @@ def problems(folder: Path, names: Collection[str] | None = None) -> list[str]:
         if name not in present:
             lines.append(f"{folder / name} is missing")
             continue
-        now = _digest(folder / name, known_size=entry["size"])
+        now = _file_digest(folder / name, known_size=entry["size"])
         if now["size"] != entry["size"]:
             lines.append(f"{folder / name} has {now['size']} bytes instead of {entry['size']}")
         elif now["sha256"] != entry["sha256"]:
@@ -152,7 +152,7 @@ def _encode(body: dict[str, Any]) -> bytes:
     return f'{{"sha256":"{digest}","body":{text}}}\n'.encode()
 
 
-def _digest(path: Path, *, sync: bool = False, known_size: int | None = None) -> dict[str, Any]:
+def _file_digest(path: Path, *, sync: bool = False, known_size: int | None = None) -> dict[str, Any]:
     """Size and sha256 of a file; the sha256 is empty (not computed) when the size is not `known_size`."""
     with open(path, "rb") as handle:
         if sync:

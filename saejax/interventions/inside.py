@@ -25,8 +25,8 @@ from saejax.coders import Latents
 from saejax.interventions.change import Change
 from saejax.lm.forward import Edit
 from saejax.trained import TrainedCoder
+from saejax.trained.coder import ParamMap
 
-Params = Mapping[str, Any]
 # Of one dictionary; given: {hook point that it writes: e [R, S, D]}.
 Errors = Literal["own", "none"] | Mapping[str, jax.Array]
 
@@ -44,7 +44,7 @@ class Inside:
     """
 
     sae: TrainedCoder
-    params: Params
+    params: ParamMap
     changes: Sequence[Change] = ()
     errors: Errors = "own"
     latents: dict[int, jax.Array] = dataclasses.field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.pairs import Rows, in_order, ordered, row_products, turned, weighted_sums
+from saejax.kernels.pairs import PairRows, in_order, ordered, row_products, turned, weighted_sums
 from saejax.kernels.segments import sum_pairs
 from saejax.kernels.shards import Shards, shards_of
 
@@ -225,10 +225,10 @@ class _Own:
         self.by_row = arranged(self._key(self.sums, self.n_sums), n_groups * self.n_sums, width)
         self.by_latent = ordered(self._key(self.latents, n_latents), n_groups * n_latents, width)
 
-    def of_group(self, group: int) -> Rows:
+    def of_group(self, group: int) -> PairRows:
         return self.by_row.part(group, self.n_sums)
 
-    def of_latent(self, group: int) -> Rows:
+    def of_latent(self, group: int) -> PairRows:
         """A group's latents, as rows of the transposed product."""
         return self.by_latent.part(group, self.n_latents)
 

@@ -35,7 +35,7 @@ _LONG = 32
 FEW = 2**18
 
 
-class Rows(NamedTuple):
+class PairRows(NamedTuple):
     """A list in the order of its rows: where each of its pairs stood, [P]; each row's first pair and how many, [R].
 
     `keys` are the rows of the pairs as the list stood, R for nobody's. Without `places` the list stands as it did, for
@@ -47,10 +47,10 @@ class Rows(NamedTuple):
     sizes: jax.Array
     keys: jax.Array
 
-    def part(self, i: int, n: int) -> "Rows":
+    def part(self, i: int, n: int) -> "PairRows":
         keys = self.keys - i * n
         keys = jnp.where((keys >= 0) & (keys < n), keys, n)
-        return Rows(self.places, self.start[i * n : (i + 1) * n], self.sizes[i * n : (i + 1) * n], keys)
+        return PairRows(self.places, self.start[i * n : (i + 1) * n], self.sizes[i * n : (i + 1) * n], keys)
 
 
 def few(n_pairs: int, width: int) -> bool:
@@ -58,7 +58,7 @@ def few(n_pairs: int, width: int) -> bool:
     return n_pairs * width <= FEW
 
 
-def ordered(rows_P: jax.Array, n_rows: int, width: int) -> Rows:
+def ordered(rows_P: jax.Array, n_rows: int, width: int) -> PairRows:
     """The order of a list by row, pairs of one row as they stood; rows from n_rows on are nobody's.
 
     `width` is that of the widest table: where there are `few` products, nothing is put in order.
@@ -73,19 +73,19 @@ def ordered(rows_P: jax.Array, n_rows: int, width: int) -> Rows:
         rows_P, places_P = (key // n_pairs).astype(jnp.int32), (key % n_pairs).astype(jnp.int32)
     else:
         rows_P, places_P = jax.lax.sort((rows_P, places_P), num_keys=1, is_stable=True)
-    return Rows(places_P, *_bounds(rows_P, n_rows), keys_P)
+    return PairRows(places_P, *_bounds(rows_P, n_rows), keys_P)
 
 
-def in_order(rows_P: jax.Array, n_rows: int, width: int) -> Rows:
+def in_order(rows_P: jax.Array, n_rows: int, width: int) -> PairRows:
     """`ordered` of a list whose rows rise: nothing to sort."""
     if few(rows_P.shape[0], width):
         return _as_it_stands(rows_P, n_rows)
-    return Rows(jnp.arange(rows_P.shape[0], dtype=jnp.int32), *_bounds(rows_P, n_rows), rows_P)
+    return PairRows(jnp.arange(rows_P.shape[0], dtype=jnp.int32), *_bounds(rows_P, n_rows), rows_P)
 
 
-def _as_it_stands(keys_P: jax.Array, n_rows: int) -> Rows:
+def _as_it_stands(keys_P: jax.Array, n_rows: int) -> PairRows:
     nothing_R = jnp.zeros(n_rows, jnp.int32)
-    return Rows(None, nothing_R, nothing_R, keys_P)
+    return PairRows(None, nothing_R, nothing_R, keys_P)
 
 
 def _bounds(rising_P: jax.Array, n_rows: int) -> tuple[jax.Array, jax.Array]:
@@ -102,13 +102,13 @@ def weighted_sums_reference(
     return out_RD.at[rows_P].add(weights_P[:, None] * table_ND[sources_P], mode="drop")
 
 
-def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
+def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, table_ND: jax.Array) -> jax.Array:
     """out_r = sum_p weights_p table[sources_p] over the pairs of row r, which differ. -> [R, D], float32; no gradient.
 
     On a CPU by blocks of rows, or as the reference where there are few; elsewhere by `segments`.
     """
 
-    def elsewhere(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array) -> jax.Array:
+    def elsewhere(weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, table_ND: jax.Array) -> jax.Array:
         return sum_pairs(weights_P, rows.keys, sources_P, table_ND, rows.start.shape[0])
 
     arrays = jnp.asarray(weights_P), jnp.asarray(sources_P), rows, jnp.asarray(table_ND)
@@ -116,7 +116,7 @@ def weighted_sums(weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_
 
 
 def sums_on_cpu(
-    weights_P: jax.Array, sources_P: jax.Array, rows: Rows, table_ND: jax.Array, even: bool = False
+    weights_P: jax.Array, sources_P: jax.Array, rows: PairRows, table_ND: jax.Array, even: bool = False
 ) -> jax.Array:
     """`weighted_sums` on a CPU. Where rows are known to be `even`, all of one length, none is divided."""
     n_pairs = weights_P.shape[0]

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from saejax.kernels.pairs import Rows, few, ordered, products_on_cpu, sums_on_cpu, turned
+from saejax.kernels.pairs import PairRows, few, ordered, products_on_cpu, sums_on_cpu, turned
 from saejax.kernels.segments import sum_by_latent, tally_by_latent
 from saejax.kernels.shards import Shards, shards_of
 
@@ -234,7 +234,7 @@ def _weighted_rows(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array)
             return (values_BK[..., None] * W_FD[indices_BK]).sum(1)
         start_B = jnp.arange(n_rows, dtype=jnp.int32) * k
         places_P = jnp.arange(n_rows * k, dtype=jnp.int32)
-        rows = Rows(places_P, start_B, jnp.full_like(start_B, k), places_P // k)
+        rows = PairRows(places_P, start_B, jnp.full_like(start_B, k), places_P // k)
         return sums_on_cpu(values_BK.reshape(-1), indices_BK.reshape(-1), rows, W_FD, even=True)
 
     def by_k(values_BK: jax.Array, indices_BK: jax.Array, W_FD: jax.Array) -> jax.Array:

@@ -35,9 +35,9 @@ def spec_of(url: str) -> Any:
         return url + "/"
     bucket, _, path = rest.partition("/")
     spec = {"driver": "s3", "bucket": bucket, "path": f"{path}/" if path else ""}
-    if endpoint := _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+    if endpoint := _first_set("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         spec["endpoint"] = endpoint.rstrip("/")
-        if region := _first("AWS_REGION", "AWS_DEFAULT_REGION"):
+        if region := _first_set("AWS_REGION", "AWS_DEFAULT_REGION"):
             spec["aws_region"] = region
     return spec
 
@@ -83,5 +83,5 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", " ", _DETAIL.sub("", text)).strip()[:400].rstrip(".")
 
 
-def _first(*names: str) -> str | None:
+def _first_set(*names: str) -> str | None:
     return next((value for name in names if (value := os.environ.get(name))), None)

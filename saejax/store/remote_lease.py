@@ -66,7 +66,7 @@ class RemoteLease:
             if self._is_own(holder):  # an answer was lost: what was written is ours all the same
                 self._generation = generation
                 break
-            runs = _runs(holder)
+            runs = _still_runs(holder)
             if not holder or runs is False:
                 free = True
             elif runs or (watched is not None and watched[0] != generation):
@@ -177,7 +177,7 @@ def _started(pid: int) -> str | None:
     return None
 
 
-def _runs(holder: dict[str, Any]) -> bool | None:
+def _still_runs(holder: dict[str, Any]) -> bool | None:
     """True or False where the holder is a process of this machine, that runs or has ended; None elsewhere."""
     if not isinstance(holder.get("pid"), int) or not holder.get("machine"):
         return None

@@ -54,8 +54,8 @@ def _first_difference(tokenizer: Tokenizer, theirs: Any, folder: Path, version: 
         other = list(theirs(text, add_special_tokens=False)["input_ids"])
         if ours != other:
             return (
-                f"{text!r} has the ids {_first(ours)} by the tokenizer.json of {folder}, which saejax follows, and "
-                f"{_first(other)} by AutoTokenizer of transformers {version}, which does not. Save what the model was "
+                f"{text!r} has the ids {_begin(ours)} by the tokenizer.json of {folder}, which saejax follows, and "
+                f"{_begin(other)} by AutoTokenizer of transformers {version}, which does not. Save what the model was "
                 "trained with by AutoTokenizer.from_pretrained(...).save_pretrained(folder), if it is the latter"
             )
     return ""
@@ -66,5 +66,5 @@ def _around_tokens(tokenizer: Tokenizer) -> list[str]:
     return [f"a {added[i].content} b{added[i].content}c" for i in sorted(added)[:_MOST_TOKENS]]
 
 
-def _first(ids: list[int]) -> str:
+def _begin(ids: list[int]) -> str:
     return f"[{', '.join(map(str, ids[:12]))}{', ...' if len(ids) > 12 else ''}]"

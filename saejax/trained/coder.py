@@ -29,7 +29,7 @@ from saejax.trained.files import describe, read_folder, write_folder
 from saejax.trained.formats import format_named
 from saejax.trained.sites import check_widths, unscaled
 
-Params = Mapping[str, Any]
+ParamMap = Mapping[str, Any]
 
 # Tokens in one block of `encode` at most; wide coders take fewer, by `Coder.few_tokens`.
 _BLOCK = 8192
@@ -64,7 +64,7 @@ class Origin:
         object.__setattr__(self, "notes", tuple(self.notes))  # a list in JSON
 
 
-def folded(coder: Coder, params: Params, stats: Mapping[str, Any], sites: Sites) -> tuple[Coder, dict[str, Any]]:
+def folded(coder: Coder, params: ParamMap, stats: Mapping[str, Any], sites: Sites) -> tuple[Coder, dict[str, Any]]:
     """(coder, params) of a training as they are used after it: each token alone, raw activations in and out. Pure.
 
     Args:
@@ -96,7 +96,7 @@ class TrainedCoder:
     """
 
     coder: Coder
-    params: Params
+    params: ParamMap
     sites: Sites
     origin: Origin = Origin()
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -160,7 +160,7 @@ class TrainedCoder:
         if not k and not self.coder.sparsity.sparse and isinstance(rows, jax.core.Tracer):
             raise DataError("Inside jit the number of latents must be known: give encode_sparse(x, k=...).")
 
-        def sparse(params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def sparse(params: ParamMap, x: jax.Array) -> tuple[jax.Array, jax.Array]:
             latents = self._code(params, x)
             all_kept = latents.values.shape[-1] if self.coder.sparsity.sparse else 0
             return _largest(latents, k or all_kept or int(latents.active().sum(-1).max()))
