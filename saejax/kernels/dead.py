@@ -227,15 +227,15 @@ def _backward(
 
     def local(x_BGN: jax.Array, pre: Pre, rows: Groups, cut: Cut, some: jax.Array, g_BR: jax.Array) -> Any:
         def of_some() -> Gradients:
-            found = []
+            of_groups = []
             for group, W_FR in enumerate(rows):
                 n_latents, R = W_FR.shape
                 dead = _Dead.of(pre[group], some[0, group], block)
                 g_own = g_BR[:, g_BR.shape[1] - R :]
                 put = functools.partial(_put_block, dead, cut, group, shards, W_FR, dtype, x_BGN[:, group], g_own)
                 start = [jnp.zeros((n_latents, *width), jnp.float32) for width in ((x_BGN.shape[2],), (), (R,))]
-                found.append(jax.lax.fori_loop(0, dead.n_blocks, put, start))
-            of_W, of_b, of_rows = zip(*found, strict=True)
+                of_groups.append(jax.lax.fori_loop(0, dead.n_blocks, put, start))
+            of_W, of_b, of_rows = zip(*of_groups, strict=True)
             return jax.tree.map(shards.over_rows, (turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows))
 
         # Most steps have no dead latent: then nothing is sent, and even the turning of zeros is saved.
@@ -243,8 +243,8 @@ def _backward(
         return jax.lax.cond(_anywhere(some, shards), of_some, lambda: none)
 
     run = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")
-    found: Gradients = run(x_BGN, pre, rows, cut, some, g_BR)
-    return found
+    gradients: Gradients = run(x_BGN, pre, rows, cut, some, g_BR)
+    return gradients
 
 
 def _put_block(
@@ -257,7 +257,7 @@ def _put_block(
     x_BN: jax.Array,
     g_BR: jax.Array,
     i: jax.Array,
-    found: list[jax.Array],
+    gradients: list[jax.Array],
 ) -> list[jax.Array]:
     """Gradients [F, N], [F] and [F, R], with those of the latents of block i, of this device's tokens alone."""
     f_BC, chosen_BC = dead.chosen(i, dead.pre(i), cut, group, shards)
@@ -269,7 +269,7 @@ def _put_block(
     (of_W_NC,) = jax.vjp(lambda W_NC: product(x_BN, W_NC, dtype), any_NC)[1](of_pre_BC)
     parts, at_C = (of_W_NC.T, of_pre_BC.sum(0), of_rows_CR), dead.at(i)
     return [
-        whole.at[at_C].set(part, mode="drop", unique_indices=True) for whole, part in zip(found, parts, strict=True)
+        whole.at[at_C].set(part, mode="drop", unique_indices=True) for whole, part in zip(gradients, parts, strict=True)
     ]
 
 

@@ -60,7 +60,7 @@ def largest_of_rows(values: jax.Array, k: int, falling: bool = True) -> jax.Arra
 def top_k(values: jax.Array, k: int) -> list[jax.Array]:
     """`jax.lax.top_k`, out of reach of what follows: XLA makes a sort of a top_k whose results are then sliced."""
     # A barrier for each: one around the pair makes the compiler of jax 0.10.2 abort.
-    return [jax.lax.optimization_barrier(found) for found in jax.lax.top_k(values, k)]
+    return [jax.lax.optimization_barrier(array) for array in jax.lax.top_k(values, k)]
 
 
 def quick_top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -123,12 +123,12 @@ def _list_of_mask(own: jax.Array, k: jax.Array, most: int, shards: Shards) -> tu
     place = _ranked(chosen.reshape(-1), most)  # of most size; beyond it where there are fewer
     group = of_group.at[place // size].get(mode="fill", fill_value=0)
     per_row = grouped.shape[1]
-    found = place < chosen.size
+    there = place < chosen.size
     row, nowhere = group // per_row, jnp.int32(n_rows)
     if shards.mesh:  # else rows are those of the program's own array
         row, nowhere = row + shards.first_row(own.shape[0]) * (n_rows // own.shape[0]), shards.over_rows(nowhere)
     latent = group % per_row * size + place % size + shards.first_latent(n_latents)
-    return jnp.where(found, row, nowhere), jnp.where(found, latent, 0)
+    return jnp.where(there, row, nowhere), jnp.where(there, latent, 0)
 
 
 def _group_size(n: int, k: int) -> int:
@@ -148,9 +148,9 @@ def _groups(rows: jax.Array, size: int, fill: float | bool) -> jax.Array:
 def _rows_mask(key: jax.Array, k: int) -> jax.Array:
     """bool [R, N]: the k largest of each row of `_sort_keys`, exactly k; among equals at the border the first."""
 
-    def halve(i: jax.Array, found: jax.Array) -> jax.Array:
-        candidate = found | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
-        return jnp.where(row_counts(key >= candidate[:, None]) >= k, candidate, found)
+    def halve(i: jax.Array, bits_so_far: jax.Array) -> jax.Array:
+        candidate = bits_so_far | (jnp.uint32(1) << jnp.asarray(31 - i, jnp.uint32))
+        return jnp.where(row_counts(key >= candidate[:, None]) >= k, candidate, bits_so_far)
 
     kth = jax.lax.fori_loop(0, 32, halve, jnp.zeros_like(key[:, 0]))[:, None]
     reached = key >= kth
@@ -205,9 +205,9 @@ def _sortable_bits(values: jax.Array) -> jax.Array:
 def _kth_largest(bits: jax.Array, k: jax.Array, shards: Shards) -> jax.Array:
     """The largest pattern that at least k entries reach; 0 where fewer than k are at least 0."""
 
-    def halve(i: int, found: jax.Array) -> jax.Array:
-        candidate = found | (jnp.int32(1) << (30 - i))
-        return jnp.where(_reaches(bits >= candidate, k, shards), candidate, found)
+    def halve(i: int, bits_so_far: jax.Array) -> jax.Array:
+        candidate = bits_so_far | (jnp.int32(1) << (30 - i))
+        return jnp.where(_reaches(bits >= candidate, k, shards), candidate, bits_so_far)
 
     return jax.lax.fori_loop(0, 31, halve, jnp.int32(0))
 
@@ -259,9 +259,9 @@ def _first(ties: jax.Array, room: jax.Array, shards: Shards) -> jax.Array:
 def _last_true(fits: Callable[[jax.Array], jax.Array], n: jax.Array) -> jax.Array:
     """The largest i of 0 ... n with fits(i), which holds at 0 and, once it fails, for no larger i."""
 
-    def halve(i: int, found: jax.Array) -> jax.Array:
-        candidate = found | (jnp.int32(1) << (30 - i))
-        return jnp.where((candidate > 0) & (candidate <= n) & fits(candidate), candidate, found)
+    def halve(i: int, bits_so_far: jax.Array) -> jax.Array:
+        candidate = bits_so_far | (jnp.int32(1) << (30 - i))
+        return jnp.where((candidate > 0) & (candidate <= n) & fits(candidate), candidate, bits_so_far)
 
     return jax.lax.fori_loop(0, 31, halve, jnp.int32(0))
 

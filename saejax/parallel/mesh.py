@@ -58,8 +58,8 @@ def on_each_device(function: Callable[..., R], mesh: Mesh) -> Callable[..., R]:
         in_axes = (None, 0, *[None] * len(others))
         mapped = jax.pmap(function, DATA, in_axes=in_axes, out_axes=None, devices=list(mesh.devices.flat))
         parts = {name: array.reshape(n, -1, *array.shape[1:]) for name, array in rows.items()}
-        found: R = mapped(state, parts, *others)
-        return found
+        result: R = mapped(state, parts, *others)
+        return result
 
     return each
 

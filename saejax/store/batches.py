@@ -150,13 +150,13 @@ class Batches:
             ]
             self.epoch_rows, self.used = n_rows, 1.0
         else:
-            found = Neighbours(placed(reader, neighbours), neighbours, max_rows)
-            check_windows(neighbours, batch_size, (first, stop), shares, len(found.counts))
+            windows = Neighbours(placed(reader, neighbours), neighbours, max_rows)
+            check_windows(neighbours, batch_size, (first, stop), shares, len(windows.counts))
             blocks = [
-                _window_streams(share, shares, found, reader.layout.chunk_rows, block_chunks, seed)
+                _window_streams(share, shares, windows, reader.layout.chunk_rows, block_chunks, seed)
                 for share in range(shares)
             ]
-            self.epoch_rows, self.used = sum(one.epoch_rows for one in blocks), found.used
+            self.epoch_rows, self.used = sum(one.epoch_rows for one in blocks), windows.used
         self._rows = stop - first
         self._whole = functools.partial(
             Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares, neighbours=neighbours
@@ -319,10 +319,10 @@ def _chunks(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks:
 
 
 def _window_streams(
-    share: int, shares: int, found: Neighbours, chunk_rows: int, block_chunks: int, seed: int
+    share: int, shares: int, windows: Neighbours, chunk_rows: int, block_chunks: int, seed: int
 ) -> WindowBlocks:
-    shards, block_rows = range(share, len(found.counts), shares), -(-block_chunks * chunk_rows // shares)
-    return WindowBlocks(found, shards, block_rows, _share_key(share, shares, seed), chunk_rows)
+    shards, block_rows = range(share, len(windows.counts), shares), -(-block_chunks * chunk_rows // shares)
+    return WindowBlocks(windows, shards, block_rows, _share_key(share, shares, seed), chunk_rows)
 
 
 def _share_key(share: int, shares: int, seed: int) -> int:

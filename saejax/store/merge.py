@@ -145,11 +145,11 @@ def _absolute(path: str | os.PathLike[str]) -> str:
 
 
 def _check_alike(
-    first: str | os.PathLike[str], expected: StoreReader, path: str | os.PathLike[str], found: StoreReader
+    first: str | os.PathLike[str], expected: StoreReader, path: str | os.PathLike[str], other: StoreReader
 ) -> None:
     # Widths are compared by (name, width), because a dot in a name is no level of a dict.
     left = {"identity": _rules(expected), "hook_points": sorted(expected.hook_points.items())}
-    right = {"identity": _rules(found), "hook_points": sorted(found.hook_points.items())}
+    right = {"identity": _rules(other), "hook_points": sorted(other.hook_points.items())}
     if differing := header_differences(left, right):
         lines = [line.replace("the store has", f"{os.fspath(first)} has") for line in differing]
         lines = [line.replace("this run wants", f"{os.fspath(path)} has") for line in lines]

@@ -84,8 +84,8 @@ class Neighbours:
         self._rows = min(max_rows or reader.n_tokens, reader.n_tokens)
         n_shards = int(np.searchsorted(self.starts, self._rows))
         with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="neighbours") as pool:
-            found = list(pool.map(lambda shard: counts(self._runs(shard)[1], n), range(n_shards)))
-        self.counts = np.stack(found)
+            counts_of = list(pool.map(lambda shard: counts(self._runs(shard)[1], n), range(n_shards)))
+        self.counts = np.stack(counts_of)
         self.used = float(self.counts.sum(0).mean()) * n / self._rows
         if not self.counts.any():
             raise ConfigError(

@@ -112,15 +112,15 @@ class RemoteLease:
     def _look(self) -> tuple[bytes, dict[str, Any]]:
         """(generation of the object, who holds it); {} where nobody does."""
         try:
-            found = self._files.kv.read(self._key).result()
+            answer = self._files.kv.read(self._key).result()
         except Exception as error:
             raise DataError(f"Cannot read {self._files.name(self._key)}: {self._files.trouble(error)}") from error
-        raw = bytes(found.value)[:_LARGEST_LEASE_BYTES] if found.state == "value" else b""
+        raw = bytes(answer.value)[:_LARGEST_LEASE_BYTES] if answer.state == "value" else b""
         try:
             holder = json.loads(raw) if raw else {}
         except (ValueError, RecursionError):
             holder = {"host": "unknown"}
-        return found.stamp.generation, holder if isinstance(holder, dict) else {"host": "unknown"}
+        return answer.stamp.generation, holder if isinstance(holder, dict) else {"host": "unknown"}
 
     def _put(self, generation: bytes) -> bool:
         """Replace what had this generation; False where it is another one now."""

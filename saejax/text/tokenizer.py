@@ -226,10 +226,10 @@ def _bos(folder: Path, backend: tokenizers.Tokenizer, named: str | None) -> tupl
         if value is None:
             continue
         token = value.get("content") if isinstance(value, dict) else value
-        found = value if key == "bos_token_id" else backend.token_to_id(token) if isinstance(token, str) else None
-        if type(found) is not int or found not in backend.get_vocab().values():
+        id_ = value if key == "bos_token_id" else backend.token_to_id(token) if isinstance(token, str) else None
+        if type(id_) is not int or id_ not in backend.get_vocab().values():
             raise DataError(f"{folder / name}: {key} is {value!r}, which the tokenizer beside it does not have.")
-        return found, True
+        return id_, True
     marked, plain = (backend.encode("a", add_special_tokens=add) for add in (True, False))
     in_front = bool(plain.ids) and marked.special_tokens_mask[0] == 1
     return (marked.ids[0], True) if in_front else (None, False)
