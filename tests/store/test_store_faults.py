@@ -37,7 +37,7 @@ from benchmarks.faults.stores import (
 )
 from saejax.core.errors import DataError
 from saejax.store import StoreReader, StoreWriter, verify
-from saejax.store import flight as flight_module
+from saejax.store import shard_writers as shard_writers_module
 
 
 def assert_noticed(path, name):
@@ -204,12 +204,12 @@ def test_a_full_disk_says_so_and_loses_nothing(tmp_path):
 
 
 def test_a_background_error_reaches_the_caller_with_its_shard(tmp_path, monkeypatch):
-    def failing(files, header, commit, original=flight_module.write_commit):
+    def failing(files, header, commit, original=shard_writers_module.write_commit):
         if commit.index == 2:
             raise DataError("no permission")
         original(files, header, commit)
 
-    monkeypatch.setattr(flight_module, "write_commit", failing)
+    monkeypatch.setattr(shard_writers_module, "write_commit", failing)
     with pytest.raises(DataError, match="commit of shard 2: no permission"):
         capture(tmp_path / "s")
     monkeypatch.undo()
@@ -220,11 +220,11 @@ def test_a_background_error_reaches_the_caller_with_its_shard(tmp_path, monkeypa
 def test_at_most_two_shards_are_in_flight(tmp_path, monkeypatch):
     gate = threading.Event()
 
-    def waiting(files, header, commit, original=flight_module.write_commit):
+    def waiting(files, header, commit, original=shard_writers_module.write_commit):
         assert gate.wait(20)
         original(files, header, commit)
 
-    monkeypatch.setattr(flight_module, "write_commit", waiting)
+    monkeypatch.setattr(shard_writers_module, "write_commit", waiting)
     with opened(tmp_path / "s") as writer:
         zeros = {key: np.zeros(BATCH, np.int32) for key in ("token_id", "document", "position")}
         ones = {name: np.ones((BATCH, d), np.float32) for name, d in HOOKS.items()}
