@@ -43,9 +43,9 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
         path, source = fetched(asked)
     path = Path(path)
     if not source and path.name == FIRST and not path.exists() and Run(path.parent).exists:
-        return load_run(path.parent, step)
+        return load_run(Run(path.parent), step)
     if not source and Run(path).exists:
-        return load_run(Run(path).counted().path, step)
+        return load_run(Run(path).counted(), step)
     sae = interop.read(path, hook_points)
     if source:
         sae = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, source=source))
@@ -54,23 +54,23 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
     return sae
 
 
-def load_run(run: Path, step: int | str | None = None) -> TrainedCoder:
+def load_run(run: Run, step: int | str | None = None) -> TrainedCoder:
     """As `load`, of this very run, whichever of its attempts is kept."""
-    experiment = read_experiment(Run(run).config)
-    with Checkpoints(Run(run).checkpoints) as checkpoints:
+    experiment = read_experiment(run.config)
+    with Checkpoints(run.checkpoints) as checkpoints:
         step = plain(step)
         at = _best(run, checkpoints) if step == "best" else checkpoints.latest() if step is None else step
         if not isinstance(at, int) or at not in checkpoints.steps():
             there = ", ".join(map(str, checkpoints.steps())) or "none"
-            raise DataError(f"{run} has no checkpoint of step {at!r}; it has: {there}.")
+            raise DataError(f"{run.path} has no checkpoint of step {at!r}; it has: {there}.")
         items, meta = checkpoints.restore_numpy(at, names=("params", "averaged", "stats"))
     if meta.get("kind") == "prefix":
-        raise DataError(f"{run} holds a prefix and no coder; saejax.app.prefix.load_prefix reads it.")
+        raise DataError(f"{run.path} holds a prefix and no coder; saejax.app.prefix.load_prefix reads it.")
     sae = from_items(experiment.coder, experiment.train.steps, items, meta)
     finished = at >= experiment.train.steps or bool(meta.get("stopped_early"))
-    origin = _origin(Run(run), at, at * experiment.train.batch_size)
+    origin = _origin(run, at, at * experiment.train.batch_size)
     settings = to_json(experiment)
-    figures = _figures(Run(run), at, sae) | l0_in_training(meta.get("after"))
+    figures = _figures(run, at, sae) | l0_in_training(meta.get("after"))
     return dataclasses.replace(sae, origin=origin, figures=figures, settings=settings, finished=finished)
 
 
@@ -111,7 +111,7 @@ def _figures(run: Run, step: int, sae: TrainedCoder) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if type(value) in (int, float)}
 
 
-def _best(run: Path, checkpoints: Checkpoints) -> int:
+def _best(run: Run, checkpoints: Checkpoints) -> int:
     """The step of the best checkpoint. Each says which is the best up to it; asked is the newest whose meta is intact.
 
     Those passed over cost a warning.
@@ -129,8 +129,12 @@ def _best(run: Path, checkpoints: Checkpoints) -> int:
             warnings.warn(f"{error} What it says of the best one is not used.", stacklevel=4)
     else:
         if steps:
-            raise DataError(f"None of the checkpoints of {run} can say which is the best: {steps}; see the warnings.")
+            raise DataError(
+                f"None of the checkpoints of {run.path} can say which is the best: {steps}; see the warnings."
+            )
     if best.get("step") is None:
         there = ", ".join(map(str, steps)) or "none"
-        raise DataError(f"{run} keeps no best checkpoint: train with train.keep_best=val/fve. It has steps: {there}.")
+        raise DataError(
+            f"{run.path} keeps no best checkpoint: train with train.keep_best=val/fve. It has steps: {there}."
+        )
     return int(best["step"])

@@ -107,7 +107,7 @@ def finished_run(e: Experiment) -> TrainedCoder:
     if not e.run.config.is_file():
         raise DataError(f"There is no run in {e.run_dir}. Train it first: saejax train with this --config.")
     refuse_other_run(e)
-    sae = load_run(e.run_dir)
+    sae = load_run(e.run)
     if not sae.finished:
         raise DataError(f"{e.run_dir} is at step {sae.step:,} of {e.train.steps:,}. Finish it: saejax train.")
     return sae
