@@ -1,4 +1,4 @@
-"""`saejax convert` and `saejax formats`: dictionaries from one project's files into another's."""
+"""`saejax convert`: dictionaries from one project's files into another's."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from saejax.app.dictionaries import distinct
 from saejax.app.load import load
 from saejax.app.run_coders import refuse_several_models
 from saejax.core.errors import ConfigError, DataError
-from saejax.interop import FORMATS, format_table, found
+from saejax.interop import FORMATS, found
 from saejax.runs import Run
 from saejax.trained import Format, TrainedCoder, format_named
 
@@ -53,31 +53,6 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
         print(f"{place} -> {folder} ({to}): {sae!r}")
         for note in [*notes, compared(sae, folder, to, hook_points)]:
             print(f"  {note}")
-
-
-def print_formats(words: Sequence[str]) -> None:
-    """The table of all formats, or all that is to be said of the one that is named."""
-    if words:
-        for name in words:
-            format = format_named(name)
-            print(f"{format.title} (--to={format.name}): {format.files}\n")
-            for kind, (read, why) in dict(format_table())[format].items():
-                print(f"  {', '.join(kind):42} {'read' if read else '':6} {why or 'write'}")
-        return
-    for format, cells in format_table():
-        print(f"{format.name}: {format.title}; {format.files}")
-        rows: dict[str, list[str]] = {}
-        for (topology, sparsity), (read, why) in cells.items():
-            what = "+".join(word for word, holds in (("read", read), ("write", not why)) if holds)
-            if what:
-                rows.setdefault(topology, []).append(f"{sparsity} {what}")
-        for topology, cell in rows.items():
-            print(f"  {topology:24} {', '.join(cell)}")
-        print()
-    print(
-        "saejax itself: all, coder.safetensors and saejax.json. batchtopk and matryoshka are a jumprelu or topk after"
-    )
-    print("training. `saejax formats NAME` says why something is not written.")
 
 
 def refuse(place: str, sae: TrainedCoder, to: Format) -> None:

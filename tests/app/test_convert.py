@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny.commands import run_command
 
 import saejax
-from saejax.app.convert import print_formats, run_convert
+from saejax.app.convert import run_convert
 from saejax.app.dictionaries import distinct
 from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
@@ -110,15 +111,15 @@ def test_wrong_lines_are_answered(words: list[str], to: str, message: str, tmp_p
 
 
 def test_formats_prints_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:
-    print_formats([])
+    run_command("formats", [])
     table = capsys.readouterr().out
     assert all(f"{form.name}: {form.title}" in table for form in FORMATS.values())
-    print_formats(["saelens"])
+    run_command("formats", ["saelens"])
     one = capsys.readouterr().out
     assert "SAELens has no crosscoder" in one
     for wrong in ("nonsense", "saelense"):
         with pytest.raises(ConfigError, match=f"no format '{wrong}'") as caught:
-            print_formats([wrong])
+            run_command("formats", [wrong])
         assert str(caught.value).count("circuit_tracer") == 1
 
 
