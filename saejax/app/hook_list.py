@@ -18,7 +18,7 @@ _TABLE_HEAD = ("hook point", "a token has", "stored", "TransformerLens", "module
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One row of the hook_table: one hook point, or the same one in each of several blocks.
+    """One row of the table: one hook point, or the same one in each of several blocks.
 
     Attributes:
         point: with `blocks.{0..11}` in its names where it stands for several; capture.hook_points takes them so.

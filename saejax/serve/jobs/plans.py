@@ -42,7 +42,7 @@ class Plans:
 
     Args:
         folder: where they are kept.
-        environment: of the processes that make_plan them.
+        environment: of the processes that make them.
         seconds: after which one is given up.
     """
 
