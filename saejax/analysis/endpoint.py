@@ -100,13 +100,13 @@ class Endpoint:
                 return self._json(self._post(json.dumps(body).encode()))
             except urllib.error.HTTPError as error:
                 with error:
-                    said = self._said(error)
-                if error.code == 400 and length == "max_tokens" and "max_completion_tokens" in said:
+                    message = self._said(error)
+                if error.code == 400 and length == "max_tokens" and "max_completion_tokens" in message:
                     self._length_name = "max_completion_tokens"
-                elif error.code == 400 and sampling and "temperature" in said:
+                elif error.code == 400 and sampling and "temperature" in message:
                     self._sampling = {}
                 else:
-                    raise self._fault(error, said) from None
+                    raise self._fault(error, message) from None
 
     def _post(self, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json", "User-Agent": "saejax"}
@@ -187,14 +187,14 @@ class Endpoint:
         try:
             inside = json.loads(raw.decode())
             inside = inside.get("error", inside) if isinstance(inside, dict) else inside
-            said = inside.get("message", inside) if isinstance(inside, dict) else inside
+            message = inside.get("message", inside) if isinstance(inside, dict) else inside
         except (ValueError, RecursionError):
-            said = raw.decode(errors="replace")
-        return self._clean(str(said))
+            message = raw.decode(errors="replace")
+        return self._clean(str(message))
 
-    def _fault(self, error: urllib.error.HTTPError, said: str) -> Exception:
+    def _fault(self, error: urllib.error.HTTPError, message: str) -> Exception:
         if error.code in _TRY_AGAIN:
-            return _Again(f"answered with {error.code}: {said}", _seconds(error.headers.get("Retry-After")))
+            return _Again(f"answered with {error.code}: {message}", _seconds(error.headers.get("Retry-After")))
         if 300 <= error.code < 400:
             return EndpointRefusal(
                 f"{self.url} redirects to another address ({error.code}). That is not followed, because the key would "
@@ -206,7 +206,7 @@ class Endpoint:
             404: " Check the address and the model's name.",
         }
         kind = EndpointRefusal if error.code in remedies else EndpointError
-        return kind(f"{self.url} answered with {error.code}: {said}.{remedies.get(error.code, '')}")
+        return kind(f"{self.url} answered with {error.code}: {message}.{remedies.get(error.code, '')}")
 
     def _clean(self, text: str) -> str:
         """For a terminal: without the key, line breaks and control characters, at most 200 letters."""

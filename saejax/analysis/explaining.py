@@ -77,10 +77,10 @@ def explanation_in(answer: str) -> str:
 
     At most `LONGEST` letters, without line breaks and control characters.
     """
-    said = without_thoughts(answer)
-    *_, found = re.split(r"explanation\W{0,4}:", said, flags=re.IGNORECASE)
-    lines = [line for line in found.splitlines() if line.strip(" *_`")] or [""]
-    line = (lines[0] if found != said else lines[-1])[: 10 * LONGEST]
+    spoken = without_thoughts(answer)
+    *_, text = re.split(r"explanation\W{0,4}:", spoken, flags=re.IGNORECASE)
+    lines = [line for line in text.splitlines() if line.strip(" *_`")] or [""]
+    line = (lines[0] if text != spoken else lines[-1])[: 10 * LONGEST]
     line = " ".join(line.split()).strip(" *_`")
     phrase = "".join(letter for letter in line if letter.isprintable())
     if not phrase:

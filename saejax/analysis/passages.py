@@ -120,16 +120,16 @@ class _Cutter:
     def silent(self, count: int) -> list[Passage]:
         """At most `count` passages around tokens of which some latent is active, but nowhere in them this one."""
         taken: list[tuple[int, int, int]] = []
-        found: list[Passage] = []
+        passages: list[Passage] = []
         for entry in np.random.default_rng(self._feature).integers(len(self._scan.latent), size=20 * count):
-            if len(found) == count:
+            if len(passages) == count:
                 break
             row, _, start, stop = self._window(entry)
             overlaps = any(row == other and start < end and begin < stop for other, begin, end in taken)
             if not overlaps and not len(self._within(row, start, stop)):
                 taken.append((row, start, stop))
-                found.append(self.passage(entry))
-        return found
+                passages.append(self.passage(entry))
+        return passages
 
     def _window(self, entry: int) -> tuple[int, int, int, int]:
         """(row, peak, start, stop)."""

@@ -89,8 +89,8 @@ def scan_latents(
     text = {name: np.concatenate([getattr(packed, name) for packed in rows]) for name in _TEXT}
     latent, row, position, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
     order = np.lexsort((-np.abs(value), latent))
-    found = {"latent": latent[order], "row": row[order], "position": position[order], "value": value[order]}
-    return Scan(**text, **found, n_tokens=progress.tokens, seconds=progress.seconds)
+    columns = {"latent": latent[order], "row": row[order], "position": position[order], "value": value[order]}
+    return Scan(**text, **columns, n_tokens=progress.tokens, seconds=progress.seconds)
 
 
 def _entries(keep_RS: np.ndarray, latents: Latents, first: int, start: int) -> tuple[np.ndarray, ...]:

@@ -146,9 +146,9 @@ def judge_request(kind: str, explanation: str, texts: Sequence[str]) -> Messages
 
 def verdicts_in(answer: str, count: int) -> list[bool | None]:
     """The last list of `count` times 0, 1, true or false in the answer; None for all where there is none."""
-    for found in reversed(re.findall(r"\[[^\[\]]*\]", without_thoughts(answer))):
+    for listed in reversed(re.findall(r"\[[^\[\]]*\]", without_thoughts(answer))):
         try:
-            values = json.loads(found.lower())
+            values = json.loads(listed.lower())
         except (ValueError, RecursionError):
             continue
         if len(values) == count and all(value in (0, 1) for value in values):

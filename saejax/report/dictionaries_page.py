@@ -103,11 +103,11 @@ def _over_l0(rows: Sequence[Row], title: str) -> "Figure":
     for axes, (metric, label) in zip(side_by_side, _PANELS, strict=True):
         axes.set(xlabel="L0: latents a token (log scale)", ylabel=label)
         for (coder, at), colour, marker in zip(families, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
-            own = [row for row in good if (row["coder"], row["at"]) == (coder, at) and metric in row]
-            points = [(row["l0"], row[metric]) for row in own]
+            members = [row for row in good if (row["coder"], row["at"]) == (coder, at) and metric in row]
+            points = [(row["l0"], row[metric]) for row in members]
             axes.plot(*zip(*points, strict=True) if points else ((), ()), marker, color=colour, markersize=8,
                       markeredgecolor="white", label=f"{coder}, {at}")  # fmt: skip
-            ends = [(row["l0"], *row[f"{metric}_ends"]) for row in own if f"{metric}_ends" in row]
+            ends = [(row["l0"], *row[f"{metric}_ends"]) for row in members if f"{metric}_ends" in row]
             axes.vlines(*zip(*ends, strict=True) if ends else ((), (), ()), color=colour, linewidth=1.2)
         if not any(metric in row for row in good):
             say_inside(axes, "not measured")

@@ -117,8 +117,8 @@ def _tried(attempts: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) ->
 def _gates(attempts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     lines = [["gate", "bar", *(one["name"] for one in attempts)]]
     for gate in attempts[0]["gates"]:
-        own = [next((g for g in one["gates"] if g["name"] == gate["name"]), None) for one in attempts]
-        values = ["-" if g is None else f"{_number(g['value'])}{_word(g)}" for g in own]
+        gates = [next((g for g in one["gates"] if g["name"] == gate["name"]), None) for one in attempts]
+        values = ["-" if g is None else f"{_number(g['value'])}{_word(g)}" for g in gates]
         lines.append([gate["name"], f"{gate['comparison']} {_number(gate['bar'])}", *values])
     return lines
 

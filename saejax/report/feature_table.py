@@ -197,13 +197,13 @@ class FeatureTable:
     def rows(self, features: Sequence[int]) -> dict[int, dict[str, Any]]:
         """{feature: {id, density, max: of largest size, token: promoted most}} of those that the table has."""
         query = "SELECT id, density, strongest, token FROM features WHERE id IN (SELECT value FROM json_each(?))"
-        found = {}
+        shown = {}
         with self._reading():
             for feature, density, strongest, token in self._rows(query, json.dumps(list(features))):
                 if type(density) is not float or type(strongest) is not float or not isinstance(token, str | None):
                     raise ValueError(f"the row of feature {feature}")
-                found[feature] = {"id": feature, "density": density, "max": strongest, "token": token}
-        return found
+                shown[feature] = {"id": feature, "density": density, "max": strongest, "token": token}
+        return shown
 
     def matching(self, search: Search, also: Sequence[int] = (), sort: str = "id", down: bool = False) -> list[int]:
         """The features of a search in the order of one of SORTS; equal ones by their number, rising.
@@ -214,7 +214,7 @@ class FeatureTable:
         Raises:
             ConfigError: a search for text, and this Python's SQLite has no FTS5.
         """
-        conditions, values = ["1"], []
+        conditions, values = ["1"], list[Any]()
         for condition, value in (("density >= ?", search.low), ("density <= ?", search.high)):
             if value is not None:
                 conditions.append(condition)
@@ -253,8 +253,8 @@ class FeatureTable:
         if version != _VERSION:
             raise ValueError(f"it is of version {version}, and this saejax reads {_VERSION}")
         tables = self._rows("SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'trigrams\\_%' ESCAPE '\\'")
-        own = [(kind, sql) for kind, name, sql in tables if not name.startswith("sqlite_autoindex_")]
-        if sorted(own) != sorted(("table", sql) for sql in _SCHEMA):
+        created = [(kind, sql) for kind, name, sql in tables if not name.startswith("sqlite_autoindex_")]
+        if sorted(created) != sorted(("table", sql) for sql in _SCHEMA):
             raise ValueError("its tables are not those of a report")
         about = self._rows("SELECT key, value FROM about LIMIT 100")
         self._about = {key: parsed(bytes(value, "utf-8")) for key, value in about}

@@ -95,12 +95,12 @@ def render_graph(
 
 def layer_tables(table: Mapping[str, Any], d_sae: int) -> dict[int, dict[str, Any]]:
     """The feature table of a dictionary with several groups of `d_sae` latents, one table for each group."""
-    found: dict[int, dict[str, Any]] = {}
+    tables: dict[int, dict[str, Any]] = {}
     for row in table["features"]:
         layer, latent = divmod(row["id"], d_sae)
-        rows = found.setdefault(layer, {"vocab": table["vocab"], "features": []})["features"]
+        rows = tables.setdefault(layer, {"vocab": table["vocab"], "features": []})["features"]
         rows.append({**row, "id": latent})
-    return found
+    return tables
 
 
 def _nodes(graph: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -120,9 +120,9 @@ def _nodes(graph: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
 def _node(row: Any, n_tokens: int) -> dict[str, Any]:
     if not isinstance(row, Mapping) or not isinstance(row.get("node_id"), str):
         raise DataError(f"A node of the graph has no node_id: {str(row)[:80]}")
-    name, said = f"the node {row['node_id']!r}", _text(row.get("feature_type"), "a node's feature_type")
+    name, feature_type = f"the node {row['node_id']!r}", _text(row.get("feature_type"), "a node's feature_type")
     kinds = {"embedding": "token", "logit": "logit"}
-    kind = "error" if "error" in said else kinds.get(said, "feature")
+    kind = "error" if "error" in feature_type else kinds.get(feature_type, "feature")
     column, layer, number = row.get("ctx_idx"), str(row.get("layer")), row.get("feature")
     if type(column) is not int or not 0 <= column < n_tokens:
         raise DataError(f"{name} is at token {column!r} of {n_tokens}.")
@@ -175,16 +175,16 @@ def _links(graph: Mapping[str, Any], ids: Sequence[str]) -> dict[str, list[Any]]
     links = graph.get("links")
     if not isinstance(links, list):
         raise DataError("The graph has no list of links; give circuit-tracer's graph JSON.")
-    found: dict[str, list[Any]] = {"sources": [], "targets": [], "weights": []}
+    ends: dict[str, list[Any]] = {"sources": [], "targets": [], "weights": []}
     for link in links:
         if not isinstance(link, Mapping):
             raise DataError(f"A link of the graph is not an object: {str(link)[:80]}")
         for key, into in (("source", "sources"), ("target", "targets")):
             if not isinstance(link.get(key), str) or link[key] not in place:
                 raise DataError(f"A link's {key} is {link.get(key)!r}, which is no node of the graph.")
-            found[into].append(place[link[key]])
-        found["weights"].append(float(f"{_number(link.get('weight'), 'the weight of a link'):.4g}"))
-    return found
+            ends[into].append(place[link[key]])
+        ends["weights"].append(float(f"{_number(link.get('weight'), 'the weight of a link'):.4g}"))
+    return ends
 
 
 def _pins(params: Any, whose: str) -> dict[str, Any]:
@@ -223,15 +223,14 @@ def _effect(row: Any) -> dict[str, Any]:
     }
 
 
-def spearman(some: Sequence[float], others: Sequence[float]) -> float:
+def spearman(some: Iterable[float], others: Iterable[float]) -> float:
     """Pearson's correlation of ranks, equal values at their mean rank; NaN where either side is constant."""
     ranks = []
-    for values in (np.asarray(some, float), np.asarray(others, float)):
-        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    for side in (some, others):
+        _, place, count = np.unique(list(side), return_inverse=True, return_counts=True)
         ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
-    if len(some) < 2 or min(np.ptp(rank) for rank in ranks) == 0:
-        return math.nan
-    return float(np.corrcoef(*ranks)[0, 1])
+    constant = min(len(rank) and np.ptp(rank) for rank in ranks) == 0
+    return math.nan if constant else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _picked(shown: Iterable[FeatureKey], tables: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -110,9 +110,9 @@ def _over_k(rows: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     drawn = [row for row in rows if row["curve"]]
     ks = sorted({k for row in drawn for k in row["curve"]})
     for i, row in enumerate(drawn):
-        own = sorted(row["curve"])
-        means = [row["curve"][k] for k in own]
-        at = [k * (1 + 0.02 * (i - (len(drawn) - 1) / 2)) for k in own]  # side by side where they are equal
+        ks_drawn = sorted(row["curve"])
+        means = [row["curve"][k] for k in ks_drawn]
+        at = [k * (1 + 0.02 * (i - (len(drawn) - 1) / 2)) for k in ks_drawn]  # side by side where they are equal
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
         below = [m.mean - (m.mean if m.low is None else m.low) for m in means]
         above = [(m.mean if m.high is None else m.high) - m.mean for m in means]

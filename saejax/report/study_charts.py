@@ -32,9 +32,9 @@ def effects_chart(groups: Sequence[Mapping[str, Any]], label: str) -> str:
     return _svg(_ROW * len(groups) + 34, ticks, at, "".join(marks), label)
 
 
-def points_chart(found: Sequence[Sequence[Any]]) -> str:
+def points_chart(rows: Sequence[Sequence[Any]]) -> str:
     """[predicted, measured, name] of single features, a point each."""
-    points = [q for q in found if None not in q]
+    points = [q for q in rows if None not in q]
     x, ticks = _scale([*(q[0] for q in points), 0.0], _LEFT, _WIDTH - 20)
     y, levels = _scale([*(q[1] for q in points), 0.0], 300, 16)
     grid = "".join(

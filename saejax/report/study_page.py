@@ -97,8 +97,8 @@ def _refused(refused: Sequence[Mapping[str, Any]], least: float) -> str:
          _source(b, "baseline", "pairs", "train"))
         for b in refused
     ]  # fmt: skip
-    said = f"The model does not have these: it is right in less than {least:.0%} of the training pairs."
-    return f'<div id="refused">{_note(said)}</div>' + _table(
+    sentence = f"The model does not have these: it is right in less than {least:.0%} of the training pairs."
+    return f'<div id="refused">{_note(sentence)}</div>' + _table(
         ("refused", "the model should", "right in", "difference, clean", "rows"), rows, words=(0, 1, 4)
     )
 
@@ -205,8 +205,8 @@ def _named(f: Mapping[str, Any]) -> "_Markup":
 
 def _fires(f: Mapping[str, Any]) -> "_Markup":
     tokens = " ".join(f"<code>{_t(_token(token))}</code>" for token in f["fires_on"])
-    said = f"<br>{_t(f['explanation'])}" if f["explanation"] else ""
-    return _Markup((tokens or "no report") + said)
+    explanation = f"<br>{_t(f['explanation'])}" if f["explanation"] else ""
+    return _Markup((tokens or "no report") + explanation)
 
 
 def _effects(b: Mapping[str, Any]) -> str:
@@ -306,18 +306,18 @@ def _unexplained(b: Mapping[str, Any]) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> str:
     def cell(kind: str, i: int, text: str) -> str:
-        own = "" if i in words else ' class="num"'
-        return f"<{kind}{own}>{text if isinstance(text, _Markup) else _t(text)}</{kind}>"
+        style = "" if i in words else ' class="num"'
+        return f"<{kind}{style}>{text if isinstance(text, _Markup) else _t(text)}</{kind}>"
 
     head = "".join(cell("th", i, text) for i, text in enumerate(heads))
     body = "".join("<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _source(b: Mapping[str, Any], table: str, said: str, *part: str) -> "_Markup":
+def _source(b: Mapping[str, Any], table: str, text: str, *part: str) -> "_Markup":
     """A claim that leads to its rows: of a behaviour's table, or of one of its parts."""
     name, part = (table, (b["name"], *part)) if table == "baseline" else (f"{table}.{b['name']}", part)
-    return _link(f"rows/{urllib.parse.quote(name)}.html#{anchor('.'.join(part) or 'all')}", said)
+    return _link(f"rows/{urllib.parse.quote(name)}.html#{anchor('.'.join(part) or 'all')}", text)
 
 
 def _link(href: str, text: str) -> "_Markup":

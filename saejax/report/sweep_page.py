@@ -108,8 +108,8 @@ def sweep_picture(rows: Sequence[Row], title: str) -> "Figure":
 def _families(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows by label, which says of preset, width and hook point what is needed to tell them apart."""
     several = len({tuple(row["reads"]) for row in rows}) > 1
-    found: dict[str, list[Row]] = {}
+    families: dict[str, list[Row]] = {}
     for row in rows:
         where = f"\n{' '.join(row['reads'])}" if several else ""
-        found.setdefault(f"{row['preset']}, {row['d_sae']:,} latents{where}", []).append(row)
-    return found
+        families.setdefault(f"{row['preset']}, {row['d_sae']:,} latents{where}", []).append(row)
+    return families

@@ -110,21 +110,21 @@ def refused(table: Table, names: Sequence[str], least: float) -> list[Refused]:
     """
     rows = table.read()
     correct, difference = (table.numbers(name, rows) for name in ("correct", "clean_difference"))
-    found = []
+    refused = []
     for name in names:
-        own = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (name, "train")]
-        accuracy = float(correct[own].mean())
+        pairs = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (name, "train")]
+        accuracy = float(correct[pairs].mean())
         verdict = "" if accuracy >= least else f"; refused, study.least_accuracy is {least:.0%}"
         console.say(
-            f"study: {name}: right in {accuracy:.0%} of {len(own)} pairs, logit difference "
-            f"{difference[own].mean():.2f}{verdict}"
+            f"study: {name}: right in {accuracy:.0%} of {len(pairs)} pairs, logit difference "
+            f"{difference[pairs].mean():.2f}{verdict}"
         )
         if accuracy < least:
-            found.append(Refused(name, accuracy))
-    if len(found) == len(names):
-        each = ", ".join(f"{one.name} in {one.accuracy:.0%}" for one in found)
+            refused.append(Refused(name, accuracy))
+    if len(refused) == len(names):
+        each = ", ".join(f"{one.name} in {one.accuracy:.0%}" for one in refused)
         raise DataError(
             f"The model has none of the behaviours: of the training pairs it is right for {each}, and "
             f"study.least_accuracy is {least:.0%}. Take other behaviours, or lower it; {table.path} has each pair."
         )
-    return found
+    return refused

@@ -154,9 +154,9 @@ def unfit(pair: Pair, tokenizer: Tokenizer, longest: int = 0) -> str:
     """
     right, wrong = tokenizer.encode_many([pair.right, pair.wrong])
     clean, corrupt = tokenizer.encode_behind_bos([pair.clean, pair.corrupt])
-    for said, ids in ((pair.right, right), (pair.wrong, wrong)):
+    for answer, ids in ((pair.right, right), (pair.wrong, wrong)):
         if len(ids) != 1:
-            return f"the answer {_short(said)} has {len(ids)} tokens, not one"
+            return f"the answer {_short(answer)} has {len(ids)} tokens, not one"
     if right == wrong:
         return f"both answers are {_short(pair.right)}"
     if clean == corrupt or not clean:

@@ -60,6 +60,6 @@ def study(config: config_dict.ConfigDict) -> Study:
     Raises:
         ConfigError: an unknown key, a value of the wrong type, or settings that cannot be run.
     """
-    found = Study(experiment(config))
-    found.behaviours()
-    return found
+    study = Study(experiment(config))
+    study.behaviours()
+    return study

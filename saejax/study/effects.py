@@ -58,14 +58,14 @@ def jobs(groups: Sequence[Group], mean_of: Callable[[Group], np.ndarray], c: Stu
     Args:
         mean_of: a group -> mean activation of its dictionary's latents on the test prompts, 0 outside of its layer.
     """
-    found = []
+    jobs = []
     for group in sorted(groups, key=lambda group: group.dictionary):
-        found.append(Job(group, "ablate", 0, group.latents))
+        jobs.append(Job(group, "ablate", 0, group.latents))
         controls = matched(group.latents, mean_of(group), c.controls, seed)
-        found += [Job(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
-        found += [Job(group, "patch", i, group.latents) for i in range(c.positions)]
-        found += [Job(group, "resample", i, group.latents) for i in range(c.resamples)]
-    return found
+        jobs += [Job(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
+        jobs += [Job(group, "patch", i, group.latents) for i in range(c.positions)]
+        jobs += [Job(group, "resample", i, group.latents) for i in range(c.resamples)]
+    return jobs
 
 
 def measure(
@@ -99,13 +99,13 @@ def measure(
     done = sum(map(len, blocks[:whole]))
     with Progress(f"interventions of {behaviour}", len(todo), done, unit="interventions") as progress:
         for _, following in itertools.groupby(blocks[whole:], _program):
-            own = list(following)
+            alike = list(following)
             changes = []
-            for block in own:
+            for block in alike:
                 made = [{job.group.dictionary: _change(job, prompts, clean, corrupt, seed)} for job in block]
                 changes += made + [made[-1]] * (size - len(made))  # one shape, one program
             results = inside.blocks(prompts.clean, changes, prompts.difference, at_once=size)
-            for block, values in zip(own, results, strict=True):
+            for block, values in zip(alike, results, strict=True):
                 table.extend(
                     (behaviour, job.group.name, job.kind, job.number, pair, before[pair], value[pair])
                     for job, value in zip(block, values, strict=False)

@@ -81,7 +81,7 @@ def write_page(
     made, c = _Made(s, lm, tables, firsts, reports), s.study
     table = Table(s.folder / "baseline.csv", baseline.COLUMNS)
     measured = table.read()
-    said = {name: summary.baseline_of(table, measured, name) for name in s.behaviours()}
+    baselines = {name: summary.baseline_of(table, measured, name) for name in s.behaviours()}
     _rows(s, "baseline", baseline.COLUMNS, measured, ("behaviour", "split"))
     content = {
         "name": s.experiment.name,
@@ -91,10 +91,12 @@ def write_page(
         "group_size": c.group_size,
         "least_accuracy": c.least_accuracy,
         "behaviours": [
-            _behaviour(made, name, one, said[name], summary.turns_of(table, measured, name))
+            _behaviour(made, name, one, baselines[name], summary.turns_of(table, measured, name))
             for name, one in examined.items()
         ],
-        "refused": [{"name": one.name, "about": _about(s, one.name), "baseline": said[one.name]} for one in refused],
+        "refused": [
+            {"name": one.name, "about": _about(s, one.name), "baseline": baselines[one.name]} for one in refused
+        ],
     }
     write_json(s.folder / "summary.json", finite(content))
     render_study(s.folder / "study.html", finite(content))
@@ -125,7 +127,7 @@ def headlines(content: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _behaviour(made: _Made, name: str, one: Examined, said: Mapping[str, Any], turn_R: np.ndarray) -> dict[str, Any]:
+def _behaviour(made: _Made, name: str, one: Examined, splits: Mapping[str, Any], turn_R: np.ndarray) -> dict[str, Any]:
     folder = made.s.folder
     tables = {
         kind: Table(folder / f"{kind}.{name}.csv", module.COLUMNS)
@@ -141,7 +143,7 @@ def _behaviour(made: _Made, name: str, one: Examined, said: Mapping[str, Any], t
         "name": name,
         "about": _about(made.s, name),
         "example": dataclasses.asdict(one.train.pairs[0]),
-        "baseline": said,
+        "baseline": splits,
         "graphs": [summary.graph_of(graph, f"graphs/{page}") for graph, page in zip(one.graphs, pages, strict=True)],
         "features": [_feature(made, f) for f in one.features[:_FEATURES]],
         "n_features": len(one.features),
@@ -167,13 +169,13 @@ def _titled(made: _Made, layer: int, latent: int) -> dict[str, Any]:
     row: Mapping[str, Any] = next(
         (row for row in made.tables.get(layer, {}).get("features", ()) if row["id"] == latent), {}
     )
-    said = row.get("explanations") or [{"text": ""}]
+    explanations = row.get("explanations") or [{"text": ""}]
     address = made.reports[layer] if row else ""
     return {
         "layer": layer,
         "latent": latent,
         "fires_on": fires_on(row, made.tables[layer]["vocab"]) if row else [],
-        "explanation": said[0]["text"],
+        "explanation": explanations[0]["text"],
         "href": f"{address}#feature={made.firsts[layer] + latent}" if address else "",
     }
 
@@ -182,12 +184,14 @@ def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Row
     """Writes JSON and a page for each graph, with single features' effects; returns the pages' file names."""
     c, folder = made.s.study, made.s.folder / "graphs"
     shares, of = (c.node_share, c.edge_share), "Change of the logit of the right answer less that of the wrong one"
-    found = []
+    names = []
     for i, graph in enumerate(graphs):
-        own = _single_effects(graph, [row for row in rows if int(row["pair"]) == i])
-        page = write_pages(made.lm, graph, folder, f"{behaviour}-{i}", shares, made.tables, effects=own, effects_of=of)
-        found.append(page.name)
-    return found
+        effects_of_one = _single_effects(graph, [row for row in rows if int(row["pair"]) == i])
+        page = write_pages(
+            made.lm, graph, folder, f"{behaviour}-{i}", shares, made.tables, effects=effects_of_one, effects_of=of
+        )
+        names.append(page.name)
+    return names
 
 
 def _single_effects(graph: Graph, rows: Rows) -> list[dict[str, Any]]:
@@ -204,7 +208,7 @@ def _rows(s: Study, name: str, columns: Sequence[str], rows: Rows, by: Sequence[
     parts: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
     for line, row in enumerate(rows, 2):
         parts.setdefault(tuple(row[key] for key in by), []).append((line, list(row.values())))
-    made = [Part(".".join(key) or "all", own) for key, own in parts.items()]
+    made = [Part(".".join(key) or "all", lines) for key, lines in parts.items()]
     path = s.folder / "rows" / f"{name}.html"
     with writing(path):
         path.parent.mkdir(exist_ok=True)

@@ -114,13 +114,13 @@ def _to_be_trained(s: Study, work: Workspace) -> list[TrainedCoder]:
     if _swept(s):
         plan = programs(members(s.experiment))
         works = [dataclasses.replace(work, experiment=one.experiment) for group in plan for one in group.members]
-    found = []
-    for own in works:
-        coder, (reads, writes) = own.build(), own.sites
+    saes = []
+    for member in works:
+        coder, (reads, writes) = member.build(), member.sites
         params = jax.eval_shape(coder.init, jax.random.key(0))
         ones = (1.0,) * len(reads), (1.0,) * len(writes)
-        found.append(TrainedCoder(coder, params, Sites(reads, writes, *ones, coder.topology.stacked)))
-    return found
+        saes.append(TrainedCoder(coder, params, Sites(reads, writes, *ones, coder.topology.stacked)))
+    return saes
 
 
 def _pairs(s: Study, lm: LanguageModel) -> dict[str, dict[str, list[Pair]]]:
@@ -135,10 +135,13 @@ def _prompts(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[
     """{behaviour: {split: prompts}}, written as JSONL."""
     begin_record(s, lm, pairs)
     for name, splits in pairs.items():
-        for split, own in splits.items():
-            write_bytes(s.folder / "pairs" / f"{name}.{split}.jsonl", as_jsonl(own).encode())
+        for split, split_pairs in splits.items():
+            write_bytes(s.folder / "pairs" / f"{name}.{split}.jsonl", as_jsonl(split_pairs).encode())
     console.say(f"study: phase 0, {s.study.train_pairs} + {s.study.test_pairs} pairs of {', '.join(pairs)}")
-    return {name: {split: as_prompts(own, lm) for split, own in splits.items()} for name, splits in pairs.items()}
+    return {
+        name: {split: as_prompts(split_pairs, lm) for split, split_pairs in splits.items()}
+        for name, splits in pairs.items()
+    }
 
 
 def _baseline(s: Study, lm: LanguageModel, prompts: Measured) -> list[Refused]:
@@ -172,10 +175,10 @@ def _graphs(o: Opened, behaviour: str, splits: Mapping[str, Prompts]) -> Examine
     features = graphs.merged(made)
     rows = [(behaviour, f.layer, f.latent, f.share, f.prompts, f.activation) for f in features]
     Table(folder / f"features.{behaviour}.csv", graphs.COLUMNS).replace(rows)
-    found = graphs.groups(features, c, o.of_layer)
-    if not found:
+    chosen = graphs.groups(features, c, o.of_layer)
+    if not chosen:
         raise DataError(
             f"{behaviour}: no layer has {c.group_size} features that two graphs share; lower study.group_size or raise "
             "study.graphs."
         )
-    return Examined(splits["train"], splits["test"], made, features, found)
+    return Examined(splits["train"], splits["test"], made, features, chosen)

@@ -29,7 +29,7 @@ class _Single:
     pair: int
     graph: Graph
     place: int
-    said: float
+    predicted: float
 
     @property
     def node(self) -> list[int]:
@@ -62,15 +62,15 @@ def measure(
     done = sum(map(len, blocks[:whole]))
     with Progress(f"single features of {behaviour}", len(chosen), done, unit="features") as progress:
         for name, following in itertools.groupby(blocks[whole:], lambda block: of_layer[block[0].node[0]][0]):
-            own = list(following)  # neighbours of one dictionary are one program
+            alike = list(following)  # neighbours of one dictionary are one program
             changes = []
-            for block in own:
+            for block in alike:
                 made = [{name: _change(single, some.clean.shape, of_layer)} for single in block]
                 changes += made + [made[-1]] * (_AT_ONCE - len(made))
             results = inside.blocks(some.clean, changes, some.difference, at_once=_AT_ONCE)
-            for block, values in zip(own, results, strict=True):
+            for block, values in zip(alike, results, strict=True):
                 table.extend(
-                    (behaviour, one.pair, layer, latent, position, one.graph.activations[one.place], one.said,
+                    (behaviour, one.pair, layer, latent, position, one.graph.activations[one.place], one.predicted,
                      value[one.pair] - clean[one.pair])
                     for one, value in zip(block, values, strict=False)
                     for layer, position, latent in [one.node]
@@ -90,7 +90,7 @@ def _blocks(chosen: Sequence[_Single], of_layer: Mapping[int, tuple[str, int]]) 
     by_dictionary: dict[str, list[_Single]] = {}
     for single in chosen:
         by_dictionary.setdefault(of_layer[single.node[0]][0], []).append(single)
-    return [own[i : i + _AT_ONCE] for own in by_dictionary.values() for i in range(0, len(own), _AT_ONCE)]
+    return [chunk[i : i + _AT_ONCE] for chunk in by_dictionary.values() for i in range(0, len(chunk), _AT_ONCE)]
 
 
 def _change(single: _Single, shape: tuple[int, ...], of_layer: Mapping[int, tuple[str, int]]) -> Change:

@@ -31,11 +31,13 @@ def baseline_of(table: Table, rows: Rows, behaviour: str) -> dict[str, Any]:
         "p_right": "p_right_clean",
     }
     columns = {name: table.numbers(key, rows) for name, key in keys.items()}
-    found = {}
+    splits = {}
     for split in ("train", "test"):
-        own = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (behaviour, split)]
-        found[split] = {name: float(values[own].mean()) for name, values in columns.items()} | {"pairs": len(own)}
-    return found
+        places = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (behaviour, split)]
+        splits[split] = {name: float(values[places].mean()) for name, values in columns.items()} | {
+            "pairs": len(places)
+        }
+    return splits
 
 
 # At most this share of the random groups may do as much as a group that stands. Of fewer than 9 different ones no
@@ -57,9 +59,11 @@ def effects_of(table: Table, rows: Rows) -> Effects:
 
 def turns_of(table: Table, rows: Rows, behaviour: str) -> np.ndarray:
     """float64 [R]: of each test pair the difference after the corrupt prompt less that after the clean one."""
-    own = [row for row in rows if (row["behaviour"], row["split"]) == (behaviour, "test")]
-    corrupt, clean, pair = (table.numbers(name, own) for name in ("corrupt_difference", "clean_difference", "pair"))
-    turn_R = np.empty(len(own))
+    test_rows = [row for row in rows if (row["behaviour"], row["split"]) == (behaviour, "test")]
+    corrupt, clean, pair = (
+        table.numbers(name, test_rows) for name in ("corrupt_difference", "clean_difference", "pair")
+    )
+    turn_R = np.empty(len(test_rows))
     turn_R[pair.astype(int)] = corrupt - clean
     return turn_R
 
@@ -74,22 +78,24 @@ def group_of(
         last: int [R], the place of each pair's last token; the first token of a prompt is never patched.
         new: bool [draws], which of its controls are no repetition (`interventions.first_draws`).
     """
-    own: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    by_kind: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (group, kind, _), measured in sorted(effects.items(), key=lambda item: item[0]):
         if group == name:
-            own.setdefault(kind, []).append(measured)
-    effect = interval(own["ablate"][0][1])
-    drawn = [float(np.mean(values)) for _, values in own["control"]]
+            by_kind.setdefault(kind, []).append(measured)
+    effect = interval(by_kind["ablate"][0][1])
+    drawn = [float(np.mean(values)) for _, values in by_kind["control"]]
     controls = [value for value, is_new in zip(drawn, new, strict=True) if is_new]
     as_large = float(np.mean(np.abs(controls) >= abs(effect[0])))
     enough = len(controls) >= FEWEST_CONTROLS
     patches = []
-    for back, (pair, values) in enumerate(own["patch"]):
+    for back, (pair, values) in enumerate(by_kind["patch"]):
         there = last[pair] - back >= 1
-        said = _said(interval(values[there])) if there.any() else None
+        figures = _said(interval(values[there])) if there.any() else None
         turn = float(turn_R[pair[there]].mean()) if there.any() else 0.0
-        patches.append(said and said | {"share": said["mean"] / turn if turn else None, "pairs": int(there.sum())})
-    pairs, values = (np.concatenate(column) for column in zip(*own["resample"], strict=True))
+        patches.append(
+            figures and figures | {"share": figures["mean"] / turn if turn else None, "pairs": int(there.sum())}
+        )
+    pairs, values = (np.concatenate(column) for column in zip(*by_kind["resample"], strict=True))
     return {
         "name": name,
         "layer": layer,

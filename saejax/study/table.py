@@ -98,13 +98,13 @@ class Table:
 
     def numbers(self, name: str, rows: Sequence[Mapping[str, str]]) -> np.ndarray:
         """A column of rows of this table as float64. Raises DataError where one is no number; names its line."""
-        found = np.empty(len(rows))
+        values = np.empty(len(rows))
         for i, row in enumerate(rows):
             try:
-                found[i] = float(row[name])
+                values[i] = float(row[name])
             except ValueError:
                 raise self._damaged(i + 2) from None
-        return found
+        return values
 
     def _foreign(self) -> DataError:
         return DataError(f"{self.path} is not the table of {', '.join(self.columns)}. Move it away.")

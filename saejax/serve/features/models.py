@@ -40,11 +40,11 @@ class Models:
         same = there.state() == place.state()
         other_sae = sae if same else self._dictionaries.coder(there)
         row = Rows.of(sae, self._cache, place.state()).row(latent)
-        found = nearest_rows(row, Rows.of(other_sae, self._cache, there.state()), count, latent if same else -1)
-        marks = self._browser.marks(there, [at for at, _ in found])
+        nearest = nearest_rows(row, Rows.of(other_sae, self._cache, there.state()), count, latent if same else -1)
+        marks = self._browser.marks(there, [at for at, _ in nearest])
         return [
-            {"dictionary": there.name, "id": at, "cosine": cosine} | own
-            for (at, cosine), own in zip(found, marks, strict=True)
+            {"dictionary": there.name, "id": at, "cosine": cosine} | mark
+            for (at, cosine), mark in zip(nearest, marks, strict=True)
         ]
 
     def encode(self, place: Place, text: str, count: int, feature: int | None) -> dict[str, Any]:
@@ -62,17 +62,19 @@ class Models:
             named, reader = self._dictionaries.reader(place, sae)
             return encoded(named, reader, text)
 
-        found = self._cache.get(
+        encoding = self._cache.get(
             ("text", text, *place.state()), lambda: self._worker.run(work), lambda one: one.bytes + 4 * len(text)
         )
-        top = found.strongest(count)
+        top = encoding.strongest(count)
         shown = list(dict.fromkeys([*(one["id"] for one in top), *([] if feature is None else [feature])]))
         marks = self._browser.marks(place, [one["id"] for one in top])
         return {
-            "tokens": list(found.tokens),
-            "top": [one | {"token": own["token"], "label": own["label"]} for one, own in zip(top, marks, strict=True)],
-            "activations": {str(latent): found.activations(latent) for latent in shown},
-            "features_per_token": found.per_token(),
+            "tokens": list(encoding.tokens),
+            "top": [
+                one | {"token": mark["token"], "label": mark["label"]} for one, mark in zip(top, marks, strict=True)
+            ],
+            "activations": {str(latent): encoding.activations(latent) for latent in shown},
+            "features_per_token": encoding.per_token(),
         }
 
     def steer(self, place: Place, **asked: Any) -> dict[str, Any]:

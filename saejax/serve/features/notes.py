@@ -94,8 +94,8 @@ def _dictionary(folder: Path) -> str:
         content = read_json(folder / EVALUATION)
     except DataError:  # none yet, or damaged, which whoever shows it says
         return ""
-    said = content.get("sha256") if isinstance(content, dict) else None
-    return said if isinstance(said, str) else ""
+    sha256 = content.get("sha256") if isinstance(content, dict) else None
+    return sha256 if isinstance(sha256, str) else ""
 
 
 def _row(line: bytes) -> Note | None:

@@ -42,26 +42,26 @@ class Provenance:
             Problem: 404: no such feature or example.
             DataError: a damaged file of the run.
         """
-        found: dict[str, Any] = {"run": self._run(place), "feature": None, "example": None, "why": []}
+        answer: dict[str, Any] = {"run": self._run(place), "feature": None, "example": None, "why": []}
         if feature is None:
-            return found
+            return answer
         told = self._browser.feature(place, feature)
         if told is None:
-            found["why"].append(f"{place.name} has no report, and so no examples.")
-            return found
-        own = told["feature"]
+            answer["why"].append(f"{place.name} has no report, and so no examples.")
+            return answer
+        details = told["feature"]
         kept = ("density", "max", "mean", "layer")
-        found["feature"] = {"id": feature, "hook_point": told["hook_point"], "model": told["model"]} | {
-            key: own[key] for key in kept if key in own
+        answer["feature"] = {"id": feature, "hook_point": told["hook_point"], "model": told["model"]} | {
+            key: details[key] for key in kept if key in details
         }
-        examples = own.get("examples") or []
+        examples = details.get("examples") or []
         if not examples and example == 0:
-            found["why"].append("The feature never fired in the scan of the report: it has no example.")
-            return found
+            answer["why"].append("The feature never fired in the scan of the report: it has no example.")
+            return answer
         if not 0 <= example < len(examples):
             raise Problem(404, f"Feature {feature} of {place.name} has no example {example}; it has {len(examples)}.")
-        found["example"], found["why"] = self._example(place, _Example.of(examples[example], told))
-        return found
+        answer["example"], answer["why"] = self._example(place, _Example.of(examples[example], told))
+        return answer
 
     def _run(self, place: Place) -> dict[str, Any]:
         """What the files of a run say; of a foreign dictionary what it says of itself."""
@@ -147,7 +147,7 @@ def _traced(e: Experiment, path: Path, record: dict[str, Any], example: _Example
     """
     lm = record.get("lm", {})
     why: list[str] = []
-    found: dict[str, Any] = {
+    origin: dict[str, Any] = {
         "document": example.document,
         "document_index": example.index,
         "position": example.position,
@@ -158,13 +158,13 @@ def _traced(e: Experiment, path: Path, record: dict[str, Any], example: _Example
         "weights_sha256": lm.get("weights_sha256"),
         **dict.fromkeys(("store", "shard", "row", "shard_sha256", "array")),
     }
-    if not found["revision"]:
+    if not origin["revision"]:
         why.append("The model has no revision: it is no repository of the hub, or none was given (lm.revision).")
     try:
-        place, said = _stored(e, path, record, example)
+        place, reasons = _stored(e, path, record, example)
     except SaejaxError as error:
-        place, said = {}, [f"The held-out store cannot be read: {error}"]
-    return found | place, [*why, *said]
+        place, reasons = {}, [f"The held-out store cannot be read: {error}"]
+    return origin | place, [*why, *reasons]
 
 
 def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example) -> tuple[dict[str, Any], list[str]]:
@@ -176,14 +176,14 @@ def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example
     known = record.get("heldout", {}).get("fingerprint")
     if known and known != manifest.fingerprint:
         return {}, [f"{path} is another store by now than the one that the run was made with."]
-    found: dict[str, Any] = {"store": str(path)}
+    answer: dict[str, Any] = {"store": str(path)}
     if example.index is None or example.position is None:
-        return found, []
+        return answer, []
     if {"merged", "imported"} & manifest.header.identity.keys():
-        return found, [f"{path} was merged or imported: its documents have other numbers than the report's text."]
+        return answer, [f"{path} was merged or imported: its documents have other numbers than the report's text."]
     passages = passages_at(path, manifest, example.index, example.position)
     if not passages:
-        return found, [
+        return answer, [
             f"The token is not in the held-out store: it holds {manifest.n_tokens:,} rows, and the report scans "
             f"{e.report.tokens:,} tokens of the text itself."
         ]
@@ -191,7 +191,7 @@ def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example
     hashes = manifest.shards[passage.shard][1]
     array = next(name for name in (example.hook_point, *manifest.header.hook_points) if name in hashes)
     at = {"shard": passage.shard, "row": passage.row, "shard_sha256": hashes[array], "array": array}
-    return found | at, why
+    return answer | at, why
 
 
 def _that_reads(

@@ -33,7 +33,7 @@ def passages_at(path: Path, manifest: Manifest, document: int, position: int) ->
         DataError: the store is damaged.
     """
     reader, order = StoreReader.open(path), manifest.row_order
-    found = []
+    passages = []
     for k, shard in enumerate(order.shards.tolist()):
         start, stop = int(order.starts[k]), int(order.starts[k + 1])
         stream = reader.stream_places(k)  # rows of a shard, in the order in which they came
@@ -47,8 +47,8 @@ def passages_at(path: Path, manifest: Manifest, document: int, position: int) ->
         for at in np.flatnonzero((documents == document) & (positions == position)).tolist():
             inside = _piece(documents, positions, at)
             around = {int(positions[i]) - position: int(tokens[i]) for i in inside}
-            found.append(Passage(shard, start + int(stream[at]), around))
-    return found
+            passages.append(Passage(shard, start + int(stream[at]), around))
+    return passages
 
 
 def _piece(documents: np.ndarray, positions: np.ndarray, at: int) -> range:

@@ -27,12 +27,12 @@ class Rows:
     @classmethod
     def of(cls, sae: TrainedCoder, cache: Cache, key: tuple[Any, ...]) -> "Rows":
         """Those of a dictionary; their lengths are kept in the cache under its key."""
-        found = [np.asarray(rows) for rows in sae.coder.topology.decoder_rows(dict(sae.params))]
-        width = max(rows.shape[1] for rows in found)
-        groups = tuple((width - rows.shape[1], rows) for rows in found)
+        decoders = [np.asarray(rows) for rows in sae.coder.topology.decoder_rows(dict(sae.params))]
+        width = max(rows.shape[1] for rows in decoders)
+        groups = tuple((width - rows.shape[1], rows) for rows in decoders)
 
         def norms() -> np.ndarray:
-            return np.concatenate([np.sqrt(np.einsum("fd,fd->f", rows, rows)) for rows in found])
+            return np.concatenate([np.sqrt(np.einsum("fd,fd->f", rows, rows)) for rows in decoders])
 
         return cls(width, groups, cache.get(("norms", *key), norms, lambda lengths: lengths.nbytes))
 
@@ -66,9 +66,9 @@ def nearest_rows(row: np.ndarray, others: Rows, count: int, without: int = -1) -
     count = min(count, len(cosines) - (without >= 0))
     if count < 1:
         return []
-    found = np.argpartition(-cosines, count - 1)[:count]
-    found = found[np.lexsort((found, -cosines[found]))]
-    return [(int(latent), float(cosines[latent])) for latent in found]
+    order = np.argpartition(-cosines, count - 1)[:count]
+    order = order[np.lexsort((order, -cosines[order]))]
+    return [(int(latent), float(cosines[latent])) for latent in order]
 
 
 def checked_latent(sae: TrainedCoder, name: str, latent: int) -> int:

@@ -100,12 +100,12 @@ def encoded(sae: TrainedCoder, reader: Reader, text: str) -> Encoded:
     pieces = _pieces(ids, bos, reader.lm.config.context_length)
     length = _length(max(map(len, pieces)), reader.lm.config.context_length)
     size = max(1, _MOST // length)
-    found = []
+    parts = []
     for first in range(0, len(pieces), size):
-        found.append(_entries(sae, reader, pieces[first : first + size], length, len(bos)))
-    starts = np.cumsum([0, *(count for _, _, _, count in found)])
-    at = np.concatenate([own + start for (own, *_), start in zip(found, starts, strict=False)])
-    latent, value = (np.concatenate([one[i] for one in found]) for i in (1, 2))
+        parts.append(_entries(sae, reader, pieces[first : first + size], length, len(bos)))
+    starts = np.cumsum([0, *(count for _, _, _, count in parts)])
+    at = np.concatenate([local + start for (local, *_), start in zip(parts, starts, strict=False)])
+    latent, value = (np.concatenate([one[i] for one in parts]) for i in (1, 2))
     strings = tuple(tokenizer.pieces(ids))
     return Encoded(strings, at.astype(np.int32), latent.astype(np.int32), value, sae.n_latents)
 

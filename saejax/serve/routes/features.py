@@ -180,8 +180,8 @@ def _with_models(routes: APIRouter, services: Services) -> None:
 def _noted(routes: APIRouter, services: Services) -> None:
     @routes.get("/api/notes/{dictionary:path}", summary="Labels and notes of a dictionary's features")
     def notes(dictionary: str) -> Response:
-        found = read_notes(services.browser.notes_folder(services.place(dictionary)))
-        return _answer({"notes": list(found.values())})
+        written = read_notes(services.browser.notes_folder(services.place(dictionary)))
+        return _answer({"notes": list(written.values())})
 
     @routes.put("/api/notes/{dictionary:path}", summary="Save a label and a note; empty both removes them")
     def save(dictionary: str, body: NoteOf) -> Response:

@@ -50,8 +50,8 @@ def router(site: Site) -> APIRouter:
 
 def _assets(package: str) -> dict[str, bytes]:
     """{name: bytes} of all that a page may load, read once."""
-    found = resources.files(package).iterdir()
-    return {one.name: one.read_bytes() for one in found if one.name.endswith(tuple(_KINDS))}
+    entries = resources.files(package).iterdir()
+    return {one.name: one.read_bytes() for one in entries if one.name.endswith(tuple(_KINDS))}
 
 
 def _page(folders: Folders, name: str) -> bytes:

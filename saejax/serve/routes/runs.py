@@ -71,8 +71,9 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
     @routes.get("/runs/{name:path}", summary="One run: its figures, gates, curves, settings, environment and pages.")
     def one_run(name: str, request: Request) -> Response:
         folder = _shown_run(site, name)
-        found = pages(site.folders.runs, folder)
-        return tagged(request, {"run": runs.row(name) | {"pages": found}, **descriptions.of(folder), "pages": found})
+        written = pages(site.folders.runs, folder)
+        row = runs.row(name) | {"pages": written}
+        return tagged(request, {"run": row, **descriptions.of(folder), "pages": written})
 
     @routes.get("/sweeps/{name:path}", summary="One sweep and its members.")
     def one_sweep(name: str) -> dict[str, Any]:
