@@ -25,10 +25,11 @@ from typing import Any
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import finite, opened, parsed, stamp, writing
 from saejax.report.explanations import explanations_of
-from saejax.report.feature_checks import REDO, check_feature, damaged_table
+from saejax.report.feature_checks import check_feature
 from saejax.runs import Run
 
 SORTS = {"id": "id", "density": "density", "max": "abs(strongest)", "token": "sorted_token"}
+_REDO = "saejax report --config=... --redo"
 _VERSION = 1
 _SCHEMA = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -107,7 +108,7 @@ def read_features(folder: Path) -> dict[str, Any]:
     """
     path = Run(folder).features
     if not path.is_file():
-        raise DataError(f"{folder} has no {Run.features}. Make it: {REDO.removesuffix(' --redo')}")
+        raise DataError(f"{folder} has no {Run.features}. Make it: {_REDO.removesuffix(' --redo')}")
     with FeatureTable(path, seconds=math.inf) as table:
         content = table.content()
     of = {key: content[key] for key in ("step", "sha256") if content.get(key) is not None}
@@ -177,7 +178,7 @@ class FeatureTable:
             ((raw,),) = self._rows("SELECT feature FROM pages WHERE id = ?", feature)
             row = parsed(_inflated(raw))
             ((last,),) = self._rows("SELECT max(number) FROM vocab")
-            check_feature(self.path, row, 0 if last is None else last + 1)
+            check_feature(row, 0 if last is None else last + 1)
             numbers: dict[int, int] = {}
 
             def number(token: Any) -> Any:
@@ -238,8 +239,8 @@ class FeatureTable:
             vocab = [_token(token) for _, token in self._rows(_CONTENT[0])]
             pages = self._connection.execute("SELECT feature FROM pages ORDER BY id")
             features = [parsed(_inflated(page)) for (page,) in pages]
-        for feature in features:
-            check_feature(self.path, feature, len(vocab))
+            for feature in features:
+                check_feature(feature, len(vocab))
         return {**self.head, "features": features, "vocab": vocab}
 
     def _check(self, seconds: float) -> None:
@@ -289,7 +290,7 @@ class FeatureTable:
         try:
             yield
         except _BROKEN as error:
-            raise damaged_table(self.path, str(error)) from None
+            raise DataError(f"{self.path} is damaged: {error}; make it again with `{_REDO}`") from None
 
 
 def _fill(connection: sqlite3.Connection, content: dict[str, Any], made_from: dict[str, Any]) -> None:

@@ -156,9 +156,9 @@ def compressed(change: Any) -> tuple[str, bytes]:
 @pytest.mark.parametrize(
     ("statement", "match"),
     [
-        (compressed(lambda f: f.update(id="x")), "whole-number id"),
-        (compressed(lambda f: f.update(density=None)), "no number 'density'"),
-        (compressed(lambda f: f.update(density=10**400)), "no number 'density'"),
+        (compressed(lambda f: f.update(id="x")), "has the id 'x', which is not a whole number"),
+        (compressed(lambda f: f.update(density=None)), "has the density 'None', which is not a number"),
+        (compressed(lambda f: f.update(density=10**400)), "has the density 'None', which is not a number"),
         (compressed(lambda f: f.update(top_logits=[[99, 1.0]])), "outside the table of 36"),
         (("UPDATE pages SET feature = ?", zlib.compress(b"x" * (65 << 20))), "torn, or too large"),
         (("UPDATE pages SET feature = ?", zlib.compress(b"[1" * 99)[:-5]), "torn, or too large"),
