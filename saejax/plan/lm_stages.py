@@ -23,8 +23,9 @@ _PROCESS = 1.0e9
 _LOGITS, _DENSE = 3.1, 3
 # Of the tokens that are read, those that are no bos and no filling.
 _KEPT = 0.99
-# Bytes of features.sqlite and of report.html for each latent (quickstart, 2026-11-23).
-_PAGE_BYTES = 3.5e3
+# Bytes of features.sqlite (5.3e3 of the features that benchmarks.serve_load makes up, 2026-11-25) and of report.html for
+# each latent.
+_PAGE_BYTES = 7.5e3
 # A study's prompts have about so many tokens, and so many of the latents' places in them are active.
 _PROMPT, _ACTIVE = 64, 32
 _FILES = 1e6
