@@ -34,7 +34,7 @@ class EndpointRefusal(EndpointError):
 
 @dataclasses.dataclass
 class Usage:
-    """What was asked, and the tokens that the endpoint says it read and wrote."""
+    """The number of requests, and the tokens that the endpoint says it read and wrote."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -179,7 +179,7 @@ class Endpoint:
         return self._without_key(content)
 
     def _said(self, error: urllib.error.HTTPError) -> str:
-        """What an error's body says, on one line and short."""
+        """The message in an error's body, on one line and short."""
         try:
             raw = self._bounded(error, 1 << 16)
         except (OSError, http.client.HTTPException, EndpointError, _Again):

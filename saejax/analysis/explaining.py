@@ -62,7 +62,7 @@ class ChatExplainer:
 
 
 def explanation_request(feature: FeaturePassages) -> Messages:
-    """What is sent: the task, then every shown passage with its marks and strengths."""
+    """The request: the task, then every shown passage with its marks and strengths."""
     passages = [f"Passage {i}: {_strengths(p, feature.largest)}" for i, p in enumerate(feature.shown, 1)]
     return told(_TASK, "\n\n".join(passages))
 
@@ -89,7 +89,7 @@ def explanation_in(answer: str) -> str:
 
 
 def without_thoughts(answer: str) -> str:
-    """What a model that thinks aloud says after it."""
+    """The answer of a model that thinks aloud, without its thoughts."""
     return answer.rpartition("</think>")[2]
 
 

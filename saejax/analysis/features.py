@@ -22,7 +22,7 @@ from saejax.trained import TrainedCoder
 
 @dataclasses.dataclass(frozen=True)
 class ReportConfig(Settings, section="report"):
-    """What the feature browser shows."""
+    """The content of the feature browser."""
 
     tokens: int = setting(262_144, "Held-out activations that are searched for examples.", low=1, high=math.inf)
     examples: int = setting(10, "Passages for each latent, the most activating ones.", low=1)
@@ -100,7 +100,7 @@ def _short(value: float) -> float:
 
 
 def _describe(sites: Sites) -> str:
-    """What is read, and what is written where that is something else."""
+    """The hook points that are read, and those that are written where they are others."""
     reads, writes = ", ".join(sites.reads), ", ".join(sites.writes)
     return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
 
@@ -191,7 +191,7 @@ class _TokenTable:
 
 
 def _activity(scan: Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
-    """How often and how strongly a latent is active; "min" only where it has negative values (abs_topk)."""
+    """Density, range and histogram of a latent's activations; "min" only where it has negative values (abs_topk)."""
     low, high = (float(values.min()), float(values.max())) if len(values := scan.value[part]) else (0.0, 0.0)
     bounds = (min(low, 0.0), max(high, 0.0))
     counts, edges = np.histogram(values, config.histogram_bins, bounds if any(bounds) else (0.0, 1.0))

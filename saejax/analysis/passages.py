@@ -42,7 +42,7 @@ class Passage:
 
 @dataclasses.dataclass(frozen=True)
 class FeaturePassages:
-    """What is known of a latent.
+    """Passages of a latent, to explain it by and to judge by.
 
     Attributes:
         feature: its number.

@@ -1,4 +1,4 @@
-"""How well an explanation tells where a latent is active: detection and fuzzing (delphi, arXiv 2410.13928).
+"""Scores of an explanation of a latent: detection and fuzzing (delphi, arXiv 2410.13928).
 
 Detection: a judge sees the explanation and plain passages, half of them active, half random ones in which the latent is
 silent, and says which ones fit. Fuzzing: all passages have marked tokens; in the active ones those on which the latent
@@ -124,7 +124,7 @@ def batches(kind: str, feature: FeaturePassages) -> list[list[tuple[str, bool]]]
 
 
 def n_marked_wrongly(active: Sequence[Passage]) -> int:
-    """How many tokens of a random passage are marked: the mean number of active tokens in the others, rounded up."""
+    """The number of tokens marked in a random passage: the mean number of active tokens in the others, rounded up."""
     counts = [sum(map(bool, passage.activations)) for passage in active]
     return math.ceil(sum(counts) / len(counts)) if counts else 0
 
@@ -157,5 +157,5 @@ def verdicts_in(answer: str, count: int) -> list[bool | None]:
 
 
 def judge_wording() -> tuple[str, ...]:
-    """What `wording` is to know of the judge's task."""
+    """The judge's task, for `wording`."""
     return tuple(_TASKS.values())

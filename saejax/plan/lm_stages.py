@@ -23,8 +23,7 @@ _PROCESS = 1.0e9
 _LOGITS, _DENSE = 3.1, 3
 # Of the tokens that are read, those that are no bos and no filling.
 _KEPT = 0.99
-# Bytes of features.sqlite (5.3e3 of the features that benchmarks.serve_load makes up, 2026-11-25) and of report.html for
-# each latent.
+# Bytes for each latent: of features.sqlite (5.3e3 of what benchmarks.serve_load makes up, 2026-11-25) and report.html.
 _PAGE_BYTES = 7.5e3
 # A study's prompts have about so many tokens, and so many of the latents' places in them are active.
 _PROMPT, _ACTIVE = 64, 32

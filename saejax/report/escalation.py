@@ -37,7 +37,7 @@ def remove_escalation(run: Run) -> None:
 
 
 def share_of_bar(gate: Mapping[str, Any]) -> float:
-    """How much of its bar a gate takes: below 1 it passes; value / bar, or bar / value where it must exceed the bar."""
+    """value / bar, or bar / value where a gate must exceed its bar: below 1 it passes."""
     value, bar = gate["value"], gate["bar"]
     if value is None or bar is None:
         return math.inf

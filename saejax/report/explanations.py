@@ -1,4 +1,4 @@
-"""explanations.jsonl of a run: what language models said of its features, one JSON object a line.
+"""explanations.jsonl of a run: the words of language models about its features, one JSON object a line.
 
     {"feature": 7, "text": "...", "by": "<model>", "scores": {"detection": 0.9, "fuzzing": 0.8}, "step": ..., ...}
 
@@ -67,7 +67,7 @@ def explanations_of(run_dir: Path, of: Mapping[str, Any]) -> dict[int, list[dict
 
 
 def _fault(row: Any) -> str:
-    """What is wrong with a row, or nothing."""
+    """The fault of a row, or nothing."""
     if not isinstance(row, dict):
         return "it is no JSON object"
     if type(row.get("feature")) is not int or row["feature"] < 0:

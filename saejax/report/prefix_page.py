@@ -1,4 +1,4 @@
-"""How well models answer from a latent prefix, as a table, a picture and one page."""
+"""The answers of models from a latent prefix, scored: tables, a picture and one page."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

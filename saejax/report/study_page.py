@@ -231,7 +231,7 @@ def _effects(b: Mapping[str, Any]) -> str:
 
 
 def _does_more(g: Mapping[str, Any]) -> str:
-    """Whether a group does more than its controls; where these are too few, how many different ones there are."""
+    """The verdict on a group; where its controls are too few, the number of different ones."""
     if g["stands"] is None:
         return f"not known: {g['control']['distinct']} different controls"
     return "yes" if g["stands"] else "no"
@@ -277,7 +277,7 @@ def _prediction(b: Mapping[str, Any]) -> str:
 
 
 def _unexplained(b: Mapping[str, Any]) -> str:
-    """What the graphs and the interventions leave open, a line each."""
+    """The limits of the graphs and the interventions, a line each."""
     graphs, n = b["graphs"], len(b["graphs"])
     errors, replacement, completeness = (
         sum(g[key] for g in graphs) / n for key in ("errors_share", "replacement", "completeness")

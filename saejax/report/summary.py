@@ -1,4 +1,4 @@
-"""What the page says about a run: the header, the headline numbers, the curves; plain JSON-ready values.
+"""The summary that a run's page draws: the header, the headline numbers, the curves; plain JSON-ready values.
 
 What no file says is left out of the header.
 """
@@ -132,7 +132,7 @@ def _headline(run: RunFiles, names: tuple[str, ...]) -> tuple[str, float | None,
 
 
 def _other_l0(run: RunFiles) -> str:
-    """What is to be said where the coder keeps another number of latents than in training; from the evaluation, or from
+    """A note where the coder keeps another number of latents than in training; from the evaluation, or from
     the end of the training before there is one."""
     last: dict[str, Any] = next((row for row in reversed(run.metrics) if "after/l0" in row), {})
     known = {"l0_in_training": last.get("after/l0_in_training"), "l0": last.get("after/l0")}

@@ -1,4 +1,4 @@
-"""What came out of a sweep: one table, one picture of L0 and FVE, and a page that holds both.
+"""The result of a sweep: one table, one picture of L0 and FVE, and a page that holds both.
 
 Made from the content of sweep.json alone: {"name", "tokens", "tokens_per_second", "members": [row, ...]}.
 """

@@ -1,4 +1,4 @@
-"""What a dictionary found of a known truth, as a table and a picture."""
+"""The scores of a dictionary against a known truth, as a table and a picture."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol

@@ -103,7 +103,7 @@ class Refused:
 
 
 def refused(table: Table, names: Sequence[str], least: float) -> list[Refused]:
-    """Which behaviours the model does not have, by the rows of the table.
+    """The behaviours that the model does not have, by the rows of the table.
 
     Raises:
         DataError: it has none of them, or the table is damaged.

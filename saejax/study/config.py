@@ -16,7 +16,7 @@ _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What `saejax study` does.
+    """Settings of `saejax study`.
 
     Attributes:
         experiment: model, text, capture and training, and the sections `study` and `attribution`; its run's folder

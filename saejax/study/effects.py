@@ -141,7 +141,7 @@ def _means(
 
 
 def _program(block: Sequence[Job]) -> tuple[str, int]:
-    """What neighbours have in common that one program runs: the dictionary and the number of features."""
+    """The key of those that one program runs: the dictionary and the number of features."""
     return block[0].group.dictionary, len(block[0].latents)
 
 

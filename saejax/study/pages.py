@@ -46,7 +46,7 @@ class Examined:
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """What the pages of all behaviours are made with.
+    """The material of the pages of all behaviours.
 
     Attributes:
         firsts: layer of the graphs -> number of its latent 0 in its dictionary.
@@ -165,7 +165,7 @@ def _feature(made: _Made, feature: Feature) -> dict[str, Any]:
 
 
 def _titled(made: _Made, layer: int, latent: int) -> dict[str, Any]:
-    """What a feature is called: what it fires on, what a language model said of it, and where the report shows it."""
+    """The title of a feature: tokens that it fires on, its explanation, and its address in the report."""
     row: Mapping[str, Any] = next(
         (row for row in made.tables.get(layer, {}).get("features", ()) if row["id"] == latent), {}
     )

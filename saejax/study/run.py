@@ -42,7 +42,7 @@ Measured = dict[str, dict[str, Prompts]]  # behaviour -> split
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """What the phases after the training share.
+    """The objects that the phases after the training share.
 
     Attributes:
         inside: the model with the dictionaries.
@@ -109,7 +109,7 @@ def _swept(s: Study) -> bool:
 
 
 def _to_be_trained(s: Study, work: Workspace) -> list[TrainedCoder]:
-    """What the training will give, without parameters: whether graphs can be made of it is asked before hours of it."""
+    """The dictionaries that the training will give, without parameters: graphs are refused before it, not after."""
     works = [work]
     if _swept(s):
         plan = programs(members(s.experiment))
@@ -145,7 +145,7 @@ def _prompts(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[
 
 
 def _baseline(s: Study, lm: LanguageModel, prompts: Measured) -> list[Refused]:
-    """Which behaviours the model does not have."""
+    """The behaviours that the model does not have."""
     console.say("study: phase 1, baseline")
     table = Table(s.folder / "baseline.csv", baseline.COLUMNS)
     whole = table.keep([s.study.train_pairs + s.study.test_pairs] * len(prompts))

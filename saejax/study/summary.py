@@ -1,4 +1,4 @@
-"""Phase 6: what the tables say, as plain data for the page.
+"""Phase 6: the results in the tables, as plain data for the page.
 
 effect of a group = mean over pairs of (value - clean), with a bootstrap interval over pairs
 resampled         = the same over all of a pair's other prompts; pairs are drawn, each with all of them
@@ -115,7 +115,7 @@ def group_of(
 
 
 def graph_of(graph: Graph, href: str) -> dict[str, Any]:
-    """What the page says of a graph."""
+    """The figures of a graph."""
     replacement, completeness = scores(graph)
     score = influence(graph)
     errors, features = (float(score[graph.parts[kind]].sum()) for kind in ("errors", "features"))

@@ -33,7 +33,7 @@ class Table:
         self.path, self.columns = path, tuple(columns)
 
     def begin(self) -> int:
-        """How many whole rows are there; what a killed process left of another is cut off.
+        """The number of whole rows; what a killed process left of another is cut off.
 
         Raises:
             DataError: the file is none of this table.
@@ -61,7 +61,7 @@ class Table:
                 file.truncate(kept)
 
     def keep(self, sizes: Sequence[int]) -> int:
-        """How many blocks of so many rows each are there whole; what stands behind them is cut off."""
+        """The number of blocks of so many rows each that are there whole; what stands behind them is cut off."""
         done, whole = self.begin(), 0
         while whole < len(sizes) and sum(sizes[: whole + 1]) <= done:
             whole += 1

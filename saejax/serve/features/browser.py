@@ -37,7 +37,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Remarks:
-    """What models and people said of features: {feature: explanations, the newest first}, {feature: note}.
+    """The words of models and people about features: {feature: explanations, the newest first}, {feature: note}.
 
     `version` is another one when a word of it is.
     """

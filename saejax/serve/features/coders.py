@@ -26,7 +26,7 @@ _COPIES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a dictionary lies.
+    """The place of a dictionary.
 
     Attributes:
         name: as requests call it.
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def folder(self) -> Path | None:
-        """Where its report lies: of a run the folder of the attempt that is kept. A foreign one has none."""
+        """The folder of its report: of a run that of the attempt that is kept. A foreign one has none."""
         if self.foreign:
             return None
         return Run(self.path).counted().path

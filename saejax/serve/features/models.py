@@ -1,4 +1,4 @@
-"""What needs a dictionary's parameters, mostly with its language model: similar features, texts, steering, logits."""
+"""Answers that need parameters, mostly of a language model too: similar features, texts, steering, logits."""
 
 import json
 from typing import Any
@@ -94,7 +94,7 @@ class Models:
         return self._cache.get(key, lambda: self._worker.run(work, _STEERING), lambda one: 4 * len(json.dumps(one)))
 
     def bare_feature(self, place: Place, number: int) -> dict[str, Any]:
-        """What can be said of a feature without a report: as `Browser.feature`, with its logits where there is a model.
+        """A feature without a report: as `Browser.feature`, with its logits where there is a model.
 
         Raises:
             Problem: 404: no such feature; or the worker is busy.

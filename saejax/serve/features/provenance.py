@@ -1,4 +1,4 @@
-"""Where a run and the examples of its features come from: command, commit, document, shard of the held-out store."""
+"""The origin of a run and of the examples of its features: command, commit, document, shard of the held-out store."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ from saejax.store.reader import complete_manifest
 
 
 class Provenance:
-    """Where things come from.
+    """Traces runs, features and examples to what they were made from.
 
     Args:
         cache: of provenance.
@@ -64,7 +64,7 @@ class Provenance:
         return answer
 
     def _run(self, place: Place) -> dict[str, Any]:
-        """What the files of a run say; of a foreign dictionary what it says of itself."""
+        """The record in a run's files; of a foreign dictionary its own."""
         if (folder := place.folder) is None:
             sae = self._dictionaries.coder(place)
             return {"name": place.name, "dictionary": sae.describe()}
@@ -108,7 +108,7 @@ class Provenance:
         return self._cache.get(("example", str(folder), example, *stamps), make, lambda _: 4000)
 
     def _heldout(self, e: Experiment) -> Path:
-        """Where the held-out store of an experiment lies, below the folder of stores.
+        """The place of an experiment's held-out store, below the folder of stores.
 
         Raises:
             Problem: 404: it lies elsewhere.

@@ -1,4 +1,4 @@
-"""What a model writes with some latents changed, for a page: texts and tokens side by side."""
+"""The text of a model with some latents changed, beside that without, for a page."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which latents fire on a text of one's own, token by token."""
+"""The latents that fire on a reader's own text, token by token."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Encoded:
         return sum(a.nbytes for a in (self.at, self.latent, self.value)) + 60 * len(self.tokens) + 500
 
     def per_token(self) -> list[int]:
-        """How many latents fire at each token."""
+        """The number of latents that fire at each token."""
         return np.bincount(self.at, minlength=len(self.tokens)).tolist()
 
     def strongest(self, count: int) -> list[dict[str, Any]]:

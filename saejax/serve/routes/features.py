@@ -63,7 +63,7 @@ class Steer(_Body):
 
 
 class NoteOf(_Body):
-    """What is noted of a feature; an empty label and note take it away."""
+    """A label and a note of a feature; both empty take them away."""
 
     id: Id
     label: str = ""

@@ -80,7 +80,7 @@ async def _send(socket: WebSocket, messages: AsyncIterator[Message]) -> None:
 
 
 async def _until_gone(socket: WebSocket, scope: anyio.CancelScope) -> None:
-    """What a client sends is not read; only that it goes."""
+    """Wait until the client goes; nothing that it sends is read."""
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass
     scope.cancel()

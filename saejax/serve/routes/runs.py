@@ -24,7 +24,7 @@ _MOST_COMPARED = 12
 
 
 def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
-    """What is there, and how it stands."""
+    """Runs, sweeps and stores, and their states."""
     routes = APIRouter(prefix="/api")
     descriptions = Descriptions()
 
