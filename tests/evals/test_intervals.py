@@ -22,7 +22,7 @@ from tiny.by_hand import (
     tiny_lm,
 )
 
-from saejax.app.stages.evaluate import of_documents
+from saejax.app.stages.evaluate import _documents as documents_content
 from saejax.core.errors import DataError
 from saejax.evals import Difference, Documents, EvalConfig, Evaluated, compare, evaluate, evaluate_together
 from saejax.evals.breakdown import ReadText
@@ -200,8 +200,8 @@ def test_the_same_evaluation_has_the_same_bits(lm: LanguageModel, both: list[Eva
 def test_one_document_has_no_interval(lm: LanguageModel) -> None:
     (done,) = evaluated(lm, trained("transcoder"), texts=documents()[:1])
     assert set(done.documents.intervals.values()) == {None} and done.metrics["l0"] > 0
-    assert of_documents(done.documents)["documents"]["note"] == "no intervals: 1 documents, and they need 10"
-    assert "note" not in of_documents(dataclasses.replace(done.documents, numbers=np.arange(10)))["documents"]
+    assert documents_content(done.documents)["note"] == "no intervals: 1 documents, and they need 10"
+    assert "note" not in documents_content(dataclasses.replace(done.documents, numbers=np.arange(10)))
 
 
 # --------------------------------------------------------------------------------------------------------- paired
