@@ -163,7 +163,7 @@ def test_failure_in_the_background_is_raised_once_and_the_last_good_one_stays(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(integrity, "write", full)
+        patch.setattr(integrity, "write_integrity", full)
         two.save(3, items_of(3), {})
         with pytest.raises(DataError, match=r"checkpoint 3 .*the disk is full; the last good one, step 2"):
             two.wait()
