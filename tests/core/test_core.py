@@ -412,7 +412,7 @@ def test_streams_differ_by_seed_name_and_step_and_are_reproducible() -> None:
 
 
 def test_the_environment_is_json_and_names_what_it_must() -> None:
-    got = json.loads(json.dumps(environment.describe()))
+    got = json.loads(json.dumps(environment.session_record()))
     assert got["packages"]["jax"] == jax.__version__
     assert len(got["devices"]) == jax.device_count() and got["command"]
     assert got["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -424,7 +424,7 @@ def test_the_environment_outside_git_and_without_the_package(monkeypatch: pytest
 
     monkeypatch.setattr(environment.subprocess, "run", no_git)
     monkeypatch.setattr(environment, "_PACKAGES", ["no-such-package-anywhere"])
-    got = environment.describe()
+    got = environment.session_record()
     assert got["git"] is None and got["packages"] == {"no-such-package-anywhere": None}
 
 
