@@ -28,7 +28,7 @@ import numpy as np
 import saejax
 from saejax.core.errors import SaejaxError
 from saejax.interop import FORMATS
-from saejax.interop.making import kind_of
+from saejax.interop.assemble import coder_kind
 from saejax.interop.table import examples
 from saejax.trained import Format, Origin, TrainedCoder, coder_of, sites_of
 
@@ -85,7 +85,7 @@ def write(format: Format, example: TrainedCoder, root: Path, seed: int) -> None:
     saes = [a_coder(example, seed + layer, layer) for layer in range(layers)]
     if format.refuses(saes[0]):
         return
-    topology, sparsity = kind_of(saes[0])
+    topology, sparsity = coder_kind(saes[0])
     case = root / format.name / f"{topology}_x_{sparsity}".replace(" ", "_")
     folder = case / _inside(format, topology)
     x = np.stack([activations(sae, seed + 100 + i) for i, sae in enumerate(saes)])

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from saejax.core.errors import ConfigError
-from saejax.interop import found
+from saejax.interop import dictionaries_below
 from saejax.runs import Run
 
 # Of runs below a folder that is given: a sweep's members lie one or two down.
@@ -34,7 +34,7 @@ def _places_of(word: str) -> list[str]:
     if Run(path).exists:
         return [word]
     runs = list(_runs(path, _LEVELS_BELOW))
-    others = [place for place in found(path) if not any(run in place.parents for run in runs)]
+    others = [place for place in dictionaries_below(path) if not any(run in place.parents for run in runs)]
     return [str(place) for place in (*runs, *others)] or [word]  # a hub id, or what `load` has an error for
 
 

@@ -168,7 +168,7 @@ def _to_saedashboard(runs: Sequence[_Source], folder: Path, out: Path, flags: Ma
     (run,) = runs
     if why := saedashboard.refuses(run.sae):
         raise ConfigError(f"{run.folder} cannot be written for SAEDashboard: {why}.")
-    notes = saedashboard.write(folder, run.sae)
+    notes = saedashboard.write_saedashboard(folder, run.sae)
     yield f"{out}: {run.sae!r}"
     yield from notes
     yield f"neuronpedia-runner {saedashboard.flags(run.sae)} --sae-path={out} --sae-set=... --np-set-name=..."

@@ -46,7 +46,7 @@ def load(path: str | os.PathLike[str], step: int | str | None = None, hook_point
         return load_run(Run(path.parent), step)
     if not source and Run(path).exists:
         return load_run(Run(path).counted(), step)
-    sae = interop.read(path, hook_points)
+    sae = interop.load_dictionary(path, hook_points)
     if source:
         sae = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, source=source))
     if step is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from saejax.evals.intervals import interval, weights
+from saejax.evals.intervals import resample_interval, weights
 from saejax.prefix.evaluation import METRICS, Answered
 
 
@@ -31,14 +31,15 @@ def scores(answered: Mapping[str, Answered], contexts: Sequence[str]) -> dict[st
     ways = {}
     for way, answers in answered.items():
         values: dict[str, Any] = {metric: float(answers.columns[metric].mean()) for metric in METRICS}
-        values["intervals"] = {metric: interval(resampled(answers.columns[metric]), n) for metric in METRICS}
+        values["intervals"] = {metric: resample_interval(resampled(answers.columns[metric]), n) for metric in METRICS}
         ways[way] = values | {"tokens_saved": answers.saved, "ms": answers.ms}
     differences: dict[str, Any] = {}
     for way, answers in answered.items():
         if way != "prefix":
             apart = {metric: answered["prefix"].columns[metric] - answers.columns[metric] for metric in METRICS}
             differences[way] = {
-                metric: {"value": float(a.mean()), "interval": interval(resampled(a), n)} for metric, a in apart.items()
+                metric: {"value": float(a.mean()), "interval": resample_interval(resampled(a), n)}
+                for metric, a in apart.items()
             }
     between = {}
     for metric in METRICS:

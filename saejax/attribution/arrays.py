@@ -24,11 +24,7 @@ def to_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def from_bytes(raw: bytes, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Those of the named arrays that are there.
-
-    Raises:
-        DataError: it is no such file, or a damaged one; says what was found.
-    """
+    """Those of the named arrays that are there."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as file:
             there = {name: file.getinfo(f"{name}.npy") for name in names if f"{name}.npy" in file.namelist()}

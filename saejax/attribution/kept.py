@@ -129,11 +129,7 @@ class OnDisk:
 
     @classmethod
     def open(cls, folder: str | Path, what: dict[str, Any]) -> "OnDisk":
-        """The folder, made if it is not there.
-
-        Raises:
-            DataError: it holds the rows of another graph; names what differs. Or it cannot be written.
-        """
+        """The folder, made if it is not there."""
         folder = Path(folder)
         plan = folder / _PLAN
         if not plan.exists():
@@ -152,11 +148,7 @@ class OnDisk:
         return cls(folder)
 
     def read(self, number: int, targets: np.ndarray, n_features: int, n_others: int, row_features: int) -> Chunk | None:
-        """A chunk, if it is there.
-
-        Raises:
-            DataError: it is damaged, or of other targets.
-        """
+        """A chunk, if it is there."""
         path = self._path(number)
         if not path.exists():
             return None

@@ -71,11 +71,7 @@ def _check_model(lm: LanguageModel, sae: TrainedCoder) -> None:
 
 
 def layers_of(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> tuple[Layer, ...]:
-    """The dictionaries' groups, in the order in which the model computes what they write.
-
-    Raises:
-        ConfigError: two that write the same hook point, or one that writes before it reads.
-    """
+    """The dictionaries' groups, in the order in which the model computes what they write."""
     order = {name: i for i, name in enumerate(lm.hook_points())}
     writes = [name for sae in saes for name in sae.sites.writes]
     if len(set(writes)) < len(writes):

@@ -160,11 +160,7 @@ def local_model(
 
 
 def checked_tokens(lm: LanguageModel, tokens: Sequence[int] | np.ndarray, config: AttributionConfig) -> np.ndarray:
-    """The prompt's ids, int32 [S].
-
-    Raises:
-        DataError: it is empty, too long, or holds what is no id of the model.
-    """
+    """The prompt's ids, int32 [S]."""
     tokens_S = np.asarray(as_array(tokens, "tokens"))
     if tokens_S.size == 0 or tokens_S.ndim != 1:
         raise DataError(f"A prompt is one row of ids, one at least; this one has the shape {tokens_S.shape}.")

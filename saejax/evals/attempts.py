@@ -1,8 +1,8 @@
-"""Attempts at one run: what each changed, how its gates came out, which is the best, and what to change next."""
+"""Attempts at one run: their changes and gates, the best of them, and the next changes."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saejax.coders import CoderConfig
@@ -44,12 +44,12 @@ class Attempt:
 
     @property
     def judged(self) -> list[Gate]:
-        """The gates that a setting can help. Earlier versions had one of the machine, which makes no coder better."""
+        """The gates that a setting can help."""
         return [gate for gate in self.gates or () if gate.name in CHANGES]
 
     @property
     def failed(self) -> list[Gate]:
-        """Those of them that ask for a change: what could not be measured asks for none."""
+        """Judged gates that ask for a change: what could not be measured asks for none."""
         return [gate for gate in self.judged if not gate.passed and gate.miss < math.inf]
 
     @property
@@ -70,7 +70,7 @@ class Attempt:
     def from_json(cls, value: dict[str, Any]) -> "Attempt":
         """Raises DataError where it is not what `to_json` wrote."""
         try:
-            changes = tuple(Changed(**one | {"gates": tuple(one["gates"])}) for one in value["changes"])
+            changes = tuple(Changed(**change | {"gates": tuple(change["gates"])}) for change in value["changes"])
             gates = None if value["gates"] is None else tuple(map(Gate.from_json, value["gates"]))
             return cls(str(value["name"]), str(value["begins_from"]), changes, gates, dict(value["metrics"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -112,44 +112,37 @@ class Attempts:
 
 def best(attempts: Sequence[Attempt]) -> Attempt:
     """The best of those that are evaluated; of equals the earlier one."""
-    return max((one for one in attempts if one.gates is not None), key=lambda one: one.rank)
+    return max((attempt for attempt in attempts if attempt.gates is not None), key=lambda attempt: attempt.rank)
 
 
 def next_changes(
-    kept: Attempt,
+    base: Attempt,
     attempts: Sequence[Attempt],
     coder: CoderConfig,
     values: Mapping[str, Any],
     possible: Callable[[Mapping[str, float]], bool],
 ) -> tuple[Changed, ...]:
-    """What an attempt from `kept` is to change: for each failed gate the first of its row's changes that can be made.
+    """Changes for an attempt from `base`: for each failed gate the first of its row's that can be made.
 
     Each key changes once, for the gate that comes first. What was tried from the same settings, and was not better, is
     not tried again.
 
     Args:
-        coder: of `kept`, with its preset's values.
-        values: {key: value} of `kept`, of all keys that changes name.
-        possible: whether a run can have these values.
+        coder, values: of `base`: with its preset's values; {key: value} of all keys that changes name.
+        possible: says of values whether a run can have them.
     """
-    tried = {(c.key, c.after) for one in attempts if one.begins_from == kept.name for c in one.changes}
+    tried = {(c.key, c.after) for attempt in attempts if attempt.begins_from == base.name for c in attempt.changes}
     chosen: dict[str, Changed] = {}
-    for gate in kept.failed:
-        for new in _of(gate, coder, values):
-            if tried & set(new.items()):
+    for gate in base.failed:
+        for change in CHANGES[gate.name]:
+            new = change.of(coder, values)
+            if not new or tried & set(new.items()):
                 continue
             if all(key in chosen and chosen[key].after == value for key, value in new.items()):
-                chosen |= {key: _also(chosen[key], gate) for key in new}
+                for key in new:
+                    chosen[key] = dataclasses.replace(chosen[key], gates=(*chosen[key].gates, gate.name))
                 break
             if not new.keys() & chosen.keys() and possible({c.key: c.after for c in chosen.values()} | new):
                 chosen |= {key: Changed(key, values[key], value, (gate.name,)) for key, value in new.items()}
                 break
     return tuple(chosen.values())
-
-
-def _of(gate: Gate, coder: CoderConfig, values: Mapping[str, Any]) -> Iterator[dict[str, float]]:
-    return (new for change in CHANGES[gate.name] if (new := change.of(coder, values)))
-
-
-def _also(changed: Changed, gate: Gate) -> Changed:
-    return dataclasses.replace(changed, gates=(*changed.gates, gate.name))

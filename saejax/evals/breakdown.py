@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from saejax.evals.intervals import interval
+from saejax.evals.intervals import resample_interval
 from saejax.text import PackedRows, Packer, Source, parts_of
 
 # Frequencies and sources are those of so many tokens: this much text is read before the first is evaluated.
 _AHEAD = 1 << 22
 _DECILES, _SOURCES, _POSITIONS = 10, 20, 32
-# What is said of each group.
+# Of each group.
 FIGURES = ("fve", "loss_recovered", "l0")
 
 
@@ -112,7 +112,7 @@ class ReadText:
         return [*order[: _SOURCES - 1], "other"]
 
     def _labels(self, numbers: np.ndarray) -> list[str]:
-        """Where each of some documents comes from."""
+        """The source of each of some documents."""
         if self._identity.get("source") == "mixture":
             names = [_name(part) for part in self._identity["sources"]]
             names = [f"{name} ({c})" if names.count(name) > 1 else name for c, name in enumerate(names)]
@@ -128,7 +128,7 @@ def _range(low: int, high: int) -> str:
 
 
 def _name(identity: Mapping[str, Any]) -> str:
-    """What a part of a mixture is called."""
+    """The name of a part of a mixture."""
     files = identity.get("files", [])
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return str(identity.get("dataset") or (f"{files[0]}{more}" if files else identity.get("source", "text")))
@@ -181,7 +181,7 @@ def broken_down(
         for name in FIGURES:
             if name in figures:
                 said[name] = [float(figures[name][0, g]) if np.isfinite(figures[name][0, g]) else None for g in places]
-                own = [interval(figures[name][1:, g], int(documents_G[g])) for g in places]
+                own = [resample_interval(figures[name][1:, g], int(documents_G[g])) for g in places]
                 said[f"{name}_interval"] = own
         found[one.name] = said
     return found

@@ -1,4 +1,4 @@
-"""What a failed gate changes in the settings of a run, before its training is tried again.
+"""Changes of a run's settings for a failed gate, before its training is tried again.
 
 No change makes a training longer or a coder wider: what a run costs is the user's to decide.
 """
@@ -44,7 +44,7 @@ class Change:
 
 
 def _used(coder: CoderConfig, key: str) -> bool:
-    """Whether a key does something: those of sparsities and of loss terms do where the coder has that part."""
+    """True where a key does something: keys of sparsities and loss terms do where the coder has that part."""
     room, _, name = key.partition(".")
     if room != "coder":
         return True

@@ -50,17 +50,14 @@ class EvalConfig(Settings, section="eval"):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """What came out, and how much was evaluated how fast.
+    """The results.
 
     Attributes:
-        metrics: by name.
         density: histogram of how often latents fire.
-        non_finite: what is in no metric: tokens whose activation is NaN or infinite, and tokens after which the model
-            predicts NaN.
-        documents: sums of each document and the resampled metrics; has the metrics' intervals.
+        non_finite: tokens whose activation is NaN or infinite, or after which the model predicts NaN; in no metric.
         breakdown: figures by position, frequency and source of the tokens.
-        cosine: histogram of each latent's largest |cos| with another, of what they write.
-        coactivation: histogram of each latent's largest Jaccard index with another, of when they fire.
+        cosine, coactivation: histograms of each latent's largest |cos| with another, of what they write, and largest
+            Jaccard index, of when they fire.
     """
 
     metrics: dict[str, float]
@@ -87,9 +84,6 @@ def evaluate(
         sae: with the model's own names for its hook points (`TrainedCoder.at`).
         max_norm_ratio: that of the capture: tokens which it would have dropped (by the median of batches of
             config.batch_rows here) are neither counted nor replaced.
-
-    Raises:
-        DataError: no held-out text, or nothing in it but special tokens, or activations that are all not finite.
     """
     return evaluate_together([sae], lm, packer, config, max_norm_ratio)[0]
 
@@ -101,10 +95,6 @@ def evaluate_together(
 
     What the model does without them is computed once: of n coders n + 2 forward passes of a batch, not 3 n. The weights
     of all are in memory together.
-
-    Raises:
-        ValueError: they have different sites.
-        DataError: as `evaluate`.
     """
     (sites,) = {sae.sites for sae in saes}
 
@@ -157,10 +147,8 @@ def clean_run(lm: Model, sites: Sites, max_norm_ratio: float) -> Callable[[Any, 
 
 
 def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Clean, dict[str, jax.Array]], Any]:
-    """(coder's parameters, model's, what `clean_run` gave, packed rows) -> what a coder adds to it. Pure.
-
-    That is the sums of reconstruction; of each token `token_sums` [B], which latents are `firing` and the splice's
-    losses [R, S - 1]; and y - y_hat [B, R], zeros for tokens that are not kept.
+    """(coder's parameters, model's, what `clean_run` gave, packed rows) -> (sums of reconstruction, `token_sums` [B],
+    the latents `firing`, the splice's losses [R, S - 1], y - y_hat [B, R], 0 for tokens that are not kept). Pure.
     """
     names = _sides(sites)
 
@@ -187,7 +175,7 @@ def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Cl
 
 
 def _sides(sites: Sites) -> tuple[str, ...]:
-    """What there are metrics of: all sites together, and each of several."""
+    """Names of metrics' parts: all sites together, and each of several."""
     return ("all", *sites.writes) if sites.stacked else ("all",)
 
 
@@ -205,7 +193,6 @@ class _Part:
         self._together = CoActivation(sae.n_latents, packed["tokens"].size, config.tokens)
 
     def add(self, clean: Clean, packed: dict[str, jax.Array], slots: Slots, keep_B: np.ndarray) -> None:
-        """Evaluate a batch."""
         sums, tokens, bits, losses, error_BR = self._run(self._weights, self._lm.params, clean, packed)
         by_token = _by_token(losses)
         _add(self._totals, {name: value.sum(dtype=np.float64) for name, value in by_token.items()})
@@ -221,7 +208,6 @@ class _Part:
         return int(self._reconstructions["all"].sums["n"])
 
     def evaluated(self, totals: dict[str, float], shared: Shared) -> Evaluated:
-        """What came out, with the sums of the model by itself."""
         whole, n_tokens = self._reconstructions["all"], self.n_tokens
         metrics = whole.metrics() | {name: float(v) for name, v in splice_metrics(totals | self._totals).items()}
         metrics |= {f"fve/{name}": self._reconstructions[name].metrics()["fve"] for name in self._names[1:]}
@@ -265,7 +251,6 @@ def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array
 def _sums(
     names: tuple[str, ...], y: jax.Array, y_hat: jax.Array, latents: Latents, keep_B: jax.Array
 ) -> dict[str, Any]:
-    """The sums of `batch_sums` for all sites together, and for each of several."""
     n = len(keep_B)
     parts = {"all": batch_sums(y.reshape(n, -1), y_hat.reshape(n, -1), latents, keep_B)}
     for i, name in enumerate(names[1:]):
@@ -286,5 +271,5 @@ def _written(sites: Sites, captured: dict[str, jax.Array]) -> jax.Array:
 
 
 def _by_token(losses: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-    """{name: [B]} of {name: [R, S - 1]}: what is said of the next token belongs to the token before it."""
+    """{name: [B]} of {name: [R, S - 1]}: the loss of a next token belongs to the token before it."""
     return {name: np.pad(np.asarray(value), ((0, 0), (0, 1))).ravel() for name, value in losses.items()}

@@ -1,8 +1,7 @@
-"""Gates: what a run must reach before its latents are worth looking at, and what to change where it does not.
+"""Gates: the bars that a run must reach before its latents are worth looking at, and the changes where it does not.
 
-They come from the reports this project grew from (RTX 6000 training analysis, computational specifications); loss
-recovered is added, what of a reconstruction the language model can use. A warning stands beside the gates and decides
-nothing: how busy the machine was says nothing of a dictionary.
+They come from the reports this project grew from (RTX 6000 training analysis, computational specifications), and loss
+recovered is added. A warning stands beside the gates and decides nothing.
 """
 
 import dataclasses
@@ -65,8 +64,7 @@ class Gate:
     """One gate: `value` must be `comparison` `bar`. A value that is NaN or infinite fails.
 
     Attributes:
-        advice: what to change where it fails.
-        unmeasured: what would measure it, where it could not be measured; its value is None then.
+        unmeasured: what would measure it, where its value is None.
         asked: the experiment sets a bar of its own: where it could not be measured, the evaluation does not end well.
     """
 
@@ -85,12 +83,12 @@ class Gate:
 
     @property
     def ends_well(self) -> bool:
-        """Whether an evaluation may end with 0: it passed, or could not be measured and was not asked for."""
+        """An evaluation may end with 0: the gate passed, or could not be measured and was not asked for."""
         return self.passed or (bool(self.unmeasured) and not self.asked)
 
     @property
     def miss(self) -> float:
-        """How far the value is beyond the bar, relative to the bar; 0 where it passed, infinite if not measured."""
+        """(distance of the value beyond the bar) / bar; 0 where it passed, infinite if not measured."""
         if self.passed:
             return 0.0
         if self.value is None or not np.isfinite(self.value):
@@ -104,29 +102,26 @@ class Gate:
         return self.value < self.bar if self.comparison == "<" else self.value > self.bar
 
     def to_json(self) -> dict[str, Any]:
-        measured = self.value is not None and bool(np.isfinite(self.value))
-        value = self.value if measured else None
-        said = {"passed": self.passed, "state": self.state, "ends_well": self.ends_well}
-        return dataclasses.asdict(self) | {"value": value} | said
+        value = self.value if self.value is not None and np.isfinite(self.value) else None
+        verdict = {"passed": self.passed, "state": self.state, "ends_well": self.ends_well}
+        return dataclasses.asdict(self) | {"value": value} | verdict
 
     @classmethod
     def from_json(cls, gate: dict[str, Any]) -> "Gate":
-        """The gate that `to_json` wrote, this version's or an older one's. An infinite bar was written as null."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        kept = {name: value for name, value in gate.items() if name in known}
-        return cls(**kept | {"bar": math.inf if gate["bar"] is None else gate["bar"]})
+        """The gate that `to_json` wrote; an infinite bar is null in a file."""
+        fields = {field.name: gate[field.name] for field in dataclasses.fields(cls)}
+        return cls(**fields | {"bar": math.inf if gate["bar"] is None else gate["bar"]})
 
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What there is to know of a gate before it is measured.
+    """The definition of a gate.
 
     Attributes:
-        bar: its key in `GateConfig`.
+        bar: its key in `GateConfig`. also: other keys that ask for it.
         measured: (bars, the evaluation's metrics, the training's rows) -> the value, or what would measure it.
-        changes: what a retry changes when it fails, the first that can be made; none where no setting helps.
-        of_training: whether it looks at the training's rows, and not at the evaluation.
-        also: other keys of `GateConfig` that ask for it.
+        changes: for a retry, the first that can be made; none where no setting helps.
+        of_training: it looks at the training's rows, and not at the evaluation.
     """
 
     name: str
@@ -141,22 +136,21 @@ class _Row:
 
     def gate(self, config: GateConfig, metrics: Mapping[str, float], rows: Sequence[dict[str, Any]]) -> Gate:
         title = self.title.format(config.r2_step)
-        found, bar = self.measured(config, metrics, rows), getattr(config, self.bar)
-        value, unmeasured = (None, found) if isinstance(found, str) else (found, "")
-        own = (self.bar, *self.also)
-        asked = any(getattr(config, key) != getattr(_USUAL, key) for key in own)
+        result, bar = self.measured(config, metrics, rows), getattr(config, self.bar)
+        value, unmeasured = (None, result) if isinstance(result, str) else (result, "")
+        asked = any(getattr(config, key) != getattr(_USUAL, key) for key in (self.bar, *self.also))
         return Gate(self.name, title, value, bar, self.comparison, self.advice, unmeasured, asked)
 
 
 _USUAL = GateConfig()
 
 
-def _of(name: str, metrics: Mapping[str, float]) -> float | str:
-    found = metrics.get(name)
-    return f"An evaluation gives {name}: saejax evaluate." if found is None else found
+def _evaluated_metric(name: str, metrics: Mapping[str, float]) -> float | str:
+    value = metrics.get(name)
+    return f"An evaluation gives {name}: saejax evaluate." if value is None else value
 
 
-_ROWS = (
+_GATES = (
     _Row(
         "loss_falls",
         "Loss falls: largest rise between fifths of training",
@@ -170,7 +164,7 @@ _ROWS = (
     _Row(
         "relative_error",
         "Reconstruction error on held-out text, relative to the variance (1 - FVE)",
-        lambda config, metrics, rows: fve if isinstance(fve := _of("fve", metrics), str) else 1 - fve,
+        lambda config, metrics, rows: fve if isinstance(fve := _evaluated_metric("fve", metrics), str) else 1 - fve,
         "relative_error",
         "<",
         "Raise coder.k (or lower coder.l1_coefficient), widen coder.expansion, or train on more tokens.",
@@ -179,7 +173,7 @@ _ROWS = (
     _Row(
         "sparsity",
         "Latents that are zero",
-        lambda config, metrics, rows: _of("zero_fraction", metrics),
+        lambda config, metrics, rows: _evaluated_metric("zero_fraction", metrics),
         "zero_fraction",
         ">",
         "Lower coder.k, raise coder.l1_coefficient, or widen coder.expansion.",
@@ -188,7 +182,7 @@ _ROWS = (
     _Row(
         "decorrelation",
         "Decoder Gram off-diagonal RMS",
-        lambda config, metrics, rows: _of("gram_rms", metrics),
+        lambda config, metrics, rows: _evaluated_metric("gram_rms", metrics),
         "gram_rms",
         "<",
         "Lower coder.expansion or train.lr, or raise coder.decorrelation_coefficient; many latents have learnt the "
@@ -209,7 +203,7 @@ _ROWS = (
     _Row(
         "loss_recovered",
         "Loss recovered on held-out text",
-        lambda config, metrics, rows: _of("loss_recovered", metrics),
+        lambda config, metrics, rows: _evaluated_metric("loss_recovered", metrics),
         "loss_recovered",
         ">",
         "Raise coder.k (or lower coder.l1_coefficient), widen coder.expansion, or train on more tokens.",
@@ -230,11 +224,11 @@ _WARNINGS = (
     ),
 )
 
-# The gates that look at the training's rows, and not at the evaluation.
-OF_TRAINING = tuple(row.name for row in _ROWS if row.of_training)
+# Gates that look at the training's rows, and not at the evaluation.
+OF_TRAINING = tuple(row.name for row in _GATES if row.of_training)
 
 # {gate: what a retry changes when it fails}, of those that a setting can help.
-CHANGES = {row.name: row.changes for row in _ROWS if row.changes}
+CHANGES = {row.name: row.changes for row in _GATES if row.changes}
 
 
 def check_gates(
@@ -244,7 +238,7 @@ def check_gates(
 
     Loss recovered is judged where the metrics have it: a coder may write where it does not touch the model's loss.
     """
-    judged = [row for row in _ROWS if rows is not None or not row.of_training]
+    judged = [row for row in _GATES if rows is not None or not row.of_training]
     judged = [row for row in judged if row.name != "loss_recovered" or "loss_recovered" in metrics]
     # NaN is written as null.
     known = {name: math.nan if value is None else value for name, value in metrics.items()}
@@ -252,12 +246,12 @@ def check_gates(
 
 
 def check_warnings(config: GateConfig, rows: Sequence[dict[str, Any]]) -> list[Gate]:
-    """What deserves a look beside the gates: those of the warnings that were measured and are beyond their bars."""
+    """Warnings that were measured and are beyond their bars."""
     return [gate for row in _WARNINGS if (gate := row.gate(config, {}, rows)).state == FAILED]
 
 
 def ends_well(gates: Iterable[Gate]) -> bool:
-    """Whether the evaluation that these gates judge ends with 0."""
+    """True where the evaluation that these gates judge ends with 0."""
     return all(gate.ends_well for gate in gates)
 
 

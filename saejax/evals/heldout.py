@@ -14,15 +14,15 @@ from saejax.store import RowSource
 from saejax.trained import folded, unscaled
 from saejax.training.config import TrainConfig
 
-# What a validation says of a coder.
+# Metrics of a validation.
 VALIDATED = ("fve", "r2", "l0", "relative_error")
 
 
 def heldout_rows(coder: Coder, train: TrainConfig, devices: int = 1, members: int = 1) -> int:
-    """Activations of the held-out store that are looked at together: a multiple of the devices along "data".
+    """Activations of the held-out store in one batch: a multiple of the devices along "data".
 
-    As many as training looks at together, so that what fits into memory in training does here; more, up to 4,096, where
-    their dense latents (of all members of a program) take no more than 64 MB.
+    As many as training takes at once, so that they fit into memory; more, up to 4,096, where their dense latents (of
+    all members of a program) take no more than 64 MB.
     """
     rows = min(4096, max(train.batch_size // train.accumulate, coder.few_tokens // members))
     return max(1, rows // devices) * devices
@@ -31,10 +31,7 @@ def heldout_rows(coder: Coder, train: TrainConfig, devices: int = 1, members: in
 def make_validation(
     coder: Coder, reader: RowSource, sites: Sites, mesh: Mesh, train: TrainConfig
 ) -> Callable[[Any, Any], dict[str, float]]:
-    """(params, stats of the running training) -> metrics on the held-out store, for raw activations.
-
-    Every process of a training reads the same rows and comes to the same metrics.
-    """
+    """(params, stats of the running training) -> metrics on the held-out store, for raw activations."""
     of_all, n_rows = make_sums(coder, sites), heldout_rows(coder, train, mesh.shape[DATA])
 
     def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
@@ -52,9 +49,8 @@ def make_validation(
 
 
 def make_sums(coder: Coder, sites: Sites) -> Callable[..., Any]:
-    """(params, stats, {hook point: [B, D] as stored}, keep [B]) -> sums for `Reconstruction`; pure, to be compiled.
-
-    Of the coder for after training, for raw activations, over the rows to keep.
+    """(params, stats, {hook point: [B, D] as stored}, keep [B]) -> sums for `Reconstruction` of the coder for after
+    training, on raw activations. Pure.
     """
     raw = unscaled(sites)
 

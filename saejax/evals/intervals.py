@@ -28,7 +28,7 @@ _FINITE = 0.95
 # P(a Poisson number of mean 1 <= k), k = 0, 1, ...: what lies above the last is 1e-15.
 _AT_MOST = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(17)])
 
-# Which way of a metric is better. The others (l0, ce_clean, ...) say how a coder is, not how good it is.
+# Metrics with a better side. The others (l0, ce_clean, ...) say how a coder is, not how good it is.
 HIGHER = ("fve", "r2", "fve_centred_error", "cosine", "loss_recovered")
 LOWER = ("relative_error", "relative_norm_error", "mse", "ce_sae", "kl")
 
@@ -42,7 +42,7 @@ def weights(documents_N: np.ndarray, resamples: int = RESAMPLES, seed: int = SEE
     return np.searchsorted(_AT_MOST, (drawn_NW >> np.uint64(11)) * 2.0**-53, side="right").astype(np.float32).T
 
 
-def interval(resampled_W: np.ndarray, documents: int) -> list[float] | None:
+def resample_interval(resampled_W: np.ndarray, documents: int) -> list[float] | None:
     """[low, high], the middle 95 % of a resampled figure; None where documents are too few or it is not finite."""
     finite = resampled_W[np.isfinite(resampled_W)]
     if documents < FEWEST or len(finite) < _FINITE * len(resampled_W):
@@ -52,17 +52,16 @@ def interval(resampled_W: np.ndarray, documents: int) -> list[float] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """What an evaluation says of each document, and of each resample of them.
+    """Sums of each document, and metrics of each resample of them.
 
     Attributes:
         text: sha256 of the tokens that were evaluated, and of where they stand.
-        sites: what the coder writes.
+        sites: the hook points written.
         numbers: int64 [N], places of the documents in the source.
         columns: float64 [N] each, sums over a document's tokens: "tokens", "error2" (||y - y_hat||^2), "variance"
             (||y - mean||^2, about the mean of all evaluated tokens), "norm2" (||y||^2), "relative", "cosine", "l0"; and
             over its predicted tokens "predicted", "ce_clean", "ce_sae", "ce_zero", "kl", where they are measured.
-        metrics: of all documents.
-        resampled: float64 [W] each, metrics of the resamples.
+        resampled: {metric: float64 [W]}.
     """
 
     text: str
@@ -75,7 +74,7 @@ class Documents:
     @property
     def intervals(self) -> dict[str, list[float] | None]:
         """{metric: [low, high]}."""
-        return {name: interval(values_W, len(self.numbers)) for name, values_W in self.resampled.items()}
+        return {name: resample_interval(values_W, len(self.numbers)) for name, values_W in self.resampled.items()}
 
     def save(self, path: Path) -> None:
         """Writes documents.npz."""
@@ -91,11 +90,7 @@ class Documents:
 
     @classmethod
     def load(cls, path: Path) -> "Documents":
-        """Reads what `save` wrote.
-
-        Raises:
-            DataError: it is damaged.
-        """
+        """The documents that `save` wrote. Raises DataError where the file is damaged."""
         try:
             with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
                 parts: dict[str, Any] = dict(file)
@@ -133,20 +128,18 @@ class Difference:
 
 
 def compare(first: Documents, second: Documents) -> dict[str, Difference]:
-    """{metric: first - second}, paired: in each resample both coders see the same documents.
-
-    Raises:
-        DataError: they were evaluated on different tokens.
-    """
+    """{metric: first - second}, paired: in each resample both coders see the same documents."""
     if first.text != second.text or not np.array_equal(first.numbers, second.numbers):
         raise DataError(
             "The two evaluations are of different text, so they cannot be compared document by document. Evaluate both "
             "with the same text, tokenizer, eval.tokens and eval.batch_rows."
         )
-    found = {}
-    for name in first.resampled:
-        if name in second.resampled:
-            apart_W = first.resampled[name] - second.resampled[name]
-            value = first.metrics[name] - second.metrics[name]
-            found[name] = Difference(name, value, interval(apart_W, len(first.numbers)))
-    return found
+    return {
+        name: Difference(
+            name,
+            first.metrics[name] - second.metrics[name],
+            resample_interval(first.resampled[name] - second.resampled[name], len(first.numbers)),
+        )
+        for name in first.resampled
+        if name in second.resampled
+    }

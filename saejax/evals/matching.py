@@ -1,4 +1,4 @@
-"""Which direction of one dictionary stands for which of another: one to one, with the largest sum of cosines."""
+"""Match directions of two dictionaries one to one, with the largest sum of cosines."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A coder's sums over documents and resamples, and what they say beside its metrics: intervals and breakdowns."""
+"""A coder's sums over documents and resamples, and the intervals and breakdowns that follow."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ _LOSSES = ("predicted", "ce_clean", "ce_zero", "ce_sae", "kl")
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What all coders of an evaluation share when the text has gone by.
+    """The sums that all coders of an evaluation share.
 
     Attributes:
-        x, x2: sums of what is written (about a constant) and of its square over each resample, float64 [W, R].
-        variance_N, variance_G: sums of ||y - mean||^2 over each document and each group.
+        x, x2: of what is written (about a constant) and of its square over each resample, float64 [W, R].
+        variance_N, variance_G: ||y - mean||^2 over each document and each group.
     """
 
     text: TextSums
@@ -59,7 +59,6 @@ class CoderSums:
     def against(
         self, shared: Shared, writes: tuple[str, ...], metrics: Mapping[str, float], whole: Reconstruction
     ) -> tuple[Documents, dict[str, Any]]:
-        """(documents with the resampled metrics, the breakdowns)."""
         text = shared.text
         count = len(text.numbers)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -61,7 +61,7 @@ def joined_sums(blocks: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def token_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> dict[str, jax.Array]:
-    """What `batch_sums` adds up, of each token by itself: {name: [B]}, zeros where `keep` is false. Pure, float32.
+    """The addends of `batch_sums` for each token: {name: [B]}, zeros where `keep` is false. Pure, float32.
 
     "error2" is ||x - x_hat||^2; "norm2" ||x||^2; "relative" ||x - x_hat|| / ||x||; "cosine"; "l0".
     """

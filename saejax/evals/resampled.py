@@ -26,7 +26,7 @@ _ROWS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """To which document of a batch, and to which groups, each of its B tokens belongs.
+    """The document of a batch, and the groups, of each of its B tokens.
 
     Attributes:
         documents: int64 [M], places in the list of all documents so far.
@@ -34,7 +34,6 @@ class Slots:
         codes: int32 [K, B], a group of each of K breakdowns, numbered through; -1 for none.
         weights: float64 [1 + W, M]; the first row is ones.
         on_device: float32 [W, M'], zeros beyond M: few shapes, so few programs.
-        n_groups: G.
     """
 
     documents: np.ndarray
@@ -56,7 +55,6 @@ class Columns:
         self.groups: dict[str, np.ndarray] = {}
 
     def add(self, batch: Slots, columns: Mapping[str, np.ndarray]) -> None:
-        """Add a batch's numbers {name: [B]}."""
         count, n_groups = len(batch.documents), self._n_groups
         inside = batch.slots >= 0
         self._at.append(batch.documents)
@@ -209,7 +207,6 @@ class TextSums:
 
     @property
     def sha256(self) -> str:
-        """Of the tokens that were evaluated, their documents and which of them are kept."""
         return self._hash.hexdigest()
 
     def documents_of_groups(self) -> np.ndarray:
@@ -217,7 +214,6 @@ class TextSums:
         return np.concatenate(self._in_group).sum(0)
 
     def dimension_sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of y - centre and of its square over each resample, float64 [W, R]."""
         return self._dimensions.sums()
 
     def variances(self) -> tuple[np.ndarray, np.ndarray]:

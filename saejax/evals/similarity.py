@@ -1,4 +1,4 @@
-"""How alike latents are: by what they write, by when they fire, and those of one dictionary to those of another."""
+"""Likeness of latents: by what they write, by when they fire, and of one dictionary to another."""
 
 import dataclasses
 import functools
@@ -89,7 +89,7 @@ class CoActivation:
         self._entries = 0
 
     def add(self, bits_BF: np.ndarray, keep_B: np.ndarray) -> None:
-        """Note the latents that fire on some of a batch's kept tokens; `bits_BF` is what `firing` gives."""
+        """Note the latents that fire on some of a batch's kept tokens; `bits_BF` is of `firing`."""
         kept = np.flatnonzero(keep_B)
         count = min(self._size, len(kept))
         if self._entries > _ENTRIES or not count:
@@ -121,7 +121,7 @@ class CoActivation:
 
 
 def firing(latents: Latents) -> jax.Array:
-    """One bit for each latent of a token: whether it is not zero. uint8 [B, F / 8]; pure."""
+    """One bit for each latent of a token, 1 where it is not zero. uint8 [B, F / 8]; pure."""
     return jnp.packbits(latents.dense() != 0, axis=1)
 
 
@@ -139,7 +139,7 @@ def _largest_jaccard(fires_TF: Any, often_F: np.ndarray, chosen: np.ndarray) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Stability:
-    """How far two dictionaries have the same latents: cosines of what their latents write.
+    """Share of latents that two dictionaries have in common: cosines of what their latents write.
 
     `method` is "matched" (one to one, with the largest sum of |cos|) up to 4,096 latents, else "largest" (each latent's
     largest |cos| with one of the other dictionary, both ways).
@@ -151,11 +151,7 @@ class Stability:
 
 
 def stability(first: TrainedCoder, second: TrainedCoder) -> Stability:
-    """Of two dictionaries that write the same hook points; of a cross-layer transcoder group by group.
-
-    Raises:
-        DataError: what their latents write has different sizes.
-    """
+    """Of two dictionaries that write the same hook points; of a cross-layer transcoder group by group."""
     own, other = (
         [np.asarray(rows) for rows in sae.coder.topology.decoder_rows(dict(sae.params))] for sae in (first, second)
     )

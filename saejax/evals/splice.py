@@ -1,4 +1,4 @@
-"""What the language model loses when an activation is replaced by its reconstruction.
+"""The loss of the language model when an activation is replaced by its reconstruction.
 
 For each predicted token within its document, with p the model's distribution, p_sae with the reconstruction
 spliced in at the hook point, and p_zero with zeros there:
@@ -7,11 +7,9 @@ spliced in at the hook point, and p_zero with zeros there:
     loss_recovered              (ce_zero - ce_sae) / (ce_zero - ce_clean): 1 is perfect, 0 as bad as zeros
     kl                          mean of sum_v p(v) (log p(v) - log p_sae(v))
 
-A coder of several sites has all that it writes replaced at once, by reconstructions of the clean run's activations.
-Only tokens that a capture stores are replaced; bos, special and padding tokens keep their activation in all
-three runs. (SAEBench, core evaluation.) A token after which the clean run predicts NaN counts in none of the means.
-For two models the loss is the first's, so a coder that writes only in the second has only ce_clean. A model that does
-not predict the next token (an encoder) has none of these.
+All that a coder writes is replaced at once, by reconstructions of the clean run's activations, at tokens that a capture
+stores. (SAEBench, core evaluation.) A token after which the clean run predicts NaN counts in none of the means. For two
+models the loss is the first's, so a coder that writes only in the second has only ce_clean.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +22,7 @@ import numpy as np
 from saejax.coders import Sites
 from saejax.lm.forward import Edit, Model
 
-# What the model does by itself on a batch: {"captured": {hook point: [R, S, D]}, "keep": which tokens are replaced
+# The model by itself on a batch: {"captured": {hook point: [R, S, D]}, "keep": which tokens are replaced
 # [R, S], "predicted": which predicted tokens count [R, S - 1], "log_p" [R, S - 1, V], "losses": {"predicted",
 # "ce_clean", "ce_zero": [R, S - 1]}}, as far as there is a loss.
 Clean = dict[str, Any]

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from saejax.core.progress import Progress
-from saejax.interop.passages import centred_passage, clean, group_of, lists_of, token_strings
+from saejax.interop.passages import centred_passage, group_of, lists_of, logits_of, token_strings
 
-_LONGEST = 1024
+_MOST_TOKENS = 1024
 
 
 def write_circuit_tracer_features(folder: Path, layers: Mapping[int, tuple[Mapping[str, Any], int, int]]) -> int:
@@ -33,15 +33,17 @@ def write_circuit_tracer_features(folder: Path, layers: Mapping[int, tuple[Mappi
         Latents written; those that the report left out have no entry, and the page says so.
     """
     index, written = {}, 0
-    with Progress("circuit-tracer", sum(len(group_of(*own)) for own in layers.values()), unit="latents") as progress:
+    with Progress("circuit-tracer", sum(len(group_of(*of)) for of in layers.values()), unit="latents") as progress:
         for layer, (content, group, groups) in sorted(layers.items()):
             strings, entries = token_strings(content["vocab"]), group_of(content, group, groups)
             width = content["d_sae"] // groups
             offsets = [0]
             with (folder / f"layer_{layer}.bin").open("wb") as handle:
                 for entry in entries:
-                    handle.write(packed := _packed(feature_file(entry, layer, entry["id"] % width, strings)))
-                    offsets.append(offsets[-1] + len(packed))
+                    described = feature_file(entry, layer, entry["id"] % width, strings)
+                    raw = gzip.compress(json.dumps(described, ensure_ascii=False, allow_nan=False).encode(), 6, mtime=0)
+                    handle.write(struct.pack("<i", len(raw)) + raw)
+                    offsets.append(offsets[-1] + 4 + len(raw))
                     progress.advance(1)
             offsets += offsets[-1:] * (width - len(entries))
             index[str(layer)] = {"filename": f"layer_{layer}.bin", "offsets": offsets}
@@ -51,7 +53,7 @@ def write_circuit_tracer_features(folder: Path, layers: Mapping[int, tuple[Mappi
 
 
 def feature_file(entry: Mapping[str, Any], layer: int, latent: int, strings: Sequence[str]) -> dict[str, Any]:
-    """What the page reads of one latent.
+    """The page's file of one latent.
 
     quantile_values are the 1st to 100th percentile of its activations, as the report's histogram has them: straight
     within a bin.
@@ -59,11 +61,15 @@ def feature_file(entry: Mapping[str, Any], layer: int, latent: int, strings: Seq
     lists = []
     for part, passages in lists_of(entry):
         name = "Top activations" if part["fraction"] < 0 else f"{part['low']:g} to {part['high']:g}"
-        examples = [_example(*centred_passage(example, strings, _LONGEST)) for example in passages]
+        centred = (centred_passage(example, strings, _MOST_TOKENS) for example in passages)
+        examples = [
+            {"tokens_acts_list": values, "train_token_ind": peak, "is_repeated_datapoint": False, "tokens": tokens}
+            for tokens, values, peak in centred
+        ]
         if examples or part["fraction"] < 0:
             lists.append({"quantile_name": name, "examples": examples})
     histogram = entry.get("histogram") or {"edges": [0.0, 1.0], "counts": [0]}
-    logits = {key: _tokens(entry.get(key) or [], strings) for key in ("top_logits", "bottom_logits")}
+    logits = {key: [token for token, _ in logits_of(entry, key, strings)] for key in ("top_logits", "bottom_logits")}
     return {
         "transcoder_id": f"layer_{layer}",
         "index": latent,
@@ -77,19 +83,6 @@ def feature_file(entry: Mapping[str, Any], layer: int, latent: int, strings: Seq
     }
 
 
-def _example(tokens: list[str], values: list[float], peak: int) -> dict[str, Any]:
-    return {
-        "tokens_acts_list": values,
-        "train_token_ind": peak,
-        "is_repeated_datapoint": False,
-        "tokens": tokens,
-    }
-
-
-def _tokens(pairs: Sequence[Any], strings: Sequence[str]) -> list[str]:
-    return [clean(token) if isinstance(token, str) else strings[token] for token, _ in pairs]
-
-
 def _percentiles(histogram: Mapping[str, Any]) -> list[float]:
     counts, edges = np.asarray(histogram["counts"], float), np.asarray(histogram["edges"], float)
     above = np.cumsum(counts)
@@ -99,8 +92,3 @@ def _percentiles(histogram: Mapping[str, Any]) -> list[float]:
     b = np.minimum(np.searchsorted(above, wanted), len(counts) - 1)  # the bin in which so many are reached
     values = edges[b + 1] - (above[b] - wanted) / np.maximum(counts[b], 1) * (edges[b + 1] - edges[b])
     return [float(f"{value:.5g}") for value in values]
-
-
-def _packed(value: Mapping[str, Any]) -> bytes:
-    raw = gzip.compress(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(), 6, mtime=0)
-    return struct.pack("<i", len(raw)) + raw

@@ -15,7 +15,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -54,10 +53,6 @@ def write_delphi(
 
     Returns:
         {hook point: entries written}.
-
-    Raises:
-        ConfigError: more files than latents.
-        DataError: a latent beyond half precision.
     """
     if not 1 <= splits <= width:
         raise ConfigError(f"splits is {splits}; {width:,} latents can be in 1 to {width:,} files.")
@@ -75,8 +70,8 @@ def write_delphi(
         "n_splits": splits,
         "model_name": model,
     }
-    kept = np.abs(entries["value"]) > _LEAST
-    row, position, latent, value = (entries[name][kept] for name in ("row", "position", "latent", "value"))
+    large = np.abs(entries["value"]) > _LEAST
+    row, position, latent, value = (entries[name][large] for name in ("row", "position", "latent", "value"))
     order = np.lexsort((latent, position, row))
     group, latent = np.divmod(latent[order], width)
     located = np.stack([row[order], position[order], latent], axis=1)
@@ -88,10 +83,18 @@ def write_delphi(
             (folder / "latents" / name).mkdir(parents=True)
             (folder / "latents" / name / "config.json").write_text(json.dumps(config, indent=4) + "\n")
             for first, stop in itertools.pairwise(bounds.tolist()):
-                inside = (group == g) & (latent >= first) & (latent < stop)
+                of_file = (group == g) & (latent >= first) & (latent < stop)
                 path = folder / "latents" / name / f"{first}_{stop - 1}.safetensors"
-                path.write_bytes(_file(located[inside] - [0, 0, first], half[inside], tokens))
-                progress.advance(int(inside.sum()))
+                locations = located[of_file] - [0, 0, first]
+                arrays = {
+                    "locations": locations.astype(np.uint16 if locations.max(initial=0) < 2**16 else np.uint32),
+                    "activations": half[of_file],
+                    "tokens": tokens,
+                }
+                path.write_bytes(
+                    safetensors.numpy.save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+                )
+                progress.advance(int(of_file.sum()))
             written[name] = int((group == g).sum())
     if explanations:
         (folder / "explanations").mkdir()
@@ -99,9 +102,3 @@ def write_delphi(
         path = folder / "explanations" / f"{hook_points[number // width]}_latent{number % width}.txt"
         path.write_text(json.dumps(text), encoding="utf-8")
     return written
-
-
-def _file(locations: np.ndarray, activations: np.ndarray, tokens: np.ndarray) -> bytes:
-    kind = np.uint16 if locations.max(initial=0) < 2**16 else np.uint32
-    arrays: dict[str, Any] = {"locations": locations.astype(kind), "activations": activations, "tokens": tokens}
-    return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})

@@ -10,11 +10,11 @@ from saejax.lm.points import TRANSFORMER_LENS
 
 # Beside those that the language models take themselves. SAELens and circuit-tracer read transcoders here.
 _THEIRS = TRANSFORMER_LENS | {"mlp.hook_in": "mlp_in", "mlp.hook_out": "mlp_out"}
-_OURS = {ours: theirs for theirs, ours in TRANSFORMER_LENS.items()} | {"mlp_in": "mlp.hook_in"}
+_TO_THEIRS = {ours: theirs for theirs, ours in TRANSFORMER_LENS.items()} | {"mlp_in": "mlp.hook_in"}
 UNKNOWN = "unknown"
 
 # What stands at the input (False) or output (True) of a layer's modules, in the families of transformers.
-_MODULES = {
+_MODULE_SITES = {
     ("", True): "resid_post",
     ("", False): "resid_pre",
     ("mlp", True): "mlp_out",
@@ -25,7 +25,7 @@ _MODULES = {
     ("attn.c_proj", False): "attn_z",
     ("attention.dense", False): "attn_z",
 }
-_MODULES |= {(name, True): "attn_out" for name in ("self_attn", "attn", "attention")}
+_MODULE_SITES |= {(name, True): "attn_out" for name in ("self_attn", "attn", "attention")}
 # And back, where a module's output, or its input and output, are these.
 _OUTPUTS = {"resid_post": "", "mlp_out": ".mlp", "attn_out": ".self_attn"}
 _THROUGH = {("resid_pre", "resid_post"): "", ("mlp_in", "mlp_out"): ".mlp"}
@@ -44,11 +44,11 @@ def from_transformer_lens(name: str) -> str:
 def to_transformer_lens(name: str) -> str:
     """blocks.6.resid_pre -> blocks.6.hook_resid_pre; mlp_in is mlp.hook_in, as circuit-tracer calls it."""
     match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-    return f"blocks.{match[1]}.{_OURS.get(match[2], match[2])}" if match else name
+    return f"blocks.{match[1]}.{_TO_THEIRS.get(match[2], match[2])}" if match else name
 
 
 def norm_notes(name: str, model: str) -> tuple[str, ...]:
-    """What is to be said of a coder that stands at another project's `name`, a module's output, in a model ("" is any).
+    """The remark on a coder at another project's `name`, a module's output, in a model ("" is any).
 
     Gemma 2 and 3 norm it once more before they add it to the residual stream. TransformerLens's hook_mlp_out and
     hook_attn_out are behind that norm, and so are our mlp_out and attn_out.
@@ -69,7 +69,7 @@ def from_module(path: str, output: bool = True) -> str:
     match = _LAYER.fullmatch(path)
     if match and match[3]:
         output = match[3] in ("output", "out")
-    if match and (ours := _MODULES.get((match[2] or "", output))):
+    if match and (ours := _MODULE_SITES.get((match[2] or "", output))):
         return f"blocks.{match[1]}.{ours}"
     stem = re.sub(r"\.(input|output|in|out)$", "", path)
     return f"{stem}.{'out' if output else 'in'}"

@@ -23,7 +23,7 @@ from typing import Any
 
 from saejax.core.errors import ConfigError
 from saejax.core.progress import Progress
-from saejax.interop.passages import centred_passage, clean, group_of, lists_of, token_strings
+from saejax.interop.passages import centred_passage, clean, group_of, lists_of, logits_of, token_strings
 
 # Limits of the upload API, in features, logits, tokens and letters; the bulk files keep to the same.
 FEATURES, LOGITS, TOKENS, LETTERS = 128, 20, 1024, 512
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What the dictionaries and their people are called there.
+    """Ids of dictionaries and people there.
 
     Attributes:
         model: Neuronpedia's id of the language model, as in gpt2-small.
@@ -77,7 +77,7 @@ def write_neuronpedia(folder: Path, content: Mapping[str, Any], names: Names) ->
     """Write both forms into a new folder.
 
     Args:
-        content: of features.sqlite. Without "quantiles" (of an earlier version) only the strongest passages are there.
+        content: of features.sqlite.
 
     Returns:
         {source: features written}.
@@ -86,34 +86,29 @@ def write_neuronpedia(folder: Path, content: Mapping[str, Any], names: Names) ->
     with Progress("neuronpedia", len(content["features"]), unit="latents") as progress:
         for group, source in enumerate(names.sources):
             entries = group_of(content, group, len(names.sources))
-            shown = [entry for entry in entries if any(found for _, found in lists_of(entry))]
+            shown = [entry for entry in entries if any(passages for _, passages in lists_of(entry))]
             bulk, upload = folder / "bulk" / names.model / source, folder / "upload" / source
             upload.mkdir(parents=True)
             _write_metadata(bulk, content, names, group)
             for batch, start in enumerate(range(0, len(shown), FEATURES)):
-                own = shown[start : start + FEATURES]
-                part = [Feature.of(entry, content, strings, len(names.sources)) for entry in own]
-                _write_batch(bulk, batch, part, names, group)
+                batch_entries = shown[start : start + FEATURES]
+                part = [Feature.of(entry, content, strings, len(names.sources)) for entry in batch_entries]
+                tables = {
+                    "features": [f.row(names, group) for f in part],
+                    "activations": [row for f in part for row in f.activation_rows(names, group)],
+                    "explanations": [row for f in part for row in f.explanation_rows(names, group)],
+                }
+                for table, rows in tables.items():
+                    if rows:  # no file where a table has none
+                        (bulk / table).mkdir(exist_ok=True)
+                        raw = "".join(_json_line(row) + "\n" for row in rows).encode()
+                        (bulk / table / f"batch-{batch}.jsonl.gz").write_bytes(gzip.compress(raw, 6, mtime=0))
                 body = {"modelId": names.model, "source": source, "features": [f.upload() for f in part]}
-                (upload / f"batch-{batch}.json").write_text(_line(body) + "\n", encoding="utf-8")
+                (upload / f"batch-{batch}.json").write_text(_json_line(body) + "\n", encoding="utf-8")
                 progress.advance(len(part))
             progress.advance(len(entries) - len(shown))
             written[source] = len(shown)
     return written
-
-
-def _write_batch(folder: Path, batch: int, part: "Sequence[Feature]", names: Names, group: int) -> None:
-    """The rows of a batch's features, one file a table; no file where a table has none."""
-    rows = {
-        "features": [f.row(names, group) for f in part],
-        "activations": [row for f in part for row in f.activation_rows(names, group)],
-        "explanations": [row for f in part for row in f.explanation_rows(names, group)],
-    }
-    for table, lines in rows.items():
-        if lines:
-            (folder / table).mkdir(exist_ok=True)
-            raw = "".join(_line(row) + "\n" for row in lines).encode()
-            (folder / table / f"batch-{batch}.jsonl.gz").write_bytes(gzip.compress(raw, 6, mtime=0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,21 +123,22 @@ class Feature:
     @classmethod
     def of(cls, entry: Mapping[str, Any], content: Mapping[str, Any], strings: Sequence[str], groups: int) -> "Feature":
         passages = [
-            (part, *centred_passage(example, strings, TOKENS)) for part, found in lists_of(entry) for example in found
+            (part, *centred_passage(example, strings, TOKENS))
+            for part, examples in lists_of(entry)
+            for example in examples
         ]
         return cls(entry["id"] % (content["d_sae"] // groups), entry, strings, passages)
 
     def logits(self, key: str) -> tuple[list[str], list[float]]:
         """(tokens, values) of top_logits or bottom_logits."""
-        pairs = (self.entry.get(key) or [])[:LOGITS]
-        tokens = [clean(token) if isinstance(token, str) else self.strings[token] for token, _ in pairs]
-        return tokens, [float(value) for _, value in pairs]
+        pairs = logits_of(self.entry, key, self.strings)[:LOGITS]
+        return [token for token, _ in pairs], [value for _, value in pairs]
 
     def explanations(self) -> Iterator[Json]:
         """{text, by, scores} of the explanations, none longer than there is room for."""
-        for found in self.entry.get("explanations") or []:
-            if text := clean(found["text"]).strip()[:LETTERS]:
-                yield {**found, "text": text}
+        for explanation in self.entry.get("explanations") or []:
+            if text := clean(explanation["text"]).strip()[:LETTERS]:
+                yield {**explanation, "text": text}
 
     def upload(self) -> Json:
         """The feature of an upload. Methods and models of explanations must be known to the server: none is named."""
@@ -157,7 +153,7 @@ class Feature:
                 name: [{"token": t, "value": v} for t, v in zip(*self.logits(key), strict=True)]
                 for name, key in (("topLogits", "top_logits"), ("bottomLogits", "bottom_logits"))
             },
-            "explanations": [{"text": found["text"]} for found in self.explanations()],
+            "explanations": [{"text": explanation["text"]} for explanation in self.explanations()],
             "activations": activations,
         }
 
@@ -175,18 +171,18 @@ class Feature:
             "freq_hist_data_bar_values": [(a + b) / 2 for a, b in itertools.pairwise(edges)],
             "sourceSetName": names.set,
         }
-        return self._of(names, group) | {"creatorId": names.creator_id, "createdAt": _now()} | _NEURON | measured
+        return self._place(names, group) | {"creatorId": names.creator_id, "createdAt": _now()} | _NEURON | measured
 
     def activation_rows(self, names: Names, group: int) -> Iterator[Json]:
         """Rows of the table Activation; binMin, binContains are -1 for the strongest, as SAEDashboard writes them."""
         for number, (part, tokens, values, peak) in enumerate(self.passages):
-            own = self._of(names, group)
+            place = self._place(names, group)
             strongest = max(values)
             yield (
-                own
+                place
                 | _ACTIVATION
                 | {
-                    "id": _id(own, number, tokens, values),
+                    "id": _row_id(place, number, tokens, values),
                     "tokens": tokens,
                     "values": values,
                     "maxValue": strongest,
@@ -201,21 +197,19 @@ class Feature:
 
     def explanation_rows(self, names: Names, group: int) -> Iterator[Json]:
         """Rows of the table Explanation; who explained and the scores are notes, as models there are a closed list."""
-        for number, found in enumerate(self.explanations()):
-            own = self._of(names, group)
-            scores = "".join(f"; {name} {value:.3f}" for name, value in (found.get("scores") or {}).items())
-            yield own | {
-                "id": _id(own, "explanation", number, found["text"]),
-                "description": found["text"],
+        for number, explanation in enumerate(self.explanations()):
+            place = self._place(names, group)
+            scores = "".join(f"; {name} {value:.3f}" for name, value in (explanation.get("scores") or {}).items())
+            yield place | {
+                "id": _row_id(place, "explanation", number, explanation["text"]),
+                "description": explanation["text"],
                 "authorId": names.creator_id,
-                "embedding": None,
-                "typeName": None,
-                "explanationModelName": None,
-                "notes": f"{found.get('by', '')}{scores}" or None,
+                **dict.fromkeys(("embedding", "typeName", "explanationModelName")),
+                "notes": f"{explanation.get('by', '')}{scores}" or None,
                 "createdAt": _now(),
             }
 
-    def _of(self, names: Names, group: int) -> Json:
+    def _place(self, names: Names, group: int) -> Json:
         return {"modelId": names.model, "layer": names.sources[group], "index": str(self.index)}
 
 
@@ -261,17 +255,17 @@ def _write_metadata(folder: Path, content: Mapping[str, Any], names: Names, grou
     }
     folder.mkdir(parents=True)
     for name, row in rows.items():
-        (folder / f"{name}.jsonl").write_text(_line(row) + "\n", encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text(_json_line(row) + "\n", encoding="utf-8")
 
 
-def _id(*parts: Any) -> str:
+def _row_id(*parts: Any) -> str:
     """25 letters, a function of what is identified: an import that is repeated finds its rows there."""
-    return "c" + hashlib.sha256(_line(parts).encode()).hexdigest()[:24]
+    return "c" + hashlib.sha256(_json_line(parts).encode()).hexdigest()[:24]
 
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _line(value: Any) -> str:
+def _json_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -34,6 +34,12 @@ def lists_of(feature: Entry) -> Iterator[tuple[dict[str, float], Sequence[Entry]
 def centred_passage(example: Entry, strings: Sequence[str], most: int) -> tuple[list[str], list[float], int]:
     """(tokens, values, place of the peak) of at most `most` tokens around the peak."""
     start = min(max(0, example["peak"] - most // 2), max(0, len(example["tokens"]) - most))
-    inside = slice(start, start + most)
-    tokens = [strings[token] for token in example["tokens"][inside]]
-    return tokens, [float(value) for value in example["activations"][inside]], example["peak"] - start
+    window = slice(start, start + most)
+    tokens = [strings[token] for token in example["tokens"][window]]
+    return tokens, [float(value) for value in example["activations"][window]], example["peak"] - start
+
+
+def logits_of(entry: Entry, key: str, strings: Sequence[str]) -> list[tuple[str, float]]:
+    """(token, value) of the entry's top_logits or bottom_logits."""
+    pairs = entry.get(key) or []
+    return [(clean(token) if isinstance(token, str) else strings[token], float(value)) for token, value in pairs]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import ConfigError
+from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.hooks import layer_of, to_transformer_lens
-from saejax.interop.making import UNCENTRED, kind_of
 from saejax.trained import TrainedCoder
 
 _ARCHITECTURES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu", "gated": "gated"}
@@ -24,7 +24,7 @@ _ARCHITECTURES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu", "g
 
 def refuses(sae: TrainedCoder) -> str:
     """Why SAEBench cannot evaluate this coder; empty where it can."""
-    topology, sparsity = kind_of(sae)
+    topology, sparsity = coder_kind(sae)
     if topology not in ("autoencoder", UNCENTRED):
         return f"it puts what the dictionary writes where it reads, and has nothing for a {topology}"
     if sparsity not in _ARCHITECTURES:
@@ -69,17 +69,15 @@ def _module(torch: Any, sae: TrainedCoder, config: "_Config") -> Any:
     norms_F = np.linalg.norm(params["W_dec"].astype(np.float64), axis=1)
     unit_FD = params["W_dec"] / np.maximum(norms_F, np.finfo(np.float32).tiny)[:, None]
     unit_FD[norms_F == 0, 0] = 1.0  # any direction: such a latent is 0
-    centred, select = kind_of(sae)[0] == "autoencoder", _select(torch, sae)
+    centred, select = coder_kind(sae)[0] == "autoencoder", _select(torch, sae)
 
     class Dictionary(torch.nn.Module):
-        """What SAEBench takes; see the file's head."""
-
         def __init__(self) -> None:
             super().__init__()
             self.cfg = config
-            own = {"W_dec": unit_FD, "b_dec": params["b_dec"], "norms": norms_F}
-            trained = {f"trained_{key}": value for key, value in params.items() if key not in own}
-            for key, value in (own | trained).items():
+            scaled = {"W_dec": unit_FD, "b_dec": params["b_dec"], "norms": norms_F}
+            trained = {f"trained_{key}": value for key, value in params.items() if key not in scaled}
+            for key, value in (scaled | trained).items():
                 tensor = torch.tensor(np.asarray(value, np.float32))
                 self.register_parameter(key, torch.nn.Parameter(tensor, requires_grad=False))
 
@@ -106,7 +104,7 @@ def _module(torch: Any, sae: TrainedCoder, config: "_Config") -> Any:
         dtype = property(lambda self: self.W_dec.dtype)
 
         def check_decoder_norms(self) -> bool:
-            """Whether all rows of W_dec have length 1, within the precision of the dtype."""
+            """True where all rows of W_dec have length 1, within the precision of the dtype."""
             off = (self.W_dec.float().norm(dim=1) - 1).abs().max().item()
             return bool(off < (1e-5 if self.dtype == torch.float32 else 1e-2))
 
@@ -115,7 +113,7 @@ def _module(torch: Any, sae: TrainedCoder, config: "_Config") -> Any:
 
 def _select(torch: Any, sae: TrainedCoder) -> Any:
     """(module, x' W_enc [..., F]) -> latents as trained [..., F]."""
-    sparsity = kind_of(sae)[1]
+    sparsity = coder_kind(sae)[1]
     if sparsity == "gated":
 
         def gated(module: Any, raw: Any) -> Any:
@@ -132,7 +130,7 @@ def _select(torch: Any, sae: TrainedCoder) -> Any:
         return jumped
     k = sae.coder.sparsity.kept if sparsity == "topk" else 0
 
-    def kept(module: Any, raw: Any) -> Any:
+    def largest(module: Any, raw: Any) -> Any:
         latents = torch.relu(raw + module.trained_b_enc)
         if not k:
             return latents
@@ -142,12 +140,12 @@ def _select(torch: Any, sae: TrainedCoder) -> Any:
         left = k - above.sum(-1, keepdim=True)
         return latents * (above | (equal & (equal.cumsum(-1) <= left)))
 
-    return kept
+    return largest
 
 
 @dataclasses.dataclass
 class _Config:
-    """What SAEBench reads of a cfg, and what it wants to be there. It adds fields, and takes `asdict`."""
+    """The fields of a cfg that SAEBench reads or wants to be there. It adds fields, and takes `asdict`."""
 
     model_name: str
     d_in: int
@@ -178,7 +176,7 @@ class _Config:
 
 
 def _config(sae: TrainedCoder, model_name: str, dtype: str, device: str) -> _Config:
-    topology, sparsity = kind_of(sae)
+    topology, sparsity = coder_kind(sae)
     layer = layer_of(sae.hook_point)
     assert layer is not None  # `refuses` looked
     return _Config(

@@ -18,16 +18,25 @@ from saejax.interop.hooks import to_transformer_lens
 from saejax.interop.tensors import write_safetensors
 from saejax.trained import FORMATS, TrainedCoder
 
-_ACTIVATIONS = {"relu": "relu", "jumprelu": "jumprelu"}
+_ACTIVATIONS = ("relu", "jumprelu")
 
 
 def refuses(sae: TrainedCoder) -> str:
-    """Why SAEDashboard cannot show this coder; empty where it can."""
-    return _refuses_clt(sae) if _is_clt(sae) else FORMATS["saelens"].refuses(sae)
+    """The reason why SAEDashboard cannot show this coder; empty where it can."""
+    if not _is_clt(sae):
+        return FORMATS["saelens"].refuses(sae)
+    sparsity, topology = sae.describe()["sparsity"]["name"], sae.coder.topology
+    if sparsity not in _ACTIVATIONS:
+        return f"it shows cross-layer transcoders of {' and '.join(_ACTIVATIONS)}, not of {sparsity}"
+    if topology.d_in != topology.out_shape[-1]:
+        return f"its cross-layer transcoders read and write one width, not {topology.d_in} and {topology.out_shape[-1]}"
+    if _template(sae) is None:
+        return f"its layers are 0, 1, 2, ... of one kind of hook point; these are {', '.join(sae.sites.reads)}"
+    return ""
 
 
-def write(folder: Path, sae: TrainedCoder) -> list[str]:
-    """Write a coder that `refuses` has nothing against into a new folder; what is to be known of the files."""
+def write_saedashboard(folder: Path, sae: TrainedCoder) -> list[str]:
+    """Write a coder that `refuses` has nothing against into a new folder; returns remarks on the files."""
     if _is_clt(sae):
         _write_clt(folder, sae)
         return []
@@ -40,7 +49,7 @@ def write(folder: Path, sae: TrainedCoder) -> list[str]:
 
 
 def flags(sae: TrainedCoder) -> str:
-    """What neuronpedia-runner is to be told of such a folder."""
+    """Flags of neuronpedia-runner for such a folder."""
     topology = sae.describe()["topology"]
     if _is_clt(sae):
         return "--from-local-sae --use-clt --clt-layer-idx=0"
@@ -49,18 +58,6 @@ def flags(sae: TrainedCoder) -> str:
 
 def _is_clt(sae: TrainedCoder) -> bool:
     return sae.describe()["topology"] == "clt"
-
-
-def _refuses_clt(sae: TrainedCoder) -> str:
-    """Why this cross-layer transcoder cannot be shown by SAEDashboard; empty where it can."""
-    said, topology = sae.describe(), sae.coder.topology
-    if said["sparsity"]["name"] not in _ACTIVATIONS:
-        return f"it shows cross-layer transcoders of {' and '.join(_ACTIVATIONS)}, not of {said['sparsity']['name']}"
-    if topology.d_in != topology.out_shape[-1]:
-        return f"its cross-layer transcoders read and write one width, not {topology.d_in} and {topology.out_shape[-1]}"
-    if _template(sae) is None:
-        return f"its layers are 0, 1, 2, ... of one kind of hook point; these are {', '.join(sae.sites.reads)}"
-    return ""
 
 
 def _write_clt(folder: Path, sae: TrainedCoder) -> None:
@@ -79,7 +76,7 @@ def _write_clt(folder: Path, sae: TrainedCoder) -> None:
         "d_model": topology.d_in,
         "model_name": sae.origin.model or None,
         "normalization_method": "none",
-        "activation_fn": _ACTIVATIONS[sae.describe()["sparsity"]["name"]],
+        "activation_fn": sae.describe()["sparsity"]["name"],
         "clt_dtype": "float32",
         "tl_input_template": _template(sae),
         "tl_output_template": to_transformer_lens(sae.sites.writes[0]).replace("blocks.0.", "blocks.{}."),

@@ -50,16 +50,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             if n > _MOST_TOKENS:
                 raise DataError(f"{path} is no configuration: it has more than {_MOST_TOKENS:,} words and signs.")
         value = yaml.safe_load(text)
-    # The loader's own converters raise all of these for words that a tag (!!bool x) or digits take for something else.
-    except (
-        yaml.YAMLError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (yaml.YAMLError, TypeError, *_YAML_ERRORS) as error:
         raise DataError(f"{path} is not readable YAML ({type(error).__name__}).") from None
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a configuration: it holds no YAML mapping.")
@@ -67,7 +58,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def mentions(path: Path, text: str) -> bool:
-    """Whether a small text file has this at its beginning: what a folder is for whose weights are missing."""
+    """True where a small text file has this at its beginning: a folder may lack its weights."""
     if not path.is_file():
         return False
     try:
@@ -96,11 +87,7 @@ def check_size(path: Path, n_bytes: int) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors as float32 (float64 and 16-bit ones too), with names as in the file.
-
-    Raises:
-        DataError: not a safetensors file, too large for this machine, or a tensor that does not hold real numbers.
-    """
+    """All tensors as float32 (float64 and 16-bit ones too), with names as in the file."""
     _check_header(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:
@@ -130,11 +117,7 @@ def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file as float32; nothing pickled is read.
-
-    Raises:
-        DataError: not such a file, too large for this machine, objects, or no real numbers.
-    """
+    """All arrays of an .npz file as float32; nothing pickled is read."""
     check_regular(path)
     try:
         check_directory(path)

@@ -49,13 +49,8 @@ _KNOWN = {_DICT, _TENSOR, _PARAMETER, *(f"torch.{name}" for name in _TYPES)}
 
 
 def read_torch(path: Path) -> dict[str, Any]:
-    """What torch.save wrote of a dict: {name: array, str, number or such a dict}; arrays of floats become float32.
-
-    Raises:
-        DataError: not such a file, an older one without a zip, a pickle that wants anything but weights (it is
-            named), or tensors that do not lie within their storages.
-    """
-    pickled, prefix = _opened(path)
+    """The dict that torch.save wrote: {name: array, str, number or such a dict}; arrays of floats become float32."""
+    pickled, prefix = _read_pickle(path)
     with zipfile.ZipFile(path) as archive:
         machine = _Machine(path, archive, prefix)
         try:
@@ -72,9 +67,9 @@ def read_torch(path: Path) -> dict[str, Any]:
 
 
 def names_in(path: Path, *names: str) -> bool:
-    """Whether the file has all these names, in its pickle or, where that is damaged or old, at its beginning."""
+    """True where the file has all these names, in its pickle or, where that is damaged or old, at its beginning."""
     try:
-        text, _ = _opened(path)
+        text, _ = _read_pickle(path)
     except DataError:
         if not path.is_file():
             return False
@@ -83,7 +78,7 @@ def names_in(path: Path, *names: str) -> bool:
     return all(name.encode() in text for name in names)
 
 
-def _opened(path: Path) -> tuple[bytes, str]:
+def _read_pickle(path: Path) -> tuple[bytes, str]:
     """(the pickle, what stands before the names of the zip's members)"""
     check_regular(path)
     try:
@@ -98,17 +93,17 @@ def _opened(path: Path) -> tuple[bytes, str]:
             members = archive.infolist()
             _check_members(path, members)
             names = {member.filename for member in members}
-            found = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
-            if len(found) != 1:
+            pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+            if len(pickles) != 1:
                 raise DataError(f"{path} is a zip without one data.pkl: it is no file of torch.save.")
-            prefix = found[0].removesuffix("data.pkl")
+            prefix = pickles[0].removesuffix("data.pkl")
             if f"{prefix}constants.pkl" in names:
                 raise DataError(f"{path} is a TorchScript program, which saejax does not run. Save its state_dict.")
             if f"{prefix}byteorder" in names and archive.read(f"{prefix}byteorder") != b"little":
                 raise DataError(f"{path} was written on a big-endian machine. {_RESAVE}")
-            if archive.getinfo(found[0]).file_size > _LARGEST_PICKLE:
+            if archive.getinfo(pickles[0]).file_size > _LARGEST_PICKLE:
                 raise DataError(f"{path}: its data.pkl is larger than names and shapes of weights are. {_RESAVE}")
-            return archive.read(found[0]), prefix
+            return archive.read(pickles[0]), prefix
     except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise DataError(f"{path} is not a readable file of torch.save ({error}).") from None
 
@@ -149,7 +144,7 @@ class _Machine:
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, np.ndarray] = {}
-        self.taken = 0
+        self.used_bytes = 0
 
     def run(self, pickled: bytes) -> Any:
         for count, (op, value, _) in enumerate(pickletools.genops(pickled)):
@@ -198,7 +193,7 @@ class _Machine:
             stack.append(self._storage(stack.pop()))
         elif name == "REDUCE":
             callee, arguments = self._top(2)
-            stack[-2:] = [self._made(callee, arguments)]
+            stack[-2:] = [self._call(callee, arguments)]
         elif name == "BUILD":  # an OrderedDict's attributes: the versions of modules, which nothing here asks for
             stack.pop()
             self._under(dict)
@@ -216,13 +211,13 @@ class _Machine:
         return items
 
     def _shared(self, value: Any) -> Any:
-        """What stands at several places: no containers, of which sixty that hold twice the one before are 2^60."""
+        """A value used at several places: no container, of which sixty that hold twice the one before are 2^60."""
         if isinstance(value, dict | list) or (isinstance(value, tuple) and not all(map(_is_plain, value))):
             raise self._refused("use a container twice")
         return value
 
     def _under(self, kind: type) -> Any:
-        """What items are put into; not another thing."""
+        """The list or dict on top, into which items go."""
         if not isinstance(self.stack[-1], kind):
             raise self._refused(f"put items into a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
@@ -242,17 +237,17 @@ class _Machine:
     def _refused(self, what: str) -> DataError:
         return DataError(f"{self.path} wants to {what}, which no file of weights needs: it is not read. {_RESAVE}")
 
-    def _storage(self, given: Any) -> _Storage:
+    def _storage(self, reference: Any) -> _Storage:
         """('storage', type, key, device, count)"""
-        kind, storage, key, _, count = given
+        kind, storage, key, _, count = reference
         dtype = _TYPES.get(storage.name.removeprefix("torch.")) if isinstance(storage, _Global) else None
         whole = isinstance(key, str) and type(count) is int and 0 <= count < _TOO_LARGE
         if kind != "storage" or dtype is None or not whole:
             raise self._refused("use an object that is no storage of numbers")
         return _Storage(key, dtype, count)
 
-    def _made(self, callee: Any, arguments: Any) -> Any:
-        """What the known functions return."""
+    def _call(self, callee: Any, arguments: Any) -> Any:
+        """The result of a known function."""
         name = callee.name if isinstance(callee, _Global) else f"a {type(callee).__name__}"
         if name == _DICT and arguments == ():
             return {}
@@ -282,10 +277,10 @@ class _Machine:
                 f"{self.path}: the storage {storage.key!r} is to hold {storage.count:,} numbers of {size} bytes, and "
                 f"has {there:,} bytes. The file is damaged."
             )
-        self.taken += count * size
-        if self.taken > _MOST_SHARED * self.path.stat().st_size:
+        self.used_bytes += count * size
+        if self.used_bytes > _MOST_SHARED * self.path.stat().st_size:
             raise DataError(f"{self.path}: its tensors are {_MOST_SHARED} times as large as the file. It is damaged.")
-        check_size(self.path, self.taken)
+        check_size(self.path, self.used_bytes)
         if storage.key not in self.storages:
             self.storages[storage.key] = np.frombuffer(self.archive.read(f"{self.prefix}data/{storage.key}"), np.uint8)
         flat = self.storages[storage.key][: storage.count * size].view(storage.dtype)[offset:]
@@ -325,30 +320,38 @@ def write_torch(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     names = {dtype: name for name, dtype in _TYPES.items()}
     pickled = [b"\x80\x02}("]  # protocol 2, a dict, a mark
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for key, (name, given) in enumerate(arrays.items()):
-            array = np.asarray(given, np.float32 if np.asarray(given).dtype.kind == "f" else None)
+        for key, (name, value) in enumerate(arrays.items()):
+            array = np.asarray(value, np.float32 if np.asarray(value).dtype.kind == "f" else None)
             strides = [step // array.itemsize for step in np.empty(array.shape, array.dtype).strides]
-            storage = b"(" + _text("storage") + f"ctorch\n{names[array.dtype]}\n".encode()
-            storage += _text(str(key)) + _text("cpu") + _number(array.size) + b"tQ"
-            shape, steps = (b"(" + b"".join(map(_number, ns)) + b"t" for ns in (array.shape, strides))
+            storage = b"(" + _text_op("storage") + f"ctorch\n{names[array.dtype]}\n".encode()
+            storage += _text_op(str(key)) + _text_op("cpu") + _int_op(array.size) + b"tQ"
+            shape, steps = (b"(" + b"".join(map(_int_op, ns)) + b"t" for ns in (array.shape, strides))
             hooks = b"\x89ccollections\nOrderedDict\n)R"  # requires_grad=False, and no backward hooks
-            pickled += [_text(name), b"ctorch._utils\n_rebuild_tensor_v2\n(", storage, _number(0), shape, steps, hooks]
+            pickled += [
+                _text_op(name),
+                b"ctorch._utils\n_rebuild_tensor_v2\n(",
+                storage,
+                _int_op(0),
+                shape,
+                steps,
+                hooks,
+            ]
             pickled.append(b"tR")
-            _add(archive, f"archive/data/{key}", array.tobytes())
-        _add(archive, "archive/data.pkl", b"".join([*pickled, b"u."]))
-        _add(archive, "archive/byteorder", b"little")
-        _add(archive, "archive/version", b"3\n")
+            _add_member(archive, f"archive/data/{key}", array.tobytes())
+        _add_member(archive, "archive/data.pkl", b"".join([*pickled, b"u."]))
+        _add_member(archive, "archive/byteorder", b"little")
+        _add_member(archive, "archive/version", b"3\n")
 
 
-def _text(text: str) -> bytes:
+def _text_op(text: str) -> bytes:
     raw = text.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
-def _number(n: int) -> bytes:
+def _int_op(n: int) -> bytes:
     """BININT, or LONG1 where four bytes do not hold it."""
     return b"J" + struct.pack("<i", n) if n < 1 << 31 else b"\x8a\x08" + struct.pack("<q", n)
 
 
-def _add(archive: zipfile.ZipFile, name: str, raw: bytes) -> None:
+def _add_member(archive: zipfile.ZipFile, name: str, raw: bytes) -> None:
     archive.writestr(zipfile.ZipInfo(name), raw)  # with zip's own first date, so that equal coders are equal files

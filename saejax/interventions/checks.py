@@ -21,12 +21,7 @@ _NUMBERS = ("scale", "shift", "low", "high")
 
 
 def placed(lm: LanguageModel, dictionaries: Dictionaries) -> dict[str, TrainedCoder]:
-    """The dictionaries with the model's own names of hook points, if they can act in it together.
-
-    Raises:
-        ConfigError: none; a model that JAX does not run; a hook point that it does not have; two that write one.
-        DataError: a dictionary of another model: of another width, or another tokenizer.
-    """
+    """The dictionaries with the model's own names of hook points, if they can act in it together."""
     if not dictionaries:
         raise ConfigError("There is no dictionary whose latents could be changed; give one or more.")
     if not lm.pure:
@@ -56,9 +51,6 @@ def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """(tokens [R, S] filled up behind, the place of each row's last token [R]): rows that run together.
 
     Nothing attends to what stands behind it, so that a row gives what it gives alone.
-
-    Raises:
-        DataError: no prompt, or one without a token.
     """
     if not prompts or not all(map(len, prompts)):
         raise DataError("A prompt has no tokens: there is nothing to run.")
@@ -68,11 +60,7 @@ def padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked_tokens(lm: LanguageModel, tokens_RS: Any) -> np.ndarray:
-    """Tokens [R, S] that the model can run.
-
-    Raises:
-        DataError: rows of several lengths or of none, ids that the model does not have, more tokens than it reads.
-    """
+    """Tokens [R, S] that the model can run."""
     if len(lengths := {len(row) for row in tokens_RS}) > 1:
         raise DataError(f"Rows of {sorted(lengths)} tokens do not run together; fill them up with `padded`.")
     tokens = np.asarray(as_array(tokens_RS, "tokens"))
@@ -108,11 +96,7 @@ def checked_changes(
 def checked_errors(
     dictionaries: Dictionaries, errors: Any
 ) -> tuple[Literal["own", "none"], dict[str, dict[str, jax.Array]]]:
-    """What happens to the errors of dictionaries for which none are given; and those given.
-
-    Raises:
-        ConfigError: neither own, nor none, nor the errors of a run.
-    """
+    """What happens to the errors of dictionaries for which none are given; and those given."""
     if errors == "own" or errors == "none":
         return errors, {}
     if isinstance(errors, str):

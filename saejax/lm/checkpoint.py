@@ -32,11 +32,7 @@ _ROWS = 4096  # of two matrices that are compared, at a time
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
-    """(config.json as it is, the decoder's shapes and conventions).
-
-    Raises:
-        DataError: missing or malformed config.json, or an architecture or variant that the decoder does not know.
-    """
+    """(config.json as it is, the decoder's shapes and conventions)."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise DataError(
@@ -229,11 +225,7 @@ def _put(params: dict[str, Any], path: parameters.Path, value: jax.Array) -> Non
 
 
 def write(folder: Path, config_json: dict[str, Any], params: dict[str, Any]) -> None:
-    """Write config.json and model.safetensors so that transformers and `read_params` both load them.
-
-    Raises:
-        DataError: a family that is only read.
-    """
+    """Write config.json and model.safetensors so that transformers and `read_params` both load them."""
     folder = Path(folder)
     arch = architecture(config_json, str(folder))
     if not arch.can_be_written:

@@ -29,11 +29,7 @@ RESIDUALS = ("sequential", "parallel", "parallel_one_norm")
 
 
 def check_size(name: str, value: object, largest: int = 2**20) -> int:
-    """`value`, if it is an integer in [1, largest]: a hostile config.json is refused before anything is allocated.
-
-    Raises:
-        DataError: it is not.
-    """
+    """`value`, if it is an integer in [1, largest]: a hostile config.json is refused before anything is allocated."""
     if type(value) is not int or not 0 < value <= largest:
         power = f"2^{largest.bit_length() - 1}"
         raise DataError(f"config.json: {name} is {value!r}; it must be a positive integer up to {power}.")
@@ -41,11 +37,7 @@ def check_size(name: str, value: object, largest: int = 2**20) -> int:
 
 
 def check_positive(name: str, value: object) -> float:
-    """`value` as a float, if it is a number above zero that float32, in which the decoder computes, can hold.
-
-    Raises:
-        DataError: it is not.
-    """
+    """`value` as a float, if it is a number above zero that float32, in which the decoder computes, can hold."""
     # Not a bool, which Python counts among the integers: `true` is no size.
     if isinstance(value, bool) or not isinstance(value, int | float) or not _TINY <= float(value) <= _HUGE:
         raise DataError(f"config.json: {name} is {value!r}; it must be a finite number above 0, of float32's range.")

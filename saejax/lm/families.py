@@ -95,11 +95,7 @@ class Architecture:
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
-    """The row for a checkpoint's config.json.
-
-    Raises:
-        DataError: no row for its `model_type`, naming those there are, or quantised weights.
-    """
+    """The row for a checkpoint's config.json."""
     model_type = config_json.get("model_type")
     if model_type not in ARCHITECTURES:
         raise DataError(

@@ -210,11 +210,7 @@ def generate(
 def lay_out(
     config: DecoderConfig, prompts: Sequence[Sequence[int]], more: int, prefixes: Sequence[np.ndarray] | None = None
 ) -> tuple[np.ndarray, np.ndarray, Placed | None]:
-    """(tokens [B, S], filling [B], what is placed) of rows to the right, for `extend`; `more` tokens are to come.
-
-    Raises:
-        DataError: as `generate`.
-    """
+    """(tokens [B, S], filling [B], what is placed) of rows to the right, for `extend`; `more` tokens are to come."""
     lengths = [0] * len(prompts) if prefixes is None else _lengths(prefixes, len(prompts), config.d_model)
     longest = max((n + len(row) for n, row in zip(lengths, prompts, strict=True)), default=0)
     if not prompts or not all(map(len, prompts)):

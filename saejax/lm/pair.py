@@ -65,11 +65,7 @@ class ModelPair:
         return self.first.hook_points() | {f"{PREFIX}{name}": d for name, d in self.second.hook_points().items()}
 
     def hook_point(self, name: str) -> str:
-        """The canonical name of a hook point of either; TransformerLens names are accepted.
-
-        Raises:
-            ConfigError: it does not exist; the message lists those that do, and says of which model.
-        """
+        """The canonical name of a hook point of either; TransformerLens names are accepted."""
         if not name.startswith(PREFIX):
             return self.first.hook_point(name)
         try:

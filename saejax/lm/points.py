@@ -97,11 +97,7 @@ class DecoderPoints:
         return (*(f"blocks.{i}.{name}" for i in range(self.config.n_layer) for name in inner), _FINAL_SCALE[0])
 
     def hook_point(self, name: str) -> str:
-        """The canonical name of a hook point; TransformerLens names are accepted.
-
-        Raises:
-            ConfigError: it does not exist; the message lists those that do.
-        """
+        """The canonical name of a hook point; TransformerLens names are accepted."""
         canonical = _canonical(name)
         there = self.hook_points()
         if canonical not in there:

@@ -18,21 +18,13 @@ from saejax.core.errors import DataError
 
 
 def check_rows(name: str, ids: Any) -> None:
-    """Refuses an array (a traced one too) whose type and shape are not those of rows of ids.
-
-    Raises:
-        DataError: it is not [rows, tokens] of integers.
-    """
+    """Refuses an array (a traced one too) whose type and shape are not those of rows of ids."""
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
         raise DataError(f"{name} are {ids.dtype} {list(ids.shape)}; they must be rows of integers [rows, tokens].")
 
 
 def check_ids(name: str, ids: np.ndarray, limit: int) -> None:
-    """Refuses what indexing would clamp into its range silently.
-
-    Raises:
-        DataError: `ids` are not rows of integers in [0, limit); names the first that is not, and its place.
-    """
+    """Refuses what indexing would clamp into its range silently."""
     check_rows(name, ids)
     wrong = np.argwhere((ids < 0) | (ids >= limit))
     if len(wrong):

@@ -16,12 +16,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files to read, in order: `model.safetensors`, or where that is not there, those of the index.
-
-    Raises:
-        DataError: neither, an index that is damaged or names a file that is not there, or a config.json that names
-            another file.
-    """
+    """The files to read, in order: `model.safetensors`, or where that is not there, those of the index."""
     _refuse_named_elsewhere(folder)
     single = folder / SINGLE
     if single.is_file():
@@ -36,11 +31,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def shard_names(folder: Path) -> list[str]:
-    """The files that the index in the folder names, sorted.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """The files that the index in the folder names, sorted."""
     index = folder / INDEX
     try:
         return sorted(

@@ -121,10 +121,6 @@ def drawn(
 
     Args:
         longest: tokens that the model reads; 0 for any number.
-
-    Raises:
-        ConfigError: no behaviour of this name.
-        DataError: too few pairs are left, or the file is none of pairs.
     """
     if path:
         pairs = read_pairs(Path(path))
@@ -176,11 +172,7 @@ def _short(text: str) -> str:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Pairs of a JSONL file: one {"clean", "corrupt", "right", "wrong"} a line.
-
-    Raises:
-        DataError: it is missing, not UTF-8 or empty, or a line is no pair; names the line.
-    """
+    """Pairs of a JSONL file: one {"clean", "corrupt", "right", "wrong"} a line."""
     pairs = []
     for number, raw in enumerate(read_bounded(path, _LARGEST).split(b"\n"), 1):
         if not raw.strip():

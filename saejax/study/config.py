@@ -38,11 +38,7 @@ class Study:
         return self.experiment.run_dir / "study"
 
     def behaviours(self) -> dict[str, str]:
-        """{name: file of its pairs, or empty}.
-
-        Raises:
-            ConfigError: none, a name twice, or one that cannot name files.
-        """
+        """{name: file of its pairs, or empty}."""
         named = [entry.partition("=")[::2] for entry in self.study.behaviours]
         if not named:
             raise ConfigError("study.behaviours is empty: name one, as in --config.study.behaviours=bracket,quote")

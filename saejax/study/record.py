@@ -27,9 +27,6 @@ def begin_record(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, S
     """Writes study.json, or goes on with the study that the folder holds.
 
     A folder with another study whose graphs are not begun is begun anew: nothing but a baseline is lost.
-
-    Raises:
-        DataError: the folder holds results of another study, or of one that is not known.
     """
     path = s.folder / _FILE
     digests = {

@@ -40,11 +40,7 @@ def is_saved(folder: str | os.PathLike[str]) -> bool:
 
 
 def write_folder(folder: str | os.PathLike[str], described: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Write a coder, which `describe` has described and the caller has added to, as a whole or not at all.
-
-    Raises:
-        DataError: the folder holds something else, or cannot be written.
-    """
+    """Write a coder, which `describe` has described and the caller has added to, as a whole or not at all."""
     folder = Path(folder)
     if folder.exists() and not (folder.is_dir() and (is_saved(folder) or not any(folder.iterdir()))):
         raise DataError(f"{folder} holds something other than a saved coder. Choose another folder.")
@@ -60,11 +56,7 @@ def write_folder(folder: str | os.PathLike[str], described: Mapping[str, Any], p
 def read_folder(
     folder: str | os.PathLike[str], also: Callable[[Mapping[str, Any]], T]
 ) -> tuple[Coder, Sites, dict[str, np.ndarray], T]:
-    """(coder, sites, params, also(description)) of a folder that `write_folder` wrote, bit for bit.
-
-    Raises:
-        DataError: no such folder; a file that is missing, damaged, or of a newer version; names it.
-    """
+    """(coder, sites, params, also(description)) of a folder that `write_folder` wrote, bit for bit."""
     path = Path(folder) / DESCRIPTION
     described = read_json(path, _LARGEST_DESCRIPTION)
     remedy = "Restore it, or save the coder again."

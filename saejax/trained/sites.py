@@ -18,11 +18,7 @@ def make_sites(
     writes: tuple[str, ...],
     statistics: Mapping[str, Statistics],
 ) -> Sites:
-    """The sites of a coder, each with the scale that `normalize` asks for.
-
-    Raises:
-        DataError: a hook point where every token has the same activation, or zeros: it has no scale and no variance.
-    """
+    """The sites of a coder, each with the scale that `normalize` asks for."""
     for name in dict.fromkeys((*reads, *writes)):
         s = statistics[name]
         # The difference of two float64 means: below this it is rounding.

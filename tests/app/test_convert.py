@@ -16,11 +16,11 @@ from saejax.app.dictionaries import distinct
 from saejax.commands import COMMANDS
 from saejax.core.errors import ConfigError, DataError
 from saejax.interop import FORMATS
-from saejax.interop.making import kind_of
+from saejax.interop.assemble import coder_kind
 from saejax.interop.table import examples
 from saejax.trained import Format
 
-CODERS = {kind_of(sae): sae for sae in examples()}
+CODERS = {coder_kind(sae): sae for sae in examples()}
 
 
 def convert(*words: str | Path, to: str = "saelens", step: int | str | None = None) -> None:
@@ -128,7 +128,7 @@ def test_the_class_alone_knows_all_formats(tmp_path: Path) -> None:
     CODERS["autoencoder", "topk"].save(tmp_path / "own")
     code = "from saejax import TrainedCoder; TrainedCoder.from_folder('own').save('out', format='saelens')"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    assert kind_of(saejax.load(tmp_path / "out")) == ("autoencoder", "topk")
+    assert coder_kind(saejax.load(tmp_path / "out")) == ("autoencoder", "topk")
 
 
 def test_as_a_process(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import saejax
 from saejax.coders import CoderConfig, build
 from saejax.core.errors import ConfigError
-from saejax.interop.making import kind_of
+from saejax.interop.assemble import coder_kind
 from saejax.trained import TrainedCoder
 
 D, F, K = 16, 48, 3
@@ -67,7 +67,7 @@ def test_it_learns_directions_of_tokens_of_all_sizes(unscaled: TrainedCoder, tmp
     np.testing.assert_allclose(unscaled.decode(unscaled.encode(x), x), x_hat, rtol=0, atol=1e-5 * np.abs(x_hat).max())
     unscaled.save(tmp_path / "own")
     again = saejax.load(tmp_path / "own")
-    assert kind_of(again) == ("layernorm_autoencoder", "topk")
+    assert coder_kind(again) == ("layernorm_autoencoder", "topk")
     np.testing.assert_array_equal(again.encode(x), unscaled.encode(x))
 
 

@@ -27,7 +27,7 @@ from saejax.core.errors import DataError
 from saejax.evals import Difference, Documents, EvalConfig, Evaluated, compare, evaluate, evaluate_together
 from saejax.evals.breakdown import ReadText
 from saejax.evals.centred import about_zero, variance
-from saejax.evals.intervals import FEWEST, RESAMPLES, interval, weights
+from saejax.evals.intervals import FEWEST, RESAMPLES, resample_interval, weights
 from saejax.evals.resampled import Dimensions, Slots, away_from, mean_of
 from saejax.lm import LanguageModel
 from saejax.text import PackedRows, Packer, Source, parts_of
@@ -62,7 +62,7 @@ def test_the_document_bootstrap_covers_the_truth_and_the_token_bootstrap_does_no
         of_tokens = rng.poisson(size=(200, tokens_NT.size))
         resampled["tokens"] = of_tokens @ tokens_NT.ravel() / of_tokens.sum(1)
         for name, values in resampled.items():
-            ends = interval(values, n_documents)
+            ends = resample_interval(values, n_documents)
             assert ends is not None
             covered[name] += ends[0] <= 0 <= ends[1]
     assert 0.90 <= covered["documents"] / 200 <= 0.98
@@ -71,10 +71,10 @@ def test_the_document_bootstrap_covers_the_truth_and_the_token_bootstrap_does_no
 
 def test_an_interval_needs_documents_and_finite_figures() -> None:
     values = np.linspace(0, 1, 1001)
-    assert interval(values, FEWEST) == pytest.approx([0.025, 0.975])
-    assert interval(values, FEWEST - 1) is None and interval(values, 1) is None
-    assert interval(np.where(values < 0.03, np.nan, values), 50) is not None
-    assert interval(np.where(values < 0.3, np.nan, values), 50) is None
+    assert resample_interval(values, FEWEST) == pytest.approx([0.025, 0.975])
+    assert resample_interval(values, FEWEST - 1) is None and resample_interval(values, 1) is None
+    assert resample_interval(np.where(values < 0.03, np.nan, values), 50) is not None
+    assert resample_interval(np.where(values < 0.3, np.nan, values), 50) is None
 
 
 # ------------------------------------------------------------------------------------- an evaluation done by hand

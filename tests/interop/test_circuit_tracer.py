@@ -11,8 +11,8 @@ import yaml
 
 import saejax
 from saejax.core.errors import ConfigError, DataError
-from saejax.interop import FORMATS, found
-from saejax.interop.making import kind_of
+from saejax.interop import FORMATS, dictionaries_below
+from saejax.interop.assemble import coder_kind
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_safetensors, read_yaml, write_safetensors
 from saejax.trained import TrainedCoder
@@ -26,7 +26,7 @@ CLTS = [case for case in fixtures.read(CASES) if case["case"].startswith("clt")]
 
 
 def _layers(case: dict[str, Any]) -> list[TrainedCoder]:
-    return [saejax.load(place) for place in found(fixtures.path(case))]
+    return [saejax.load(place) for place in dictionaries_below(fixtures.path(case))]
 
 
 def _same_tensors(mine: Path, theirs: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_set_is_a_coder_for_each_layer_there_and_back(case: dict[str, Any], tm
             x, latents, out = (expected[key][:, i] for key in ("x", "latents", "reconstructions"))
             np.testing.assert_allclose(sae.encode(x), latents, rtol=0, atol=1e-5 * latents.max())
             np.testing.assert_allclose(sae.decode(latents, x), out, rtol=0, atol=1e-5 * np.abs(out).max())
-            assert kind_of(sae) == (case["topology"], case["sparsity"])
+            assert coder_kind(sae) == (case["topology"], case["sparsity"])
             assert (sae.sites.reads, sae.sites.writes) == ((f"blocks.{i}.mlp_in",), (f"blocks.{i}.mlp_out",))
             assert sae.origin.model == case["model"]
     # In any order; it says which layers circuit-tracer would miss.
@@ -58,14 +58,16 @@ def test_a_set_is_a_coder_for_each_layer_there_and_back(case: dict[str, Any], tm
     assert (written["feature_input_hook"], written["feature_output_hook"]) == ("mlp.hook_in", "hook_mlp_out")
     # One layer again: it takes its own place.
     assert coders[1].save(tmp_path / "set", format="circuit_tracer") == []
-    assert [place.name for place in found(tmp_path / "set")] == [f"layer_{i}.safetensors" for i in range(3)]
+    assert [place.name for place in dictionaries_below(tmp_path / "set")] == [
+        f"layer_{i}.safetensors" for i in range(3)
+    ]
 
 
 @pytest.mark.parametrize("case", CLTS, ids=fixtures.name)
 def test_a_cross_layer_transcoder_there_and_back(case: dict[str, Any], tmp_path: Path) -> None:
     sae = fixtures.load(case)
     fixtures.check(sae, case)
-    assert kind_of(sae) == (case["topology"], case["sparsity"])
+    assert coder_kind(sae) == (case["topology"], case["sparsity"])
     assert sae.sites.reads == tuple(f"blocks.{i}.resid_mid" for i in range(3))
     assert sae.save(tmp_path / "clt", format="circuit_tracer") == []
     _same_tensors(tmp_path / "clt", fixtures.path(case))
@@ -102,10 +104,10 @@ def test_one_threshold_for_all_latents(tmp_path: Path) -> None:
 
 
 def test_what_its_files_cannot_say_is_refused(tmp_path: Path) -> None:
-    form, coders = FORMATS["circuit_tracer"], {kind_of(sae): sae for sae in examples()}
+    form, coders = FORMATS["circuit_tracer"], {coder_kind(sae): sae for sae in examples()}
     for kind in (("transcoder", "topk"), ("clt", "gated"), ("skip_clt", "relu"), ("autoencoder", "relu")):
         assert f"no {kind[0]} with {kind[1]}" in form.refuses(coders[kind])
-    wide = {kind_of(sae): sae for sae in examples(d_out=5)}
+    wide = {coder_kind(sae): sae for sae in examples(d_out=5)}
     assert "as wide where they write" in form.refuses(wide["transcoder", "relu"])
     layers = [sae for case in ("plt_relu", "plt_relu_skip") for sae in _layers(BY_NAME[case])]
     sites = layers[0].sites
@@ -124,7 +126,7 @@ def test_what_its_files_cannot_say_is_refused(tmp_path: Path) -> None:
         at(layers[1], "blocks.1.resid_mid", "blocks.1.mlp_out").save(tmp_path / "set", format="circuit_tracer")
     with pytest.raises(DataError, match="something other"):
         fixtures.load(CLTS[0]).save(tmp_path / "set", format="circuit_tracer")
-    assert len(found(tmp_path / "set")) == 1
+    assert len(dictionaries_below(tmp_path / "set")) == 1
 
 
 def _of(sae: TrainedCoder, model: str) -> TrainedCoder:

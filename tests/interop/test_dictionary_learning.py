@@ -9,7 +9,7 @@ import pytest
 
 import saejax
 from saejax.core.errors import DataError
-from saejax.interop.making import kind_of
+from saejax.interop.assemble import coder_kind
 from saejax.interop.torch_file import read_torch, write_torch
 from saejax.trained import TrainedCoder
 from tests.interop import fixtures
@@ -39,10 +39,10 @@ def test_from_there_to_here_and_back(case: dict[str, Any], tmp_path: Path) -> No
     sae.save(tmp_path / "back", format="dictionary_learning")
     again = saejax.load(tmp_path / "back")
     assert again.sites == sae.sites
-    if kind_of(sae) == ("autoencoder", "jumprelu"):
+    if coder_kind(sae) == ("autoencoder", "jumprelu"):
         fixtures.check(again, case)
     else:
-        assert (again.coder, kind_of(again)) == (sae.coder, kind_of(sae))
+        assert (again.coder, coder_kind(again)) == (sae.coder, coder_kind(sae))
         assert all(np.array_equal(again.params[name], sae.params[name]) for name in sae.params)
 
 

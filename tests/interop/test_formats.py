@@ -9,9 +9,9 @@ import pytest
 
 import saejax
 from saejax.core.errors import ConfigError, DataError
-from saejax.interop import FORMATS, format_table, found, read
+from saejax.interop import FORMATS, dictionaries_below, format_table, load_dictionary
+from saejax.interop.assemble import coder_kind, weighted
 from saejax.interop.hooks import from_module, from_transformer_lens, layer_of, norm_notes, to_transformer_lens
-from saejax.interop.making import kind_of, weighted
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_npz, read_safetensors
 from saejax.trained import Format, Kind, TrainedCoder, centred
@@ -19,9 +19,9 @@ from tests.interop.test_torch_file import crowded
 from tests.tiny.limits import at_once
 
 RNG = np.random.default_rng(1)
-CODERS = {kind_of(sae): sae for sae in examples()}
+CODERS = {coder_kind(sae): sae for sae in examples()}
 # Written with another width than is read, where that may be; most formats cannot say it.
-WIDER = {kind_of(sae): sae for sae in examples(d_out=5) if sae.coder.topology.out_shape[-1] == 5}
+WIDER = {coder_kind(sae): sae for sae in examples(d_out=5) if sae.coder.topology.out_shape[-1] == 5}
 WRITTEN = [(name, kind) for name, form in FORMATS.items() for kind, sae in CODERS.items() if not form.refuses(sae)]
 WRITERS = list(dict.fromkeys(name for name, _ in WRITTEN))
 NAMES = [f"{name}-{'-'.join(kind).replace(' ', '_')}" for name, kind in WRITTEN]
@@ -60,8 +60,8 @@ def _there_and_back(form: Format, kind: Kind, sae: TrainedCoder, tmp_path: Path)
     place = form.place_of(sae, tmp_path / "out")
     assert place in form.here(tmp_path / "out")
     back = saejax.load(place)
-    assert kind_of(back) in form.reads
-    same(sae, back, bits=kind_of(back) == kind and type(back.coder.sparsity) is type(sae.coder.sparsity))
+    assert coder_kind(back) in form.reads
+    same(sae, back, bits=coder_kind(back) == kind and type(back.coder.sparsity) is type(sae.coder.sparsity))
     # And once more: the second file says what the first said.
     back.save(tmp_path / "again", format=form.name)
     again = saejax.load(form.place_of(back, tmp_path / "again"))
@@ -106,12 +106,12 @@ def test_a_folder_of_several_is_answered_with_their_places(tmp_path: Path) -> No
     for name in ("a", "deep/b", "deep/c"):
         sae.save(tmp_path / name, format="saelens")
     sae.save(tmp_path / "own")
-    assert found(tmp_path) == [tmp_path / name for name in ("a", "deep/b", "deep/c", "own")]
+    assert dictionaries_below(tmp_path) == [tmp_path / name for name in ("a", "deep/b", "deep/c", "own")]
     with pytest.raises(DataError, match=r"holds 4 dictionaries.*deep/b"):
-        read(tmp_path)
+        load_dictionary(tmp_path)
     with pytest.raises(DataError, match="neither a run"):
         (tmp_path / "nothing").mkdir()
-        read(tmp_path / "nothing")
+        load_dictionary(tmp_path / "nothing")
 
 
 def test_a_links_circle_and_a_crowd_end_the_search(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_links_circle_and_a_crowd_end_the_search(tmp_path: Path) -> None:
     for i in range(300):
         (tmp_path / "a" / f"empty{i}").mkdir()
     with at_once():
-        assert found(tmp_path) == []
+        assert dictionaries_below(tmp_path) == []
 
 
 def test_a_name_that_no_file_can_have_and_a_locked_folder_are_named(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_name_that_no_file_can_have_and_a_locked_folder_are_named(tmp_path: Pa
     CODERS["autoencoder", "topk"].save(tmp_path / "open", format="saelens")
     (tmp_path / "locked").mkdir()
     (tmp_path / "locked").chmod(0)
-    assert found(tmp_path) == [tmp_path / "open"]
+    assert dictionaries_below(tmp_path) == [tmp_path / "open"]
     if os.geteuid():  # nothing is locked for root
         with pytest.raises(DataError, match="locked cannot be read: Permission denied"):
             saejax.load(tmp_path / "locked")
@@ -290,7 +290,7 @@ def test_a_format_of_ones_own(tmp_path: Path) -> None:
     saejax.register_format(Numbers)
     try:
         assert CODERS["autoencoder", "relu"].save(tmp_path / "out", format="numbers")
-        assert found(tmp_path) == [tmp_path / "out"]
+        assert dictionaries_below(tmp_path) == [tmp_path / "out"]
         with pytest.raises(ConfigError, match="it wants W_dec"):
             CODERS["clt", "relu"].save(tmp_path / "clt", format="numbers")
     finally:

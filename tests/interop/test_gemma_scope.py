@@ -15,8 +15,8 @@ import pytest
 import saejax
 from saejax.core.errors import DataError
 from saejax.interop import FORMATS
+from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.hooks import from_module, from_transformer_lens
-from saejax.interop.making import UNCENTRED, kind_of
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_safetensors, write_safetensors
 from saejax.trained import TrainedCoder
@@ -36,7 +36,7 @@ def test_its_dictionaries_do_here_what_they_do_there(case: dict[str, Any]) -> No
     with np.load(fixtures.ROOT / case["expected"]) as expected:
         x, latents, reconstructions = (expected[key] for key in ("x", "latents", "reconstructions"))
     mine = sae.encode(x)
-    if kind_of(sae)[0] == "crosscoder":  # one group of all layers' latents
+    if coder_kind(sae)[0] == "crosscoder":  # one group of all layers' latents
         latents = latents.reshape(len(x), -1)
     assert (latents != 0).any()
     np.testing.assert_allclose(mine, latents, rtol=0, atol=1e-5 * latents.max())
@@ -72,7 +72,7 @@ def test_version_1_goes_back_bit_for_bit_into_a_folder_of_its_name(case: dict[st
     assert "layer_20" in sae.save(tmp_path / "elsewhere", format="gemma_scope")[0]
     assert saejax.load(tmp_path / "elsewhere").sites.reads == ("unknown",)
     placed = saejax.load(tmp_path / "elsewhere", hook_points=["blocks.1.resid_post"])
-    assert kind_of(placed) == (UNCENTRED, "jumprelu")
+    assert coder_kind(placed) == (UNCENTRED, "jumprelu")
 
 
 SINGLE = [name for name in BY_NAME if name.startswith("v2") and "clt" not in name and "crosscoder" not in name]
@@ -102,7 +102,7 @@ def test_a_causal_crosscoder_reads_a_layer_and_writes_those_from_it_on(tmp_path:
         arrays["w_dec"][:, :i] = 0
         write_safetensors(folder / f"params_layer_{i}.safetensors", arrays)
     sae = saejax.load(folder)
-    assert kind_of(sae) == ("causal_crosscoder", "jumprelu") and sae.sites.reads == sae.sites.writes
+    assert coder_kind(sae) == ("causal_crosscoder", "jumprelu") and sae.sites.reads == sae.sites.writes
     assert sae.sites.reads == tuple(f"blocks.{layer}.resid_post" for layer in (7, 13, 17, 22))
     x = np.random.default_rng(0).normal(size=(6, 4, sae.coder.topology.d_in))
     f = [np.maximum(x[:, i] @ a["w_enc"].astype(float) + a["b_enc"], 0) for i, a in enumerate(layers)]
@@ -199,7 +199,7 @@ def test_what_no_coder_says_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_attention_adds_stands_behind_gemma_3_s_norm(tmp_path: Path) -> None:
-    sae = next(sae for sae in examples() if kind_of(sae) == (UNCENTRED, "jumprelu"))
+    sae = next(sae for sae in examples() if coder_kind(sae) == (UNCENTRED, "jumprelu"))
     sites = dataclasses.replace(sae.sites, reads=("blocks.7.attn_out",), writes=("blocks.7.attn_out",))
     dataclasses.replace(sae, sites=sites).save(tmp_path / "out", format="gemma_scope_2")
     config = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 
 import saejax
 from saejax.core.errors import DataError
-from saejax.interop.making import UNCENTRED, kind_of
+from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_safetensors, write_safetensors
 from saejax.interop.torch_file import write_torch
@@ -43,7 +43,7 @@ def test_it_does_here_what_it_does_there(case: dict[str, Any]) -> None:
     assert (latents != 0).any()
     np.testing.assert_allclose(mine, latents, rtol=0, atol=1e-5 * latents.max())
     np.testing.assert_allclose(sae.decode(mine, x), out, rtol=0, atol=1e-5 * np.abs(out).max())
-    assert kind_of(sae) == (TOPOLOGIES.get(case["topology"], case["topology"]), case["sparsity"])
+    assert coder_kind(sae) == (TOPOLOGIES.get(case["topology"], case["topology"]), case["sparsity"])
     ours = [[name.replace("hook_", "") for name in case[key]] for key in ("hooks_in", "hooks_out")]
     assert [list(sae.sites.reads), list(sae.sites.writes)] == ours
     assert sae.origin.model == (case["model"] if case["case"].startswith("v1") else "")
@@ -107,7 +107,7 @@ def test_a_topk_of_2024_without_threshold_is_a_topk(tmp_path: Path) -> None:
     for threshold, sparsity in ((0.0, "topk"), (0.3, "jumprelu")):
         changed = config | {"act_fn": "topk", "top_k": 7, "jump_relu_threshold": threshold}
         (folder / "hyperparams.json").write_text(json.dumps(changed))
-        assert kind_of(saejax.load(folder)) == (UNCENTRED, sparsity)
+        assert coder_kind(saejax.load(folder)) == (UNCENTRED, sparsity)
 
 
 def test_without_decoder_bias_and_as_a_pt_file(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_row_that_writes_nothing_never_fires_where_norms_gate(tmp_path: Path) 
 
 
 def test_only_thresholds_above_0_have_a_logarithm(tmp_path: Path) -> None:
-    sae = {kind_of(one): one for one in examples()}["transcoder", "jumprelu"]
+    sae = {coder_kind(one): one for one in examples()}["transcoder", "jumprelu"]
     assert (sae.params["threshold"] < 0).any()
     sae.save(tmp_path, format="llama_scope")
     np.testing.assert_allclose(

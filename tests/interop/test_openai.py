@@ -9,8 +9,8 @@ import pytest
 
 import saejax
 from saejax.core.errors import DataError
-from saejax.interop import found
-from saejax.interop.making import kind_of
+from saejax.interop import dictionaries_below
+from saejax.interop.assemble import coder_kind
 from saejax.interop.torch_file import read_torch, write_torch
 from tests.interop import fixtures
 
@@ -23,7 +23,7 @@ def test_its_dictionaries_do_here_what_they_do_there(case: dict[str, Any]) -> No
     sae = fixtures.load(case)
     fixtures.check(sae, case)
     wanted = {"topk": ("layernorm_autoencoder", "topk")}.get(case["case"], ("autoencoder", "relu"))
-    assert kind_of(sae) == wanted
+    assert coder_kind(sae) == wanted
     assert sae.sites.reads == sae.sites.writes == ("unknown",)
 
 
@@ -52,7 +52,7 @@ def test_the_folders_of_its_storage_say_where_it_reads(tmp_path: Path) -> None:
         sae = saejax.load(folder / "8.pt")
         assert (sae.origin.model, sae.sites.reads) == ("gpt2", (hook,))
     shutil.copy(fixtures.path(BY_NAME["relu"]), folder / "11.pt")
-    assert found(folder) == [folder / "8.pt", folder / "11.pt"]
+    assert dictionaries_below(folder) == [folder / "8.pt", folder / "11.pt"]
     with pytest.raises(DataError, match="holds 2 dictionaries"):
         saejax.load(folder)
 

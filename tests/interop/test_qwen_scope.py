@@ -9,8 +9,8 @@ import pytest
 
 import saejax
 from saejax.core.errors import ConfigError, DataError
-from saejax.interop import found
-from saejax.interop.making import UNCENTRED, kind_of
+from saejax.interop import dictionaries_below
+from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.torch_file import read_torch, write_torch
 from tests.interop import fixtures
 from tests.tiny.limits import at_once
@@ -22,7 +22,7 @@ REPOSITORY = fixtures.path(CASE).parent
 def test_it_does_here_what_it_does_there() -> None:
     sae = fixtures.load(CASE)
     fixtures.check(sae, CASE)
-    assert kind_of(sae) == (UNCENTRED, "topk") and sae.coder.sparsity.kept == 8
+    assert coder_kind(sae) == (UNCENTRED, "topk") and sae.coder.sparsity.kept == 8
     assert sae.hook_point == "blocks.7.resid_post" and sae.origin.model == "Qwen/Qwen3-1.7B-Base"
     with pytest.raises(ConfigError, match="does not write"):
         sae.save("nowhere", format="qwen_scope")
@@ -37,7 +37,7 @@ def test_a_repository_is_a_folder_of_layers_and_its_name_says_k(name: str, tmp_p
     layers = [folder / f"layer{i}.sae.pt" for i in (2, 10)]
     for layer in layers:
         shutil.copy(fixtures.path(CASE), layer)
-    assert found(folder) == layers
+    assert dictionaries_below(folder) == layers
     with pytest.raises(DataError, match="holds 2 dictionaries"):
         saejax.load(folder)
     if name.endswith("100"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from saejax.core.errors import ConfigError
-from saejax.interop.making import UNCENTRED, kind_of
+from saejax.interop.assemble import UNCENTRED, coder_kind
 from saejax.interop.saebench import as_module, refuses
 from saejax.interop.table import examples
 from saejax.trained import Origin, TrainedCoder
@@ -24,7 +24,7 @@ KINDS = [(topology, sparsity) for topology in ("autoencoder", UNCENTRED) for spa
 
 def example(topology: str, sparsity: str) -> TrainedCoder:
     """Random weights; decoder rows of lengths from 1e-4 to 1e4, one of them 0, and two latents that always tie."""
-    sae = next(sae for sae in examples() if kind_of(sae) == (topology, sparsity))
+    sae = next(sae for sae in examples() if coder_kind(sae) == (topology, sparsity))
     rng = np.random.default_rng(5)
     params = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in sae.params.items()}
     params["W_dec"] *= np.array([1e-4, 0.3, 1, 7, 1e4, 0], np.float32)[:, None]
@@ -95,7 +95,7 @@ def test_it_moves_and_changes_its_type_as_a_torch_module(pair: tuple[TrainedCode
     ],
 )
 def test_what_it_cannot_be_is_refused(kind: tuple[str, str], message: str) -> None:
-    sae = next(sae for sae in examples() if kind_of(sae) == kind)
+    sae = next(sae for sae in examples() if coder_kind(sae) == kind)
     with pytest.raises(ConfigError, match=message):
         as_module(sae, "gpt2")
 

@@ -10,7 +10,7 @@ import safetensors.numpy
 from tiny.by_hand import SIDES, coder_of, sites_of
 from tiny.exports import WIDTH
 
-from saejax.interop.saedashboard import refuses, write
+from saejax.interop.saedashboard import refuses, write_saedashboard
 from saejax.trained import TrainedCoder
 
 
@@ -31,7 +31,7 @@ def test_the_tensors_do_what_the_coder_does(sparsity: str, tmp_path: Path) -> No
     """encode and decode as decode-clt's modules compute them from these names, in float64."""
     sae = clt(sparsity)
     assert refuses(sae) == ""
-    write(tmp_path, sae)
+    write_saedashboard(tmp_path, sae)
     config = json.loads((tmp_path / "cfg.json").read_text())
     assert (config["num_features"], config["num_layers"], config["d_model"]) == (WIDTH, 2, 16)
     assert (config["activation_fn"], config["normalization_method"]) == (sparsity, "none")

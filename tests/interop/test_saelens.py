@@ -10,7 +10,7 @@ import pytest
 
 import saejax
 from saejax.core.errors import DataError
-from saejax.interop.making import kind_of
+from saejax.interop.assemble import coder_kind
 from tests.interop import fixtures
 
 CASES = fixtures.cases("saelens")
@@ -36,7 +36,7 @@ def test_from_there_to_here_and_back_is_bit_equal(case: dict[str, Any], tmp_path
     sae.save(tmp_path / "back", format="saelens")
     again = saejax.load(tmp_path / "back")
     assert all(np.array_equal(again.params[name], sae.params[name]) for name in sae.params)
-    assert (again.coder, again.sites, kind_of(again)) == (sae.coder, sae.sites, kind_of(sae))
+    assert (again.coder, again.sites, coder_kind(again)) == (sae.coder, sae.sites, coder_kind(sae))
 
 
 def test_hook_points_and_notes(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import saejax
 from saejax.core.errors import ConfigError, DataError
-from saejax.interop import FORMATS, found
+from saejax.interop import FORMATS, dictionaries_below
+from saejax.interop.assemble import coder_kind
 from saejax.interop.hooks import to_module
-from saejax.interop.making import kind_of
 from saejax.interop.table import examples
 from saejax.interop.tensors import read_safetensors, write_safetensors
 from tests.interop import fixtures
@@ -27,7 +27,7 @@ SITES = {"layers.3": ("blocks.3.resid_post",) * 2, "layers.3.mlp": ("blocks.3.ml
 def test_from_there_to_here_and_back(case: dict[str, Any], tmp_path: Path) -> None:
     sae, there = fixtures.load(case), fixtures.path(case)
     fixtures.check(sae, case)
-    assert kind_of(sae) == (case["topology"], case["sparsity"])
+    assert coder_kind(sae) == (case["topology"], case["sparsity"])
     assert (*sae.sites.reads, *sae.sites.writes) == SITES[there.name]
     assert any("a norm follows" in note for note in sae.origin.notes) == there.name.endswith("mlp")
     assert sae.save(tmp_path, format="sparsify") == []
@@ -50,13 +50,13 @@ def test_a_run_is_a_folder_of_hook_points(tmp_path: Path) -> None:
         case = BY_NAME["transcoder" if name.endswith("mlp") else "topk"]
         fixtures.copied(case, tmp_path / name)
     (tmp_path / "config.json").write_text("{}")
-    assert FORMATS["sparsify"].here(tmp_path) == found(tmp_path) == [tmp_path / name for name in names]
+    assert FORMATS["sparsify"].here(tmp_path) == dictionaries_below(tmp_path) == [tmp_path / name for name in names]
     with pytest.raises(DataError, match=r"holds 3 dictionaries.*layers\.2"):
         saejax.load(tmp_path)
     assert saejax.load(tmp_path / "layers.10").sites.reads == ("blocks.10.resid_post",)
     # Layers are added one by one; the folder of one is not the folder of a run.
     sae = fixtures.load(BY_NAME["skip_transcoder"])
-    assert not sae.save(tmp_path, format="sparsify") and len(found(tmp_path)) == 4
+    assert not sae.save(tmp_path, format="sparsify") and len(dictionaries_below(tmp_path)) == 4
     with pytest.raises(DataError, match="something other"):
         sae.save(tmp_path / "layers.2", format="sparsify")
 
@@ -67,13 +67,13 @@ def test_modules_of_two_models_do_not_share_a_folder(tmp_path: Path) -> None:
     other = dataclasses.replace(sae, origin=dataclasses.replace(sae.origin, model="openai-community/gpt2"))
     with pytest.raises(DataError, match=r"would hold h\.\d+\.mlp and layers\.\d+\.mlp"):
         other.save(tmp_path, format="sparsify")
-    assert len(found(tmp_path)) == 1
+    assert len(dictionaries_below(tmp_path)) == 1
 
 
 def test_seeds_lie_below_their_hook_point_and_other_names_say_nothing(tmp_path: Path) -> None:
     for seed in (0, 1):
         fixtures.copied(BY_NAME["topk"], tmp_path / "h.4" / f"seed{seed}")
-    assert found(tmp_path) == [tmp_path / "h.4" / "seed0", tmp_path / "h.4" / "seed1"]
+    assert dictionaries_below(tmp_path) == [tmp_path / "h.4" / "seed0", tmp_path / "h.4" / "seed1"]
     assert saejax.load(tmp_path / "h.4" / "seed1").hook_point == "blocks.4.resid_post"
     folder = fixtures.copied(BY_NAME["topk"], tmp_path / "downloaded")
     assert saejax.load(folder).hook_point == "unknown"
@@ -117,10 +117,10 @@ def test_hook_points_become_modules_or_are_refused() -> None:
 
 
 def test_a_hook_point_that_no_module_has_names_the_folder(tmp_path: Path) -> None:
-    sae = {kind_of(one): one for one in examples()}["autoencoder", "topk"]
+    sae = {coder_kind(one): one for one in examples()}["autoencoder", "topk"]
     assert "which is no module" in sae.save(tmp_path, format="sparsify")[0]
     assert saejax.load(tmp_path / "blocks.0.mlp_in").sites == sae.sites
-    wider = {kind_of(one): one for one in examples(d_out=5)}["transcoder", "topk"]
+    wider = {coder_kind(one): one for one in examples(d_out=5)}["transcoder", "topk"]
     with pytest.raises(ConfigError, match="as wide where they write"):
         wider.save(tmp_path, format="sparsify")
 

@@ -28,11 +28,7 @@ class Mean:
 
 
 def mean_over(values: Sequence[float], resamples: int, seed: int) -> Mean:
-    """The mean of the values with its interval. The same resamples for the same seed and number of values.
-
-    Raises:
-        ValueError: there are no values.
-    """
+    """The mean of the values with its interval. The same resamples for the same seed and number of values."""
     if not len(values):
         raise ValueError("no values")
     mean, low, high = mean_interval(values, resamples=resamples, seed=seed)

@@ -61,11 +61,7 @@ def needed(module: str, package: str) -> None:
 
 
 def data_folder(given: str = "") -> Path:
-    """The folder of the data sets: the one that is given, or that of the installed package sae-probes.
-
-    Raises:
-        ConfigError: there is no such folder, or the package is not installed.
-    """
+    """The folder of the data sets: the one that is given, or that of the installed package sae-probes."""
     if given:
         if not Path(given).is_dir():
             raise ConfigError(f"probes.data is {given!r}, which is no folder.")
@@ -85,9 +81,6 @@ def files(folder: Path) -> dict[str, Path]:
     """{name: file} of the data sets of two classes in a folder, in alphabetical order.
 
     Where sae-probes' list of data sets lies in the folder, it says which have two classes; else all are taken.
-
-    Raises:
-        ConfigError: there is no data set.
     """
     inside = folder / _INSIDE if (folder / _INSIDE).is_dir() else folder
     found = {_stem(path): path for path in sorted(inside.iterdir()) if path.name.endswith(_ENDINGS)}
@@ -103,11 +96,7 @@ def files(folder: Path) -> dict[str, Path]:
 
 
 def chosen(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names that `words` mean: names, or patterns as in 117_us_state_* and *.
-
-    Raises:
-        ConfigError: a word means none; says the nearest name.
-    """
+    """The names that `words` mean: names, or patterns as in 117_us_state_* and *."""
     taken: dict[str, None] = {}
     for word in words:
         meant = [name for name in names if fnmatchcase(name, word)]
@@ -118,11 +107,7 @@ def chosen(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def read(path: Path) -> LabelledTexts:
-    """The first 5,000 rows of a data set.
-
-    Raises:
-        DataError: the file is damaged, has no columns prompt and target, or not two classes.
-    """
+    """The first 5,000 rows of a data set."""
     rows = _columns(path, ("prompt", "target"))[:_ROWS]
     classes = sorted({target for _, target in rows})
     if len(classes) != 2:

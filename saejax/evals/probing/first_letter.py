@@ -64,11 +64,7 @@ class Task:
 
 
 def task_of(tokenizer: Tokenizer, bos: Sequence[int], config: ProbesConfig, read: Read) -> Task:
-    """The task on one hook point of a model: words, activations at them, and the probe.
-
-    Raises:
-        DataError: the vocabulary has too few words.
-    """
+    """The task on one hook point of a model: words, activations at them, and the probe."""
     parts = divided(vocabulary(tokenizer), config.seed, config.words)
     if min(len(words.ids) for words in parts) < 2 * len(LETTERS):
         n = sum(len(words.ids) for words in parts)

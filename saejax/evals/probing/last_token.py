@@ -60,11 +60,7 @@ class Reader:
         return min(self.max_tokens, self.lm.config.context_length)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text as the model gets them.
-
-        Raises:
-            DataError: a text without tokens.
-        """
+        """Tokens of each text as the model gets them."""
         tokenizer = self.lm.tokenizer
         bos, encode = (tokenizer.bos, tokenizer.encode_behind_bos) if self.prepend_bos else ([], tokenizer.encode_many)
         room = self.longest - len(bos)
@@ -85,11 +81,7 @@ class Reader:
         return self.of_ids(name, self.ids(texts))
 
     def of_ids(self, name: str, ids: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-        """As `of_texts`, of texts that are tokens already, as the model gets them.
-
-        Raises:
-            DataError: also for a text that is too long.
-        """
+        """As `of_texts`, of texts that are tokens already, as the model gets them."""
         if (most := max(map(len, ids), default=0)) > self.longest:
             raise DataError(f"A text of {name} has {most} tokens, and the model is to read at most {self.longest}.")
         paths = {hook: self._path(name, hook, ids) for hook in self.names}

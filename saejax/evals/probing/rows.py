@@ -26,9 +26,6 @@ def split(name: str, labels_N: np.ndarray, seed: int, n_train: int = 0, n_test: 
         name: of the data set, for messages.
         n_train: 0: all but 100, at most 1,024.
         n_test: 0: all.
-
-    Raises:
-        DataError: there are too few rows, or too few of one class.
     """
     n, at = len(labels_N), [np.flatnonzero(labels_N == c) for c in (1, 0)]
     n_train = n_train or min(n - _LEFT, _MOST)

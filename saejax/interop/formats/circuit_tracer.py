@@ -19,14 +19,23 @@ import safetensors
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing, writing
+from saejax.interop.assemble import (
+    CoderFile,
+    Layout,
+    NamedArrays,
+    assemble,
+    check_free,
+    coder_kind,
+    half_precision_notes,
+)
 from saejax.interop.hooks import from_transformer_lens, norm_notes, to_transformer_lens
-from saejax.interop.making import Arrays, Found, check_free, kind_of, made
-from saejax.interop.tensors import mentions, only_name, read_safetensors, read_yaml, stored_types, write_safetensors
-from saejax.trained import Format, TrainedCoder, register_format
+from saejax.interop.tensors import mentions, only_name, read_safetensors, read_yaml, write_safetensors
+from saejax.trained import Format, TrainedCoder
 
 _CONFIG, _KIND = "config.yaml", "model_kind"
 _SET, _CLT = "transcoder_set", "cross_layer_transcoder"
 _THRESHOLD = "activation_function.threshold"
+_LAYOUT = Layout({_THRESHOLD: "threshold"}, transposed=("W_enc", "W_skip"))  # of a layer of a set
 _UNKNOWN = "unknown"  # model_name of a set whose layers do not say it
 _MOST_LAYERS = 1024
 _TOPOLOGIES = {"transcoder": _SET, "skip_transcoder": _SET, "clt": _CLT}
@@ -66,24 +75,19 @@ class CircuitTracer(Format):
             return _cross_layer(path, config, hook_points)
         if folder == path:
             raise _elsewhere(path, config)
-        arrays = read_safetensors(path)
-        arrays |= {name: arrays[name].T for name in ("W_enc", "W_skip") if name in arrays}
-        if _THRESHOLD in arrays:
-            threshold = arrays.pop(_THRESHOLD)
-            # One threshold for all is one number.
-            arrays["threshold"] = (
-                np.broadcast_to(threshold, arrays["b_enc"].shape) if threshold.size == 1 else threshold
-            )
+        arrays = _LAYOUT.read(path, read_safetensors(path))
+        if (theta := arrays.get("threshold")) is not None and theta.size == 1:  # one for all
+            arrays["threshold"] = np.broadcast_to(theta, arrays["b_enc"].shape)
         topology = "skip_transcoder" if "W_skip" in arrays else "transcoder"
-        return _made(path, topology, arrays, config, (_layer(path) or 0,), hook_points)
+        return _coder(path, topology, arrays, config, (_layer(path) or 0,), hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
-        kind, (reads, writes) = kind_of(sae), (sae.sites.reads, sae.sites.writes)
+        kind, (reads, writes) = coder_kind(sae), (sae.sites.reads, sae.sites.writes)
         if kind not in self.reads:
             return f"circuit-tracer's files have no {kind[0]} with {kind[1]}"
         if sae.coder.topology.in_shape != sae.coder.topology.out_shape:
             return "circuit-tracer's coders are as wide where they write as where they read"
-        layers, names = zip(*map(_place, (*reads, *writes)), strict=True)
+        layers, names = zip(*map(_layer_and_hook, (*reads, *writes)), strict=True)
         wanted = tuple(range(len(reads))) if _TOPOLOGIES[kind[0]] == _CLT else layers[:1]
         if (
             None in layers
@@ -97,11 +101,11 @@ class CircuitTracer(Format):
         return ""
 
     def place_of(self, sae: TrainedCoder, folder: Path) -> Path:
-        layer, _ = _place(sae.hook_point)
-        return folder if _TOPOLOGIES[kind_of(sae)[0]] == _CLT else folder / f"layer_{layer}.safetensors"
+        layer, _ = _layer_and_hook(sae.hook_point)
+        return folder if _TOPOLOGIES[coder_kind(sae)[0]] == _CLT else folder / f"layer_{layer}.safetensors"
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
-        kind = _TOPOLOGIES[kind_of(sae)[0]]
+        kind = _TOPOLOGIES[coder_kind(sae)[0]]
         there = read_yaml(folder / _CONFIG) if mentions(folder / _CONFIG, _KIND) else {}
         check_free(folder, there.get(_KIND) == kind, f"{kind} of circuit-tracer")
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
@@ -109,14 +113,17 @@ class CircuitTracer(Format):
             arrays["threshold"] = np.maximum(arrays["threshold"], 0)
         if kind == _CLT:
             with replacing(folder) as beside:
-                _write_cross_layer(beside, arrays)
-                _write_config(beside, _config(sae, kind))
+                for i in range(len(arrays["W_enc"])):
+                    of_layer = {n: arrays[n][i].T for n in ("W_enc", "b_enc", "b_dec", "threshold") if n in arrays}
+                    write_safetensors(beside / f"W_enc_{i}.safetensors", {f"{n}_{i}": a for n, a in of_layer.items()})
+                    write_safetensors(beside / f"W_dec_{i}.safetensors", {f"W_dec_{i}": arrays[f"W_dec_{i}"]})
+                _write_config(beside, _config_of(sae, kind))
             return []
         return self._add(sae, folder, there, arrays)
 
-    def _add(self, sae: TrainedCoder, folder: Path, there: Mapping[str, Any], arrays: Arrays) -> list[str]:
+    def _add(self, sae: TrainedCoder, folder: Path, there: Mapping[str, Any], arrays: NamedArrays) -> list[str]:
         """One layer more of a set; its config.yaml is that of all."""
-        place, config = self.place_of(sae, folder), _config(sae, _SET)
+        place, config = self.place_of(sae, folder), _config_of(sae, _SET)
         others = [layer for layer in _layers(folder) if layer != place]
         shapes = {_shape(other) for other in others}
         mine = (sae.coder.topology.d_sae, sae.coder.topology.d_in, "W_skip" in arrays)
@@ -128,16 +135,15 @@ class CircuitTracer(Format):
                 f"loads only layers that agree, and this one is {mine} from {config[hooks[0]]}. Choose another folder."
             )
         notes = _of_one_model(folder, there, sae) if others else []
-        renamed = {_THRESHOLD if name == "threshold" else name: value for name, value in arrays.items()}
-        renamed |= {name: renamed[name].T for name in ("W_enc", "W_skip") if name in renamed}
         beside = place.with_name(f".{place.name}.saving")
         with writing(place):
             folder.mkdir(parents=True, exist_ok=True)
-            write_safetensors(beside, renamed)
+            write_safetensors(beside, _LAYOUT.write(arrays))
             beside.replace(place)
             if not others:
                 _write_config(folder, config)
-        missing = _missing([layer for path in (*others, place) if (layer := _layer(path)) is not None])
+        layers = [layer for path in (*others, place) if (layer := _layer(path)) is not None]
+        missing = ", ".join(str(layer) for layer in range(max(layers)) if layer not in layers)
         return notes + (
             [f"circuit-tracer loads a set of all layers from 0 on; missing are {missing}."] if missing else []
         )
@@ -156,19 +162,15 @@ def _layer(path: Path) -> int | None:
 def _layers(folder: Path) -> list[Path]:
     """The files of a set's layers, from 0 on."""
     try:
-        inside = list(folder.glob("layer_*.safetensors"))
+        files = list(folder.glob("layer_*.safetensors"))
     except OSError:
         return []
-    numbered = [(layer, path) for path in inside if path.is_file() and (layer := _layer(path)) is not None]
+    numbered = [(layer, path) for path in files if path.is_file() and (layer := _layer(path)) is not None]
     return [path for _, path in sorted(numbered)]
 
 
-def _missing(layers: Sequence[int]) -> str:
-    return ", ".join(str(layer) for layer in range(max(layers)) if layer not in layers)
-
-
 def _elsewhere(path: Path, config: Mapping[str, Any]) -> DataError:
-    """Why there is nothing to read in a folder with a config.yaml alone."""
+    """The error of a folder with a config.yaml alone."""
     listed = config.get("transcoders")
     if not isinstance(listed, list) or not listed:
         return DataError(
@@ -183,7 +185,7 @@ def _elsewhere(path: Path, config: Mapping[str, Any]) -> DataError:
     return DataError(f"{path / _CONFIG} lists {name!r}; saejax reads files that are called layer_<i>.safetensors.")
 
 
-def _place(name: str) -> tuple[int | None, str]:
+def _layer_and_hook(name: str) -> tuple[int | None, str]:
     """(6, "hook_resid_mid") of blocks.6.resid_mid."""
     match = re.fullmatch(r"blocks\.(\d+)\.(.+)", to_transformer_lens(name))
     return (int(match[1]), match[2]) if match else (None, name)
@@ -200,25 +202,21 @@ def _shape(path: Path) -> tuple[int, int, bool]:
 
 
 def _of_one_model(folder: Path, there: Mapping[str, Any], sae: TrainedCoder) -> list[str]:
-    """What is to be said of a layer that joins a set, whose config.yaml names one model for all.
-
-    Raises:
-        DataError: it is of another model.
-    """
-    known, own = there.get("model_name"), sae.origin.model
-    if own == known or known == _UNKNOWN:
+    """The remark on a layer that joins a set, whose config.yaml names one model for all."""
+    known, model = there.get("model_name"), sae.origin.model
+    if model == known or known == _UNKNOWN:
         return []
-    if not own:
+    if not model:
         return [f"This layer does not say of which model it is; {folder / _CONFIG} says {known} for all of the set."]
     raise DataError(
-        f"{folder} holds transcoders of {known}, and this one is of {own}: a set is of one model. Choose another "
-        f"folder; if both names mean one model, write {own} as model_name into {folder / _CONFIG}."
+        f"{folder} holds transcoders of {known}, and this one is of {model}: a set is of one model. Choose another "
+        f"folder; if both names mean one model, write {model} as model_name into {folder / _CONFIG}."
     )
 
 
-def _config(sae: TrainedCoder, kind: str) -> dict[str, Any]:
+def _config_of(sae: TrainedCoder, kind: str) -> dict[str, Any]:
     """Without a list of files: circuit-tracer takes the layer_<i>.safetensors of the repository, or of its cache."""
-    (_, reads), (_, writes) = (_place(names[0]) for names in (sae.sites.reads, sae.sites.writes))
+    (_, reads), (_, writes) = (_layer_and_hook(names[0]) for names in (sae.sites.reads, sae.sites.writes))
     model = sae.origin.model or _UNKNOWN
     hooks = {"feature_input_hook": reads, "feature_output_hook": writes}
     return {"model_name": model, _KIND: kind, **hooks, "scan": f"saejax/{Path(model).name}"}
@@ -233,10 +231,10 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
 # --- arrays --------------------------------------------------------------------------------------------------------
 
 
-def _made(
+def _coder(
     path: Path,
     topology: str,
-    arrays: Arrays,
+    arrays: NamedArrays,
     config: Mapping[str, Any],
     layers: Sequence[int],
     hook_points: Sequence[str],
@@ -252,34 +250,25 @@ def _made(
             "through. saejax has no such coder; set the thresholds to 0 if that is what was meant."
         )
     model, sparsity = config.get("model_name"), "jumprelu" if "threshold" in arrays else "relu"
-    files = path.glob("W_*.safetensors") if path.is_dir() else [path]
-    bits = set().union(*map(stored_types, files)) & {"BF16", "F16"}
-    notes: tuple[str, ...] = ("The weights are of 16 bits; saejax multiplies in 32.",) if bits else ()
+    notes = half_precision_notes(*(path.glob("W_*.safetensors") if path.is_dir() else [path]))
     reads, writes = hooks("feature_input_hook"), hooks("feature_output_hook")
     model = model if isinstance(model, str) else ""
     notes += norm_notes(str(config.get("feature_output_hook")), model)
-    return made(Found(path, topology, sparsity, reads, writes, model=model, notes=notes), arrays, hook_points)
+    return assemble(CoderFile(path, topology, sparsity, reads, writes, model=model, notes=notes), arrays, hook_points)
 
 
 def _cross_layer(path: Path, config: Mapping[str, Any], hook_points: Sequence[str]) -> TrainedCoder:
     n = len([entry for entry in path.glob("W_enc_*.safetensors") if entry.is_file()])
     if n > _MOST_LAYERS:
         raise DataError(f"{path} has {n:,} files for layers; a cross-layer transcoder has at most {_MOST_LAYERS:,}.")
-    parts: Arrays = {}
+    parts: NamedArrays = {}
     for i in range(n):
         parts |= read_safetensors(path / f"W_enc_{i}.safetensors") | read_safetensors(path / f"W_dec_{i}.safetensors")
-    arrays: Arrays = {}
+    arrays: NamedArrays = {}
     for name in ("W_enc", "b_enc", "b_dec", "threshold"):
-        own = [parts.pop(f"{name}_{i}", np.zeros(0)) for i in range(n)]
-        if any(value.shape != own[0].shape for value in own):
-            raise DataError(f"{path}: {name} has other shapes in other layers: {sorted({v.shape for v in own})}.")
-        if own[0].size:
-            arrays[name] = np.stack([value.T for value in own])
-    return _made(path, "clt", arrays | parts, config, range(n), hook_points)
-
-
-def _write_cross_layer(folder: Path, arrays: Arrays) -> None:
-    for i in range(len(arrays["W_enc"])):
-        named = {name: arrays[name][i] for name in ("W_enc", "b_enc", "b_dec", "threshold") if name in arrays}
-        write_safetensors(folder / f"W_enc_{i}.safetensors", {f"{name}_{i}": value.T for name, value in named.items()})
-        write_safetensors(folder / f"W_dec_{i}.safetensors", {f"W_dec_{i}": arrays[f"W_dec_{i}"]})
+        layers = [parts.pop(f"{name}_{i}", np.zeros(0)) for i in range(n)]
+        if any(value.shape != layers[0].shape for value in layers):
+            raise DataError(f"{path}: {name} has other shapes in other layers: {sorted({v.shape for v in layers})}.")
+        if layers[0].size:
+            arrays[name] = np.stack([value.T for value in layers])
+    return _coder(path, "clt", arrays | parts, config, range(n), hook_points)

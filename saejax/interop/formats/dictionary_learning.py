@@ -25,7 +25,16 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
-from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made, weighted
+from saejax.interop.assemble import (
+    UNCENTRED,
+    CoderFile,
+    Layout,
+    NamedArrays,
+    assemble,
+    check_free,
+    coder_kind,
+    weighted,
+)
 from saejax.interop.tensors import mentions, read_config, whole_number
 from saejax.interop.torch_file import read_torch, write_torch
 from saejax.trained import Format, TrainedCoder, centred, register_format
@@ -33,20 +42,20 @@ from saejax.trained import Format, TrainedCoder, centred, register_format
 _CONFIG, _WEIGHTS = "config.json", "ae.pt"
 _LINEAR = {"encoder.weight": "W_enc", "decoder.weight": "W_dec", "encoder.bias": "b_enc"}
 _GATED = {"gate_bias": "b_enc", "mag_bias": "b_mag", "r_mag": "r_mag", "decoder_bias": "b_dec"}
-_OWN = {name: name for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold")}
-_KEPT = {"k": "k", "threshold": "threshold"}
+_OURS = {name: name for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold")}
+_SELECTION = {"k": "k", "threshold": "threshold"}
 # {class: (topology, sparsity, {its name: ours})}
 _CLASSES = {
     "AutoEncoder": ("autoencoder", "relu", _LINEAR | {"bias": "b_dec"}),
     "AutoEncoderNew": ("transcoder", "relu", _LINEAR | {"decoder.bias": "b_dec"}),
     "GatedAutoEncoder": ("autoencoder", "gated", {name: _LINEAR[name] for name in list(_LINEAR)[:2]} | _GATED),
-    "AutoEncoderTopK": ("autoencoder", "topk", _LINEAR | _KEPT | {"b_dec": "b_dec"}),
-    "BatchTopKSAE": ("autoencoder", "jumprelu", _LINEAR | _KEPT | {"b_dec": "b_dec"}),
-    "MatryoshkaBatchTopKSAE": ("autoencoder", "jumprelu", _OWN | {"k": "k", "group_sizes": "group_sizes"}),
-    "JumpReluAutoEncoder": ("transcoder", "jumprelu", _OWN),
+    "AutoEncoderTopK": ("autoencoder", "topk", _LINEAR | _SELECTION | {"b_dec": "b_dec"}),
+    "BatchTopKSAE": ("autoencoder", "jumprelu", _LINEAR | _SELECTION | {"b_dec": "b_dec"}),
+    "MatryoshkaBatchTopKSAE": ("autoencoder", "jumprelu", _OURS | {"k": "k", "group_sizes": "group_sizes"}),
+    "JumpReluAutoEncoder": ("transcoder", "jumprelu", _OURS),
 }
 # What is written: (class, trainer). Encoders of x - b_dec or of x, whichever the class has.
-_WRITTEN = {
+_TRAINERS = {
     "relu": ("AutoEncoder", "StandardTrainer"),
     "gated": ("GatedAutoEncoder", "GatedSAETrainer"),
     "topk": ("AutoEncoderTopK", "TopKTrainer"),
@@ -86,13 +95,11 @@ class DictionaryLearning(Format):
                 f"{weights} holds {', '.join(map(str, state))}; a {kind} has {', '.join(names)}. It belongs to another "
                 f"{_CONFIG}."
             )
-        arrays = {names[name]: _array(weights, name, value) for name, value in state.items()}
-        for name, there in ((name, there) for name, there in names.items() if "." in name and name.endswith("weight")):
-            arrays[there] = _matrix(weights, name, arrays[there]).T
+        arrays = _layout(names).read(weights, state)
         arrays, k, notes = _with_numbers(kind, arrays, trainer, path)
-        site, remarks = _site(trainer, config.get("buffer"))
+        site, remarks = _hook_point(trainer, config.get("buffer"))
         model = trainer.get("lm_name")
-        found = Found(
+        described = CoderFile(
             path,
             topology,
             sparsity,
@@ -102,21 +109,21 @@ class DictionaryLearning(Format):
             model if isinstance(model, str) else "",
             notes=(*notes, *remarks),
         )
-        return made(found, arrays, hook_points)
+        return assemble(described, arrays, hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
-        topology, sparsity = kind_of(sae)
+        topology, sparsity = coder_kind(sae)
         if topology not in ("autoencoder", UNCENTRED):
             return f"dictionary_learning has no {topology}"
-        return "" if sparsity in _WRITTEN else f"dictionary_learning has no {sparsity}"
+        return "" if sparsity in _TRAINERS else f"dictionary_learning has no {sparsity}"
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)), "dictionary of dictionary_learning")
-        topology, sparsity = kind_of(sae)
-        arrays: Arrays = {name: np.asarray(value) for name, value in sae.params.items()}
-        kind, trainer = _WRITTEN[sparsity]
+        topology, sparsity = coder_kind(sae)
+        arrays: NamedArrays = {name: np.asarray(value) for name, value in sae.params.items()}
+        kind, trainer = _TRAINERS[sparsity]
         notes = []
-        if kind == "AutoEncoder" and (topology == UNCENTRED or not _unit(arrays)):
+        if kind == "AutoEncoder" and (topology == UNCENTRED or not _has_unit_rows(arrays)):
             # Its loader would make another coder of an AutoEncoder whose rows are not of length 1.
             kind = "AutoEncoderNew"
             if topology == "autoencoder":
@@ -129,36 +136,26 @@ class DictionaryLearning(Format):
             arrays = centred(arrays, 1 if wanted == "autoencoder" else -1)
         if sparsity == "topk":
             arrays |= {"k": np.asarray(sae.coder.sparsity.kept, np.int32), "threshold": np.asarray(-1, np.float32)}
-        state = {}
-        for name, ours in _CLASSES[kind][2].items():
-            state[name] = arrays[ours].T if name.endswith(".weight") else arrays[ours]
+        names = _CLASSES[kind][2]
         with replacing(folder) as beside:
-            write_torch(beside / _WEIGHTS, state)
-            config = _config(sae, kind, trainer)
+            write_torch(beside / _WEIGHTS, _layout(names).write({ours: arrays[ours] for ours in names.values()}))
+            config = _config_json(sae, kind, trainer)
             (beside / _CONFIG).write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
         return notes
 
 
-def _array(path: Path, name: str, value: Any) -> np.ndarray:
-    if not isinstance(value, np.ndarray):
-        raise DataError(f"{path}: {name} is a {type(value).__name__}, not a tensor. The file is damaged.")
-    return value
+def _layout(names: Mapping[str, str]) -> Layout:
+    return Layout(names, transposed=[name for name in names if name.endswith(".weight")])
 
 
-def _matrix(path: Path, name: str, value: np.ndarray) -> np.ndarray:
-    if value.ndim != 2:
-        raise DataError(f"{path} has {value.shape} for {name}, which is a matrix. The file is damaged.")
-    return value
-
-
-def _unit(arrays: Mapping[str, np.ndarray]) -> bool:
+def _has_unit_rows(arrays: Mapping[str, np.ndarray]) -> bool:
     """What its loader takes for decoder rows of length 1."""
     return bool(np.allclose(np.linalg.norm(arrays["W_dec"], axis=1), 1, rtol=1e-5, atol=1e-8))
 
 
 def _with_numbers(
-    kind: str, arrays: Arrays, trainer: Mapping[str, Any], path: Path
-) -> tuple[Arrays, int | None, list[str]]:
+    kind: str, arrays: NamedArrays, trainer: Mapping[str, Any], path: Path
+) -> tuple[NamedArrays, int | None, list[str]]:
     """(parameters, k, notes): without the file's single numbers, which become k, thresholds or nothing."""
     notes = []
     k = arrays.pop("k", None)
@@ -178,7 +175,7 @@ def _with_numbers(
     if kind == "MatryoshkaBatchTopKSAE":
         sizes = arrays.pop("group_sizes")
         notes.append(f"Trained with prefixes: groups of {', '.join(map(str, sizes.ravel()[:20].tolist()))} latents.")
-    if kind == "AutoEncoder" and arrays["W_dec"].ndim == 2 and not _unit(arrays):
+    if kind == "AutoEncoder" and arrays["W_dec"].ndim == 2 and not _has_unit_rows(arrays):
         norms = np.linalg.norm(arrays["W_dec"].astype(np.float64), axis=1)
         if (norms == 0).any():
             raise DataError(
@@ -190,7 +187,7 @@ def _with_numbers(
     return arrays, None if k is None else int(k.item()), notes
 
 
-def _site(trainer: Mapping[str, Any], buffer: Any) -> tuple[tuple[str, ...], list[str]]:
+def _hook_point(trainer: Mapping[str, Any], buffer: Any) -> tuple[tuple[str, ...], list[str]]:
     """((hook point,) or (), notes)"""
     name, layer = trainer.get("submodule_name"), trainer.get("layer")
     if isinstance(name, str) and (match := _SITE.fullmatch(name)):
@@ -203,7 +200,7 @@ def _site(trainer: Mapping[str, Any], buffer: Any) -> tuple[tuple[str, ...], lis
     return (f"blocks.{layer}.{side}",), ["The file names a layer and no module: taken for the residual stream there."]
 
 
-def _config(sae: TrainedCoder, kind: str, trainer: str) -> dict[str, Any]:
+def _config_json(sae: TrainedCoder, kind: str, trainer: str) -> dict[str, Any]:
     """config.json as its trainers write it, with what its loaders and people's scripts ask for."""
     t, hook = sae.coder.topology, sae.hook_point
     match = re.fullmatch(r"blocks\.(\d+)\.(\w+)", hook)

@@ -19,28 +19,32 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
-from saejax.interop.hooks import UNKNOWN, from_module
-from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made
-from saejax.interop.tensors import (
-    check_size,
-    mentions,
-    read_config,
-    read_npz,
-    read_safetensors,
-    stored_types,
-    write_safetensors,
+from saejax.interop.assemble import (
+    UNCENTRED,
+    CoderFile,
+    Layout,
+    NamedArrays,
+    assemble,
+    check_free,
+    coder_kind,
+    half_precision_notes,
 )
-from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
+from saejax.interop.hooks import UNKNOWN, from_module
+from saejax.interop.tensors import check_size, mentions, read_config, read_npz, read_safetensors, write_safetensors
+from saejax.trained import Format, Kind, TrainedCoder, centred
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
 _MOST_LAYERS = 1024
-_OURS = {"w_enc": "W_enc", "w_dec": "W_dec", "affine_skip_connection": "W_skip"}
+_LAYOUT = Layout(
+    {"w_enc": "W_enc", "w_dec": "W_dec", "affine_skip_connection": "W_skip"},
+    required=("W_enc", "W_dec", "b_enc", "b_dec", "threshold"),
+)
 _SITES = {"res": "resid_post", "mlp": "mlp_out", "att": "attn_z"}
 _NORMALIZED = (
     "It reads ln2.hook_normalized, which is taken before the norm's own gain: saejax's language models have no such "
     "hook point. It is what stands at mlp_in, divided by 1 + the norm's weight."
 )
-# What version 2 trained on, by the names of its folders.
+# The sites of version 2, by the names of its folders.
 _FOLDERS = {
     "resid_post": ("output", ""),
     "attn_out": ("self_attn.o_proj.input", ""),
@@ -49,7 +53,7 @@ _FOLDERS = {
     "crosscoder": ("output", ""),
     "clt": ("pre_feedforward_layernorm.output", "post_feedforward_layernorm.output"),
 }
-_MODULES = {
+_MODULE_OF = {
     "resid_pre": "input",
     "resid_post": "output",
     "attn_z": "self_attn.o_proj.input",
@@ -83,10 +87,10 @@ class GemmaScope(Format):
         return [path] if (path / _NPZ).is_file() else []
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
-        arrays = _renamed(path / _NPZ, read_npz(path / _NPZ))
+        arrays = _LAYOUT.read(path / _NPZ, read_npz(path / _NPZ))
         if (scale := arrays.pop("scaling_factor", None)) is not None and not np.allclose(scale, 1):
             raise DataError(f"{path / _NPZ} has a scaling_factor other than 1; multiply W_dec by it.")
-        model, reads, writes = _places(path)
+        model, reads, writes = _model_and_sites(path)
         if not reads:
             reads, writes = tuple(hook_points[:1]), tuple(hook_points[1:2] or hook_points[:1])
         notes: tuple[str, ...] = (_NORMALIZED,) if reads and reads[0].endswith("ln2.hook_normalized") else ()
@@ -94,20 +98,22 @@ class GemmaScope(Format):
             root = np.sqrt(np.float32(arrays["W_enc"].shape[0]))
             arrays |= {"W_enc": arrays["W_enc"] / root, "W_dec": arrays["W_dec"] * root}
             notes = ("It was trained on embeddings / sqrt(d_in); the weights are scaled for what the model adds up.",)
-        return made(Found(path, "transcoder", "jumprelu", reads, writes, model=model, notes=notes), arrays, hook_points)
+        return assemble(
+            CoderFile(path, "transcoder", "jumprelu", reads, writes, model=model, notes=notes), arrays, hook_points
+        )
 
     def refuses(self, sae: TrainedCoder) -> str:
-        kind = kind_of(sae)
-        if kind in _written(("autoencoder", UNCENTRED)):
+        kind = coder_kind(sae)
+        if kind in _with_threshold(("autoencoder", UNCENTRED)):
             return ""
-        if kind in _written(("transcoder",)):
+        if kind in _with_threshold(("transcoder",)):
             return "its files do not say that a coder writes elsewhere than it reads (gemma_scope_2 does)"
         return f"Gemma Scope has no {kind[0]} with {kind[1]}"
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)), f"dictionary of {self.title}")
         arrays = _arrays(sae)
-        model, reads, _ = _places(folder)
+        model, reads, _ = _model_and_sites(folder)
         if reads == ("hook_embed",):
             root = np.sqrt(np.float32(arrays["W_enc"].shape[0]))
             arrays |= {"W_enc": arrays["W_enc"] * root, "W_dec": arrays["W_dec"] / root}
@@ -144,11 +150,8 @@ class GemmaScope2(Format):
                 f"{path / _CONFIG}: architecture is {config['architecture']!r}; Gemma Scope 2 has jump_relu."
             )
         if not (path / _layer(0)).is_file():
-            arrays, notes, layers = (
-                _renamed(path / _WEIGHTS, read_safetensors(path / _WEIGHTS)),
-                _bits(path / _WEIGHTS),
-                1,
-            )
+            arrays = _LAYOUT.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
+            notes, layers = half_precision_notes(path / _WEIGHTS), 1
             topology = "skip_transcoder" if "W_skip" in arrays else "transcoder"
         else:
             arrays, notes, layers, topology = _stacked(path)
@@ -156,16 +159,18 @@ class GemmaScope2(Format):
         reads = sides[0] or tuple(hook_points[:layers])
         writes = sides[1] or (reads if sides[0] else tuple(hook_points[layers:]) or reads)
         if layers > 1:
-            arrays, topology, remarks = _split(path, arrays, topology, reads == writes)
+            arrays, topology, remarks = _triangular(path, arrays, topology, reads == writes)
             notes += remarks
-        return made(Found(path, topology, "jumprelu", reads, writes, model=_model(path, config), notes=notes), arrays)
+        return assemble(
+            CoderFile(path, topology, "jumprelu", reads, writes, model=_model(path, config), notes=notes), arrays
+        )
 
     def refuses(self, sae: TrainedCoder) -> str:
-        kind = kind_of(sae)
-        if kind in _written(("autoencoder", UNCENTRED, "transcoder", "skip_transcoder")):
+        kind = coder_kind(sae)
+        if kind in _with_threshold(("autoencoder", UNCENTRED, "transcoder", "skip_transcoder")):
             return ""
-        if kind in _written(_SEVERAL):
-            sides = [_together(side) for side in (sae.sites.reads, sae.sites.writes)]
+        if kind in _with_threshold(_SEVERAL):
+            sides = [_one_name(side) for side in (sae.sites.reads, sae.sites.writes)]
             return "" if all(sides) else "its files name one module of several layers, as blocks.{3,5}.resid_post"
         if kind[0] == "crosscoder":
             return "a latent of its crosscoders reads one layer, and writes that layer and those above"
@@ -174,21 +179,20 @@ class GemmaScope2(Format):
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)), f"dictionary of {self.title}")
         arrays, t = _arrays(sae), sae.coder.topology
-        several, same = kind_of(sae)[0] in _SEVERAL, sae.sites.reads == sae.sites.writes
+        several, same = coder_kind(sae)[0] in _SEVERAL, sae.sites.reads == sae.sites.writes
         config = {
             "architecture": "jump_relu",
             "model_name": sae.origin.model,
-            "hf_hook_point_in": _module(_together(sae.sites.reads) if several else sae.sites.reads[0]),
-            "hf_hook_point_out": _module(_together(sae.sites.writes) if several else sae.sites.writes[0]),
+            "hf_hook_point_in": _module(_one_name(sae.sites.reads) if several else sae.sites.reads[0]),
+            "hf_hook_point_out": _module(_one_name(sae.sites.writes) if several else sae.sites.writes[0]),
             "width": t.d_sae * t.sites if several else t.d_sae,
             "l0": round(sae.figures["l0"]) if "l0" in sae.figures else None,
             "affine_connection": "W_skip" in arrays,
             "type": _TYPES[several, same],
         }
-        theirs = {ours: name for name, ours in _OURS.items()}
         with replacing(folder) as beside:
-            for file, own in _by_layer(arrays).items() if several else [(_WEIGHTS, arrays)]:
-                write_safetensors(beside / file, {theirs.get(name, name): value for name, value in own.items()})
+            for file, tensors in _by_layer(arrays).items() if several else [(_WEIGHTS, arrays)]:
+                write_safetensors(beside / file, _LAYOUT.write(tensors))
             (beside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         return []
 
@@ -196,29 +200,22 @@ class GemmaScope2(Format):
 # --- what both versions share --------------------------------------------------------------------------------------
 
 
-def _written(topologies: Sequence[str]) -> set[Kind]:
+def _with_threshold(topologies: Sequence[str]) -> set[Kind]:
     return {(topology, sparsity) for topology in topologies for sparsity in ("relu", "jumprelu")}
 
 
-def _arrays(sae: TrainedCoder) -> Arrays:
+def _arrays(sae: TrainedCoder) -> NamedArrays:
     """Parameters for an encoder of x itself, with a threshold; relu has 0."""
-    arrays: Arrays = {name: np.asarray(value, np.float32) for name, value in sae.params.items()}
-    if kind_of(sae)[0] == "autoencoder":
+    arrays: NamedArrays = {name: np.asarray(value, np.float32) for name, value in sae.params.items()}
+    if coder_kind(sae)[0] == "autoencoder":
         arrays = centred(arrays, -1)
     return {"threshold": np.zeros_like(arrays["b_enc"])} | arrays
-
-
-def _renamed(path: Path, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    renamed = {_OURS.get(name, name): value for name, value in arrays.items()}
-    if missing := {"W_enc", "W_dec", "b_enc", "b_dec", "threshold"} - renamed.keys():
-        raise DataError(f"{path} has no {', '.join(sorted(missing))}: it is no dictionary of Gemma Scope.")
-    return renamed
 
 
 # --- version 1: names of folders -------------------------------------------------------------------------------------
 
 
-def _places(path: Path) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _model_and_sites(path: Path) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """(model, (what is read,), (what is written,)) from the folders' names; empty where they do not say."""
     parts = Path(os.path.abspath(path)).parts
     repo = next((m for p in reversed(parts) if (m := re.search(r"gemma-scope-(\d+b)-(pt|it)-(\w+)$", p))), None)
@@ -242,25 +239,21 @@ def _layer(index: int) -> str:
     return f"params_layer_{index}.safetensors"
 
 
-def _bits(path: Path) -> tuple[str, ...]:
-    return ("The weights are of 16 bits.",) if stored_types(path) & {"BF16", "F16"} else ()
-
-
 def _module(hook_point: str) -> str | None:
     """blocks.6.mlp_out -> model.layers.6.post_feedforward_layernorm.output; other names stay."""
     match = re.fullmatch(r"blocks\.(\d+|\{[\d,]+\})\.(\w+)", hook_point)
-    if match and match[2] in _MODULES:
-        return f"model.layers.{match[1]}.{_MODULES[match[2]]}"
+    if match and match[2] in _MODULE_OF:
+        return f"model.layers.{match[1]}.{_MODULE_OF[match[2]]}"
     return None if hook_point == UNKNOWN else hook_point
 
 
-def _together(hook_points: Sequence[str]) -> str:
+def _one_name(hook_points: Sequence[str]) -> str:
     """blocks.3.resid_post, blocks.5.resid_post -> blocks.{3,5}.resid_post; empty where they are of several kinds."""
     parts = [re.fullmatch(r"blocks\.(\d+)\.(\w+)", name) for name in hook_points]
-    found = [part for part in parts if part is not None]
-    if len(found) != len(parts) or len({part[2] for part in found}) != 1:
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts) or len({part[2] for part in known}) != 1:
         return ""
-    return f"blocks.{{{','.join(part[1] for part in found)}}}.{found[0][2]}"
+    return f"blocks.{{{','.join(part[1] for part in known)}}}.{known[0][2]}"
 
 
 def _hooks(path: Path, config: Mapping[str, Any], side: str, layers: int) -> tuple[str, ...]:
@@ -275,13 +268,12 @@ def _hooks(path: Path, config: Mapping[str, Any], side: str, layers: int) -> tup
         each = [f"{match[1]}{number}{match[3]}" for number in numbers]
     if name and len(each) != layers:
         raise DataError(f"{path} has weights of {layers} layers, and says that it stands at {name}.")
-    return tuple(_point(one) for one in each) if name else ()
-
-
-def _point(name: str) -> str:
-    if match := re.fullmatch(r".*\.layers\.(\d+)\.post_attention_layernorm\.output", name):
-        return f"blocks.{match[1]}.attn_out"
-    return name if name.startswith("blocks.") else from_module(name)
+    points = []
+    for module in each if name else []:
+        attn = re.fullmatch(r".*\.layers\.(\d+)\.post_attention_layernorm\.output", module)
+        ours = module if module.startswith("blocks.") else from_module(module)
+        points.append(f"blocks.{attn[1]}.attn_out" if attn else ours)
+    return tuple(points)
 
 
 def _by_folder(path: Path, side: str) -> str:
@@ -300,13 +292,15 @@ def _model(path: Path, config: Mapping[str, Any]) -> str:
     """google/gemma-3-1b-pt, from config.json or the repository's name, which has it as gemma-v3 or gemma-scope-2."""
     name = config.get("model_name")
     if not isinstance(name, str) or not name:
-        found = [m for p in reversed(path.absolute().parts) if (m := re.search(r"gemma-scope-2-(\w+-(?:pt|it))$", p))]
-        name = f"gemma-3-{found[0][1]}" if found else ""
+        sizes = [
+            m[1] for p in reversed(path.absolute().parts) if (m := re.search(r"gemma-scope-2-(\w+-(?:pt|it))$", p))
+        ]
+        name = f"gemma-3-{sizes[0]}" if sizes else ""
     name = name.replace("gemma-v3", "gemma-3")
     return f"google/{name}" if name.startswith("gemma-") else name
 
 
-def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
+def _stacked(path: Path) -> tuple[NamedArrays, tuple[str, ...], int, str]:
     """({name: [L, ...]}, notes, L, topology) of the files of all layers."""
     files: list[Path] = []
     while (path / _layer(len(files))).is_file():
@@ -314,7 +308,7 @@ def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
     if len(files) > _MOST_LAYERS:
         raise DataError(f"{path} has {len(files):,} files of layers; a model has at most {_MOST_LAYERS:,} layers.")
     check_size(path, 2 * sum(file.stat().st_size for file in files))
-    layers = [_renamed(file, read_safetensors(file)) for file in files]
+    layers = [_LAYOUT.read(file, read_safetensors(file)) for file in files]
     for file, arrays in zip(files, layers, strict=True):
         for name in arrays.keys() | layers[0].keys():
             shapes = [a[name].shape if name in a else "nothing" for a in (arrays, layers[0])]
@@ -328,10 +322,15 @@ def _stacked(path: Path) -> tuple[Arrays, tuple[str, ...], int, str]:
     decoders = stacked.pop("W_dec")
     out = {name: np.stack(parts) for name, parts in stacked.items()}
     topology = "skip_clt" if "W_skip" in out else "clt"
-    return out | {f"W_dec_{i}": part for i, part in enumerate(decoders)}, _bits(files[0]), len(files), topology
+    return (
+        out | {f"W_dec_{i}": part for i, part in enumerate(decoders)},
+        half_precision_notes(files[0]),
+        len(files),
+        topology,
+    )
 
 
-def _by_layer(arrays: Arrays) -> dict[str, Arrays]:
+def _by_layer(arrays: NamedArrays) -> dict[str, NamedArrays]:
     """{file: its arrays} of a cross-layer dictionary, whose latents write 0 to the layers below their own."""
     n = len(arrays["W_enc"])
     own = {name: value for name, value in arrays.items() if not name.startswith("W_dec_")}
@@ -341,7 +340,7 @@ def _by_layer(arrays: Arrays) -> dict[str, Arrays]:
     return files
 
 
-def _split(path: Path, arrays: Arrays, topology: str, same: bool) -> tuple[Arrays, str, tuple[str, ...]]:
+def _triangular(path: Path, arrays: NamedArrays, topology: str, same: bool) -> tuple[NamedArrays, str, tuple[str, ...]]:
     """(parameters, topology, notes) of a dictionary of several layers whose decoders W_dec_i write to all layers.
 
     Where no layer writes below itself, that is a cross-layer transcoder, or a weakly causal crosscoder if it writes
@@ -359,7 +358,7 @@ def _split(path: Path, arrays: Arrays, topology: str, same: bool) -> tuple[Array
     L, D, F = arrays["W_enc"].shape
     W_enc = np.zeros((L, D, L, F), np.float32)
     W_enc[np.arange(L), :, np.arange(L)] = arrays["W_enc"]
-    together: Arrays = {name: arrays[name].reshape(-1) for name in ("b_enc", "threshold")}
+    together: NamedArrays = {name: arrays[name].reshape(-1) for name in ("b_enc", "threshold")}
     together |= {"W_enc": W_enc.reshape(L, D, L * F), "W_dec": np.concatenate(list(decoders.values()))}
     note = f"Its {L} layers of {F:,} latents are one group of {L * F:,}: latent f of layer l is {F} l + f."
     return together | {"b_dec": arrays["b_dec"]}, "crosscoder", (note,)

@@ -27,9 +27,19 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
+from saejax.interop.assemble import (
+    UNCENTRED,
+    CoderFile,
+    Layout,
+    NamedArrays,
+    assemble,
+    check_free,
+    coder_kind,
+    half_precision_notes,
+    weighted,
+)
 from saejax.interop.hooks import from_transformer_lens, to_transformer_lens
-from saejax.interop.making import UNCENTRED, Arrays, Found, check_free, kind_of, made, weighted
-from saejax.interop.tensors import mentions, read_config, read_safetensors, stored_types, write_safetensors
+from saejax.interop.tensors import mentions, read_config, read_safetensors, write_safetensors
 from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
@@ -40,10 +50,13 @@ _PLACES = [
     for stem in ("sae_weights", "checkpoints/pruned", "checkpoints/final")
     for end in ("safetensors", "pt", "dcp")
 ]
-_LINEAR = {"encoder.weight": "W_E", "encoder.bias": "b_E", "decoder.weight": "W_D", "decoder.bias": "b_D"}
+_LINEAR = Layout(
+    {"encoder.weight": "W_E", "encoder.bias": "b_E", "decoder.weight": "W_D", "decoder.bias": "b_D"},
+    transposed=("encoder.weight", "decoder.weight"),
+)
 _LOG = ("log_jumprelu_threshold", "activation_function.log_jumprelu_threshold")
 _NORM = "dataset_average_activation_norm"
-_LARGEST = 1e30
+_HUGE = 1e30
 _ACTIVATIONS = ("relu", "jumprelu", "topk")
 _HOOKS = {"sae": "hook_point", "clt": "hook_points"}
 _BATCHED = "selects over a batch or over layers, and its files hold no threshold"
@@ -63,8 +76,10 @@ class LlamaScope(Format):
     )
 
     def here(self, path: Path) -> list[Path]:
-        ours = (path / _OLD).is_file() or mentions(path / _CONFIG, '"sae_type"')
-        return [path] if ours or (_has_weights(path) and mentions(path / _CONFIG, '"hook_point_in"')) else []
+        if (path / _OLD).is_file() or mentions(path / _CONFIG, '"sae_type"'):
+            return [path]
+        weights = any((path / place).exists() for place in _PLACES[:3])
+        return [path] if weights and mentions(path / _CONFIG, '"hook_point_in"') else []
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         file = path / (_OLD if (path / _OLD).is_file() else _CONFIG)
@@ -80,7 +95,7 @@ class LlamaScope(Format):
             sparsity = "jumprelu"  # as its loader has it: a threshold was fitted to the topk
         if sparsity not in _ACTIVATIONS:
             raise DataError(f"{file}: act_fn {sparsity!r} {_BATCHED}. Convert it to jumprelu with Llamascopium first.")
-        reads, writes = _sites(config, file, kind)
+        reads, writes = _hook_points(config, file, kind)
         s_in, s_out = _scales(config, tensors, file, reads, writes)
         arrays = _stacked(file, kind, tensors, len(reads))
         if (D := arrays["W_enc"].shape[-2]) != config.get("d_model", D):
@@ -101,12 +116,12 @@ class LlamaScope(Format):
             arrays = _lengthened(arrays, norms)
             notes += ("It keeps the k largest by pre ||W_dec||, so latents here are times ||W_dec||, which is 1.",)
         into, out = (tuple(map(from_transformer_lens, names)) for names in (reads, writes))
-        found = Found(path, topology, sparsity, into, out, k, _model(path), notes=notes)
-        return made(found, _single(arrays), hook_points)
+        described = CoderFile(path, topology, sparsity, into, out, k, _model(path), notes=notes)
+        return assemble(described, _single(arrays), hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
-        topology, sparsity = kind_of(sae)
-        if (topology, sparsity) not in _WRITTEN:
+        topology, sparsity = coder_kind(sae)
+        if (topology, sparsity) not in _WRITABLE:
             return f"Llamascopium has no {topology} with {sparsity}, or none that its files say alike"
         if sae.coder.topology.in_shape != sae.coder.topology.out_shape:
             return "Llamascopium's coders are as wide where they write as where they read"
@@ -115,7 +130,7 @@ class LlamaScope(Format):
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)), "dictionary of Llamascopium")
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
-        (topology, sparsity), t = kind_of(sae), sae.coder.topology
+        (topology, sparsity), t = coder_kind(sae), sae.coder.topology
         if topology == "autoencoder":
             arrays = centred(arrays, -1)
         named = {"W_E": arrays["W_enc"], "b_E": arrays["b_enc"]}
@@ -127,12 +142,14 @@ class LlamaScope(Format):
             named |= {"W_D": arrays["W_dec"], "b_D": arrays["b_dec"]}
         if "threshold" in arrays:
             named[_LOG[1]] = _logarithm(np.maximum(arrays["threshold"], 0))
-        kind = "clt" if topology == "clt" else "sae"
+        kind, factor = "clt" if topology == "clt" else "sae", t.d_sae / t.d_in
+        if int(t.d_in * factor) != t.d_sae:  # the product is cut to a whole number
+            factor = math.nextafter(factor, math.inf)
         hooks = [[to_transformer_lens(name) for name in names] for names in (sae.sites.reads, sae.sites.writes)]
         config = {
             "sae_type": kind,
             "d_model": t.d_in,
-            "expansion_factor": _factor(t.d_in, t.d_sae),
+            "expansion_factor": factor,
             "use_decoder_bias": True,
             "act_fn": sparsity,
             "norm_activation": "inference",
@@ -150,17 +167,13 @@ class LlamaScope(Format):
         return notes
 
 
-_WRITTEN: frozenset[Kind] = LlamaScope.reads - {("crosscoder", "relu")} | {("autoencoder", s) for s in _ACTIVATIONS}
+_WRITABLE: frozenset[Kind] = LlamaScope.reads - {("crosscoder", "relu")} | {("autoencoder", s) for s in _ACTIVATIONS}
 
 
-# --- what the files say --------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------------------
 
 
-def _has_weights(path: Path) -> bool:
-    return any((path / place).exists() for place in _PLACES[:3])
-
-
-def _tensors(path: Path) -> tuple[Arrays, tuple[str, ...]]:
+def _tensors(path: Path) -> tuple[NamedArrays, tuple[str, ...]]:
     """(tensors by today's names, encoder and decoder as [.., D, F] and [.., F, D]; notes)"""
     file = next((path / place for place in _PLACES if (path / place).exists()), path / _WEIGHTS)
     if file.suffix == ".dcp":
@@ -168,19 +181,15 @@ def _tensors(path: Path) -> tuple[Arrays, tuple[str, ...]]:
             f"{file} is a sharded checkpoint of PyTorch. Load it with Llamascopium without a device mesh and save it "
             f"again: that writes {_WEIGHTS}."
         )
-    bits: set[str] = set()
-    if file.suffix == ".pt":
-        whole = read_torch(file).get("sae")
-        if not isinstance(whole, dict) or not all(isinstance(value, np.ndarray) for value in whole.values()):
-            raise DataError(f"{file} has no dict 'sae' of tensors: it is no checkpoint of Llamascopium.")
-        tensors = {name: value.astype(np.float32) for name, value in whole.items()}
-    else:
-        tensors, bits = read_safetensors(file), stored_types(file) & {"BF16", "F16"}
-    named = {_LINEAR.get(name, name): value.T if name in _LINEAR else value for name, value in tensors.items()}
-    return named, ("The weights are of 16 bits; saejax multiplies in 32.",) if bits else ()
+    if file.suffix != ".pt":
+        return _LINEAR.read(file, read_safetensors(file)), half_precision_notes(file)
+    tensors = read_torch(file).get("sae")
+    if not isinstance(tensors, dict) or not all(isinstance(value, np.ndarray) for value in tensors.values()):
+        raise DataError(f"{file} has no dict 'sae' of tensors: it is no checkpoint of Llamascopium.")
+    return _LINEAR.read(file, {name: value.astype(np.float32) for name, value in tensors.items()}), ()
 
 
-def _sites(config: Mapping[str, Any], file: Path, kind: str) -> tuple[list[str], list[str]]:
+def _hook_points(config: Mapping[str, Any], file: Path, kind: str) -> tuple[list[str], list[str]]:
     """Names of the hook points as the file has them."""
     keys = ["hook_points"] * 2 if kind == "crosscoder" else [f"{_HOOKS[kind]}_{side}" for side in ("in", "out")]
     reads, writes = (config.get(key) for key in keys)
@@ -192,7 +201,7 @@ def _sites(config: Mapping[str, Any], file: Path, kind: str) -> tuple[list[str],
 
 
 def _scales(
-    config: Mapping[str, Any], tensors: Arrays, file: Path, reads: Sequence[str], writes: Sequence[str]
+    config: Mapping[str, Any], tensors: NamedArrays, file: Path, reads: Sequence[str], writes: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """s of each hook point, in and out; takes the mean norms out of the tensors."""
     there = {name.removeprefix(f"{_NORM}."): tensors.pop(name) for name in list(tensors) if name.startswith(_NORM)}
@@ -219,8 +228,8 @@ def _positive(value: Any) -> float:
     """A number above 0 of JSON or of a tensor; 0.0 for anything else."""
     if not isinstance(value, int | float | np.ndarray) or isinstance(value, bool) or np.size(value) != 1:
         return 0.0
-    number = float(value.item()) if isinstance(value, np.ndarray) else float(min(value, _LARGEST))
-    return number if 0 < number < _LARGEST else 0.0
+    number = float(value.item()) if isinstance(value, np.ndarray) else float(min(value, _HUGE))
+    return number if 0 < number < _HUGE else 0.0
 
 
 def _model(path: Path) -> str:
@@ -231,7 +240,7 @@ def _model(path: Path) -> str:
 # --- arrays --------------------------------------------------------------------------------------------------------
 
 
-def _stacked(file: Path, kind: str, tensors: Arrays, n: int) -> Arrays:
+def _stacked(file: Path, kind: str, tensors: NamedArrays, n: int) -> NamedArrays:
     """saejax's names, float64; decoders of a cross-layer transcoder by the layer that reads."""
     named = {name: value.astype(np.float64) for name, value in tensors.items()}
     renamed = {"W_E": "W_enc", "b_E": "b_enc", "W_D": "W_dec", "b_D": "b_dec"} | dict.fromkeys(_LOG, "log_threshold")
@@ -252,7 +261,7 @@ def _stacked(file: Path, kind: str, tensors: Arrays, n: int) -> Arrays:
         arrays["b_dec"] = np.zeros(np.delete(arrays["W_dec"].shape, -2 if arrays["W_dec"].ndim > 1 else []))
     if missing := {"W_enc", "b_enc", "b_dec", "W_dec_0" if kind == "clt" else "W_dec"} - arrays.keys():
         raise DataError(f"{file.parent} has no tensor for {', '.join(sorted(missing))}: it is damaged.")
-    # What is computed with below must fit; `made` says what is wrong with the rest.
+    # What is computed with below must fit; `assemble` says what is wrong with the rest.
     sites = (n,) if kind != "sae" else ()
     W_enc = arrays["W_enc"].shape
     if W_enc[:-2] != sites or len(W_enc) != len(sites) + 2:
@@ -268,7 +277,7 @@ def _stacked(file: Path, kind: str, tensors: Arrays, n: int) -> Arrays:
     return arrays
 
 
-def _norms(arrays: Arrays) -> np.ndarray:
+def _norms(arrays: NamedArrays) -> np.ndarray:
     """[F], or [L, F]: the length of all that a latent writes."""
     if "W_dec" in arrays:
         return np.linalg.norm(arrays["W_dec"], axis=-1)
@@ -276,13 +285,13 @@ def _norms(arrays: Arrays) -> np.ndarray:
 
 
 def _threshold(
-    file: Path, arrays: Arrays, one: Any, norms: np.ndarray | None, s_in: np.ndarray, s_out: np.ndarray
+    file: Path, arrays: NamedArrays, one: Any, norms: np.ndarray | None, s_in: np.ndarray, s_out: np.ndarray
 ) -> np.ndarray:
     """Thresholds of pre, for scaled inputs."""
     if "log_threshold" in arrays:
         with np.errstate(over="ignore"):
             theta = np.exp(arrays.pop("log_threshold"))
-    elif type(one) not in (int, float) or not 0 <= one < _LARGEST or arrays["b_enc"].ndim > 1:
+    elif type(one) not in (int, float) or not 0 <= one < _HUGE or arrays["b_enc"].ndim > 1:
         raise DataError(f"{file}: jump_relu_threshold is {one!r}, and there is no log_jumprelu_threshold.")
     else:
         theta = np.full(arrays["b_enc"].shape, one * (s_in[0] if norms is None else s_out[0]))
@@ -292,7 +301,7 @@ def _threshold(
     return np.divide(theta, norms, out=np.full_like(theta, np.finfo(np.float32).max), where=norms > 0)
 
 
-def _raw(arrays: Arrays, s_in: np.ndarray, s_out: np.ndarray) -> Arrays:
+def _raw(arrays: NamedArrays, s_in: np.ndarray, s_out: np.ndarray) -> NamedArrays:
     """For raw activations: the latents stay those of scaled ones."""
     if "W_dec" in arrays:
         folded = {
@@ -305,7 +314,7 @@ def _raw(arrays: Arrays, s_in: np.ndarray, s_out: np.ndarray) -> Arrays:
     return arrays | folded | {f"W_dec_{i}": arrays[f"W_dec_{i}"] / s_out[None, i:, None] for i in range(len(s_in))}
 
 
-def _lengthened(arrays: Arrays, norms: np.ndarray) -> Arrays:
+def _lengthened(arrays: NamedArrays, norms: np.ndarray) -> NamedArrays:
     """Latents times the length of what they write, which becomes 1."""
     if "W_dec" in arrays:
         return weighted(arrays, norms)
@@ -317,7 +326,7 @@ def _lengthened(arrays: Arrays, norms: np.ndarray) -> Arrays:
 def _crosscoder(
     file: Path,
     sparsity: str,
-    arrays: Arrays,
+    arrays: NamedArrays,
     s: np.ndarray,
     names: Sequence[str],
     notes: tuple[str, ...],
@@ -337,12 +346,12 @@ def _crosscoder(
     }
     sites = tuple(map(from_transformer_lens, names))
     notes += ("Llamascopium repeats these latents for each hook point.",)
-    found = Found(file.parent, "crosscoder", "relu", sites, sites, model=_model(file), notes=notes)
-    return made(found, _single(ours), hook_points)
+    described = CoderFile(file.parent, "crosscoder", "relu", sites, sites, model=_model(file), notes=notes)
+    return assemble(described, _single(ours), hook_points)
 
 
-def _single(arrays: Arrays) -> Arrays:
-    """float32; what does not fit into it becomes infinite, which `made` refuses."""
+def _single(arrays: NamedArrays) -> NamedArrays:
+    """float32; what does not fit into it becomes infinite, which `assemble` refuses."""
     with np.errstate(over="ignore"):
         return {name: value.astype(np.float32) for name, value in arrays.items()}
 
@@ -357,9 +366,3 @@ def _logarithm(theta: np.ndarray) -> np.ndarray:
     errors = np.abs([np.exp(value.astype(np.float64)).astype(np.float32) - theta for value in near])
     best: np.ndarray = np.choose(np.nan_to_num(errors, nan=np.inf).argmin(0), near)
     return np.where(theta > 0, best, np.float32(-np.inf))
-
-
-def _factor(d_in: int, d_sae: int) -> float:
-    """The expansion factor whose product, cut to a whole number, is d_sae."""
-    factor = d_sae / d_in
-    return factor if int(d_in * factor) == d_sae else math.nextafter(factor, math.inf)

@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.interop.making import Found, made
+from saejax.interop.assemble import CoderFile, Layout, assemble
 from saejax.interop.torch_file import names_in, read_torch
 from saejax.trained import Format, TrainedCoder, register_format
 
 _MOST_FILES = 1000
-_OWN = {"pre_bias": "b_dec", "latent_bias": "b_enc", "encoder.weight": "W_enc", "decoder.weight": "W_dec"}
+_LAYOUT = Layout(
+    {"pre_bias": "b_dec", "latent_bias": "b_enc", "encoder.weight": "W_enc", "decoder.weight": "W_dec"},
+    transposed=("encoder.weight", "decoder.weight"),
+)
 _TIED = "decoder.linear.weight"
 # Counters of its training.
 _STATISTICS = {"stats_last_nonzero", "latents_activation_frequency", "latents_mean_square"}
@@ -51,24 +54,20 @@ class OpenAI(Format):
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         state = read_torch(path)
-        arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-        tied = _TIED in arrays
-        wanted = set(_OWN) - ({"decoder.weight"} if tied else set())
-        others = arrays.keys() - wanted - _STATISTICS - {_TIED, "activation.k"}
-        if others or wanted - arrays.keys():
+        tensors = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+        tied = _TIED in tensors
+        named = set(_LAYOUT.names) - ({"decoder.weight"} if tied else set())
+        if tensors.keys() - named - _STATISTICS - {_TIED, "activation.k"} or named - tensors.keys():
             raise DataError(
-                f"{path} holds {', '.join(map(str, arrays))}; an autoencoder of {self.title} has {', '.join(_OWN)}."
+                f"{path} holds {', '.join(map(str, tensors))}; an autoencoder of {self.title} has "
+                f"{', '.join(_LAYOUT.names)}."
             )
-        params = {_OWN[name]: arrays[name] for name in wanted}
-        for name in {"W_enc", "W_dec"} & params.keys():
-            if params[name].ndim != 2:
-                raise DataError(f"{path} has {params[name].shape} for {name}, which is a matrix. The file is damaged.")
-            params[name] = params[name].T
+        params = _LAYOUT.read(path, {name: tensors[name] for name in named})
         if tied:
             params["W_dec"] = params["W_enc"].T
         topology, sparsity, k, notes = _activation(path, state)
-        model, site = _place(path)
-        return made(Found(path, topology, sparsity, site, site, k, model, notes=notes), params, hook_points)
+        model, site = _model_and_site(path)
+        return assemble(CoderFile(path, topology, sparsity, site, site, k, model, notes=notes), params, hook_points)
 
 
 def _activation(path: Path, state: Mapping[str, Any]) -> tuple[str, str, int | None, tuple[str, ...]]:
@@ -89,7 +88,7 @@ def _activation(path: Path, state: Mapping[str, Any]) -> tuple[str, str, int | N
     return "layernorm_autoencoder", "topk", k, (note,)
 
 
-def _place(path: Path) -> tuple[str, tuple[str, ...]]:
+def _model_and_site(path: Path) -> tuple[str, tuple[str, ...]]:
     """(model, (hook point,)) from .../resid_post_mlp_v5_32k/autoencoders/8.pt; empty for other names."""
     if path.stem.isdigit():
         for part in reversed(Path(os.path.abspath(path)).parent.parts):

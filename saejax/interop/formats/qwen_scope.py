@@ -12,10 +12,8 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from saejax.core.errors import DataError
-from saejax.interop.making import UNCENTRED, Found, made
+from saejax.interop.assemble import UNCENTRED, CoderFile, Layout, assemble
 from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, TrainedCoder, register_format
 
@@ -38,12 +36,10 @@ class QwenScope(Format):
         if _FILE.fullmatch(path.name):
             return [path] if path.is_file() else []
         try:
-            inside = [
-                (int(match[1]), file) for file in path.glob("layer*.sae.pt") if (match := _FILE.fullmatch(file.name))
-            ]
+            named = [(match, file) for file in path.glob("layer*.sae.pt") if (match := _FILE.fullmatch(file.name))]
         except OSError:
             return []
-        return [file for _, file in sorted(inside) if file.is_file()]
+        return [file for _, file in sorted((int(match[1]), file) for match, file in named) if file.is_file()]
 
     def among(self, names: Collection[str]) -> dict[str, list[str]]:
         return {name: [name] for name in names if _FILE.fullmatch(name)}
@@ -56,10 +52,6 @@ class QwenScope(Format):
                 f"{path}: Qwen-Scope's k and model are in the repository's name alone. Put the file into a folder "
                 "that is called like it, as in SAE-Res-Qwen3-1.7B-Base-W32K-L0_50/layer7.sae.pt."
             )
-        arrays = read_torch(path)
-        if odd := [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]:
-            raise DataError(f"{path} holds {', '.join(map(str, odd[:5]))} beside tensors: it is no file of Qwen-Scope.")
-        arrays |= {name: arrays[name].T for name in ("W_enc", "W_dec") if name in arrays}
+        arrays = Layout(transposed=("W_enc", "W_dec")).read(path, read_torch(path))
         hook, (model, _, k) = (f"blocks.{layer[1]}.resid_post",), names[-1].groups()
-        found = Found(path, "transcoder", "topk", hook, hook, int(k), f"Qwen/{model}")
-        return made(found, arrays, hook_points)
+        return assemble(CoderFile(path, "transcoder", "topk", hook, hook, int(k), f"Qwen/{model}"), arrays, hook_points)

@@ -5,6 +5,7 @@ SAELens refuses one whose configuration says otherwise. Its names and layouts ar
 and W_skip [D_out, D_in].
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,19 @@ import numpy as np
 from saejax.coders.layernorm import EPS
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
+from saejax.interop.assemble import (
+    UNCENTRED,
+    CoderFile,
+    Layout,
+    assemble,
+    check_free,
+    coder_kind,
+    half_precision_notes,
+    weighted,
+)
 from saejax.interop.hooks import from_module, from_transformer_lens, norm_notes, to_transformer_lens
-from saejax.interop.making import UNCENTRED, Found, check_free, kind_of, made, weighted
-from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
-from saejax.trained import Format, TrainedCoder, centred, register_format
+from saejax.interop.tensors import read_config, read_safetensors, whole_number, write_safetensors
+from saejax.trained import Format, TrainedCoder, centred
 
 _CFG, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
 # The version whose way of saying things this is: older readers would take the file for one of theirs.
@@ -30,7 +40,7 @@ _TRANSCODERS = {
     "jumprelu_transcoder": ("transcoder", "jumprelu"),
     "jumprelu_skip_transcoder": ("skip_transcoder", "jumprelu"),
 }
-_OURS = {"b_gate": "b_enc"}
+_LAYOUT = Layout({"b_gate": "b_enc"}, transposed=("W_skip",))
 _FOLDED_BEFORE = ("expected_average_only_in", "covariance_whitening")
 
 
@@ -55,22 +65,18 @@ class SAELens(Format):
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         config = _modern(read_config(path / _CFG), path / _CFG)
-        architecture = config.get("architecture")
-        found = _found(config, architecture, path)
-        arrays = read_safetensors(path / _WEIGHTS)
+        file = _described_by(config, path)
+        arrays = _LAYOUT.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
         if (scale := arrays.pop("scaling_factor", None)) is not None and not np.allclose(scale, 1):
             raise DataError(f"{path / _WEIGHTS} has a scaling_factor of finetuning; fold it into W_dec with SAELens.")
-        arrays = {_OURS.get(name, name): value for name, value in arrays.items()}
-        if "W_skip" in arrays:
-            arrays["W_skip"] = arrays["W_skip"].T
-        if found.sparsity in ("topk", "abs_topk") and config.get("rescale_acts_by_decoder_norm"):
+        if file.sparsity in ("topk", "abs_topk") and config.get("rescale_acts_by_decoder_norm"):
             arrays = weighted(arrays, np.linalg.norm(arrays["W_dec"].astype(np.float64), axis=-1))
-        if found.topology == "layernorm_autoencoder" and not config.get("apply_b_dec_to_input", True):
+        if file.topology == "layernorm_autoencoder" and not config.get("apply_b_dec_to_input", True):
             arrays = centred(arrays, 1)
-        return made(found, arrays, hook_points)
+        return assemble(file, arrays, hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
-        topology, sparsity = kind_of(sae)
+        topology, sparsity = coder_kind(sae)
         if topology in ("autoencoder", UNCENTRED, "layernorm_autoencoder"):
             known = sparsity in _AUTOENCODERS.values()
         elif topology in ("transcoder", "skip_transcoder"):
@@ -89,12 +95,8 @@ class SAELens(Format):
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)), "SAELens dictionary")
-        arrays = {name: np.asarray(value) for name, value in sae.params.items()}
-        arrays.pop("ln_eps", None)
-        if "b_mag" in arrays:
-            arrays["b_gate"] = arrays.pop("b_enc")
-        if "W_skip" in arrays:
-            arrays["W_skip"] = arrays["W_skip"].T
+        layout = _LAYOUT if "b_mag" in sae.params else dataclasses.replace(_LAYOUT, names={})
+        arrays = layout.write({name: value for name, value in sae.params.items() if name != "ln_eps"})
         with replacing(folder) as beside:
             write_safetensors(beside / _WEIGHTS, arrays)
             (beside / _CFG).write_text(json.dumps(_config(sae), indent=2) + "\n", encoding="utf-8")
@@ -103,7 +105,7 @@ class SAELens(Format):
 
 def _config(sae: TrainedCoder) -> dict[str, Any]:
     """cfg.json of version 6: what the class takes, and metadata about the language model."""
-    (topology, sparsity), t = kind_of(sae), sae.coder.topology
+    (topology, sparsity), t = coder_kind(sae), sae.coder.topology
     reads, writes = (to_transformer_lens(names[0]) for names in (sae.sites.reads, sae.sites.writes))
     config: dict[str, Any] = {
         "d_in": t.d_in,
@@ -134,16 +136,16 @@ def _config(sae: TrainedCoder) -> dict[str, Any]:
     return config
 
 
-def _found(config: Mapping[str, Any], architecture: Any, path: Path) -> Found:
-    """What cfg.json says, in saejax's words. Raises DataError for what saejax has not."""
-    cfg, meta = path / _CFG, config.get("metadata") or {}
+def _described_by(config: Mapping[str, Any], path: Path) -> CoderFile:
+    """The coder of a cfg.json in saejax's words. Raises DataError for what saejax has not."""
+    cfg, meta, architecture = path / _CFG, config.get("metadata") or {}, config.get("architecture")
     if not isinstance(architecture, str) or architecture not in _AUTOENCODERS | _TRANSCODERS:
         known = ", ".join([*_AUTOENCODERS, *_TRANSCODERS])
         raise DataError(
             f"{cfg}: saejax has no coder that does what {architecture!r} of SAELens does; it reads {known}."
         )
     normalize, centre = config.get("normalize_activations") or "none", config.get("apply_b_dec_to_input", True)
-    notes = []
+    notes = [*half_precision_notes(path / _WEIGHTS)]
     if normalize in _FOLDED_BEFORE:
         notes.append(
             f"SAELens trained it with normalize_activations={normalize}, and the file does not say whether that is "
@@ -153,10 +155,8 @@ def _found(config: Mapping[str, Any], architecture: Any, path: Path) -> Found:
         raise DataError(f"{cfg}: normalize_activations={normalize!r}: saejax has no coder that scales tokens so.")
     if meta.get("hook_head_index") is not None:
         raise DataError(f"{cfg}: hook_head_index={meta['hook_head_index']!r}: saejax has no hook point of one head.")
-    if stored_types(path / _WEIGHTS) & {"BF16", "F16"} or config.get("dtype") in ("bfloat16", "float16"):
-        notes.append(
-            "The weights are of 16 bits. SAELens also multiplies in 16 bits where cfg.dtype says so, saejax in 32."
-        )
+    if config.get("dtype") in ("bfloat16", "float16"):
+        notes.append("SAELens multiplies in 16 bits, as cfg.dtype says; saejax in 32.")
     reads, writes = (_hook(meta, name) for name in ("hook_name", "hook_name_out"))
     if meta.get("hook_head_index_out") is not None:
         raise DataError(f"{cfg}: hook_head_index_out={meta['hook_head_index_out']!r}: saejax writes no single head.")
@@ -180,7 +180,7 @@ def _found(config: Mapping[str, Any], architecture: Any, path: Path) -> Found:
         str(meta.get(f"hf_{name}") or meta.get(name) or "") for name in ("hook_name", "hook_name_out")
     )
     notes += [note for name in theirs for note in norm_notes(name, model)]
-    return Found(path, topology, sparsity, reads, writes, k, model, notes=tuple(notes))
+    return CoderFile(path, topology, sparsity, reads, writes, k, model, notes=tuple(notes))
 
 
 def _hook(meta: Mapping[str, Any], key: str) -> tuple[str, ...]:

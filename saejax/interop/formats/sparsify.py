@@ -18,16 +18,15 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
+from saejax.interop.assemble import UNCENTRED, CoderFile, Layout, assemble, check_free, coder_kind, half_precision_notes
 from saejax.interop.hooks import from_module, norm_notes, to_module
-from saejax.interop.making import UNCENTRED, Found, check_free, kind_of, made
-from saejax.interop.tensors import read_config, read_safetensors, stored_types, whole_number, write_safetensors
+from saejax.interop.tensors import read_config, read_safetensors, whole_number, write_safetensors
 from saejax.lm.points import HOOK_NAMES
 from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CFG, _WEIGHTS = "cfg.json", "sae.safetensors"
-_OURS = {"encoder.weight": "W_enc", "encoder.bias": "b_enc"}
-_TRANSPOSED = ("W_enc", "W_skip")
-_WRITTEN = ("autoencoder", UNCENTRED, "transcoder", "skip_transcoder")
+_LAYOUT = Layout({"encoder.weight": "W_enc", "encoder.bias": "b_enc"}, transposed=("encoder.weight", "W_skip"))
+_TOPOLOGIES = ("autoencoder", UNCENTRED, "transcoder", "skip_transcoder")
 _MOST_HOOKS = 4096
 
 
@@ -49,10 +48,10 @@ class Sparsify(Format):
         if _is_one(path):
             return [path]
         try:
-            inside = [] if not path.is_dir() else list(itertools.islice(path.iterdir(), _MOST_HOOKS))
+            entries = [] if not path.is_dir() else list(itertools.islice(path.iterdir(), _MOST_HOOKS))
         except OSError:
             return []
-        return sorted((entry for entry in inside if not entry.is_symlink() and _is_one(entry)), key=_natural)
+        return sorted((entry for entry in entries if not entry.is_symlink() and _is_one(entry)), key=_natural)
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         config = read_config(path / _CFG)
@@ -61,8 +60,7 @@ class Sparsify(Format):
         d_in, k = (whole_number(config, key, path / _CFG) for key in ("d_in", "k"))
         F = whole_number({"num_latents": 0} | config, "num_latents", path / _CFG, low=0)
         F = F or d_in * whole_number({"expansion_factor": 32} | config, "expansion_factor", path / _CFG)
-        arrays = {_OURS.get(name, name): value for name, value in read_safetensors(path / _WEIGHTS).items()}
-        arrays |= {name: arrays[name].T for name in _TRANSPOSED if name in arrays}
+        arrays = _LAYOUT.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
         if (there := arrays.get("W_enc", np.zeros(0)).shape) != (d_in, F):
             raise DataError(f"{path / _WEIGHTS} has an encoder of {there}; {_CFG} says {(d_in, F)}. One is damaged.")
         if ("W_skip" in arrays) != (config.get("skip_connection") is True):
@@ -74,17 +72,13 @@ class Sparsify(Format):
         )
         if not transcode and "W_skip" in arrays:
             arrays, writes = centred(arrays, -1), reads
-        bits = stored_types(path / _WEIGHTS) & {"BF16", "F16"}
-        notes: tuple[str, ...] = (
-            ("The weights are of 16 bits. sparsify multiplies in 16 bits, saejax in 32.",) if bits else ()
-        )
-        notes += norm_notes(_hook(path), "")
+        notes = half_precision_notes(path / _WEIGHTS) + norm_notes(_module_path(path), "")
         sparsity = "abs_topk" if config.get("signed") is True else "topk"
-        return made(Found(path, topology, sparsity, reads, writes, k, notes=notes), arrays, hook_points)
+        return assemble(CoderFile(path, topology, sparsity, reads, writes, k, notes=notes), arrays, hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
-        topology, sparsity = kind_of(sae)
-        if topology not in _WRITTEN or sparsity not in ("topk",):
+        topology, sparsity = coder_kind(sae)
+        if topology not in _TOPOLOGIES or sparsity != "topk":
             return f"sparsify has no {topology} with {sparsity}"
         if sae.coder.topology.in_shape != sae.coder.topology.out_shape:
             return "sparsify's coders are as wide where they write as where they read"
@@ -96,13 +90,12 @@ class Sparsify(Format):
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)) and not _is_one(folder), "run of sparsify")
-        _refuse_other_names(folder, self.place_of(sae, folder).name)
+        place = self.place_of(sae, folder)
+        _refuse_other_names(folder, place.name)
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
-        same, (topology, _) = sae.sites.reads == sae.sites.writes, kind_of(sae)
+        same, (topology, _) = sae.sites.reads == sae.sites.writes, coder_kind(sae)
         if same and topology != "autoencoder":
             arrays = centred(arrays, 1)
-        arrays |= {name: arrays[name].T for name in _TRANSPOSED if name in arrays}
-        theirs = {ours: name for name, ours in _OURS.items()}
         config = {
             "activation": "topk",
             "expansion_factor": max(1, sae.coder.topology.d_sae // sae.coder.topology.d_in),
@@ -114,13 +107,14 @@ class Sparsify(Format):
             "transcode": not same,
             "d_in": sae.coder.topology.d_in,
         }
-        with replacing(self.place_of(sae, folder)) as beside:
-            write_safetensors(beside / _WEIGHTS, {theirs.get(name, name): value for name, value in arrays.items()})
+        with replacing(place) as beside:
+            write_safetensors(beside / _WEIGHTS, _LAYOUT.write(arrays))
             (beside / _CFG).write_text(json.dumps(config) + "\n", encoding="utf-8")
-        notes = [f"The files do not name the language model, {sae.origin.model}."] if sae.origin.model else []
+        notes = []
         if sae.origin.model:
-            notes += norm_notes(self.place_of(sae, folder).name, sae.origin.model)
-        if self.place_of(sae, folder).name == sae.hook_point:
+            notes = [f"The files do not name the language model, {sae.origin.model}."]
+            notes += norm_notes(place.name, sae.origin.model)
+        if place.name == sae.hook_point:
             notes.append(f"The folder is called {sae.hook_point}, which is no module: give sparsify's own tools one.")
         return notes
 
@@ -145,7 +139,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def _hook(path: Path) -> str:
+def _module_path(path: Path) -> str:
     """The folder's name, a module's path. Several seeds lie in seed0, seed1, ... of it."""
     path = path.absolute()
     return path.parent.name if re.fullmatch(r"seed\d+", path.name) else path.name
@@ -153,7 +147,7 @@ def _hook(path: Path) -> str:
 
 def _sites(path: Path, transcode: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Hook points by the folder's name; () where it names no layer."""
-    name = _hook(path)
+    name = _module_path(path)
     if re.fullmatch(rf"blocks\.\d+\.({'|'.join(HOOK_NAMES)})", name):
         return (name,), (name,)
     if not re.search(r"(?:^|\.)(?:layers|h|blocks)\.\d+(?:\.|$)|embed", name):

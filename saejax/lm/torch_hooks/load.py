@@ -32,10 +32,6 @@ def load_torch(
     """The model of a Hugging Face folder; its class by `kind_of`. No pickle, no code of the folder.
 
     For a model of encoder and decoder it loads the encoder.
-
-    Raises:
-        ConfigError: no torch, or a device that is not there.
-        DataError: transformers cannot load it, or weights are missing.
     """
     torch, transformers = torch_and_transformers()
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")

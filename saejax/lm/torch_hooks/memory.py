@@ -10,11 +10,7 @@ from saejax.core.errors import DataError
 
 
 def find_batch_rows(attempt: Callable[[int], object], start: int) -> int:
-    """The largest of start, start / 2, ... with which `attempt` does not run out of memory.
-
-    Raises:
-        DataError: one row is too much.
-    """
+    """The largest of start, start / 2, ... with which `attempt` does not run out of memory."""
     rows = start
     while rows:
         try:

@@ -173,9 +173,6 @@ def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, wa
 
     There are four documents of up to `_SHORT` tokens, and one of nearly T behind a short one. The last `_SHORT` tokens
     of each are compared; they are beyond any window of attention that is that much shorter than T.
-
-    Raises:
-        DataError: none does, as in a model whose batch is not independent rows.
     """
     first, second = tokens_2T[:, :_SHORT]
     # Two in the first row, in the others one each and padding; {(row, start): document}.

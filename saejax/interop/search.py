@@ -1,4 +1,4 @@
-"""Which coders are at a path, of whatever format."""
+"""Find and read dictionaries at a path, of whatever format."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,11 @@ from saejax.trained import FORMATS, Format, TrainedCoder, is_saved
 _DEPTH, _MOST = 4, 20_000
 
 
-def read(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> TrainedCoder:
+def load_dictionary(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> TrainedCoder:
     """The one coder at a path, of any format but saejax's own run folders.
 
     Args:
         hook_points: (what it reads,) or (reads, writes), where the files do not say.
-
-    Raises:
-        DataError: none there, several (they are named), or a damaged file.
     """
     path = Path(path)
     try:
@@ -35,8 +32,8 @@ def read(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> Train
         raise _several(path, places)
     if not there:
         raise DataError(f"{path} does not exist. Give a run, a folder with a dictionary, or hf://owner/name.")
-    if inside := found(path):
-        raise _several(path, inside)
+    if below := dictionaries_below(path):
+        raise _several(path, below)
     known = ", ".join(format.title for format in FORMATS.values())
     raise DataError(
         f"{path} is neither a run (config.json of saejax), a saved coder (saejax.json), nor a dictionary of {known}: "
@@ -44,16 +41,13 @@ def read(path: str | os.PathLike[str], hook_points: Sequence[str] = ()) -> Train
     )
 
 
-def found(path: str | os.PathLike[str]) -> list[Path]:
-    """All coders at or below a path, each as a place that `read` takes; saved coders and foreign ones, not runs.
-
-    What may not be read is passed over.
-    """
+def dictionaries_below(path: str | os.PathLike[str]) -> list[Path]:
+    """All coders at or below a path, saved and foreign ones, as `load_dictionary` takes them; no runs."""
     return list(_search(Path(path), _DEPTH, [_MOST]))
 
 
 def _here(path: Path) -> tuple[Format | None, list[Path]]:
-    """The first format that finds coders at a path, and where. Raises OSError."""
+    """The first format that finds coders at a path, and their places. Raises OSError."""
     for format in FORMATS.values():
         if places := format.here(path):
             return format, places
@@ -64,8 +58,8 @@ def _search(path: Path, depth: int, left: list[int]) -> Iterator[Path]:
     entries: list[os.DirEntry[str]] = []
     try:
         if path.is_dir():
-            with os.scandir(path) as inside:
-                entries = sorted(inside, key=lambda entry: entry.name)
+            with os.scandir(path) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         if len(folders) < len(entries) or path.is_file():  # every format has a file in its folder
             places = [path] if is_saved(path) else _here(path)[1]
