@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from saejax.attribution.arrays import from_bytes, to_bytes
+from saejax.attribution.graph import from_bytes, to_bytes
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json, write_bytes, write_json
 

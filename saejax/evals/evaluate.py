@@ -18,7 +18,6 @@ from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
 from saejax.evals.breakdown import ReadText
 from saejax.evals.intervals import Documents
-from saejax.evals.per_document import CoderSums, Shared
 from saejax.evals.reconstruction import (
     Reconstruction,
     batch_sums,
@@ -27,7 +26,7 @@ from saejax.evals.reconstruction import (
     joined_sums,
     token_sums,
 )
-from saejax.evals.resampled import Slots, TextSums
+from saejax.evals.resampled import CoderSums, Shared, Slots, TextSums
 from saejax.evals.similarity import CoActivation, cosine_histogram, firing
 from saejax.evals.splice import Clean, splice_metrics, spliced, unspliced
 from saejax.lm.forward import Model, compiled

@@ -24,10 +24,9 @@ from saejax.evals.probing import (
     refused_coder,
     split,
 )
-from saejax.evals.probing.first_letter import Task
-from saejax.evals.probing.fit import folds
+from saejax.evals.probing.first_letter import LETTERS, Task, Words, divided, prompts, vocabulary
 from saejax.evals.probing.linear import Recipe, train
-from saejax.evals.probing.words import LETTERS, Words, divided, prompts, vocabulary
+from saejax.evals.probing.sparse import folds
 from saejax.trained import TrainedCoder
 
 

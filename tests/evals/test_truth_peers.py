@@ -12,12 +12,9 @@ from tiny import ROOT
 from saejax.core.config import from_config_dict
 from saejax.core.rng import stream
 from saejax.evals.truth import Planted, World, plant, superposition
-from saejax.evals.truth.directions import apart
-from saejax.evals.truth.firing import common_causes, magnitudes, probabilities, thresholds
 from saejax.evals.truth.hierarchy import make_hierarchy
-from saejax.evals.truth.pairing import pair
-from saejax.evals.truth.scores import scored
-from saejax.evals.truth.sums import block_sums, stacked
+from saejax.evals.truth.planted import apart, common_causes, magnitudes, probabilities, thresholds
+from saejax.evals.truth.scores import block_sums, pair, scored, stacked
 
 FOLDER = ROOT / "tests" / "fixtures" / "peers" / "truth"
 ABOUT = json.loads((FOLDER / "worlds.json").read_text())

@@ -13,9 +13,7 @@ from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import DataError
 from saejax.evals.truth import Planted, World, plant, score
 from saejax.evals.truth.hierarchy import make_hierarchy
-from saejax.evals.truth.pairing import pair, parents_share
-from saejax.evals.truth.scores import scored
-from saejax.evals.truth.sums import block_sums, stacked
+from saejax.evals.truth.scores import block_sums, pair, parents_share, scored, stacked
 from saejax.trained import TrainedCoder
 
 D, N = 12, 20

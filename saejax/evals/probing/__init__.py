@@ -1,14 +1,11 @@
 """What latents can tell: k-sparse probes after sae-probes, first letters, splitting and absorption after SAEBench."""
 
-from saejax.evals.probing.absorption import Absorbed, absorbed, splits
 from saejax.evals.probing.compare import Mean, difference, mean_over
 from saejax.evals.probing.config import ProbesConfig
 from saejax.evals.probing.datasets import LabelledTexts, chosen, data_folder, files, needed, read
-from saejax.evals.probing.first_letter import Task, first_letters, refused_coder, task_of
-from saejax.evals.probing.fit import Scores, fit
+from saejax.evals.probing.first_letter import Absorbed, Task, absorbed, first_letters, refused_coder, splits, task_of
 from saejax.evals.probing.last_token import Reader
-from saejax.evals.probing.rows import Split, split
-from saejax.evals.probing.sparse import probe_activations, probe_latents, ranked
+from saejax.evals.probing.sparse import Scores, Split, fit, probe_activations, probe_latents, ranked, split
 
 __all__ = [
     "Absorbed",

@@ -5,21 +5,136 @@ said about a dictionary, and the task is refused with the probe's figures.
 """
 
 import dataclasses
+import re
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from saejax.coders import LayerNormAutoencoder
 from saejax.core.errors import DataError
-from saejax.evals.probing.absorption import absorbed, splits
 from saejax.evals.probing.compare import mean_over
 from saejax.evals.probing.config import ProbesConfig
 from saejax.evals.probing.linear import ON_ACTIVATIONS, ON_LATENTS, Probe, train
 from saejax.evals.probing.sparse import columns
-from saejax.evals.probing.words import LETTERS, Words, divided, prompts, vocabulary
 from saejax.text import Tokenizer
 from saejax.trained import TrainedCoder
+
+_FIRES = 1e-8
+_LEAST_COS_FULL, _LEAST_COS, _LEAST_SHARE = 0.025, 0.1, 0.4
+_ABSORBERS = 3
+
+
+class Absorbed(NamedTuple):
+    """Of each word: `fraction` [B], between 0 and 1, and `full` bool [B]."""
+
+    fraction: np.ndarray
+    full: np.ndarray
+
+
+def absorbed(
+    z_BF: np.ndarray, x_BD: np.ndarray, W_dec_FD: np.ndarray, p_D: np.ndarray, main: Sequence[int]
+) -> Absorbed:
+    """How much of the probe's projection other latents carry in place of the main ones.
+
+    With a the sum of the (at most 3) largest proj_f > 0 of latents that are not main and have cos_f >= 0.1, and m the
+    sum of proj_f of the main ones:
+
+        fraction = 0                      if m >= act or a / act < 0.4
+                 = 1                      else if m <= 0
+                 = c / (c + m)            else, with c = min(a, act - m)
+
+    full: no main latent fires (z_f < 1e-8), and the latent with the largest proj_f has cos_f >= 0.025 and proj_f / act
+    >= 0.4, act not negative.
+    """
+    p_D = p_D.astype(np.float64) / np.linalg.norm(p_D)
+    onto_F = W_dec_FD.astype(np.float64) @ p_D
+    cos_F = onto_F / np.maximum(np.linalg.norm(W_dec_FD.astype(np.float64), axis=1), 1e-12)
+    proj_BF, act_B = z_BF * onto_F[None], x_BD.astype(np.float64) @ p_D
+    chosen = np.zeros(len(onto_F), bool)
+    chosen[list(main)] = True
+    main_B = proj_BF[:, chosen].sum(1)
+    candidates_BF = np.where(((cos_F >= _LEAST_COS) & ~chosen)[None], np.maximum(proj_BF, 0), 0)
+    others_B = np.sort(candidates_BF, axis=1)[:, -_ABSORBERS:].sum(1)
+    safe_B = np.where(act_B == 0, np.finfo(np.float64).tiny, act_B)
+    with np.errstate(over="ignore"):  # of an act of 0, whose fraction is 0 or 1
+        none_B = (main_B >= act_B) | (others_B / safe_B < _LEAST_SHARE)
+    carried_B = np.minimum(others_B, act_B - main_B)
+    whole_B = np.where(carried_B + main_B == 0, 1.0, carried_B + main_B)
+    part_B = np.where(main_B <= 0, 1.0, np.clip(carried_B / whole_B, 0, 1))
+    top_B = proj_BF.argmax(1)
+    top_proj_B = proj_BF[np.arange(len(top_B)), top_B]
+    silent_B = (z_BF[:, chosen] < _FIRES).all(1)
+    aligned_B = (cos_F[top_B] >= _LEAST_COS_FULL) & (act_B >= 0) & (top_proj_B >= _LEAST_SHARE * act_B)
+    return Absorbed(np.where(none_B, 0.0, part_B), silent_B & aligned_B)
+
+
+def splits(f1_K: Sequence[float], gain: float) -> int:
+    """How many latents share a property: the last k in 1, 2, ... before F1 rises by no more than `gain` over k - 1."""
+    best, k = -np.inf, 0
+    for score in f1_K:
+        if not score > best + gain:
+            break
+        best, k = score, k + 1
+    return k
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_WORD = re.compile(" ?[A-Za-z]+")
+_ASKS = " has the first letter:"
+_EXAMPLES = 10
+_TRAIN_SHARE = 0.8
+
+
+class Words(NamedTuple):
+    """Words of one token each: `ids` int64 [N], `letters` int64 [N], 0 for a."""
+
+    ids: np.ndarray
+    letters: np.ndarray
+
+
+def vocabulary(tokenizer: Tokenizer) -> Words:
+    """All tokens that are ASCII letters, with at most one space in front."""
+    ids = [i for i in tokenizer.usable_ids if i not in tokenizer.special_ids]
+    found = [(i, s) for i, s in zip(ids, tokenizer.token_strings(ids), strict=True) if _WORD.fullmatch(s)]
+    letters = [LETTERS.index(s.lstrip(" ")[0].lower()) for _, s in found]
+    return Words(np.array([i for i, _ in found], np.int64), np.array(letters, np.int64))
+
+
+def divided(words: Words, seed: int, most: int = 0) -> tuple[Words, Words]:
+    """(training words, held-out words): four fifths and one fifth, in random order; of at most `most` words, 0 all."""
+    order = _rng(seed, "divide").permutation(len(words.ids))[: most or None]
+    cut = int(len(order) * _TRAIN_SHARE)
+    first, second = (Words(words.ids[part], words.letters[part]) for part in (order[:cut], order[cut:]))
+    return first, second
+
+
+def prompts(tokenizer: Tokenizer, words: Words, bos: Sequence[int], seed: int, name: str) -> list[list[int]]:
+    """The tokens of one prompt for each word, whose examples are other ones of these words, drawn by (seed, name)."""
+    rng, n = _rng(seed, name), len(words.ids)
+    newline, asks = _inside(tokenizer, "\n"), _inside(tokenizer, _ASKS)
+    answers = [_inside(tokenizer, f" {letter.upper()}") for letter in LETTERS]
+    made = []
+    for i in range(n):
+        tokens = list(bos)
+        # Of n - 1 others: those from i on stand for the ones behind it.
+        for other in rng.choice(n - 1, size=min(_EXAMPLES, n - 1), replace=False):
+            j = int(other) + (other >= i)
+            tokens += [*newline, int(words.ids[j]), *asks, *answers[words.letters[j]]]
+        made.append([*tokens, *newline, int(words.ids[i])])
+    return made
+
+
+def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a piece within a text: many tokenizers put a space in front of the first one."""
+    before, both = tokenizer.encode_many(["a", f"a{text}"])
+    return both[len(before) :] if both[: len(before)] == before else tokenizer.encode(text)
+
+
+def _rng(seed: int, name: str) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(f"first_letter/{name}".encode())])
+
 
 _BLOCK = 512
 # A letter has at least so many training and held-out words.

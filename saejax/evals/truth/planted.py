@@ -1,4 +1,4 @@
-"""The world as it is planted: its features, and samples of it as a function of a key."""
+"""A planted world: its features, and samples of it as a function of a key."""
 
 import dataclasses
 import functools
@@ -10,15 +10,114 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from saejax.core.config import to_json
 from saejax.core.rng import stream
 from saejax.core.settings import deciding
-from saejax.evals.truth.directions import directions
-from saejax.evals.truth.firing import common_causes, magnitudes, probabilities, thresholds
 from saejax.evals.truth.hierarchy import Hierarchy, make_hierarchy
-from saejax.evals.truth.world import World
+from saejax.evals.truth.world import Magnitudes, World
 from saejax.kernels.dense import EXACT
+
+
+def directions(world: World) -> tuple[np.ndarray, np.ndarray]:
+    """(directions [N, D] with rows of length 1, bias [D]), float32."""
+    rows_ND = jax.random.normal(stream(world.seed, "truth.directions"), (world.n_features, world.d_in))
+    rows_ND = apart(unit(rows_ND), world.orthogonal_steps, world.orthogonal_lr)
+    bias_1D = jax.random.normal(stream(world.seed, "truth.bias"), (1, world.d_in))
+    return np.asarray(rows_ND), np.asarray(world.bias * unit(bias_1D)[0])
+
+
+def unit(rows_ND: jax.Array) -> jax.Array:
+    """Rows at length 1."""
+    return rows_ND / jnp.maximum(jnp.linalg.norm(rows_ND, axis=1, keepdims=True), 1e-8)
+
+
+def apart(rows_ND: jax.Array, steps: int, lr: float) -> jax.Array:
+    """Rows after `steps` of Adam on sum_{i != j} (d_i . d_j)^2 + N sum_i (|d_i|^2 - 1)^2, at length 1.
+
+    The loss is that of SAELens' `orthogonalize_embeddings`. Its gradient needs no N x N matrix:
+    sum_{j != i} (d_i . d_j) d_j = d_i (D^T D) - |d_i|^2 d_i.
+    """
+    adam, n = optax.adam(lr), len(rows_ND)
+
+    def step(_: int, state: tuple[jax.Array, optax.OptState]) -> tuple[jax.Array, optax.OptState]:
+        rows_ND, moments = state
+        squared_N1 = jnp.square(rows_ND).sum(1, keepdims=True)
+        gram_DD = jnp.matmul(rows_ND.T, rows_ND, precision=EXACT)
+        others_ND = jnp.matmul(rows_ND, gram_DD, precision=EXACT) - squared_N1 * rows_ND
+        gradient_ND = 4 * others_ND + 4 * n * (squared_N1 - 1) * rows_ND
+        updates, moments = adam.update(gradient_ND, moments)
+        return rows_ND + updates, moments
+
+    @jax.jit
+    def run(rows_ND: jax.Array) -> jax.Array:
+        return unit(jax.lax.fori_loop(0, steps, step, (rows_ND, adam.init(rows_ND)))[0])
+
+    return run(rows_ND) if steps else rows_ND
+
+
+def superposition(rows_ND: np.ndarray, block: int = 1024) -> float:
+    """Mean over features of the largest |cos| with another one: 0 for orthogonal directions."""
+    largest = []
+    for start in range(0, len(rows_ND), block):
+        cosines_BN = np.abs(rows_ND[start : start + block] @ rows_ND.T)
+        cosines_BN[np.arange(len(cosines_BN)), start + np.arange(len(cosines_BN))] = 0
+        largest.append(cosines_BN.max(1))
+    return float(np.concatenate(largest).mean())
+
+
+# Of a feature's own part in what makes it fire.
+_LEAST_OWN = 0.01
+
+
+def probabilities(world: World) -> np.ndarray:
+    """p of each feature, float64 [N], before a hierarchy is compensated for.
+
+    zipfian: p_i = p_min + (p_max - p_min) (r_i - r_N) / (r_1 - r_N), r_i = 1 / i^exponent.
+    """
+    n, low, high = world.n_features, world.p_min, world.p_max
+    if n == 1 or world.firing == "constant":
+        return np.full(n, high)
+    if world.firing == "random":
+        drawn_N = jax.random.uniform(stream(world.seed, "truth.firing"), (n,))
+        return low + (high - low) * np.asarray(drawn_N, np.float64)
+    if world.firing == "linear":
+        return np.linspace(high, low, n)
+    rank_N = np.arange(1, n + 1) ** -world.exponent
+    return low + (high - low) * (rank_N - rank_N[-1]) / (rank_N[0] - rank_N[-1])
+
+
+def magnitudes(of: Magnitudes, n: int, key: jax.Array) -> np.ndarray:
+    """One number for each feature, float64 [N], by its `kind`."""
+    along_N = np.linspace(0, 1, n)
+    if of.kind == "linear":
+        return of.first + (of.last - of.first) * along_N
+    if of.kind == "exponential":
+        return of.first * (of.last / of.first) ** along_N
+    if of.kind == "folded_normal":
+        return np.abs(of.centre + of.spread * np.asarray(jax.random.normal(key, (n,)), np.float64))
+    return np.full(n, of.first)
+
+
+def thresholds(p_N: np.ndarray) -> np.ndarray:
+    """t with P(z > t) = p for a standard normal z, float64 [N]; -inf for p = 1."""
+    from scipy.special import ndtri
+
+    return -ndtri(p_N)
+
+
+def common_causes(world: World) -> np.ndarray:
+    """F, float64 [N, R], of z = e F^T + sqrt(1 - |F_i|^2) n: the correlation of features i and j is F_i . F_j.
+
+    Rows longer than sqrt(0.99) are shortened to that, so that 1 % of each feature's variance is its own.
+    """
+    shape = (world.n_features, world.rank)
+    factor_NR = world.correlation * np.asarray(jax.random.normal(stream(world.seed, "truth.causes"), shape), np.float64)
+    squared_N = np.square(factor_NR).sum(1)
+    too_long = 1 - squared_N < _LEAST_OWN
+    shorter_N = np.sqrt((1 - _LEAST_OWN) / np.where(too_long, squared_N, 1))
+    return factor_NR * np.where(too_long, shorter_N, 1)[:, None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

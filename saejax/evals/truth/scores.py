@@ -10,16 +10,171 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from saejax.core.bootstrap import middle
 from saejax.core.errors import DataError
 from saejax.core.progress import Progress
 from saejax.core.rng import stream
-from saejax.evals.truth.pairing import Pairing, pair
+from saejax.evals.centred import about_zero, centred_sums, variance
+from saejax.evals.matching import cosines, match
 from saejax.evals.truth.planted import Planted
-from saejax.evals.truth.sums import Totals, block_sums, classified, figures, resampled, stacked
 from saejax.trained import TrainedCoder
+
+# Absorption is looked for where parent and child have latents of their own: best |cos| at least this.
+_FOUND = 0.5
+# A child's latent has the parent's direction if its share beside the child's is at least this.
+_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairing:
+    """What the decoder's rows have to do with the features.
+
+    Attributes:
+        feature: int64 [F], each latent's best feature: the one of the largest |cos|.
+        latent: int64 [N], each feature's best latent.
+        latent_cosine, feature_cosine: float64 [F], [N], those |cos|.
+        mcc: mean |cos| of the best one-to-one pairs, as many as there are latents or features, whichever are fewer.
+        uniqueness: different best features over latents.
+        families: int64 [P, 2], features (parent, child) where absorption can be seen.
+        shares: bool [P]: the child's latent has the parent's direction.
+    """
+
+    feature: np.ndarray
+    latent: np.ndarray
+    latent_cosine: np.ndarray
+    feature_cosine: np.ndarray
+    mcc: float
+    uniqueness: float
+    families: np.ndarray
+    shares: np.ndarray
+
+
+def pair(W_dec_FD: np.ndarray, directions_ND: np.ndarray, families_P2: np.ndarray) -> Pairing:
+    """Pair a decoder's rows with the true directions.
+
+    Args:
+        families_P2: (parent, child) of every child. Kept are those whose best latents are two, each with |cos| >= 0.5
+            to its feature. Whether the child's latent w has the parent's direction d_p beside the child's d_c: least
+            squares w / |w| = +-(alpha d_c + beta d_p) gives beta >= 0.1.
+    """
+    similar_FN = np.abs(cosines(W_dec_FD, directions_ND))
+    feature_F, latent_N = similar_FN.argmax(1), similar_FN.argmax(0)
+    feature_cosine_N = similar_FN[latent_N, np.arange(len(latent_N))].astype(np.float64)
+    parent_P, child_P = families_P2.T
+    found_P = np.minimum(feature_cosine_N[parent_P], feature_cosine_N[child_P]) >= _FOUND
+    kept_P2 = families_P2[found_P & (latent_N[parent_P] != latent_N[child_P])]
+    return Pairing(
+        feature_F,
+        latent_N,
+        similar_FN[np.arange(len(feature_F)), feature_F].astype(np.float64),
+        feature_cosine_N,
+        match(W_dec_FD, directions_ND).mean,
+        len(np.unique(feature_F)) / len(feature_F),
+        kept_P2,
+        parents_share(np.asarray(W_dec_FD, np.float64)[latent_N[kept_P2[:, 1]]], directions_ND, kept_P2) >= _SHARE,
+    )
+
+
+def parents_share(rows_PD: np.ndarray, directions_ND: np.ndarray, families_P2: np.ndarray) -> np.ndarray:
+    """beta [P] of w / |w| = +-(alpha d_child + beta d_parent) by least squares, with the sign of alpha >= 0."""
+    rows_PD = rows_PD / np.maximum(np.linalg.norm(rows_PD, axis=1, keepdims=True), 1e-12)
+    parent_PD, child_PD = (np.asarray(directions_ND, np.float64)[families_P2[:, i]] for i in (0, 1))
+    c_P, w_child_P, w_parent_P = (
+        np.einsum("pd,pd->p", *two) for two in ((parent_PD, child_PD), (rows_PD, child_PD), (rows_PD, parent_PD))
+    )
+    rest_P = np.maximum(1 - np.square(c_P), 1e-12)
+    alpha_P, beta_P = (w_child_P - c_P * w_parent_P) / rest_P, (w_parent_P - c_P * w_child_P) / rest_P
+    return beta_P * np.where(alpha_P < 0, -1, 1)
+
+
+# Activations shorter than this have no shrinkage.
+_SHORT = 1e-6
+
+# {name: [..., what it is of]}; the axes in front are those of blocks or of bootstrap samples.
+Totals = dict[str, np.ndarray]
+
+
+def block_sums(
+    z_BF: jax.Array, a_BN: jax.Array, x_BD: jax.Array, x_hat_BD: jax.Array, of: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Counts and sums over the samples of a block. Pure.
+
+    Args:
+        z_BF: latents; they fire where they are not 0.
+        a_BN: true magnitudes; features fire where they are above 0.
+        x_BD, x_hat_BD: activations and reconstructions.
+        of: `feature` [F], `latent` [N] and, for absorption, `parent`, `child` [P] and `shares` [P] of a `Pairing`.
+    """
+    fires_BF, true_BN = z_BF != 0, a_BN > 0
+    norm_B, norm_hat_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(x_hat_BD, axis=1)
+    long_B = norm_B > _SHORT
+    parents_fire_BP, childs_fire_BP = (fires_BF[:, of["latent"][of[who]]] for who in ("parent", "child"))
+    absorbed_BP = true_BN[:, of["child"]] & childs_fire_BP & ~parents_fire_BP & of["shares"][None]
+    return {
+        "n": jnp.asarray(len(x_BD), jnp.float32),
+        "fires": fires_BF.sum(0),
+        "true": true_BN.sum(0),
+        "both_F": (fires_BF & true_BN[:, of["feature"]]).sum(0),
+        "both_N": (fires_BF[:, of["latent"]] & true_BN).sum(0),
+        "absorbed": absorbed_BP.sum(0),
+        **dict(zip(("x_at", "x", "x2"), centred_sums(x_BD, jnp.ones(len(x_BD), bool)), strict=True)),
+        "e2": jnp.square(x_BD - x_hat_BD).sum(),
+        "ratio": jnp.where(long_B, norm_hat_B / jnp.where(long_B, norm_B, 1), 0).sum(),
+        "long": long_B.sum(),
+    }
+
+
+def figures(t: Totals, of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The figures that hold of totals; each has the totals' axes in front."""
+    n = t["n"]
+    latents = classified(t["both_F"], t["fires"], t["true"][..., of["feature"]], n)
+    features = classified(t["both_N"], t["fires"][..., of["latent"]], t["true"], n)
+    return {
+        "l0": t["fires"].sum(-1) / n,
+        "true_l0": t["true"].sum(-1) / n,
+        "dead": (t["fires"] == 0).sum(-1),
+        "shrinkage": t["ratio"] / np.maximum(t["long"], 1),
+        "fve": 1 - t["e2"] / n / variance(n, t["x"], t["x2"]).sum(-1),
+        **{name: value.mean(-1) for name, value in latents.items()},
+        **{f"feature_{name}": value.mean(-1) for name, value in features.items()},
+        "absorption": _share(t["absorbed"].sum(-1), t["true"][..., of["child"]].sum(-1)),
+    }
+
+
+def classified(both: np.ndarray, said: np.ndarray, is_: np.ndarray, n: np.ndarray) -> dict[str, np.ndarray]:
+    """Each latent as a detector of its feature, [..., F], of counts: both fire, the latent fires, the feature does.
+
+    precision = both / said, recall = both / is, F1 = their harmonic mean, accuracy = 1 - (said + is - 2 both) / n; what
+    is divided by 0 is 0.
+    """
+    precision, recall = _share(both, said), _share(both, is_)
+    return {
+        "precision": precision,
+        "recall": recall,
+        "f1": _share(2 * precision * recall, precision + recall),
+        "accuracy": 1 - (said + is_ - 2 * both) / n[..., None],
+    }
+
+
+def _share(part: np.ndarray, whole: Any) -> np.ndarray:
+    return np.divide(part, whole, out=np.zeros(np.shape(part)), where=np.asarray(whole) > 0)
+
+
+def stacked(blocks: list[Any]) -> Totals:
+    """Sums of blocks as float64 arrays with an axis of blocks in front, those of x about 0."""
+    hosts = jax.device_get(blocks)
+    t = {name: np.stack([np.asarray(host[name], np.float64) for host in hosts]) for name in hosts[0]}
+    t["x"], t["x2"] = about_zero(t["n"], t.pop("x_at"), t["x"], t["x2"])
+    return t
+
+
+def resampled(t: Totals, weights_RK: np.ndarray) -> Totals:
+    """Totals of R samples of K blocks, block k taken weights[r, k] times."""
+    return {name: np.tensordot(weights_RK, value, axes=(1, 0)) for name, value in t.items()}
+
 
 # Bootstrap samples, and so many of them at a time.
 _RESAMPLES, _AT_A_TIME = 1_000, 50

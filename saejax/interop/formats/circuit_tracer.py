@@ -30,7 +30,7 @@ from saejax.interop.assemble import (
 )
 from saejax.interop.hooks import from_transformer_lens, norm_notes, to_transformer_lens
 from saejax.interop.tensors import mentions, only_name, read_safetensors, read_yaml, write_safetensors
-from saejax.trained import Format, TrainedCoder
+from saejax.trained import Format, TrainedCoder, register_format
 
 _CONFIG, _KIND = "config.yaml", "model_kind"
 _SET, _CLT = "transcoder_set", "cross_layer_transcoder"

@@ -31,7 +31,7 @@ from saejax.interop.assemble import (
 )
 from saejax.interop.hooks import UNKNOWN, from_module
 from saejax.interop.tensors import check_size, mentions, read_config, read_npz, read_safetensors, write_safetensors
-from saejax.trained import Format, Kind, TrainedCoder, centred
+from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
 _MOST_LAYERS = 1024

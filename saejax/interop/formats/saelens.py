@@ -28,7 +28,7 @@ from saejax.interop.assemble import (
 )
 from saejax.interop.hooks import from_module, from_transformer_lens, norm_notes, to_transformer_lens
 from saejax.interop.tensors import read_config, read_safetensors, whole_number, write_safetensors
-from saejax.trained import Format, TrainedCoder, centred
+from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CFG, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
 # The version whose way of saying things this is: older readers would take the file for one of theirs.

@@ -10,9 +10,8 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.lm.aliases import LISTS, find_aliases
 from saejax.lm.rows import WAYS, Chunk
 from saejax.lm.torch_hooks.hooks import REFUSALS, forward, result_of, watching
-from saejax.lm.torch_hooks.lengths import UNBOUNDED, longest_mixed
+from saejax.lm.torch_hooks.lengths import LEAST, MOST, ROUNDING, UNBOUNDED, difference, longest_mixed
 from saejax.lm.torch_hooks.model import TorchConfig, TorchModel
-from saejax.lm.torch_hooks.same import LEAST, MOST, ROUNDING, difference
 from saejax.text import Tokenizer
 
 # Attention that looks no further than this many tokens, whatever a 4-D mask says.
