@@ -155,7 +155,7 @@ def decided_by(
     config: AttributionConfig,
     answers: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """What decides the rows of a graph, as JSON: the arguments of `attribute`, by their content."""
+    """The arguments of `attribute` that decide the rows of a graph, by their content, as JSON."""
     weights = (
         {} if "weights_sha256" in lm.identity else {"weights": digest(*map(np.asarray, jax.tree.leaves(lm.params)))}
     )

@@ -88,7 +88,7 @@ def checked_slug(slug: str) -> str:
 
 
 def scan_of(names: Mapping[str, str]) -> str:
-    """Where the features' files lie, seen from circuit-tracer's page: one folder for each set of dictionaries.
+    """The folder of the features' files, seen from circuit-tracer's page: one for each set of dictionaries.
 
     Its name is a digest of what the graph is of (`names` hold the content of model and dictionaries as a digest), the
     prompt left out, so graphs of several prompts share the folder.

@@ -136,7 +136,7 @@ class Graph:
 
     @property
     def parts(self) -> dict[str, slice]:
-        """Where the nodes of each kind stand: features, errors, tokens, logits."""
+        """Slices of the nodes of each kind: features, errors, tokens, logits."""
         sizes = {
             "features": self.n_features,
             "errors": self.n_errors,
@@ -171,7 +171,7 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | Path) -> "Graph":
-        """What `save` wrote.
+        """The graph that `save` wrote.
 
         Raises:
             DataError: it is no graph, or a damaged one.

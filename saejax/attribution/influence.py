@@ -1,4 +1,4 @@
-"""What of a graph matters to the logits: influence, pruning, and how much of it features explain.
+"""Importance in a graph for the logits: influence, pruning, and the share that features explain.
 
     A_ts = |w_ts| / sum_s |w_ts|,   B = (I - A)^-1 - I = A + A^2 + ...,   influence = p B
 
@@ -21,7 +21,7 @@ _LEAST_SUM = 1e-10
 
 @dataclasses.dataclass(frozen=True)
 class Pruned:
-    """What is left of a graph.
+    """The rest of a graph.
 
     Attributes:
         nodes: bool [N]. edges: bool [R, N], target by source as in the graph's weights, between these nodes.

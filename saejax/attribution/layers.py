@@ -1,4 +1,4 @@
-"""Where dictionaries read and write in the model: the layers of a graph."""
+"""The layers of a graph: the places in the model where dictionaries read and write."""
 
 import dataclasses
 from collections.abc import Sequence

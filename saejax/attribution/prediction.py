@@ -1,4 +1,4 @@
-"""What a graph says an ablation would do: the linear effect of features that are taken away, through all others.
+"""A graph's prediction of an ablation: the linear effect of features that are taken away, through all others.
 
     d_t = sum_s w_ts d_s / f_t        of a feature; d = -1 of those taken away, whose own inputs no longer matter
     dz_v = sum_s w_vs d_s             of a logit, less the mean of all logits

@@ -73,7 +73,7 @@ def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, me
 
 
 def shardings(mesh: Mesh) -> dict[str, NamedSharding]:
-    """Where the program's arguments lie: sources by latent, targets, and all else."""
+    """Shardings of the program's arguments: sources by latent, targets, and all else."""
     spec = {"latent": PartitionSpec(LATENT), "targets": PartitionSpec(DATA), "whole": PartitionSpec()}
     return {name: NamedSharding(mesh, one) for name, one in spec.items()}
 
@@ -103,7 +103,7 @@ _at.defvjp(_at_and_kept, _spread)
 
 
 def _added(layers: Sequence[Layer], sources: Sources, shares: Any, layer: int, tie: jax.Array, block: int) -> jax.Array:
-    """What the sources' shares add where a layer writes, [S, D]."""
+    """The sum of the sources' shares where a layer writes, [S, D]."""
     total_SD = left(tie, shares["errors"][layer], sources["errors"][layer])
     for number, other in enumerate(layers):
         if layer in other.reaches:

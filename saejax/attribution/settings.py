@@ -7,7 +7,7 @@ from saejax.core.settings import Settings, setting
 
 @dataclasses.dataclass(frozen=True)
 class AttributionConfig(Settings, section="attribution"):
-    """How large a graph is, and how it is computed."""
+    """The size of a graph, and its computation."""
 
     max_features: int = setting(
         7500,

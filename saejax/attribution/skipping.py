@@ -1,4 +1,4 @@
-"""Where a cross-layer transcoder skips a step: earlier features write for an MLP, in place of features that read it.
+"""Skipped steps of a cross-layer transcoder: earlier features write for an MLP, in place of those that read it.
 
 In the model only MLP m writes y_m, from what it reads. A cross-layer transcoder writes it in two parts,
 
@@ -144,7 +144,7 @@ def response_errors(
     cut: float = 0.5,
     silent: int = 1,
 ) -> np.ndarray:
-    """How far each layer's dictionary is from what the model does when all features before it are weaker.
+    """Distance of each layer's dictionary from what the model does when all features before it are weaker.
 
         error_m = |d - d_hat| / |d|          over all tokens' vectors
         d       = MLP_m(x'_m) - MLP_m(x_m)
@@ -199,7 +199,7 @@ def _seen(
 
 
 class _Parts(NamedTuple):
-    """What a dictionary says where it writes, [S, D] each: o, c, and bias and skip connection."""
+    """A dictionary's parts where it writes, [S, D] each: o, c, and bias and skip connection."""
 
     own: np.ndarray
     early: np.ndarray

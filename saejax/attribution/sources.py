@@ -85,7 +85,7 @@ def written(
     slots: Slots,
     W_NFWD: jax.Array,
 ) -> jax.Array:
-    """What features times their shares add, [S, D], at the one of the layers they write whose place is `which`.
+    """The sum of features times their shares, [S, D], at the `which`-th of the layers that they write.
 
     Shares are 0 wherever this room asks for it, and so is the value; its derivative by the shares is not. That by the
     `tie` is 0, and known when the others are.
@@ -139,7 +139,7 @@ def slots_shape(length: int, active: int, devices: int, block: int) -> dict[str,
 
 
 def step_of(slots: Slots, block: int) -> int:
-    """How many slots are a block."""
+    """Slots of a block."""
     _, count, size = slots["latent"].shape
     return min(max(1, block // size), count)
 

@@ -1,4 +1,4 @@
-"""How sure a figure is: the bootstrap over documents, and what it says of the difference of two coders.
+"""The bootstrap over documents: intervals of figures, and of the difference of two coders.
 
 Tokens of one document are alike, so it is documents that are drawn again, never tokens. A document is in a resample a
 Poisson number of times with mean 1, which is a function of (seed, document, resample) alone: two evaluations of the
@@ -34,7 +34,7 @@ LOWER = ("relative_error", "relative_norm_error", "mse", "ce_sae", "kl")
 
 
 def weights(documents_N: np.ndarray, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
-    """How often each document is in each resample, float32 [resamples, N]; `documents_N` are their numbers."""
+    """Times that each document is in each resample, float32 [resamples, N]; `documents_N` are their numbers."""
     drawn_NW = np.empty((len(documents_N), resamples), np.uint64)
     for i, document in enumerate(documents_N):
         # Raw output: numpy promises that a bit generator's numbers stay the same.

@@ -73,7 +73,7 @@ def _histogram(values: np.ndarray) -> dict[str, Any]:
 
 
 class CoActivation:
-    """Which latents fire together: for each latent the largest Jaccard index with another.
+    """Latents that fire together: for each latent the largest Jaccard index with another.
 
     J(i, j) = tokens on which both fire / tokens on which at least one fires, over about 16,384 tokens, evenly chosen
     from those that are evaluated, and fewer where so many latents fire that pairs of them would be too many. Latents

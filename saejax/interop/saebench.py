@@ -23,7 +23,7 @@ _ARCHITECTURES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu", "g
 
 
 def refuses(sae: TrainedCoder) -> str:
-    """Why SAEBench cannot evaluate this coder; empty where it can."""
+    """The reason why SAEBench cannot evaluate this coder; empty where it can."""
     topology, sparsity = coder_kind(sae)
     if topology not in ("autoencoder", UNCENTRED):
         return f"it puts what the dictionary writes where it reads, and has nothing for a {topology}"

@@ -1,4 +1,4 @@
-"""What is done to latents: every operation is one line of the same form, so that one program runs all of them.
+"""Changes of latents: every operation is one line of the same form, so that one program runs all of them.
 
     f' = clip(scale f + shift, low, high)       of chosen latents, at chosen tokens
 

@@ -1,4 +1,4 @@
-"""What an intervention refuses before anything runs, in one line each."""
+"""The refusals of an intervention, before anything runs, in one line each."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def checked_changes(
 def checked_errors(
     dictionaries: Dictionaries, errors: Any
 ) -> tuple[Literal["own", "none"], dict[str, dict[str, jax.Array]]]:
-    """What happens to the errors of dictionaries for which none are given; and those given."""
+    """("own" or "none" for dictionaries without given errors, the given ones)."""
     if errors == "own" or errors == "none":
         return errors, {}
     if isinstance(errors, str):

@@ -1,4 +1,4 @@
-"""What random features would have done: sets to compare a chosen set with, and the whole set left out or alone.
+"""Random features to compare a chosen set with, and the whole set left out or alone.
 
 A control is as large as the set, and its members fire as much: each is drawn from the latents that fire in the same
 rows, the nearest in mean activation to the member that it stands for. (Marks et al. 2024 compare with random features.)

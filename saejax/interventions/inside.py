@@ -129,7 +129,7 @@ class Inside:
         return self.sae.coder.topology.decoder_rows(dict(self.params))[group][:, first * width : (first + 1) * width]
 
     def _added(self, total_RSD: Any) -> jax.Array:
-        """What a sum of decoder rows adds: with layer normalisation as many times as the token is large."""
+        """The effect of a sum of decoder rows: with layer normalisation as many times as the token is large."""
         topology = self.sae.coder.topology
         if topology.stacked:
             return total_RSD
@@ -151,13 +151,13 @@ class Inside:
 
 
 def n_groups(sae: TrainedCoder) -> int:
-    """How many groups of latents there are, each of which reads one site: the layers of a cross-layer transcoder."""
+    """Groups of latents, each of which reads one site: the layers of a cross-layer transcoder."""
     shape = sae.coder.topology.latent_shape
     return shape[0] if len(shape) == 2 else 1
 
 
 def reads_all(sae: TrainedCoder) -> bool:
-    """Whether one latent reads several hook points, so that its value is not known where the first is written."""
+    """True where a latent reads several hook points: its value is not known where the first is written."""
     return n_groups(sae) == 1 and len(sae.sites.reads) > 1
 
 

@@ -1,4 +1,4 @@
-"""What an intervention did, in numbers: of logits [R, S, V] one number a row, [R]; and what follows from such numbers.
+"""Effects of an intervention, in numbers: of logits [R, S, V] one number a row, [R]; and what follows from them.
 
     logit difference   z_right - z_wrong                                              at one token of each row
     recovered          (m - m_corrupt) / (m_clean - m_corrupt)                        1: all of it, 0: none

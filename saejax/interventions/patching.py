@@ -1,4 +1,4 @@
-"""How much each feature matters to a measure when its value is replaced by that in another run.
+"""Effects of single features on a measure, when their values are replaced by those in another run.
 
     exact       m(f_i of the source put in) - m                       `Interventions.many` with `set_to`
     estimated   (f_source - f) dm/df                                  at f: attribution patching, 1 step
@@ -30,7 +30,7 @@ from saejax.interventions.runs import Interventions, Run
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """What each node of one dictionary does to the sum of a measure over rows.
+    """The effect of each node of one dictionary on the sum of a measure over rows.
 
     Attributes:
         features: [R, S, F], or [R, S, G, F] of a cross-layer transcoder.

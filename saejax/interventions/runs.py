@@ -35,7 +35,7 @@ _AT_ONCE = 16
 
 @flax.struct.dataclass
 class Run:
-    """What was seen in one pass.
+    """The values seen in one pass.
 
     Attributes:
         logits: [R, S, V].

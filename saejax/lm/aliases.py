@@ -123,7 +123,7 @@ def _there(places: Sequence[str], seen: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _is_sum(parts: Sequence[np.ndarray], total: np.ndarray, tolerance: float) -> bool:
-    """Whether the parts add up to the total, as closely as rounding lets each of them be known."""
+    """True where the parts add up to the total, as closely as rounding lets each of them be known."""
     if any(part.shape != total.shape for part in parts):
         return False
     error = np.linalg.norm(sum(parts[1:], parts[0]) - total)

@@ -1,4 +1,4 @@
-"""What differs between decoder architectures, as data: `DecoderConfig`.
+"""The differences between decoder architectures, as data: `DecoderConfig`.
 
 `families.py` reads it from a checkpoint's config.json, `parameters.py` derives the parameters from it, and
 `decoder.py` computes what it says. None of those two knows a family's name.

@@ -172,7 +172,7 @@ def unembedding(params: Params) -> jax.Array:
 
 
 def attention_mask(length: int, segments_BS: jax.Array | None, window: int | None) -> jax.Array:
-    """Whether position s may read position t, bool [B or 1, S, T].
+    """True where position s may read position t, bool [B or 1, S, T].
 
     t <= s, both in one segment (segments None: all are), and t > s - window (None: no window).
     """
@@ -185,7 +185,7 @@ def attention_mask(length: int, segments_BS: jax.Array | None, window: int | Non
 
 
 def query_block(length: int, whole: bool) -> int:
-    """How many queries of a row attend together: all of them if somebody watches the `whole` pattern, and beside a CPU.
+    """Queries of a row that attend together: all if somebody watches the `whole` pattern, and beside a CPU.
 
     On a CPU, blocks of 128 (of a quarter of a long row) do not look at the keys after them, and their scores stay in
     the cache: of a row of 512 they take 0.63 of the products and of the exponentials.

@@ -21,7 +21,7 @@ _REMEDY = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch runs
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a checkpoint holds one parameter.
+    """The form in which a checkpoint holds one parameter.
 
     Attributes:
         stored: parameter's shape -> shape of the tensor in the file.
@@ -73,7 +73,7 @@ Tensors = Mapping[str, tuple[str, Layout]]
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """How one `model_type` is read, and where we can, written.
+    """The reader of one `model_type`, and where we can write it, the writer.
 
     Attributes:
         read_config: config.json -> DecoderConfig.
@@ -195,7 +195,7 @@ def _gpt2_config(c: ConfigJson) -> DecoderConfig:
 
 
 def _shapes(c: ConfigJson) -> dict[str, Any]:
-    """What all families but GPT-2 call by the same names."""
+    """The sizes that all families but GPT-2 call by the same names."""
     return {
         "n_layer": c["num_hidden_layers"],
         "d_model": c["hidden_size"],

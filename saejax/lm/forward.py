@@ -1,4 +1,4 @@
-"""What capture, evaluation and analysis ask of a language model, and how a JAX one is compiled for capture."""
+"""The language model as capture, evaluation and analysis see it, and the compilation of a JAX one for capture."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
@@ -64,7 +64,7 @@ class Model(Protocol):
         ...
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether the logits predict the next token and, if names are given, an edit at one of them reaches them."""
+        """True where the logits predict the next token and edits at one of the names, if any, reach them."""
         ...
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
@@ -89,10 +89,7 @@ class Model(Protocol):
 
 
 def apart(lm: Model, longest: int) -> dict[str, str]:
-    """Part of the identity of what is made of texts of up to `longest` tokens; empty where all may share a pass.
-
-    Before 2026-11-25 all shared it, so what was made then of a model for which it matters counts as something else.
-    """
+    """Part of the identity of what is made of texts of up to `longest` tokens; empty where all may share a pass."""
     if longest <= lm.longest_mixed:
         return {}
     return {"long_documents": f"of more than {lm.longest_mixed} tokens share no forward pass with others"}

@@ -46,7 +46,7 @@ _COLDEST = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """The choice of the next token.
 
     Attributes:
         tokens: how many are added at most.
@@ -144,7 +144,7 @@ def extend(
 
 
 def _visible(column_S: jax.Array, filling_B: jax.Array, room: int, window: int | None) -> jax.Array:
-    """Whether a new token reads a kept one, bool [B, S, T]: not filling, not after it, and within the window."""
+    """True where a new token reads a kept one, bool [B, S, T]: not filling, not after it, within the window."""
     back_ST = column_S[:, None] - jnp.arange(room)[None]
     seen_ST = (back_ST >= 0) if window is None else (back_ST >= 0) & (back_ST < window)
     # Filling reads itself: a softmax of nothing would be no number.

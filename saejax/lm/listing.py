@@ -1,4 +1,4 @@
-"""What a model is and where it can be hooked, as data; from its config.json if the JAX decoder runs it."""
+"""A model's sizes and hook points, as data; from its config.json if the JAX decoder runs it."""
 
 import dataclasses
 import math

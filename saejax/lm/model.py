@@ -35,7 +35,7 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 @dataclasses.dataclass(frozen=True)
 class LMConfig(Settings, section="lm"):
-    """Which language model."""
+    """The language model."""
 
     model: str = setting(
         "demo",
@@ -144,7 +144,6 @@ class LanguageModel:
         return decoder.run(self.config, params, tokens, positions, segments, capture, dict(edits or {}))
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """True: an edit at any hook point reaches the logits of the next token."""
         return True
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
@@ -162,7 +161,6 @@ class LanguageModel:
         return rows_FD @ np.asarray(jnp.asarray(weight, jnp.float32)).reshape(-1, self.config.d_model)
 
     def readout(self) -> tuple[jax.Array, jax.Array]:
-        """(scale of the final norm [D], W_U [D, V]), float32."""
         W_U_DV = decoder.unembedding(self.params).astype(jnp.float32)
         return self.params["ln_final"]["w"].astype(jnp.float32), W_U_DV
 
@@ -171,17 +169,12 @@ class LanguageModel:
         return shard_params(self.config, self.params, mesh)
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
-        """Not known for a JAX model.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raises ConfigError: not known for a JAX model."""
         raise ConfigError(
             "capture.batch_rows is 0: rows by memory are found for lm.backend=torch only; give a number, such as 32."
         )
 
     def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
-        """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]), compiled, rows over the mesh."""
         return compiled_forward(self, names, shape, mesh)
 
     def hook_point(self, name: str) -> str:

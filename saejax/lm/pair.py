@@ -49,7 +49,6 @@ class ModelPair:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The first model's, with the second's below it."""
         return self.first.identity | {"second": self.second.identity}
 
     @property
@@ -61,7 +60,6 @@ class ModelPair:
         return min(self.first.longest_mixed, self.second.longest_mixed)
 
     def hook_points(self) -> dict[str, int]:
-        """{hook point: width} of both."""
         return self.first.hook_points() | {f"{PREFIX}{name}": d for name, d in self.second.hook_points().items()}
 
     def hook_point(self, name: str) -> str:
@@ -74,11 +72,9 @@ class ModelPair:
             raise ConfigError(f"{name!r}, of lm.second {self.second.identity['model']}: {error}") from None
 
     def owner(self, name: str) -> Model:
-        """The model that has the hook point."""
         return self.second if name.startswith(PREFIX) else self.first
 
     def activations(self, text: str, hook_point: str) -> np.ndarray:
-        """Activations [S, d] float32 of one text at one hook point of either; see `LanguageModel.activations`."""
         return self.owner(hook_point).activations(text, hook_point.removeprefix(PREFIX))
 
     def apply(
@@ -107,28 +103,22 @@ class ModelPair:
         return logits, captured
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether the first model, whose loss is measured, has one, and an edit at one of `names` reaches it."""
         ours = [name for name in names if not name.startswith(PREFIX)]
         return bool(ours or not names) and self.first.measures_loss(ours)
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
-        """That of the model that has the hook point."""
         return self.owner(hook_point).into_residual(hook_point.removeprefix(PREFIX), rows_FD)
 
     def readout(self) -> tuple[jax.Array, jax.Array] | None:
-        """The first model's."""
         return self.first.readout()
 
     def placed(self, mesh: Mesh) -> dict[str, Any]:
-        """`params` of both on the mesh."""
         return {"first": self.first.placed(mesh), "second": self.second.placed(mesh)}
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
-        """The rows that both have memory for."""
         return min(model.rows_that_fit(own, length) for model, own, _ in self._of_each(names))
 
     def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
-        """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]) of both models."""
         if self.pure:
             return compiled_forward(self, names, shape, mesh)
         parts = [(model.make_forward(own, shape, mesh), prefix) for model, own, prefix in self._of_each(names)]

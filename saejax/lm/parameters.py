@@ -30,7 +30,7 @@ Spec = dict[str, Any]  # a tree of Parameter, shaped as the parameters are
 
 
 def outer_parameters(c: DecoderConfig) -> Spec:
-    """What stands outside the blocks: `W_E` [V, M], `W_pos` [context, M], `ln_final`, `W_U` [M, V], `b_U` [V]."""
+    """All outside the blocks: `W_E` [V, M], `W_pos` [context, M], `ln_final`, `W_U` [M, V], `b_U` [V]."""
     spec: Spec = {"W_E": Parameter((c.vocab_size, c.d_model), ("vocab", "d_model"), std=0.02)}
     if c.rope is None:
         spec["W_pos"] = Parameter((c.context_length, c.d_model), (None, "d_model"), std=0.01)

@@ -34,7 +34,7 @@ def check_ids(name: str, ids: np.ndarray, limit: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """What goes through the model at once.
+    """Rows that go through the model at once.
 
     Attributes:
         tokens: int64 [B, T].
@@ -93,7 +93,7 @@ WAYS: dict[str, Way] = {"packed": packed, "padded": padded, "equal": equal}
 
 
 def is_longer(segments_RS: np.ndarray, length: int) -> np.ndarray:
-    """Whether each token is of a document of more than `length` tokens, bool [R, S]."""
+    """True for tokens of documents of more than `length` tokens, bool [R, S]."""
     longer_RS = np.zeros(segments_RS.shape, bool)
     for place in _places(segments_RS):
         longer_RS.ravel()[place] = len(place) > length

@@ -144,7 +144,7 @@ def drawn(
 
 
 def unfit(pair: Pair, tokenizer: Tokenizer, longest: int = 0) -> str:
-    """Why the two prompts cannot be compared token by token, or the answers by one logit each; empty where they can.
+    """The reason why two prompts cannot be compared token by token, or the answers by one logit; else empty.
 
     Without a bos token the first token of both must be the same: interventions leave the first token alone.
     """

@@ -45,8 +45,7 @@ class Opened:
     """The objects that the phases after the training share.
 
     Attributes:
-        inside: the model with the dictionaries.
-        saes: the same, in the order of their layers.
+        saes: in the order of their layers.
         of_layer: layer of the graphs -> (name of its dictionary, number of its latent 0).
     """
 

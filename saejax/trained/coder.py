@@ -37,7 +37,7 @@ _BLOCK = 8192
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a coder comes from, as far as it is known.
+    """The origin of a coder, as far as it is known.
 
     Attributes:
         model, revision: the language model, by its name or folder, and its commit.
@@ -225,7 +225,7 @@ class TrainedCoder:
         return dataclasses.replace(self, coder=other, figures={})
 
     def describe(self) -> dict[str, Any]:
-        """What it is, as JSON: topology, sparsity, sizes, hook points, origin, figures and settings."""
+        """Topology, sparsity, sizes, hook points, origin, figures and settings, as JSON."""
         return describe(self.coder, self.sites) | {
             "origin": dataclasses.asdict(self.origin),
             "figures": {name: float(value) for name, value in self.figures.items() if math.isfinite(value)},

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def is_saved(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder holds what `write_folder` writes."""
+    """True where the folder holds what `write_folder` writes."""
     return (Path(folder) / DESCRIPTION).exists()
 
 
@@ -77,7 +77,7 @@ def read_folder(
 
 
 def describe(coder: Coder, sites: Sites) -> dict[str, Any]:
-    """What a coder after training is, as JSON."""
+    """The coder after training, as JSON."""
     topology, sparsity = coder.topology, coder.sparsity
     # That every sparsity is a dataclass is its contract, which mypy does not see.
     numbers = {f.name: getattr(sparsity, f.name) for f in dataclasses.fields(sparsity)}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a file format of trained coders is, and the table of those that are known.
+"""The file formats of trained coders, and the table of those that are known.
 
 A `TrainedCoder` saves itself through this table, so its module imports this one, and here it is called Any.
 """
@@ -72,11 +72,11 @@ class Format:
         raise NotImplementedError
 
     def refuses(self, sae: Any) -> str:
-        """Why this coder cannot be said in this format; empty where it can."""
+        """The reason why this coder cannot be said in this format; empty where it can."""
         return f"saejax reads {self.title}'s files and does not write them"
 
     def place_of(self, sae: Any, folder: Path) -> Path:
-        """Where `read` finds the coder that was written into this folder."""
+        """The place at which `read` finds the coder that was written into this folder."""
         return folder
 
     def usage(self, repo: str, folder: str) -> str:

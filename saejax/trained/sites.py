@@ -33,7 +33,7 @@ def make_sites(
 
 
 def raw_scale(config: CoderConfig, statistics: Statistics) -> float:
-    """What raw activations are multiplied by in training: sqrt(D) / E||x||, 1 / sqrt(E||x||^2), or 1."""
+    """The factor on raw activations in training: sqrt(D) / E||x||, 1 / sqrt(E||x||^2), or 1."""
     norms = {
         "mean_norm": statistics.mean_norm / np.sqrt(len(statistics.mean)),
         "mean_square": np.sqrt(statistics.mean_squared_norm),
@@ -49,7 +49,7 @@ def unscaled(sites: Sites) -> Sites:
 
 
 def sites_to_meta(sites: Sites, topology: Topology) -> dict[str, Any]:
-    """What a checkpoint must say of its sites, as JSON."""
+    """The sites as JSON, for a checkpoint."""
     n = len(sites.reads)
     return dataclasses.asdict(sites) | {"d_reads": [topology.d_in] * n, "d_writes": [topology.out_shape[-1]] * n}
 
@@ -59,8 +59,7 @@ def sites_from_meta(meta: Mapping[str, Any]) -> Sites:
     reads, writes, read_scales, write_scales = (
         tuple(meta[name]) for name in ("reads", "writes", "read_scales", "write_scales")
     )
-    # Checkpoints of before have no unit of their own.
-    return Sites(reads, writes, read_scales, write_scales, bool(meta["stacked"]), float(meta.get("latent_scale", 1.0)))
+    return Sites(reads, writes, read_scales, write_scales, bool(meta["stacked"]), float(meta["latent_scale"]))
 
 
 def check_widths(what: str, widths: Mapping[str, int], other: str, there: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What latents can tell: k-sparse probes after sae-probes, first letters, splitting and absorption after SAEBench."""
+"""Probes of latents: k-sparse after sae-probes, first letters, splitting and absorption after SAEBench."""
 
 from saejax.evals.probing.compare import Mean, difference, mean_over
 from saejax.evals.probing.config import ProbesConfig

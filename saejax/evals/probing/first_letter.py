@@ -36,7 +36,7 @@ class Absorbed(NamedTuple):
 def absorbed(
     z_BF: np.ndarray, x_BD: np.ndarray, W_dec_FD: np.ndarray, p_D: np.ndarray, main: Sequence[int]
 ) -> Absorbed:
-    """How much of the probe's projection other latents carry in place of the main ones.
+    """The share of the probe's projection that other latents carry in place of the main ones.
 
     With a the sum of the (at most 3) largest proj_f > 0 of latents that are not main and have cos_f >= 0.1, and m the
     sum of proj_f of the main ones:
@@ -71,7 +71,7 @@ def absorbed(
 
 
 def splits(f1_K: Sequence[float], gain: float) -> int:
-    """How many latents share a property: the last k in 1, 2, ... before F1 rises by no more than `gain` over k - 1."""
+    """Latents that share a property: the last k in 1, 2, ... before F1 rises by no more than `gain` over k - 1."""
     best, k = -np.inf, 0
     for score in f1_K:
         if not score > best + gain:
@@ -167,7 +167,7 @@ class Task:
         return [letter for letter, f1 in enumerate(self.f1) if f1 > least]
 
     def refusal(self, config: ProbesConfig) -> str:
-        """Why nothing can be said of dictionaries of this model; empty where it can."""
+        """The reason why nothing can be said of dictionaries of this model; empty where it can."""
         known = len(self.known(config.least_f1))
         if known >= config.least_letters:
             return ""
@@ -196,7 +196,7 @@ def task_of(tokenizer: Tokenizer, bos: Sequence[int], config: ProbesConfig, read
 
 
 def refused_coder(sae: TrainedCoder) -> str:
-    """Why a dictionary cannot take part; empty where it can: its rows are directions at the one hook point it reads."""
+    """The reason why a dictionary's rows are no directions at the one hook point it reads; empty where they are."""
     topology = sae.coder.topology
     if sae.sites.reads != sae.sites.writes or len(sae.sites.reads) > 1:
         return "it does not write the one hook point that it reads, so its decoder rows are no directions there"

@@ -14,7 +14,7 @@ from saejax.core.rng import stream
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How such probes are trained: the rate falls exponentially from one epoch to the next, from lr to last_lr."""
+    """Training of such probes: the rate falls exponentially from one epoch to the next, from lr to last_lr."""
 
     batch: int
     l1: float = 0.0

@@ -1,4 +1,4 @@
-"""Who is whose child: trees over the features, and what they do to a draw of magnitudes.
+"""Trees over the features, and their effect on a draw of magnitudes.
 
 The shape is that of SAELens' `generate_hierarchy` for the same settings and seed: roots are the first features, the
 next are their children, breadth first, and exclusive parents are drawn by Python's `random`.
@@ -62,7 +62,7 @@ class Hierarchy:
         )
 
     def factors(self, p_N: np.ndarray) -> np.ndarray:
-        """What probabilities are multiplied by so that features fire about as often as p in spite of the hierarchy.
+        """Factors on probabilities so that features fire about as often as p in spite of the hierarchy.
 
         1 / p_parent, and for children of an exclusive parent times 1 + sum of the siblings' p / p_parent. It is
         exact but for who competes with whom: after SAELens' `compute_probability_correction_factors`.

@@ -162,7 +162,6 @@ class Planted:
 
     @functools.cached_property
     def _arrays(self) -> dict[str, jax.Array]:
-        """What a draw reads, on the device."""
         own_N = np.sqrt(1 - np.square(self.causes).sum(1))
         of = {
             "directions": self.directions,
@@ -201,7 +200,7 @@ def plant(world: World) -> Planted:
 
 
 def _draw(of: dict[str, Any], key: jax.Array, n: int) -> jax.Array:
-    """Who fires (by a Gaussian copula where there are common causes) and how strongly, [n, N], without a hierarchy."""
+    """Magnitudes without a hierarchy, [n, N]: features fire by a Gaussian copula where there are common causes."""
     fire, size, cause, _ = jax.random.split(key, 4)
     shape, rank = (n, of["mean"].shape[0]), of["causes"].shape[1]
     if rank:

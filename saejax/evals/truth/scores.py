@@ -30,7 +30,7 @@ _SHARE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Pairing:
-    """What the decoder's rows have to do with the features.
+    """The decoder's rows beside the features.
 
     Attributes:
         feature: int64 [F], each latent's best feature: the one of the largest |cos|.
@@ -183,7 +183,7 @@ _BLOCKS = 100
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a dictionary is worth where the truth is known.
+    """The worth of a dictionary where the truth is known.
 
     Attributes:
         n_samples: fresh samples that it was scored on.
@@ -294,7 +294,6 @@ def _intervals(of_blocks: Totals, of: dict[str, np.ndarray]) -> dict[str, tuple[
 
 
 def _on_device(pairing: Pairing) -> dict[str, jax.Array]:
-    """What `block_sums` is told of the pairing."""
     parent_P, child_P = pairing.families.T
     arrays = {"feature": pairing.feature, "latent": pairing.latent, "parent": parent_P, "child": child_P}
     on = {name: jax.numpy.asarray(value, np.int32) for name, value in arrays.items()}

@@ -57,7 +57,7 @@ class Spreads(Magnitudes, section="truth.std"):
 
 @dataclasses.dataclass(frozen=True)
 class World(Settings, section="truth"):
-    """What is planted. All of it is a function of these settings."""
+    """The planted world. All of it is a function of these settings."""
 
     n_features: int = setting(1024, "True features.", low=1)
     d_in: int = setting(256, "Width of the activations.", low=1)

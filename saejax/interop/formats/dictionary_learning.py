@@ -149,7 +149,7 @@ def _layout(names: Mapping[str, str]) -> Layout:
 
 
 def _has_unit_rows(arrays: Mapping[str, np.ndarray]) -> bool:
-    """What its loader takes for decoder rows of length 1."""
+    """True for decoder rows that its loader takes for ones of length 1."""
     return bool(np.allclose(np.linalg.norm(arrays["W_dec"], axis=1), 1, rtol=1e-5, atol=1e-8))
 
 

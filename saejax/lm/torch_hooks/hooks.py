@@ -116,7 +116,7 @@ def _forget_lengths(module: Any) -> None:
 
 
 def _inputs_of(module: Any, chunk: Chunk) -> dict[str, Any]:
-    """What `module.forward` takes of a chunk; `choose_way` finds out whether it uses it."""
+    """The arguments of `module.forward` for a chunk; `choose_way` finds out whether it uses them."""
     import torch
 
     weight = next(module.parameters())

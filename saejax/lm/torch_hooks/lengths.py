@@ -71,7 +71,7 @@ def _beside(module: Any, tokens_T: np.ndarray, own: int, other: int) -> np.ndarr
 
 
 def _takes_positions(module: Any, tokens_T: np.ndarray) -> bool:
-    """Whether other positions give other values."""
+    """True where other positions give other values."""
     try:
         one, two = (_beside(module, tokens_T, own, len(tokens_T)) for own in (len(tokens_T), 1))
     except REFUSALS:

@@ -1,4 +1,4 @@
-"""How many rows the GPU holds, and results on their way from it to numpy."""
+"""Rows that fit on the GPU, and results on their way from it to numpy."""
 
 from collections.abc import Callable
 from typing import Any

@@ -26,7 +26,7 @@ _MOST_ROWS = 512
 
 @dataclasses.dataclass(frozen=True)
 class TorchConfig:
-    """What the rest of saejax asks of a model's configuration; d_model is the width of its layers."""
+    """The sizes that every model's `config` has; d_model is the width of its layers."""
 
     context_length: int
     vocab_size: int
@@ -139,14 +139,13 @@ class TorchModel:
         return self._run(*_full([ids]), [place], {})[place].float().cpu().numpy()
 
     def measures_loss(self, names: Sequence[str]) -> bool:
-        """Whether the logits predict the next token and an edit at these hook points reaches them.
+        """True where the logits predict the next token and an edit at these hook points reaches them.
 
         At resid_mid it would reach the norm that reads it, but not the residual stream.
         """
         return self._head() is not None and not any(self.hook_point(name).endswith(".resid_mid") for name in names)
 
     def _head(self) -> Any:
-        """The unembedding of a model that predicts the next token, or None."""
         own = getattr(self.module, "get_output_embeddings", lambda: None)() or getattr(self.module, "lm_head", None)
         return own if self.causal else None
 
@@ -186,7 +185,6 @@ class TorchModel:
         return jnp.asarray(scale_D.float().cpu().numpy()), W_U_DV
 
     def placed(self, mesh: Mesh) -> Any:
-        """`params`, an empty tree: PyTorch holds the model."""
         return self.params
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
@@ -263,7 +261,7 @@ class TorchModel:
         return out
 
     def _chunks(self, tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndarray) -> Iterator[Chunk]:
-        """What goes through the model at once; together, all the documents of the rows."""
+        """Rows that go through the model at once; together, all the documents."""
         way = self.way if tokens_RS.shape[1] <= self.window else self.long_way
         alone_RS = is_longer(segments_RS, self.longest_mixed)
         for name, part_RS in ((way, ~alone_RS), ("equal", alone_RS)):

@@ -160,7 +160,7 @@ def _measure(
 
 
 def _is_causal(module: Any, tokens_BT: np.ndarray, usable: Sequence[int]) -> bool:
-    """Whether another last token changes the results at the others by less than a hundredth of its own change."""
+    """True where another last token changes the others' results by less than 1 % of its own change."""
     other = tokens_BT.copy()
     other[:, -1] = [next(i for i in usable if i != last) for last in tokens_BT[:, -1]]
     one, two = (result_of(module, Chunk(tokens, _at(tokens))) for tokens in (tokens_BT, other))
