@@ -84,7 +84,7 @@ def attribute(
 
 
 def _check_size(local: LocalModel, config: AttributionConfig) -> None:
-    """Refuses, before hours of rows, a graph whose weights nobody can hold."""
+    """Refuse, before hours of rows, a graph whose weights nobody can hold."""
     n_rows = _n_chosen(local, config) + len(local.logits)
     n_nodes = n_rows + local.n_errors + local.n_tokens
     if (size := 4 * n_rows * n_nodes) > LARGEST:
@@ -100,18 +100,18 @@ def _n_chosen(local: LocalModel, config: AttributionConfig) -> int:
 
 def _chunks(local: LocalModel, kept: Kept, config: AttributionConfig) -> Iterator[np.ndarray]:
     """Targets chunk by chunk: the logits, then features; each is asked for when the rows before it are kept."""
-    yield from _split(local.n_sources + np.arange(len(local.logits)), config.chunk)
+    yield from _in_chunks(local.n_sources + np.arange(len(local.logits)), config.chunk)
     left = _n_chosen(local, config)
     if left == len(local.features):
-        yield from _split(np.arange(left), config.chunk)
+        yield from _in_chunks(np.arange(left), config.chunk)
         return
     while left:
         best = kept.best(min(left, config.rank_every * config.chunk))
         left -= len(best)
-        yield from _split(best, config.chunk)
+        yield from _in_chunks(best, config.chunk)
 
 
-def _split(targets: np.ndarray, size: int) -> list[np.ndarray]:
+def _in_chunks(targets: np.ndarray, size: int) -> list[np.ndarray]:
     return [targets[start : start + size] for start in range(0, len(targets), size)]
 
 

@@ -47,10 +47,6 @@ def graph_json(
         logit_strings: the tokens of the logits as text, in their order.
         node_threshold: the share of influence at which the nodes were pruned.
         labels: what a feature stands for, by (layer, latent).
-
-    Raises:
-        ConfigError: the slug cannot name a file.
-        DataError: `kept` or `logit_strings` is of another graph.
     """
     checked_slug(slug)
     if len(kept.nodes) != graph.n_nodes:
@@ -81,7 +77,7 @@ def graph_json(
 
 
 def checked_slug(slug: str) -> str:
-    """`slug`; raises ConfigError where it cannot name a file."""
+    """`slug`, if it can name a file."""
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", slug) or slug == Path(INDEX).stem:
         raise ConfigError(f"The slug {slug!r} cannot name a graph's file: use at most 100 of A-Z a-z 0-9 . _ -")
     return slug
@@ -171,13 +167,9 @@ def _node(layer: int | str, position: int, kind: str, shown: str, number: int) -
 
 
 def write_graph(folder: str | Path, content: Mapping[str, Any]) -> Path:
-    """Writes <folder>/<slug>.json and puts the graph into the folder's index, in place of an earlier one of that slug.
-
-    Returns:
-        the graph's file.
+    """Write <folder>/<slug>.json, and the graph into the folder's index in place of an earlier one of that slug.
 
     Raises:
-        ConfigError: the slug cannot name a file.
         DataError: the index is damaged, or the folder cannot be written.
     """
     folder, metadata = Path(folder), content["metadata"]
@@ -193,17 +185,7 @@ def write_graph(folder: str | Path, content: Mapping[str, Any]) -> Path:
 
 
 def write_features(folder: str | Path, names: Mapping[str, str], files: Mapping[FeatureKey, dict[str, Any]]) -> Path:
-    """Writes a file for each (layer, latent) to where the page looks for those of a graph's `names`.
-
-    Args:
-        files: what each says, as `interop.circuit_tracer_features.feature_file` gives it.
-
-    Returns:
-        the folder that they lie in.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Write a file for each (layer, latent) into the folder in which the page looks for those of a graph's `names`."""
     within = Path(folder) / scan_of(names).removeprefix(_SERVED)
     for (layer, latent), content in files.items():
         write_json(within / f"{feature_number(layer, latent)}.json", content)

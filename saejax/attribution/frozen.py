@@ -122,7 +122,7 @@ def linear(
     def ending(block: str) -> Edit:
         def edit(x_BSM: jax.Array) -> jax.Array:
             for number, layer in enumerate(layers):
-                if _block(layer.read) == block:
+                if _block_of(layer.read) == block:
                     x_BSM, found[number] = _awaited(x_BSM, found[number])
             return x_BSM
 
@@ -130,7 +130,7 @@ def linear(
 
     def writing(number: int) -> Edit:
         def edit(y_BSD: jax.Array) -> jax.Array:
-            new_SD = delta(number, ties[_block(layers[number].write)])
+            new_SD = delta(number, ties[_block_of(layers[number].write)])
             if number in skips:
                 new_SD = new_SD + reads[number].astype(jnp.float32) @ skips[number]
             return new_SD[None].astype(y_BSD.dtype)
@@ -139,11 +139,11 @@ def linear(
 
     # One after the other where several meet: a dictionary reads before it, or another, writes.
     edits: list[tuple[str, Edit]] = [("blocks.0.resid_pre", lambda x_BSM: x_BSM + delta_SM[None].astype(x_BSM.dtype))]
-    edits += [(f"{block}.resid_pre", tying(block)) for block in sorted({_block(layer.write) for layer in layers})]
+    edits += [(f"{block}.resid_pre", tying(block)) for block in sorted({_block_of(layer.write) for layer in layers})]
     edits += [(layer.read, reading(number)) for number, layer in enumerate(layers)]
     edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
-    edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block(layer.read) for layer in layers})]
-    edits += [(name, _at(value)) for name, value in frozen["inputs"].items()]
+    edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block_of(layer.read) for layer in layers})]
+    edits += [(name, _with_derivative(value)) for name, value in frozen["inputs"].items()]
     edits += [(name, _always(value)) for name, value in frozen["scales"].items()]
     together: dict[str, Edit] = {}
     for name, edit in edits:
@@ -220,7 +220,7 @@ def _always(value: jax.Array) -> Edit:
     return lambda _: value
 
 
-def _at(value: jax.Array) -> Edit:
+def _with_derivative(value: jax.Array) -> Edit:
     """The value at the prompt, whatever constants were left out before, with the derivative of what comes."""
     return lambda x: value + (x - jax.lax.stop_gradient(x))
 
@@ -251,7 +251,7 @@ def _awaited_bwd(_: None, cts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, 
 _awaited.defvjp(lambda x, number: ((x, number), None), _awaited_bwd)
 
 
-def _block(name: str) -> str:
+def _block_of(name: str) -> str:
     """blocks.3.mlp_out -> blocks.3"""
     return name.rpartition(".")[0]
 

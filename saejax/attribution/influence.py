@@ -42,11 +42,7 @@ class Pruned:
 
 
 def influence(graph: Graph) -> np.ndarray:
-    """p B, float64 [N].
-
-    Raises:
-        DataError: a graph in which a node acts on itself through others; none comes from `attribute`.
-    """
+    """p B, float64 [N]."""
     return _influence(graph, _normalised(graph.weights))
 
 

@@ -18,7 +18,7 @@ from saejax.attribution.graph import from_bytes, to_bytes
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, read_json, write_bytes, write_json
 
-_LARGEST = 16 << 30
+_LARGEST_ROWS = 16 << 30
 _PLAN = "graph.json"
 _ARRAYS = {"targets": (np.int64, 1), "sums": (np.float64, 1), "features": (np.float32, 2), "others": (np.float32, 2)}
 
@@ -58,11 +58,7 @@ class Chunk:
 
 
 class Kept:
-    """All chunks so far.
-
-    Attributes:
-        chunks: in the order in which they were computed.
-    """
+    """The chunks so far, in the order in which they were computed."""
 
     def __init__(self, levels: np.ndarray, first_logit: int, probabilities: np.ndarray):
         """`levels` [A]: the layer that each feature reads, as its effects come from layers below alone."""
@@ -99,9 +95,7 @@ class Kept:
         return order[influence[order] >= 0]
 
     def weights(self, nodes: np.ndarray, features: np.ndarray, n_others: int) -> np.ndarray:
-        """[nodes, features + n_others]: the rows of `nodes`, of the sources that are chosen; what is more than the rows
-        have stays 0.
-        """
+        """[nodes, features + n_others]: the rows of `nodes`, of the chosen sources; 0 where a row has less."""
         column = np.full(len(self._levels), -1)
         column[features] = np.arange(len(features))
         row_of = {int(node): row for row, node in enumerate(nodes)}
@@ -148,13 +142,12 @@ class OnDisk:
         return cls(folder)
 
     def read(self, number: int, targets: np.ndarray, n_features: int, n_others: int, row_features: int) -> Chunk | None:
-        """A chunk, if it is there."""
         path = self._path(number)
         if not path.exists():
             return None
         wide = row_features if 0 < row_features < n_features else n_features
         try:
-            arrays = from_bytes(read_bounded(path, _LARGEST), (*_ARRAYS, "places"))
+            arrays = from_bytes(read_bounded(path, _LARGEST_ROWS), (*_ARRAYS, "places"))
             chunk = Chunk(**arrays)
             kinds = {name: (getattr(chunk, name).dtype, getattr(chunk, name).ndim) for name in _ARRAYS}
             shapes = (chunk.features.shape, chunk.others.shape, chunk.sums.shape)
@@ -177,7 +170,6 @@ class OnDisk:
             raise DataError(f"{path} is damaged ({error}). Delete it: its rows are computed again.") from None
 
     def write(self, number: int, chunk: Chunk) -> None:
-        """A chunk, whole or not at all."""
         arrays = {name: getattr(chunk, name) for name in _ARRAYS}
         write_bytes(self._path(number), to_bytes(arrays | ({} if chunk.places is None else {"places": chunk.places})))
 

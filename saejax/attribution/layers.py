@@ -17,13 +17,12 @@ _WITHOUT_A_PLACE = {
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One group of latents: what it reads, and where it writes.
+    """One group of latents: a place in the model to read, and the first place that it writes, where its error stands.
 
     Attributes:
         dictionary, group: which group of which dictionary.
-        read, write: hook points; `write` is the first that the group writes, where the layer's error stands.
         reaches: the layers at whose `write` the group writes, its own first; in the order of its decoder rows.
-        skip: whether a linear map leads from `read` to `write`.
+        skip: a linear map leads from `read` to `write`.
     """
 
     dictionary: int
@@ -35,12 +34,7 @@ class Layer:
 
 
 def at_model(lm: Any, dictionaries: Sequence[TrainedCoder]) -> tuple[TrainedCoder, ...]:
-    """The dictionaries with the model's own names of hook points, if they can be.
-
-    Raises:
-        ConfigError: a model or a dictionary whose effects this room cannot compute; a hook point that does not exist.
-        DataError: a dictionary of another model.
-    """
+    """The dictionaries with the model's own names of hook points, if they can be."""
     if not isinstance(lm, LanguageModel):
         raise ConfigError(
             f"Attribution differentiates the model in JAX; it has no way into a {type(lm).__name__}. Load one model of "

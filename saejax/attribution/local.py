@@ -30,7 +30,7 @@ from saejax.parallel import check_divides
 from saejax.trained import TrainedCoder
 
 _watch = jax.jit(watch, static_argnums=(0, 4))
-_LENGTHS = 16  # prompts are filled up to a multiple of this, so that few lengths need a program of their own
+_LENGTH_STEP = 16  # prompts are filled up to a multiple of this, so that few lengths need a program of their own
 _POSITIONS = 64  # encoded at once: all latents of so many tokens are dense for a moment
 
 
@@ -60,7 +60,6 @@ class LocalModel:
 
     @property
     def n_sources(self) -> int:
-        """A + L S + S."""
         return len(self.features) + self.n_errors + self.n_tokens
 
     def rows(self, targets: np.ndarray, size: int) -> np.ndarray:
@@ -101,11 +100,7 @@ def local_model(
     mesh: Mesh,
     answers: Sequence[int] = (),
 ) -> LocalModel:
-    """The local replacement model of a prompt, its arrays on the mesh.
-
-    Args:
-        saes: of `layers.at_model`.
-        answers: tokens whose logits are nodes whatever their probability.
+    """The local replacement model of a prompt, its arrays on the mesh; `saes` are of `layers.at_model`.
 
     Raises:
         ConfigError: dictionaries that do not go together, or a mesh that does not divide chunk or latents.
@@ -118,7 +113,7 @@ def local_model(
     # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
     params = lm.placed(mesh)
     length = len(tokens_S)
-    filled_S = np.resize(tokens_S, min(-(-length // _LENGTHS) * _LENGTHS, lm.config.context_length))
+    filled_S = np.resize(tokens_S, min(-(-length // _LENGTH_STEP) * _LENGTH_STEP, lm.config.context_length))
     seen = _watch(lm.config, params, jnp.asarray(filled_S), jnp.int32(length), layers)
     codes = [_coded(sae, layers, number, seen["values"]) for number, sae in enumerate(saes)]
     inside = range(config.silent, length)
@@ -230,13 +225,11 @@ def _decoder(saes: Sequence[TrainedCoder], layer: Layer, mesh: Mesh) -> jax.Arra
 
 
 def _encoder(sae: TrainedCoder, group: int) -> np.ndarray:
-    """W_enc [D, F] of one group."""
     W_enc = np.asarray(sae.params["W_enc"], np.float32)
     return W_enc[group] if W_enc.ndim == 3 else W_enc
 
 
 def _skip(saes: Sequence[TrainedCoder], layer: Layer) -> jax.Array:
-    """W_skip [D_in, D_out] of one group."""
     W_skip = jnp.asarray(saes[layer.dictionary].params["W_skip"], jnp.float32)
     return W_skip[layer.group] if W_skip.ndim == 3 else W_skip
 

@@ -24,13 +24,7 @@ from saejax.parallel import sharding_of
 
 @dataclasses.dataclass(frozen=True)
 class RowMemory:
-    """Bytes of each device.
-
-    Attributes:
-        arguments: the model's parameters that a row needs, what is frozen, decoder rows, lists of active features.
-        rows: the result.
-        temporaries: what XLA reserves besides, in its schedule for this backend.
-    """
+    """Bytes of each device: the program's arguments, its result, and what XLA reserves besides for this backend."""
 
     arguments: int
     rows: int
@@ -63,9 +57,7 @@ def row_memory(
 ) -> RowMemory:
     """Compiled memory of a chunk's rows, for a prompt of `length` tokens with `active` latents a token and layer.
 
-    Args:
-        layers: dictionaries between places of the model's width, without skips.
-        dtype: of the model's parameters.
+    `layers` are of dictionaries between places of the model's width, without skips.
     """
     put, devices, width = shardings(mesh), mesh.shape[LATENT], config.d_model
 

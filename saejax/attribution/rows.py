@@ -36,8 +36,7 @@ def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, me
 
     Args of the program:
         frozen: of `frozen.watch`, without what `linear` does not take.
-        sources: decoders, L x [N, F / N, W, D]; slots, L x `Slots`; errors, L x [S, D]; embeddings [S, M]; skips,
-            {layer: [D_in, D_out]}.
+        sources: decoders, L x [N, F / N, W, D]; slots, L x `Slots`; errors, L x [S, D]; embeddings [S, M]; skips.
         targets: layer [C] (L: the residual stream's end), position [C], vector [C, D of the widest], float32.
     """
 
@@ -52,7 +51,7 @@ def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, me
         def value(shares: Any, target: Targets) -> jax.Array:
             def read(layer: int, x_SD: jax.Array) -> jax.Array:
                 vector_D = target["vector"][: x_SD.shape[1]]
-                return _at(x_SD, target["position"], jnp.where(target["layer"] == layer, vector_D, 0))
+                return _dot_at(x_SD, target["position"], jnp.where(target["layer"] == layer, vector_D, 0))
 
             return linear(
                 config,
@@ -79,16 +78,16 @@ def shardings(mesh: Mesh) -> dict[str, NamedSharding]:
 
 
 @jax.custom_vjp
-def _at(x_SD: jax.Array, position: jax.Array, vector_D: jax.Array) -> jax.Array:
+def _dot_at(x_SD: jax.Array, position: jax.Array, vector_D: jax.Array) -> jax.Array:
     """<x at the position, vector>, float32"""
     return x_SD[position].astype(jnp.float32) @ vector_D
 
 
-def _at_and_kept(x_SD: jax.Array, position: jax.Array, vector_D: jax.Array) -> tuple[jax.Array, Any]:
-    return _at(x_SD, position, vector_D), (x_SD, position, vector_D)
+def _dot_at_fwd(x_SD: jax.Array, position: jax.Array, vector_D: jax.Array) -> tuple[jax.Array, Any]:
+    return _dot_at(x_SD, position, vector_D), (x_SD, position, vector_D)
 
 
-def _spread(kept: Any, ct: jax.Array) -> tuple[jax.Array, None, None]:
+def _dot_at_bwd(kept: Any, ct: jax.Array) -> tuple[jax.Array, None, None]:
     """The cotangent as a product of broadcasts, which XLA adds to the others without writing it down.
 
     The scatter that stands for it otherwise is written for every layer before the first is needed: at 26 layers of
@@ -99,7 +98,7 @@ def _spread(kept: Any, ct: jax.Array) -> tuple[jax.Array, None, None]:
     return jnp.where(here_S1, ct * vector_D[None], 0).astype(x_SD.dtype), None, None
 
 
-_at.defvjp(_at_and_kept, _spread)
+_dot_at.defvjp(_dot_at_fwd, _dot_at_bwd)
 
 
 def _added(layers: Sequence[Layer], sources: Sources, shares: Any, layer: int, tie: jax.Array, block: int) -> jax.Array:

@@ -74,13 +74,8 @@ def skipped(
         early_m = sum_t h_t sum_s |effect of c_m at token s on target t|     own_m: the same of o_m
         h_t     = (influence_t + p_t) / sum of t's absolute inputs           as an edge's share of the influence
 
-    c_m and o_m are one vector each at a token. Transcoders of single layers have c = 0 and so no skip.
-
-    Costs as many rows again as the graph has features with influence.
-
-    Args:
-        dictionaries: those of the graph.
-        config: the graph's; `silent`, `chunk` and `block` matter.
+    c_m and o_m are one vector each at a token. Transcoders of single layers have c = 0 and so no skip. It costs as many
+    rows again as the graph has features with influence.
 
     Raises:
         ConfigError, DataError: as `attribute`; or the graph is not of these dictionaries.
@@ -144,22 +139,15 @@ def response_errors(
     cut: float = 0.5,
     silent: int = 1,
 ) -> np.ndarray:
-    """Distance of each layer's dictionary from what the model does when all features before it are weaker.
+    """Distance of each layer's dictionary from what the model does when all features before it are weaker, float64 [L].
 
         error_m = |d - d_hat| / |d|          over all tokens' vectors
         d       = MLP_m(x'_m) - MLP_m(x_m)
         d_hat   = o_m(x'_m) - o_m(x_m) - cut c_m
 
     x'_m is what layer m reads when `cut` of all that features have written to the layers below is taken away; attention
-    patterns, norms' scales, errors and biases stay. What features of layer m do is read off x'_m anew, and what earlier
-    ones write for it falls in proportion. A dictionary that is right about the step has 0, one that says that nothing
-    happens has 1.
-
-    Returns:
-        float64 [L]; 0 where nothing changes, as at the first layer.
-
-    Raises:
-        ConfigError: `cut` outside of (0, 1], or as `attribute`. DataError: as `attribute`.
+    patterns, norms' scales, errors and biases stay. A dictionary that is right about the step has 0, one that says that
+    nothing happens has 1. 0 where nothing changes, as at the first layer.
     """
     if not 0 < cut <= 1:
         raise ConfigError(f"cut is {cut}; it must be above 0 and 1 at most.")
@@ -168,11 +156,11 @@ def response_errors(
     tokens_S = jnp.asarray(checked_tokens(lm, tokens, AttributionConfig(silent=silent)))
     points = tuple({name: None for sae in saes for name in sae.sites.hook_points})
     clean = _seen(lm.config, lm.params, tokens_S, (*points, *lm.inner_points()), {})
-    before = _written(saes, clean, silent)
+    before = _parts_written(saes, clean, silent)
     weaker = {name: clean[name] - cut * (before[name].own + before[name].early) for name in writes}
     held = {name: clean[name] for name in lm.inner_points()}
     moved = _seen(lm.config, lm.params, tokens_S, points, held | weaker)
-    after = _written(saes, moved, silent)
+    after = _parts_written(saes, moved, silent)
     errors_L = np.zeros(len(writes))
     for place, name in enumerate(writes):
         d_SD = np.asarray(moved[name] - clean[name], np.float64)[silent:]
@@ -206,7 +194,7 @@ class _Parts(NamedTuple):
     rest: np.ndarray
 
 
-def _written(saes: Sequence[TrainedCoder], values: Mapping[str, jax.Array], silent: int) -> dict[str, _Parts]:
+def _parts_written(saes: Sequence[TrainedCoder], values: Mapping[str, jax.Array], silent: int) -> dict[str, _Parts]:
     found: dict[str, _Parts] = {}
     for sae in saes:
         alone, stacked = _own_writes(sae), sae.coder.topology.stacked

@@ -24,12 +24,7 @@ Slots = dict[str, Any]  # place [N, T] int32, latent [N, T, K] int32, value [N, 
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """The slots of A features, and where each feature is.
-
-    Attributes:
-        slots: see `Slots`; a place that is left over has value 0.
-        at: int64 [A], into the N T K places.
-    """
+    """Slots of A features (a place that is left over has value 0), and `at`, int64 [A]: where each of them is."""
 
     slots: Slots
     at: np.ndarray

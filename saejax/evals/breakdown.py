@@ -114,7 +114,7 @@ class ReadText:
     def _labels(self, numbers: np.ndarray) -> list[str]:
         """The source of each of some documents."""
         if self._identity.get("source") == "mixture":
-            names = [_name(part) for part in self._identity["sources"]]
+            names = [_part_title(part) for part in self._identity["sources"]]
             names = [f"{name} ({c})" if names.count(name) > 1 else name for c, name in enumerate(names)]
             return [names[c] for c in parts_of(self._identity, numbers)]
         names = [self._names[int(number)] for number in numbers]
@@ -127,7 +127,7 @@ def _range(low: int, high: int) -> str:
     return f"{low}" if low >= high else f"{low}-{high}"
 
 
-def _name(identity: Mapping[str, Any]) -> str:
+def _part_title(identity: Mapping[str, Any]) -> str:
     """The name of a part of a mixture."""
     files = identity.get("files", [])
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""

@@ -112,7 +112,7 @@ def evaluate_together(
             _add(totals, sums)
             keep, losses = np.asarray(clean["keep"]).ravel(), _by_token(clean["losses"])
             _add(totals, {name: losses[name].sum(dtype=np.float64) for name in losses if name != "predicted"})
-            slots = text.add(packed, codes, _written(sites, clean["captured"]), keep, losses)
+            slots = text.add(packed, codes, _written_values(sites, clean["captured"]), keep, losses)
             for part in parts:
                 part.add(clean, arrays, slots, keep)
             progress.advance(kept)
@@ -262,7 +262,7 @@ def _arrays(packed: PackedRows) -> dict[str, jax.Array]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _written(sites: Sites, captured: dict[str, jax.Array]) -> jax.Array:
+def _written_values(sites: Sites, captured: dict[str, jax.Array]) -> jax.Array:
     """All that the sites write, side by side, float32 [B, R]."""
     flat = {name: value.reshape(-1, value.shape[-1]) for name, value in captured.items()}
     y = sites.batch(flat)["y"]

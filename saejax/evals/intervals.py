@@ -19,6 +19,7 @@ import numpy as np
 from saejax.core.bootstrap import middle
 from saejax.core.errors import DataError
 from saejax.core.files import writing
+from saejax.evals.metrics import TOKEN_METRICS
 
 RESAMPLES, SEED = 1000, 0
 # An interval from fewer documents would be much too narrow (docs/evaluation.md has what was measured).
@@ -29,8 +30,9 @@ _FINITE = 0.95
 _AT_MOST = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(17)])
 
 # Metrics with a better side. The others (l0, ce_clean, ...) say how a coder is, not how good it is.
-HIGHER = ("fve", "r2", "fve_centred_error", "cosine", "loss_recovered")
-LOWER = ("relative_error", "relative_norm_error", "mse", "ce_sae", "kl")
+_BETTER = dict.fromkeys(("fve", "r2", "fve_centred_error", "loss_recovered"), "higher")
+_BETTER |= dict.fromkeys(("relative_error", "relative_norm_error", "mse", "ce_sae", "kl"), "lower")
+_BETTER |= {name: metric.better for name, metric in TOKEN_METRICS.items() if metric.better}
 
 
 def weights(documents_N: np.ndarray, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
@@ -122,9 +124,9 @@ class Difference:
         low, high = self.interval
         if low <= 0 <= high:
             return "not distinguishable"
-        if self.metric.split("/")[0] not in (*HIGHER, *LOWER):
-            return "higher" if low > 0 else "lower"
-        return "better" if (low > 0) == (self.metric.split("/")[0] in HIGHER) else "worse"
+        side = "higher" if low > 0 else "lower"
+        better = _BETTER.get(self.metric.split("/")[0])
+        return side if better is None else "better" if side == better else "worse"
 
 
 def compare(first: Documents, second: Documents) -> dict[str, Difference]:

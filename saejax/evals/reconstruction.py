@@ -15,6 +15,7 @@ import numpy as np
 
 from saejax.coders import Latents
 from saejax.evals.centred import about_zero, centred_sums, joined, variance
+from saejax.evals.metrics import TOKEN_METRICS
 from saejax.kernels.dense import EXACT
 
 # {sum of a vector: sum of its squares}; both about the numbers under the first name with "_at".
@@ -27,24 +28,22 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
     Other tokens may hold anything, NaN too.
     """
     w_B = keep_B.astype(jnp.float32)
-    x_BD, x_hat_BD, kept = _kept(x_BD, x_hat_BD, latents, keep_B)
+    x_BD, x_hat_BD, kept = _silenced(x_BD, x_hat_BD, latents, keep_B)
     error_BD = x_BD - x_hat_BD
-    norm_B, norm_hat_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(x_hat_BD, axis=1)
-    error_norm_B = jnp.linalg.norm(error_BD, axis=1)
-    cosine_B = (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * norm_hat_B, 1e-12)
+    norm_B, error_norm_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(error_BD, axis=1)
     over = functools.partial(jnp.matmul, w_B, precision=EXACT)
     about = {"x": centred_sums(x_BD, keep_B), "e": centred_sums(error_BD, keep_B)}
-    return _named(about) | {
+    return _by_key(about) | {
         "n": w_B.sum(),
         "norm2": over(jnp.square(norm_B)),
         "relative": over(error_norm_B / jnp.maximum(norm_B, 1e-12)),
-        "cosine": over(cosine_B),
+        **{name: over(metric.of_tokens(x_BD, x_hat_BD, kept)) for name, metric in TOKEN_METRICS.items()},
         "l0": kept.active().sum(dtype=jnp.float32),
         "counts": kept.counts(),
     }
 
 
-def _named(about: Mapping[str, Any]) -> dict[str, Any]:
+def _by_key(about: Mapping[str, Any]) -> dict[str, Any]:
     """{"x_at", "x", "x2", ...} of {"x": (a, s, q), ...}."""
     return {key: part for name, parts in about.items() for key, part in zip(_keys(name), parts, strict=True)}
 
@@ -56,28 +55,27 @@ def _keys(name: str) -> tuple[str, str, str]:
 def joined_sums(blocks: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The sums of several blocks, [K, ...] each, as those of one. Pure, float32."""
     about = {name: joined(blocks["n"], *(blocks[key] for key in _keys(name))) for name in _SQUARES}
-    moved = _named(about)
+    moved = _by_key(about)
     return moved | {name: value.sum(0) for name, value in blocks.items() if name not in moved}
 
 
 def token_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> dict[str, jax.Array]:
     """The addends of `batch_sums` for each token: {name: [B]}, zeros where `keep` is false. Pure, float32.
 
-    "error2" is ||x - x_hat||^2; "norm2" ||x||^2; "relative" ||x - x_hat|| / ||x||; "cosine"; "l0".
+    "error2" is ||x - x_hat||^2; "norm2" ||x||^2; "relative" ||x - x_hat|| / ||x||; "l0"; and each of `TOKEN_METRICS`.
     """
-    x_BD, x_hat_BD, kept = _kept(x_BD, x_hat_BD, latents, keep_B)
-    error2_B, norm2_B, norm2_hat_B = (jnp.square(a).sum(1) for a in (x_BD - x_hat_BD, x_BD, x_hat_BD))
-    norm_B = jnp.sqrt(norm2_B)
+    x_BD, x_hat_BD, kept = _silenced(x_BD, x_hat_BD, latents, keep_B)
+    error2_B, norm2_B = (jnp.square(a).sum(1) for a in (x_BD - x_hat_BD, x_BD))
     return {
         "error2": error2_B,
         "norm2": norm2_B,
-        "relative": jnp.sqrt(error2_B) / jnp.maximum(norm_B, 1e-12),
-        "cosine": (x_BD * x_hat_BD).sum(-1) / jnp.maximum(norm_B * jnp.sqrt(norm2_hat_B), 1e-12),
+        "relative": jnp.sqrt(error2_B) / jnp.maximum(jnp.sqrt(norm2_B), 1e-12),
+        **{name: metric.of_tokens(x_BD, x_hat_BD, kept) for name, metric in TOKEN_METRICS.items()},
         "l0": kept.active().sum(1, dtype=jnp.float32),
     }
 
 
-def _kept(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> Any:
+def _silenced(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> Any:
     """The same in float32 with zeros for tokens that are not kept. A weight of 0 does not silence a NaN."""
     x_BD, x_hat_BD = (jnp.where(keep_B[:, None], a.astype(jnp.float32), 0) for a in (x_BD, x_hat_BD))
     return x_BD, x_hat_BD, dataclasses.replace(latents, values=jnp.where(keep_B[:, None], latents.values, 0))
@@ -95,9 +93,10 @@ class Reconstruction:
     relative_error     sum ||x - x_hat||^2 / sum ||x||^2: the share of the activations' energy that is lost
     relative_norm_error  mean of ||x - x_hat|| / ||x||
     mse                mean of ||x - x_hat||^2 / D
-    cosine             mean cosine similarity of x and x_hat
     zero_fraction      1 - l0 / F
     dead_fraction      share of latents that are zero for all n tokens
+
+    And the means over tokens of `saejax.evals.metrics`.
     """
 
     def __init__(self) -> None:
@@ -152,7 +151,7 @@ def metrics_of(s: Mapping[str, np.ndarray], width: int, varies: np.ndarray) -> d
         "relative_error": error2_D.sum(-1) / (s["norm2"] / n),
         "relative_norm_error": s["relative"] / n,
         "mse": error2_D.mean(-1),
-        "cosine": s["cosine"] / n,
+        **{name: s[name] / n for name in TOKEN_METRICS},
         "zero_fraction": 1 - s["l0"] / n / width,
     }
 

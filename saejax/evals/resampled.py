@@ -25,7 +25,7 @@ from saejax.kernels.dense import EXACT
 from saejax.text import PackedRows
 
 # Rows of the file of sums that are read at a time.
-_ROWS = 4096
+_ROWS_READ = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +238,7 @@ class TextSums:
 
     def _rows(self, width: int) -> Any:
         self._file.seek(0)
-        while data := self._file.read(4 * width * _ROWS):
+        while data := self._file.read(4 * width * _ROWS_READ):
             yield np.frombuffer(data, np.float32).reshape(-1, width)
 
 

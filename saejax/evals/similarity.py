@@ -18,7 +18,7 @@ from saejax.trained import TrainedCoder
 
 _BINS = 40
 # Cosines or pairs of latents that are in memory at a time.
-_AT_ONCE = 1 << 24
+_PAIRS_AT_ONCE = 1 << 24
 # Tokens whose firing latents are noted; of these so many that products of the tokens' L0 stay in bounds.
 _TOKENS, _ENTRIES, _PRODUCTS = 1 << 14, 1 << 25, 2e8
 # A latent that fired less often would match another by chance.
@@ -29,30 +29,30 @@ MOST = 4096
 SAME = 0.7
 
 
-def largest_cosines(rows_FD: Any, others_GD: Any = None, at_once: int = _AT_ONCE) -> np.ndarray:
+def largest_cosines(rows_FD: Any, others_GD: Any = None, at_once: int = _PAIRS_AT_ONCE) -> np.ndarray:
     """max over j of |cos(rows_i, others_j)|, float32 [F]; without `others` over the other rows, j != i.
 
     A row of zeros has cosine 0 with all. Beside the rows at most `at_once` cosines are in memory.
     """
-    rows_FD = _unit(jnp.asarray(rows_FD, jnp.float32))
-    others = rows_FD if others_GD is None else _unit(jnp.asarray(others_GD, jnp.float32))
+    rows_FD = _unit_rows(jnp.asarray(rows_FD, jnp.float32))
+    others = rows_FD if others_GD is None else _unit_rows(jnp.asarray(others_GD, jnp.float32))
     count = len(rows_FD)
     size = min(count, max(1, at_once // max(1, len(others))))
     found = np.zeros(count, np.float32)
     for begin in range(0, count, size):
         start = min(begin, count - size)  # the last block looks at some rows again: one shape, one program
-        found[start : start + size] = _largest(rows_FD, others, start, size, others_GD is None)
+        found[start : start + size] = _largest_of_block(rows_FD, others, start, size, others_GD is None)
     return found
 
 
 @jax.jit
-def _unit(rows_FD: jax.Array) -> jax.Array:
+def _unit_rows(rows_FD: jax.Array) -> jax.Array:
     norms_F1 = jnp.linalg.norm(rows_FD, axis=1, keepdims=True)
     return rows_FD / jnp.where(norms_F1 > 0, norms_F1, 1)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _largest(rows_FD: jax.Array, others_GD: jax.Array, start: Any, size: int, same: bool) -> jax.Array:
+def _largest_of_block(rows_FD: jax.Array, others_GD: jax.Array, start: Any, size: int, same: bool) -> jax.Array:
     block_ND = jax.lax.dynamic_slice_in_dim(rows_FD, start, size)
     cosines_NG = jnp.abs(jnp.matmul(block_ND, others_GD.T, precision=EXACT))
     if same:
@@ -127,7 +127,7 @@ def firing(latents: Latents) -> jax.Array:
 
 def _largest_jaccard(fires_TF: Any, often_F: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """max over j != i of J(i, j) for each chosen latent i, float64."""
-    found, size = np.zeros(len(chosen)), max(1, _AT_ONCE // max(1, len(often_F)))
+    found, size = np.zeros(len(chosen)), max(1, _PAIRS_AT_ONCE // max(1, len(often_F)))
     for start in range(0, len(chosen), size):
         block = chosen[start : start + size]
         both_NF = (fires_TF[:, block].T.tocsr() @ fires_TF.tocsr()).toarray()

@@ -56,7 +56,8 @@ def unspliced(
     clean["losses"]["ce_clean"] = _cross_entropy(clean["log_p"], clean, packed)
     if lm.measures_loss(sites.writes):
         zeros = {name: jnp.zeros_like(captured[name]) for name in sites.writes}
-        clean["losses"]["ce_zero"] = _cross_entropy(_run(lm, lm_params, sites, zeros, clean, packed), clean, packed)
+        log_q_RSV = _log_probabilities(lm, lm_params, sites, zeros, clean, packed)
+        clean["losses"]["ce_zero"] = _cross_entropy(log_q_RSV, clean, packed)
     return sums, clean
 
 
@@ -74,14 +75,14 @@ def spliced(
     """
     if not lm.measures_loss(tuple(reconstructed)):
         return {}
-    log_p_RSV, log_q_RSV = clean["log_p"], _run(lm, lm_params, sites, reconstructed, clean, packed)
+    log_p_RSV, log_q_RSV = clean["log_p"], _log_probabilities(lm, lm_params, sites, reconstructed, clean, packed)
     return {
         "ce_sae": _cross_entropy(log_q_RSV, clean, packed),
         "kl": _of_predicted((jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV)).sum(-1), clean),
     }
 
 
-def _run(
+def _log_probabilities(
     lm: Model, lm_params: Any, sites: Sites, values: Mapping[str, jax.Array], clean: Clean, packed: dict[str, jax.Array]
 ) -> jax.Array:
     """log p [R, S - 1, V] with the values in place of what is kept."""

@@ -79,10 +79,6 @@ def checked_changes(
 
     All have one form, `at` [R, S] and numbers [1, 1, K] or [R, S, K], so that a program of one operation on K latents
     runs the others too.
-
-    Raises:
-        ConfigError: no such dictionary.
-        DataError: latents or tokens that do not exist.
     """
     checked = {}
     for name, given in changes.items():

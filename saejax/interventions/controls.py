@@ -47,10 +47,7 @@ def matched(latents: Sequence[int], mean_F: np.ndarray, draws: int, seed: int = 
 
 
 def first_draws(sets: np.ndarray) -> np.ndarray:
-    """bool [draws]: whether no draw before it is the same set of latents, in whatever order. `sets` is [draws, K].
-
-    A set that is drawn twice was tried once.
-    """
+    """True for each draw that no draw before it repeats, in whatever order of latents; `sets` is [draws, K]."""
     new = np.zeros(len(sets), bool)
     new[np.unique(np.sort(sets, axis=1), axis=0, return_index=True)[1]] = True
     return new
@@ -58,12 +55,12 @@ def first_draws(sets: np.ndarray) -> np.ndarray:
 
 def without(latents: Sequence[int], n_latents: int, instead: float | np.ndarray = 0.0) -> Change:
     """f' = `instead` for the set, one number or [F] (means); all others stay: completeness asks what is left."""
-    return _kept(~_among(latents, n_latents), instead)
+    return _keep_only(~_among(latents, n_latents), instead)
 
 
 def only(latents: Sequence[int], n_latents: int, instead: float | np.ndarray = 0.0) -> Change:
     """f' = `instead` for all but the set: faithfulness asks what the set does alone."""
-    return _kept(_among(latents, n_latents), instead)
+    return _keep_only(_among(latents, n_latents), instead)
 
 
 def _among(latents: Sequence[int], n_latents: int) -> np.ndarray:
@@ -72,7 +69,7 @@ def _among(latents: Sequence[int], n_latents: int) -> np.ndarray:
     return among_F
 
 
-def _kept(kept_F: np.ndarray, instead: float | np.ndarray) -> Change:
+def _keep_only(kept_F: np.ndarray, instead: float | np.ndarray) -> Change:
     """Every latent is changed, so that one program serves all sets."""
     shift_F = np.where(kept_F, 0.0, instead)
     return change(jnp.arange(len(kept_F)), scale=kept_F, shift=shift_F)

@@ -33,13 +33,11 @@ Errors = Literal["own", "none"] | Mapping[str, jax.Array]
 
 @dataclasses.dataclass
 class Inside:
-    """One dictionary in one forward pass: its edits, and what it saw. Made anew for each pass.
+    """One dictionary in one forward pass: its edits, and the latents it saw. Made anew for each pass.
 
     Attributes:
         sae: with the model's own names of hook points (`TrainedCoder.at`).
-        params: its parameters, as arrays of the program that runs.
-        changes: of its latents, one after the other.
-        errors: see above.
+        params: arrays of the program that runs.
         latents: {group: [R, S, F]} before the changes, once the pass has come there; for a crosscoder, given.
     """
 
@@ -61,7 +59,6 @@ class Inside:
         return n_groups(self.sae)
 
     def edits(self) -> dict[str, Edit]:
-        """{hook point: edit}, for all that it reads or writes."""
         sites = self.sae.sites
         return {name: self._edit(name) for name in sites.hook_points}
 
@@ -80,7 +77,7 @@ class Inside:
         if site in self.latents or reads_all(self.sae):
             return
         coder, params = self.sae.coder.group(dict(self.params), site)
-        f_BF = coder.encode(params, _tokens(x_RSD)).dense()
+        f_BF = coder.encode(params, _flat_tokens(x_RSD)).dense()
         self.latents[site] = f_BF.reshape(*x_RSD.shape[:2], -1)
         self._change(site, self.latents[site])
 
@@ -96,7 +93,6 @@ class Inside:
         self._changed[group] = f_RSF
 
     def _write(self, site: int, y_RSD: jax.Array) -> jax.Array:
-        """y' at a site, in y's type."""
         if self.errors == "own":
             return y_RSD + self._delta(site, y_RSD).astype(y_RSD.dtype) if self.changes else y_RSD
         new_RSD = self._decoded(site, self._changed, y_RSD)
@@ -109,7 +105,6 @@ class Inside:
         return y_RSD.astype(jnp.float32) - self._decoded(site, self.latents, y_RSD)
 
     def _decoded(self, site: int, f: Mapping[int, jax.Array], y_RSD: jax.Array) -> jax.Array:
-        """Dec(f) at a site."""
         total_RSD = sum(f[g] @ self._rows(g, site, y_RSD.shape[-1]) for g in self._writers(site))
         return self._added(total_RSD) + self._at_rest(site, y_RSD)
 
@@ -133,7 +128,7 @@ class Inside:
         topology = self.sae.coder.topology
         if topology.stacked:
             return total_RSD
-        added_BD = topology.written_by(dict(self.params), _tokens(total_RSD), _tokens(self._inputs[0]))
+        added_BD = topology.written_by(dict(self.params), _flat_tokens(total_RSD), _flat_tokens(self._inputs[0]))
         return added_BD.reshape(total_RSD.shape)
 
     def _at_rest(self, site: int, y_RSD: jax.Array) -> jax.Array:
@@ -144,7 +139,7 @@ class Inside:
         x: jax.Array | None = None
         if self._inputs:  # of the sites that the pass has come to
             some = next(iter(self._inputs.values()))
-            inputs = [_tokens(self._inputs.get(i, jnp.zeros_like(some))) for i in range(len(self.sae.sites.reads))]
+            inputs = [_flat_tokens(self._inputs.get(i, jnp.zeros_like(some))) for i in range(len(self.sae.sites.reads))]
             x = jnp.stack(inputs, axis=1) if topology.stacked else inputs[0]
         rest_B = topology.decode(one, Latents(zeros, None, 1), x)
         return (rest_B[:, site] if topology.stacked else rest_B).reshape(y_RSD.shape)
@@ -183,6 +178,6 @@ def _after(first: Edit, second: Edit) -> Edit:
     return lambda value: second(first(value))
 
 
-def _tokens(x_RSD: jax.Array) -> jax.Array:
+def _flat_tokens(x_RSD: jax.Array) -> jax.Array:
     """[R S, D], float32."""
     return x_RSD.astype(jnp.float32).reshape(-1, x_RSD.shape[-1])

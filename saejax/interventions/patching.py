@@ -92,7 +92,7 @@ def _less(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> dict[str, jax.Arr
 
 
 def _mask(delta: tuple[jax.Array, dict[str, jax.Array]], part: int, n_parts: int) -> Any:
-    """1 for the features that read one place and the error there, else 0; all of them where there is one part."""
+    """1 for the features that read one place and the error there, else 0."""
     latents, errors = delta
     if n_parts == 1:
         return jax.tree.map(jnp.ones_like, delta)

@@ -30,7 +30,7 @@ from saejax.parallel import tree_shardings
 from saejax.trained import TrainedCoder
 
 # Interventions that run at once, on each device.
-_AT_ONCE = 16
+_CHANGES_AT_ONCE = 16
 
 
 @flax.struct.dataclass
@@ -117,10 +117,7 @@ class Interventions:
         held: Mapping[str, jax.Array] | None = None,
         at_once: int = 0,
     ) -> Any:
-        """`measure(logits [R, S, V])` of each of N interventions on the same rows, stacked: [N, ...].
-
-        `blocks` in one piece.
-        """
+        """`measure(logits [R, S, V])` of each of N interventions on the same rows, [N, ...]; `blocks` in one piece."""
         parts = list(self.blocks(tokens_RS, changes, measure, errors, held, at_once))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
@@ -161,7 +158,7 @@ class Interventions:
         }
         n, (kept, errors_given) = len(listed), checked_errors(self.dictionaries, errors)
         data = self.mesh.shape[DATA] if self.mesh else 1
-        size = -(-min(at_once or _AT_ONCE * data, n) // data) * data
+        size = -(-min(at_once or _CHANGES_AT_ONCE * data, n) // data) * data
 
         program, own = as_argument(measure), self.params
         rest = jnp.asarray(tokens_RS), errors_given, dict(held or {}), kept
@@ -279,7 +276,7 @@ class Interventions:
             name: {point: inside.error(i, seen[point]) for i, point in enumerate(inside.sae.sites.writes)}
             for name, inside in insides.items()
         }
-        return Run(logits, {name: _joined(inside) for name, inside in insides.items()}, own, captured)
+        return Run(logits, {name: _all_groups(inside) for name, inside in insides.items()}, own, captured)
 
     def _latents_first(self, lm_params: Any, params: Mapping[str, Any], tokens_RS: jax.Array) -> dict[str, Any]:
         """{crosscoder: {0: its latents in a run as it is}}."""
@@ -301,6 +298,6 @@ class Interventions:
         return self.lm.apply(lm_params, tokens_RS, positions, jnp.zeros_like(positions), capture, edits)
 
 
-def _joined(inside: Inside) -> jax.Array:
+def _all_groups(inside: Inside) -> jax.Array:
     groups = [inside.latents[g] for g in range(n_groups(inside.sae))]
     return jnp.stack(groups, axis=2) if len(groups) > 1 else groups[0]

@@ -69,11 +69,9 @@ _MLP_ENDS = ("out", "final_layer_norm.in", "output.LayerNorm.in", "output_layer_
 
 
 def find_aliases(layers: Sequence[str], seen: Mapping[str, np.ndarray], tolerance: float) -> dict[str, str]:
-    """{`blocks.{i}.<name>`: place} for the layers at these paths.
+    """{`blocks.{i}.<name>`: place} for the layers at these paths, by the values `seen` [tokens, d] of one forward pass.
 
-    Args:
-        seen: {place: values [tokens, d]} of one forward pass.
-        tolerance: relative rounding of the model's dtype.
+    `tolerance` is the relative rounding of the model's dtype.
     """
     found = {}
     for i, layer in enumerate(layers):

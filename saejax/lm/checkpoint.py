@@ -27,12 +27,12 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 # Constants that older files hold beside the parameters.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|(^|\.)rotary_emb\.inv_freq$")
 # The parameters of the head, which stands beside the model that the prefix names.
-_HEAD = ("W_U", "b_U")
-_ROWS = 4096  # of two matrices that are compared, at a time
+_UNEMBEDDING = ("W_U", "b_U")
+_ROWS_COMPARED = 4096  # of two matrices that are compared, at a time
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], DecoderConfig]:
-    """(config.json as it is, the decoder's shapes and conventions)."""
+    """(config.json as it is, the decoder's shapes and conventions); refuses variants that the decoder does not know."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise DataError(
@@ -101,9 +101,6 @@ def stored(folder: Path) -> tuple[DecoderConfig, tuple[str, ...]]:
     """(config as `read_params` gives it, types of the weights' numbers, as in ("BF16", "F32")); no weights are kept.
 
     Where not all files are there: (what config.json says, ()).
-
-    Raises:
-        DataError: a tensor that is not what config.json says.
     """
     folder = Path(folder)
     config_json, config = read_config(folder)
@@ -173,16 +170,16 @@ class _TensorFiles:
     def _find(self, key: str, block: str = "") -> str | None:
         """The tensor of a parameter of the table, or None; a head has no prefix, and its usual name beside its own."""
         stem = self.architecture.tensors[key][0].format(block)
-        second = stem.replace("embed_out.", "lm_head.") if key in _HEAD else f"{self.architecture.prefix}{stem}"
+        second = stem.replace("embed_out.", "lm_head.") if key in _UNEMBEDDING else f"{self.architecture.prefix}{stem}"
         return next((name for name in (stem, second) if name in self.where), None)
 
     def _name(self, path: parameters.Path, tied: bool) -> str:
         """The tensor of a parameter; of a tied embedding the unembedding's, where that is the one that is there."""
         key = _key(path)
-        found = self._find(key, _block(path)) or (self._find("W_U") if tied and key == "W_E" else None)
+        found = self._find(key, _block_number(path)) or (self._find("W_U") if tied and key == "W_E" else None)
         if found is None:
             there = ", ".join(sorted(self.where)[:5])
-            stem = self.architecture.tensors[key][0].format(_block(path))
+            stem = self.architecture.tensors[key][0].format(_block_number(path))
             raise DataError(f"{self.folder}: tensor {stem!r} is missing; there are {there}, ...")
         return found
 
@@ -192,7 +189,7 @@ class _TensorFiles:
         if len(shape) != 2 or shape != self.header(two)[0]:
             return False
         a, b = (self.handles[self.where[name]].get_slice(name) for name in (one, two))
-        parts = [slice(start, min(start + _ROWS, shape[0])) for start in range(0, shape[0], _ROWS)]
+        parts = [slice(start, min(start + _ROWS_COMPARED, shape[0])) for start in range(0, shape[0], _ROWS_COMPARED)]
         return all(np.array_equal(a[part], b[part]) for part in parts)
 
     def header(self, name: str) -> tuple[tuple[int, ...], str]:
@@ -250,9 +247,9 @@ def _by_table(arch: Architecture, config: DecoderConfig, params: dict[str, Any])
         value: Any = params
         for part in path:
             value = value[part]
-        name = stem.format(_block(path))
+        name = stem.format(_block_number(path))
         # The head alone has no prefix; the embedding it may be tied to has one.
-        name = name if path[0] in _HEAD else f"{arch.prefix}{name}"
+        name = name if path[0] in _UNEMBEDDING else f"{arch.prefix}{name}"
         assert layout.write is not None
         tensors[name] = np.ascontiguousarray(layout.write(value, layout.stored(parameter.shape)))
     return tensors
@@ -263,6 +260,6 @@ def _key(path: parameters.Path) -> str:
     return ".".join(str(part) for part in path if isinstance(part, str))
 
 
-def _block(path: parameters.Path) -> str:
+def _block_number(path: parameters.Path) -> str:
     """The number of the parameter's block, empty outside of the blocks."""
     return str(path[1]) if path[0] == "blocks" else ""

@@ -102,7 +102,7 @@ def run(
         x_BSM = embed(config, params, tokens_BS)
         if prefix_BPM is not None:
             x_BSM = jnp.concatenate([jnp.asarray(prefix_BPM, x_BSM.dtype), x_BSM], axis=1)
-        return _run(config, params, x_BSM, positions_BS, segments_BS, frozenset(capture), edits or {})
+        return _run_within_rows(config, params, x_BSM, positions_BS, segments_BS, frozenset(capture), edits or {})
 
 
 def embed(config: DecoderConfig, params: Params, tokens_BS: jax.Array) -> jax.Array:
@@ -111,7 +111,7 @@ def embed(config: DecoderConfig, params: Params, tokens_BS: jax.Array) -> jax.Ar
     return x_BSM
 
 
-def _run(
+def _run_within_rows(
     config: DecoderConfig,
     params: Params,
     x_BSM: jax.Array,

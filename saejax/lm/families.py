@@ -16,17 +16,14 @@ from saejax.lm.conventions import MOST_LAYERS, DecoderConfig, Llama3Scaling, Rop
 
 ConfigJson = dict[str, Any]
 Shape = tuple[int, ...]
-_REMEDY = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch runs this model, watched by hooks."
+_OTHERWISE = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch runs this model, watched by hooks."
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The form in which a checkpoint holds one parameter.
+    """The form in which a checkpoint holds one parameter: its shape in the file, and its way from and to there.
 
-    Attributes:
-        stored: parameter's shape -> shape of the tensor in the file.
-        read: (tensor, parameter's shape) -> the parameter.
-        write: (parameter, shape of the tensor) -> the tensor; None where a tensor holds several parameters.
+    `write` is None where a tensor holds several parameters.
     """
 
     stored: Callable[[Shape], Shape]
@@ -118,7 +115,7 @@ def _refuse_unless(c: ConfigJson, **plain: Any) -> None:
         if c.get(key) is not None and c[key] != wanted:
             raise DataError(
                 f"config.json: {key}={c[key]!r} is a variant of {c['model_type']} that the JAX decoder does not have "
-                f"(it has {wanted!r}). {_REMEDY}"
+                f"(it has {wanted!r}). {_OTHERWISE}"
             )
 
 
@@ -144,7 +141,7 @@ def _rope(c: ConfigJson, d_head: int, part: float = 1.0, theta: Any = None) -> R
     if kind not in ("default", "linear", "llama3") or any(isinstance(value, dict) for value in given.values()):
         raise DataError(
             f"config.json: rope type {kind!r} in {str(given)[:200]} is not known; the JAX decoder has default, linear "
-            f"and llama3, one for all layers. {_REMEDY}"
+            f"and llama3, one for all layers. {_OTHERWISE}"
         )
     theta = given.get("rope_theta", _given(c, "rope_theta", 10000.0 if theta is None else theta))
     part = check_positive("partial_rotary_factor", given.get("partial_rotary_factor", part))
@@ -169,7 +166,7 @@ def _windows(c: ConfigJson, window: Any, default: Callable[[int], bool]) -> tupl
         if found not in ("sliding_attention", "full_attention"):
             raise DataError(
                 f"config.json: layer_types names {found!r}; the JAX decoder has full_attention and sliding_attention. "
-                f"{_REMEDY}"
+                f"{_OTHERWISE}"
             )
     if window is None and "sliding_attention" in types:
         raise DataError("config.json: sliding_window is null, yet layer_types names sliding_attention.")
@@ -245,7 +242,7 @@ def _llama_like(c: ConfigJson, d_head: int | None = None, **conventions: Any) ->
     d_head = c.get("head_dim") or d_head or _head_width(c, "hidden_size", "num_attention_heads")
     rope = _rope(c, d_head)
     if rope.width != d_head:
-        raise DataError(f"config.json: partial_rotary_factor rotates {rope.width} of a head's {d_head}. {_REMEDY}")
+        raise DataError(f"config.json: partial_rotary_factor rotates {rope.width} of a head's {d_head}. {_OTHERWISE}")
     common = {
         "d_head": d_head,
         "activation": _given(c, "hidden_act", "silu"),

@@ -9,7 +9,7 @@ from typing import Any
 from saejax.core.hub import check_hub, unreachable
 from saejax.lm.weight_files import INDEX, SINGLE, has_weights, shard_names
 
-_REMEDY = "It is not cached{missing}. Check the name and the network, or give a local folder in lm.model."
+_NOT_CACHED = "It is not cached{missing}. Check the name and the network, or give a local folder in lm.model."
 # A file of the second row says something where it is there; that it is not there must be known.
 _OF_TOKENIZER = ("config.json", "tokenizer.json")
 _MAY_BE_ABSENT = (
@@ -24,11 +24,8 @@ _MAY_BE_ABSENT = (
 def fetch_model(repo: str, revision: str) -> Path:
     """A local copy of a hub repository's model and tokenizer.
 
-    What is cached already is used without asking the network, where it is all that the repository has: a bos token or
-    an added token must not depend on which files another program has fetched.
-
-    Raises:
-        DataError: it cannot be had; names it.
+    The cache is used without asking the network, where it has all of the repository: a bos token or an added token must
+    not depend on which files another program has fetched.
     """
     return _fetched(repo, revision, (SINGLE, INDEX), has_weights)
 
@@ -39,11 +36,7 @@ def fetch_tokenizer(repo: str, revision: str) -> Path:
 
 
 def fetch_config(repo: str, revision: str) -> Path:
-    """A folder with the repository's config.json, and with whatever else is cached.
-
-    Raises:
-        DataError: it cannot be had; names it.
-    """
+    """A folder with the repository's config.json, and with whatever else is cached."""
     import huggingface_hub
 
     wanted: dict[str, Any] = {"repo_id": repo, "filename": "config.json", "revision": revision or None}
@@ -51,7 +44,7 @@ def fetch_config(repo: str, revision: str) -> Path:
         return Path(huggingface_hub.hf_hub_download(**wanted, local_files_only=True)).parent
     except Exception:  # not cached: the library raises one of several kinds
         pass
-    remedy = _REMEDY.format(missing="")
+    remedy = _NOT_CACHED.format(missing="")
     check_hub("model", repo, revision, remedy)
     try:
         return Path(huggingface_hub.hf_hub_download(**wanted)).parent
@@ -69,7 +62,7 @@ def _fetched(repo: str, revision: str, weights: Sequence[str], complete: Callabl
         shards = weights and not (folder / SINGLE).is_file() and (folder / INDEX).is_file()
         return _snapshot(repo, revision, [*files, *map(_exactly, shard_names(folder))], **how) if shards else folder
 
-    remedy = _REMEDY.format(missing="")
+    remedy = _NOT_CACHED.format(missing="")
     try:
         cached = snapshot(local_files_only=True)
     except Exception:  # not cached, or a part: the library raises one of several kinds
@@ -79,7 +72,7 @@ def _fetched(repo: str, revision: str, weights: Sequence[str], complete: Callabl
         if complete(cached) and all((cached / name).is_file() for name in _OF_TOKENIZER) and not unknown:
             return cached
         why = f" (nothing says that it has no {unknown[0]}; hf download {repo} fetches all)" if unknown else ""
-        remedy = _REMEDY.format(missing=f" whole{why}")
+        remedy = _NOT_CACHED.format(missing=f" whole{why}")
     check_hub("model", repo, revision, remedy)
     try:
         folder = snapshot()

@@ -36,8 +36,8 @@ Placed = tuple[jax.Array, jax.Array]
 # (parameters, cache, tokens [B, S], key, given, placed) -> (the next token [B], the cache with these tokens), compiled.
 Step = Callable[..., tuple[jax.Array, "Cache"]]
 
-_MOST_KEPT = 8
-_LENGTHS = 16  # prompts are filled up to a multiple of this, so that few lengths need programs of their own
+_MOST_PROGRAMS = 8
+_LENGTH_STEP = 16  # prompts are filled up to a multiple of this, so that few lengths need programs of their own
 
 
 # Logits are divided by the temperature in float32, where a smaller one overflows; it draws what 0 draws.
@@ -78,13 +78,7 @@ class Sampling:
 
 @flax.struct.dataclass
 class Cache:
-    """Keys and values of the tokens so far.
-
-    Attributes:
-        keys, values: of each layer [B, G, T, D].
-        length: int32, tokens so far, filling included.
-        filling: int32 [B], how many of a row's first tokens are filling.
-    """
+    """Keys and values of each layer [B, G, T, D], tokens so far (with filling), and each row's filling, int32 [B]."""
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
@@ -112,8 +106,7 @@ def extend(
     """(logits [B, S, V], {hook point: activation}, the cache with these tokens) of S more tokens of each row. Pure.
 
     The same as `decoder.run` on all tokens so far gives for the last S. attn_pattern has T keys. The caller sees to it
-    that there is room: what does not fit is written over the last tokens. Tokens in whose place embeddings are `placed`
-    are not looked at.
+    that there is room. Tokens in whose place embeddings are `placed` are not looked at.
     """
     length, room = tokens_BS.shape[1], cache.keys[0].shape[2]
     column_S = cache.length + jnp.arange(length)
@@ -194,7 +187,7 @@ def generate(
     tokens_BS, filling_B, placed = lay_out(config, prompts, sampling.tokens, prefixes)
     columns = tokens_BS.shape[1]
     choice = dataclasses.replace(sampling, tokens=1, seed=0, stop=())
-    step = _kept_step(config, choice) if edits is None else _found(kept, config, choice, edits)
+    step = _kept_without_edits(config, choice) if edits is None else _kept_with_edits(kept, config, choice, edits)
     cache = start_cache(config, jnp.asarray(filling_B), _rounded(columns + sampling.tokens), params["W_E"].dtype)
     going_B, root = np.ones(len(prompts), bool), jax.random.key(sampling.seed)
     new_BS = jnp.asarray(tokens_BS)
@@ -247,7 +240,7 @@ def _placed(prefixes: Sequence[np.ndarray], filling_B: np.ndarray, columns: int)
 
 
 def _rounded(length: int) -> int:
-    return -(-length // _LENGTHS) * _LENGTHS
+    return -(-length // _LENGTH_STEP) * _LENGTH_STEP
 
 
 def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
@@ -263,15 +256,15 @@ def _step(config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
     return step
 
 
-def _found(kept: dict[Sampling, Step] | None, config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
+def _kept_with_edits(kept: dict[Sampling, Step] | None, config: DecoderConfig, choice: Sampling, edits: Edits) -> Step:
     if kept is None:
         return _step(config, choice, edits)
     if choice not in kept:
-        if len(kept) >= _MOST_KEPT:
+        if len(kept) >= _MOST_PROGRAMS:
             kept.clear()
         kept[choice] = _step(config, choice, edits)
     return kept[choice]
 
 
 # Edits hold on to what they were made of, such as a model's parameters: here programs with edits are not kept.
-_kept_step = functools.lru_cache(maxsize=_MOST_KEPT)(functools.partial(_step, edits=None))
+_kept_without_edits = functools.lru_cache(maxsize=_MOST_PROGRAMS)(functools.partial(_step, edits=None))

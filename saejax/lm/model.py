@@ -206,7 +206,7 @@ def load_lm(
         ConfigError: a model in memory, a `dtype` or `backend` that is not offered, or torch where it is not installed.
         DataError: it cannot be found or read; the message says what to do.
     """
-    model = _named(model, "load_lm")
+    model = _checked_name(model, "load_lm")
     wanted = LMConfig(model, revision, dtype, backend=backend, device=device)
     folder = _resolve(model, revision, fetch_model)
     if runs_in_torch(folder, backend):
@@ -240,24 +240,16 @@ def _identity(wanted: LMConfig, folder: Path, tokenizer: Tokenizer) -> dict[str,
 
 
 def config_folder(model: str, revision: str = "") -> Path:
-    """A folder with the model's config.json; for a hub id that is not cached, nothing else is fetched.
-
-    Raises:
-        DataError: it cannot be found; the message says what to do.
-    """
+    """A folder with the model's config.json; for a hub id that is not cached, nothing else is fetched."""
     return _resolve(model, revision, fetch_config)
 
 
 def load_tokenizer(model: str, revision: str = "") -> Tokenizer:
-    """The tokenizer of the model that `model` names, as for `load_lm`; no weights are read, and none are fetched.
-
-    Raises:
-        DataError: it cannot be found or read; the message says what to do.
-    """
+    """The tokenizer of the model that `model` names, as for `load_lm`; no weights are read, and none are fetched."""
     return Tokenizer.from_folder(_resolve(model, revision, fetch_tokenizer))
 
 
-def _named(model: Any, door: str) -> str:
+def _checked_name(model: Any, door: str) -> str:
     """The text of a model's place or id. Raises ConfigError for anything else, as a model in memory."""
     saved = " Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that."
     remedy = saved if hasattr(model, "forward") else ""
@@ -265,7 +257,7 @@ def _named(model: Any, door: str) -> str:
 
 
 def _resolve(model: str, revision: str, fetch: Callable[[str, str], Path]) -> Path:
-    model = _named(model, "A language model")
+    model = _checked_name(model, "A language model")
     if model in EMBEDDED:
         return Path(__file__).parent / model
     if Path(model).is_dir():

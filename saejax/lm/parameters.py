@@ -60,8 +60,8 @@ def parameters(c: DecoderConfig) -> Spec:
 
 def leaves(c: DecoderConfig) -> Iterator[tuple[Path, Parameter]]:
     """(path, parameter) of the whole tree one by one: nothing as long as the number of layers is ever held."""
-    yield from _flat(outer_parameters(c))
-    block = list(_flat(block_parameters(c)))
+    yield from _flattened(outer_parameters(c))
+    block = list(_flattened(block_parameters(c)))
     for i in range(c.n_layer):
         yield from ((("blocks", i, *path), parameter) for path, parameter in block)
 
@@ -86,12 +86,12 @@ def shard_params(c: DecoderConfig, params: Any, mesh: Mesh) -> Any:
     )
 
 
-def _flat(spec: Spec) -> Iterator[tuple[Path, Parameter]]:
+def _flattened(spec: Spec) -> Iterator[tuple[Path, Parameter]]:
     for name, value in spec.items():
         if isinstance(value, Parameter):
             yield (name,), value
         else:
-            yield from (((name, *path), parameter) for path, parameter in _flat(value))
+            yield from (((name, *path), parameter) for path, parameter in _flattened(value))
 
 
 def _norm(c: DecoderConfig, size: int, axis: str) -> Spec:

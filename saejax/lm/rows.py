@@ -66,7 +66,7 @@ def packed(tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndar
 
 def padded(tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndarray, causal: bool) -> Iterator[Chunk]:
     """Chunks of at most R documents of about the same length, filled up on the right with the documents' own start."""
-    places = sorted(_places(segments_RS), key=len)
+    places = sorted(_document_places(segments_RS), key=len)
     flat = tokens_RS.ravel()
     for start in range(0, len(places), len(tokens_RS)):
         part = places[start : start + len(tokens_RS)]
@@ -80,7 +80,7 @@ def padded(tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndar
 def equal(tokens_RS: np.ndarray, positions_RS: np.ndarray, segments_RS: np.ndarray, causal: bool) -> Iterator[Chunk]:
     """Chunks of at most R documents of one length."""
     by_length: dict[int, list[np.ndarray]] = {}
-    for place in _places(segments_RS):
+    for place in _document_places(segments_RS):
         by_length.setdefault(len(place), []).append(place)
     for places in by_length.values():
         for start in range(0, len(places), len(tokens_RS)):
@@ -95,12 +95,12 @@ WAYS: dict[str, Way] = {"packed": packed, "padded": padded, "equal": equal}
 def is_longer(segments_RS: np.ndarray, length: int) -> np.ndarray:
     """True for tokens of documents of more than `length` tokens, bool [R, S]."""
     longer_RS = np.zeros(segments_RS.shape, bool)
-    for place in _places(segments_RS):
+    for place in _document_places(segments_RS):
         longer_RS.ravel()[place] = len(place) > length
     return longer_RS
 
 
-def _places(segments_RS: np.ndarray) -> list[np.ndarray]:
+def _document_places(segments_RS: np.ndarray) -> list[np.ndarray]:
     """For each document in the rows: where its tokens are among all R S."""
     places = []
     for row, segments_S in enumerate(segments_RS):

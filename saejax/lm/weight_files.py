@@ -42,21 +42,13 @@ def shard_names(folder: Path) -> list[str]:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """{tensor name: safetensors file}, by the files' headers; of a name in two files the last one's counts.
-
-    Raises:
-        DataError: as `weight_files`, or a file that is not readable.
-    """
-    return {name: path for path in weight_files(folder) for name in _sizes(path)}
+    """{tensor name: safetensors file}, by the files' headers; of a name in two files the last one's counts."""
+    return {name: path for path in weight_files(folder) for name in _tensor_sizes(path)}
 
 
 def numbers_in_files(folder: Path) -> tuple[int, int]:
-    """(tensors, numbers in all of them), by the headers of the safetensors files.
-
-    Raises:
-        DataError: as `tensor_files`.
-    """
-    sizes = [size for path in weight_files(folder) for size in _sizes(path).values()]
+    """(tensors, numbers in all of them), by the headers of the safetensors files."""
+    sizes = [size for path in weight_files(folder) for size in _tensor_sizes(path).values()]
     return len(sizes), sum(sizes)
 
 
@@ -77,7 +69,7 @@ def has_weights(folder: Path) -> bool:
         return False
 
 
-def _sizes(path: Path) -> dict[str, int]:
+def _tensor_sizes(path: Path) -> dict[str, int]:
     """{tensor name: its numbers} of one file."""
     try:
         with safetensors.safe_open(path, framework="numpy") as handle:

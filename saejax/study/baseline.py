@@ -20,7 +20,7 @@ from saejax.lm import LanguageModel
 from saejax.study.behaviours import Pair
 from saejax.study.table import Table
 
-COLUMNS = (
+PAIR_COLUMNS = (
     *("behaviour", "split", "pair", "clean", "corrupt", "right", "wrong"),
     *("clean_difference", "corrupt_difference", "p_right_clean", "p_wrong_corrupt", "correct"),
 )
@@ -28,11 +28,9 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """The pairs of one behaviour and split as tokens, filled up behind.
+    """The pairs of one behaviour and split as tokens [R, S], filled up behind.
 
     Attributes:
-        pairs: R of them.
-        clean, corrupt: int32 [R, S].
         last: int [R], the place of the last token, the same in both.
         right, wrong: int [R], the answers.
     """
@@ -69,7 +67,7 @@ def as_prompts(pairs: Sequence[Pair], lm: LanguageModel) -> Prompts:
     return Prompts(pairs, clean_RS, corrupt_RS, last, right, wrong)
 
 
-def measure(lm: LanguageModel, prompts: Prompts) -> np.ndarray:
+def measure_pairs(lm: LanguageModel, prompts: Prompts) -> np.ndarray:
     """float32 [R, 5]: the columns from clean_difference on."""
 
     @jax.jit
@@ -85,7 +83,7 @@ def measure(lm: LanguageModel, prompts: Prompts) -> np.ndarray:
     return np.stack([clean, corrupt, p_right, p_wrong, (clean > 0) & (corrupt < 0)], axis=1)
 
 
-def write(table: Table, behaviour: str, measured: Mapping[str, tuple[Prompts, np.ndarray]]) -> None:
+def write_pairs(table: Table, behaviour: str, measured: Mapping[str, tuple[Prompts, np.ndarray]]) -> None:
     """The rows of one behaviour, by split."""
     for split, (prompts, values) in measured.items():
         table.extend(

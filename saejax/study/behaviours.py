@@ -16,8 +16,8 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
 from saejax.text import Tokenizer
 
-_LARGEST = 64 << 20
-_LONGEST = 1 << 16  # bytes of a line
+_LARGEST_PAIRS = 64 << 20
+_LONGEST_LINE = 1 << 16  # bytes of a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,10 +117,7 @@ def drawn(
 ) -> dict[str, list[Pair]]:
     """{"train": pairs, "test": pairs}, in an order of the seed, none in both; of the file where one is given.
 
-    Pairs that cannot be compared (`unfit`) are left out.
-
-    Args:
-        longest: tokens that the model reads; 0 for any number.
+    Pairs that cannot be compared (`unfit`) are left out; `longest` is the tokens that the model reads, 0 for any.
     """
     if path:
         pairs = read_pairs(Path(path))
@@ -152,29 +149,29 @@ def unfit(pair: Pair, tokenizer: Tokenizer, longest: int = 0) -> str:
     clean, corrupt = tokenizer.encode_behind_bos([pair.clean, pair.corrupt])
     for answer, ids in ((pair.right, right), (pair.wrong, wrong)):
         if len(ids) != 1:
-            return f"the answer {_short(answer)} has {len(ids)} tokens, not one"
+            return f"the answer {_shown(said)} has {len(ids)} tokens, not one"
     if right == wrong:
-        return f"both answers are {_short(pair.right)}"
+        return f"both answers are {_shown(pair.right)}"
     if clean == corrupt or not clean:
-        return f"both prompts are {_short(pair.clean)}"
+        return f"both prompts are {_shown(pair.clean)}"
     if len(clean) != len(corrupt):
-        return f"{_short(pair.clean)} has {len(clean)} tokens and {_short(pair.corrupt)} has {len(corrupt)}"
+        return f"{_shown(pair.clean)} has {len(clean)} tokens and {_shown(pair.corrupt)} has {len(corrupt)}"
     n_tokens = len(clean) + len(tokenizer.bos)
     if longest and n_tokens > longest:
-        return f"{_short(pair.clean)} has {n_tokens} tokens, and the model reads {longest}"
+        return f"{_shown(pair.clean)} has {n_tokens} tokens, and the model reads {longest}"
     if not tokenizer.bos and clean[0] != corrupt[0]:
-        return f"{_short(pair.clean)} and {_short(pair.corrupt)} differ in their first token, and there is no bos token"
+        return f"{_shown(pair.clean)} and {_shown(pair.corrupt)} differ in their first token, and there is no bos token"
     return ""
 
 
-def _short(text: str) -> str:
+def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def read_pairs(path: Path) -> list[Pair]:
     """Pairs of a JSONL file: one {"clean", "corrupt", "right", "wrong"} a line."""
     pairs = []
-    for number, raw in enumerate(read_bounded(path, _LARGEST).split(b"\n"), 1):
+    for number, raw in enumerate(read_bounded(path, _LARGEST_PAIRS).split(b"\n"), 1):
         if not raw.strip():
             continue
         pair, fault = _read_pair(raw)
@@ -188,8 +185,8 @@ def read_pairs(path: Path) -> list[Pair]:
 
 def _read_pair(raw: bytes) -> tuple[Pair | None, str]:
     """(the pair, or None and what is wrong with the line)."""
-    if len(raw) > _LONGEST:
-        return None, f"has {len(raw):,} bytes, and a pair at most {_LONGEST:,}"
+    if len(raw) > _LONGEST_LINE:
+        return None, f"has {len(raw):,} bytes, and a pair at most {_LONGEST_LINE:,}"
     try:
         value: Any = json.loads(raw.decode())
     except UnicodeDecodeError:

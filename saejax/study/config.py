@@ -11,7 +11,7 @@ from saejax.app.study_config import StudyConfig
 from saejax.attribution import AttributionConfig
 from saejax.core.errors import ConfigError
 
-_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"
+_BEHAVIOUR_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Study:
         if not named:
             raise ConfigError("study.behaviours is empty: name one, as in --config.study.behaviours=bracket,quote")
         for name, _ in named:
-            if not re.fullmatch(_NAME, name):
+            if not re.fullmatch(_BEHAVIOUR_NAME, name):
                 raise ConfigError(f"study.behaviours names {name!r}; a name is at most 80 of A-Z a-z 0-9 . _ -")
             if [n for n, _ in named].count(name) > 1:
                 raise ConfigError(f"study.behaviours names {name!r} twice; names must differ.")
@@ -51,11 +51,7 @@ class Study:
 
 
 def study(config: config_dict.ConfigDict) -> Study:
-    """The boundary: a ConfigDict in, a checked, frozen study out.
-
-    Raises:
-        ConfigError: an unknown key, a value of the wrong type, or settings that cannot be run.
-    """
-    study = Study(experiment(config))
-    study.behaviours()
-    return study
+    """The boundary: a ConfigDict in, a checked, frozen study out."""
+    found = Study(experiment(config))
+    found.behaviours()
+    return found

@@ -9,31 +9,29 @@ The value of a row is z_right - z_wrong at the last token with the change; `clea
 """
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from saejax.app.study_config import StudyConfig
 from saejax.core.progress import Progress
 from saejax.interventions import Change, Interventions, Run, first_draws, matched, set_to, zero
+from saejax.interventions.metrics import Measure
 from saejax.study.baseline import Prompts
 from saejax.study.table import Table
 
-COLUMNS = ("behaviour", "group", "kind", "number", "pair", "clean", "value")
+EFFECT_COLUMNS = ("behaviour", "group", "kind", "number", "pair", "clean", "value")
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Features of one layer of one dictionary.
-
-    Attributes:
-        name: as it stands in tables.
-        dictionary: its name in the study.
-        layer: place of the layer among all that graphs have.
-        latents: numbers in the dictionary, g F + f of a cross-layer transcoder.
+    """Features of one layer of one dictionary: `layer` is its place among all that graphs have, `latents` are numbers
+    in the dictionary, g F + f of a cross-layer transcoder.
     """
 
     name: str
@@ -43,7 +41,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class GroupChange:
     """One change, of all test prompts."""
 
     group: Group
@@ -52,23 +50,24 @@ class Job:
     latents: tuple[int, ...]
 
 
-def jobs(groups: Sequence[Group], mean_of: Callable[[Group], np.ndarray], c: StudyConfig, seed: int) -> list[Job]:
+def jobs(
+    groups: Sequence[Group], mean_of: Callable[[Group], np.ndarray], c: StudyConfig, seed: int
+) -> list[GroupChange]:
     """Every change of every group, in one order: dictionary by dictionary, so that neighbours run together.
 
-    Args:
-        mean_of: a group -> mean activation of its dictionary's latents on the test prompts, 0 outside of its layer.
+    `mean_of` gives a group's mean activations on the test prompts, 0 outside of its layer.
     """
     jobs = []
     for group in sorted(groups, key=lambda group: group.dictionary):
-        jobs.append(Job(group, "ablate", 0, group.latents))
+        found.append(GroupChange(group, "ablate", 0, group.latents))
         controls = matched(group.latents, mean_of(group), c.controls, seed)
-        jobs += [Job(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
-        jobs += [Job(group, "patch", i, group.latents) for i in range(c.positions)]
-        jobs += [Job(group, "resample", i, group.latents) for i in range(c.resamples)]
-    return jobs
+        found += [GroupChange(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
+        found += [GroupChange(group, "patch", i, group.latents) for i in range(c.positions)]
+        found += [GroupChange(group, "resample", i, group.latents) for i in range(c.resamples)]
+    return found
 
 
-def measure(
+def measure_groups(
     inside: Interventions,
     behaviour: str,
     prompts: Prompts,
@@ -79,17 +78,13 @@ def measure(
 ) -> dict[str, np.ndarray]:
     """Fill the table: R rows for each job. A block that is there whole is not computed again.
 
-    Returns:
-        {group: bool [controls], which of its controls are no repetition}.
-
-    Raises:
-        DataError: too few other features fire for a control; the file is none of this table.
+    Returns {group: bool [controls], True for those that are no repetition}.
     """
     n_rows = len(prompts.pairs)
     size = max(1, math.ceil(c.every / n_rows))
     clean = inside.run(prompts.clean)
     todo = jobs(groups, _means(inside, prompts, clean, groups), c, seed)
-    blocks = list(_blocks(todo, size))
+    blocks = in_blocks(todo, size, _program)
     new = {group.name: first_draws(_controls(todo, group)) for group in groups}
     whole = table.keep([len(block) * n_rows for block in blocks])
     if whole == len(blocks):
@@ -98,24 +93,44 @@ def measure(
     before = np.asarray(prompts.difference(clean.logits))
     done = sum(map(len, blocks[:whole]))
     with Progress(f"interventions of {behaviour}", len(todo), done, unit="interventions") as progress:
-        for _, following in itertools.groupby(blocks[whole:], _program):
-            alike = list(following)
-            changes = []
-            for block in alike:
-                made = [{job.group.dictionary: _change(job, prompts, clean, corrupt, seed)} for job in block]
-                changes += made + [made[-1]] * (size - len(made))  # one shape, one program
-            results = inside.blocks(prompts.clean, changes, prompts.difference, at_once=size)
-            for block, values in zip(alike, results, strict=True):
-                table.extend(
-                    (behaviour, job.group.name, job.kind, job.number, pair, before[pair], value[pair])
-                    for job, value in zip(block, values, strict=False)
-                    for pair in range(n_rows)
-                )
-                progress.advance(len(block), group=block[-1].group.name)
+        change_of = functools.partial(_change, prompts=prompts, clean=clean, corrupt=corrupt, seed=seed)
+        results = run_blocks(inside, prompts.clean, blocks[whole:], _program, change_of, prompts.difference, size)
+        for block, values in results:
+            table.extend(
+                (behaviour, job.group.name, job.kind, job.number, pair, before[pair], value[pair])
+                for job, value in zip(block, values, strict=False)
+                for pair in range(n_rows)
+            )
+            progress.advance(len(block), group=block[-1].group.name)
     return new
 
 
-def _controls(jobs: Sequence[Job], group: Group) -> np.ndarray:
+def in_blocks(items: Iterable[T], size: int, program: Callable[[T], Any]) -> list[list[T]]:
+    """Neighbours of one `program`, at most `size` in a block."""
+    runs = [list(neighbours) for _, neighbours in itertools.groupby(items, program)]
+    return [run[i : i + size] for run in runs for i in range(0, len(run), size)]
+
+
+def run_blocks(
+    inside: Interventions,
+    tokens_RS: np.ndarray,
+    blocks: Iterable[list[T]],
+    program: Callable[[T], Any],
+    change_of: Callable[[T], dict[str, Change]],
+    measure: Measure,
+    size: int,
+) -> Iterator[tuple[list[T], np.ndarray]]:
+    """(block, what it measures [size, R]): blocks of one program run together, each filled up to `size` changes."""
+    for _, following in itertools.groupby(blocks, lambda block: program(block[0])):
+        same = list(following)
+        changes = []
+        for block in same:
+            some = [change_of(item) for item in block]
+            changes += some + [some[-1]] * (size - len(some))
+        yield from zip(same, inside.blocks(tokens_RS, changes, measure, at_once=size), strict=True)
+
+
+def _controls(jobs: Sequence[GroupChange], group: Group) -> np.ndarray:
     """int [draws, K]: the random features that stand for a group."""
     return np.array([job.latents for job in jobs if job.kind == "control" and job.group.name == group.name])
 
@@ -140,48 +155,36 @@ def _means(
     return mean_of
 
 
-def _program(block: Sequence[Job]) -> tuple[str, int]:
-    """The key of those that one program runs: the dictionary and the number of features."""
-    return block[0].group.dictionary, len(block[0].latents)
+def _program(job: GroupChange) -> tuple[str, int]:
+    return job.group.dictionary, len(job.latents)
 
 
-def _blocks(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
-    """Blocks of at most `size` jobs, each of one dictionary and one number of features."""
-    block: list[Job] = []
-    for job in jobs:
-        if block and (len(block) == size or _program([job]) != _program(block)):
-            yield block
-            block = []
-        block.append(job)
-    if block:
-        yield block
-
-
-def _change(job: Job, prompts: Prompts, clean: Run, corrupt: Run, seed: int) -> Change:
-    """The job's change, every number of it [R, S, K] so that all have one shape."""
+def _change(job: GroupChange, prompts: Prompts, clean: Run, corrupt: Run, seed: int) -> dict[str, Change]:
+    """{dictionary: the job's change}, every number of it [R, S, K] so that all have one shape."""
     rows, length = prompts.clean.shape
     place_RS = np.broadcast_to(np.arange(length)[None], (rows, length))
     if job.kind in ("ablate", "control"):
-        return _whole(zero(job.latents, place_RS >= 1), rows, length)
+        return _whole(job, zero(job.latents, place_RS >= 1), rows, length)
     name, latents = job.group.dictionary, np.asarray(job.latents)
     own_RSK, other_RSK = (
         np.asarray(run.latents[name]).reshape(rows, length, -1)[..., latents] for run in (clean, corrupt)
     )
     if job.kind == "patch":
         at = place_RS == (prompts.last - job.number)[:, None]
-        return _whole(set_to(job.latents, other_RSK, at & (place_RS >= 1)), rows, length)
+        return _whole(job, set_to(job.latents, other_RSK, at & (place_RS >= 1)), rows, length)
     rng = np.random.default_rng([seed, job.number])
     source_R = (np.arange(rows) + rng.integers(1, rows)) % rows  # never the row itself
     from_end = prompts.last[:, None] - place_RS
     there = prompts.last[source_R][:, None] - from_end
     at = (place_RS >= 1) & (from_end >= 0) & (there >= 1)
     values = own_RSK[source_R[:, None], np.clip(there, 0, length - 1)]
-    return _whole(set_to(job.latents, values, at), rows, length)
+    return _whole(job, set_to(job.latents, values, at), rows, length)
 
 
-def _whole(change: Change, rows: int, length: int) -> Change:
+def _whole(job: GroupChange, change: Change, rows: int, length: int) -> dict[str, Change]:
     shape: Any = (rows, length, change.latents.shape[0])
     names = ("scale", "shift", "low", "high")
     arrays: dict[str, Any] = {name: np.broadcast_to(getattr(change, name), shape) for name in names}
     # Arrays of the host: `many` stacks them there, although the fields are declared as JAX's.
-    return dataclasses.replace(change, **arrays, at=np.broadcast_to(change.at, shape[:2]))  # type: ignore[arg-type]
+    at: Any = np.broadcast_to(change.at, shape[:2])
+    return {job.group.dictionary: dataclasses.replace(change, **arrays, at=at)}

@@ -18,18 +18,13 @@ from saejax.study.baseline import Prompts
 from saejax.study.effects import Group
 from saejax.trained import TrainedCoder
 
-COLUMNS = ("behaviour", "layer", "latent", "mean_share", "prompts", "mean_activation")
+FEATURE_COLUMNS = ("behaviour", "layer", "latent", "mean_share", "prompts", "mean_activation")
 
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """A feature over a behaviour's graphs.
-
-    Attributes:
-        layer: place among the graphs' layers. latent: number in its layer.
-        share: mean over the graphs of its share of the influence, at all tokens together.
-        prompts: in how many graphs it is.
-        activation: mean over these of its largest activation.
+    """A feature over a behaviour's graphs: its place among their layers and its number there, its mean share of the
+    influence, the number of graphs that have it, and the mean over these of its largest activation.
     """
 
     layer: int
@@ -39,7 +34,7 @@ class Feature:
     activation: float
 
 
-def make(
+def make_graphs(
     lm: LanguageModel,
     dictionaries: Sequence[TrainedCoder],
     behaviour: str,

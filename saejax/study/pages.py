@@ -24,7 +24,7 @@ from saejax.study.behaviours import BEHAVIOURS
 from saejax.study.config import Study
 from saejax.study.effects import Group
 from saejax.study.graphs import Feature
-from saejax.study.summary import Rows
+from saejax.study.summary import TableRows
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
 
@@ -68,25 +68,21 @@ def write_page(
     examined: Mapping[str, Examined],
     refused: Sequence[Refused],
 ) -> dict[str, Any]:
-    """Writes study.html, summary.json, the pages of rows and of graphs; returns what summary.json holds.
+    """Write study.html, summary.json, the pages of rows and of graphs; returns the content of summary.json.
 
-    Args:
-        saes: in the order of their layers. of_layer: layer -> (name of its dictionary, number of its latent 0).
-
-    Raises:
-        DataError: a table is damaged, or a page cannot be written.
+    `saes` are in the order of their layers; of_layer: layer -> (name of its dictionary, number of its latent 0).
     """
     reports = {i: _report(saes[layer.dictionary], s.folder) for i, layer in enumerate(layers_of(lm, saes))}
     tables, firsts = tables_of(lm, saes), {layer: first for layer, (_, first) in of_layer.items()}
     made, c = _Made(s, lm, tables, firsts, reports), s.study
-    table = Table(s.folder / "baseline.csv", baseline.COLUMNS)
+    table = Table(s.folder / "baseline.csv", baseline.PAIR_COLUMNS)
     measured = table.read()
-    baselines = {name: summary.baseline_of(table, measured, name) for name in s.behaviours()}
-    _rows(s, "baseline", baseline.COLUMNS, measured, ("behaviour", "split"))
+    said = {name: summary.baseline_of(table, measured, name) for name in s.behaviours()}
+    _write_rows(s, "baseline", baseline.PAIR_COLUMNS, measured, ("behaviour", "split"))
     content = {
         "name": s.experiment.name,
         "model": str(lm.identity["model"]),
-        "dictionaries": [_named(sae) for sae in saes],
+        "dictionaries": [_dictionary_title(sae) for sae in saes],
         "graphs": min(c.graphs, c.train_pairs),
         "group_size": c.group_size,
         "least_accuracy": c.least_accuracy,
@@ -130,13 +126,17 @@ def headlines(content: Mapping[str, Any]) -> list[str]:
 def _behaviour(made: _Made, name: str, one: Examined, splits: Mapping[str, Any], turn_R: np.ndarray) -> dict[str, Any]:
     folder = made.s.folder
     tables = {
-        kind: Table(folder / f"{kind}.{name}.csv", module.COLUMNS)
-        for kind, module in (("features", graphs), ("effects", effects), ("singles", singles))
+        kind: Table(folder / f"{kind}.{name}.csv", columns)
+        for kind, columns in (
+            ("features", graphs.FEATURE_COLUMNS),
+            ("effects", effects.EFFECT_COLUMNS),
+            ("singles", singles.SINGLE_COLUMNS),
+        )
     }
     rows = {kind: table.read() for kind, table in tables.items()}
-    _rows(made.s, f"features.{name}", graphs.COLUMNS, rows["features"], ())
-    _rows(made.s, f"effects.{name}", effects.COLUMNS, rows["effects"], ("group", "kind"))
-    _rows(made.s, f"singles.{name}", singles.COLUMNS, rows["singles"], ())
+    _write_rows(made.s, f"features.{name}", graphs.FEATURE_COLUMNS, rows["features"], ())
+    _write_rows(made.s, f"effects.{name}", effects.EFFECT_COLUMNS, rows["effects"], ("group", "kind"))
+    _write_rows(made.s, f"singles.{name}", singles.SINGLE_COLUMNS, rows["singles"], ())
     pages = _graph_pages(made, one.graphs, name, rows["singles"])
     results = summary.effects_of(tables["effects"], rows["effects"])
     return {
@@ -180,7 +180,7 @@ def _titled(made: _Made, layer: int, latent: int) -> dict[str, Any]:
     }
 
 
-def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Rows) -> list[str]:
+def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: TableRows) -> list[str]:
     """Writes JSON and a page for each graph, with single features' effects; returns the pages' file names."""
     c, folder = made.s.study, made.s.folder / "graphs"
     shares, of = (c.node_share, c.edge_share), "Change of the logit of the right answer less that of the wrong one"
@@ -194,7 +194,7 @@ def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Row
     return names
 
 
-def _single_effects(graph: Graph, rows: Rows) -> list[dict[str, Any]]:
+def _single_effects(graph: Graph, rows: TableRows) -> list[dict[str, Any]]:
     ids, place = node_ids(graph), {tuple(node): i for i, node in enumerate(graph.features.tolist())}
     at = [place[int(row["layer"]), int(row["position"]), int(row["latent"])] for row in rows]
     return [
@@ -203,7 +203,7 @@ def _single_effects(graph: Graph, rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(s: Study, name: str, columns: Sequence[str], rows: Rows, by: Sequence[str]) -> None:
+def _write_rows(s: Study, name: str, columns: Sequence[str], rows: TableRows, by: Sequence[str]) -> None:
     """rows/<name>.html: the table as a page, its rows in parts with the same values of `by`, which links name."""
     parts: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
     for line, row in enumerate(rows, 2):
@@ -227,7 +227,7 @@ def _about(s: Study, name: str) -> str:
     return BEHAVIOURS[name].about if name in BEHAVIOURS and not s.behaviours()[name] else s.behaviours()[name]
 
 
-def _named(sae: TrainedCoder) -> str:
+def _dictionary_title(sae: TrainedCoder) -> str:
     topology, sites = sae.coder.topology, sae.sites
     kind, source = type(topology).__name__, sae.origin.source or "a dictionary"
     return f"{source}: {kind}, {len(sites.reads)} x {topology.d_sae} latents"

@@ -41,8 +41,8 @@ Measured = dict[str, dict[str, Prompts]]  # behaviour -> split
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
-    """The objects that the phases after the training share.
+class LoadedStudy:
+    """The model with its dictionaries, for the phases after the training.
 
     Attributes:
         saes: in the order of their layers.
@@ -57,12 +57,8 @@ class Opened:
 
 
 def run_study(s: Study) -> int:
-    """All phases. Returns the exit code: of a training that a signal stopped or that trained nothing, and then later
-    phases wait; 1 where a gate of it failed, else 0.
-
-    Raises:
-        ConfigError, DataError: settings, prompts, dictionaries or a model that cannot be used; behaviours none of which
-            the model has.
+    """All phases. Returns the exit code: of a training that a signal stopped or that trained nothing; 1 where a gate
+    failed, else 0.
     """
     work = Workspace(s.experiment)
     if not isinstance(lm := work.lm, LanguageModel):
@@ -80,17 +76,17 @@ def run_study(s: Study) -> int:
             return code
         given = {name: load(source) for name, source in dictionaries([str(s.experiment.run_dir)]).items()}
     record_dictionaries(s, given)
-    opened = _opened(s, lm, given)
+    opened = _insert(s, lm, given)
     kept = {name: splits for name, splits in prompts.items() if name not in {one.name for one in refused}}
     console.say(f"study: phase 4, graphs of {', '.join(kept)}")
     examined = {name: _graphs(opened, name, splits) for name, splits in kept.items()}
     console.say("study: phase 5, interventions")
     for name, one in examined.items():
-        table = Table(s.folder / f"effects.{name}.csv", effects.COLUMNS)
-        new = effects.measure(opened.inside, name, one.test, one.groups, table, s.study, s.experiment.seed)
+        table = Table(s.folder / f"effects.{name}.csv", effects.EFFECT_COLUMNS)
+        new = effects.measure_groups(opened.inside, name, one.test, one.groups, table, s.study, s.experiment.seed)
         examined[name] = dataclasses.replace(one, new_controls=new)
-        table = Table(s.folder / f"singles.{name}.csv", singles.COLUMNS)
-        singles.measure(opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer)
+        table = Table(s.folder / f"singles.{name}.csv", singles.SINGLE_COLUMNS)
+        singles.measure_singles(opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer)
     console.say("study: phase 6, the page")
     content = write_page(s, lm, opened.saes, opened.of_layer, examined, refused)
     for line in headlines(content):
@@ -146,14 +142,14 @@ def _prompts(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[
 def _baseline(s: Study, lm: LanguageModel, prompts: Measured) -> list[Refused]:
     """The behaviours that the model does not have."""
     console.say("study: phase 1, baseline")
-    table = Table(s.folder / "baseline.csv", baseline.COLUMNS)
+    table = Table(s.folder / "baseline.csv", baseline.PAIR_COLUMNS)
     whole = table.keep([s.study.train_pairs + s.study.test_pairs] * len(prompts))
     for name, splits in list(prompts.items())[whole:]:
-        baseline.write(table, name, {split: (p, baseline.measure(lm, p)) for split, p in splits.items()})
+        baseline.write_pairs(table, name, {split: (p, baseline.measure_pairs(lm, p)) for split, p in splits.items()})
     return baseline.refused(table, list(prompts), s.study.least_accuracy)
 
 
-def _opened(s: Study, lm: LanguageModel, named: Mapping[str, TrainedCoder]) -> Opened:
+def _insert(s: Study, lm: LanguageModel, named: Mapping[str, TrainedCoder]) -> LoadedStudy:
     inside = Interventions(lm, named)
     saes = at_model(lm, list(named.values()))
     by_place = {sae.sites.writes: name for name, sae in inside.dictionaries.items()}
@@ -162,20 +158,20 @@ def _opened(s: Study, lm: LanguageModel, named: Mapping[str, TrainedCoder]) -> O
         number: (names[layer.dictionary], layer.group * saes[layer.dictionary].coder.topology.d_sae)
         for number, layer in enumerate(layers_of(lm, saes))
     }
-    return Opened(s, lm, inside, saes, of_layer)
+    return LoadedStudy(s, lm, inside, saes, of_layer)
 
 
-def _graphs(o: Opened, behaviour: str, splits: Mapping[str, Prompts]) -> Examined:
+def _graphs(o: LoadedStudy, behaviour: str, splits: Mapping[str, Prompts]) -> Examined:
     """Graphs of the behaviour, what they share (features.<behaviour>.csv), and the groups of it."""
     c, folder = o.s.study, o.s.folder
-    made = graphs.make(
+    made = graphs.make_graphs(
         o.lm, o.saes, behaviour, splits["train"], c.graphs, o.s.attribution, folder / "graphs" / behaviour
     )
     features = graphs.merged(made)
     rows = [(behaviour, f.layer, f.latent, f.share, f.prompts, f.activation) for f in features]
-    Table(folder / f"features.{behaviour}.csv", graphs.COLUMNS).replace(rows)
-    chosen = graphs.groups(features, c, o.of_layer)
-    if not chosen:
+    Table(folder / f"features.{behaviour}.csv", graphs.FEATURE_COLUMNS).replace(rows)
+    found = graphs.groups(features, c, o.of_layer)
+    if not found:
         raise DataError(
             f"{behaviour}: no layer has {c.group_size} features that two graphs share; lower study.group_size or raise "
             "study.graphs."

@@ -5,7 +5,7 @@ measured  = the same of the model with the feature set to 0 at that token
 """
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,10 +16,11 @@ from saejax.attribution.prediction import predicted
 from saejax.core.progress import Progress
 from saejax.interventions import Change, Interventions, zero
 from saejax.study.baseline import Prompts
+from saejax.study.effects import in_blocks, run_blocks
 from saejax.study.table import Table
 
-COLUMNS = ("behaviour", "pair", "layer", "latent", "position", "activation", "predicted", "measured")
-_AT_ONCE = 16
+SINGLE_COLUMNS = ("behaviour", "pair", "layer", "latent", "position", "activation", "predicted", "measured")
+_FEATURES_AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Single:
         return self.graph.features[self.place].tolist()
 
 
-def measure(
+def measure_singles(
     inside: Interventions,
     behaviour: str,
     prompts: Prompts,
@@ -46,14 +47,17 @@ def measure(
     most: int,
     of_layer: Mapping[int, tuple[str, int]],
 ) -> None:
-    """Fill the table: the `most` features of each graph with the largest influence. What is there is kept.
+    """Fill the table: the `most` features of each graph with the largest influence. Rows that are there are kept.
 
-    Args:
-        prompts: pairs whose first ones the graphs are of.
-        of_layer: layer of the graphs -> (name of its dictionary, number of its latent 0).
+    `prompts` are pairs whose first ones the graphs are of.
     """
-    chosen = [single for i, graph in enumerate(graphs) for single in _chosen(i, graph, prompts, most)]
-    blocks = list(_blocks(chosen, of_layer))
+    chosen = [single for i, graph in enumerate(graphs) for single in _most_influential(i, graph, prompts, most)]
+
+    def program(single: _Single) -> str:
+        return of_layer[single.node[0]][0]
+
+    order = list(dict.fromkeys(map(program, chosen)))  # dictionary by dictionary
+    blocks = in_blocks(sorted(chosen, key=lambda single: order.index(program(single))), _FEATURES_AT_ONCE, program)
     whole = table.keep([len(block) for block in blocks])
     if whole == len(blocks):
         return
@@ -61,40 +65,28 @@ def measure(
     clean = np.asarray(some.difference(inside.run(some.clean).logits))
     done = sum(map(len, blocks[:whole]))
     with Progress(f"single features of {behaviour}", len(chosen), done, unit="features") as progress:
-        for name, following in itertools.groupby(blocks[whole:], lambda block: of_layer[block[0].node[0]][0]):
-            alike = list(following)  # neighbours of one dictionary are one program
-            changes = []
-            for block in alike:
-                made = [{name: _change(single, some.clean.shape, of_layer)} for single in block]
-                changes += made + [made[-1]] * (_AT_ONCE - len(made))
-            results = inside.blocks(some.clean, changes, some.difference, at_once=_AT_ONCE)
-            for block, values in zip(alike, results, strict=True):
-                table.extend(
-                    (behaviour, one.pair, layer, latent, position, one.graph.activations[one.place], one.predicted,
-                     value[one.pair] - clean[one.pair])
-                    for one, value in zip(block, values, strict=False)
-                    for layer, position, latent in [one.node]
-                )  # fmt: skip
-                progress.advance(len(block))
+        change_of = functools.partial(_change, shape=some.clean.shape, of_layer=of_layer)
+        results = run_blocks(inside, some.clean, blocks[whole:], program, change_of, some.difference, _FEATURES_AT_ONCE)
+        for block, values in results:
+            table.extend(
+                (behaviour, single.pair, layer, latent, position, single.graph.activations[single.place],
+                 single.predicted, value[single.pair] - clean[single.pair])
+                for single, value in zip(block, values, strict=False)
+                for layer, position, latent in [single.node]
+            )  # fmt: skip
+            progress.advance(len(block))
 
 
-def _chosen(pair: int, graph: Graph, prompts: Prompts, most: int) -> list[_Single]:
+def _most_influential(pair: int, graph: Graph, prompts: Prompts, most: int) -> list[_Single]:
     order = np.argsort(-influence(graph)[graph.parts["features"]], kind="stable")[:most]
     right, wrong = (graph.logits.tolist().index(int(token[pair])) for token in (prompts.right, prompts.wrong))
     change = predicted(graph, [[int(place)] for place in order])
     return [_Single(pair, graph, int(p), float(z[right] - z[wrong])) for p, z in zip(order, change, strict=True)]
 
 
-def _blocks(chosen: Sequence[_Single], of_layer: Mapping[int, tuple[str, int]]) -> list[list[_Single]]:
-    """Blocks of one dictionary each, dictionary by dictionary."""
-    by_dictionary: dict[str, list[_Single]] = {}
-    for single in chosen:
-        by_dictionary.setdefault(of_layer[single.node[0]][0], []).append(single)
-    return [chunk[i : i + _AT_ONCE] for chunk in by_dictionary.values() for i in range(0, len(chunk), _AT_ONCE)]
-
-
-def _change(single: _Single, shape: tuple[int, ...], of_layer: Mapping[int, tuple[str, int]]) -> Change:
+def _change(single: _Single, shape: tuple[int, ...], of_layer: Mapping[int, tuple[str, int]]) -> dict[str, Change]:
     layer, position, latent = single.node
     at = np.zeros(shape, bool)
     at[single.pair, position] = True
-    return zero(of_layer[layer][1] + latent, at)
+    name, first = of_layer[layer]
+    return {name: zero(first + latent, at)}

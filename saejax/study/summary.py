@@ -19,10 +19,10 @@ from saejax.interventions import interval
 from saejax.report.graph_page import spearman
 from saejax.study.table import Table
 
-Rows = Sequence[Mapping[str, str]]
+TableRows = Sequence[Mapping[str, str]]
 
 
-def baseline_of(table: Table, rows: Rows, behaviour: str) -> dict[str, Any]:
+def baseline_of(table: Table, rows: TableRows, behaviour: str) -> dict[str, Any]:
     """{split: {pairs, accuracy, clean, corrupt, p_right}}."""
     keys = {
         "accuracy": "correct",
@@ -47,7 +47,7 @@ AS_LARGE, FEWEST_CONTROLS = 0.1, 9
 Effects = dict[tuple[str, str, int], tuple[np.ndarray, np.ndarray]]  # group, kind, number -> pairs, value - clean
 
 
-def effects_of(table: Table, rows: Rows) -> Effects:
+def effects_of(table: Table, rows: TableRows) -> Effects:
     """The rows of effects.<behaviour>.csv, by change."""
     change = table.numbers("value", rows) - table.numbers("clean", rows)
     pair, number = (table.numbers(name, rows).astype(int) for name in ("pair", "number"))
@@ -57,7 +57,7 @@ def effects_of(table: Table, rows: Rows) -> Effects:
     return {key: (pair[at], change[at]) for key, at in places.items()}
 
 
-def turns_of(table: Table, rows: Rows, behaviour: str) -> np.ndarray:
+def turns_of(table: Table, rows: TableRows, behaviour: str) -> np.ndarray:
     """float64 [R]: of each test pair the difference after the corrupt prompt less that after the clean one."""
     test_rows = [row for row in rows if (row["behaviour"], row["split"]) == (behaviour, "test")]
     corrupt, clean, pair = (
@@ -74,9 +74,9 @@ def group_of(
     """A group's effects.
 
     Args:
-        turn_R: of each pair, what `turns_of` says.
+        turn_R: of `turns_of`.
         last: int [R], the place of each pair's last token; the first token of a prompt is never patched.
-        new: bool [draws], which of its controls are no repetition (`interventions.first_draws`).
+        new: bool [draws], of its controls that are no repetition (`interventions.first_draws`).
     """
     by_kind: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (group, kind, _), measured in sorted(effects.items(), key=lambda item: item[0]):
@@ -90,7 +90,7 @@ def group_of(
     patches = []
     for back, (pair, values) in enumerate(by_kind["patch"]):
         there = last[pair] - back >= 1
-        figures = _said(interval(values[there])) if there.any() else None
+        said = _mean_low_high(interval(values[there])) if there.any() else None
         turn = float(turn_R[pair[there]].mean()) if there.any() else 0.0
         patches.append(
             figures and figures | {"share": figures["mean"] / turn if turn else None, "pairs": int(there.sum())}
@@ -99,7 +99,7 @@ def group_of(
     return {
         "name": name,
         "layer": layer,
-        "ablate": _said(effect),
+        "ablate": _mean_low_high(effect),
         "control": {
             "mean": float(np.mean(controls)),
             "least": min(controls),
@@ -109,7 +109,7 @@ def group_of(
             "distinct": len(controls),
         },
         "patch": patches,
-        "resample": _said(interval(values, clusters=pairs)),
+        "resample": _mean_low_high(interval(values, clusters=pairs)),
         "stands": bool(effect[1] * effect[2] > 0 and as_large <= AS_LARGE) if enough else None,
     }
 
@@ -129,7 +129,7 @@ def graph_of(graph: Graph, href: str) -> dict[str, Any]:
     }
 
 
-def prediction_of(table: Table, rows: Rows) -> dict[str, Any]:
+def prediction_of(table: Table, rows: TableRows) -> dict[str, Any]:
     """Spearman's rank correlation of what graphs predict of single features, and what was measured."""
     predicted, measured = (table.numbers(name, rows) for name in ("predicted", "measured"))
     return {
@@ -142,5 +142,5 @@ def prediction_of(table: Table, rows: Rows) -> dict[str, Any]:
     }
 
 
-def _said(of: tuple[float, float, float]) -> dict[str, float]:
+def _mean_low_high(of: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip(("mean", "low", "high"), of, strict=True))

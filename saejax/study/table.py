@@ -17,34 +17,24 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.core.files import read_bounded, write_bytes, writing
 
-_LARGEST = 4 << 30
+_LARGEST_TABLE = 4 << 30
 
 
 class Table:
-    """A CSV file with a header.
-
-    Attributes:
-        path: of the file.
-        columns: names; a row has a value for each: texts (a line break is written as in Python), whole numbers, and
-            numbers in float32's shortest form.
-    """
+    """A CSV file with a header: texts (a line break as in Python), whole numbers, float32 in its shortest form."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path, self.columns = path, tuple(columns)
 
     def begin(self) -> int:
-        """The number of whole rows; what a killed process left of another is cut off.
-
-        Raises:
-            DataError: the file is none of this table.
-        """
+        """The number of whole rows; the rest of a killed process is cut off."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(_line(self.columns))
+            self._append(_csv_line(self.columns))
             return 0
-        lines = read_bounded(self.path, _LARGEST).splitlines(keepends=True)
-        if not lines or lines[0] != _line(self.columns):
-            if b"".join(lines) and not _line(self.columns).startswith(b"".join(lines)):
+        lines = read_bounded(self.path, _LARGEST_TABLE).splitlines(keepends=True)
+        if not lines or lines[0] != _csv_line(self.columns):
+            if b"".join(lines) and not _csv_line(self.columns).startswith(b"".join(lines)):
                 raise self._foreign()
             self.path.unlink()  # killed within its first line
             return self.begin()
@@ -54,7 +44,7 @@ class Table:
 
     def cut(self, rows: int) -> None:
         """Keep the first so many rows."""
-        raw = read_bounded(self.path, _LARGEST)
+        raw = read_bounded(self.path, _LARGEST_TABLE)
         kept = len(b"".join(raw.splitlines(keepends=True)[: 1 + rows]))
         if kept < len(raw):
             with writing(self.path), open(self.path, "r+b") as file:
@@ -70,20 +60,16 @@ class Table:
 
     def extend(self, rows: Iterable[Sequence[Any]]) -> None:
         """More rows, on the disk when this returns."""
-        self._append(b"".join(map(_line, rows)))
+        self._append(b"".join(map(_csv_line, rows)))
 
     def replace(self, rows: Iterable[Sequence[Any]]) -> None:
         """The table with these rows and no others, at once."""
-        write_bytes(self.path, b"".join(map(_line, [self.columns, *rows])))
+        write_bytes(self.path, b"".join(map(_csv_line, [self.columns, *rows])))
 
     def read(self) -> list[dict[str, str]]:
-        """All rows, as texts by column.
-
-        Raises:
-            DataError: the file is missing, none of this table, or a line has not a value for each column.
-        """
-        head, *lines = read_bounded(self.path, _LARGEST).splitlines(keepends=True) or [b""]
-        if head != _line(self.columns):
+        """All rows, as texts by column."""
+        head, *lines = read_bounded(self.path, _LARGEST_TABLE).splitlines(keepends=True) or [b""]
+        if head != _csv_line(self.columns):
             raise self._foreign()
         rows = []
         for number, line in enumerate(lines, 2):
@@ -122,13 +108,13 @@ class Table:
             os.fsync(file.fileno())
 
 
-def _line(values: Sequence[Any]) -> bytes:
+def _csv_line(values: Sequence[Any]) -> bytes:
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow([_text(value) for value in values])
+    csv.writer(buffer, lineterminator="\n").writerow([_cell(value) for value in values])
     return buffer.getvalue().encode()
 
 
-def _text(value: Any) -> str:
+def _cell(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return str(int(value))
     if isinstance(value, float | np.floating):

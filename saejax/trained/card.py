@@ -51,9 +51,9 @@ def model_card(
                 "",
             ),
             *(f"# A sparse dictionary of {reads}", ""),
-            *_table("", "", what),
+            *_markdown_table("", "", what),
             *("", "## On held-out text", ""),
-            *(_table("figure", "value", figures) if figures else ["Not evaluated."]),
+            *(_markdown_table("figure", "value", figures) if figures else ["Not evaluated."]),
             *("", "## Use", "", *(["```python", usage, "```", ""] if usage else [])),
             *("```python", "import saejax", "", f'sae = saejax.load("{place}")'),
             f"latents = sae.encode(x)  # activations [..., {described['d_in']}] -> [..., {described['d_sae']}]",
@@ -62,5 +62,5 @@ def model_card(
     )
 
 
-def _table(left: str, right: str, rows: Mapping[str, str]) -> list[str]:
+def _markdown_table(left: str, right: str, rows: Mapping[str, str]) -> list[str]:
     return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]

@@ -32,7 +32,7 @@ from saejax.trained.sites import check_widths, unscaled
 ParamMap = Mapping[str, Any]
 
 # Tokens in one block of `encode` at most; wide coders take fewer, by `Coder.few_tokens`.
-_BLOCK = 8192
+_BLOCK_TOKENS = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class TrainedCoder:
             DataError: the last axes are not those of the coder's input.
         """
         topology = self.coder.topology
-        rows, outer = _rows(x, topology.in_shape, "activations")
+        rows, outer = _as_rows(x, topology.in_shape, "activations")
         return self._in_blocks(self._encode, [rows]).reshape(*outer, *topology.latent_shape)
 
     def encode_sparse(self, x: Any, k: int = 0) -> tuple[Any, Any]:
@@ -156,14 +156,14 @@ class TrainedCoder:
             DataError: as `encode`; or inside jit, where a K that depends on the data must be given as `k`.
         """
         k = typed(int, k, "encode_sparse: k")
-        rows, outer = _rows(x, self.coder.topology.in_shape, "activations")
+        rows, outer = _as_rows(x, self.coder.topology.in_shape, "activations")
         if not k and not self.coder.sparsity.sparse and isinstance(rows, jax.core.Tracer):
             raise DataError("Inside jit the number of latents must be known: give encode_sparse(x, k=...).")
 
         def sparse(params: ParamMap, x: jax.Array) -> tuple[jax.Array, jax.Array]:
             latents = self._code(params, x)
             all_kept = latents.values.shape[-1] if self.coder.sparsity.sparse else 0
-            return _largest(latents, k or all_kept or int(latents.active().sum(-1).max()))
+            return _largest_latents(latents, k or all_kept or int(latents.active().sum(-1).max()))
 
         values, indices = self._in_blocks(sparse, [rows])
         return values.reshape(*outer, values.shape[-1]), indices.reshape(*outer, indices.shape[-1])
@@ -178,10 +178,10 @@ class TrainedCoder:
             DataError: the last axes are not those of the coder's latents, or `x` has other axes before them.
         """
         topology = self.coder.topology
-        rows, outer = _rows(latents, topology.latent_shape, "latents")
+        rows, outer = _as_rows(latents, topology.latent_shape, "latents")
         given = [rows]
         if x is not None:
-            x_rows, x_outer = _rows(x, topology.in_shape, "activations")
+            x_rows, x_outer = _as_rows(x, topology.in_shape, "activations")
             if x_outer != outer:
                 raise DataError(f"decode needs the activations of these latents: those are {outer}, x is {x_outer}.")
             given.append(x_rows)
@@ -315,7 +315,7 @@ class TrainedCoder:
         n = len(arrays[0])
         if any(isinstance(a, jax.core.Tracer) for a in arrays):
             return function(self._on_device, *(a.astype(jnp.float32) for a in arrays))
-        size = min(_BLOCK, self.coder.few_tokens, 1 << max(0, n - 1).bit_length())  # few sizes, so few compilations
+        size = min(_BLOCK_TOKENS, self.coder.few_tokens, 1 << max(0, n - 1).bit_length())
         xp = np if isinstance(arrays[0], np.ndarray) else jnp
         blocks = []
         for start in range(0, max(n, 1), size):
@@ -323,17 +323,17 @@ class TrainedCoder:
             count = min(size, n - start)
             # To the host at once: the device holds one block.
             blocks.append(jax.tree.map(lambda result, count=count: xp.asarray(result[:count]), block))
-        return jax.tree.map(lambda *parts: _joined(xp, parts), *blocks)
+        return jax.tree.map(lambda *parts: _concatenated(xp, parts), *blocks)
 
 
-def _largest(latents: Latents, k: int) -> tuple[jax.Array, jax.Array]:
+def _largest_latents(latents: Latents, k: int) -> tuple[jax.Array, jax.Array]:
     """(values [B, k], indices [B, k]): the k largest latents of each token by |value|, falling."""
     at = top_k(jnp.abs(latents.values), min(max(1, k), latents.values.shape[-1]))[1]
     indices = at if latents.indices is None else jnp.take_along_axis(latents.indices, at, axis=-1)
     return jnp.take_along_axis(latents.values, at, axis=-1), indices
 
 
-def _joined(xp: Any, parts: Sequence[Any]) -> Any:
+def _concatenated(xp: Any, parts: Sequence[Any]) -> Any:
     """The blocks one after the other."""
     width = max(part.shape[-1] for part in parts)
     if len(parts) == 1:
@@ -342,7 +342,7 @@ def _joined(xp: Any, parts: Sequence[Any]) -> Any:
     return xp.concatenate([xp.pad(part, [*pad, (0, width - part.shape[-1])]) for part in parts])
 
 
-def _rows(array: Any, shape: tuple[int, ...], what: str) -> tuple[Any, tuple[int, ...]]:
+def _as_rows(array: Any, shape: tuple[int, ...], what: str) -> tuple[Any, tuple[int, ...]]:
     """([N, *shape], the axes before them); numpy and JAX arrays stay what they are, all else becomes numpy."""
     array = as_array(array, what)
     if array.shape[-len(shape) :] != shape:

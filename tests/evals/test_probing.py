@@ -25,7 +25,7 @@ from saejax.evals.probing import (
     split,
 )
 from saejax.evals.probing.first_letter import LETTERS, Task, Words, divided, prompts, vocabulary
-from saejax.evals.probing.linear import Recipe, train
+from saejax.evals.probing.linear import Recipe, train_probe
 from saejax.evals.probing.sparse import folds
 from saejax.trained import TrainedCoder
 
@@ -202,7 +202,7 @@ def test_26_regressions_are_adam_on_the_balanced_loss() -> None:
     rng = np.random.default_rng(0)
     x, classes = rng.normal(size=(12, 3)).astype(np.float32), np.arange(12) % 4 % 3
     recipe = Recipe(batch=12, l1=0.02, l2=0.1, lr=0.05, last_lr=0.005, epochs=4)
-    found = train(x, classes, 4, recipe, 0)  # class 3 has no rows
+    found = train_probe(x, classes, 4, recipe, 0)  # class 3 has no rows
     target = np.eye(4)[classes]
     weight = np.where(target.sum(0) > 0, (12 - target.sum(0)) / np.maximum(target.sum(0), 1), 1)
     p, m, v = np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4))  # the last row is the bias
@@ -250,7 +250,7 @@ def planted() -> tuple[TrainedCoder, Task]:
     sae = TrainedCoder(coder, params, at("h", "h"))
     test = turn >= 40
     parts = [Words(np.flatnonzero(side), letters[side]) for side in (~test, test)]
-    probe = train(x[~test], parts[0].letters, 26, Recipe(batch=128, l2=1e-4, epochs=30), 0)
+    probe = train_probe(x[~test], parts[0].letters, 26, Recipe(batch=128, l2=1e-4, epochs=30), 0)
     return sae, Task(*parts, x[~test], x[test], probe, (1.0,) * 26)
 
 

@@ -61,7 +61,7 @@ def bits(found: np.ndarray) -> np.ndarray:
 
 def test_coactivation_equals_a_double_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of kept tokens alone, in blocks of latents; a latent that fires on 3 tokens is left out."""
-    monkeypatch.setattr(similarity, "_AT_ONCE", 60)
+    monkeypatch.setattr(similarity, "_PAIRS_AT_ONCE", 60)
     found, keep = fires(300, 21), np.random.default_rng(1).random(300) < 0.7
     together = CoActivation(21, 100, 300)
     for start in range(0, 300, 100):

@@ -13,7 +13,7 @@ from tiny.families import MODELS, random_model
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import checkpoint, decoder, load_lm
-from saejax.lm.generation import Sampling, _kept_step, choose, extend, generate, start_cache
+from saejax.lm.generation import Sampling, _kept_without_edits, choose, extend, generate, start_cache
 
 PROMPTS = [[95, 3, 14, 15, 9, 26, 53, 5, 8], [7], [31, 41, 59]]
 FAMILIES = ["gpt2", *(name for name in MODELS if "," not in name), "llama, llama3 rope"]
@@ -123,7 +123,7 @@ def test_rows_end_at_their_stop(gpt2: tuple[Any, Any]) -> None:
 
 def test_prompts_of_about_one_length_share_programs(gpt2: tuple[Any, Any]) -> None:
     """However long, the tokens are the same."""
-    step, want = _kept_step(gpt2[0], Sampling(tokens=1)), _all(*gpt2, PROMPTS, Sampling(tokens=6))
+    step, want = _kept_without_edits(gpt2[0], Sampling(tokens=1)), _all(*gpt2, PROMPTS, Sampling(tokens=6))
     before = step._cache_size()  # type: ignore[attr-defined]
     for n in (1, 4):
         longer = [prompt + tokens[:n].tolist() for prompt, tokens in zip(PROMPTS, want, strict=True)]

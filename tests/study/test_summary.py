@@ -19,7 +19,7 @@ def summary(
     tmp_path: Path, columns: dict[tuple[str, int], np.ndarray], turn_R: np.ndarray, last: np.ndarray, new: Any = None
 ) -> dict[str, Any]:
     """`group_of` of a table in which change (kind, number) moves pair r by columns[kind, number][r]."""
-    table = Table(tmp_path / "effects.csv", effects.COLUMNS)
+    table = Table(tmp_path / "effects.csv", effects.EFFECT_COLUMNS)
     table.replace(
         ("own", "L0.1", kind, number, pair, 1.0, 1.0 + float(change))
         for (kind, number), changes in columns.items()
@@ -60,7 +60,7 @@ def test_a_share_of_patching_is_over_the_pairs_that_have_the_token(tmp_path: Pat
 
 
 def test_the_turn_of_each_pair_is_that_of_its_own_test_rows(tmp_path: Path) -> None:
-    table = Table(tmp_path / "baseline.csv", baseline.COLUMNS)
+    table = Table(tmp_path / "baseline.csv", baseline.PAIR_COLUMNS)
     rows = [
         (name, split, pair, "c", "d", "r", "w", clean, corrupt, 0.5, 0.5, True)
         for name, split, pair, clean, corrupt in [

@@ -95,7 +95,7 @@ def test_sparse_latents_are_the_dense_ones(topology: str, sparsity: str) -> None
 def test_blocks_change_nothing_and_kinds_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     sae, x = made("transcoder", "relu"), inputs(made("transcoder", "relu"), 37)
     whole = sae.encode(x)
-    monkeypatch.setattr(module, "_BLOCK", 8)
+    monkeypatch.setattr(module, "_BLOCK_TOKENS", 8)
     np.testing.assert_allclose(sae.encode(x), whole, rtol=1e-6, atol=1e-6)
     values, indices = sae.encode_sparse(x)
     np.testing.assert_allclose(np.sort(values)[:, ::-1], np.sort(whole)[:, ::-1][:, : values.shape[1]], atol=1e-6)

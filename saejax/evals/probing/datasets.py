@@ -26,20 +26,14 @@ _LIST, _INSIDE = "probing_datasets_MASTER.csv", "cleaned_data"
 _BINARY = "Binary Classification"
 _ENDINGS = (".csv", ".csv.zst")
 # Bytes of a file, and of what it holds.
-_LARGEST = 256 << 20
+_LARGEST_DATASET = 256 << 20
 # Rows that sae-probes reads of a data set.
-_ROWS = 5000
+_FIRST_ROWS = 5000
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTexts:
-    """A data set of two classes.
-
-    Attributes:
-        name: that of its file.
-        texts: N texts.
-        labels: int64 [N], 0 or 1: the classes in alphabetical order.
-    """
+    """A data set of two classes: `labels` int64 [N] are 0 or 1, the classes in alphabetical order."""
 
     name: str
     texts: tuple[str, ...]
@@ -108,7 +102,7 @@ def chosen(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def read(path: Path) -> LabelledTexts:
     """The first 5,000 rows of a data set."""
-    rows = _columns(path, ("prompt", "target"))[:_ROWS]
+    rows = _columns(path, ("prompt", "target"))[:_FIRST_ROWS]
     classes = sorted({target for _, target in rows})
     if len(classes) != 2:
         raise DataError(f"{path} has {len(classes)} classes in its column target; a probe needs two.")
@@ -123,7 +117,7 @@ def _stem(path: Path) -> str:
 def _columns(path: Path, names: Sequence[str]) -> list[tuple[str, ...]]:
     """These columns of a table, row by row."""
     try:
-        lines = [line for line in csv.reader(io.StringIO(_text(path), newline=""), strict=True) if line]
+        lines = [line for line in csv.reader(io.StringIO(_decompressed_text(path), newline=""), strict=True) if line]
     except csv.Error as error:
         raise DataError(f"{path} is no table of comma-separated values: {error}.") from None
     head = lines[0] if lines else []
@@ -135,19 +129,19 @@ def _columns(path: Path, names: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(line[i] for i in at) for line in lines[1:]]
 
 
-def _text(path: Path) -> str:
-    raw = read_bounded(path, _LARGEST)
+def _decompressed_text(path: Path) -> str:
+    raw = read_bounded(path, _LARGEST_DATASET)
     if path.suffix == ".zst":
         needed("zstandard", "zstandard")
         import zstandard
 
         try:
             with zstandard.ZstdDecompressor().stream_reader(raw) as stream:
-                raw = stream.read(_LARGEST + 1)
+                raw = stream.read(_LARGEST_DATASET + 1)
         except zstandard.ZstdError as error:
             raise DataError(f"{path} is damaged ({error}); restore it.") from None
-        if len(raw) > _LARGEST:
-            raise DataError(f"{path} holds more than {_LARGEST:,} bytes; a data set has fewer.")
+        if len(raw) > _LARGEST_DATASET:
+            raise DataError(f"{path} holds more than {_LARGEST_DATASET:,} bytes; a data set has fewer.")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

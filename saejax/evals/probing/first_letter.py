@@ -16,7 +16,7 @@ from saejax.coders import LayerNormAutoencoder
 from saejax.core.errors import DataError
 from saejax.evals.probing.compare import mean_over
 from saejax.evals.probing.config import ProbesConfig
-from saejax.evals.probing.linear import ON_ACTIVATIONS, ON_LATENTS, Probe, train
+from saejax.evals.probing.linear import ON_ACTIVATIONS, ON_LATENTS, Probe, train_probe
 from saejax.evals.probing.sparse import columns
 from saejax.text import Tokenizer
 from saejax.trained import TrainedCoder
@@ -136,7 +136,7 @@ def _rng(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(f"first_letter/{name}".encode())])
 
 
-_BLOCK = 512
+_BLOCK_WORDS = 512
 # A letter has at least so many training and held-out words.
 _FEWEST = 2
 
@@ -187,7 +187,7 @@ def task_of(tokenizer: Tokenizer, bos: Sequence[int], config: ProbesConfig, read
     names = ("first_letter-train", "first_letter-test")
     made = [prompts(tokenizer, words, bos, config.seed, name) for words, name in zip(parts, names, strict=True)]
     x_train, x_test = (read(name, ids) for name, ids in zip(names, made, strict=True))
-    probe = train(x_train, parts[0].letters, len(LETTERS), ON_ACTIVATIONS, config.seed)
+    probe = train_probe(x_train, parts[0].letters, len(LETTERS), ON_ACTIVATIONS, config.seed)
     score_NC = probe.scores(x_test)
     f1 = [_f1(parts[1].letters == c, score_NC[:, c] > 0) for c in range(len(LETTERS))]
     count_C = [np.bincount(words.letters, minlength=len(LETTERS)) for words in parts]
@@ -212,7 +212,7 @@ def first_letters(sae: TrainedCoder, task: Task, config: ProbesConfig) -> dict[s
     are probed again, k = 1 ... most_latents. `splits` says how many stand for the letter. Absorption is measured on the
     held-out words of the letter that the model's probe recognises.
     """
-    chosen_CK = _chosen(sae, task, config)
+    chosen_CK = _latents_of_letters(sae, task, config)
     used, at = np.unique(chosen_CK, return_inverse=True)
     at_CK = at.reshape(chosen_CK.shape)
     z_train, z_test = (columns(sae.encode, x, used) for x in (task.x_train, task.x_test))
@@ -239,13 +239,13 @@ def first_letters(sae: TrainedCoder, task: Task, config: ProbesConfig) -> dict[s
     return means | {"letters": letters}
 
 
-def _chosen(sae: TrainedCoder, task: Task, config: ProbesConfig) -> np.ndarray:
+def _latents_of_letters(sae: TrainedCoder, task: Task, config: ProbesConfig) -> np.ndarray:
     """int64 [26, K]: the latents with the largest weights for each letter, falling; no absolute values."""
 
     def latents(params: Any, x: Any) -> Any:
         return sae.coder.encode(params, x).dense()
 
-    on_latents = train(
+    on_latents = train_probe(
         task.x_train, task.train.letters, len(LETTERS), ON_LATENTS, config.seed, latents, dict(sae.params)
     )
     return np.argsort(-on_latents.weights.T, axis=1, kind="stable")[:, : config.most_latents]
@@ -265,7 +265,7 @@ def _k_sparse(z_train: np.ndarray, y_train: np.ndarray, z_test: np.ndarray, y_te
 def _absorption(sae: TrainedCoder, x: np.ndarray, p_D: np.ndarray, main: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """(fraction, full) of each word, in blocks of words."""
     rows = np.asarray(sae.coder.topology.decoder_rows(dict(sae.params))[0])
-    blocks = [x[start : start + _BLOCK] for start in range(0, len(x), _BLOCK)]
+    blocks = [x[start : start + _BLOCK_WORDS] for start in range(0, len(x), _BLOCK_WORDS)]
     parts = [absorbed(sae.encode(block), block, rows, p_D, main) for block in blocks]
     return np.concatenate([part.fraction for part in parts]), np.concatenate([part.full for part in parts])
 

@@ -34,9 +34,7 @@ class Reader:
         names: hook points, by the model's own names.
         prepend_bos: put the model's bos in front of each text, where it has one.
         max_tokens: of a text with its bos; at most what the model reads.
-        batch_tokens: in a forward pass.
         dtype: of the model, for the identity of what is kept.
-        folder: where activations are kept.
     """
 
     lm: Model
@@ -72,11 +70,7 @@ class Reader:
     def of_texts(self, name: str, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """{hook point: float32 [N, d]} at the last token of each text; read from disk where they are kept.
 
-        Args:
-            name: what the files are called, and the progress.
-
-        Raises:
-            DataError: activations that are not finite; a kept file that is damaged.
+        `name` is that of the files, and of the progress.
         """
         return self.of_ids(name, self.ids(texts))
 
@@ -93,7 +87,7 @@ class Reader:
                     np.save(raw, rows, allow_pickle=False)
                     write_bytes(paths[hook], raw.getvalue())
         widths = self.lm.hook_points()
-        return {hook: _kept(path, (len(ids), widths[hook])) for hook, path in paths.items()}
+        return {hook: _read_rows(path, (len(ids), widths[hook])) for hook, path in paths.items()}
 
     def _path(self, name: str, hook: str, ids: Sequence[Sequence[int]]) -> Path:
         known = {"lm": self.lm.identity, "dtype": self.dtype, "hook_point": hook} | apart(self.lm, self.longest)
@@ -149,7 +143,7 @@ def _padded(ids: Sequence[Sequence[int]], rows: int, length: int) -> dict[str, n
     return {"tokens": tokens, "positions": positions, "segments": segments, "last": last}
 
 
-def _kept(path: Path, shape: tuple[int, int]) -> np.ndarray:
+def _read_rows(path: Path, shape: tuple[int, int]) -> np.ndarray:
     try:
         rows = np.load(io.BytesIO(read_bounded(path, _LARGEST_FILE)), allow_pickle=False)
     except (ValueError, EOFError) as error:

@@ -41,7 +41,7 @@ class Probe:
         return x @ self.weights + self.biases[None]
 
 
-def train(
+def train_probe(
     x_ND: np.ndarray,
     classes_N: np.ndarray,
     n_classes: int,

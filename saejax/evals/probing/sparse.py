@@ -63,12 +63,8 @@ _STEPS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Of a probe on the test rows, and `val_auc`, the mean AUC by which its penalty was chosen.
-
-    Attributes:
-        auc: area under the ROC curve.
-        accuracy: share of right answers.
-        f1: mean over the classes, weighted by their rows.
+    """Area under the ROC curve, share of right answers and F1 (weighted by the classes' rows) of a probe on the test
+    rows, and `val_auc`, the mean AUC by which its penalty was chosen.
     """
 
     auc: float
@@ -188,11 +184,7 @@ def columns(encode: Encode, x: np.ndarray, latents: np.ndarray) -> np.ndarray:
 def probe_latents(
     encode: Encode, x: np.ndarray, labels_N: np.ndarray, rows: Split, ks: Sequence[int], penalty: str, seed: int
 ) -> tuple[dict[int, Scores], np.ndarray]:
-    """({k: scores}, latents in their order) of one data set.
-
-    Args:
-        x: activations of all rows that `rows` names, as the coder reads them.
-    """
+    """({k: scores}, latents in their order) of one data set; `x` are activations of all rows that `rows` names."""
     chosen = ranked(encode, x[rows.train], labels_N[rows.train], max(ks))
     train, test = (columns(encode, x[part], chosen) for part in rows)
     y_train, y_test = labels_N[rows.train], labels_N[rows.test]

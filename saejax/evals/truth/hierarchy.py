@@ -19,10 +19,9 @@ _SEED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """Neighbouring features that are the children of the first ones of the generation before.
+    """Neighbouring features [start, stop) that are the children of the first ones of the generation before.
 
     Attributes:
-        start, stop: the children are features [start, stop): `branching` of each parent, the last one's may be fewer.
         first_parent: the parents are features [first_parent, first_parent + P).
         exclusive: bool [P]; of whose children at most one fires.
     """
@@ -38,8 +37,8 @@ class Hierarchy:
     """The trees of a world.
 
     Attributes:
-        roots: how many; features [0, roots).
-        branching: children of a parent.
+        roots: features [0, roots).
+        branching: children of a parent; the last one may have fewer.
         generations: below the roots, in order; none without a hierarchy.
         scaled: children are scaled by their parents, not only silenced.
     """

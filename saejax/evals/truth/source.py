@@ -22,18 +22,11 @@ class PlantedBatches:
     """Batch i is a function of (world, seed, i), and no row comes twice. float32 [B, D].
 
     Args:
-        planted: the features.
-        batch_size: B of the global batch.
-        seed: of the samples.
-        rows: (first, stop) of each global batch that this process has; all without it. Each process draws the whole
-            batch.
+        rows: (first, stop) of each global batch that this process has; all without it. Each draws the whole batch.
         epoch_rows: what counts as an epoch, for settings that count in epochs.
 
     Attributes:
         statistics: of 16,384 rows that are in no batch.
-
-    Raises:
-        ConfigError: rows outside of the batch.
     """
 
     def __init__(
@@ -63,7 +56,6 @@ class PlantedBatches:
             step += 1
 
     def whole_batch_at(self, step: int) -> dict[str, np.ndarray]:
-        """All rows of one batch."""
         return {NAME: np.asarray(self._draw(step))}
 
     def places(self, step: int) -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ from saejax.trained import Format, TrainedCoder, register_format
 _CONFIG, _KIND = "config.yaml", "model_kind"
 _SET, _CLT = "transcoder_set", "cross_layer_transcoder"
 _THRESHOLD = "activation_function.threshold"
-_LAYOUT = Layout({_THRESHOLD: "threshold"}, transposed=("W_enc", "W_skip"))  # of a layer of a set
+_SET_LAYER = Layout({_THRESHOLD: "threshold"}, transposed=("W_enc", "W_skip"))  # of a layer of a set
 _UNKNOWN = "unknown"  # model_name of a set whose layers do not say it
 _MOST_LAYERS = 1024
 _TOPOLOGIES = {"transcoder": _SET, "skip_transcoder": _SET, "clt": _CLT}
@@ -59,7 +59,7 @@ class CircuitTracer(Format):
         if not mentions(path / _CONFIG, _KIND):
             return []
         # Without a layer it is still this format, and `read` says what is missing.
-        return _layers(path) or [path]
+        return _layer_files(path) or [path]
 
     def among(self, names: Collection[str]) -> dict[str, list[str]]:
         config = [_CONFIG] if _CONFIG in names else []
@@ -75,7 +75,7 @@ class CircuitTracer(Format):
             return _cross_layer(path, config, hook_points)
         if folder == path:
             raise _elsewhere(path, config)
-        arrays = _LAYOUT.read(path, read_safetensors(path))
+        arrays = _SET_LAYER.read(path, read_safetensors(path))
         if (theta := arrays.get("threshold")) is not None and theta.size == 1:  # one for all
             arrays["threshold"] = np.broadcast_to(theta, arrays["b_enc"].shape)
         topology = "skip_transcoder" if "W_skip" in arrays else "transcoder"
@@ -124,7 +124,7 @@ class CircuitTracer(Format):
     def _add(self, sae: TrainedCoder, folder: Path, there: Mapping[str, Any], arrays: NamedArrays) -> list[str]:
         """One layer more of a set; its config.yaml is that of all."""
         place, config = self.place_of(sae, folder), _config_of(sae, _SET)
-        others = [layer for layer in _layers(folder) if layer != place]
+        others = [layer for layer in _layer_files(folder) if layer != place]
         shapes = {_shape(other) for other in others}
         mine = (sae.coder.topology.d_sae, sae.coder.topology.d_in, "W_skip" in arrays)
         hooks = ("feature_input_hook", "feature_output_hook")
@@ -138,7 +138,7 @@ class CircuitTracer(Format):
         beside = place.with_name(f".{place.name}.saving")
         with writing(place):
             folder.mkdir(parents=True, exist_ok=True)
-            write_safetensors(beside, _LAYOUT.write(arrays))
+            write_safetensors(beside, _SET_LAYER.write(arrays))
             beside.replace(place)
             if not others:
                 _write_config(folder, config)
@@ -159,7 +159,7 @@ def _layer(path: Path) -> int | None:
     return None
 
 
-def _layers(folder: Path) -> list[Path]:
+def _layer_files(folder: Path) -> list[Path]:
     """The files of a set's layers, from 0 on."""
     try:
         files = list(folder.glob("layer_*.safetensors"))

@@ -35,7 +35,7 @@ from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
 _MOST_LAYERS = 1024
-_LAYOUT = Layout(
+_JUMPRELU = Layout(
     {"w_enc": "W_enc", "w_dec": "W_dec", "affine_skip_connection": "W_skip"},
     required=("W_enc", "W_dec", "b_enc", "b_dec", "threshold"),
 )
@@ -87,7 +87,7 @@ class GemmaScope(Format):
         return [path] if (path / _NPZ).is_file() else []
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
-        arrays = _LAYOUT.read(path / _NPZ, read_npz(path / _NPZ))
+        arrays = _JUMPRELU.read(path / _NPZ, read_npz(path / _NPZ))
         if (scale := arrays.pop("scaling_factor", None)) is not None and not np.allclose(scale, 1):
             raise DataError(f"{path / _NPZ} has a scaling_factor other than 1; multiply W_dec by it.")
         model, reads, writes = _model_and_sites(path)
@@ -150,7 +150,7 @@ class GemmaScope2(Format):
                 f"{path / _CONFIG}: architecture is {config['architecture']!r}; Gemma Scope 2 has jump_relu."
             )
         if not (path / _layer(0)).is_file():
-            arrays = _LAYOUT.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
+            arrays = _JUMPRELU.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
             notes, layers = half_precision_notes(path / _WEIGHTS), 1
             topology = "skip_transcoder" if "W_skip" in arrays else "transcoder"
         else:
@@ -162,7 +162,7 @@ class GemmaScope2(Format):
             arrays, topology, remarks = _triangular(path, arrays, topology, reads == writes)
             notes += remarks
         return assemble(
-            CoderFile(path, topology, "jumprelu", reads, writes, model=_model(path, config), notes=notes), arrays
+            CoderFile(path, topology, "jumprelu", reads, writes, model=_model_name(path, config), notes=notes), arrays
         )
 
     def refuses(self, sae: TrainedCoder) -> str:
@@ -192,7 +192,7 @@ class GemmaScope2(Format):
         }
         with replacing(folder) as beside:
             for file, tensors in _by_layer(arrays).items() if several else [(_WEIGHTS, arrays)]:
-                write_safetensors(beside / file, _LAYOUT.write(tensors))
+                write_safetensors(beside / file, _JUMPRELU.write(tensors))
             (beside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         return []
 
@@ -288,7 +288,7 @@ def _by_folder(path: Path, side: str) -> str:
     return f"model.layers.{layers}.{module}" if module else ""
 
 
-def _model(path: Path, config: Mapping[str, Any]) -> str:
+def _model_name(path: Path, config: Mapping[str, Any]) -> str:
     """google/gemma-3-1b-pt, from config.json or the repository's name, which has it as gemma-v3 or gemma-scope-2."""
     name = config.get("model_name")
     if not isinstance(name, str) or not name:
@@ -308,7 +308,7 @@ def _stacked(path: Path) -> tuple[NamedArrays, tuple[str, ...], int, str]:
     if len(files) > _MOST_LAYERS:
         raise DataError(f"{path} has {len(files):,} files of layers; a model has at most {_MOST_LAYERS:,} layers.")
     check_size(path, 2 * sum(file.stat().st_size for file in files))
-    layers = [_LAYOUT.read(file, read_safetensors(file)) for file in files]
+    layers = [_JUMPRELU.read(file, read_safetensors(file)) for file in files]
     for file, arrays in zip(files, layers, strict=True):
         for name in arrays.keys() | layers[0].keys():
             shapes = [a[name].shape if name in a else "nothing" for a in (arrays, layers[0])]

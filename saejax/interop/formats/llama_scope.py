@@ -116,7 +116,7 @@ class LlamaScope(Format):
             arrays = _lengthened(arrays, norms)
             notes += ("It keeps the k largest by pre ||W_dec||, so latents here are times ||W_dec||, which is 1.",)
         into, out = (tuple(map(from_transformer_lens, names)) for names in (reads, writes))
-        described = CoderFile(path, topology, sparsity, into, out, k, _model(path), notes=notes)
+        described = CoderFile(path, topology, sparsity, into, out, k, _model_name(path), notes=notes)
         return assemble(described, _single(arrays), hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
@@ -232,7 +232,7 @@ def _positive(value: Any) -> float:
     return number if 0 < number < _HUGE else 0.0
 
 
-def _model(path: Path) -> str:
+def _model_name(path: Path) -> str:
     """By the names of the repositories of Llama Scope, of which its files say nothing."""
     return "meta-llama/Llama-3.1-8B" if re.search(r"Llama3_1-8B-Base", str(path.absolute())) else ""
 
@@ -346,7 +346,7 @@ def _crosscoder(
     }
     sites = tuple(map(from_transformer_lens, names))
     notes += ("Llamascopium repeats these latents for each hook point.",)
-    described = CoderFile(file.parent, "crosscoder", "relu", sites, sites, model=_model(file), notes=notes)
+    described = CoderFile(file.parent, "crosscoder", "relu", sites, sites, model=_model_name(file), notes=notes)
     return assemble(described, _single(ours), hook_points)
 
 

@@ -21,7 +21,7 @@ from saejax.interop.torch_file import names_in, read_torch
 from saejax.trained import Format, TrainedCoder, register_format
 
 _MOST_FILES = 1000
-_LAYOUT = Layout(
+_AUTOENCODER = Layout(
     {"pre_bias": "b_dec", "latent_bias": "b_enc", "encoder.weight": "W_enc", "decoder.weight": "W_dec"},
     transposed=("encoder.weight", "decoder.weight"),
 )
@@ -56,13 +56,13 @@ class OpenAI(Format):
         state = read_torch(path)
         tensors = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         tied = _TIED in tensors
-        named = set(_LAYOUT.names) - ({"decoder.weight"} if tied else set())
+        named = set(_AUTOENCODER.names) - ({"decoder.weight"} if tied else set())
         if tensors.keys() - named - _STATISTICS - {_TIED, "activation.k"} or named - tensors.keys():
             raise DataError(
                 f"{path} holds {', '.join(map(str, tensors))}; an autoencoder of {self.title} has "
-                f"{', '.join(_LAYOUT.names)}."
+                f"{', '.join(_AUTOENCODER.names)}."
             )
-        params = _LAYOUT.read(path, {name: tensors[name] for name in named})
+        params = _AUTOENCODER.read(path, {name: tensors[name] for name in named})
         if tied:
             params["W_dec"] = params["W_enc"].T
         topology, sparsity, k, notes = _activation(path, state)

@@ -40,7 +40,7 @@ _TRANSCODERS = {
     "jumprelu_transcoder": ("transcoder", "jumprelu"),
     "jumprelu_skip_transcoder": ("skip_transcoder", "jumprelu"),
 }
-_LAYOUT = Layout({"b_gate": "b_enc"}, transposed=("W_skip",))
+_WEIGHTS_LAYOUT = Layout({"b_gate": "b_enc"}, transposed=("W_skip",))
 _FOLDED_BEFORE = ("expected_average_only_in", "covariance_whitening")
 
 
@@ -66,7 +66,7 @@ class SAELens(Format):
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         config = _modern(read_config(path / _CFG), path / _CFG)
         file = _described_by(config, path)
-        arrays = _LAYOUT.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
+        arrays = _WEIGHTS_LAYOUT.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
         if (scale := arrays.pop("scaling_factor", None)) is not None and not np.allclose(scale, 1):
             raise DataError(f"{path / _WEIGHTS} has a scaling_factor of finetuning; fold it into W_dec with SAELens.")
         if file.sparsity in ("topk", "abs_topk") and config.get("rescale_acts_by_decoder_norm"):
@@ -95,7 +95,7 @@ class SAELens(Format):
 
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)), "SAELens dictionary")
-        layout = _LAYOUT if "b_mag" in sae.params else dataclasses.replace(_LAYOUT, names={})
+        layout = _WEIGHTS_LAYOUT if "b_mag" in sae.params else dataclasses.replace(_WEIGHTS_LAYOUT, names={})
         arrays = layout.write({name: value for name, value in sae.params.items() if name != "ln_eps"})
         with replacing(folder) as beside:
             write_safetensors(beside / _WEIGHTS, arrays)

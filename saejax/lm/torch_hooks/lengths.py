@@ -34,16 +34,12 @@ UNBOUNDED = 2**20
 
 
 def longest_mixed(module: Any, config: Any, tokens_T: np.ndarray, length: int, dtype: str) -> int:
-    """Documents of up to so many tokens may share a forward pass; a longer one, with documents of its own length.
+    """Tokens of documents that may share a forward pass; a longer one shares it with documents of its own length.
 
     It is `length` where frequencies follow no length, and 0 where it cannot be seen from which length on they do.
-
-    Args:
-        config: of the text model, or None.
-        tokens_T: any tokens, a few.
-        length: of the longest document that the model reads.
+    `config` is of the text model, or None; `tokens_T` are any tokens, a few.
     """
-    named, kinds = _said(config)
+    named, kinds = _lengths_and_kinds(config)
     follows = any(kind in _FOLLOWING for kind in kinds)
     # Where a configuration says nothing, a difference may come from what a batch does to sums, as in experts'.
     tolerance = LEAST[dtype] if follows else MOST[dtype]
@@ -79,7 +75,7 @@ def _takes_positions(module: Any, tokens_T: np.ndarray) -> bool:
     return not np.array_equal(one, two)
 
 
-def _said(config: Any) -> tuple[list[int], list[str]]:
+def _lengths_and_kinds(config: Any) -> tuple[list[int], list[str]]:
     """(lengths at which frequencies may change, kinds of rotary positions) that a configuration names."""
     try:
         settings = config.to_dict()

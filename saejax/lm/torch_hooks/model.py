@@ -114,10 +114,6 @@ class TorchModel:
 
         A model without logits gives its last hidden state. An edit maps [R, S, d] to [R, S, d], once for each chunk of
         rows, and must change each document alone. Its values replace what a module reads or gives.
-
-        Raises:
-            ConfigError: an edit that changes the shape, or two at one place.
-            DataError: ids or positions that the model does not have.
         """
         tokens_RS, positions_RS, segments_RS = _full(tokens, positions, segments)
         places = {name: self._place(name) for name in capture}
@@ -200,13 +196,10 @@ class TorchModel:
         return find_batch_rows(attempt, _MOST_ROWS)
 
     def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
-        """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]).
+        """packed rows [R, S] -> ({hook point: bfloat16 [R S, d]}, finite bool [R S]), zeros at padding.
 
         The model runs no further than the last hook point. On a GPU the results are still under way when this returns;
-        whoever reads them (`np.asarray`) waits. Padding is zeros.
-
-        Raises:
-            DataError: out of memory.
+        whoever reads them (`np.asarray`) waits.
         """
         import torch
 
@@ -237,11 +230,7 @@ class TorchModel:
         places: Sequence[str],
         edits: Mapping[str, Edit],
     ) -> dict[str, Any]:
-        """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result.
-
-        Raises:
-            DataError: ids or positions that the model does not have (on a GPU they would end the process).
-        """
+        """{place: tensor [R S, d]} of packed rows, zeros at padding; the place "" is the model's own result."""
         import torch
 
         check_ids("tokens", tokens_RS, self.config.vocab_size)

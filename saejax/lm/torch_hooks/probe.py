@@ -56,7 +56,7 @@ def from_module(
         drawn = _drawn(usable, max(longest, min(_SHORT, length)))
         probe = drawn[:, : min(_SHORT, length)]
         causal = _is_causal(module, probe, usable)
-        layers, widths, seen = _measure(module, Chunk(probe, _at(probe)), _layer_lists(module))
+        layers, widths, seen = _measure(module, Chunk(probe, _numbered(probe)), _layer_lists(module))
         aliases = find_aliases(layers, seen, ROUNDING[dtype])
         way, long_way = (
             _choose_way(module, drawn[:, :size], causal, dtype, ways)
@@ -123,7 +123,7 @@ def _layer_lists(module: Any) -> list[list[str]]:
     return sorted(lists, key=len, reverse=True)
 
 
-def _at(tokens_BT: np.ndarray) -> np.ndarray:
+def _numbered(tokens_BT: np.ndarray) -> np.ndarray:
     return np.arange(tokens_BT.size).reshape(tokens_BT.shape)
 
 
@@ -163,7 +163,7 @@ def _is_causal(module: Any, tokens_BT: np.ndarray, usable: Sequence[int]) -> boo
     """True where another last token changes the others' results by less than 1 % of its own change."""
     other = tokens_BT.copy()
     other[:, -1] = [next(i for i in usable if i != last) for last in tokens_BT[:, -1]]
-    one, two = (result_of(module, Chunk(tokens, _at(tokens))) for tokens in (tokens_BT, other))
+    one, two = (result_of(module, Chunk(tokens, _numbered(tokens))) for tokens in (tokens_BT, other))
     return difference(one[:, :-1], two[:, :-1]) <= 0.01 * difference(one[:, -1:], two[:, -1:])
 
 
@@ -179,12 +179,12 @@ def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, wa
     if len(tokens_2T[0]) > _SHORT + 1:
         trials.append({(0, 0): first[:3], (0, 3): tokens_2T[1, :-3]})
     alone = [
-        [result_of(module, Chunk(d[None], _at(d[None])))[0, -_SHORT:] for d in documents.values()]
+        [result_of(module, Chunk(d[None], _numbered(d[None])))[0, -_SHORT:] for d in documents.values()]
         for documents in trials
     ]
     # By what it does to a document to stand behind another: what a model gives may hardly depend on its tokens.
     behind = np.concatenate([first[:3], second[:5]])[None]
-    mixed = difference(result_of(module, Chunk(behind, _at(behind)))[0, 3:], alone[0][2])
+    mixed = difference(result_of(module, Chunk(behind, _numbered(behind)))[0, 3:], alone[0][2])
     tolerance = max(min(MOST[dtype], 0.1 * mixed), LEAST[dtype])
 
     def is_right(name: str) -> bool:
