@@ -59,7 +59,8 @@ def watch(
         return attend
 
     scales, last = _scales(config), f"blocks.{config.n_layer - 1}.resid_post"
-    inputs = [f"blocks.{i}.mlp_in" for i in _kept_mlps(config, layers)]
+    written = {layer.write for layer in layers}
+    inputs = [f"blocks.{i}.mlp_in" for i in range(config.n_layer) if f"blocks.{i}.mlp_out" not in written]
     points = {name for layer in layers for name in (layer.read, layer.write)}
     attends = [watching(window) for window in _windows(config)]
     with _exact(params):
@@ -144,7 +145,7 @@ def linear(
     edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
     edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block_of(layer.read) for layer in layers})]
     edits += [(name, _with_derivative(value)) for name, value in frozen["inputs"].items()]
-    edits += [(name, _always(value)) for name, value in frozen["scales"].items()]
+    edits += [(name, lambda _, value=value: value) for name, value in frozen["scales"].items()]
     together: dict[str, Edit] = {}
     for name, edit in edits:
         together[name] = functools.partial(_both, together[name], edit) if name in together else edit
@@ -216,10 +217,6 @@ def _final_norm(config: DecoderConfig, params: Params, x_M: jax.Array, scale_1: 
     return normed_M.astype(x_M.dtype)
 
 
-def _always(value: jax.Array) -> Edit:
-    return lambda _: value
-
-
 def _with_derivative(value: jax.Array) -> Edit:
     """The value at the prompt, whatever constants were left out before, with the derivative of what comes."""
     return lambda x: value + (x - jax.lax.stop_gradient(x))
@@ -267,11 +264,6 @@ def _exact(params: Params) -> Any:
 
 def _windows(config: DecoderConfig) -> tuple[int | None, ...]:
     return config.windows or (None,) * config.n_layer
-
-
-def _kept_mlps(config: DecoderConfig, layers: Sequence[Layer]) -> list[int]:
-    written = {layer.write for layer in layers}
-    return [i for i in range(config.n_layer) if f"blocks.{i}.mlp_out" not in written]
 
 
 def _scales(config: DecoderConfig) -> list[str]:

@@ -72,8 +72,11 @@ class Kept:
         comes. Sums are taken row by row, so that they are the same numbers every time.
         """
         found = np.zeros(len(self._levels))
+        levels = np.append(self._levels, np.iinfo(np.int32).max)  # the last of logits
         rows = [
-            (self._level(node), c, i) for c, chunk in enumerate(self.chunks) for i, node in enumerate(chunk.targets)
+            (int(levels[min(node, len(self._levels))]), c, i)
+            for c, chunk in enumerate(self.chunks)
+            for i, node in enumerate(chunk.targets)
         ]
         for _, c, i in sorted(rows, key=lambda row: -row[0]):
             chunk = self.chunks[c]
@@ -110,9 +113,6 @@ class Kept:
                 at = column[places]
                 found[row, at[at >= 0]] = values[at >= 0]
         return found
-
-    def _level(self, node: int) -> int:
-        return int(self._levels[node]) if node < len(self._levels) else int(np.iinfo(np.int32).max)
 
 
 @dataclasses.dataclass(frozen=True)

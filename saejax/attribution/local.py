@@ -133,7 +133,9 @@ def local_model(
         "slots": [jax.device_put(one.slots, put["latent"]) for one in lists],
         "errors": [jax.device_put(error_SD, put["whole"]) for error_SD in errors],
         "embeddings": seen["embeddings"],
-        "skips": {n: jax.device_put(_skip(saes, one), put["whole"]) for n, one in enumerate(layers) if one.skip},
+        "skips": {
+            n: jax.device_put(_of_group(saes, one, "W_skip"), put["whole"]) for n, one in enumerate(layers) if one.skip
+        },
     }
     frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
     program = row_program(lm.config, layers, config.block, mesh)
@@ -147,7 +149,7 @@ def local_model(
         probabilities,
         len(layers) * length,
         length,
-        tuple(_encoder(saes[layer.dictionary], layer.group) for layer in layers),
+        tuple(_of_group(saes, layer, "W_enc") for layer in layers),
         np.asarray(vectors),
         tuple(one.at for one in lists),
         lambda targets: program(params, frozen, sources, jax.device_put(targets, put["targets"])),
@@ -224,14 +226,10 @@ def _decoder(saes: Sequence[TrainedCoder], layer: Layer, mesh: Mesh) -> jax.Arra
     return rows_FR.reshape(mesh.shape[LATENT], -1, len(layer.reaches), topology.out_shape[-1])
 
 
-def _encoder(sae: TrainedCoder, group: int) -> np.ndarray:
-    W_enc = np.asarray(sae.params["W_enc"], np.float32)
-    return W_enc[group] if W_enc.ndim == 3 else W_enc
-
-
-def _skip(saes: Sequence[TrainedCoder], layer: Layer) -> jax.Array:
-    W_skip = jnp.asarray(saes[layer.dictionary].params["W_skip"], jnp.float32)
-    return W_skip[layer.group] if W_skip.ndim == 3 else W_skip
+def _of_group(saes: Sequence[TrainedCoder], layer: Layer, name: str) -> np.ndarray:
+    """The parameter of one group, W_enc [D, F] or W_skip [D_in, D_out], float32."""
+    value = np.asarray(saes[layer.dictionary].params[name], np.float32)
+    return value[layer.group] if value.ndim == 3 else value
 
 
 def _logit_nodes(

@@ -255,13 +255,9 @@ def ends_well(gates: Iterable[Gate]) -> bool:
     return all(gate.ends_well for gate in gates)
 
 
-def _column(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-
-
 def _largest_rise(rows: Sequence[dict[str, Any]]) -> float | str:
     """max over fifths of mean loss(i+1) / mean loss(i) - 1, without the first tenth of training."""
-    loss = [value for _, value in _column(rows, "train/loss")]
+    loss = [row["train/loss"] for row in rows if row.get("train/loss") is not None]
     logged, loss = len(loss), loss[len(loss) // 10 :]
     if len(loss) < 10:
         return f"It needs 11 logged steps, and there are {logged}: lower train.log_every, or train longer."

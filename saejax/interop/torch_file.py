@@ -212,7 +212,9 @@ class _Machine:
 
     def _shared(self, value: Any) -> Any:
         """A value used at several places: no container, of which sixty that hold twice the one before are 2^60."""
-        if isinstance(value, dict | list) or (isinstance(value, tuple) and not all(map(_is_plain, value))):
+        if isinstance(value, dict | list) or (
+            isinstance(value, tuple) and any(isinstance(item, dict | list | tuple) for item in value)
+        ):
             raise self._refused("use a container twice")
         return value
 
@@ -303,10 +305,6 @@ _FRESH: dict[str, Any] = {
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
 }
-
-
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, dict | list | tuple)
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

@@ -71,7 +71,10 @@ def estimated(
             f"The source's latents are {source.latents[name].shape}, the run's {clean.latents[name].shape}; give rows "
             "of the same number and length."
         )
-    delta = source.latents[name] - clean.latents[name], _less(source.errors[name], clean.errors[name])
+    delta = (
+        source.latents[name] - clean.latents[name],
+        jax.tree.map(jnp.subtract, source.errors[name], clean.errors[name]),
+    )
     gradient = functools.partial(inside.gradient, name, measure, tokens_RS=tokens_RS, held=held or {})
     n_parts = n_groups(inside.dictionaries[name])
     total: Any = jax.tree.map(jnp.zeros_like, delta)
@@ -85,10 +88,6 @@ def estimated(
             total = jax.tree.map(lambda t, g, m: t + g * m, total, g, mask)
     features, errors = jax.tree.map(lambda t, d: np.asarray(t, np.float64) * np.asarray(d) / steps, total, delta)
     return Effects(features, {point: value.sum(-1) for point, value in errors.items()})
-
-
-def _less(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {point: a[point] - b[point] for point in b}
 
 
 def _mask(delta: tuple[jax.Array, dict[str, jax.Array]], part: int, n_parts: int) -> Any:

@@ -88,7 +88,7 @@ def read_params(
 
     params: dict[str, Any] = {"blocks": [{} for _ in range(config.n_layer)]}
     for path, parameter, name, layout in plan:
-        kept = jnp.float32 if _is_norm(path) else dtype
+        kept = jnp.float32 if path[-1] in ("w", "b") else dtype  # of norms
         value = layout.read(tensor(name), parameter.shape)
         if mesh is None:
             _put(params, path, jnp.asarray(value, kept))
@@ -208,10 +208,6 @@ class _TensorFiles:
                     "variant that the JAX decoder does not have. Check config.json, or study this model through "
                     "PyTorch hooks."
                 )
-
-
-def _is_norm(path: parameters.Path) -> bool:
-    return path[-1] in ("w", "b")
 
 
 def _put(params: dict[str, Any], path: parameters.Path, value: jax.Array) -> None:

@@ -60,7 +60,13 @@ def _fetched(repo: str, revision: str, weights: Sequence[str], complete: Callabl
     def snapshot(**how: Any) -> Path:
         folder = _snapshot(repo, revision, files, **how)
         shards = weights and not (folder / SINGLE).is_file() and (folder / INDEX).is_file()
-        return _snapshot(repo, revision, [*files, *map(_exactly, shard_names(folder))], **how) if shards else folder
+        return (
+            _snapshot(
+                repo, revision, [*files, *(re.sub(r"([*?[])", r"[\1]", name) for name in shard_names(folder))], **how
+            )
+            if shards
+            else folder
+        )
 
     remedy = _NOT_CACHED.format(missing="")
     try:
@@ -90,11 +96,6 @@ def _snapshot(repo: str, revision: str, files: Sequence[str], **how: Any) -> Pat
 
     wanted: dict[str, Any] = {"repo_id": repo, "revision": revision or None, "allow_patterns": list(files)}
     return Path(huggingface_hub.snapshot_download(**wanted, **how))
-
-
-def _exactly(name: str) -> str:
-    """A pattern that this name alone matches."""
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _unknown(repo: str, folder: Path) -> list[str]:

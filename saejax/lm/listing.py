@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, cast
+from typing import cast
 
 import jax
 
@@ -11,6 +11,7 @@ from saejax.lm.conventions import DecoderConfig
 from saejax.lm.model import LMConfig, config_folder, load_lm, runs_in_torch
 from saejax.lm.points import DecoderPoints, HookPoint
 from saejax.lm.torch_hooks import TorchModel, text_config
+from saejax.lm.torch_hooks.shapes import config_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +112,7 @@ def _of_module(model: str, lm: TorchModel) -> HookList:
         alias = f"{block}.{theirs[short]}" if name in lm.aliases and short in theirs else ""
         return HookPoint(name, (widths[name],), alias=alias, module=lm.aliases.get(name, ""))
 
-    def said(*names: str) -> Any:
-        values = (getattr(own, name, None) for name in names)
-        return next((value for value in values if type(value) is int), None)
-
-    n_head = said("num_attention_heads", "num_heads")
+    n_head = config_number(own, ("num_attention_heads", "num_heads")) or None
     return HookList(
         model=model,
         architecture=type(lm.module).__name__,
@@ -123,8 +120,8 @@ def _of_module(model: str, lm: TorchModel) -> HookList:
         n_layer=lm.config.n_layer,
         d_model=lm.config.d_model,
         n_head=n_head,
-        n_kv_head=said("num_key_value_heads") or n_head,
-        d_head=said("head_dim", "d_kv"),
+        n_kv_head=config_number(own, ("num_key_value_heads",)) or n_head,
+        d_head=config_number(own, ("head_dim", "d_kv")) or None,
         d_mlp=widths.get("blocks.0.mlp_act"),
         vocab_size=lm.config.vocab_size,
         context_length=lm.config.context_length,

@@ -85,7 +85,11 @@ def measure_groups(
     clean = inside.run(prompts.clean)
     todo = jobs(groups, _means(inside, prompts, clean, groups), c, seed)
     blocks = in_blocks(todo, size, _program)
-    new = {group.name: first_draws(_controls(todo, group)) for group in groups}
+    controls = [job for job in todo if job.kind == "control"]
+    new = {
+        group.name: first_draws(np.array([job.latents for job in controls if job.group.name == group.name]))
+        for group in groups
+    }
     whole = table.keep([len(block) * n_rows for block in blocks])
     if whole == len(blocks):
         return new
@@ -128,11 +132,6 @@ def run_blocks(
             some = [change_of(item) for item in block]
             changes += some + [some[-1]] * (size - len(some))
         yield from zip(same, inside.blocks(tokens_RS, changes, measure, at_once=size), strict=True)
-
-
-def _controls(jobs: Sequence[GroupChange], group: Group) -> np.ndarray:
-    """int [draws, K]: the random features that stand for a group."""
-    return np.array([job.latents for job in jobs if job.kind == "control" and job.group.name == group.name])
 
 
 def _means(

@@ -145,7 +145,10 @@ def _behaviour(made: _Made, name: str, one: Examined, splits: Mapping[str, Any],
         "example": dataclasses.asdict(one.train.pairs[0]),
         "baseline": splits,
         "graphs": [summary.graph_of(graph, f"graphs/{page}") for graph, page in zip(one.graphs, pages, strict=True)],
-        "features": [_feature(made, f) for f in one.features[:_FEATURES]],
+        "features": [
+            _titled(made, f.layer, f.latent) | {"share": f.share, "prompts": f.prompts, "activation": f.activation}
+            for f in one.features[:_FEATURES]
+        ],
         "n_features": len(one.features),
         "groups": [
             summary.group_of(group.name, group.layer, results, turn_R, one.test.last, one.new_controls[group.name])
@@ -153,14 +156,6 @@ def _behaviour(made: _Made, name: str, one: Examined, splits: Mapping[str, Any],
             for group in one.groups
         ],
         "prediction": summary.prediction_of(tables["singles"], rows["singles"]),
-    }
-
-
-def _feature(made: _Made, feature: Feature) -> dict[str, Any]:
-    return _titled(made, feature.layer, feature.latent) | {
-        "share": feature.share,
-        "prompts": feature.prompts,
-        "activation": feature.activation,
     }
 
 

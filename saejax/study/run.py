@@ -64,7 +64,8 @@ def run_study(s: Study) -> int:
     if not isinstance(lm := work.lm, LanguageModel):
         raise ConfigError("A study needs one model that JAX runs: lm.backend=jax, and no lm.second.")
     pairs = _pairs(s, lm)
-    given = {name: load(source) for name, source in _given(s).items()}
+    sources = dictionaries(list(s.study.dictionaries)) if s.study.dictionaries else {}
+    given = {name: load(source) for name, source in sources.items()}
     layers_of(lm, at_model(lm, list(given.values()) or _to_be_trained(s, work)))
     prompts = _prompts(s, lm, pairs)
     refused = _baseline(s, lm, prompts)
@@ -93,10 +94,6 @@ def run_study(s: Study) -> int:
         console.say(f"study: {line}")
     console.say(f"study: {s.folder / 'study.html'}")
     return code
-
-
-def _given(s: Study) -> dict[str, str]:
-    return dictionaries(list(s.study.dictionaries)) if s.study.dictionaries else {}
 
 
 def _swept(s: Study) -> bool:

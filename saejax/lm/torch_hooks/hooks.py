@@ -94,10 +94,6 @@ def _first_tensor(output: Any) -> Any:
     return next((item for item in items if _is_values(item)), None)
 
 
-def _takes(module: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(module.forward).parameters)
-
-
 def forward(module: Any, chunk: Chunk) -> Any:
     """One forward pass, which depends on nothing but the chunk."""
     _forget_lengths(module)
@@ -120,7 +116,7 @@ def _inputs_of(module: Any, chunk: Chunk) -> dict[str, Any]:
     import torch
 
     weight = next(module.parameters())
-    takes = _takes(module)
+    takes = frozenset(inspect.signature(module.forward).parameters)
     inputs: dict[str, Any] = {"input_ids": torch.from_numpy(chunk.tokens).to(weight.device)}
     if chunk.mask is not None and "attention_mask" in takes:
         mask = torch.from_numpy(chunk.mask).to(weight.device)

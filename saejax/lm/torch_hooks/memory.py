@@ -20,20 +20,16 @@ def find_batch_rows(attempt: Callable[[int], object], start: int) -> int:
             if not out_of_memory(error):
                 raise
         # Only here, where the failed attempt's tensors are no longer held by its traceback.
-        _free()
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         rows //= 2
     raise DataError("The GPU has no memory for a single row. Lower text.context_length, or set lm.dtype=bfloat16.")
 
 
 def out_of_memory(error: RuntimeError) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error)
-
-
-def _free() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 class _OnItsWay:
