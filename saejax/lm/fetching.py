@@ -60,13 +60,10 @@ def _fetched(repo: str, revision: str, weights: Sequence[str], complete: Callabl
     def snapshot(**how: Any) -> Path:
         folder = _snapshot(repo, revision, files, **how)
         shards = weights and not (folder / SINGLE).is_file() and (folder / INDEX).is_file()
-        return (
-            _snapshot(
-                repo, revision, [*files, *(re.sub(r"([*?[])", r"[\1]", name) for name in shard_names(folder))], **how
-            )
-            if shards
-            else folder
-        )
+        if not shards:
+            return folder
+        names = [re.sub(r"([*?[])", r"[\1]", name) for name in shard_names(folder)]  # patterns that match these alone
+        return _snapshot(repo, revision, [*files, *names], **how)
 
     remedy = _NOT_CACHED.format(missing="")
     try:
