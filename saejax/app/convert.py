@@ -10,7 +10,7 @@ from saejax.app.dictionaries import distinct
 from saejax.app.load import load
 from saejax.app.run_coders import refuse_several_models
 from saejax.core.errors import ConfigError, DataError
-from saejax.interop import FORMATS, dictionaries_below, format_table
+from saejax.interop import FORMATS, dictionaries_below
 from saejax.runs import Run
 from saejax.trained import Format, TrainedCoder, format_named
 
@@ -34,7 +34,8 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     *sources, target = words
     destination, places = Path(target), []
     for source in sources:  # a run, a hub id, or a folder of several coders
-        places += [source] if Run(Path(source)).exists else [str(place) for place in dictionaries_below(source)] or [source]
+        below = [] if Run(Path(source)).exists else dictionaries_below(source)
+        places += [str(place) for place in below] or [source]
     if twice := [place for place in places if places.count(place) > 1]:
         raise ConfigError(f"{twice[0]} is given twice.")
     # One in memory at a time: a set of layers is larger than a machine.
