@@ -34,8 +34,9 @@ def run_convert(words: Sequence[str], to: str, hook_points: Sequence[str], step:
     *sources, target = words
     destination, places = Path(target), []
     for source in sources:  # a run, a hub id, or a folder of several coders
-        below = [] if Run(Path(source)).exists else dictionaries_below(source)
-        places += [str(place) for place in below] or [source]
+        places += (
+            [source] if Run(Path(source)).exists else [str(place) for place in dictionaries_below(source)] or [source]
+        )
     if twice := [place for place in places if places.count(place) > 1]:
         raise ConfigError(f"{twice[0]} is given twice.")
     # One in memory at a time: a set of layers is larger than a machine.

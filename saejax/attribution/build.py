@@ -67,12 +67,12 @@ def attribute(
     disk = None if folder is None else OnDisk.open(folder, decided)
     local = local_model(lm, saes, tokens_S, config, mesh, answers)
     _check_size(local, config)
-    kept = Kept(local.features[:, 0], local.n_sources, local.probabilities)
+    rows = Kept(local.features[:, 0], local.n_sources, local.probabilities)
     n_rows = len(local.logits) + _n_chosen(local, config)
-    for number, targets in enumerate(_chunks(local, kept, config)):
-        kept.chunks.append(_chunk(local, config, disk, number, targets))
+    for number, targets in enumerate(_chunks(local, rows, config)):
+        rows.chunks.append(_chunk(local, config, disk, number, targets))
         if progress is not None:
-            progress(sum(map(len, kept.chunks)), n_rows)
+            progress(sum(map(len, rows.chunks)), n_rows)
     names = {
         "model": str(lm.identity["model"]),
         "dictionaries": ", ".join(sae.origin.source or repr(sae) for sae in saes),
@@ -80,7 +80,7 @@ def attribute(
         "prompt": lm.tokenizer.decode(tokens_S.tolist()),
     }
     strings = tuple(lm.tokenizer.token_strings(tokens_S.tolist()))
-    return _graph(local, kept, tokens_S, strings, names)
+    return _graph(local, rows, tokens_S, strings, names)
 
 
 def _check_size(local: LocalModel, config: AttributionConfig) -> None:

@@ -89,8 +89,8 @@ def scan_of(names: Mapping[str, str]) -> str:
     Its name is a digest of what the graph is of (`names` hold the content of model and dictionaries as a digest), the
     prompt left out, so graphs of several prompts share the folder.
     """
-    said = json.dumps({key: value for key, value in names.items() if key != "prompt"}, sort_keys=True)
-    return f"{_SERVED}features/{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+    content = json.dumps({key: value for key, value in names.items() if key != "prompt"}, sort_keys=True)
+    return f"{_SERVED}features/{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 def feature_number(layer: int, latent: int) -> int:
@@ -141,10 +141,10 @@ def _nodes(
     logits = zip(graph.logits.tolist(), logit_strings, _floats(graph.probabilities), strict=True)
     for rank, (token, string, probability) in enumerate(logits):
         # circuit-tracer's page cuts the token and the probability out of this text.
-        said = f'Output "{string}" (p={probability:.3f})'
+        text = f'Output "{string}" (p={probability:.3f})'
         described.append(
             _node(n_layers + 1, last, "logit", f"L_{token}-{last}", token)
-            | {"token_prob": probability, "is_target_logit": rank == 0, "clerp": said}
+            | {"token_prob": probability, "is_target_logit": rank == 0, "clerp": text}
         )
     return [{"node_id": name, **node} for name, node in zip(ids, described, strict=True)]
 

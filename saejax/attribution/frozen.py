@@ -103,7 +103,7 @@ def linear(
     """
     reads: dict[int, jax.Array] = {}
     ties: dict[str, jax.Array] = {}
-    found: dict[int, jax.Array] = {}
+    products: dict[int, jax.Array] = {}
 
     def tying(block: str) -> Edit:
         def edit(x_BSM: jax.Array) -> jax.Array:
@@ -115,7 +115,7 @@ def linear(
     def reading(number: int) -> Edit:
         def edit(x_BSD: jax.Array) -> jax.Array:
             reads[number] = x_BSD[0]
-            found[number] = read(number, x_BSD[0])
+            products[number] = read(number, x_BSD[0])
             return x_BSD
 
         return edit
@@ -124,7 +124,7 @@ def linear(
         def edit(x_BSM: jax.Array) -> jax.Array:
             for number, layer in enumerate(layers):
                 if _block_of(layer.read) == block:
-                    x_BSM, found[number] = _awaited(x_BSM, found[number])
+                    x_BSM, products[number] = _awaited(x_BSM, products[number])
             return x_BSM
 
         return edit
@@ -145,7 +145,7 @@ def linear(
     edits += [(layer.write, writing(number)) for number, layer in enumerate(layers)]
     edits += [(f"{block}.resid_post", ending(block)) for block in sorted({_block_of(layer.read) for layer in layers})]
     edits += [(name, _with_derivative(value)) for name, value in frozen["inputs"].items()]
-    edits += [(name, lambda _, value=value: value) for name, value in frozen["scales"].items()]
+    edits += [(name, functools.partial(lambda value, _: value, value)) for name, value in frozen["scales"].items()]
     together: dict[str, Edit] = {}
     for name, edit in edits:
         together[name] = functools.partial(_both, together[name], edit) if name in together else edit
@@ -158,7 +158,7 @@ def linear(
     tokens_S = jnp.zeros(delta_SM.shape[0], jnp.int32)  # their embeddings are a constant
     with _exact(params):
         _, seen = _forward(config, params, tokens_S, attends, {last}, together)
-    return sum(found.values(), read(len(layers), seen[last][0]))
+    return sum(products.values(), read(len(layers), seen[last][0]))
 
 
 def unembedding_at_residual(config: DecoderConfig, params: Params, ids_K: jax.Array, scale_1: jax.Array) -> jax.Array:

@@ -58,7 +58,7 @@ def _array(raw: bytes) -> np.ndarray:
 
 
 LARGEST = 32 << 30  # bytes of a graph's file
-_KINDS = {
+_ARRAY_KINDS = {
     "tokens": (np.int32, 1),
     "features": (np.int32, 2),
     "activations": (np.float32, 1),
@@ -99,7 +99,7 @@ class Graph:
     names: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (dtype, rank) in _KINDS.items():
+        for name, (dtype, rank) in _ARRAY_KINDS.items():
             value = getattr(self, name)
             if value.dtype != dtype or value.ndim != rank:
                 raise DataError(f"A graph's {name} is {value.dtype} {value.shape}; it must be {dtype.__name__}.")
@@ -165,7 +165,7 @@ class Graph:
     def save(self, path: str | Path) -> None:
         """One .npz file, whole or not at all."""
         texts = {"strings": self.strings, "hook_points": self.hook_points, "names": self.names}
-        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _KINDS}
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAY_KINDS}
         written = np.frombuffer(json.dumps(texts).encode(), np.uint8)
         write_bytes(path, to_bytes(arrays | {"texts": written}))
 
@@ -178,7 +178,7 @@ class Graph:
         """
         raw = read_bounded(path, LARGEST)
         try:
-            arrays = from_bytes(raw, ("texts", *_KINDS))
+            arrays = from_bytes(raw, ("texts", *_ARRAY_KINDS))
             texts: dict[str, Any] = json.loads(arrays.pop("texts").tobytes())
             return cls(
                 **arrays,

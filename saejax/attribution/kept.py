@@ -71,7 +71,7 @@ class Kept:
         One pass over the rows from the last layer to the first: a feature's influence is known when its row's turn
         comes. Sums are taken row by row, so that they are the same numbers every time.
         """
-        found = np.zeros(len(self._levels))
+        influence_A = np.zeros(len(self._levels))
         levels = np.append(self._levels, np.iinfo(np.int32).max)  # the last of logits
         rows = [
             (int(levels[min(node, len(self._levels))]), c, i)
@@ -82,12 +82,12 @@ class Kept:
             chunk = self.chunks[c]
             node = chunk.targets[i]
             is_logit = node >= self._first_logit
-            weight = self._probabilities[node - self._first_logit] if is_logit else found[node]
+            weight = self._probabilities[node - self._first_logit] if is_logit else influence_A[node]
             share = weight / max(chunk.sums[i], 1e-10)
             if share:
                 at = slice(None) if chunk.places is None else chunk.places[i]
-                found[at] += share * np.abs(chunk.features[i])
-        return found
+                influence_A[at] += share * np.abs(chunk.features[i])
+        return influence_A
 
     def best(self, count: int) -> np.ndarray:
         """The `count` features of most influence that have no row yet; of equal ones the first."""
@@ -102,17 +102,17 @@ class Kept:
         column = np.full(len(self._levels), -1)
         column[features] = np.arange(len(features))
         row_of = {int(node): row for row, node in enumerate(nodes)}
-        found = np.zeros((len(nodes), len(features) + n_others), np.float32)
+        weights = np.zeros((len(nodes), len(features) + n_others), np.float32)
         for chunk in self.chunks:
             rows = np.array([row_of[int(node)] for node in chunk.targets])
-            found[rows, len(features) : len(features) + chunk.others.shape[1]] = chunk.others
+            weights[rows, len(features) : len(features) + chunk.others.shape[1]] = chunk.others
             if chunk.places is None:
-                found[rows, : len(features)] = chunk.features[:, features]
+                weights[rows, : len(features)] = chunk.features[:, features]
                 continue
             for row, places, values in zip(rows, chunk.places, chunk.features, strict=True):
                 at = column[places]
-                found[row, at[at >= 0]] = values[at >= 0]
-        return found
+                weights[row, at[at >= 0]] = values[at >= 0]
+        return weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,15 +67,15 @@ class LocalModel:
 
         `size` targets, or fewer, go through the program at once.
         """
-        given = self._targets(targets, size)
-        found = jax.device_get(self._program(given))
-        features = [layer.reshape(size, -1)[:, at] for layer, at in zip(found["features"], self._places, strict=True)]
-        errors, tokens = (found[name][..., : self.n_tokens] for name in ("errors", "tokens"))
+        arguments = self._targets(targets, size)
+        effects = jax.device_get(self._program(arguments))
+        features = [layer.reshape(size, -1)[:, at] for layer, at in zip(effects["features"], self._places, strict=True)]
+        errors, tokens = (effects[name][..., : self.n_tokens] for name in ("errors", "tokens"))
         return np.concatenate([*features, errors.reshape(size, -1), tokens], axis=1)[: len(targets)]
 
     def _targets(self, targets: np.ndarray, size: int) -> dict[str, Any]:
         wide = max([self._logit_vectors.shape[1], *(W_DF.shape[0] for W_DF in self._encoders)])
-        given = {
+        arguments = {
             "layer": np.zeros(size, np.int32),
             "position": np.zeros(size, np.int32),
             "vector": np.zeros((size, wide), np.float32),
@@ -87,9 +87,9 @@ class LocalModel:
             else:
                 layer, position = len(self.layers), self.n_tokens - 1
                 vector = self._logit_vectors[node - self.n_sources]
-            given["layer"][row], given["position"][row] = layer, position
-            given["vector"][row, : len(vector)] = vector
-        return given
+            arguments["layer"][row], arguments["position"][row] = layer, position
+            arguments["vector"][row, : len(vector)] = vector
+        return arguments
 
 
 def local_model(
@@ -120,21 +120,23 @@ def local_model(
     active = [_active(codes[layer.dictionary][0][layer.group], inside) for layer in layers]
     if not any(len(values) for _, _, values in active):
         raise DataError("No latent of any dictionary is active in the prompt: there are no features to attribute.")
-    own = [
-        listed(*found, saes[layer.dictionary].coder.topology.d_sae, mesh.shape[LATENT], config.block)
-        for layer, found in zip(layers, active, strict=True)
+    slots = [
+        listed(*part, saes[layer.dictionary].coder.topology.d_sae, mesh.shape[LATENT], config.block)
+        for layer, part in zip(layers, active, strict=True)
     ]
-    lists = alike(own, config.block)
+    lists = alike(slots, config.block)
     errors = [codes[layer.dictionary][1][layer.group] for layer in layers]
     for error_SD in errors:
         error_SD[: inside.start] = error_SD[inside.stop :] = 0
     sources = {
         "decoders": [jax.device_put(_decoder(saes, layer, mesh), put["latent"]) for layer in layers],
-        "slots": [jax.device_put(one.slots, put["latent"]) for one in lists],
+        "slots": [jax.device_put(slot_list.slots, put["latent"]) for slot_list in lists],
         "errors": [jax.device_put(error_SD, put["whole"]) for error_SD in errors],
         "embeddings": seen["embeddings"],
         "skips": {
-            n: jax.device_put(_of_group(saes, one, "W_skip"), put["whole"]) for n, one in enumerate(layers) if one.skip
+            n: jax.device_put(_of_group(saes, layer, "W_skip"), put["whole"])
+            for n, layer in enumerate(layers)
+            if layer.skip
         },
     }
     frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
@@ -143,7 +145,7 @@ def local_model(
     vectors = unembedding_at_residual(lm.config, lm.params, jnp.asarray(logits), seen["final"][1])
     return LocalModel(
         layers,
-        np.concatenate([_rows_of(number, *found) for number, found in enumerate(active)]),
+        np.concatenate([_rows_of(number, *part) for number, part in enumerate(active)]),
         np.concatenate([values for _, _, values in active]),
         logits,
         probabilities,
@@ -151,7 +153,7 @@ def local_model(
         length,
         tuple(_of_group(saes, layer, "W_enc") for layer in layers),
         np.asarray(vectors),
-        tuple(one.at for one in lists),
+        tuple(slot_list.at for slot_list in lists),
         lambda targets: program(params, frozen, sources, jax.device_put(targets, put["targets"])),
     )
 
@@ -186,33 +188,33 @@ def _coded(
     sae: TrainedCoder, layers: Sequence[Layer], number: int, values: Frozen
 ) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
     """(for each group what is active as [positions, latents, values], for each site its error [S, D])."""
-    own = sorted((layer for layer in layers if layer.dictionary == number), key=lambda layer: layer.group)
+    groups_of = sorted((layer for layer in layers if layer.dictionary == number), key=lambda layer: layer.group)
     x, y = (
         [np.asarray(values[name], np.float32) for name in names]
-        for names in ([layer.read for layer in own], [layer.write for layer in own])
+        for names in ([layer.read for layer in groups_of], [layer.write for layer in groups_of])
     )
     stacked = sae.coder.topology.stacked
-    parts: list[list[list[np.ndarray]]] = [[] for _ in own]
+    parts: list[list[list[np.ndarray]]] = [[] for _ in groups_of]
     errors = []
     for start in range(0, len(x[0]), _POSITIONS):
         rows = [a[start : start + _POSITIONS] for a in x]
         inputs = np.stack(rows, axis=1) if stacked else rows[0]
         latents = np.asarray(sae.encode(inputs))
         y_hat = np.asarray(sae.decode(latents, inputs))
-        for group in range(len(own)):
+        for group in range(len(groups_of)):
             of_group = latents[:, group] if stacked else latents
             at = np.nonzero(of_group)
             parts[group].append([at[0] + start, at[1], of_group[at]])
         errors.append(y_hat if stacked else y_hat[:, None])
     y_hat = np.concatenate(errors)
     groups = [[np.concatenate(column) for column in zip(*of_group, strict=True)] for of_group in parts]
-    return groups, [y[site] - y_hat[:, site] for site in range(len(own))]
+    return groups, [y[site] - y_hat[:, site] for site in range(len(groups_of))]
 
 
 def _active(found: list[np.ndarray], inside: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     positions, latents, values = found
-    kept = (positions >= inside.start) & (positions < inside.stop)
-    return positions[kept], latents[kept], values[kept].astype(np.float32)
+    inner = (positions >= inside.start) & (positions < inside.stop)
+    return positions[inner], latents[inner], values[inner].astype(np.float32)
 
 
 def _rows_of(layer: int, positions: np.ndarray, latents: np.ndarray, _: np.ndarray) -> np.ndarray:

@@ -77,7 +77,7 @@ def row_memory(
     slots = slots_shape(length, active, devices, settings.block)
     sources = {
         "decoders": [
-            shape((devices, d_sae // devices, len(one.reaches), width), jnp.float32, "latent") for one in layers
+            shape((devices, d_sae // devices, len(layer.reaches), width), jnp.float32, "latent") for layer in layers
         ],
         "slots": [{name: shape(of, kind, "latent") for name, (of, kind) in slots.items()} for _ in layers],
         "errors": [shape((length, width), jnp.float32, "whole") for _ in layers],

@@ -74,7 +74,7 @@ def row_program(config: DecoderConfig, layers: tuple[Layer, ...], block: int, me
 def shardings(mesh: Mesh) -> dict[str, NamedSharding]:
     """Shardings of the program's arguments: sources by latent, targets, and all else."""
     spec = {"latent": PartitionSpec(LATENT), "targets": PartitionSpec(DATA), "whole": PartitionSpec()}
-    return {name: NamedSharding(mesh, one) for name, one in spec.items()}
+    return {name: NamedSharding(mesh, axes) for name, axes in spec.items()}
 
 
 @jax.custom_vjp

@@ -128,8 +128,8 @@ def _targets(graph: Graph, local: LocalModel) -> tuple[np.ndarray, np.ndarray]:
     wanted = [tuple(feature) for feature in graph.features[features].tolist()]
     if gone := [feature for feature in wanted if feature not in place]:
         raise DataError(f"Feature (layer, token, latent) {gone[0]} of the graph is not active in these dictionaries.")
-    own = [*(place[feature] for feature in wanted), *(logit[token] for token in graph.logits.tolist())]
-    return np.array(own, np.int64), np.r_[features, graph.n_features + np.arange(len(graph.logits))]
+    numbers = [*(place[feature] for feature in wanted), *(logit[token] for token in graph.logits.tolist())]
+    return np.array(numbers, np.int64), np.r_[features, graph.n_features + np.arange(len(graph.logits))]
 
 
 def response_errors(

@@ -34,8 +34,8 @@ def listed(
     positions_A: np.ndarray, latents_A: np.ndarray, values_A: np.ndarray, d_sae: int, devices: int, block: int
 ) -> Listed:
     """Slots for the features, their number a multiple of what `block` features take."""
-    own = d_sae // devices
-    device_A = latents_A // own
+    d_device = d_sae // devices
+    device_A = latents_A // d_device
     size = _slot(devices)
     order = np.lexsort((latents_A, positions_A, device_A))
     device, place = device_A[order], positions_A[order]
@@ -49,7 +49,7 @@ def listed(
     count = _whole_blocks(int(np.diff(before).max(initial=0)), block // size)
     slots = {name: np.zeros(shape, dtype) for name, (shape, dtype) in _shapes(devices, count).items()}
     slots["place"][device, slot] = place
-    slots["latent"][device, slot, rank % size] = latents_A[order] % own
+    slots["latent"][device, slot, rank % size] = latents_A[order] % d_device
     slots["value"][device, slot, rank % size] = values_A[order]
     at = np.empty(len(order), np.int64)
     at[order] = (device * count + slot) * size + rank % size
@@ -129,8 +129,8 @@ left.defvjp(lambda tie, shares_S, e_SD: (jnp.zeros_like(e_SD), e_SD), _left_bwd)
 
 def slots_shape(length: int, active: int, devices: int, block: int) -> dict[str, tuple[tuple[int, ...], Any]]:
     """{array: (shape, dtype)} of slots, where each of `length` tokens has `active` features, evenly over devices."""
-    own, size = -(-active // devices), _slot(devices)
-    return _shapes(devices, _whole_blocks(length * -(-own // size), block // size))
+    per_device, size = -(-active // devices), _slot(devices)
+    return _shapes(devices, _whole_blocks(length * -(-per_device // size), block // size))
 
 
 def step_of(slots: Slots, block: int) -> int:

@@ -43,16 +43,16 @@ class ReadText:
         self._names: dict[int, str] = {}
         self._identity, self._in_front = packer.source.identity, len(packer.bos)
         packer = dataclasses.replace(packer, source=_listened(packer.source, self._names))
-        self._rest, self._ahead, kept = packer.batches("heldout", rows), list[PackedRows](), 0
-        while kept < min(tokens, _AHEAD) and (packed := next(self._rest, None)) is not None:
+        self._rest, self._ahead, tokens_read = packer.batches("heldout", rows), list[PackedRows](), 0
+        while tokens_read < min(tokens, _AHEAD) and (packed := next(self._rest, None)) is not None:
             self._ahead.append(packed)
-            kept += int(packed.keep.sum())
+            tokens_read += int(packed.keep.sum())
         positions = tuple(_range(1 << bit >> 1, (1 << bit) - 1) for bit in range(_POSITIONS))
         self._decile_V, deciles = self._frequencies()
         self._sources = self._most_frequent_sources()
-        own = [("position", positions), ("frequency", deciles), ("source", tuple(self._sources))]
-        firsts = np.cumsum([0, *(len(labels) for _, labels in own)]).tolist()
-        self.breakdowns = [Breakdown(name, first, labels) for (name, labels), first in zip(own, firsts, strict=False)]
+        kinds = [("position", positions), ("frequency", deciles), ("source", tuple(self._sources))]
+        firsts = np.cumsum([0, *(len(labels) for _, labels in kinds)]).tolist()
+        self.breakdowns = [Breakdown(name, first, labels) for (name, labels), first in zip(kinds, firsts, strict=False)]
         self.n_groups = firsts[-1]
 
     def batches(self) -> Iterator[tuple[PackedRows, np.ndarray]]:
@@ -74,18 +74,18 @@ class ReadText:
         decile_B = np.where(known_B, self._decile_V[np.where(known_B, tokens_B, 0)], 0)
         source_B = np.full(len(inside), -1)
         if source.labels:
-            numbers, own = np.unique(packed.documents.ravel()[inside], return_inverse=True)
+            numbers, number_B = np.unique(packed.documents.ravel()[inside], return_inverse=True)
             places = {label: place for place, label in enumerate(source.labels)}
             of_M = np.array([places.get(label, len(places) - 1) for label in self._labels(numbers)])
-            source_B[inside] = of_M[own] + source.first
+            source_B[inside] = of_M[number_B] + source.first
         position_B = np.where(before_B < 0, -1, bits_B + position.first)
         codes_KB = np.stack([position_B, decile_B + frequency.first, source_B])
         return np.where(inside[None], codes_KB, -1).astype(np.int32)
 
     def _frequencies(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """(the part of each token of the vocabulary, int64 [V]; what the parts are called)."""
-        kept = [packed.tokens[packed.keep] for packed in self._ahead]
-        count_V = np.bincount(np.concatenate(kept)) if kept else np.zeros(0, np.int64)
+        tokens = [packed.tokens[packed.keep] for packed in self._ahead]
+        count_V = np.bincount(np.concatenate(tokens)) if tokens else np.zeros(0, np.int64)
         if not count_V.any():
             return np.zeros(1, np.int64), ("",)
         counts, of_V = np.unique(count_V, return_inverse=True)
@@ -93,8 +93,8 @@ class ReadText:
         part = np.minimum(((np.cumsum(share) - share / 2) * _DECILES).astype(int), _DECILES - 1)
         part[counts == 0] = part[counts > 0].min()
         parts = np.unique(part)
-        ends = [counts[(part == one) & (counts > 0)] for one in parts]
-        labels = tuple(_range(int(own.min()), int(own.max())) for own in ends)
+        ends = [counts[(part == decile) & (counts > 0)] for decile in parts]
+        labels = tuple(_range(int(of_part.min()), int(of_part.max())) for of_part in ends)
         return np.searchsorted(parts, part)[of_V], labels
 
     def _most_frequent_sources(self) -> list[str]:
@@ -105,7 +105,7 @@ class ReadText:
             for number, label, count in zip(numbers, self._labels(numbers), counts, strict=True):
                 tokens[label] = tokens.get(label, 0) + int(count)
                 documents.setdefault(label, set()).add(int(number))
-        if len(tokens) < 2 or all(len(own) == 1 for own in documents.values()):
+        if len(tokens) < 2 or all(len(numbers_of_source) == 1 for numbers_of_source in documents.values()):
             return []
         order = sorted(tokens, key=lambda label: (-tokens[label], label))
         # What is read later may be of a source that was not seen yet.

@@ -30,7 +30,7 @@ class Change:
 
     def of(self, coder: CoderConfig, values: Mapping[str, Any]) -> dict[str, float]:
         """{key: its new value}, of those that change; `values` has all keys, `coder` its preset's values."""
-        found = {}
+        changed = {}
         for key in self.keys:
             now = values[key]
             new = self.start if not now else min(max(now * self.factor, self.low), self.high)
@@ -39,8 +39,8 @@ class Change:
             new = round(new) if isinstance(now, int) else float(f"{new:.6g}")
             # One that is beyond its bound already must not move the other way.
             if (new > now) == (self.factor > 1 or not now) and new != now and (new > 0 or not isinstance(now, int)):
-                found[key] = new
-        return found
+                changed[key] = new
+        return changed
 
 
 def _used(coder: CoderConfig, key: str) -> bool:

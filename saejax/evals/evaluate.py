@@ -107,7 +107,7 @@ def evaluate_together(
         read = ReadText(packer, config.batch_rows, config.tokens)
         text = within.enter_context(TextSums(read.n_groups))
         for packed, codes in read.batches():
-            kept, arrays = int(packed.keep.sum()), _arrays(packed)
+            n_kept, arrays = int(packed.keep.sum()), _arrays(packed)
             sums, clean = run(lm.params, arrays)
             _add(totals, sums)
             keep, losses = np.asarray(clean["keep"]).ravel(), _by_token(clean["losses"])
@@ -115,7 +115,7 @@ def evaluate_together(
             slots = text.add(packed, codes, _written_values(sites, clean["captured"]), keep, losses)
             for part in parts:
                 part.add(clean, arrays, slots, keep)
-            progress.advance(kept)
+            progress.advance(n_kept)
             if progress.tokens >= config.tokens:
                 break
         if progress.tokens and not parts[0].n_tokens:
@@ -126,9 +126,9 @@ def evaluate_together(
         if not totals.get("predicted") or not progress.tokens:
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
         shared = Shared.of(text, read.breakdowns)
-        found = [part.evaluated(totals, shared) for part in parts]
+        results = [part.evaluated(totals, shared) for part in parts]
         seconds = progress.seconds / len(parts)
-        return [dataclasses.replace(one, seconds=seconds) for one in found]
+        return [dataclasses.replace(result, seconds=seconds) for result in results]
 
 
 def clean_run(lm: Model, sites: Sites, max_norm_ratio: float) -> Callable[[Any, dict[str, jax.Array]], Any]:
@@ -244,7 +244,7 @@ def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array
     ]
     rows, sums = jax.lax.map(lambda block: function(*block), blocks)
     joined = jax.tree.map(lambda row: row.reshape(-1, *row.shape[2:])[:n], rows)
-    return joined, {name: joined_sums(own) for name, own in sums.items()}
+    return joined, {name: joined_sums(of_blocks) for name, of_blocks in sums.items()}
 
 
 def _sums(

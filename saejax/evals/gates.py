@@ -289,6 +289,8 @@ def _slowed(rows: Sequence[dict[str, Any]]) -> float | str:
     if len(times) < 11:
         return f"It needs 11 logged steps, and there are {len(times)}: lower train.log_every, or train longer."
     seconds = sum(taken for kind in between.values() for _, taken in kind)
-    paces = {kind: float(np.median([taken / steps for steps, taken in own])) for kind, own in between.items() if own}
-    usual = sum(paces[kind] * steps for kind, own in between.items() for steps, _ in own)
+    paces = {
+        kind: float(np.median([taken / steps for steps, taken in spans])) for kind, spans in between.items() if spans
+    }
+    usual = sum(paces[kind] * steps for kind, spans in between.items() for steps, _ in spans)
     return seconds / max(usual, 1e-9) - 1

@@ -55,10 +55,10 @@ def make_sums(coder: Coder, sites: Sites) -> Callable[..., Any]:
     raw = unscaled(sites)
 
     def sums(params: Any, stats: Any, arrays: Any, keep_B: jax.Array) -> Any:
-        own, params = folded(coder, params, stats, sites)
+        inference, params = folded(coder, params, stats, sites)
         batch = raw.batch(arrays)
-        latents = own.encode(params, batch["x"])
-        y_hat = own.decode(params, latents, batch["x"])
+        latents = inference.encode(params, batch["x"])
+        y_hat = inference.decode(params, latents, batch["x"])
         y_BR, y_hat_BR = (a.reshape(len(keep_B), -1) for a in (batch["y"], y_hat))
         return batch_sums(y_BR, y_hat_BR, latents.flat(), keep_B)
 

@@ -28,7 +28,7 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
     Other tokens may hold anything, NaN too.
     """
     w_B = keep_B.astype(jnp.float32)
-    x_BD, x_hat_BD, kept = _silenced(x_BD, x_hat_BD, latents, keep_B)
+    x_BD, x_hat_BD, kept_latents = _silenced(x_BD, x_hat_BD, latents, keep_B)
     error_BD = x_BD - x_hat_BD
     norm_B, error_norm_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(error_BD, axis=1)
     over = functools.partial(jnp.matmul, w_B, precision=EXACT)
@@ -37,9 +37,9 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
         "n": w_B.sum(),
         "norm2": over(jnp.square(norm_B)),
         "relative": over(error_norm_B / jnp.maximum(norm_B, 1e-12)),
-        **{name: over(metric.of_tokens(x_BD, x_hat_BD, kept)) for name, metric in TOKEN_METRICS.items()},
-        "l0": kept.active().sum(dtype=jnp.float32),
-        "counts": kept.counts(),
+        **{name: over(metric.of_tokens(x_BD, x_hat_BD, kept_latents)) for name, metric in TOKEN_METRICS.items()},
+        "l0": kept_latents.active().sum(dtype=jnp.float32),
+        "counts": kept_latents.counts(),
     }
 
 
@@ -64,14 +64,14 @@ def token_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
 
     "error2" is ||x - x_hat||^2; "norm2" ||x||^2; "relative" ||x - x_hat|| / ||x||; "l0"; and each of `TOKEN_METRICS`.
     """
-    x_BD, x_hat_BD, kept = _silenced(x_BD, x_hat_BD, latents, keep_B)
+    x_BD, x_hat_BD, kept_latents = _silenced(x_BD, x_hat_BD, latents, keep_B)
     error2_B, norm2_B = (jnp.square(a).sum(1) for a in (x_BD - x_hat_BD, x_BD))
     return {
         "error2": error2_B,
         "norm2": norm2_B,
         "relative": jnp.sqrt(error2_B) / jnp.maximum(jnp.sqrt(norm2_B), 1e-12),
-        **{name: metric.of_tokens(x_BD, x_hat_BD, kept) for name, metric in TOKEN_METRICS.items()},
-        "l0": kept.active().sum(1, dtype=jnp.float32),
+        **{name: metric.of_tokens(x_BD, x_hat_BD, kept_latents) for name, metric in TOKEN_METRICS.items()},
+        "l0": kept_latents.active().sum(1, dtype=jnp.float32),
     }
 
 

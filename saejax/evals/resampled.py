@@ -182,9 +182,9 @@ class TextSums:
         document_B = packed.documents.ravel()
         inside = document_B >= 0
         # Documents come in rising order: only the last of a batch goes on in the next.
-        numbers_M, own = np.unique(document_B[inside], return_inverse=True)
+        numbers_M, slot = np.unique(document_B[inside], return_inverse=True)
         slots_B = np.full(len(document_B), -1, np.int32)
-        slots_B[inside] = own
+        slots_B[inside] = slot
         goes_on = bool(self._numbers) and len(numbers_M) > 0 and self._numbers[-1] == int(numbers_M[0])
         first = len(self._numbers) - goes_on
         self._numbers += numbers_M[int(goes_on) :].tolist()

@@ -38,11 +38,11 @@ def largest_cosines(rows_FD: Any, others_GD: Any = None, at_once: int = _PAIRS_A
     others = rows_FD if others_GD is None else _unit_rows(jnp.asarray(others_GD, jnp.float32))
     count = len(rows_FD)
     size = min(count, max(1, at_once // max(1, len(others))))
-    found = np.zeros(count, np.float32)
+    largest = np.zeros(count, np.float32)
     for begin in range(0, count, size):
         start = min(begin, count - size)  # the last block looks at some rows again: one shape, one program
-        found[start : start + size] = _largest_of_block(rows_FD, others, start, size, others_GD is None)
-    return found
+        largest[start : start + size] = _largest_of_block(rows_FD, others, start, size, others_GD is None)
+    return largest
 
 
 @jax.jit
@@ -90,12 +90,12 @@ class CoActivation:
 
     def add(self, bits_BF: np.ndarray, keep_B: np.ndarray) -> None:
         """Note the latents that fire on some of a batch's kept tokens; `bits_BF` is of `firing`."""
-        kept = np.flatnonzero(keep_B)
-        count = min(self._size, len(kept))
+        kept_tokens = np.flatnonzero(keep_B)
+        count = min(self._size, len(kept_tokens))
         if self._entries > _ENTRIES or not count:
             return
-        own = kept[np.arange(count) * len(kept) // count]
-        firing_TF = np.unpackbits(bits_BF[own], axis=1, count=self._width).astype(bool)
+        sampled = kept_tokens[np.arange(count) * len(kept_tokens) // count]
+        firing_TF = np.unpackbits(bits_BF[sampled], axis=1, count=self._width).astype(bool)
         self._indices.append(np.nonzero(firing_TF)[1].astype(np.int32))
         self._counts.append(firing_TF.sum(1))
         self._entries += len(self._indices[-1])
@@ -116,8 +116,8 @@ class CoActivation:
         drawn = np.random.Philox(np.random.SeedSequence((SEED, shape[1]))).random_raw(len(frequent))
         chosen = np.sort(np.argsort(drawn, kind="stable")[:most])
         values = _largest_jaccard(fires_TF[:, frequent], often_F[frequent], chosen)
-        said = {"tokens": fires_TF.shape[0], "latents": len(chosen), "rare": int(shape[1] - len(frequent))}
-        return _histogram(values) | said
+        counts = {"tokens": fires_TF.shape[0], "latents": len(chosen), "rare": int(shape[1] - len(frequent))}
+        return _histogram(values) | counts
 
 
 def firing(latents: Latents) -> jax.Array:
@@ -127,14 +127,14 @@ def firing(latents: Latents) -> jax.Array:
 
 def _largest_jaccard(fires_TF: Any, often_F: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """max over j != i of J(i, j) for each chosen latent i, float64."""
-    found, size = np.zeros(len(chosen)), max(1, _PAIRS_AT_ONCE // max(1, len(often_F)))
+    largest, size = np.zeros(len(chosen)), max(1, _PAIRS_AT_ONCE // max(1, len(often_F)))
     for start in range(0, len(chosen), size):
         block = chosen[start : start + size]
         both_NF = (fires_TF[:, block].T.tocsr() @ fires_TF.tocsr()).toarray()
         both_NF[np.arange(len(block)), block] = 0
         either_NF = often_F[block][:, None] + often_F[None] - both_NF
-        found[start : start + size] = (both_NF / either_NF).max(1, initial=0)
-    return found
+        largest[start : start + size] = (both_NF / either_NF).max(1, initial=0)
+    return largest
 
 
 @dataclasses.dataclass(frozen=True)

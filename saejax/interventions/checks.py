@@ -81,8 +81,8 @@ def checked_changes(
     runs the others too.
     """
     checked = {}
-    for name, given in changes.items():
-        listed = (given,) if isinstance(given, Change) else tuple(given)
+    for name, of_dictionary in changes.items():
+        listed = (of_dictionary,) if isinstance(of_dictionary, Change) else tuple(of_dictionary)
         for change in listed:
             _check(change, named(dictionaries, name), name, shape)
         checked[name] = tuple(_in_one_form(change, shape) for change in listed)

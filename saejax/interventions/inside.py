@@ -134,14 +134,14 @@ class Inside:
     def _at_rest(self, site: int, y_RSD: jax.Array) -> jax.Array:
         """Dec(0) at a site: the bias, and what a skip connection adds."""
         topology, params = self.sae.coder.topology, dict(self.params)
-        one = topology.restrict(params, slice(0, 1))
+        first_latent = topology.restrict(params, slice(0, 1))
         zeros = jnp.zeros((y_RSD.shape[0] * y_RSD.shape[1], *topology.latent_shape[:-1], 1))
         x: jax.Array | None = None
         if self._inputs:  # of the sites that the pass has come to
             some = next(iter(self._inputs.values()))
             inputs = [_flat_tokens(self._inputs.get(i, jnp.zeros_like(some))) for i in range(len(self.sae.sites.reads))]
             x = jnp.stack(inputs, axis=1) if topology.stacked else inputs[0]
-        rest_B = topology.decode(one, Latents(zeros, None, 1), x)
+        rest_B = topology.decode(first_latent, Latents(zeros, None, 1), x)
         return (rest_B[:, site] if topology.stacked else rest_B).reshape(y_RSD.shape)
 
 

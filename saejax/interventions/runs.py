@@ -100,9 +100,9 @@ class Interventions:
         """
         tokens_RS = checked_tokens(self.lm, tokens_RS)
         changes = checked_changes(self.dictionaries, changes or {}, tokens_RS.shape)
-        kept, given = checked_errors(self.dictionaries, errors)
+        kind, error_values = checked_errors(self.dictionaries, errors)
         tokens_RS = jnp.asarray(tokens_RS)
-        return self._run(*self.params, tokens_RS, changes, given, dict(held or {}), kept, tuple(capture))
+        return self._run(*self.params, tokens_RS, changes, error_values, dict(held or {}), kind, tuple(capture))
 
     def frozen(self, tokens_RS: Any) -> dict[str, jax.Array]:
         """{hook point: value} of attention patterns and norms' scales in a run as it is, for `held`."""
@@ -156,19 +156,19 @@ class Interventions:
         together_N = {
             name: [stacked([one[name][i] for one in listed]) for i in range(len(listed[0][name]))] for name in listed[0]
         }
-        n, (kept, errors_given) = len(listed), checked_errors(self.dictionaries, errors)
+        n, (kind, errors_given) = len(listed), checked_errors(self.dictionaries, errors)
         data = self.mesh.shape[DATA] if self.mesh else 1
         size = -(-min(at_once or _CHANGES_AT_ONCE * data, n) // data) * data
 
-        program, own = as_argument(measure), self.params
-        rest = jnp.asarray(tokens_RS), errors_given, dict(held or {}), kept
+        program, weights = as_argument(measure), self.params
+        rest = jnp.asarray(tokens_RS), errors_given, dict(held or {}), kind
         for start in range(0, n, size):
             # The last block is filled up with its last intervention.
             at = np.minimum(np.arange(start, start + size), n - 1)
             part = jax.tree.map(lambda leaf, at=at: leaf[at], together_N)
             if self.mesh is not None:
                 part = jax.device_put(part, NamedSharding(self.mesh, PartitionSpec(DATA)))
-            result = self._block(program, part, *own, *rest)
+            result = self._block(program, part, *weights, *rest)
             yield jax.tree.map(lambda leaf, start=start: np.asarray(leaf)[: n - start], result)
 
     @property
@@ -205,10 +205,10 @@ class Interventions:
     def _params(self) -> dict[str, dict[str, jax.Array]]:
         params = {}
         for name, sae in self.dictionaries.items():
-            own = {key: jnp.asarray(value, jnp.float32) for key, value in sae.params.items()}
+            arrays = {key: jnp.asarray(value, jnp.float32) for key, value in sae.params.items()}
             if self.mesh is not None:
-                own = jax.device_put(own, tree_shardings(self.mesh, own, sae.coder.logical_axes()))
-            params[name] = own
+                arrays = jax.device_put(arrays, tree_shardings(self.mesh, arrays, sae.coder.logical_axes()))
+            params[name] = arrays
         return params
 
     @functools.cached_property
@@ -285,12 +285,12 @@ class Interventions:
             return {}
         points = tuple({point for sae in wanted.values() for point in sae.sites.reads})
         _, captured = self._apply(lm_params, tokens_RS, points, {})
-        found = {}
+        latents = {}
         for name, sae in wanted.items():
             x_RSLD = jnp.stack([captured[point] for point in sae.sites.reads], axis=2)
             f = sae.coder.encode(dict(params[name]), x_RSLD.reshape(-1, *x_RSLD.shape[2:]).astype(jnp.float32))
-            found[name] = {0: f.dense().reshape(*x_RSLD.shape[:2], -1)}
-        return found
+            latents[name] = {0: f.dense().reshape(*x_RSLD.shape[:2], -1)}
+        return latents
 
     def _apply(self, lm_params: Any, tokens_RS: jax.Array, capture: Sequence[str], edits: Any) -> Any:
         rows, length = tokens_RS.shape

@@ -73,12 +73,12 @@ def find_aliases(layers: Sequence[str], seen: Mapping[str, np.ndarray], toleranc
 
     `tolerance` is the relative rounding of the model's dtype.
     """
-    found = {}
+    aliases = {}
     for i, layer in enumerate(layers):
-        own = {place.removeprefix(f"{layer}."): x for place, x in seen.items() if place.startswith(f"{layer}.")}
-        for name, place in _of_layer(own, tolerance).items():
-            found[f"blocks.{i}.{name}"] = f"{layer}.{place}"
-    return found
+        in_layer = {place.removeprefix(f"{layer}."): x for place, x in seen.items() if place.startswith(f"{layer}.")}
+        for name, place in _of_layer(in_layer, tolerance).items():
+            aliases[f"blocks.{i}.{name}"] = f"{layer}.{place}"
+    return aliases
 
 
 def _of_layer(seen: Mapping[str, np.ndarray], tolerance: float) -> dict[str, str]:

@@ -88,12 +88,16 @@ def read_params(
 
     params: dict[str, Any] = {"blocks": [{} for _ in range(config.n_layer)]}
     for path, parameter, name, layout in plan:
-        kept = jnp.float32 if path[-1] in ("w", "b") else dtype  # of norms
+        leaf_dtype = jnp.float32 if path[-1] in ("w", "b") else dtype  # of norms
         value = layout.read(tensor(name), parameter.shape)
         if mesh is None:
-            _put(params, path, jnp.asarray(value, kept))
+            _put(params, path, jnp.asarray(value, leaf_dtype))
         else:
-            _put(params, path, jax.device_put(value.astype(kept), sharding_of(mesh, parameter.shape, parameter.axes)))
+            _put(
+                params,
+                path,
+                jax.device_put(value.astype(leaf_dtype), sharding_of(mesh, parameter.shape, parameter.axes)),
+            )
     return config, params
 
 
@@ -176,12 +180,12 @@ class _TensorFiles:
     def _name(self, path: parameters.Path, tied: bool) -> str:
         """The tensor of a parameter; of a tied embedding the unembedding's, where that is the one that is there."""
         key = _key(path)
-        found = self._find(key, _block_number(path)) or (self._find("W_U") if tied and key == "W_E" else None)
-        if found is None:
+        tensor = self._find(key, _block_number(path)) or (self._find("W_U") if tied and key == "W_E" else None)
+        if tensor is None:
             there = ", ".join(sorted(self.where)[:5])
             stem = self.architecture.tensors[key][0].format(_block_number(path))
             raise DataError(f"{self.folder}: tensor {stem!r} is missing; there are {there}, ...")
-        return found
+        return tensor
 
     def _equal(self, one: str, two: str) -> bool:
         """The numbers of two matrices are the same."""

@@ -89,11 +89,11 @@ class Rope:
     def frequencies(self) -> np.ndarray:
         """Radians a position, float32 [width / 2]."""
         plain = self.theta ** (-np.arange(0, self.width, 2, dtype=np.float64) / self.width)
-        kept = np.zeros_like(plain)
+        unscaled = np.zeros_like(plain)
         if self.llama3 is not None:
             turns = self.llama3.context * plain / (2 * np.pi)
-            kept = np.clip((turns - self.llama3.low) / (self.llama3.high - self.llama3.low), 0, 1)
-        return (plain * (kept + (1 - kept) / self.factor)).astype(np.float32)
+            unscaled = np.clip((turns - self.llama3.low) / (self.llama3.high - self.llama3.low), 0, 1)
+        return (plain * (unscaled + (1 - unscaled) / self.factor)).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,24 +136,24 @@ def _rope(c: ConfigJson, d_head: int, part: float = 1.0, theta: Any = None) -> R
 
     `part` of each head is rotated and `theta` is the base where neither form says otherwise.
     """
-    given = c.get("rope_scaling") or c.get("rope_parameters") or {}
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in ("default", "linear", "llama3") or any(isinstance(value, dict) for value in given.values()):
+    rope = c.get("rope_scaling") or c.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear", "llama3") or any(isinstance(value, dict) for value in rope.values()):
         raise DataError(
-            f"config.json: rope type {kind!r} in {str(given)[:200]} is not known; the JAX decoder has default, linear "
+            f"config.json: rope type {kind!r} in {str(rope)[:200]} is not known; the JAX decoder has default, linear "
             f"and llama3, one for all layers. {_OTHERWISE}"
         )
-    theta = given.get("rope_theta", _given(c, "rope_theta", 10000.0 if theta is None else theta))
-    part = check_positive("partial_rotary_factor", given.get("partial_rotary_factor", part))
+    theta = rope.get("rope_theta", _given(c, "rope_theta", 10000.0 if theta is None else theta))
+    part = check_positive("partial_rotary_factor", rope.get("partial_rotary_factor", part))
     width = int(check_size("head_dim", d_head) * part)
     if kind == "default":
         return Rope(theta, width)
     if kind == "linear":
-        return Rope(theta, width, given["factor"])
-    context = _given(c, "original_max_position_embeddings", given.get("original_max_position_embeddings"))
+        return Rope(theta, width, rope["factor"])
+    context = _given(c, "original_max_position_embeddings", rope.get("original_max_position_embeddings"))
     context = c["max_position_embeddings"] if context is None else context
-    scaling = Llama3Scaling(given["low_freq_factor"], given["high_freq_factor"], context)
-    return Rope(theta, width, given["factor"], scaling)
+    llama3 = Llama3Scaling(rope["low_freq_factor"], rope["high_freq_factor"], context)
+    return Rope(theta, width, rope["factor"], llama3)
 
 
 def _windows(c: ConfigJson, window: Any, default: Callable[[int], bool]) -> tuple[int | None, ...]:
@@ -162,17 +162,17 @@ def _windows(c: ConfigJson, window: Any, default: Callable[[int], bool]) -> tupl
     types = c.get("layer_types")
     if types is None:
         types = ["sliding_attention" if default(i) else "full_attention" for i in range(layers)]
-    for found in types:
-        if found not in ("sliding_attention", "full_attention"):
+    for kind in types:
+        if kind not in ("sliding_attention", "full_attention"):
             raise DataError(
-                f"config.json: layer_types names {found!r}; the JAX decoder has full_attention and sliding_attention. "
+                f"config.json: layer_types names {kind!r}; the JAX decoder has full_attention and sliding_attention. "
                 f"{_OTHERWISE}"
             )
     if window is None and "sliding_attention" in types:
         raise DataError("config.json: sliding_window is null, yet layer_types names sliding_attention.")
     if len(types) != layers:
         raise DataError(f"config.json: layer_types has {len(types)} entries for {layers} layers.")
-    return tuple(window if found == "sliding_attention" else None for found in types)
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def _gpt2_config(c: ConfigJson) -> DecoderConfig:

@@ -111,7 +111,7 @@ def extend(
     length, room = tokens_BS.shape[1], cache.keys[0].shape[2]
     column_S = cache.length + jnp.arange(length)
     place_BS = column_S[None] - cache.filling[:, None]
-    kept: list[tuple[jax.Array, jax.Array]] = []
+    new_keys_values: list[tuple[jax.Array, jax.Array]] = []
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array, tap: decoder.Tap) -> jax.Array:
         at = (0, 0, cache.length, 0)
@@ -119,7 +119,7 @@ def extend(
             jax.lax.dynamic_update_slice(old, new, at)
             for old, new in ((cache.keys[layer], k), (cache.values[layer], v))
         )
-        kept.append((k, v))
+        new_keys_values.append((k, v))
         window = config.windows[layer] if config.windows else None
         return decoder.attended(config, q, k, v, _visible(column_S, cache.filling, room, window), tap)
 
@@ -132,7 +132,7 @@ def extend(
         logits_BSV, captured = decoder.forward(
             config, params, x_BSM, jnp.maximum(place_BS, 0), attends, frozenset(capture), named
         )
-    keys, values = zip(*kept, strict=True)
+    keys, values = zip(*new_keys_values, strict=True)
     return logits_BSV, captured, Cache(keys, values, cache.length + length, cache.filling)
 
 
@@ -223,10 +223,10 @@ def lay_out(
 
 def _lengths(prefixes: Sequence[np.ndarray], rows: int, width: int) -> list[int]:
     """Embeddings before each prompt."""
-    if len(prefixes) != rows or any(one.ndim != 2 or one.shape[1] != width for one in prefixes):
-        shapes = ", ".join(str(list(one.shape)) for one in prefixes)
+    if len(prefixes) != rows or any(prefix.ndim != 2 or prefix.shape[1] != width for prefix in prefixes):
+        shapes = ", ".join(str(list(prefix.shape)) for prefix in prefixes)
         raise DataError(f"The prefixes are {shapes}; each of the {rows} prompts needs one of [P, {width}].")
-    return [len(one) for one in prefixes]
+    return [len(prefix) for prefix in prefixes]
 
 
 def _placed(prefixes: Sequence[np.ndarray], filling_B: np.ndarray, columns: int) -> Placed:

@@ -104,7 +104,7 @@ def count_parameters(config: DecoderConfig) -> int:
 
 
 def _of_module(model: str, lm: TorchModel) -> HookList:
-    own = text_config(lm.module)
+    config = text_config(lm.module)
     widths, theirs = lm.hook_points(), {ours: name for name, ours in lm.synonyms.items()}
 
     def point(name: str) -> HookPoint:
@@ -112,7 +112,7 @@ def _of_module(model: str, lm: TorchModel) -> HookList:
         alias = f"{block}.{theirs[short]}" if name in lm.aliases and short in theirs else ""
         return HookPoint(name, (widths[name],), alias=alias, module=lm.aliases.get(name, ""))
 
-    n_head = config_number(own, ("num_attention_heads", "num_heads")) or None
+    n_head = config_number(config, ("num_attention_heads", "num_heads")) or None
     return HookList(
         model=model,
         architecture=type(lm.module).__name__,
@@ -120,8 +120,8 @@ def _of_module(model: str, lm: TorchModel) -> HookList:
         n_layer=lm.config.n_layer,
         d_model=lm.config.d_model,
         n_head=n_head,
-        n_kv_head=config_number(own, ("num_key_value_heads",)) or n_head,
-        d_head=config_number(own, ("head_dim", "d_kv")) or None,
+        n_kv_head=config_number(config, ("num_key_value_heads",)) or n_head,
+        d_head=config_number(config, ("head_dim", "d_kv")) or None,
         d_mlp=widths.get("blocks.0.mlp_act"),
         vocab_size=lm.config.vocab_size,
         context_length=lm.config.context_length,

@@ -116,12 +116,12 @@ class ModelPair:
         return {"first": self.first.placed(mesh), "second": self.second.placed(mesh)}
 
     def rows_that_fit(self, names: Sequence[str], length: int) -> int:
-        return min(model.rows_that_fit(own, length) for model, own, _ in self._of_each(names))
+        return min(model.rows_that_fit(points, length) for model, points, _ in self._of_each(names))
 
     def make_forward(self, names: Sequence[str], shape: tuple[int, int], mesh: Mesh) -> Forward:
         if self.pure:
             return compiled_forward(self, names, shape, mesh)
-        parts = [(model.make_forward(own, shape, mesh), prefix) for model, own, prefix in self._of_each(names)]
+        parts = [(model.make_forward(points, shape, mesh), prefix) for model, points, prefix in self._of_each(names)]
 
         def forward(packed: PackedRows) -> Any:
             results = [(prefix, *part(packed)) for part, prefix in parts]

@@ -46,7 +46,7 @@ class Behaviour:
     def pairs(self) -> Iterator[Pair]:
         """Every filling of every template once, the same words in all four parts, no word in two slots."""
         for template in self.templates:
-            used = [name for name in self.slots if any(f"{{{one}}}" in "".join(template) for one in name.split("/"))]
+            used = [name for name in self.slots if any(f"{{{slot}}}" in "".join(template) for slot in name.split("/"))]
             for chosen in itertools.product(*(self.slots[name] for name in used)):
                 names, words = "/".join(used).split("/"), "/".join(chosen).split("/")
                 if len(set(words)) == len(words):
@@ -149,22 +149,22 @@ def unfit(pair: Pair, tokenizer: Tokenizer, longest: int = 0) -> str:
     clean, corrupt = tokenizer.encode_behind_bos([pair.clean, pair.corrupt])
     for answer, ids in ((pair.right, right), (pair.wrong, wrong)):
         if len(ids) != 1:
-            return f"the answer {_shown(said)} has {len(ids)} tokens, not one"
+            return f"the answer {_cut(answer)} has {len(ids)} tokens, not one"
     if right == wrong:
-        return f"both answers are {_shown(pair.right)}"
+        return f"both answers are {_cut(pair.right)}"
     if clean == corrupt or not clean:
-        return f"both prompts are {_shown(pair.clean)}"
+        return f"both prompts are {_cut(pair.clean)}"
     if len(clean) != len(corrupt):
-        return f"{_shown(pair.clean)} has {len(clean)} tokens and {_shown(pair.corrupt)} has {len(corrupt)}"
+        return f"{_cut(pair.clean)} has {len(clean)} tokens and {_cut(pair.corrupt)} has {len(corrupt)}"
     n_tokens = len(clean) + len(tokenizer.bos)
     if longest and n_tokens > longest:
-        return f"{_shown(pair.clean)} has {n_tokens} tokens, and the model reads {longest}"
+        return f"{_cut(pair.clean)} has {n_tokens} tokens, and the model reads {longest}"
     if not tokenizer.bos and clean[0] != corrupt[0]:
-        return f"{_shown(pair.clean)} and {_shown(pair.corrupt)} differ in their first token, and there is no bos token"
+        return f"{_cut(pair.clean)} and {_cut(pair.corrupt)} differ in their first token, and there is no bos token"
     return ""
 
 
-def _shown(text: str) -> str:
+def _cut(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 

@@ -52,6 +52,6 @@ class Study:
 
 def study(config: config_dict.ConfigDict) -> Study:
     """The boundary: a ConfigDict in, a checked, frozen study out."""
-    found = Study(experiment(config))
-    found.behaviours()
-    return found
+    checked = Study(experiment(config))
+    checked.behaviours()
+    return checked

@@ -25,7 +25,7 @@ from saejax.study.baseline import Prompts
 from saejax.study.table import Table
 
 EFFECT_COLUMNS = ("behaviour", "group", "kind", "number", "pair", "clean", "value")
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +57,14 @@ def jobs(
 
     `mean_of` gives a group's mean activations on the test prompts, 0 outside of its layer.
     """
-    jobs = []
+    changes = []
     for group in sorted(groups, key=lambda group: group.dictionary):
-        found.append(GroupChange(group, "ablate", 0, group.latents))
+        changes.append(GroupChange(group, "ablate", 0, group.latents))
         controls = matched(group.latents, mean_of(group), c.controls, seed)
-        found += [GroupChange(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
-        found += [GroupChange(group, "patch", i, group.latents) for i in range(c.positions)]
-        found += [GroupChange(group, "resample", i, group.latents) for i in range(c.resamples)]
-    return found
+        changes += [GroupChange(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
+        changes += [GroupChange(group, "patch", i, group.latents) for i in range(c.positions)]
+        changes += [GroupChange(group, "resample", i, group.latents) for i in range(c.resamples)]
+    return changes
 
 
 def measure_groups(
@@ -109,7 +109,7 @@ def measure_groups(
     return new
 
 
-def in_blocks(items: Iterable[T], size: int, program: Callable[[T], Any]) -> list[list[T]]:
+def in_blocks(items: Iterable[Item], size: int, program: Callable[[Item], Any]) -> list[list[Item]]:
     """Neighbours of one `program`, at most `size` in a block."""
     runs = [list(neighbours) for _, neighbours in itertools.groupby(items, program)]
     return [run[i : i + size] for run in runs for i in range(0, len(run), size)]
@@ -118,12 +118,12 @@ def in_blocks(items: Iterable[T], size: int, program: Callable[[T], Any]) -> lis
 def run_blocks(
     inside: Interventions,
     tokens_RS: np.ndarray,
-    blocks: Iterable[list[T]],
-    program: Callable[[T], Any],
-    change_of: Callable[[T], dict[str, Change]],
+    blocks: Iterable[list[Item]],
+    program: Callable[[Item], Any],
+    change_of: Callable[[Item], dict[str, Change]],
     measure: Measure,
     size: int,
-) -> Iterator[tuple[list[T], np.ndarray]]:
+) -> Iterator[tuple[list[Item], np.ndarray]]:
     """(block, what it measures [size, R]): blocks of one program run together, each filled up to `size` changes."""
     for _, following in itertools.groupby(blocks, lambda block: program(block[0])):
         same = list(following)

@@ -77,7 +77,7 @@ def write_page(
     made, c = _Made(s, lm, tables, firsts, reports), s.study
     table = Table(s.folder / "baseline.csv", baseline.PAIR_COLUMNS)
     measured = table.read()
-    said = {name: summary.baseline_of(table, measured, name) for name in s.behaviours()}
+    baselines = {name: summary.baseline_of(table, measured, name) for name in s.behaviours()}
     _write_rows(s, "baseline", baseline.PAIR_COLUMNS, measured, ("behaviour", "split"))
     content = {
         "name": s.experiment.name,
@@ -181,9 +181,9 @@ def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Tab
     shares, of = (c.node_share, c.edge_share), "Change of the logit of the right answer less that of the wrong one"
     names = []
     for i, graph in enumerate(graphs):
-        effects_of_one = _single_effects(graph, [row for row in rows if int(row["pair"]) == i])
+        effects = _single_effects(graph, [row for row in rows if int(row["pair"]) == i])
         page = write_pages(
-            made.lm, graph, folder, f"{behaviour}-{i}", shares, made.tables, effects=effects_of_one, effects_of=of
+            made.lm, graph, folder, f"{behaviour}-{i}", shares, made.tables, effects=effects, effects_of=of
         )
         names.append(page.name)
     return names

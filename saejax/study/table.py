@@ -45,10 +45,10 @@ class Table:
     def cut(self, rows: int) -> None:
         """Keep the first so many rows."""
         raw = read_bounded(self.path, _LARGEST_TABLE)
-        kept = len(b"".join(raw.splitlines(keepends=True)[: 1 + rows]))
-        if kept < len(raw):
+        length = len(b"".join(raw.splitlines(keepends=True)[: 1 + rows]))
+        if length < len(raw):
             with writing(self.path), open(self.path, "r+b") as file:
-                file.truncate(kept)
+                file.truncate(length)
 
     def keep(self, sizes: Sequence[int]) -> int:
         """The number of blocks of so many rows each that are there whole; what stands behind them is cut off."""
@@ -84,13 +84,13 @@ class Table:
 
     def numbers(self, name: str, rows: Sequence[Mapping[str, str]]) -> np.ndarray:
         """A column of rows of this table as float64. Raises DataError where one is no number; names its line."""
-        values = np.empty(len(rows))
+        numbers_N = np.empty(len(rows))
         for i, row in enumerate(rows):
             try:
-                values[i] = float(row[name])
+                numbers_N[i] = float(row[name])
             except ValueError:
                 raise self._damaged(i + 2) from None
-        return values
+        return numbers_N
 
     def _foreign(self) -> DataError:
         return DataError(f"{self.path} is not the table of {', '.join(self.columns)}. Move it away.")

@@ -70,9 +70,9 @@ def folded(coder: Coder, params: ParamMap, stats: Mapping[str, Any], sites: Site
     Args:
         params, stats: of the training, which multiplies activations (and latents) by the scales of `sites`.
     """
-    own, params = coder.inference(dict(params), dict(stats))
-    params = own.topology.fold(params, sites.read_scales, sites.write_scales)
-    return own, params if sites.latent_scale == 1 else own.rescaled(params, 1 / sites.latent_scale)
+    inference, params = coder.inference(dict(params), dict(stats))
+    params = inference.topology.fold(params, sites.read_scales, sites.write_scales)
+    return inference, params if sites.latent_scale == 1 else inference.rescaled(params, 1 / sites.latent_scale)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,13 +179,13 @@ class TrainedCoder:
         """
         topology = self.coder.topology
         rows, outer = _as_rows(latents, topology.latent_shape, "latents")
-        given = [rows]
+        blocks_of = [rows]
         if x is not None:
             x_rows, x_outer = _as_rows(x, topology.in_shape, "activations")
             if x_outer != outer:
                 raise DataError(f"decode needs the activations of these latents: those are {outer}, x is {x_outer}.")
-            given.append(x_rows)
-        return self._in_blocks(self._decode, given).reshape(*outer, *topology.out_shape)
+            blocks_of.append(x_rows)
+        return self._in_blocks(self._decode, blocks_of).reshape(*outer, *topology.out_shape)
 
     def at(self, lm: Model) -> "TrainedCoder":
         """The same coder with its hook points by the model's own names for them.

@@ -31,7 +31,7 @@ _LARGEST_DESCRIPTION = 16 << 20
 _LARGEST_HEADER = 1 << 20  # of a safetensors file: a name and a shape for each parameter
 _MOST_SITES = 1024
 
-T = TypeVar("T")
+Extra = TypeVar("Extra")
 
 
 def is_saved(folder: str | os.PathLike[str]) -> bool:
@@ -54,17 +54,19 @@ def write_folder(folder: str | os.PathLike[str], described: Mapping[str, Any], p
 
 
 def read_folder(
-    folder: str | os.PathLike[str], also: Callable[[Mapping[str, Any]], T]
-) -> tuple[Coder, Sites, dict[str, np.ndarray], T]:
+    folder: str | os.PathLike[str], also: Callable[[Mapping[str, Any]], Extra]
+) -> tuple[Coder, Sites, dict[str, np.ndarray], Extra]:
     """(coder, sites, params, also(description)) of a folder that `write_folder` wrote, bit for bit."""
     path = Path(folder) / DESCRIPTION
     described = read_json(path, _LARGEST_DESCRIPTION)
     remedy = "Restore it, or save the coder again."
     if not isinstance(described, dict) or not isinstance(described.get("format"), dict):
         raise DataError(f"{path} does not describe a coder. {remedy}")
-    if (found := described["format"]) != FORMAT:
-        newer = found.get("name") == FORMAT["name"] and isinstance(found.get("version"), int) and found["version"] > 1
-        what = "was written by a newer version of saejax: update it" if newer else f"has the unknown format {found!r}"
+    if (format := described["format"]) != FORMAT:
+        newer = (
+            format.get("name") == FORMAT["name"] and isinstance(format.get("version"), int) and format["version"] > 1
+        )
+        what = "was written by a newer version of saejax: update it" if newer else f"has the unknown format {format!r}"
         raise DataError(f"{path} {what}. This version reads {FORMAT['name']} {FORMAT['version']}.")
     try:
         coder, sites, more = coder_of(described), sites_of(described), also(described)
@@ -106,9 +108,9 @@ def coder_of(described: Mapping[str, Any]) -> Coder:
         DataError: a topology or sparsity that this version does not know.
         LookupError, TypeError, ValueError: contradictions.
     """
-    given = dict(described["sparsity"])
-    names = (described["topology"], given.pop("name"))
-    if missing := unregistered({names[1]: given.pop("module")} if "module" in given else {}):
+    numbers_json = dict(described["sparsity"])
+    names = (described["topology"], numbers_json.pop("name"))
+    if missing := unregistered({names[1]: numbers_json.pop("module")} if "module" in numbers_json else {}):
         raise DataError(missing)
     tables: tuple[Mapping[str, Any], ...] = (TOPOLOGIES, SPARSITIES)
     for name, known in zip(names, tables, strict=True):
@@ -120,11 +122,11 @@ def coder_of(described: Mapping[str, Any]) -> Coder:
             raise ValueError(f"{name} is {size!r}")
     kind = SPARSITIES[names[1]]
     types = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if given.keys() != types.keys():
-        raise ValueError(f"{names[1]} has the numbers {sorted(types)}, not {sorted(given)}")
-    numbers = {name: Ramp.constant(value) if types[name] is Ramp else value for name, value in given.items()}
-    if not all(isinstance(value, bool | int | float) and value >= 0 for value in given.values()):
-        raise ValueError(f"the numbers of {names[1]} are {given}")
+    if numbers_json.keys() != types.keys():
+        raise ValueError(f"{names[1]} has the numbers {sorted(types)}, not {sorted(numbers_json)}")
+    numbers = {name: Ramp.constant(value) if types[name] is Ramp else value for name, value in numbers_json.items()}
+    if not all(isinstance(value, bool | int | float) and value >= 0 for value in numbers_json.values()):
+        raise ValueError(f"the numbers of {names[1]} are {numbers_json}")
     return Coder(
         # The init is never run; uniform is one that every pair of shapes has.
         topology=TOPOLOGIES[names[0]](**sizes, init_name="uniform", matmul_dtype="float32"),
@@ -161,10 +163,10 @@ def _params(path: Path, coder: Coder, sha256: Any) -> dict[str, np.ndarray]:
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise DataError(f"{path} is no safetensors file ({error}). {remedy}") from None
     for name in sorted({*shapes, *params}):
-        found = (params[name].shape, str(params[name].dtype)) if name in params else "nothing"
+        there = (params[name].shape, str(params[name].dtype)) if name in params else "nothing"
         wanted = (shapes[name].shape, "float32") if name in shapes else "nothing"
-        if found != wanted:
-            raise DataError(f"{path} has {found} for {name}; saejax.json asks for {wanted}. {remedy}")
+        if there != wanted:
+            raise DataError(f"{path} has {there} for {name}; saejax.json asks for {wanted}. {remedy}")
         if not np.isfinite(params[name]).all():
             raise DataError(f"{path}: {name} holds NaN or infinity. {remedy}")
     return params

@@ -77,16 +77,16 @@ def files(folder: Path) -> dict[str, Path]:
     Where sae-probes' list of data sets lies in the folder, it says which have two classes; else all are taken.
     """
     inside = folder / _INSIDE if (folder / _INSIDE).is_dir() else folder
-    found = {_stem(path): path for path in sorted(inside.iterdir()) if path.name.endswith(_ENDINGS)}
-    found.pop(_LIST.partition(".")[0], None)
+    by_name = {_stem(path): path for path in sorted(inside.iterdir()) if path.name.endswith(_ENDINGS)}
+    by_name.pop(_LIST.partition(".")[0], None)
     for path in (folder / _LIST, folder / f"{_LIST}.zst"):
         if path.is_file():
             rows = _columns(path, ("Dataset save name", "Data type"))
             two = {Path(name).name.partition(".")[0] for name, kind in rows if kind == _BINARY}
-            found = {name: place for name, place in found.items() if name in two}
-    if not found:
+            by_name = {name: place for name, place in by_name.items() if name in two}
+    if not by_name:
         raise ConfigError(f"{folder} holds no data set; one is <name>.csv or <name>.csv.zst, in it or in {_INSIDE}/.")
-    return found
+    return by_name
 
 
 def chosen(words: Sequence[str], names: Sequence[str]) -> list[str]:

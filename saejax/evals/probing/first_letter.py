@@ -97,9 +97,9 @@ class Words(NamedTuple):
 def vocabulary(tokenizer: Tokenizer) -> Words:
     """All tokens that are ASCII letters, with at most one space in front."""
     ids = [i for i in tokenizer.usable_ids if i not in tokenizer.special_ids]
-    found = [(i, s) for i, s in zip(ids, tokenizer.token_strings(ids), strict=True) if _WORD.fullmatch(s)]
-    letters = [LETTERS.index(s.lstrip(" ")[0].lower()) for _, s in found]
-    return Words(np.array([i for i, _ in found], np.int64), np.array(letters, np.int64))
+    words = [(i, s) for i, s in zip(ids, tokenizer.token_strings(ids), strict=True) if _WORD.fullmatch(s)]
+    letters = [LETTERS.index(s.lstrip(" ")[0].lower()) for _, s in words]
+    return Words(np.array([i for i, _ in words], np.int64), np.array(letters, np.int64))
 
 
 def divided(words: Words, seed: int, most: int = 0) -> tuple[Words, Words]:
@@ -233,7 +233,7 @@ def first_letters(sae: TrainedCoder, task: Task, config: ProbesConfig) -> dict[s
             "full_absorption": float(full.mean()),
         }
     means = {
-        key: dataclasses.asdict(mean_over([one[key] for one in letters.values()], config.resamples, config.seed))
+        key: dataclasses.asdict(mean_over([letter[key] for letter in letters.values()], config.resamples, config.seed))
         for key in ("splits", "absorption_fraction", "full_absorption")
     }
     return means | {"letters": letters}
@@ -255,11 +255,11 @@ def _k_sparse(z_train: np.ndarray, y_train: np.ndarray, z_test: np.ndarray, y_te
     """F1 on held-out words of balanced logistic regressions on the first 1, 2, ... latents."""
     from sklearn.linear_model import LogisticRegression
 
-    said = []
+    f1_K = []
     for k in range(1, z_train.shape[1] + 1):
         model = LogisticRegression(max_iter=500, class_weight="balanced").fit(z_train[:, :k], y_train)
-        said.append(_f1(y_test, model.decision_function(z_test[:, :k]) > 0))
-    return said
+        f1_K.append(_f1(y_test, model.decision_function(z_test[:, :k]) > 0))
+    return f1_K
 
 
 def _absorption(sae: TrainedCoder, x: np.ndarray, p_D: np.ndarray, main: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -43,15 +43,15 @@ def split(name: str, labels_N: np.ndarray, seed: int, n_train: int = 0, n_test: 
             "probes.train_rows, or leave the data set out."
         )
     halves = [(-(-n_train // 2), -(-rest // 2)), (n_train // 2, rest // 2)]  # the odd one is of class 1
-    if any(len(own) < sum(wanted) for own, wanted in zip(at, halves, strict=True)):
+    if any(len(rows) < sum(wanted) for rows, wanted in zip(at, halves, strict=True)):
         raise DataError(
             f"{name} has {len(at[1])} rows of one class and {len(at[0])} of the other. A probe takes as many of both "
             f"from all {n} rows: leave rows of the larger class out."
         )
     rng = np.random.RandomState(seed)
-    train = [rng.choice(own, size=wanted[0], replace=False) for own, wanted in zip(at, halves, strict=True)]
-    others = [np.setdiff1d(own, taken) for own, taken in zip(at, train, strict=True)]
-    test = [rng.choice(own, size=wanted[1], replace=False) for own, wanted in zip(others, halves, strict=True)]
+    train = [rng.choice(rows, size=wanted[0], replace=False) for rows, wanted in zip(at, halves, strict=True)]
+    others = [np.setdiff1d(rows, taken) for rows, taken in zip(at, train, strict=True)]
+    test = [rng.choice(rows, size=wanted[1], replace=False) for rows, wanted in zip(others, halves, strict=True)]
     first, second = rng.permutation(np.concatenate(train)), rng.permutation(np.concatenate(test))
     return Split(first, second[: n_test or None])
 
@@ -98,11 +98,11 @@ def fit(
         model = _regression(penalty, c, seed).fit(x_train[order], y_train[order])
     if val_auc is None:
         val_auc = roc_auc_score(y_train[order], model.predict_proba(x_train[order])[:, 1])
-    said = model.predict(x_test)
+    predicted = model.predict(x_test)
     return Scores(
         auc=float(roc_auc_score(y_test, model.predict_proba(x_test)[:, 1])),
-        accuracy=float(accuracy_score(y_test, said)),
-        f1=float(f1_score(y_test, said, average="weighted")),
+        accuracy=float(accuracy_score(y_test, predicted)),
+        f1=float(f1_score(y_test, predicted, average="weighted")),
         val_auc=float(val_auc),
     )
 
@@ -164,8 +164,8 @@ def ranked(encode: Encode, x: np.ndarray, labels_N: np.ndarray, most: int) -> np
     sums: dict[str, np.ndarray] = {}
     for start in range(0, len(x), _BLOCK):
         z_BF = encode(x[start : start + _BLOCK])
-        one = labels_N[start : start + _BLOCK] == 1
-        parts = {"1": z_BF[one], "0": z_BF[~one], "size": np.abs(z_BF)}
+        positive = labels_N[start : start + _BLOCK] == 1
+        parts = {"1": z_BF[positive], "0": z_BF[~positive], "size": np.abs(z_BF)}
         block = {name: part.sum(0, dtype=np.float64) for name, part in parts.items()}
         block["n"] = np.count_nonzero(z_BF, axis=0).astype(np.float64)
         sums = {name: value + sums.get(name, 0.0) for name, value in block.items()}

@@ -124,7 +124,7 @@ def make_hierarchy(world: World) -> Hierarchy:
     flags[np.flatnonzero(eligible)[chosen]] = True
     ends = np.cumsum([len(size) for size in sizes])
     generations = tuple(
-        Generation(start, stop, parent, own)
-        for (parent, start, stop), own in zip(spans, np.split(flags, ends[:-1] if spans else []), strict=False)
+        Generation(start, stop, parent, exclusive)
+        for (parent, start, stop), exclusive in zip(spans, np.split(flags, ends[:-1] if spans else []), strict=False)
     )
     return Hierarchy(roots, world.branching, generations, world.scale_by_parent)

@@ -333,8 +333,8 @@ def _stacked(path: Path) -> tuple[NamedArrays, tuple[str, ...], int, str]:
 def _by_layer(arrays: NamedArrays) -> dict[str, NamedArrays]:
     """{file: its arrays} of a cross-layer dictionary, whose latents write 0 to the layers below their own."""
     n = len(arrays["W_enc"])
-    own = {name: value for name, value in arrays.items() if not name.startswith("W_dec_")}
-    files = {_layer(i): {name: np.ascontiguousarray(value[i]) for name, value in own.items()} for i in range(n)}
+    stacked = {name: value for name, value in arrays.items() if not name.startswith("W_dec_")}
+    files = {_layer(i): {name: np.ascontiguousarray(value[i]) for name, value in stacked.items()} for i in range(n)}
     for i, file in enumerate(files.values()):
         file["W_dec"] = np.pad(arrays[f"W_dec_{i}"], ((0, 0), (i, 0), (0, 0)))
     return files

@@ -142,8 +142,8 @@ class TorchModel:
         return self._head() is not None and not any(self.hook_point(name).endswith(".resid_mid") for name in names)
 
     def _head(self) -> Any:
-        own = getattr(self.module, "get_output_embeddings", lambda: None)() or getattr(self.module, "lm_head", None)
-        return own if self.causal else None
+        head = getattr(self.module, "get_output_embeddings", lambda: None)() or getattr(self.module, "lm_head", None)
+        return head if self.causal else None
 
     def into_residual(self, hook_point: str, rows_FD: np.ndarray) -> np.ndarray | None:
         """The rows, at the names in blocks whose sums were seen; None at other places: what they are is not known."""
@@ -277,10 +277,10 @@ def _edit(edit: Edit, place: str, at: Any, shape: tuple[int, int]) -> Callable[[
         rows = value.reshape(-1, value.shape[-1])
         full = rows.new_zeros(shape[0] * shape[1], rows.shape[1])
         full[at[at >= 0]] = rows[at >= 0]
-        given = jnp.asarray(full.float().cpu().numpy()).reshape(*shape, -1)
-        edited = np.array(edit(given), np.float32)
-        if edited.shape != given.shape:
-            raise ConfigError(f"The edit at {place} made {edited.shape} of {given.shape}; it must keep the shape.")
+        values_RSD = jnp.asarray(full.float().cpu().numpy()).reshape(*shape, -1)
+        edited = np.array(edit(values_RSD), np.float32)
+        if edited.shape != values_RSD.shape:
+            raise ConfigError(f"The edit at {place} made {edited.shape} of {values_RSD.shape}; it must keep the shape.")
         new = torch.from_numpy(edited).reshape(full.shape).to(full)
         # `at` is -1 at padding, which takes some row and does not keep it.
         return torch.where((at >= 0)[:, None], new[at], rows).reshape(value.shape)

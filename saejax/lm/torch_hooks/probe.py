@@ -39,18 +39,18 @@ def from_module(
     import torch
 
     module = module.eval()
-    own = text_config(module)
-    pad = getattr(own, "pad_token_id", None)
-    length = context_length or _context_length(module, own)
+    config = text_config(module)
+    pad = getattr(config, "pad_token_id", None)
+    length = context_length or _context_length(module, config)
     embeddings = getattr(module, "get_input_embeddings", lambda: None)()
     if embeddings is not None and tokenizer.rows is None:
         tokenizer = tokenizer.for_rows(embeddings.weight.shape[0])
     usable = [i for i in tokenizer.usable_ids if i < tokenizer.vocab_size and i != pad]
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    windows = [getattr(own, name, None) for name in _WINDOWS]
+    windows = [getattr(config, name, None) for name in _WINDOWS]
     window = min([w for w in windows if isinstance(w, int) and w > 0], default=length)
     with torch.inference_mode():
-        mixed = longest_mixed(module, own, _drawn(usable, min(_SHORT, length))[0], length, dtype)
+        mixed = longest_mixed(module, config, _drawn(usable, min(_SHORT, length))[0], length, dtype)
         # Longer than the window if that is not too long, so that a window of another name shows too.
         longest = min(window + _SHORT + 1, mixed or length, _LONG)
         drawn = _drawn(usable, max(longest, min(_SHORT, length)))
@@ -87,11 +87,11 @@ def _drawn(usable: Sequence[int], length: int) -> np.ndarray:
 
 def text_config(module: Any) -> Any:
     """The module's `config`; for a model that reads more than text, the part about the text. None if it has none."""
-    own: Any = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     try:
-        return own.get_text_config()
+        return config.get_text_config()
     except (AttributeError, ValueError):  # not a configuration of transformers, or one with several such parts
-        return own
+        return config
 
 
 def _context_length(module: Any, config: Any) -> int:
@@ -214,6 +214,6 @@ def _together(module: Any, documents: Mapping[tuple[int, int], np.ndarray], caus
         number[row, span][-_SHORT:] = i
     out: dict[int, np.ndarray] = {}
     for chunk in WAYS[way](rows, positions, segments, causal):
-        kept = (chunk.at >= 0) & (number.ravel()[chunk.at] >= 0)
-        out |= dict(zip(chunk.at[kept].tolist(), result_of(module, chunk)[kept], strict=True))
+        compared = (chunk.at >= 0) & (number.ravel()[chunk.at] >= 0)
+        out |= dict(zip(chunk.at[compared].tolist(), result_of(module, chunk)[compared], strict=True))
     return [np.stack([out[at] for at in np.flatnonzero(number == i).tolist()]) for i in range(len(documents))]

@@ -70,10 +70,10 @@ def _shape(torch: Any, module: Any) -> ModelShape:
     lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList) and len(part) > 1]
     blocks: Any = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=[])
     inside = sum(p.numel() for block in blocks for p in block.parameters())
-    n_layer, heads = max(1, len(blocks)), _number(config, _HEADS)
-    width = _number(config, _WIDTH) or _usual_width(torch, module)
-    d_mlp = _number(config, _MLP) or 4 * width
-    d_head = _number(config, ("head_dim", "d_kv")) or (width // heads if heads else 0)
+    n_layer, heads = max(1, len(blocks)), config_number(config, _HEADS)
+    width = config_number(config, _WIDTH) or _usual_width(torch, module)
+    d_mlp = config_number(config, _MLP) or 4 * width
+    d_head = config_number(config, ("head_dim", "d_kv")) or (width // heads if heads else 0)
     widths = dict.fromkeys(HOOK_NAMES, width) | {"mlp_act": d_mlp, "attn_z": heads * d_head}
     in_blocks = {f"blocks.{i}.{name}": widths[name] for i in range(n_layer) for name in HOOK_NAMES}
     return ModelShape(
@@ -82,18 +82,18 @@ def _shape(torch: Any, module: Any) -> ModelShape:
         d_model=width,
         d_mlp=d_mlp,
         n_head=heads,
-        kv_heads=_number(config, _KV_HEADS) or heads,
+        kv_heads=config_number(config, _KV_HEADS) or heads,
         d_head=d_head,
         vocab_size=int(module.get_input_embeddings().weight.shape[0]),
-        context_length=_number(config, _CONTEXT) or 2**20,
+        context_length=config_number(config, _CONTEXT) or 2**20,
         block=inside // n_layer,
         outer=total - inside // n_layer * n_layer,
-        names=TorchPoints(in_blocks | _places(torch, module)),
+        names=TorchPoints(in_blocks | _module_widths(torch, module)),
         config=None,
     )
 
 
-def _places(torch: Any, module: Any) -> dict[str, int]:
+def _module_widths(torch: Any, module: Any) -> dict[str, int]:
     """Widths of what passes the modules, by a pass of four tokens without numbers."""
     rows, widths = (1, 4), dict[str, int]()
 
@@ -113,7 +113,7 @@ def _places(torch: Any, module: Any) -> dict[str, int]:
     return widths
 
 
-def _number(config: Any, names: tuple[str, ...]) -> int:
+def config_number(config: Any, names: tuple[str, ...]) -> int:
     """The first of these that the configuration says as a number; 0 where it says none."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if type(value) is int), 0)
