@@ -108,21 +108,21 @@ def refused(table: Table, names: Sequence[str], least: float) -> list[Refused]:
     """
     rows = table.read()
     correct, difference = (table.numbers(name, rows) for name in ("correct", "clean_difference"))
-    lacking = []
+    refused = []
     for name in names:
-        of_behaviour = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (name, "train")]
-        accuracy = float(correct[of_behaviour].mean())
+        pairs = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (name, "train")]
+        accuracy = float(correct[pairs].mean())
         verdict = "" if accuracy >= least else f"; refused, study.least_accuracy is {least:.0%}"
         console.say(
-            f"study: {name}: right in {accuracy:.0%} of {len(of_behaviour)} pairs, logit difference "
-            f"{difference[of_behaviour].mean():.2f}{verdict}"
+            f"study: {name}: right in {accuracy:.0%} of {len(pairs)} pairs, logit difference "
+            f"{difference[pairs].mean():.2f}{verdict}"
         )
         if accuracy < least:
-            lacking.append(Refused(name, accuracy))
-    if len(lacking) == len(names):
-        each = ", ".join(f"{behaviour.name} in {behaviour.accuracy:.0%}" for behaviour in lacking)
+            refused.append(Refused(name, accuracy))
+    if len(refused) == len(names):
+        each = ", ".join(f"{one.name} in {one.accuracy:.0%}" for one in refused)
         raise DataError(
             f"The model has none of the behaviours: of the training pairs it is right for {each}, and "
             f"study.least_accuracy is {least:.0%}. Take other behaviours, or lower it; {table.path} has each pair."
         )
-    return lacking
+    return refused

@@ -46,7 +46,7 @@ class Behaviour:
     def pairs(self) -> Iterator[Pair]:
         """Every filling of every template once, the same words in all four parts, no word in two slots."""
         for template in self.templates:
-            used = [name for name in self.slots if any(f"{{{slot}}}" in "".join(template) for slot in name.split("/"))]
+            used = [name for name in self.slots if any(f"{{{one}}}" in "".join(template) for one in name.split("/"))]
             for chosen in itertools.product(*(self.slots[name] for name in used)):
                 names, words = "/".join(used).split("/"), "/".join(chosen).split("/")
                 if len(set(words)) == len(words):

@@ -51,7 +51,11 @@ class Study:
 
 
 def study(config: config_dict.ConfigDict) -> Study:
-    """The boundary: a ConfigDict in, a checked, frozen study out."""
-    checked = Study(experiment(config))
-    checked.behaviours()
-    return checked
+    """The boundary: a ConfigDict in, a checked, frozen study out.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong type, or settings that cannot be run.
+    """
+    study = Study(experiment(config))
+    study.behaviours()
+    return study

@@ -57,14 +57,14 @@ def jobs(
 
     `mean_of` gives a group's mean activations on the test prompts, 0 outside of its layer.
     """
-    changes = []
+    jobs = []
     for group in sorted(groups, key=lambda group: group.dictionary):
-        changes.append(GroupChange(group, "ablate", 0, group.latents))
+        jobs.append(GroupChange(group, "ablate", 0, group.latents))
         controls = matched(group.latents, mean_of(group), c.controls, seed)
-        changes += [GroupChange(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
-        changes += [GroupChange(group, "patch", i, group.latents) for i in range(c.positions)]
-        changes += [GroupChange(group, "resample", i, group.latents) for i in range(c.resamples)]
-    return changes
+        jobs += [GroupChange(group, "control", i, tuple(latents.tolist())) for i, latents in enumerate(controls)]
+        jobs += [GroupChange(group, "patch", i, group.latents) for i in range(c.positions)]
+        jobs += [GroupChange(group, "resample", i, group.latents) for i in range(c.resamples)]
+    return jobs
 
 
 def measure_groups(

@@ -68,7 +68,7 @@ def make_graphs(
 
 def merged(graphs: Sequence[Graph]) -> list[Feature]:
     """All features of the graphs, those with the largest mean share first."""
-    of_graphs: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    values: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for graph in graphs:
         shares = influence(graph)[graph.parts["features"]]
         shares = shares / max(shares.sum(), 1e-30)
@@ -79,10 +79,10 @@ def merged(graphs: Sequence[Graph]) -> list[Feature]:
             before = here.get((layer, latent), (0.0, 0.0))
             here[layer, latent] = (before[0] + float(share), max(before[1], float(activation)))
         for key, value in here.items():
-            of_graphs.setdefault(key, []).append(value)
+            values.setdefault(key, []).append(value)
     features = [
         Feature(*key, sum(s for s, _ in seen) / len(graphs), len(seen), float(np.mean([a for _, a in seen])))
-        for key, seen in of_graphs.items()
+        for key, seen in values.items()
     ]
     return sorted(features, key=lambda f: (-f.share, f.layer, f.latent))
 
@@ -100,14 +100,12 @@ def groups(features: Sequence[Feature], c: StudyConfig, of_layer: Mapping[int, t
     for feature in features:
         if feature.prompts >= least:
             by_layer.setdefault(feature.layer, []).append(feature)
-    candidates: list[tuple[float, Group]] = []
-    for layer, in_layer in sorted(by_layer.items()):
+    ranked: list[tuple[float, Group]] = []
+    for layer, members in sorted(by_layer.items()):
         name, first = of_layer[layer]
-        for i in range(len(in_layer) // c.group_size):
-            part = in_layer[i * c.group_size : (i + 1) * c.group_size]
+        for i in range(len(members) // c.group_size):
+            part = members[i * c.group_size : (i + 1) * c.group_size]
             latents = tuple(first + feature.latent for feature in part)
-            candidates.append(
-                (sum(feature.share for feature in part), Group(f"L{layer}.{i + 1}", name, layer, latents))
-            )
-    candidates.sort(key=lambda pair: -pair[0])
-    return [group for _, group in candidates[: c.groups]]
+            ranked.append((sum(feature.share for feature in part), Group(f"L{layer}.{i + 1}", name, layer, latents)))
+    ranked.sort(key=lambda pair: -pair[0])
+    return [group for _, group in ranked[: c.groups]]

@@ -181,9 +181,9 @@ def _graph_pages(made: _Made, graphs: Sequence[Graph], behaviour: str, rows: Tab
     shares, of = (c.node_share, c.edge_share), "Change of the logit of the right answer less that of the wrong one"
     names = []
     for i, graph in enumerate(graphs):
-        effects = _single_effects(graph, [row for row in rows if int(row["pair"]) == i])
+        effects_of_one = _single_effects(graph, [row for row in rows if int(row["pair"]) == i])
         page = write_pages(
-            made.lm, graph, folder, f"{behaviour}-{i}", shares, made.tables, effects=effects, effects_of=of
+            made.lm, graph, folder, f"{behaviour}-{i}", shares, made.tables, effects=effects_of_one, effects_of=of
         )
         names.append(page.name)
     return names

@@ -42,7 +42,7 @@ Measured = dict[str, dict[str, Prompts]]  # behaviour -> split
 
 @dataclasses.dataclass(frozen=True)
 class LoadedStudy:
-    """The model with its dictionaries, for the phases after the training.
+    """The objects that the phases after the training share.
 
     Attributes:
         saes: in the order of their layers.
@@ -105,14 +105,14 @@ def _to_be_trained(s: Study, work: Workspace) -> list[TrainedCoder]:
     works = [work]
     if _swept(s):
         plan = programs(members(s.experiment))
-        works = [dataclasses.replace(work, experiment=member.experiment) for group in plan for member in group.members]
-    coders = []
-    for workspace in works:
-        coder, (reads, writes) = workspace.build(), workspace.sites
+        works = [dataclasses.replace(work, experiment=one.experiment) for group in plan for one in group.members]
+    saes = []
+    for member in works:
+        coder, (reads, writes) = member.build(), member.sites
         params = jax.eval_shape(coder.init, jax.random.key(0))
         ones = (1.0,) * len(reads), (1.0,) * len(writes)
-        coders.append(TrainedCoder(coder, params, Sites(reads, writes, *ones, coder.topology.stacked)))
-    return coders
+        saes.append(TrainedCoder(coder, params, Sites(reads, writes, *ones, coder.topology.stacked)))
+    return saes
 
 
 def _pairs(s: Study, lm: LanguageModel) -> dict[str, dict[str, list[Pair]]]:
@@ -127,11 +127,12 @@ def _prompts(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[
     """{behaviour: {split: prompts}}, written as JSONL."""
     begin_record(s, lm, pairs)
     for name, splits in pairs.items():
-        for split, of_split in splits.items():
-            write_bytes(s.folder / "pairs" / f"{name}.{split}.jsonl", as_jsonl(of_split).encode())
+        for split, split_pairs in splits.items():
+            write_bytes(s.folder / "pairs" / f"{name}.{split}.jsonl", as_jsonl(split_pairs).encode())
     console.say(f"study: phase 0, {s.study.train_pairs} + {s.study.test_pairs} pairs of {', '.join(pairs)}")
     return {
-        name: {split: as_prompts(of_split, lm) for split, of_split in splits.items()} for name, splits in pairs.items()
+        name: {split: as_prompts(split_pairs, lm) for split, split_pairs in splits.items()}
+        for name, splits in pairs.items()
     }
 
 
@@ -166,10 +167,10 @@ def _graphs(o: LoadedStudy, behaviour: str, splits: Mapping[str, Prompts]) -> Ex
     features = graphs.merged(made)
     rows = [(behaviour, f.layer, f.latent, f.share, f.prompts, f.activation) for f in features]
     Table(folder / f"features.{behaviour}.csv", graphs.FEATURE_COLUMNS).replace(rows)
-    groups_found = graphs.groups(features, c, o.of_layer)
-    if not groups_found:
+    chosen = graphs.groups(features, c, o.of_layer)
+    if not chosen:
         raise DataError(
             f"{behaviour}: no layer has {c.group_size} features that two graphs share; lower study.group_size or raise "
             "study.graphs."
         )
-    return Examined(splits["train"], splits["test"], made, features, groups_found)
+    return Examined(splits["train"], splits["test"], made, features, chosen)

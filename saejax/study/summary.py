@@ -90,11 +90,11 @@ def group_of(
     patches = []
     for back, (pair, values) in enumerate(by_kind["patch"]):
         there = last[pair] - back >= 1
-        effect_there = _mean_low_high(interval(values[there])) if there.any() else None
+        figures = _mean_low_high(interval(values[there])) if there.any() else None
         turn = float(turn_R[pair[there]].mean()) if there.any() else 0.0
-        if effect_there:
-            effect_there |= {"share": effect_there["mean"] / turn if turn else None, "pairs": int(there.sum())}
-        patches.append(effect_there)
+        patches.append(
+            figures and figures | {"share": figures["mean"] / turn if turn else None, "pairs": int(there.sum())}
+        )
     pairs, values = (np.concatenate(column) for column in zip(*by_kind["resample"], strict=True))
     return {
         "name": name,
@@ -134,7 +134,7 @@ def prediction_of(table: Table, rows: TableRows) -> dict[str, Any]:
     predicted, measured = (table.numbers(name, rows) for name in ("predicted", "measured"))
     return {
         "n": len(rows),
-        "spearman": spearman(predicted.tolist(), measured.tolist()),
+        "spearman": spearman(predicted, measured),
         "points": [
             [float(p), float(m), f"L{row['layer']} feature {row['latent']}, pair {row['pair']}"]
             for p, m, row in zip(predicted, measured, rows, strict=True)
@@ -142,5 +142,5 @@ def prediction_of(table: Table, rows: TableRows) -> dict[str, Any]:
     }
 
 
-def _mean_low_high(of: tuple[float, float, float]) -> dict[str, Any]:
+def _mean_low_high(of: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip(("mean", "low", "high"), of, strict=True))

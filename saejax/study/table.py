@@ -27,7 +27,11 @@ class Table:
         self.path, self.columns = path, tuple(columns)
 
     def begin(self) -> int:
-        """The number of whole rows; the rest of a killed process is cut off."""
+        """The number of whole rows; what a killed process left of another is cut off.
+
+        Raises:
+            DataError: the file is none of this table.
+        """
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._append(_csv_line(self.columns))
@@ -45,10 +49,10 @@ class Table:
     def cut(self, rows: int) -> None:
         """Keep the first so many rows."""
         raw = read_bounded(self.path, _LARGEST_TABLE)
-        length = len(b"".join(raw.splitlines(keepends=True)[: 1 + rows]))
-        if length < len(raw):
+        kept = len(b"".join(raw.splitlines(keepends=True)[: 1 + rows]))
+        if kept < len(raw):
             with writing(self.path), open(self.path, "r+b") as file:
-                file.truncate(length)
+                file.truncate(kept)
 
     def keep(self, sizes: Sequence[int]) -> int:
         """The number of blocks of so many rows each that are there whole; what stands behind them is cut off."""
@@ -84,13 +88,13 @@ class Table:
 
     def numbers(self, name: str, rows: Sequence[Mapping[str, str]]) -> np.ndarray:
         """A column of rows of this table as float64. Raises DataError where one is no number; names its line."""
-        numbers_N = np.empty(len(rows))
+        values = np.empty(len(rows))
         for i, row in enumerate(rows):
             try:
-                numbers_N[i] = float(row[name])
+                values[i] = float(row[name])
             except ValueError:
                 raise self._damaged(i + 2) from None
-        return numbers_N
+        return values
 
     def _foreign(self) -> DataError:
         return DataError(f"{self.path} is not the table of {', '.join(self.columns)}. Move it away.")

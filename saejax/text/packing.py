@@ -122,7 +122,7 @@ class Packer:
         offset = start["offset"]
         for document, ids in self._tokenized(split, start["document"]):
             ordinary = ~np.isin(ids, list(self.tokenizer.special_ids))
-            to_end = np.cumsum(ordinary[::-1])[::-1] - ordinary  # ordinary tokens after each
+            to_end: np.ndarray = np.cumsum(ordinary[::-1])[::-1] - ordinary  # ordinary tokens after each
             while offset < len(ids):
                 room = self.context_length - row["fill"]
                 if room < min(_MIN_PIECE, self.context_length):
@@ -132,7 +132,7 @@ class Packer:
                 piece = ids[offset : offset + room - len(bos)]
                 if row["fill"] == 0:
                     row["cursor"] = {"document": document.index, "offset": offset}
-                after = to_end[offset : offset + len(piece)]
+                after: np.ndarray = to_end[offset : offset + len(piece)]
                 self._place(row, bos + piece, np.concatenate([after[:1]] * len(bos) + [after]), document.index)
                 offset += len(piece)
             offset = 0
