@@ -160,7 +160,7 @@ def test_a_revision_is_what_is_loaded(tmp_path: Path, hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("o/n", r"hf://o/n holds no files that are named as a dictionary of saejax, SAELens.*saejax formats"),
+        ("o/n", r"hf://o/n holds no files that are named as a dictionary of saejax, .*SAELens.*saejax formats"),
         ("o/n/none", r"EntryNotFound.*hf://o/n/none is not in"),
         ("o/none", r"RepositoryNotFound.*On this machine nothing is at o/none, and hf://o/none is not in"),
     ],
