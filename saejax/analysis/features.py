@@ -74,8 +74,8 @@ def collect_features(
             | ({"layer": i // d_sae} if grouped else {})
             | {
                 "id": i,
-                "top_logits": [[strings.text(t), _short(v)] for t, v in zip(*top[i], strict=True)],
-                "bottom_logits": [[strings.text(t), _short(v)] for t, v in zip(*bottom[i], strict=True)],
+                "top_logits": [[strings.text(t), _five_digits(v)] for t, v in zip(*top[i], strict=True)],
+                "bottom_logits": [[strings.text(t), _five_digits(v)] for t, v in zip(*bottom[i], strict=True)],
                 "examples": [passages(e) for e in peaks],
                 "quantiles": [
                     {**within, "examples": [passages(e) for e in drawn]}
@@ -94,7 +94,7 @@ def collect_features(
     return content, scan.n_tokens, scan.seconds
 
 
-def _short(value: float) -> float:
+def _five_digits(value: float) -> float:
     """Five digits, wherever they stand: latents of some dictionaries are 0.0001, of others 10,000."""
     return float(f"{value:.5g}") if value else 0.0
 
@@ -118,7 +118,7 @@ def logits_of(sae: TrainedCoder, lm: Model, latent: int, count: int) -> tuple[li
     sides = promoted_logits(writer, added_GD[group : group + 1], count)
     strings = [lm.tokenizer.token_strings(list(side[0][0])) for side in sides]
     top, bottom = (
-        [[token, _short(value)] for token, value in zip(tokens, side[0][1], strict=True)]
+        [[token, _five_digits(value)] for token, value in zip(tokens, side[0][1], strict=True)]
         for tokens, side in zip(strings, sides, strict=True)
     )
     return top, bottom
@@ -195,12 +195,12 @@ def _activity(scan: Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
     low, high = (float(values.min()), float(values.max())) if len(values := scan.value[part]) else (0.0, 0.0)
     bounds = (min(low, 0.0), max(high, 0.0))
     counts, edges = np.histogram(values, config.histogram_bins, bounds if any(bounds) else (0.0, 1.0))
-    signed = {"min": _short(low)} if low < 0 else {}
+    signed = {"min": _five_digits(low)} if low < 0 else {}
     return signed | {
         "density": len(values) / scan.n_tokens,
-        "max": _short(high),
-        "mean": _short(values.mean()) if len(values) else 0.0,
-        "histogram": {"edges": [_short(e) for e in edges.tolist()], "counts": counts.tolist()},
+        "max": _five_digits(high),
+        "mean": _five_digits(values.mean()) if len(values) else 0.0,
+        "histogram": {"edges": [_five_digits(e) for e in edges.tolist()], "counts": counts.tolist()},
     }
 
 
@@ -231,7 +231,7 @@ def _quantiles(
         fresh = rng.permutation(np.setdiff1d(inside, shown))
         _, first_of_row = np.unique(scan.row[fresh], return_index=True)
         drawn = np.sort(fresh[np.sort(first_of_row)[: config.quantile_examples]])
-        low, high = map(_short, edges[b : b + 2])
+        low, high = map(_five_digits, edges[b : b + 2])
         yield {"low": low, "high": high, "fraction": len(inside) / scan.n_tokens}, drawn.tolist()
 
 
@@ -255,7 +255,7 @@ def _passage(
         "index": document,
         "position": int(scan.positions[row, peak]),
         "tokens": [strings.index(t) for t in scan.tokens[row, start:stop].tolist()],
-        "activations": [_short(a) for a in activations[start:stop].tolist()],
+        "activations": [_five_digits(a) for a in activations[start:stop].tolist()],
         "peak": int(peak - start),
     }
 

@@ -53,7 +53,7 @@ _PANELS = (
 )
 _INCHES = (13.5, 5.6)
 # So many points carry their names.
-_NAMED = 24
+_MOST_NAMED = 24
 
 
 def render_dictionaries(
@@ -64,7 +64,7 @@ def render_dictionaries(
     Args:
         sections: more tables: {"title", "lead", "columns": as of `cells`, "rows"}.
     """
-    rows = [_flat(row) for row in rows]
+    rows = [_flat_row(row) for row in rows]
     if len({row["at"] for row in rows if "at" in row}) > 1:
         lead += " They are at different hook points, where the same FVE or loss recovered does not mean the same."
     errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
@@ -76,7 +76,7 @@ def render_dictionaries(
     return write_table_page(path, title, lead, tables, _over_l0(rows, title), "FVE over L0")
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def _flat_row(row: Row) -> dict[str, Any]:
     """A row as the columns name its parts."""
     if "error" in row:
         return {"name": row["name"], "notes": "not evaluated, see below", "error": row["error"]}
@@ -117,14 +117,14 @@ def _over_l0(rows: Sequence[Row], title: str) -> "Figure":
     if families:
         handles, labels = side_by_side[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
-    if len(good) <= _NAMED:
+    if len(good) <= _MOST_NAMED:
         figure.draw_without_rendering()  # where a name has room is known once the panels have their places
         for axes, (metric, _) in zip(side_by_side, _PANELS, strict=True):
-            _name(axes, [row for row in good if metric in row], metric)
+            _label_points(axes, [row for row in good if metric in row], metric)
     return figure
 
 
-def _name(axes: Any, rows: Sequence[Row], metric: str) -> None:
+def _label_points(axes: Any, rows: Sequence[Row], metric: str) -> None:
     """Writes the names beside the points, towards the middle, and moves those down that would lie on another."""
     taken: list[Any] = []
     for row in sorted(rows, key=lambda row: -row[metric]):

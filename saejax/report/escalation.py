@@ -89,7 +89,7 @@ def _markdown(name: str, content: Mapping[str, Any]) -> str:
         f"![The gates of each attempt, relative to their bars]({Path(Run.escalation).stem}.png)",
         "## What is left",
         "\n".join(
-            f"- `{gate['name']}`: {gate['title']}, {_number(gate['value'])}. {gate.get('unmeasured') or gate['advice']}"
+            f"- `{gate['name']}`: {gate['title']}, {_figure(gate['value'])}. {gate.get('unmeasured') or gate['advice']}"
             for gate in failed
         ),
         "Retries make no training longer and no coder wider. More tokens (train.tokens), more text (capture.tokens), a "
@@ -106,8 +106,8 @@ def _tried(attempts: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) ->
         took, metrics = content["stages"].get(one["name"], {}), one["metrics"]
         dead = metrics.get("dead_fraction")
         figures = [
-            *(_number(metrics.get(key)) for key in ("l0", "fve")),
-            _number(dead) if dead is None else f"{dead:.2%}",
+            *(_figure(metrics.get(key)) for key in ("l0", "fve")),
+            _figure(dead) if dead is None else f"{dead:.2%}",
         ]
         spent = [f"{took[key]:,.0f}" if key in took else "" for key in ("tokens", "seconds")]
         lines.append([one["name"], one["begins_from"], changes, *figures, *spent])
@@ -118,8 +118,8 @@ def _gates(attempts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     lines = [["gate", "bar", *(one["name"] for one in attempts)]]
     for gate in attempts[0]["gates"]:
         gates = [next((g for g in one["gates"] if g["name"] == gate["name"]), None) for one in attempts]
-        values = ["-" if g is None else f"{_number(g['value'])}{_word(g)}" for g in gates]
-        lines.append([gate["name"], f"{gate['comparison']} {_number(gate['bar'])}", *values])
+        values = ["-" if g is None else f"{_figure(g['value'])}{_word(g)}" for g in gates]
+        lines.append([gate["name"], f"{gate['comparison']} {_figure(gate['bar'])}", *values])
     return lines
 
 
@@ -127,5 +127,5 @@ def _word(gate: Mapping[str, Any]) -> str:
     return " pass" if gate["passed"] else " FAIL" if failed_of([gate]) else ""
 
 
-def _number(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.4g}"

@@ -17,7 +17,7 @@ from saejax.runs import Run
 from saejax.runs.made import differing
 
 EXPLANATIONS = Run.explanations
-_LONGEST = 2000
+_LONGEST_TEXT = 2000
 
 
 def read_explanations(run_dir: Path) -> list[dict[str, Any]]:
@@ -73,9 +73,9 @@ def _fault(row: Any) -> str:
     if type(row.get("feature")) is not int or row["feature"] < 0:
         return f"the feature is {str(row.get('feature'))[:40]!r}, not a number"
     text, by, scores = row.get("text"), row.get("by"), row.get("scores")
-    if not (text is None or (isinstance(text, str) and len(text) <= _LONGEST)):
-        return f"the text is not one of at most {_LONGEST:,} letters"
-    if not isinstance(by, str) or len(by) > _LONGEST:
+    if not (text is None or (isinstance(text, str) and len(text) <= _LONGEST_TEXT)):
+        return f"the text is not one of at most {_LONGEST_TEXT:,} letters"
+    if not isinstance(by, str) or len(by) > _LONGEST_TEXT:
         return "it does not say which model it is by"
     if not isinstance(scores, dict) or not all(
         kind in ("detection", "fuzzing") and (value is None or (type(value) in (int, float) and 0 <= value <= 1))

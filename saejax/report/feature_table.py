@@ -45,10 +45,10 @@ _CONTENT = (
     "SELECT f.*, feature, texts FROM features f JOIN pages USING (id) ORDER BY id",
 )
 _BETWEEN = "\x1f"  # stands between two texts of a feature, and in no search
-_LARGEST = 64 << 20  # bytes of one value
+_LARGEST_VALUE = 64 << 20  # bytes of one value
 _MOST_TRIGRAMS = 32
-_SECONDS = 30.0
-_BROKEN = (sqlite3.Error, zlib.error, OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError)
+_QUERY_SECONDS = 30.0
+_FAULTS = (sqlite3.Error, zlib.error, OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class FeatureTable:
         DataError: it is missing, damaged or no such file; names it.
     """
 
-    def __init__(self, path: Path, seconds: float = _SECONDS):
+    def __init__(self, path: Path, seconds: float = _QUERY_SECONDS):
         self.path = path
         with self._reading():
             with opened(path) as handle:  # no pipe, which SQLite would wait on
@@ -193,7 +193,7 @@ class FeatureTable:
                 row[key] = [[number(token), value] for token, value in row.get(key) or []]
             query = "SELECT number, token FROM vocab WHERE number IN (SELECT value FROM json_each(?))"
             strings = dict(self._rows(query, json.dumps(list(numbers))))
-            return [_token(strings[token]) for token in numbers], row
+            return [_token_text(strings[token]) for token in numbers], row
 
     def rows(self, features: Sequence[int]) -> dict[int, dict[str, Any]]:
         """{feature: {id, density, max: of largest size, token: promoted most}} of those that the table has."""
@@ -236,7 +236,7 @@ class FeatureTable:
         with self._reading():
             if self._about["content"] != _digest(self._connection):
                 raise ValueError("it is not what was written")
-            vocab = [_token(token) for _, token in self._rows(_CONTENT[0])]
+            vocab = [_token_text(token) for _, token in self._rows(_CONTENT[0])]
             pages = self._connection.execute("SELECT feature FROM pages ORDER BY id")
             features = [parsed(_inflated(page)) for (page,) in pages]
             for feature in features:
@@ -246,7 +246,7 @@ class FeatureTable:
     def _check(self, seconds: float) -> None:
         """Set bounds, refuse a file with anything but our tables, and read what it says of itself."""
         connection, until = self._connection, time.monotonic() + seconds
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
         connection.set_progress_handler(lambda: int(time.monotonic() > until), 1000)
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cell_size_check = ON")
@@ -289,7 +289,7 @@ class FeatureTable:
         """Names the file, and the way out, in whatever goes wrong with it."""
         try:
             yield
-        except _BROKEN as error:
+        except _FAULTS as error:
             raise DataError(f"{self.path} is damaged: {error}; make it again with `{_REDO}`") from None
 
 
@@ -302,7 +302,7 @@ def _fill(connection: sqlite3.Connection, content: dict[str, Any], made_from: di
         connection.execute(statement)
     encoded = [token.encode("utf-8", "surrogatepass") for token in content["vocab"]]
     connection.executemany("INSERT INTO vocab VALUES (?, ?)", enumerate(encoded))
-    vocab = [_text(token) for token in content["vocab"]]
+    vocab = [_without_halves(token) for token in content["vocab"]]
     for feature in content["features"]:
         columns, texts = _searched(feature, vocab)
         raw = json.dumps(finite(feature), separators=(",", ":")).encode()
@@ -322,7 +322,7 @@ def _searched(feature: dict[str, Any], vocab: Sequence[str]) -> tuple[tuple[Any,
     """(density, value of largest size, token, its place in the order, fires, promotes), all texts."""
 
     def string(token: int | str) -> str:
-        return _text(token) if isinstance(token, str) else vocab[token]
+        return _without_halves(token) if isinstance(token, str) else vocab[token]
 
     examples = feature.get("examples") or []
     promoted, suppressed = (
@@ -345,18 +345,18 @@ def _lower(texts: Sequence[str] | dict[str, None]) -> str:
     return _BETWEEN.join(texts).lower().replace("\0", _BETWEEN)  # SQLite's tokenizer ends at a NUL
 
 
-def _text(text: str) -> str:
+def _without_halves(text: str) -> str:
     return text.encode(errors="replace").decode()  # JSON can hold half of a surrogate pair
 
 
-def _token(raw: bytes) -> str:
+def _token_text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogatepass")
 
 
 def _inflated(raw: bytes) -> bytes:
     """Raises ValueError for what is torn, or larger than any value of ours."""
     inflater = zlib.decompressobj()
-    data = inflater.decompress(raw, _LARGEST)
+    data = inflater.decompress(raw, _LARGEST_VALUE)
     if not inflater.eof:
         raise ValueError("a value is torn, or too large")
     return data

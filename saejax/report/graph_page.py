@@ -67,7 +67,7 @@ def render_graph(
     rows = [_effect(row) for row in effects]
     pairs = [(row["predicted"], row["measured"]) for row in rows]
     summary = {
-        "slug": _text(graph["metadata"].get("slug"), "the slug"),
+        "slug": _checked_text(graph["metadata"].get("slug"), "the slug"),
         "dictionaries": _dictionaries(graph["metadata"]),
         "tokens": tokens,
         **_layered(nodes),
@@ -75,11 +75,11 @@ def render_graph(
         "qParams": _pins(graph.get("qParams"), "the graph's qParams"),
         "effects": {
             "rows": rows,
-            "of": _text(effects_of, "effects_of"),
+            "of": _checked_text(effects_of, "effects_of"),
             "spearman": finite(spearman(*zip(*pairs, strict=True))) if len(pairs) > 2 else None,
         },
         "figures": {
-            name: value if isinstance(value, str) else _number(value, f"the figure {name!r}")
+            name: value if isinstance(value, str) else _finite_number(value, f"the figure {name!r}")
             for name, value in (figures or {}).items()
         },
     }
@@ -120,7 +120,7 @@ def _nodes(graph: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
 def _node(row: Any, n_tokens: int) -> dict[str, Any]:
     if not isinstance(row, Mapping) or not isinstance(row.get("node_id"), str):
         raise DataError(f"A node of the graph has no node_id: {str(row)[:80]}")
-    name, feature_type = f"the node {row['node_id']!r}", _text(row.get("feature_type"), "a node's feature_type")
+    name, feature_type = f"the node {row['node_id']!r}", _checked_text(row.get("feature_type"), "a node's feature_type")
     kinds = {"embedding": "token", "logit": "logit"}
     kind = "error" if "error" in feature_type else kinds.get(feature_type, "feature")
     column, layer, number = row.get("ctx_idx"), str(row.get("layer")), row.get("feature")
@@ -130,7 +130,7 @@ def _node(row: Any, n_tokens: int) -> dict[str, Any]:
         raise DataError(f"{name} has the layer {layer!r}, which is not a whole number.")
     if type(number) is not int or abs(number) > 1 << 53:
         raise DataError(f"{name} has the feature {number!r}, which is not a whole number.")
-    label = _text(row.get("clerp") or "", f"the clerp of {name}")
+    label = _checked_text(row.get("clerp") or "", f"the clerp of {name}")
     # What a logit is called: Output "<token>" (p=0.410)
     opened, closed = label.find('"'), label.rfind('"')
     return {
@@ -140,9 +140,11 @@ def _node(row: Any, n_tokens: int) -> dict[str, Any]:
         "latent": _latent(int(layer), number) if kind == "feature" else number,
         "column": column,
         "label": label[opened + 1 : closed] if kind == "logit" and opened < closed else label,
-        "influence": _number(row.get("influence"), f"the influence of {name}", optional=True),
-        "activation": _number(row.get("activation"), f"the activation of {name}", optional=True),
-        "probability": _number(row.get("token_prob", 0.0), f"the token_prob of {name}") if kind == "logit" else None,
+        "influence": _finite_number(row.get("influence"), f"the influence of {name}", optional=True),
+        "activation": _finite_number(row.get("activation"), f"the activation of {name}", optional=True),
+        "probability": _finite_number(row.get("token_prob", 0.0), f"the token_prob of {name}")
+        if kind == "logit"
+        else None,
     }
 
 
@@ -183,7 +185,7 @@ def _links(graph: Mapping[str, Any], ids: Sequence[str]) -> dict[str, list[Any]]
             if not isinstance(link.get(key), str) or link[key] not in place:
                 raise DataError(f"A link's {key} is {link.get(key)!r}, which is no node of the graph.")
             ends[into].append(place[link[key]])
-        ends["weights"].append(float(f"{_number(link.get('weight'), 'the weight of a link'):.4g}"))
+        ends["weights"].append(float(f"{_finite_number(link.get('weight'), 'the weight of a link'):.4g}"))
     return ends
 
 
@@ -210,16 +212,16 @@ def _refuse_strangers(params: Mapping[str, Any], ids: set[str]) -> None:
 def _effect(row: Any) -> dict[str, Any]:
     if not isinstance(row, Mapping) or not _words(row.get("nodes")):
         raise DataError(f"An effect has no list of node ids: {str(row)[:80]}")
-    what = _text(row.get("what"), "what an effect says was done")
+    what = _checked_text(row.get("what"), "what an effect says was done")
     interval = row.get("interval")
     if interval is not None and (not isinstance(interval, list | tuple) or len(interval) != 2):
         raise DataError(f"The interval of {what!r} is {interval!r}; it must be [low, high] or None.")
     return {
         "nodes": list(row["nodes"]),
         "what": what,
-        "predicted": _number(row.get("predicted"), f"the predicted change of {what!r}"),
-        "measured": _number(row.get("measured"), f"the measured change of {what!r}"),
-        "interval": interval and [_number(end, f"the interval of {what!r}") for end in interval],
+        "predicted": _finite_number(row.get("predicted"), f"the predicted change of {what!r}"),
+        "measured": _finite_number(row.get("measured"), f"the measured change of {what!r}"),
+        "interval": interval and [_finite_number(end, f"the interval of {what!r}") for end in interval],
     }
 
 
@@ -264,13 +266,13 @@ def _words(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
-def _text(value: Any, name: str) -> str:
+def _checked_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{name[0].upper()}{name[1:]} is {str(value)[:40]!r}, which is not text.")
     return value
 
 
-def _number(value: Any, name: str, optional: bool = False) -> Any:
+def _finite_number(value: Any, name: str, optional: bool = False) -> Any:
     if optional and value is None:
         return None
     if type(value) not in (int, float) or not math.isfinite(value):

@@ -96,11 +96,11 @@ def embed_json(value: Any) -> str:
 
 def pack(features: dict[str, Any]) -> str:
     """The feature table as base64 of gzip of JSON, numbers at 4 significant digits, without a time stamp."""
-    text = json.dumps(_short(features), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_four_digits(features), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=9, mtime=0)).decode("ascii")
 
 
-def _short(value: Any) -> Any:
+def _four_digits(value: Any) -> Any:
     """Numbers at 4 significant digits, NaN and infinities as None; one pass, for there are millions."""
     kind = type(value)
     if kind is float:
@@ -108,9 +108,9 @@ def _short(value: Any) -> Any:
             return 0
         return float(f"{value:.4g}") if math.isfinite(value) else None
     if kind is list:
-        return [_short(item) for item in value]
+        return [_four_digits(item) for item in value]
     if kind is dict:
-        return {key: _short(item) for key, item in value.items()}
+        return {key: _four_digits(item) for key, item in value.items()}
     return value
 
 

@@ -8,14 +8,14 @@ from saejax.report.table_page import COLOURS, Table, blank_figure, panels, png_o
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_HEAD = ("model", "way", "exact match", "F1", "nll", "tokens saved", "ms to first token")
+_WAYS_HEAD = ("model", "way", "exact match", "F1", "nll", "tokens saved", "ms to first token")
 _DIFFERENCES = ("model", "prefix against", "exact match", "F1", "nll")
 _METRICS = ("em", "f1", "nll")
 
 
 def prefix_tables(models: Mapping[str, Any]) -> list[Table]:
     """A table with a line for each model and way, and one of the prefix less each other way, on the same records."""
-    lines, differences = [list(_HEAD)], [list(_DIFFERENCES)]
+    lines, differences = [list(_WAYS_HEAD)], [list(_DIFFERENCES)]
     for name, content in models.items():
         for way, row in content["ways"].items():
             figures = [with_interval(row[metric], row["intervals"][metric], ".3f") for metric in _METRICS]

@@ -86,7 +86,7 @@ def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:
         *("behaviour", "the model", "right in", "groups that do more than controls", "the largest", "without it"),
         "prediction (Spearman)",
     )
-    return _table(heads, rows, words=(0, 1, 4))
+    return _table_markup(heads, rows, words=(0, 1, 4))
 
 
 def _refused(refused: Sequence[Mapping[str, Any]], least: float) -> str:
@@ -98,7 +98,7 @@ def _refused(refused: Sequence[Mapping[str, Any]], least: float) -> str:
         for b in refused
     ]  # fmt: skip
     sentence = f"The model does not have these: it is right in less than {least:.0%} of the training pairs."
-    return f'<div id="refused">{_note(sentence)}</div>' + _table(
+    return f'<div id="refused">{_note(sentence)}</div>' + _table_markup(
         ("refused", "the model should", "right in", "difference, clean", "rows"), rows, words=(0, 1, 4)
     )
 
@@ -173,7 +173,7 @@ def _baseline(b: Mapping[str, Any]) -> str:
         for split, s in b["baseline"].items()
     ]  # fmt: skip
     heads = ("split", "rows", "right in both", "difference, clean", "difference, corrupt", "p(right), clean")
-    return _table(heads, rows, words=(0, 1))
+    return _table_markup(heads, rows, words=(0, 1))
 
 
 def _graphs(b: Mapping[str, Any]) -> str:
@@ -183,28 +183,28 @@ def _graphs(b: Mapping[str, Any]) -> str:
         for g in b["graphs"]
     ]  # fmt: skip
     heads = ("graph of", "features", "replacement score", "completeness score", "influence of errors")
-    return _table(heads, rows, words=(0,))
+    return _table_markup(heads, rows, words=(0,))
 
 
 def _features(b: Mapping[str, Any]) -> str:
     rows = [
-        (f"L{f['layer']}", _named(f), _fires(f), f"{f['share']:.1%}", f"{f['prompts']} of {len(b['graphs'])}",
+        (f"L{f['layer']}", _feature_link(f), _fires(f), f"{f['share']:.1%}", f"{f['prompts']} of {len(b['graphs'])}",
          _n(f["activation"]))
         for f in b["features"]
     ]  # fmt: skip
     heads = ("layer", "feature", "fires on", "share of influence", "in graphs", "activation")
     rest = _source(b, "features", f"All {b['n_features']:,} features")
-    return _table(heads, rows, words=(0, 1, 2)) + f'<p class="note">{rest}</p>'
+    return _table_markup(heads, rows, words=(0, 1, 2)) + f'<p class="note">{rest}</p>'
 
 
-def _named(f: Mapping[str, Any]) -> "_Markup":
+def _feature_link(f: Mapping[str, Any]) -> "_Markup":
     """The feature's number, a link to its place in the report where there is one."""
     number = str(f["latent"])
     return _link(f["href"], number) if f["href"] else _Markup(_t(number))
 
 
 def _fires(f: Mapping[str, Any]) -> "_Markup":
-    tokens = " ".join(f"<code>{_t(_token(token))}</code>" for token in f["fires_on"])
+    tokens = " ".join(f"<code>{_t(_visible_token(token))}</code>" for token in f["fires_on"])
     explanation = f"<br>{_t(f['explanation'])}" if f["explanation"] else ""
     return _Markup((tokens or "no report") + explanation)
 
@@ -227,7 +227,7 @@ def _effects(b: Mapping[str, Any]) -> str:
         "Filled: more than its controls. Hollow: not, or not known. Resampled: the group gets its values of other "
         "clean prompts; the interval is over prompts, each with all of these. Each number leads to its rows."
     )
-    return chart + _note(key) + _table(heads, rows, words=(0, 1, 5))
+    return chart + _note(key) + _table_markup(heads, rows, words=(0, 1, 5))
 
 
 def _does_more(g: Mapping[str, Any]) -> str:
@@ -243,14 +243,14 @@ def _wide(b: Mapping[str, Any], g: Mapping[str, Any], kind: str) -> "_Markup":
     return _Markup(f"{_source(b, 'effects', mean, g['name'], kind)}<br><small>{low} to {high}</small>")
 
 
-def _token(token: str) -> str:
+def _visible_token(token: str) -> str:
     """A token whose spaces can be seen."""
     spaces = re.sub(" {4,}", lambda match: f"␣×{len(match[0])}", _line(token)).replace(" ", "␣")
     return spaces if len(spaces) <= 24 else f"{spaces[:21]}..."
 
 
 def _members(g: Mapping[str, Any]) -> "_Markup":
-    return _Markup("<br>".join(f"{_named(f)} {_fires(f) if f['fires_on'] else ''}" for f in g["features"]))
+    return _Markup("<br>".join(f"{_feature_link(f)} {_fires(f) if f['fires_on'] else ''}" for f in g["features"]))
 
 
 def _patches(b: Mapping[str, Any]) -> str:
@@ -262,7 +262,7 @@ def _patches(b: Mapping[str, Any]) -> str:
         for g in b["groups"]
     ]  # fmt: skip
     note = "" if all(p for g in b["groups"] for p in g["patch"]) else _note("No token: the prompts are shorter.")
-    return _table(heads, rows, words=(0, len(heads) - 1)) + note
+    return _table_markup(heads, rows, words=(0, len(heads) - 1)) + note
 
 
 def _prediction(b: Mapping[str, Any]) -> str:
@@ -304,7 +304,7 @@ def _unexplained(b: Mapping[str, Any]) -> str:
     return f'<ul class="open">{"".join(f"<li>{_t(line)}</li>" for line in lines)}</ul>'
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> str:
+def _table_markup(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> str:
     def cell(kind: str, i: int, text: str) -> str:
         style = "" if i in words else ' class="num"'
         return f"<{kind}{style}>{text if isinstance(text, _Markup) else _t(text)}</{kind}>"

@@ -37,7 +37,7 @@ def render_rows(path: Path, title: str, csv: str, back: str, columns: Sequence[s
       DataError: it cannot be written.
     """
     head = "".join(f"<th>{text(name)}</th>" for name in ("line", *columns))
-    body = "".join(f'<tbody id="{anchor(part.name)}">{"".join(map(_row, part.rows))}</tbody>' for part in parts)
+    body = "".join(f'<tbody id="{anchor(part.name)}">{"".join(map(_row_markup, part.rows))}</tbody>' for part in parts)
     write_bytes(
         path,
         page(
@@ -74,6 +74,6 @@ def anchor(name: str) -> str:
     return "p-" + "".join(c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in name)
 
 
-def _row(row: tuple[int, Sequence[str]]) -> str:
+def _row_markup(row: tuple[int, Sequence[str]]) -> str:
     cells = (f"<td>{text(value)}</td>" for value in itertools.chain([row[0]], row[1]))
     return f"<tr>{''.join(cells)}</tr>"

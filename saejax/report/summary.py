@@ -52,9 +52,9 @@ def _header(run: RunFiles) -> dict[str, Any]:
     return {
         "name": run.name,
         "trained": run.trained,
-        "model": evaluation.get("model") or features.get("model") or _text(lm.get("model")),
-        "hook_point": evaluation.get("hook_point") or features.get("hook_point") or _text(hook_points),
-        "preset": _text(evaluation.get("coder") or coder.get("preset")) or "",
+        "model": evaluation.get("model") or features.get("model") or _joined(lm.get("model")),
+        "hook_point": evaluation.get("hook_point") or features.get("hook_point") or _joined(hook_points),
+        "preset": _joined(evaluation.get("coder") or coder.get("preset")) or "",
         "d_in": _whole(evaluation.get("d_in")),
         "d_sae": _whole(evaluation.get("d_sae") or features.get("d_sae")),
         "k": _whole(evaluation.get("k")),
@@ -66,7 +66,7 @@ def _header(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _text(value: Any) -> str | None:
+def _joined(value: Any) -> str | None:
     if value is None or isinstance(value, dict):
         return None
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

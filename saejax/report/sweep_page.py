@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _INCHES = (9.0, 5.6)
 # So many points carry their member's name, where there is one seed: those of several seeds lie too close.
-_NAMED = 12
+_FEW_ENOUGH = 12
 
 _COLUMNS: Columns = (
     ("member", "member", ""),
@@ -87,7 +87,7 @@ def sweep_picture(rows: Sequence[Row], title: str) -> "Figure":
             points = sorted((row["l0"], row["fve"]) for row in family if row["seed"] == seed)
             axes.plot(*zip(*points, strict=True) if points else ((), ()), marker=of_seed[seed], markersize=7,
                       color=colour, linestyle=style, linewidth=1.2, markeredgecolor="white")  # fmt: skip
-    for row in good if len(good) <= _NAMED and len(seeds) == 1 else []:
+    for row in good if len(good) <= _FEW_ENOUGH and len(seeds) == 1 else []:
         axes.annotate(
             row["member"], (row["l0"], row["fve"]), (6, -10), textcoords="offset points", fontsize=8, color="0.35"
         )

@@ -50,8 +50,8 @@ def truth_table(scores: Scored) -> str:
     """Every figure of one dictionary with its interval, as Markdown."""
     lines = [["figure", "value", "95 % interval"]]
     for name, title in _NAMES:
-        ends = [_number(end) for end in scores.intervals.get(name, ())]
-        lines.append([title, _number(scores.figures[name]), " to ".join(ends)])
+        ends = [_figure(end) for end in scores.intervals.get(name, ())]
+        lines.append([title, _figure(scores.figures[name]), " to ".join(ends)])
     return markdown(lines)
 
 
@@ -63,7 +63,7 @@ def truth_table_of_many(rows: Mapping[str, Any]) -> str:
             lines.append([name, scores, *[""] * (len(_OF_MANY) - 1)])
         else:
             figures, intervals = scores.figures, scores.intervals
-            lines.append([name, *(_number(figures[key], intervals.get(key)) for key in _OF_MANY)])
+            lines.append([name, *(_figure(figures[key], intervals.get(key)) for key in _OF_MANY)])
     return markdown(lines)
 
 
@@ -93,5 +93,5 @@ def _over_rate(axes: "Axes", scores: Scored, name: str, label: str) -> None:
     axes.legend(frameon=False)
 
 
-def _number(value: float, ends: Sequence[float] | None = None) -> str:
+def _figure(value: float, ends: Sequence[float] | None = None) -> str:
     return "not measured" if np.isnan(value) else with_interval(value, ends, ".4g")

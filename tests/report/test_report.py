@@ -396,7 +396,7 @@ def broken_example(**changes: Any) -> bytes:
         (Run.features, b"not SQLite", "no SQLite file"),
         (Run.features, broken_features()[:-20], "not what it should have"),
         (Run.features, broken_features(max=None), "feature 1 has the max 'None', which is not a number"),
-        (Run.features, broken_features(histogram=[1]), "feature 1 histogram is not an object"),
+        (Run.features, broken_features(histogram=[1]), "'histogram' is not an object"),
         (Run.features, broken_features(examples=7), "'examples' is not a list"),
         (Run.features, broken_features(top_logits=[[99, 1.0]]), "token 99"),
         (Run.features, broken_example(tokens=[0, 1]), "as many activations as tokens"),

@@ -17,8 +17,7 @@ from saejax.lm import load_lm
 from saejax.report.feature_table import read_features
 from saejax.runs import Run
 from saejax.serve.application import application
-from saejax.serve.features.provenance import _that_reads
-from saejax.serve.features.shards import Passage, passages_at
+from saejax.serve.features.provenance import Passage, _that_reads, passages_at
 from saejax.serve.folders import Folders
 from saejax.serve.site import Site
 from saejax.store import StoreLayout, StoreReader, StoreWriter

@@ -108,7 +108,7 @@ class Browser:
             Problem: 404: the dictionary has no such feature.
             ConfigError, BusyError, DataError: as `save_note`.
         """
-        with _opened(place) as table:
+        with _table_of(place) as table:
             known = table.has(feature) if table else feature < self._dictionaries.coder(place).n_latents
         if not known:
             raise _no_feature(place, feature)
@@ -120,7 +120,7 @@ class Browser:
         Raises:
             DataError: a damaged file, or no dictionary there.
         """
-        with _opened(place) as table:
+        with _table_of(place) as table:
             if table is None:
                 return self._rows_without(self._dictionaries.coder(place), window, self.remarks(place))
             remarks = self.remarks(place, table.head)
@@ -137,7 +137,7 @@ class Browser:
             Problem: 404: there is no such feature.
             DataError: a damaged file.
         """
-        with _opened(place) as table:
+        with _table_of(place) as table:
             if table is None:
                 return None
             if not table.has(number):
@@ -158,7 +158,7 @@ class Browser:
 
     def marks(self, place: Place, features: list[int]) -> list[dict[str, Any]]:
         """{token, label, density} of each feature, null where it is not known."""
-        with _opened(place) as table:
+        with _table_of(place) as table:
             rows = table.rows(features) if table else {}
             remarks = self.remarks(place, table.head if table else None)
         return [
@@ -206,7 +206,7 @@ class Browser:
         return self._cache.get(key, make, lambda _: 2 * (200 + (known.size if known else 0)))
 
 
-def _opened(place: Place) -> contextlib.AbstractContextManager[FeatureTable | None]:
+def _table_of(place: Place) -> contextlib.AbstractContextManager[FeatureTable | None]:
     """The table of a dictionary's report, open for a while; None without a report."""
     return contextlib.nullcontext() if place.features is None else FeatureTable(place.features)
 

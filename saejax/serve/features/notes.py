@@ -43,7 +43,7 @@ def read_notes(folder: Path) -> dict[int, Note]:
     dictionary = _dictionary(folder)
     lines = (read_if_there(path, LARGEST_JSON) or b"").split(b"\n")
     for number, line in enumerate(lines, 1):
-        row = _row(line)
+        row = _note_of(line)
         if row is None:
             if line.strip() and number < len(lines):
                 raise DataError(f"{path}, line {number} is damaged: {line[:80]!r} is no note. Remove that line.")
@@ -98,7 +98,7 @@ def _dictionary(folder: Path) -> str:
     return sha256 if isinstance(sha256, str) else ""
 
 
-def _row(line: bytes) -> Note | None:
+def _note_of(line: bytes) -> Note | None:
     """The note of a line, or None where it is none."""
     try:
         row = parsed(line)
@@ -136,7 +136,7 @@ def _mend(handle: int) -> None:
         return
     raw = os.pread(handle, min(size, 1 << 20), max(0, size - (1 << 20)))
     last = raw.rpartition(b"\n")[2]
-    if _row(last) is None:
+    if _note_of(last) is None:
         os.ftruncate(handle, size - len(last))
     else:
         os.write(handle, b"\n")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from saejax.app.experiment import Experiment, recorded
 from saejax.core.errors import SaejaxError
 from saejax.core.files import read_object, stamp
@@ -16,10 +18,13 @@ from saejax.runs.provenance import read_provenance
 from saejax.serve.caches import Cache
 from saejax.serve.features.browser import Browser
 from saejax.serve.features.coders import Dictionaries, Place
-from saejax.serve.features.shards import Passage, passages_at
 from saejax.serve.problems import Problem
+from saejax.store import StoreReader
 from saejax.store.files import StoreFiles
+from saejax.store.manifest import Manifest
 from saejax.store.reader import complete_manifest
+
+_AROUND = 256  # rows on each side that are looked at
 
 
 class Provenance:
@@ -195,8 +200,8 @@ def _stored(e: Experiment, path: Path, record: dict[str, Any], example: _Example
 
 
 def _that_reads(
-    e: Experiment, passages: Sequence[Passage], tokens: Sequence[str], peak: int
-) -> tuple[Passage, list[str]]:
+    e: Experiment, passages: "Sequence[Passage]", tokens: Sequence[str], peak: int
+) -> "tuple[Passage, list[str]]":
     """Of several pieces of one document the one that reads as an example does, whose token `peak` is the passage's."""
     if len(passages) == 1:
         return passages[0], []
@@ -206,7 +211,7 @@ def _that_reads(
     except SaejaxError:
         return passages[0], [f"{several}, and without the model's tokenizer this is the first of them."]
 
-    def reads(passage: Passage) -> bool:
+    def reads(passage: "Passage") -> bool:
         here = {peak + offset: token for offset, token in passage.tokens.items() if 0 <= peak + offset < len(tokens)}
         return [tokens[at] for at in here] == tokenizer.token_strings(list(here.values()))
 
@@ -214,3 +219,58 @@ def _that_reads(
     if len(same) == 1:
         return same[0], []
     return (same or passages)[0], [f"{several}, of which {len(same)} read as the example does; this is the first."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """A stored token and its neighbours in its piece of a document.
+
+    Attributes:
+        shard: by its number in the store's commits.
+        row: of the store, as `StoreReader.rows` counts.
+        tokens: {distance: token id}, of this token (0) and of those that are stored before and after it.
+    """
+
+    shard: int
+    row: int
+    tokens: dict[int, int]
+
+
+def passages_at(path: Path, manifest: Manifest, document: int, position: int) -> list[Passage]:
+    """The tokens of a document that stand at `position` of a piece of it; a long document has several pieces.
+
+    Raises:
+        DataError: the store is damaged.
+    """
+    reader, order = StoreReader.open(path), manifest.row_order
+    passages = []
+    for k, shard in enumerate(order.shards.tolist()):
+        start, stop = int(order.starts[k]), int(order.starts[k + 1])
+        stream = reader.stream_places(k)  # rows of a shard, in the order in which they came
+        documents = reader.array_rows("document", start, stop)[stream]
+        if manifest.header.parts == 1 and documents[0] > document:
+            break  # documents come in order
+        if not (documents == document).any():
+            continue
+        positions = reader.array_rows("position", start, stop)[stream]
+        tokens = reader.array_rows("token_id", start, stop)[stream]
+        for at in np.flatnonzero((documents == document) & (positions == position)).tolist():
+            inside = _piece(documents, positions, at)
+            around = {int(positions[i]) - position: int(tokens[i]) for i in inside}
+            passages.append(Passage(shard, start + int(stream[at]), around))
+    return passages
+
+
+def _piece(documents: np.ndarray, positions: np.ndarray, at: int) -> range:
+    """The rows around one that are of its piece: of its document, with positions that rise."""
+    first = last = at
+    while (
+        first > max(0, at - _AROUND)
+        and documents[first - 1] == documents[at]
+        and positions[first - 1] < positions[first]
+    ):
+        first -= 1
+    stop = min(len(documents) - 1, at + _AROUND)
+    while last < stop and documents[last + 1] == documents[at] and positions[last + 1] > positions[last]:
+        last += 1
+    return range(first, last + 1)
