@@ -32,7 +32,7 @@ from saejax.core.compiled import keep_programs
 from saejax.core.host import keep_memory
 from saejax.plan.devices import HERE, device
 from saejax.plan.estimate import stage_of
-from saejax.plan.planned import Planned, mesh_of
+from saejax.plan.outline import Outline, mesh_of
 from saejax.training import program_of_one
 from saejax.training.profile import step_bytes
 
@@ -56,8 +56,8 @@ def made(**values: Any) -> Experiment:
 
 def compiled_bytes(e: Experiment, mesh: Any) -> tuple[int, int]:
     """(bytes of the training's own compiled step, of its state as allocated), on the fullest device."""
-    planned = Planned.of(e)
-    coder, (reads, writes) = planned.coder(), planned.work.sites
+    outline = Outline.of(e)
+    coder, (reads, writes) = outline.coder(), outline.work.sites
     sites = Sites(reads, writes, (1.0,) * len(reads), (1.0,) * len(writes), coder.topology.stacked)
     program = program_of_one(coder, e.train, sites, lambda params: params, mesh, seed=0, fsdp=e.parallel.fsdp)
     step = program.compiled(np.dtype(ml_dtypes.bfloat16)).step
@@ -87,7 +87,7 @@ def bytes_table() -> Iterator[str]:
                     parallel__fsdp=fsdp,
                 )
                 mesh = mesh_of(e, data * latent)
-                said = stage_of(Planned.of(e), device("h100"), data * latent, "train")
+                said = stage_of(Outline.of(e), device("h100"), data * latent, "train")
                 found, held = compiled_bytes(e, mesh)
                 off = said.device_bytes / found - 1
                 worst = max(worst, abs(off))
@@ -131,7 +131,7 @@ def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
         config = default_config()
         config.update_from_flattened_dict(common | {"name": "capture", "store": what[:1], "capture.hook_points": names})
         e = experiment(config)
-        said = stage_of(Planned.of(e), on, 1, "capture")
+        said = stage_of(Outline.of(e), on, 1, "capture")
         run_capture(Workspace(e))
         stages = e.run.read_stages()
         took = sum(stages[f"capture {split}"]["seconds"] for split in ("train", "heldout"))
@@ -143,8 +143,8 @@ def ran(folder: Path) -> Iterator[tuple[str, str, float, float]]:
             config = default_config()
             config.update_from_flattened_dict(settings)
             e = experiment(config)
-            planned = Planned.of(e)
-            stages_said = {name: stage_of(planned, on, 1, name) for name in ("train", "evaluate")}
+            outline = Outline.of(e)
+            stages_said = {name: stage_of(outline, on, 1, name) for name in ("train", "evaluate")}
             run_train(Workspace(e))
             if width == WIDTHS[1] and coder in ("topk", "standard"):
                 run_evaluate(Workspace(e))

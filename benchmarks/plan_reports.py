@@ -18,7 +18,7 @@ from saejax.plan.calibrate import experiment_with
 from saejax.plan.devices import EFFICIENCY, Device, device
 from saejax.plan.estimate import stage_of, virtual_devices
 from saejax.plan.models import shape_of
-from saejax.plan.planned import Planned
+from saejax.plan.outline import Outline
 from saejax.plan.stage import StageEstimate
 from saejax.report.table_page import markdown
 
@@ -53,7 +53,7 @@ def page(names: list[str]) -> Iterator[str]:
 
 
 def _stage(e: Experiment, on: Device, stage: str, devices: int = 1) -> StageEstimate:
-    return stage_of(Planned.of(e), on, devices, stage)
+    return stage_of(Outline.of(e), on, devices, stage)
 
 
 # --- six models on one RTX 6000 ------------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ def _clt() -> Iterator[Claim]:
             "parallel.mesh": (1, 2),
         }
     )
-    planned = Planned.of(e)
-    two = stage_of(planned, on, 2, "train")
-    work = next(iter(planned.known.values()))
+    outline = Outline.of(e)
+    two = stage_of(outline, on, 2, "train")
+    work = next(iter(outline.known.values()))
     case = "12 layers x 4,096 latents, batch 1,024"
     each = two.seconds / e.train.steps
     sent = work.sent / (EFFICIENCY["links"] * on.link)
@@ -232,9 +232,9 @@ def _latentwire() -> Iterator[Claim]:
             "train.lr": 1e-4,
         }
     )
-    planned = Planned.of(e)
+    outline = Outline.of(e)
     for devices, theirs, hours in ((1, "34 GB", 5.6), (2, "17 GB", 3.2), (4, "8.5 GB", 1.9)):
-        one = stage_of(planned, on, devices, "prefix")
+        one = stage_of(outline, on, devices, "prefix")
         case = f"{devices} x H100"
         why = f"weights {size(one.parts['language model'])}; state {size(one.parts['state'])}; activations the rest"
         if devices > 1:
@@ -246,7 +246,7 @@ def _latentwire() -> Iterator[Claim]:
             why = f"{rate:,.0f} samples/s; its 2 samples/s are {used:.1%} of the card's products"
         yield Claim(case, "8 epochs of 5,000 samples", span(3600 * hours), span(one.seconds), why)
     spread = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=(1, 2)))
-    halves = stage_of(planned.with_experiment(spread), on, 2, "prefix")
+    halves = stage_of(outline.with_experiment(spread), on, 2, "prefix")
     why = "parallel.mesh=1,2: the models are spread over both, which is what halves the memory"
     yield Claim("2 x H100, spread", "memory of each", "17 GB", size(halves.device_bytes), why)
 

@@ -19,9 +19,9 @@ class Pipeline(Command, on_page=True):
 
     def run(self, line: Line) -> int:
         from saejax.app.stages import run_pipeline
-        from saejax.plan.refuse import refuse_what_cannot_end
+        from saejax.plan.disk_and_memory import check_disk_and_memory
 
         work = line.workspace()
         if not self.anyway:
-            refuse_what_cannot_end(work.experiment)
+            check_disk_and_memory(work.experiment)
         return run_pipeline(work)

@@ -77,7 +77,7 @@ def chain(commands: Sequence[Sequence[str]]) -> tuple[Stage, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is to be run, and the folder that says how far it is.
+    """Commands that are to be run, and the folder that says how far they are.
 
     Attributes:
         path: the folder, absolute.
@@ -128,9 +128,9 @@ class Job:
     def waits_for(self, label: str) -> list[str]:
         """Labels of the tasks that must have ended well before this one."""
         stage = next(stage for stage in self.stages if label in stage.labels)
-        before = [one for one in self.stages if one.name in stage.after]
         at = stage.labels.index(label)
-        return [name for one in before for name in ([one.labels[at]] if stage.each else one.labels)]
+        before = [other.labels for other in self.stages if other.name in stage.after]
+        return [name for labels in before for name in ([labels[at]] if stage.each else labels)]
 
     def command_of(self, words: Sequence[str]) -> list[str]:
         """The command of a task: its words behind `saejax`, without what the current folder hides."""
@@ -169,8 +169,8 @@ class Job:
         content = value_of(path, read_bounded(path, _LARGEST))
         ends: dict[str, Any] = {"ended": (*_NUMBER, _NONE), "code": (int, _NONE)}
         if not isinstance(content, list) or not all(
-            _has(one, number=int, host=str, pid=int, started=_NUMBER, **ends) and 0 <= one["pid"] < 1 << 31
-            for one in content
+            _has(start, number=int, host=str, pid=int, started=_NUMBER, **ends) and 0 <= start["pid"] < 1 << 31
+            for start in content
         ):
             raise DataError(f"{path} is damaged; delete it, and the job counts as not begun.")
         return content
@@ -292,7 +292,7 @@ def read_job(path: str | Path) -> Job:
         raise DataError(f"There are no jobs in {folder}. Make them: saejax jobs slurm --config=... --out={path}")
     content = read_object(where, _LARGEST)
     try:
-        stages = _stages(content["stages"])
+        stages = _read_stages(content["stages"])
         texts = [_text(content[key]) for key in ("name", "command", "here")]
         python = tuple(map(_text, content["python"]))
         if not _has(content, python=list, requeues=int, created=_NUMBER, settings=dict):
@@ -317,7 +317,7 @@ def state_of(start: Mapping[str, Any] | None, alive: bool | None) -> str:
     return "unknown" if alive is None else "running" if alive else "killed"
 
 
-def _stages(rows: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+def _read_stages(rows: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
     stages: list[Stage] = []
     for row in rows:
         tasks = tuple(tuple(map(_text, task)) for task in row["tasks"])

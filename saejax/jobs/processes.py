@@ -1,4 +1,4 @@
-"""What still runs of an attempt, whoever started it and whatever became of them."""
+"""Processes that a task started and that still run, whoever started it and whatever became of them."""
 
 import contextlib
 import os
@@ -10,9 +10,9 @@ _PROCESSES = Path("/proc")
 
 
 def left_of(group: int, folder: Path) -> list[int]:
-    """Processes of this machine that an attempt started and that go on, although its runner may have been killed.
+    """Processes of this machine that a task started and that go on, although its runner may have been killed.
 
-    They are of the process group that the attempt led, and their command lines name the jobs' folder: the group's
+    They are of the process group that the task led, and their command lines name the jobs' folder: the group's
     number alone could be another's by now.
     """
     if group < 2:
@@ -27,8 +27,8 @@ def left_of(group: int, folder: Path) -> list[int]:
 def _all() -> Iterator[tuple[int, int, bytes]]:
     """(pid, process group, command line) of each process of this machine."""
     if not _PROCESSES.is_dir():  # macOS
-        asked = ["ps", "-axww", "-o", "pid=,pgid=,args="]
-        for line in subprocess.run(asked, capture_output=True, check=True).stdout.splitlines():
+        listing = ["ps", "-axww", "-o", "pid=,pgid=,args="]
+        for line in subprocess.run(listing, capture_output=True, check=True).stdout.splitlines():
             pid, leader, command = [*line.split(None, 2), b""][:3]
             yield int(pid), int(leader), command
         return

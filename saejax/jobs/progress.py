@@ -1,4 +1,4 @@
-"""How far a job's work is, as its files say: steps of metrics.jsonl, shards that a store has committed."""
+"""Progress of a job's work, as its files say: steps of metrics.jsonl, shards that a store has committed."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from saejax.runs import Run
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import read_manifest
 
-_NAME = "--config.name="
+_NAME_FLAG = "--config.name="
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Progress:
 
 def run_of(e: Experiment, words: Words) -> Path:
     """The folder of the run that a task with these words works on."""
-    named = [word.removeprefix(_NAME) for word in words if word.startswith(_NAME)]
+    named = [word.removeprefix(_NAME_FLAG) for word in words if word.startswith(_NAME_FLAG)]
     return e.run_dir.with_name([e.name, *named][-1])
 
 
 def progress(job: Job, stage: str, task: int, words: Words) -> Progress:
-    """How far one task of a stage is."""
+    """Progress of one task of a stage."""
     e = job.experiment
     if stage == "capture":
         return Progress(_captured(e))

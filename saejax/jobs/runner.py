@@ -24,7 +24,7 @@ from saejax.core.stopping import SIGNALS
 from saejax.jobs.job import Job, read_job
 from saejax.jobs.task import read_starts
 
-_LOOK = 0.1  # seconds
+_POLL_SECONDS = 0.1  # seconds
 
 
 class _Process(Protocol):
@@ -83,7 +83,7 @@ class _Runner:
                     self._start(label)
             if not self._running:
                 break
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
         if self.stopping:
             self._say("stopped by a signal; the same command continues")
             return EXIT_PREEMPTED

@@ -1,4 +1,4 @@
-"""What a cluster wants to be told, from a small YAML file."""
+"""Wishes of a cluster, from a small YAML file."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """How jobs are asked for at a site.
+    """Options by which jobs are asked for at a site.
 
     Attributes:
         partition, account, qos: as sbatch takes them; empty leaves them to the site.
@@ -84,9 +84,9 @@ class Site:
 
     def of(self, stage: str) -> "Site":
         """The values for one stage."""
-        own = self.stages.get(stage, {})
+        changes = self.stages.get(stage, {})
         here = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "stages"}
-        return from_config_dict(Site, here | own, f"site: stages.{stage}")
+        return from_config_dict(Site, here | changes, f"site: stages.{stage}")
 
 
 def read_site(path: str) -> Site:
@@ -110,10 +110,10 @@ def site_of(content: Any, where: str) -> Site:
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{where} must hold keys with values, as partition: gpu.")
     site = from_config_dict(Site, content, "site")
-    for stage, own in site.stages.items():
+    for stage, changes in site.stages.items():
         if stage not in STAGES:
             raise ConfigError(f"Unknown key site.stages.{stage}.{nearest(str(stage), STAGES)}")
-        if not isinstance(own, Mapping) or "stages" in own:
+        if not isinstance(changes, Mapping) or "stages" in changes:
             raise ConfigError(f"site: stages.{stage} must hold keys of the site, as partition: gpu.")
         site.of(stage)
     return site
@@ -126,15 +126,15 @@ def seconds_of(text: str, what: str) -> int:
         ConfigError: it is none of them, or less than a minute, which Slurm cannot tell apart.
     """
     if match := re.fullmatch(r"(\d{1,9})([mhd])", text):
-        found = int(match[1]) * _UNITS[match[2]]
+        seconds_meant = int(match[1]) * _UNITS[match[2]]
     elif match := _TIME.fullmatch(text):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        seconds_meant = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     else:
         raise ConfigError(f"site: {what} is {text!r}; write it as 90m, 12h, 2d or '1-12:00:00'.")
-    if found < 60:
+    if seconds_meant < 60:
         raise ConfigError(f"site: {what} is {text!r}; Slurm counts in minutes, and one is the least.")
-    return found
+    return seconds_meant
 
 
 def slurm_time(seconds: float) -> str:

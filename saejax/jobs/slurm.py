@@ -60,13 +60,13 @@ def write_scripts(job: Job, site: Site, device: str, devices: int, estimates: Se
     """
     accelerators = 0 if device.startswith("cpu") else devices
     for stage in job.stages:
-        own = site.of(stage.name)
-        _write(job, stage.name, _script(job, stage, own, request_of(stage, own, estimates), accelerators))
-    own = dataclasses.replace(site.of(FIGURES), nodes=1)
+        stage_site = site.of(stage.name)
+        _write(job, stage.name, _script(job, stage, stage_site, request_of(stage, stage_site, estimates), accelerators))
+    stage_site = dataclasses.replace(site.of(FIGURES), nodes=1)
     lines = [
         *("#!/bin/bash", "# Figures of every task, from sacct where it answers."),
-        *_directives(job, Stage(FIGURES, ((),)), own, Request(_LEAST), 0),
-        *_around(own),
+        *_directives(job, Stage(FIGURES, ((),)), stage_site, Request(_LEAST), 0),
+        *_around(stage_site),
         shlex.join(job.command_of(["jobs", "figures", str(job.path)])),
     ]
     _write(job, FIGURES, lines)

@@ -1,4 +1,4 @@
-"""What Slurm says of jobs: squeue of those in the queue, of others sacct, or scontrol where sacct keeps no accounts."""
+"""Slurm's word of jobs: squeue of those in the queue, of others sacct, or scontrol where sacct keeps no accounts."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from saejax.core.errors import DataError
 
-_SECONDS = 60
+_ANSWERS_WITHIN = 60
 _MEMORY = re.compile(r"([\d.]+)([KMGTP]?)")
 _FACTOR = {unit: 1024**power for power, unit in enumerate(("", "K", "M", "G", "T", "P"))}
 _SACCT = ("JobID", "State", "ExitCode", "ElapsedRaw", "MaxRSS", "NodeList", "TotalCPU")
@@ -15,7 +15,7 @@ _SACCT = ("JobID", "State", "ExitCode", "ElapsedRaw", "MaxRSS", "NodeList", "Tot
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What is known of one job, or of one task of an array.
+    """State of one job, or of one task of an array, by Slurm.
 
     Attributes:
         state: in Slurm's words, as RUNNING.
@@ -42,10 +42,10 @@ def seen(ids: Mapping[str, tuple[str, int]]) -> dict[str, Seen]:
     numbers = ",".join(dict.fromkeys(number for number, _ in ids.values()))
     if not numbers:
         return {}
-    found = _accounted(numbers) or _remembered(dict.fromkeys(number for number, _ in ids.values()))
-    found |= _queued(numbers)
+    known = _accounted(numbers) or _remembered(dict.fromkeys(number for number, _ in ids.values()))
+    known |= _queued(numbers)
     keys = {label: number if at < 0 else f"{number}_{at}" for label, (number, at) in ids.items()}
-    return {label: found[key] for label, key in keys.items() if key in found}
+    return {label: known[key] for label, key in keys.items() if key in known}
 
 
 def cancel(ids: Sequence[str]) -> None:
@@ -54,40 +54,40 @@ def cancel(ids: Sequence[str]) -> None:
     Raises:
         DataError: scancel is not there, or refuses.
     """
-    code, said = _ask("scancel", "--quiet", *ids)
+    code, answer = _ask("scancel", "--quiet", *ids)
     if code:
-        raise DataError(f"scancel refuses: {said.strip()}")
+        raise DataError(f"scancel refuses: {answer.strip()}")
 
 
 def accounting() -> str:
     """Empty where sacct answers, else what it says."""
     try:
-        code, said = _ask("sacct", "--noheader", "--format=JobID", "--starttime=now")
+        code, answer = _ask("sacct", "--noheader", "--format=JobID", "--starttime=now")
     except DataError as error:
         return str(error)
-    return " ".join(said.split()) or "sacct fails" if code else ""
+    return " ".join(answer.split()) or "sacct fails" if code else ""
 
 
 def _queued(numbers: str) -> dict[str, Seen]:
     # -r: each task of an array in a line of its own. A job that ended and is forgotten makes squeue fail.
-    code, said = _ask("squeue", "-h", "-r", "-o", "%i|%T|%r|%N", "--me")
+    code, answer = _ask("squeue", "-h", "-r", "-o", "%i|%T|%r|%N", "--me")
     if code:
-        raise DataError(f"squeue does not answer: {said.strip()}")
-    wanted, found = set(numbers.split(",")), {}
-    for line in said.splitlines():
+        raise DataError(f"squeue does not answer: {answer.strip()}")
+    wanted, queued = set(numbers.split(",")), {}
+    for line in answer.splitlines():
         key, state, reason, nodes = [*line.split("|"), "", "", ""][:4]
         if key.partition("_")[0] in wanted:
-            found[key] = Seen(state, reason="" if reason == "None" else reason, nodes=nodes)
-    return found
+            queued[key] = Seen(state, reason="" if reason == "None" else reason, nodes=nodes)
+    return queued
 
 
 def _accounted(numbers: str) -> dict[str, Seen]:
-    """What sacct says; nothing where it keeps no accounts."""
-    code, said = _ask("sacct", "-P", "-n", "-j", numbers, f"--format={','.join(_SACCT)}")
+    """Accounts of sacct; nothing where it keeps none."""
+    code, answer = _ask("sacct", "-P", "-n", "-j", numbers, f"--format={','.join(_SACCT)}")
     if code:
         return {}
-    found: dict[str, Seen] = {}
-    for line in said.splitlines():
+    accounts: dict[str, Seen] = {}
+    for line in answer.splitlines():
         fields = line.split("|")
         if len(fields) != len(_SACCT):
             continue
@@ -95,24 +95,24 @@ def _accounted(numbers: str) -> dict[str, Seen]:
         rss = _bytes(fields[4])
         if not step:
             state = fields[1].split(" ")[0]  # CANCELLED by 1000
-            found[key] = Seen(state, _code(fields[2]), "", _number(fields[3]), None, fields[5], "sacct")
-        elif key in found and rss is not None:
-            most = max(rss, found[key].max_rss_bytes or 0)
-            found[key] = dataclasses.replace(found[key], max_rss_bytes=most)
-    return found
+            accounts[key] = Seen(state, _code(fields[2]), "", _seconds(fields[3]), None, fields[5], "sacct")
+        elif key in accounts and rss is not None:
+            most = max(rss, accounts[key].max_rss_bytes or 0)
+            accounts[key] = dataclasses.replace(accounts[key], max_rss_bytes=most)
+    return accounts
 
 
 def _remembered(numbers: Sequence[str] | Mapping[str, None]) -> dict[str, Seen]:
-    """What the controller still knows; it forgets jobs some minutes after their end."""
-    found: dict[str, Seen] = {}
+    """Memory of the controller, which forgets jobs some minutes after their end."""
+    remembered: dict[str, Seen] = {}
     for number in numbers:
-        code, said = _ask("scontrol", "-o", "show", "job", number)
-        for line in said.splitlines() if not code else ():
+        code, answer = _ask("scontrol", "-o", "show", "job", number)
+        for line in answer.splitlines() if not code else ():
             fields: dict[str, str] = dict(re.findall(r"(\w+)=(\S*)", line))
             at = fields.get("ArrayTaskId", "")
             owner = fields.get("ArrayJobId") or fields.get("JobId", "")
             if fields.get("JobState") and (not at or at.isdecimal()):
-                found[f"{owner}_{at}" if at else owner] = Seen(
+                remembered[f"{owner}_{at}" if at else owner] = Seen(
                     fields["JobState"],
                     _code(fields.get("ExitCode", "")),
                     fields.get("Reason", "").replace("None", ""),
@@ -120,17 +120,17 @@ def _remembered(numbers: Sequence[str] | Mapping[str, None]) -> dict[str, Seen]:
                     nodes=fields.get("NodeList", "").replace("(null)", ""),
                     source="scontrol",
                 )
-    return found
+    return remembered
 
 
 def _ask(*words: str) -> tuple[int, str]:
     """(exit code, what it said)."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_ANSWERS_WITHIN, check=False)
     except FileNotFoundError:
         raise DataError(f"{words[0]} is not here: run this on a machine of the cluster.") from None
     except subprocess.TimeoutExpired:
-        raise DataError(f"{words[0]} has not answered for {_SECONDS} s; try again.") from None
+        raise DataError(f"{words[0]} has not answered for {_ANSWERS_WITHIN} s; try again.") from None
     return done.returncode, done.stdout if not done.returncode else done.stderr or done.stdout
 
 
@@ -140,7 +140,7 @@ def _code(text: str) -> int | None:
     return None if match is None else int(match[1]) or (128 + int(match[2]) if int(match[2]) else 0)
 
 
-def _number(text: str) -> float | None:
+def _seconds(text: str) -> float | None:
     return float(text) if text.isdecimal() else None
 
 

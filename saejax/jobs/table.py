@@ -10,12 +10,12 @@ from saejax.jobs.job import Job, state_of
 from saejax.jobs.progress import progress
 from saejax.jobs.task import read_starts
 
-_HEAD = ("job", "id", "state", "progress", "left", "tries", "exit", "elapsed", "memory", "where")
+_TABLE_HEAD = ("job", "id", "state", "progress", "left", "tries", "exit", "elapsed", "memory", "where")
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "DEADLINE", "PREEMPTED"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TaskRow:
     """One task as the table shows it.
 
     Attributes:
@@ -48,7 +48,7 @@ def in_slurm(job: Job) -> dict[str, tuple[str, int]]:
     }
 
 
-def rows(job: Job) -> list[Row]:
+def rows(job: Job) -> list[TaskRow]:
     """A row for each task. Slurm is asked where jobs were submitted.
 
     Raises:
@@ -70,15 +70,15 @@ def rows(job: Job) -> list[Row]:
     return table
 
 
-def _recorded(job: Job, label: str, runner_host: str) -> Row:
+def _recorded(job: Job, label: str, runner_host: str) -> TaskRow:
     """A row from the task's own record."""
     starts = read_starts(job.record_of(label))
     if not starts:
-        return Row(label)
+        return TaskRow(label)
     last = starts[-1]
     host = last.get("host")
     here = bool(job.left_running(label)) if host == platform.node() else True if host == runner_host else None
-    return Row(
+    return TaskRow(
         label,
         state=state_of(last, here),
         starts=len(starts),
@@ -89,7 +89,7 @@ def _recorded(job: Job, label: str, runner_host: str) -> Row:
     )
 
 
-def _with_slurm(row: Row, seen: slurm_queue.Seen | None) -> Row:
+def _with_slurm(row: TaskRow, seen: slurm_queue.Seen | None) -> TaskRow:
     """With what Slurm says, which knows of jobs that never began."""
     if seen is None:
         return row if row.state != "killed" else dataclasses.replace(row, state="unknown")
@@ -105,13 +105,13 @@ def _with_slurm(row: Row, seen: slurm_queue.Seen | None) -> Row:
 
 def print_table(job: Job) -> None:
     """Print the table."""
-    lines = [_HEAD, *(_cells(row) for row in rows(job))]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
+    lines = [_TABLE_HEAD, *(_cells(row) for row in rows(job))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_TABLE_HEAD))]
     for line in lines:
         say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: TaskRow) -> tuple[str, ...]:
     return (
         row.label,
         row.id or "-",

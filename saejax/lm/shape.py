@@ -12,7 +12,7 @@ from typing import Protocol
 
 from saejax.lm.conventions import DecoderConfig
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
+_IN_BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
 
 
 class PointNames(Protocol):
@@ -56,7 +56,7 @@ class ModelShape:
 
     def depth(self, names: tuple[str, ...]) -> int:
         """Number of blocks that run for these hook points."""
-        matches = [_BLOCK.fullmatch(name) for name in names]
+        matches = [_IN_BLOCK.fullmatch(name) for name in names]
         if not matches or not all(matches):
             return self.n_layer
         return max(int(match[1]) + (match[2] != "resid_pre") for match in matches if match)

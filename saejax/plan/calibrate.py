@@ -82,18 +82,20 @@ def run_calibrate(name: str, tell: Callable[[str], None] = say) -> Device:
         measured["forward"] = fitted(list(_forwards(platform))).to_json()
         progress.advance(1, next="an experiment")
         with tempfile.TemporaryDirectory() as folder:
-            found = [_experiment(Path(folder), number) for number in range(2)]
-        measured["evaluate"] = fitted([one.evaluate for one in found]).to_json()
-        measured["report"] = fitted([one.report for one in found]).to_json()
+            trials = [_trial_run(Path(folder), number) for number in range(2)]
+        measured["evaluate"] = fitted([trial.evaluate for trial in trials]).to_json()
+        measured["report"] = fitted([trial.report for trial in trials]).to_json()
         progress.advance(2, next="")
-        measured["host"] = host_of(found, laws[_EXPERIMENT])
-    one = Device(name.lower(), _memory(chip), **peaks, source=f"measured, {chip.device_kind}", measured=measured)
-    tell(
-        f"calibrate: products {one.float32 / 1e9:,.0f} GFLOP/s float32, {one.bfloat16 / 1e9:,.0f} bfloat16; memory "
-        f"{one.bandwidth / 1e9:,.1f} GB/s"
+        measured["host"] = host_of(trials, laws[_EXPERIMENT])
+    here = Device(
+        name.lower(), _device_memory(chip), **peaks, source=f"measured, {chip.device_kind}", measured=measured
     )
-    tell(f"calibrate: kept as {one.name!r} in {keep(one)}")
-    return one
+    tell(
+        f"calibrate: products {here.float32 / 1e9:,.0f} GFLOP/s float32, {here.bfloat16 / 1e9:,.0f} bfloat16; memory "
+        f"{here.bandwidth / 1e9:,.1f} GB/s"
+    )
+    tell(f"calibrate: kept as {here.name!r} in {keep(here)}")
+    return here
 
 
 def _median(run: Callable[[], Any], least: int = 5, seconds: float = 1.0) -> float:
@@ -112,18 +114,18 @@ def _median(run: Callable[[], Any], least: int = 5, seconds: float = 1.0) -> flo
 def _peaks(platform: str) -> dict[str, float]:
     """Operations a second of products, and bytes a second of memory and of copies to the device."""
     n = 2048 if platform else 8192
-    found = {}
+    peaks = {}
     for dtype, precision in (("float32", jax.lax.Precision.HIGHEST), ("bfloat16", jax.lax.Precision.DEFAULT)):
         a = jnp.ones((n, n), dtype)
         product = jax.jit(functools.partial(jnp.matmul, precision=precision))
-        found[dtype] = 2 * n**3 / _median(functools.partial(product, a, a))
+        peaks[dtype] = 2 * n**3 / _median(functools.partial(product, a, a))
     x = jnp.ones((2**24 if platform else 2**28,), jnp.float32)
     add = jax.jit(lambda x: x + 1)
-    found["bandwidth"] = 2 * x.nbytes / _median(lambda: add(x))
+    peaks["bandwidth"] = 2 * x.nbytes / _median(lambda: add(x))
     host = np.ones((2**22,), np.float32)
-    found["host"] = host.nbytes / _median(lambda: jax.device_put(host))
+    peaks["host"] = host.nbytes / _median(lambda: jax.device_put(host))
     # One device tells nothing of links: its own memory bounds them.
-    return found | {"link": found["bandwidth"] / 2}
+    return peaks | {"link": peaks["bandwidth"] / 2}
 
 
 def step_point(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[str, Point]:
@@ -131,7 +133,7 @@ def step_point(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[
     e = experiment_with({"coder.preset": preset, "coder.d_sae": d_sae, "coder.k": k, "train.batch_size": batch})
     coder = coder_of(e, [d_in], [d_in])
     work, seconds = measured_step(e, coder)
-    return train_stages.kind_of(coder), (train_stages.amounts(coder, work, batch), seconds)
+    return train_stages.step_kind(coder), (train_stages.amounts(coder, work, batch), seconds)
 
 
 def measured_step(e: Experiment, coder: Coder) -> tuple[Footprint, float]:
@@ -184,7 +186,7 @@ def _forward_seconds(shape: ModelShape, names: Sequence[str], rows: tuple[int, i
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What a small experiment took.
+    """Figures of a small experiment.
 
     Attributes:
         captured: (tokens, bytes on disk, seconds beside the forward pass).
@@ -226,7 +228,7 @@ def experiment_with(values: dict[str, Any]) -> Experiment:
     return experiment(config)
 
 
-def _experiment(folder: Path, number: int) -> Ran:
+def _trial_run(folder: Path, number: int) -> Ran:
     fixed = {
         "name": f"calibrate-{number}",
         "runs_dir": str(folder),
@@ -253,10 +255,10 @@ def _experiment(folder: Path, number: int) -> Ran:
         pages = time.perf_counter() - before
     stages = e.run.read_stages()
     whole = time.perf_counter() - started
-    return _read(e, work, stages, pages, whole)
+    return _trial_figures(e, work, stages, pages, whole)
 
 
-def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, whole: float) -> Ran:
+def _trial_figures(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, whole: float) -> Ran:
     coder, shape, length = work.build(), shape_of("demo"), e.text.context_length
     cpu = make_mesh(ParallelConfig((1, 1)), jax.devices("cpu"))
     step = step_footprint(e, coder, work.sites, cpu)
@@ -267,7 +269,7 @@ def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, 
     train, captured = stages["train"], stages["capture train"]
     forward = captured["tokens"] / captured["forward_tokens_per_second"]
     stored = 2.0 * sum(shape.names.hook_points()[name] for name in e.capture.hook_points) * captured["tokens"]
-    recorded = sum(one["seconds"] for one in stages.values())
+    recorded = sum(stage["seconds"] for stage in stages.values())
     return Ran(
         (captured["tokens"], stored, max(0.0, captured["seconds"] - forward)),
         (train_stages.amounts(coder, step, e.train.batch_size), e.train.steps, train["seconds"]),
@@ -284,14 +286,14 @@ def _read(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, 
     )
 
 
-def host_of(found: Sequence[Ran], step: Law) -> dict[str, float]:
+def host_of(trials: Sequence[Ran], step: Law) -> dict[str, float]:
     """The host's part, from what the experiments took beside the device's."""
-    (tokens, few, alone), (_, many, more) = (one.captured for one in found)
+    (tokens, few, alone), (_, many, more) = (trial.captured for trial in trials)
     byte = max(0.0, more - alone) / (many - few)
-    (narrow, short), (wide, long) = (one.pages for one in found)
+    (narrow, short), (wide, long) = (trial.pages for trial in trials)
     # Beside its steps a training of n takes n times the loop's own work, and one checkpoint at its end.
     (n, short_run), (m, long_run) = (
-        (steps, seconds - steps * step.seconds(amounts)) for amounts, steps, seconds in (one.loop for one in found)
+        (steps, seconds - steps * step.seconds(amounts)) for amounts, steps, seconds in (trial.loop for trial in trials)
     )
     each = max(0.0, (long_run - short_run) / (m - n))
     return {
@@ -301,14 +303,14 @@ def host_of(found: Sequence[Ran], step: Law) -> dict[str, float]:
         "step": each,
         "save": max(0.0, short_run - n * each),
         "latent": max(0.0, long - short) / (wide - narrow),
-        "start": float(np.mean([one.start for one in found])),
+        "start": float(np.mean([trial.start for trial in trials])),
     }
 
 
-def _memory(chip: Any) -> float:
+def _device_memory(chip: Any) -> float:
     """Bytes of the device."""
     known = chip.memory_stats() or {}
-    found = float(known.get("bytes_limit", 0)) or float(available_memory())
-    if not found:
+    room = float(known.get("bytes_limit", 0)) or float(available_memory())
+    if not room:
         raise ConfigError(f"Nothing here says how much memory there is; add the device by hand to {own_file()}.")
-    return found
+    return room

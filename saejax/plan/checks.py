@@ -1,25 +1,9 @@
-"""The table of a preflight: what was looked at, what was found, what is needed, and what to do where it does not do."""
+"""The table of a preflight: each check with what is there, what is needed, and the remedy where that is too little."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 from saejax.core.errors import SaejaxError
-
-
-class StagePlan(Protocol):
-    """What a plan says of a stage (`plan.estimates.StageEstimate`): bytes of each device, of the host and on disk."""
-
-    @property
-    def stage(self) -> str: ...
-    @property
-    def device_bytes(self) -> float: ...
-    @property
-    def host_bytes(self) -> float: ...
-    @property
-    def disk_bytes(self) -> float: ...
-    @property
-    def seconds(self) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +32,12 @@ def failed(name: str, error: Exception) -> Check:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host had no memory left: JAX, PyTorch and Python each say it in their own way."""
+    """A device or the host had no memory left: JAX, PyTorch and Python each say it in their own way."""
     text = str(error)
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
 
-def table(checks: Sequence[Check]) -> str:
+def checks_table(checks: Sequence[Check]) -> str:
     """The checks as columns that line up; below each that failed, its remedy."""
     heads = ["check", "found", "needed", *(["plan"] if any(check.planned for check in checks) else []), "result"]
     verdicts = {True: "pass", False: "FAIL", None: "not tried"}

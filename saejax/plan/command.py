@@ -1,4 +1,4 @@
-"""`saejax plan`: what an experiment takes, on the devices that are asked for."""
+"""Plans of experiments: for `saejax plan`, for jobs, and for the start of a pipeline."""
 
 import dataclasses
 import re
@@ -9,10 +9,10 @@ from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, SaejaxError
 from saejax.fit.devices import training_mesh
 from saejax.plan import page
-from saejax.plan.choice import choose, over, remedy
 from saejax.plan.devices import HERE, device, devices
 from saejax.plan.estimate import OF_STUDY, Estimate, estimate, estimates, virtual_devices
-from saejax.plan.planned import Planned
+from saejax.plan.outline import Outline
+from saejax.plan.recommendation import over, recommend, remedy
 from saejax.plan.stage import StageEstimate
 
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,14 +43,14 @@ def plan(e: Experiment, name: str, counts: Sequence[int], deadline: str = "", pr
     longest = seconds(deadline)
     on = device(name or default_device())
     virtual_devices(max(counts))
-    planned = Planned.of(e)
-    per_count = estimate(planned, on, sorted(set(counts)))
-    choice = choose(per_count, longest)
-    unfit = next((each for each in per_count if not each.refused and over(each)), None)
-    remedies = remedy(planned, on, unfit.devices, over(unfit)) if unfit and choice.taken is None else []
-    head, below = page.head(e.name, on, planned.models), page.below(per_count, choice, remedies)
-    lines = [*head, "\n" + page.table(per_count, price) + "\n", *below]
-    return Plan(per_count, bool(choice.taken), lines)
+    outline = Outline.of(e)
+    planned = estimate(outline, on, sorted(set(counts)))
+    advice = recommend(planned, longest)
+    unfit = next((each for each in planned if not each.refused and over(each)), None)
+    remedies = remedy(outline, on, unfit.devices, over(unfit)) if unfit and advice.estimate is None else []
+    head, below = page.head(e.name, on, outline.models), page.below(planned, advice, remedies)
+    lines = [*head, "\n" + page.estimates_table(planned, price) + "\n", *below]
+    return Plan(planned, bool(advice.estimate), lines)
 
 
 def default_device() -> str:

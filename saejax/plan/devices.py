@@ -70,7 +70,7 @@ class Device:
         return self.bfloat16 if dtype == "bfloat16" else self.float32
 
 
-def _row(name: str, memory: float, bandwidth: float, bf16: float, f32: float, link: float, source: str) -> Device:
+def _sheet(name: str, memory: float, bandwidth: float, bf16: float, f32: float, link: float, source: str) -> Device:
     """GB, GB/s, TFLOP/s, TFLOP/s, GB/s."""
     units = memory * _GB, bandwidth * _GB, bf16 * _TFLOPS, f32 * _TFLOPS, link * _GB
     return Device(name, *units, source=source)
@@ -79,19 +79,19 @@ def _row(name: str, memory: float, bandwidth: float, bf16: float, f32: float, li
 # Links: NVLink's one direction (half of the makers' figure for both), PCIe 4 x16 where there is none, a TPU's ICI in
 # all directions together. RTX 6000 is the Turing card of 24 GB that report 000 used; "rtx6000-ada" the one of 48 GB.
 _SHEETS = (
-    _row("a100-40gb", 40, 1555, 312, 19.5, 300, "NVIDIA A100 data sheet"),
-    _row("a100-80gb", 80, 2039, 312, 19.5, 300, "NVIDIA A100 data sheet"),
-    _row("h100", 80, 3350, 989, 67, 450, "NVIDIA H100 SXM data sheet"),
-    _row("h200", 141, 4800, 989, 67, 450, "NVIDIA H200 SXM data sheet"),
-    _row("b200", 180, 7700, 2250, 75, 900, "NVIDIA DGX B200 data sheet, one of eight"),
-    _row("l40s", 48, 864, 362, 91.6, 32, "NVIDIA L40S data sheet"),
-    _row("rtx6000", 24, 672, 130, 16.3, 50, "NVIDIA Quadro RTX 6000 data sheet; its fast products are float16"),
-    _row("rtx6000-ada", 48, 960, 364, 91.1, 32, "NVIDIA RTX 6000 Ada data sheet"),
-    _row("rtx4090", 24, 1008, 165, 82.6, 32, "NVIDIA Ada white paper, GeForce RTX 4090"),
-    _row("tpu-v4", 32, 1228, 275, 45.8, 300, "Google Cloud TPU v4; float32 as six passes of bfloat16"),
-    _row("tpu-v5e", 16, 819, 197, 32.8, 200, "Google Cloud TPU v5e; float32 as six passes of bfloat16"),
-    _row("tpu-v5p", 95, 2765, 459, 76.5, 600, "Google Cloud TPU v5p; float32 as six passes of bfloat16"),
-    _row("tpu-v6e", 32, 1640, 918, 153.0, 448, "Google Cloud TPU v6e; float32 as six passes of bfloat16"),
+    _sheet("a100-40gb", 40, 1555, 312, 19.5, 300, "NVIDIA A100 data sheet"),
+    _sheet("a100-80gb", 80, 2039, 312, 19.5, 300, "NVIDIA A100 data sheet"),
+    _sheet("h100", 80, 3350, 989, 67, 450, "NVIDIA H100 SXM data sheet"),
+    _sheet("h200", 141, 4800, 989, 67, 450, "NVIDIA H200 SXM data sheet"),
+    _sheet("b200", 180, 7700, 2250, 75, 900, "NVIDIA DGX B200 data sheet, one of eight"),
+    _sheet("l40s", 48, 864, 362, 91.6, 32, "NVIDIA L40S data sheet"),
+    _sheet("rtx6000", 24, 672, 130, 16.3, 50, "NVIDIA Quadro RTX 6000 data sheet; its fast products are float16"),
+    _sheet("rtx6000-ada", 48, 960, 364, 91.1, 32, "NVIDIA RTX 6000 Ada data sheet"),
+    _sheet("rtx4090", 24, 1008, 165, 82.6, 32, "NVIDIA Ada white paper, GeForce RTX 4090"),
+    _sheet("tpu-v4", 32, 1228, 275, 45.8, 300, "Google Cloud TPU v4; float32 as six passes of bfloat16"),
+    _sheet("tpu-v5e", 16, 819, 197, 32.8, 200, "Google Cloud TPU v5e; float32 as six passes of bfloat16"),
+    _sheet("tpu-v5p", 95, 2765, 459, 76.5, 600, "Google Cloud TPU v5p; float32 as six passes of bfloat16"),
+    _sheet("tpu-v6e", 32, 1640, 918, 153.0, 448, "Google Cloud TPU v6e; float32 as six passes of bfloat16"),
 )
 # Other names of the same; without a size, the one that most machines have.
 _ALIASES = {"a100": "a100-80gb", "h100-80gb": "h100", "h100-sxm": "h100", "rtx-6000": "rtx6000", "4090": "rtx4090"}
@@ -104,7 +104,7 @@ def devices() -> dict[str, Device]:
         ConfigError: the file cannot be read, or a line of it says something else.
     """
     sheets = {one.name: one for one in _SHEETS}
-    return sheets | {"cpu": this_cpu()} | _own()
+    return sheets | {"cpu": this_cpu()} | _users_devices()
 
 
 def device(name: str) -> Device:
@@ -136,7 +136,7 @@ def this_cpu() -> Device:
 
 
 def own_file() -> Path:
-    """Where the user's devices stand."""
+    """The file with the user's devices."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "saejax" / "devices.yaml"
@@ -147,17 +147,17 @@ def _lines() -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = yaml.safe_load(read_bounded(path, _LARGEST_FILE))
+        content = yaml.safe_load(read_bounded(path, _LARGEST_FILE))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML ({' '.join(str(error).split())[:200]}). Mend or remove it.") from None
-    if found is None:
+    if content is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(line, dict) for line in found.values()):
+    if not isinstance(content, dict) or not all(isinstance(line, dict) for line in content.values()):
         raise ConfigError(f"{path} must hold lines such as: my-card: {{memory: 48e9, bandwidth: 900e9, ...}}.")
-    return {str(name).lower(): line for name, line in found.items()}
+    return {str(name).lower(): line for name, line in content.items()}
 
 
-def _own() -> dict[str, Device]:
+def _users_devices() -> dict[str, Device]:
     fields = {field.name: field for field in dataclasses.fields(Device) if field.name != "name"}
     needed = [name for name, field in fields.items() if field.default is field.default_factory is dataclasses.MISSING]
     found = {}
@@ -181,10 +181,10 @@ def _number(value: Any) -> Any:
     return {str(key): _number(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def keep(one: Device) -> Path:
+def keep(measured: Device) -> Path:
     """Write a device into the user's file, in place of the one of its name; the file's path."""
-    line = {key: value for key, value in dataclasses.asdict(one).items() if key != "name"}
+    line = {key: value for key, value in dataclasses.asdict(measured).items() if key != "name"}
     path = own_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, yaml.safe_dump(_lines() | {one.name: line}, sort_keys=False).encode())
+    write_bytes(path, yaml.safe_dump(_lines() | {measured.name: line}, sort_keys=False).encode())
     return path

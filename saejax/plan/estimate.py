@@ -1,7 +1,7 @@
-"""What every stage of an experiment takes on so many devices of a kind: bytes, seconds, money.
+"""Estimates of all stages of an experiment on so many devices of a kind.
 
 A step's bytes are those of its compiled program (`programs`). Seconds are work over speed (`laws`), with the host's
-part (`host`) beside it on an accelerator and added on a CPU, where both want the same cores.
+part (`stage.Host`) beside it on an accelerator and added on a CPU, where both want the same cores.
 """
 
 import dataclasses
@@ -16,11 +16,10 @@ from saejax.core.errors import ConfigError
 from saejax.kernels.batch import DATA, LATENT
 from saejax.plan import lm_stages, prefix_stages, train_stages
 from saejax.plan.devices import Device
-from saejax.plan.host import Host
-from saejax.plan.planned import ROOM, Planned, mesh_of
-from saejax.plan.stage import StageEstimate, Terms
+from saejax.plan.outline import ROOM, Outline, mesh_of
+from saejax.plan.stage import Host, StageEstimate, Terms
 
-Make = Callable[[Planned, Terms], StageEstimate | None]
+Make = Callable[[Outline, Terms], StageEstimate | None]
 
 # Stages over all devices, and those that one device does; in the order in which they run.
 SPREAD: dict[str, Make] = {
@@ -58,12 +57,12 @@ class Estimate:
     @property
     def pipeline(self) -> tuple[StageEstimate, ...]:
         """The stages of `saejax pipeline`, or of a sweep."""
-        return tuple(one for one in self.stages if one.stage not in OF_STUDY)
+        return tuple(stage for stage in self.stages if stage.stage not in OF_STUDY)
 
     @property
     def seconds(self) -> float:
         """Of the pipeline."""
-        return sum(one.seconds for one in self.pipeline)
+        return sum(stage.seconds for stage in self.pipeline)
 
     @property
     def device_hours(self) -> float:
@@ -73,11 +72,11 @@ class Estimate:
     @property
     def device_bytes(self) -> float:
         """Of the fullest device at the fullest moment of the pipeline."""
-        return max((one.device_bytes for one in self.pipeline), default=0.0)
+        return max((stage.device_bytes for stage in self.pipeline), default=0.0)
 
     @property
     def disk_bytes(self) -> float:
-        return sum(one.disk_bytes for one in self.pipeline)
+        return sum(stage.disk_bytes for stage in self.pipeline)
 
     @property
     def fits(self) -> bool:
@@ -87,10 +86,10 @@ class Estimate:
     def utilisation(self) -> float:
         """Operations of the pipeline over what all devices could do in its time."""
         could = self.seconds * self.devices * self.device.bfloat16
-        return sum(one.flops for one in self.pipeline) / could if could else 0.0
+        return sum(stage.flops for stage in self.pipeline) / could if could else 0.0
 
 
-def estimate(planned: Planned, device: Device, counts: Sequence[int]) -> list[Estimate]:
+def estimate(outline: Outline, device: Device, counts: Sequence[int]) -> list[Estimate]:
     """The estimate for each number of devices, or why there is none.
 
     Raises:
@@ -99,39 +98,39 @@ def estimate(planned: Planned, device: Device, counts: Sequence[int]) -> list[Es
 
     def spread(devices: int) -> Estimate:
         try:
-            mesh = mesh_of(planned.experiment, devices)
-            sized = planned.sized(device, mesh)
-            stages = _made(SPREAD, sized, Terms(device, mesh, Host.of(device)))
+            mesh = mesh_of(outline.experiment, devices)
+            sized = outline.sized(device, mesh)
+            stages = _estimates_of(SPREAD, sized, Terms(device, mesh, Host.of(device)))
         except ConfigError as error:
             return Estimate(device, devices, (devices, 1), (), str(error))
         return Estimate(device, devices, (mesh.shape[DATA], mesh.shape[LATENT]), stages)
 
     def alone() -> tuple[StageEstimate, ...]:
-        return _made(ALONE, planned, Terms(device, mesh_of(_unsplit(planned.experiment), 1), Host.of(device)))
+        return _estimates_of(ALONE, outline, Terms(device, mesh_of(_unsplit(outline.experiment), 1), Host.of(device)))
 
     # XLA compiles without Python's lock.
     with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
         rest = pool.submit(alone)
-        found = list(pool.map(spread, counts))
-    if all(one.refused for one in found):
-        raise ConfigError(found[0].refused)
-    return [one if one.refused else dataclasses.replace(one, stages=one.stages + rest.result()) for one in found]
+        estimates = list(pool.map(spread, counts))
+    if all(one.refused for one in estimates):
+        raise ConfigError(estimates[0].refused)
+    return [one if one.refused else dataclasses.replace(one, stages=one.stages + rest.result()) for one in estimates]
 
 
-def stage_of(planned: Planned, device: Device, devices: int, stage: str) -> StageEstimate:
+def stage_of(outline: Outline, device: Device, devices: int, stage: str) -> StageEstimate:
     """One stage that the experiment has."""
-    e = planned.experiment if stage in SPREAD else _unsplit(planned.experiment)
+    e = outline.experiment if stage in SPREAD else _unsplit(outline.experiment)
     mesh = mesh_of(e, devices if stage in SPREAD else 1)
-    found = (SPREAD | ALONE)[stage](planned.sized(device, mesh), Terms(device, mesh, Host.of(device)))
-    assert found is not None, f"the experiment has no stage {stage}"
-    return found
+    estimated = (SPREAD | ALONE)[stage](outline.sized(device, mesh), Terms(device, mesh, Host.of(device)))
+    assert estimated is not None, f"the experiment has no stage {stage}"
+    return estimated
 
 
-def _made(makes: Mapping[str, Make], planned: Planned, terms: Terms) -> tuple[StageEstimate, ...]:
+def _estimates_of(makes: Mapping[str, Make], outline: Outline, terms: Terms) -> tuple[StageEstimate, ...]:
     # An experiment with a prefix trains that and no coder.
-    has = bool(planned.experiment.prefix.source)
-    found = [make(planned, terms) for stage, make in makes.items() if (stage == "prefix") == has]
-    return tuple(one for one in found if one is not None)
+    has = bool(outline.experiment.prefix.source)
+    estimated = [make(outline, terms) for stage, make in makes.items() if (stage == "prefix") == has]
+    return tuple(stage for stage in estimated if stage is not None)
 
 
 def _unsplit(e: Experiment) -> Experiment:
@@ -139,8 +138,8 @@ def _unsplit(e: Experiment) -> Experiment:
 
 
 def estimates(e: Experiment, device: Device, devices: int) -> tuple[StageEstimate, ...]:
-    """What each stage of an experiment takes on so many devices; see `StageEstimate`."""
-    return estimate(Planned.of(e), device, [devices])[0].stages
+    """Estimates of the stages of an experiment on so many devices."""
+    return estimate(Outline.of(e), device, [devices])[0].stages
 
 
 def virtual_devices(count: int) -> None:

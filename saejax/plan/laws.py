@@ -1,4 +1,4 @@
-"""How long work takes: by a data sheet (roofline), or by what was measured on the machine at hand.
+"""Seconds that work takes: by a data sheet (roofline), or by what was measured on the machine at hand.
 
     roofline     seconds = F / (e_F peak) + M / (e_M bandwidth) + C / (e_L link) + n launch
                  F operations, M bytes moved, C bytes sent, n operations of the program; e from `devices.EFFICIENCY`
@@ -38,8 +38,8 @@ class Law:
     def seconds(self, amounts: Sequence[float]) -> float:
         """Of work of these amounts."""
         plain = float(np.dot(self.coefficients, amounts))
-        here = _place(amounts)
-        near = np.array([1 / (_NEAR**2 + float(((_place(at) - here) ** 2).sum())) for at, _ in self.points])
+        here = _log_amounts(amounts)
+        near = np.array([1 / (_NEAR**2 + float(((_log_amounts(at) - here) ** 2).sum())) for at, _ in self.points])
         ratios = np.log([ratio for _, ratio in self.points])
         # Far from all that was measured the law stands alone.
         share = float(near.max() * _NEAR**2) ** 0.5
@@ -82,7 +82,7 @@ def fitted(measured: Sequence[tuple[Sequence[float], float]]) -> Law:
 
 
 def law_of(device: Device, name: str) -> Law | None:
-    """What was measured of a kind of work on a device; None for a data sheet."""
+    """Measurements of a kind of work on a device; None for a data sheet."""
     value = device.measured.get(name)
     return None if value is None else Law.from_json(value, f"{device.name}: measured.{name}")
 
@@ -106,5 +106,5 @@ def training_peak(device: Device, dtype: str) -> float:
     return 3 / (1 / device.bfloat16 + 2 / max(device.float32, device.bfloat16 / 2))
 
 
-def _place(amounts: Sequence[float] | Mapping[Any, float]) -> np.ndarray:
+def _log_amounts(amounts: Sequence[float] | Mapping[Any, float]) -> np.ndarray:
     return np.log(np.maximum(np.asarray(amounts, float), 1e-9))

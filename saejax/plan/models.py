@@ -70,8 +70,8 @@ def shape_of(model: str, revision: str = "", backend: str = "auto") -> ModelShap
             raise DataError(
                 f"{error} A plan needs config.json alone: a folder that holds nothing else will do."
             ) from None
-        kept = PUBLISHED[model]["config"]
-        config = ARCHITECTURES[kept["model_type"]].read_config(kept)
+        published = PUBLISHED[model]["config"]
+        config = ARCHITECTURES[published["model_type"]].read_config(published)
         return of_decoder(model, config, "config.json from the copy in saejax, since the hub could not be asked")
     if runs_in_torch(folder, backend):
         return dataclasses.replace(torch_shape(folder), model=model)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from saejax.lm.shape import ModelShape
 from saejax.plan.amounts import size, span
-from saejax.plan.choice import Choice
 from saejax.plan.devices import EFFICIENCY, Device
 from saejax.plan.estimate import OF_STUDY, Estimate
-from saejax.plan.planned import ROOM
+from saejax.plan.outline import ROOM
+from saejax.plan.recommendation import Recommendation
 from saejax.plan.stage import StageEstimate
 from saejax.report.table_page import markdown
 
@@ -18,70 +18,69 @@ _BYTES = (
     ("model", ("language model",)),
     ("cache", ("key-value cache",)),
 )
-_HEAD = (
+_COLUMN_NAMES = (
     *("devices", "stage", *(name for name, _ in _BYTES), "of a device", "disk"),
     *("time", "device-hours", "used", "most of it"),
 )
 
 
 def head(name: str, device: Device, models: Sequence[ModelShape]) -> list[str]:
-    """What is planned, for what, and by which figures."""
+    """The experiment, the device, and the figures by which it is planned."""
     lines = [
         f"plan of {name} for {device.name}: {size(device.memory)}, {device.bfloat16 / 1e12:,.4g} TFLOP/s bfloat16, "
     ]
     lines[0] += f"{device.float32 / 1e12:,.4g} float32, {device.bandwidth / 1e9:,.4g} GB/s ({device.source})"
-    for one in models:
-        note = f" ({one.note})" if one.note else ""
-        lines.append(f"{one.model}: {one.n_parameters:,} parameters, {one.n_layer} blocks of {one.d_model:,}{note}")
+    for shape in models:
+        note = f" ({shape.note})" if shape.note else ""
+        size_of = f"{shape.n_parameters:,} parameters, {shape.n_layer} blocks of {shape.d_model:,}"
+        lines.append(f"{shape.model}: {size_of}{note}")
     if not device.measured:
         shares = ", ".join(f"{share:.0%} of its {what}" for what, share in EFFICIENCY.items())
         lines.append(f"Times are for {shares}; `saejax calibrate` on the machine itself replaces these.")
     return lines
 
 
-def table(found: Sequence[Estimate], price: float = 0.0) -> str:
+def estimates_table(estimates: Sequence[Estimate], price: float = 0.0) -> str:
     """Stages by number of devices, each number with the whole of it below."""
-    rows = [[*_HEAD, *(["cost"] if price else [])]]
-    for one in found:
-        if one.refused:
-            rows.append([str(one.devices), f"cannot be: {one.refused}", *[""] * (len(rows[0]) - 2)])
+    rows = [[*_COLUMN_NAMES, *(["cost"] if price else [])]]
+    for estimate in estimates:
+        if estimate.refused:
+            rows.append([str(estimate.devices), f"cannot be: {estimate.refused}", *[""] * (len(rows[0]) - 2)])
             continue
-        for stage in one.stages:
-            own = stage.stage not in OF_STUDY
-            rows.append(_row(one, stage, price, str(one.devices) if own else f"({one.devices})"))
-        rows.append(_total(one, price))
+        for stage in estimate.stages:
+            devices = f"({estimate.devices})" if stage.stage in OF_STUDY else str(estimate.devices)
+            rows.append(_stage_cells(estimate, stage, price, devices))
+        rows.append(_sum_cells(estimate, price))
     return markdown(rows)
 
 
-def _row(whole: Estimate, one: StageEstimate, price: float, devices: str) -> list[str]:
-    hours = one.seconds * whole.devices / 3600
-    could = one.seconds * whole.devices * whole.device.bfloat16
-    over = one.device_bytes > ROOM * whole.device.memory
-    cells = [devices, one.stage]
-    held = (sum(one.parts.get(part, 0.0) for part in parts) for _, parts in _BYTES)
+def _stage_cells(whole: Estimate, stage: StageEstimate, price: float, devices: str) -> list[str]:
+    hours = stage.seconds * whole.devices / 3600
+    could = stage.seconds * whole.devices * whole.device.bfloat16
+    over = stage.device_bytes > ROOM * whole.device.memory
+    cells = [devices, stage.stage]
+    held = (sum(stage.parts.get(part, 0.0) for part in parts) for _, parts in _BYTES)
     cells += [size(count) if count else "" for count in held]
-    cells += [f"{one.device_bytes / whole.device.memory:.0%}" + (" TOO MUCH" if over else ""), size(one.disk_bytes)]
-    cells += [span(one.seconds), f"{hours:,.2f}", f"{one.flops / could:.1%}" if could else "", one.bound]
+    cells += [f"{stage.device_bytes / whole.device.memory:.0%}" + (" TOO MUCH" if over else ""), size(stage.disk_bytes)]
+    cells += [span(stage.seconds), f"{hours:,.2f}", f"{stage.flops / could:.1%}" if could else "", stage.bound]
     return [*cells, *([f"{price * hours:,.2f}"] if price else [])]
 
 
-def _total(one: Estimate, price: float) -> list[str]:
-    cells = [str(one.devices), "all", *[""] * len(_BYTES), f"{one.device_bytes / one.device.memory:.0%}"]
-    cells += [size(one.disk_bytes), span(one.seconds), f"{one.device_hours:,.2f}", f"{one.utilisation:.1%}", ""]
-    return [*cells, *([f"{price * one.device_hours:,.2f}"] if price else [])]
+def _sum_cells(estimate: Estimate, price: float) -> list[str]:
+    cells = [str(estimate.devices), "all", *[""] * len(_BYTES), f"{estimate.device_bytes / estimate.device.memory:.0%}"]
+    cells += [size(estimate.disk_bytes), span(estimate.seconds)]
+    cells += [f"{estimate.device_hours:,.2f}", f"{estimate.utilisation:.1%}", ""]
+    return [*cells, *([f"{price * estimate.device_hours:,.2f}"] if price else [])]
 
 
-def below(found: Sequence[Estimate], choice: Choice, remedies: Sequence[str]) -> list[str]:
+def below(estimates: Sequence[Estimate], advice: Recommendation, remedies: Sequence[str]) -> list[str]:
     """The recommendation, what is wasted, what was assumed, and the changes that make it fit."""
-    lines = []
-    if choice.taken:
-        lines.append(f"Take {choice.taken.devices} x {choice.taken.device.name}: {choice.why}.")
-    else:
-        lines.append(choice.why)
-    lines += [f"{devices} devices take {what}." for devices, what in choice.wasteful.items()]
-    lines += [f"Does not fit. {one}" for one in remedies]
-    notes = {f"{one.stage}: {one.note}." for estimate in found for one in estimate.stages if one.note}
-    lines += sorted(notes)
-    if any(one.stage in OF_STUDY for estimate in found for one in estimate.stages):
+    best = advice.estimate
+    lines = [f"Take {best.devices} x {best.device.name}: {advice.why}." if best else advice.why]
+    lines += [f"{devices} devices take {what}." for devices, what in advice.wasteful.items()]
+    lines += [f"Does not fit. {change}" for change in remedies]
+    stages = [stage for estimate in estimates for stage in estimate.stages]
+    lines += sorted({f"{stage.stage}: {stage.note}." for stage in stages if stage.note})
+    if any(stage.stage in OF_STUDY for stage in stages):
         lines.append("Stages of numbers in brackets are of `saejax study` alone, and not in the sums.")
     return lines

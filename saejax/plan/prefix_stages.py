@@ -14,54 +14,53 @@ from saejax.kernels.batch import DATA, LATENT
 from saejax.lm.shape import ModelShape
 from saejax.plan.devices import EFFICIENCY
 from saejax.plan.models import shape_of
-from saejax.plan.planned import Planned
+from saejax.plan.outline import Outline
 from saejax.plan.stage import StageEstimate, Terms
 from saejax.prefix.evaluation import WAYS
 from saejax.prefix.trained import encoder_of
 
-_PROCESS = 1.0e9
 # Tokens of a prompt with its answer, and bytes of a token.
 _PROMPT, _BYTES = 48, 4
 # Bytes of each trained parameter: itself, gradient, two moments.
 _TRAINED = 16
 # Tables and pages of an evaluation.
-_FILES = 2e6
+_PAGES_BYTES = 2e6
 
 
-def prefix(planned: Planned, terms: Terms) -> StageEstimate | None:
+def prefix(outline: Outline, terms: Terms) -> StageEstimate | None:
     """Training and evaluation as one stage; None where the experiment has no prefix."""
-    e, host = planned.experiment, terms.host
+    e, host = outline.experiment, terms.host
     if not e.prefix.source:
         return None
     models = models_of(e)
     devices, spread = terms.mesh.shape[DATA], terms.mesh.shape[LATENT]
     width = 2.0 if e.lm.dtype == "bfloat16" else 4.0
-    weights = sum(width * one.n_parameters for one in models) / spread
+    weights = sum(width * model.n_parameters for model in models) / spread
     rows = e.train.batch_size / devices
-    own = trained_parameters(e, models)
+    learned = trained_parameters(e, models)
     # Tokens to the last one of each model's rows; the teacher of a distillation keeps nothing but its logits.
-    lengths = [_read(e)] + ([_context(e) + _PROMPT] if e.prefix.distill else [])
-    kept = max(rows * _kept(one, lengths[0], width) for one in models) / spread
-    operations = sum(2 * one.operations(lengths[0]) for one in models)
-    operations += sum(one.operations(length) for one in models for length in lengths[1:])
-    peak = EFFICIENCY["products"] * terms.device.peak(e.lm.dtype)
+    read = 1 + e.prefix.latents + _PROMPT
+    context = e.prefix.length if e.prefix.encoder == "tokens" else e.prefix.length // _BYTES
+    activations = max(rows * _activation_bytes(model, read, width) for model in models) / spread
+    operations = sum(2 * model.operations(read) for model in models)
+    if e.prefix.distill:
+        operations += sum(model.operations(context + _PROMPT) for model in models)
+    peak, bandwidth = EFFICIENCY["products"] * terms.device.peak(e.lm.dtype), EFFICIENCY["bandwidth"]
+    bandwidth *= terms.device.bandwidth
     # A batch is at least one reading of the weights, forward and back.
-    step = max(rows * operations / spread / peak, 2 * weights / (EFFICIENCY["bandwidth"] * terms.device.bandwidth))
+    step = max(rows * operations / spread / peak, 2 * weights / bandwidth)
     batches = -(-e.prefix.heldout // e.prefix.eval_rows)
-    said = len(WAYS) * batches * e.prefix.answer_tokens * weights / (EFFICIENCY["bandwidth"] * terms.device.bandwidth)
-    saved = 3.0 * 4 * own
-    seconds = host.start + e.train.steps * (step + host.step) + said
-    return StageEstimate(
+    answering = len(WAYS) * batches * e.prefix.answer_tokens * weights / bandwidth
+    saving = e.train.steps / e.train.checkpoint_every * host.save
+    return terms.estimate(
         "prefix",
-        terms.devices,
-        {"language model": weights, "temporaries": kept, "state": _TRAINED * own},
-        _PROCESS + weights,
-        e.train.keep_checkpoints * saved + _FILES,
-        seconds + e.train.steps / e.train.checkpoint_every * host.save,
-        e.train.tokens * operations,
-        "the step",
-        f"a prompt with its answer counts as {_PROMPT} tokens, a context as prefix.length / {_BYTES}",
-        start=host.start,
+        {"language model": weights, "temporaries": activations, "state": _TRAINED * learned},
+        host=weights,
+        disk=e.train.keep_checkpoints * 3.0 * 4 * learned + _PAGES_BYTES,
+        seconds=e.train.steps * (step + host.step) + answering + saving,
+        flops=e.train.tokens * operations,
+        bound="the step",
+        note=f"a prompt with its answer counts as {_PROMPT} tokens, a context as prefix.length / {_BYTES}",
     )
 
 
@@ -75,19 +74,10 @@ def models_of(e: Experiment) -> list[ModelShape]:
 def trained_parameters(e: Experiment, models: list[ModelShape]) -> int:
     """Numbers that are learned: those of encoder and adapters."""
     vocab = 256 if e.prefix.encoder == "bytes" else models[0].vocab_size
-    encoder = encoder_of(e.prefix, vocab, {f"{i}": (one.d_model, 1.0) for i, one in enumerate(models)})
+    encoder = encoder_of(e.prefix, vocab, {f"{i}": (model.d_model, 1.0) for i, model in enumerate(models)})
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(encoder.init, jax.random.key(0))))
 
 
-def _read(e: Experiment) -> int:
-    """Tokens and embeddings that a model reads in a step, of one record."""
-    return 1 + e.prefix.latents + _PROMPT
-
-
-def _context(e: Experiment) -> int:
-    return e.prefix.length if e.prefix.encoder == "tokens" else e.prefix.length // _BYTES
-
-
-def _kept(model: ModelShape, length: int, width: float) -> float:
+def _activation_bytes(model: ModelShape, length: int, width: float) -> float:
     """Bytes that the backward pass of one row needs: residual stream, attention and MLP of each block, and logits."""
     return length * (model.n_layer * (8 * model.d_model + 3 * model.d_mlp) * width + 12 * model.vocab_size)

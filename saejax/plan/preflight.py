@@ -1,4 +1,4 @@
-"""`saejax preflight`: whether an experiment can run here, tried on a small part of it, in about a minute.
+"""`saejax preflight`: an experiment tried on a small part of it, in about a minute, where it is to run.
 
 Versions, devices, free space, the language model on one and on ten prompts, the speed of the disk, and up to 1,000
 steps of training. Nothing is left behind.
@@ -30,7 +30,8 @@ from saejax.fit.devices import lm_mesh, training_mesh
 from saejax.fit.resolve import resolve
 from saejax.parallel import own_rows, refuse_many
 from saejax.plan.amounts import size, span
-from saejax.plan.checks import Check, StagePlan, failed, is_out_of_memory, table
+from saejax.plan.checks import Check, checks_table, failed, is_out_of_memory
+from saejax.plan.stage import StageEstimate
 from saejax.plan.trial import Trained, disk_speed, existing, sampled, short_training, temporary
 from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header, read_manifest
@@ -42,7 +43,7 @@ _VERSIONS = ("saejax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "te
 _NOT_TRIED = "not tried"
 
 
-def run_preflight(work: Workspace, estimates: Sequence[StagePlan] | None = None) -> int:
+def run_preflight(work: Workspace, estimates: Sequence[StageEstimate] | None = None) -> int:
     """Try the experiment and print a table of what passed and what did not, with a remedy for each that failed.
 
     Args:
@@ -52,15 +53,15 @@ def run_preflight(work: Workspace, estimates: Sequence[StagePlan] | None = None)
         0 when all pass, 1 when something fails, EXIT_PREEMPTED when a signal stopped it.
     """
     refuse_many(work.experiment.parallel, "saejax preflight")
-    flight = _Flight(work, {one.stage: one for one in estimates or ()})
+    preflight = _Preflight(work, {one.stage: one for one in estimates or ()})
     try:
-        flight.run()
+        preflight.run()
     except _Signal:
         console.say("preflight: stopped by a signal; nothing is left behind")
         return EXIT_PREEMPTED
     console.say()
-    console.say(table(flight.checks))
-    bad = [check.name for check in flight.checks if check.passed is not True]
+    console.say(checks_table(preflight.checks))
+    bad = [check.name for check in preflight.checks if check.passed is not True]
     console.say()
     console.say(f"preflight: {', '.join(bad)}: not ready" if bad else "preflight: ready")
     return 1 if bad else 0
@@ -71,11 +72,11 @@ class _Signal(Exception):
 
 
 @dataclasses.dataclass
-class _Flight:
+class _Preflight:
     """One preflight: the checks so far, and the rates that later ones compare with."""
 
     work: Workspace
-    plans: dict[str, StagePlan]
+    plans: dict[str, StageEstimate]
     checks: list[Check] = dataclasses.field(default_factory=list)
     lm_rate: float = 0.0
     disk: tuple[float, float] = (0.0, 0.0)
@@ -97,15 +98,15 @@ class _Flight:
         console.say(f"preflight: {name} ...")
         try:
             got = look()
-            found = [got] if isinstance(got, Check) else list(got)
+            checks = [got] if isinstance(got, Check) else list(got)
         except SaejaxError as error:
-            found = [failed(name, error)]
+            checks = [failed(name, error)]
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            found = [Check(name, "out of memory", False, remedy=_SMALLER)]
-        self.checks += found
-        return all(check.passed for check in found)
+            checks = [Check(name, "out of memory", False, remedy=_SMALLER)]
+        self.checks += checks
+        return all(check.passed for check in checks)
 
     def skip(self, name: str) -> None:
         self.checks.append(Check(name, _NOT_TRIED, None))
@@ -124,7 +125,7 @@ class _Flight:
         return Check("settings", f"{e.coder.preset}, {wide}, batch {e.train.batch_size:,}", True)
 
     def _captured(self) -> bool:
-        """Whether the training's activations are there already, and need no language model."""
+        """The training's activations are there already, and need no language model."""
         e = self.work.experiment
         manifest = read_manifest(StoreFiles(e.store_dir("train"))) if e.capture.into == "store" else None
         return manifest is not None and manifest.complete
@@ -179,7 +180,7 @@ class _Flight:
             each = 2 * sum(widths[name] for name in dict.fromkeys((*reads, *writes)))
             yield _r2(e, done)
             yield _speed(e, done, self.plans.get("train"))
-            yield _memory(self.plans.get("train"))
+            yield _memory_check(self.plans.get("train"))
             yield _read_speed(self.disk[1], done.rate * each, e)
             yield _runs_space(e, done)
 
@@ -219,7 +220,7 @@ def _devices(e: Experiment) -> Check:
     return Check("devices", f"{len(there)} x {kind}", True, f"mesh {shape}")
 
 
-def _stores_space(work: Workspace, plan: StagePlan | None) -> Check:
+def _stores_space(work: Workspace, plan: StageEstimate | None) -> Check:
     """Room for both stores on their disk; URLs have no end that could be asked for."""
     e, missing = work.experiment, 0.0
     splits = [split for split in SPLITS if split == "heldout" or e.capture.into == "store"]
@@ -239,26 +240,26 @@ def _stores_space(work: Workspace, plan: StagePlan | None) -> Check:
     return Check("free space, stores", size(free), free > 1.01 * missing, size(missing), planned, remedy)
 
 
-def _one_prompt(work: Workspace, names: Sequence[str], plan: StagePlan | None) -> Check:
+def _one_prompt(work: Workspace, names: Sequence[str], plan: StageEstimate | None) -> Check:
     """Memory of the language model and of one prompt through it."""
     before = resident_memory()
     _, good = _forward(work, names, 1, times=1)
     host, device = resident_memory(), _device_bytes(False)
-    found = f"host {size(host)} (+{size(max(0, host - before))})" + (f", device {size(device)}" if device else "")
+    there = f"host {size(host)} (+{size(max(0, host - before))})" + (f", device {size(device)}" if device else "")
     planned = f"host {size(plan.host_bytes)}, device {size(plan.device_bytes)}" if plan else ""
     remedy = "The activations are not finite: lm.dtype=float32 may be enough for this model."
-    return Check("one prompt, one layer", found, good, "finite", planned, remedy)
+    return Check("one prompt, one layer", there, good, "finite", planned, remedy)
 
 
-def _ten_prompts(work: Workspace, names: Sequence[str], plan: StagePlan | None) -> tuple[float, Check]:
+def _ten_prompts(work: Workspace, names: Sequence[str], plan: StageEstimate | None) -> tuple[float, Check]:
     """(tokens a second, check) of ten prompts at all hook points, after a first pass that compiles."""
     e = work.experiment
     rate, good = _forward(work, names, _PROMPTS, times=2)
     total = (e.capture.tokens if e.capture.into == "store" else e.train.tokens) + e.capture.heldout_tokens
-    found = f"{rate:,.0f} tokens/s: {span(total / rate)} for {total:,}"
+    pace = f"{rate:,.0f} tokens/s: {span(total / rate)} for {total:,}"
     planned = span(plan.seconds) if plan else ""
     remedy = "Activations are not finite: lm.dtype=float32 may be enough for this model."
-    return rate, Check("ten prompts", found, good, "finite", planned, remedy)
+    return rate, Check("ten prompts", pace, good, "finite", planned, remedy)
 
 
 def _forward(work: Workspace, names: Sequence[str], rows: int, times: int) -> tuple[float, bool]:
@@ -278,31 +279,31 @@ def _forward(work: Workspace, names: Sequence[str], rows: int, times: int) -> tu
 
 
 def _r2(e: Experiment, done: Trained) -> Check:
-    found = "nothing held out" if done.r2 is None else f"R2 {done.r2:.3f} at step {done.steps:,}"
+    reached = "nothing held out" if done.r2 is None else f"R2 {done.r2:.3f} at step {done.steps:,}"
     remedy = (
         f"After {done.steps:,} of {done.asked:,} steps R2 is not above gates.r2. Raise coder.k or train.lr, or lower "
         "the sparsity weight; a wide coder may need more steps than these."
     )
     good = done.r2 is None or (math.isfinite(done.r2) and done.r2 > e.gates.r2)
-    return Check("training", found, good, f"R2 > {e.gates.r2:g}", remedy=remedy)
+    return Check("training", reached, good, f"R2 > {e.gates.r2:g}", remedy=remedy)
 
 
-def _speed(e: Experiment, done: Trained, plan: StagePlan | None) -> Check:
-    """How long the whole training takes at the pace of the trial."""
+def _speed(e: Experiment, done: Trained, plan: StageEstimate | None) -> Check:
+    """Time of the whole training at the pace of the trial."""
     whole = span(e.train.tokens / done.rate) if done.rate else "?"
-    found = f"{done.rate:,.0f} tokens/s: {whole} for {e.train.tokens:,}"
+    pace = f"{done.rate:,.0f} tokens/s: {whole} for {e.train.tokens:,}"
     remedy = "Not one step was timed: run it on more steps, or look at what the training says."
-    return Check("training, speed", found, done.rate > 0, "", span(plan.seconds) if plan else "", remedy)
+    return Check("training, speed", pace, done.rate > 0, "", span(plan.seconds) if plan else "", remedy)
 
 
-def _memory(plan: StagePlan | None) -> Check:
-    """What the process holds now, with model and training; of a device the most so far."""
+def _memory_check(plan: StageEstimate | None) -> Check:
+    """Bytes that the process holds now, with model and training; of a device the most so far."""
     host, left, device = resident_memory(), available_memory(), _device_bytes(True)
-    found = f"host {size(host)}" + (f", device at most {size(device)}" if device else "")
+    used = f"host {size(host)}" + (f", device at most {size(device)}" if device else "")
     planned = f"host {size(plan.host_bytes)}, device {size(plan.device_bytes)}" if plan else ""
     # Checkpoints hold the state once more while they are written.
     remedy = f"Only {size(left)} are left on the host. {_SMALLER}"
-    return Check("memory", found, not left or left > 0.1 * host, f"{size(left)} left" if left else "", planned, remedy)
+    return Check("memory", used, not left or left > 0.1 * host, f"{size(left)} left" if left else "", planned, remedy)
 
 
 def _read_speed(read: float, needed: float, e: Experiment) -> Check:
@@ -314,8 +315,8 @@ def _read_speed(read: float, needed: float, e: Experiment) -> Check:
 
 def _runs_space(e: Experiment, done: Trained) -> Check:
     """Room for the checkpoints that stay, one that is being written, and as many as keep_every adds."""
-    kept = e.train.keep_checkpoints + 1 + (e.train.steps // e.train.keep_every if e.train.keep_every else 0)
-    needed = (kept + bool(e.train.keep_best)) * (1 + e.gates.retries) * done.state_bytes
+    checkpoints = e.train.keep_checkpoints + 1 + (e.train.steps // e.train.keep_every if e.train.keep_every else 0)
+    needed = (checkpoints + bool(e.train.keep_best)) * (1 + e.gates.retries) * done.state_bytes
     free = shutil.disk_usage(existing(e.runs_dir)).free
     remedy = "Free space, choose another disk (runs_dir), or lower train.keep_checkpoints."
     return Check("free space, runs", size(free), free > needed, size(needed), remedy=remedy)

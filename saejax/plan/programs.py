@@ -1,4 +1,4 @@
-"""What compiled programs take on each device: lowered and compiled for devices that are not there, and never run.
+"""Footprints of compiled programs on each device: lowered and compiled for devices that are not there, and never run.
 
 A device that is not there is one of the virtual devices of this machine's CPU. State and batch are the same on every
 kind of device. Temporaries are those of XLA's schedule for a CPU: another backend fuses otherwise.
@@ -107,19 +107,19 @@ def forward_footprint(
         return Footprint(held, n_tokens * 12, wide + stored, operations, held + 4 * wide, 0.0, 0, 1)
     lm, params = abstract_model(shape, min(_BLOCKS, shape.n_layer), _DTYPES[dtype], mesh)
     last = f"blocks.{lm.config.n_layer - 1}.resid_post"
-    found = _footprint(forward_program(lm, params, [last], rows, mesh), bytes_on_one(params), n_tokens * 12)
-    one = n_tokens * shape.d_model * 2
+    compiled = _footprint(forward_program(lm, params, [last], rows, mesh), bytes_on_one(params), n_tokens * 12)
+    hook_bytes = n_tokens * shape.d_model * 2
     repeats = max(1.0, depth / lm.config.n_layer)
     whole = _abstract_params(shape.config, _DTYPES[dtype], mesh)
     return dataclasses.replace(
-        found,
+        compiled,
         state=bytes_on_one(whole),
-        temporaries=found.temporaries - one + stored,
+        temporaries=compiled.temporaries - hook_bytes + stored,
         flops=operations,
-        moved=found.moved * repeats,
-        sent=found.sent * repeats,
-        collectives=round(found.collectives * repeats) if split > 1 else found.collectives,
-        operations=round(found.operations * repeats),
+        moved=compiled.moved * repeats,
+        sent=compiled.sent * repeats,
+        collectives=round(compiled.collectives * repeats) if split > 1 else compiled.collectives,
+        operations=round(compiled.operations * repeats),
     )
 
 
@@ -178,10 +178,10 @@ def sent_by(line: str, devices: int) -> float:
         return 0.0
     listed, counted = _GROUP.search(line), _GROUPS.search(line)
     n = len(listed[1].split(",")) if listed else int(counted[1]) if counted else devices
-    return (2 if match[2] == "all-reduce" else 1) * _sizes(match[1]) * (n - 1) / n
+    return (2 if match[2] == "all-reduce" else 1) * _array_bytes(match[1]) * (n - 1) / n
 
 
-def _sizes(shapes: str) -> int:
+def _array_bytes(shapes: str) -> int:
     """Bytes of the arrays that stand in a line of HLO before its operation."""
     total = 0
     for kind, dims in _ARRAY.findall(shapes):

@@ -1,17 +1,21 @@
-"""What a plan says of one stage."""
+"""Estimates of stages, and what each is made with: a device, a mesh of it, the host beside it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
 from saejax.plan.devices import Device
-from saejax.plan.host import Host
+from saejax.plan.laws import law_of, roofline
+from saejax.plan.programs import Footprint
+
+# Bytes of a process that has imported everything and holds no arrays.
+_PROCESS = 1.0e9
 
 
 @dataclasses.dataclass(frozen=True)
 class StageEstimate:
-    """What a stage of an experiment needs on one number of devices.
+    """Needs of one stage of an experiment on one number of devices.
 
     Attributes:
         stage: capture, train, sweep, evaluate, report, graphs, interventions or prefix.
@@ -45,8 +49,41 @@ class StageEstimate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Host:
+    """Seconds of the host's work: text to tokens, activations to disk and back, programs to compile.
+
+    The defaults are what `saejax calibrate` found on 2 cores of a server (AMD EPYC, 2026-11-23), rounded; a machine
+    with more cores is quicker.
+
+    Attributes:
+        token: to read and pack one token of text.
+        stored_byte: to permute, hash and write one byte of a store.
+        read_byte: to read, shuffle and hand over one byte of a batch.
+        step: around each train step.
+        save: to write one checkpoint, as far as the training waits for it.
+        latent: to look at one latent for the report's pages.
+        start: to start a stage: imports, the model, compilation.
+    """
+
+    token: float = 2e-6
+    stored_byte: float = 1e-8
+    read_byte: float = 2e-9
+    step: float = 1e-3
+    save: float = 0.5
+    latent: float = 5e-3
+    start: float = 30.0
+
+    @classmethod
+    def of(cls, device: Device) -> "Host":
+        """Measurements of a device's machine, defaults for the rest."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        measured = device.measured.get("host", {})
+        return cls(**{name: float(value) for name, value in measured.items() if name in known})
+
+
+@dataclasses.dataclass(frozen=True)
 class Terms:
-    """What every stage's estimate is made with."""
+    """Device, mesh and host that every stage's estimate is made with."""
 
     device: Device
     mesh: Mesh
@@ -58,9 +95,44 @@ class Terms:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the host works on the cores that compute, so that its seconds add up with theirs."""
+        """The host works on the cores that compute, so that its seconds add up with theirs."""
         return self.device.measured.get("platform", self.device.name) == "cpu"
 
     def together(self, computing: float, host: float) -> float:
         """Seconds of both, one behind the other on a CPU and side by side elsewhere."""
         return computing + host if self.shares_cores else max(computing, host)
+
+    def seconds(self, kind: str, work: Footprint, amounts: Sequence[float], dtype: str) -> float:
+        """Seconds of a program: by what was measured of its kind on one such device, else by the data sheet."""
+        law = law_of(self.device, kind)
+        if law is not None and self.devices == 1:
+            return law.seconds(amounts)
+        return roofline(self.device, work, self.device.peak(dtype))
+
+    def estimate(
+        self,
+        stage: str,
+        parts: Mapping[str, float],
+        *,
+        host: float,
+        disk: float,
+        seconds: float,
+        flops: float,
+        bound: str,
+        note: str = "",
+        devices: int = 0,
+        starts: float = 1.0,
+    ) -> StageEstimate:
+        """The estimate of a stage.
+
+        Args:
+            host: bytes of the host's memory beside those of a process that has imported everything.
+            seconds: after the start.
+            devices: how many work; 0 for all of the mesh.
+            starts: times that the host's start goes by.
+        """
+        start = self.host.start * starts
+        held = _PROCESS + host
+        return StageEstimate(
+            stage, devices or self.devices, parts, held, disk, start + seconds, flops, bound, note, start
+        )

@@ -120,7 +120,7 @@ def forget(folder: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a short training came to.
+    """Outcome of a short training.
 
     Attributes:
         steps: done, of `asked`.
@@ -152,17 +152,19 @@ def sampled(work: Workspace, folder: str, rate: float) -> Workspace:
     heldout = min(e.capture.heldout_tokens, _HELDOUT)
     c = e.capture
     rows = min(c.shard_rows, max(c.chunk_rows, tokens // 2 // c.chunk_rows * c.chunk_rows))
-    own = dataclasses.replace(c, tokens=tokens, heldout_tokens=heldout, parts=1, into="store", mesh=(), shard_rows=rows)
-    small = dataclasses.replace(e, stores_dir=folder, store="sample", capture=own)
+    short = dataclasses.replace(
+        c, tokens=tokens, heldout_tokens=heldout, parts=1, into="store", mesh=(), shard_rows=rows
+    )
+    small = dataclasses.replace(e, stores_dir=folder, store="sample", capture=short)
     process, mesh = this_process(e.parallel), local_mesh(e.parallel, this_process(e.parallel))
     for split, n in (("train", tokens), ("heldout", heldout)):
-        made = (work.lm, work.source, e.text, own, mesh)
+        made = (work.lm, work.source, e.text, short, mesh)
         capture(small.store_dir(split), *made, split=split, n_tokens=n, seed=e.seed, process=process)
     return dataclasses.replace(work, experiment=small)
 
 
 class _Enough(Exception):
-    """The short training has shown what it is for."""
+    """Ends the short training, which has shown enough."""
 
 
 class _Looks:
@@ -197,8 +199,8 @@ def short_training(work: Workspace, folder: str) -> Trained:
     changed |= {"log_every": max(1, every // 5)}  # a validation comes before the row of its own step
     changed |= {"validate_epochs": 0.0, "early_stop_patience": 0, "keep_best": "", "max_rows": 0}
     changed |= {"profile": False, "tensorboard": False, "monitor": False}
-    own = dataclasses.replace(e, runs_dir=folder, name="trial", train=dataclasses.replace(t, **changed))
-    work = dataclasses.replace(work, experiment=own)
+    e = dataclasses.replace(e, runs_dir=folder, name="trial", train=dataclasses.replace(t, **changed))
+    work = dataclasses.replace(work, experiment=e)
     looks, stopped = _Looks(e.gates.r2), False
     unsaved = Unsaved([looks])
     with contextlib.suppress(_Enough):

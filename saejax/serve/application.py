@@ -29,9 +29,8 @@ needs Content-Type: application/json. Names of runs are their places below the r
 
 def application(site: Site, environment: Mapping[str, str] | None = None) -> FastAPI:
     """The application of a site, without its guard; `environment` is that of the jobs it starts."""
-    own = site.folders.own
     queue = Queue(site.folders.runs, site.jobs_at_once, environment)
-    plans = Plans(own / "plans", environment)
+    plans = Plans(site.folders.own / "plans", environment)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""What was computed for one request and is kept for the next: bounded in bytes, the longest unused goes first."""
+"""Results of one request that are kept for the next: bounded in bytes, the longest unused goes first."""
 
 import threading
 from collections import OrderedDict
@@ -38,8 +38,8 @@ class Cache:
             coming = self._coming.get(key)
             if coming is None:
                 self._misses += 1
-                own: Future[Any] = Future()
-                self._coming[key] = own
+                making: Future[Any] = Future()
+                self._coming[key] = making
             else:
                 self._hits += 1
         if coming is not None:
@@ -50,9 +50,9 @@ class Cache:
         except BaseException as error:
             with self._lock:
                 del self._coming[key]
-            own.set_exception(error)
+            making.set_exception(error)
             raise
-        own.set_result(value)
+        making.set_result(value)
         return value
 
     def drop(self, key: Hashable) -> None:
@@ -63,14 +63,14 @@ class Cache:
     def stats(self) -> dict[str, float]:
         """hits, misses, entries, bytes, limit_bytes, and hit_rate: hits of all questions, 0 before the first."""
         with self._lock:
-            asked = self._hits + self._misses
+            questions = self._hits + self._misses
             return {
                 "hits": self._hits,
                 "misses": self._misses,
                 "entries": len(self._kept),
                 "bytes": self._bytes,
                 "limit_bytes": self.limit,
-                "hit_rate": self._hits / asked if asked else 0.0,
+                "hit_rate": self._hits / questions if questions else 0.0,
             }
 
     def _keep(self, key: Hashable, value: Any, size: int) -> None:
@@ -85,7 +85,7 @@ class Cache:
 
 
 class Caches:
-    """The three of a server.
+    """The three caches of a server.
 
     Attributes:
         feature: indexes that are open, features, results of searches.
@@ -98,5 +98,5 @@ class Caches:
 
     def stats(self) -> dict[str, Any]:
         """Each cache's, and their hit rates once more by name."""
-        found = {name: cache.stats() for name, cache in vars(self).items()}
-        return found | {f"{name}_cache_hit_rate": one["hit_rate"] for name, one in found.items()}
+        stats = {name: cache.stats() for name, cache in vars(self).items()}
+        return stats | {f"{name}_cache_hit_rate": figures["hit_rate"] for name, figures in stats.items()}

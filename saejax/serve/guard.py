@@ -1,4 +1,4 @@
-"""Who may ask: the machine's own user, from the page itself or from a program, in requests of bounded size and time.
+"""Guard: the machine's own user may ask, from the page or from a program, in requests of bounded size and time.
 
 A server on 127.0.0.1 is reached by every page that the user's browser has open. So each request must name this server
 as its host (a rebound name of another site does not), a request that changes something must come from the page itself
@@ -101,11 +101,11 @@ class Guard:
         return address.is_loopback or self._everywhere or str(address) in self._names
 
     def _known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        kept = _cookie(headers.get("cookie", ""), self._cookie)
-        shown = [headers.get("authorization", "").removeprefix("Bearer ").strip(), kept]
-        asked = _with_token(scope)
+        in_cookie = _cookie(headers.get("cookie", ""), self._cookie)
+        shown = [headers.get("authorization", "").removeprefix("Bearer ").strip(), in_cookie]
+        in_link = _with_token(scope)
         return any(
-            hmac.compare_digest(one.encode(), self._token.encode()) for one in (*shown, asked[1] if asked else "")
+            hmac.compare_digest(one.encode(), self._token.encode()) for one in (*shown, in_link[1] if in_link else "")
         )
 
     async def _welcome(self, at: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,15 +213,15 @@ def _place_of(origin: str) -> str:
 
 def _cookie(text: str, name: str) -> str:
     try:
-        found = SimpleCookie(text).get(name)
+        morsel = SimpleCookie(text).get(name)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return morsel.value if morsel else ""
 
 
 def _with_token(scope: Scope) -> tuple[str, str] | None:
     """(the address without it, the token) of the printed link; None for any other request."""
     if scope["type"] != "http" or scope["method"] not in _SAFE or scope["path"] != "/":
         return None
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-    return ("/", given["token"]) if "token" in given else None
+    query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+    return ("/", query["token"]) if "token" in query else None

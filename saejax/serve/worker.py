@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from saejax.serve.problems import Problem
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Worker:
@@ -26,8 +26,8 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def run(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """What `work` returns; its errors are raised here. Within the worker's own work it runs at once.
+    def run(self, work: Callable[[], Result], seconds: float | None = None) -> Result:
+        """Run `work` and return its result; its errors are raised here. Within the worker's own work it runs at once.
 
         Raises:
             Problem: 503: too many wait already, or the worker is closed. 504: it takes longer than `seconds`; what has
@@ -35,7 +35,7 @@ class Worker:
         """
         if threading.current_thread() is self._thread:
             return work()
-        future: Future[T] = Future()
+        future: Future[Result] = Future()
         with self._lock:
             if self._closed:
                 raise Problem(503, "The server is ending.")

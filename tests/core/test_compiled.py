@@ -125,3 +125,19 @@ def test_where_nothing_is_kept(begin, tmp_path: Path, monkeypatch: pytest.Monkey
     else:
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     assert begin() == (None, None)
+
+
+def test_jax_keeps_a_torn_program_for_ever(tmp_path: Path) -> None:
+    """As long as it does, saejax.core.compiled is needed: this fails once JAX's own cache is enough."""
+    from jax._src.lru_cache import LRUCache
+
+    cache = LRUCache(str(tmp_path), max_size=-1)
+    cache.put("a", b"whole")
+    (tmp_path / "a-cache").write_bytes(b"who")  # as a process leaves it that is killed while it writes
+    cache.put("a", b"whole")
+    assert cache.get("a") == b"who"
+    bounded = LRUCache(str(tmp_path / "bounded"), max_size=100)
+    bounded.put("a", b"whole")
+    (tmp_path / "bounded" / "a-atime").unlink()  # killed between the entry and its time
+    with pytest.raises(FileNotFoundError):
+        bounded.put("b", b"whole")

@@ -9,9 +9,9 @@ from saejax.plan import calibrate, train_stages
 from saejax.plan.calibrate import Ran, experiment_with, host_of, run_calibrate
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
-from saejax.plan.host import Host
 from saejax.plan.laws import Law, law_of
-from saejax.plan.planned import Planned
+from saejax.plan.outline import Outline
+from saejax.plan.stage import Host
 from saejax.plan.train_stages import law_of_step
 
 ALL = ("topk", "standard", "gated", "p_anneal")
@@ -32,7 +32,7 @@ def test_the_host_s_part_is_what_two_experiments_took_beside_the_device() -> Non
 
 def test_a_step_is_measured_with_the_amounts_that_a_plan_has_of_it() -> None:
     kind, (amounts, seconds) = calibrate.step_point("standard", 16, 64, 128, 4)
-    planned = Planned.of(
+    outline = Outline.of(
         experiment_with(
             {
                 "coder.preset": "standard",
@@ -43,9 +43,9 @@ def test_a_step_is_measured_with_the_amounts_that_a_plan_has_of_it() -> None:
             }
         )
     )
-    assert kind == train_stages.kind_of(planned.coder()) == "relu.l1+lift+mse" and 0 < seconds < 5
+    assert kind == train_stages.step_kind(outline.coder()) == "relu.l1+lift+mse" and 0 < seconds < 5
     assert amounts[0] == 1 and amounts[3] == 0 and amounts[4] == 2 * 16 * 64 + 64 + 2 * 16
-    assert planned.coder().topology.d_sae == 64
+    assert outline.coder().topology.d_sae == 64
 
 
 def test_the_name_of_a_data_sheet_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +61,12 @@ def test_a_calibrated_machine_is_planned_by_its_own_laws(tmp_path: Path, monkeyp
     lines: list[str] = []
     run_calibrate("mine", lines.append)
     mine = device("mine")
-    steps = {preset: law_of_step(mine, Planned.of(experiment_with({"coder.preset": preset})).coder()) for preset in ALL}
+    steps = {preset: law_of_step(mine, Outline.of(experiment_with({"coder.preset": preset})).coder()) for preset in ALL}
     assert steps["topk"] and steps["standard"] and steps["standard"] is not steps["topk"] and not steps["gated"]
     assert steps["p_anneal"] == steps["standard"] and law_of(mine, "forward")
     assert Host.of(mine).token > 0 and mine.bandwidth > 1e8 and "kept as 'mine'" in lines[-1]
     e = experiment_with(
         {"coder.preset": "standard", "coder.d_sae": 1024, "train.batch_size": 2048, "train.tokens": 204_800}
     )
-    found = stage_of(Planned.of(e), mine, 1, "train")
+    found = stage_of(Outline.of(e), mine, 1, "train")
     assert 1 < found.seconds < 1000

@@ -21,7 +21,7 @@ from saejax.plan.command import of_jobs, seconds
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import estimates, stage_of
 from saejax.plan.models import shape_of
-from saejax.plan.planned import Planned
+from saejax.plan.outline import Outline
 from saejax.prefix.trained import encoder_of
 
 FLAGS: dict[str, Any] = {"device": "h100", "devices": (1, 2)}
@@ -139,7 +139,7 @@ def test_times_of_deadlines() -> None:
 
 def test_a_batch_size_that_is_to_be_found_is_found_for_the_device() -> None:
     e = made(train__batch_size=0, train__tokens=2_000_000)
-    found = stage_of(Planned.of(e), device("h100"), 1, "train")
+    found = stage_of(Outline.of(e), device("h100"), 1, "train")
     assert found.parts["batch"] in [2**n * 128 * 2 for n in range(8, 17)]
 
 

@@ -16,7 +16,7 @@ from saejax.lm import load_lm
 from saejax.parallel import batch_sharding, replicated
 from saejax.plan import lm_stages
 from saejax.plan.models import shape_of
-from saejax.plan.planned import Planned, mesh_of
+from saejax.plan.outline import Outline, mesh_of
 from saejax.plan.programs import bytes_on_one, forward_footprint, sent_by, step_footprint, step_program
 from saejax.training.profile import step_bytes
 
@@ -30,16 +30,16 @@ def made(**values: Any) -> Experiment:
     return experiment(config)
 
 
-def on(e: Experiment, mesh: tuple[int, int], fsdp: bool = False) -> tuple[Planned, Any]:
+def on(e: Experiment, mesh: tuple[int, int], fsdp: bool = False) -> tuple[Outline, Any]:
     e = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=mesh, fsdp=fsdp))
-    planned = Planned.of(e)
-    return planned, mesh_of(e, mesh[0] * mesh[1], jax.devices())
+    outline = Outline.of(e)
+    return outline, mesh_of(e, mesh[0] * mesh[1], jax.devices())
 
 
 @pytest.mark.parametrize(("mesh", "fsdp"), [*((mesh, False) for mesh in MESHES), ((4, 1), True), ((2, 2), True)])
 def test_state_and_batch_are_what_a_training_holds_on_its_fullest_device(mesh: tuple[int, int], fsdp: bool) -> None:
-    planned, virtual = on(made(coder__preset="standard"), mesh, fsdp)
-    program, work = step_program(planned.experiment, planned.coder(), planned.work.sites, virtual)
+    outline, virtual = on(made(coder__preset="standard"), mesh, fsdp)
+    program, work = step_program(outline.experiment, outline.coder(), outline.work.sites, virtual)
     state = program.start()
     held: dict[Any, int] = {}
     for leaf in jax.tree.leaves(state):
@@ -52,12 +52,12 @@ def test_state_and_batch_are_what_a_training_holds_on_its_fullest_device(mesh: t
 
 
 def test_what_training_refuses_of_a_mesh_a_plan_refuses() -> None:
-    planned, virtual = on(made(coder__d_sae=250), (1, 4))
+    outline, virtual = on(made(coder__d_sae=250), (1, 4))
     with pytest.raises(ConfigError, match="250 latents cannot be split over the 4 devices"):
-        planned.step(virtual)
-    planned, virtual = on(made(train__batch_size=62), (4, 1))
+        outline.step(virtual)
+    outline, virtual = on(made(train__batch_size=62), (4, 1))
     with pytest.raises(ConfigError, match="62 cannot be split over 4 devices"):
-        planned.step(virtual)
+        outline.step(virtual)
     with pytest.raises(ConfigError, match="has 4 devices along latent, which does not divide 6"):
         mesh_of(dataclasses.replace(made(), parallel=dataclasses.replace(made().parallel, mesh=(2, 4))), 6)
 
@@ -83,8 +83,8 @@ def test_a_forward_pass_of_two_blocks_stands_for_all() -> None:
 @pytest.mark.parametrize(("preset", "rows"), [("topk", 4), ("standard", 8)])
 def test_an_evaluation_takes_what_its_programs_do(preset: str, rows: int) -> None:
     e = made(coder__preset=preset, coder__d_sae=1024)
-    lm, shape, coder = load_lm("demo"), shape_of("demo"), Planned.of(e).coder()
-    sites = Planned.of(e).work.sites
+    lm, shape, coder = load_lm("demo"), shape_of("demo"), Outline.of(e).coder()
+    sites = Outline.of(e).work.sites
     found = lm_stages.evaluation(shape, coder, (rows, 128), "float32")
     own = Sites(*sites, (1.0,), (1.0,))
     packed = {name: jax.ShapeDtypeStruct((rows, 128), jnp.int32) for name in ("tokens", "positions", "segments")}
@@ -123,7 +123,7 @@ def test_what_a_collective_sends(line: str, sent: float) -> None:
 def test_a_step_on_one_device_sends_nothing_and_on_several_at_least_its_gradients() -> None:
     e = made(coder__preset="standard")
     alone, several = (
-        step_footprint(e, Planned.of(e).coder(), Planned.of(e).work.sites, mesh_of(e, n, jax.devices())) for n in (1, 4)
+        step_footprint(e, Outline.of(e).coder(), Outline.of(e).work.sites, mesh_of(e, n, jax.devices())) for n in (1, 4)
     )
     gradients = 4 * (2 * 128 * 256 + 256 + 128)
     assert alone.sent == alone.collectives == 0

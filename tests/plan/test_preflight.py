@@ -22,7 +22,7 @@ from saejax.core.errors import ConfigError
 from saejax.core.files import write_json
 from saejax.plan import preflight, trial
 from saejax.plan.amounts import size, span
-from saejax.plan.checks import Check, is_out_of_memory, table
+from saejax.plan.checks import Check, checks_table, is_out_of_memory
 from saejax.plan.preflight import run_preflight
 from saejax.store import StoreLayout
 
@@ -121,19 +121,19 @@ def test_another_version_than_the_run_s(tmp_path: Path) -> None:
 
 
 def test_no_memory_left_is_a_check_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flight = preflight._Flight(Workspace(tiny_experiment(tmp_path)), {})
+    trying = preflight._Preflight(Workspace(tiny_experiment(tmp_path)), {})
 
     def full() -> Check:
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-    assert not flight.add("training", full) and "train.batch_size" in flight.checks[0].remedy
+    assert not trying.add("training", full) and "train.batch_size" in trying.checks[0].remedy
     assert is_out_of_memory(RuntimeError("CUDA out of memory.")) and is_out_of_memory(MemoryError())
 
     def broken() -> Check:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        flight.add("training", broken)
+        trying.add("training", broken)
 
 
 @pytest.mark.parametrize("url", [False, True])
@@ -155,28 +155,29 @@ def test_the_disk_is_tried_and_left_as_it_was(tmp_path: Path, url: bool) -> None
 def test_a_signal_during_the_training_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training's own handler takes Ctrl-C; the trial is then over, and nothing of it stays."""
     e = easy(planted_experiment(tmp_path, "planted"), r2=2.0)
-    before, own_fit = files(tmp_path), trial.fit
+    before, unsaved = files(tmp_path), trial.Unsaved
 
-    def interrupted(*given: Any, **how: Any) -> Any:
-        looks = how["writers"][0]
+    def interrupted(writers: list[Any]) -> Any:
+        looks = writers[0]
         write = looks.write
         looks.write = lambda step, row: (write(step, row), os.kill(os.getpid(), signal.SIGINT) if step == 3 else None)
-        return own_fit(*given, **how)
+        return unsaved(writers)
 
-    monkeypatch.setattr(trial, "fit", interrupted)
+    monkeypatch.setattr(trial, "Unsaved", interrupted)
     assert run_preflight(Workspace(e)) == 75
     assert files(tmp_path) == before
 
 
 def test_a_table_lines_up_and_says_what_to_do() -> None:
-    text = table([Check("a", "1 GB", True, "2 GB"), Check("long name", "0", False, remedy="Do this.\nThen that.")])
+    checks = [Check("a", "1 GB", True, "2 GB"), Check("long name", "0", False, remedy="Do this.\nThen that.")]
+    text = checks_table(checks)
     assert text.splitlines()[2:] == [
         "  a          1 GB   2 GB    pass",
         "  long name  0              FAIL",
         "      Do this.",
         "      Then that.",
     ]
-    assert "plan" not in text and "plan" in table([Check("a", "1", None, planned="2")])
+    assert "plan" not in text and "plan" in checks_table([Check("a", "1", None, planned="2")])
     assert [size(n) for n in (0, 999, 1234, 1.5e9, 9.99e13)] == ["0 B", "999 B", "1.23 kB", "1.5 GB", "99.9 TB"]
     assert [span(s) for s in (1.234, 90, 600, 36000)] == ["1.23 s", "90 s", "10 min", "10 h"]
 

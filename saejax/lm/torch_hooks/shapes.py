@@ -17,7 +17,7 @@ from saejax.lm.torch_hooks.probe import text_config
 # As config.json files call them.
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
-_WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
+_WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
 _MLP = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
@@ -71,7 +71,7 @@ def _shape(torch: Any, module: Any) -> ModelShape:
     blocks: Any = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=[])
     inside = sum(p.numel() for block in blocks for p in block.parameters())
     n_layer, heads = max(1, len(blocks)), config_number(config, _HEADS)
-    width = config_number(config, _WIDTH) or _usual_width(torch, module)
+    width = config_number(config, _WIDTH_KEYS) or _usual_width(torch, module)
     d_mlp = config_number(config, _MLP) or 4 * width
     d_head = config_number(config, ("head_dim", "d_kv")) or (width // heads if heads else 0)
     widths = dict.fromkeys(HOOK_NAMES, width) | {"mlp_act": d_mlp, "attn_z": heads * d_head}

@@ -32,7 +32,7 @@ from saejax.serve.problems import Problem
 MOST_WAITING = 100
 MOST_LISTED = 1000
 _START_SECONDS = 120.0
-_LOOK = 0.25
+_TURN_SECONDS = 0.25
 _AFTER_MISTAKE = 5.0
 # Commands that write the run's folder: two of them at a time would refuse each other.
 _WRITING = ("train", "pipeline", "sweep")
@@ -155,11 +155,11 @@ class Queue:
 
     def views(self, most: int = MOST_LISTED) -> list[View]:
         """The jobs, newest first; a job whose files are damaged is left out."""
-        found = []
+        views = []
         for name in sorted(self._ids(), reverse=True)[:most]:
             with contextlib.suppress(SaejaxError):
-                found.append(self.view(name))
-        return found
+                views.append(self.view(name))
+        return views
 
     def view(self, name: str) -> View:
         """One job.
@@ -170,9 +170,9 @@ class Queue:
         """
         job = self.job(name)
         signature = job.signature()
-        kept = self._ended.get(name)
-        if kept is not None and kept[0] == signature:
-            return kept[1]
+        remembered = self._ended.get(name)
+        if remembered is not None and remembered[0] == signature:
+            return remembered[1]
         view = view_of(job, self.runs, name in self._starting)
         if view.state in ENDED:
             if len(self._ended) > 2 * MOST_LISTED:
@@ -192,7 +192,7 @@ class Queue:
         return read_job(self.folder / name)
 
     def expects(self, run: str) -> bool:
-        """Whether a job that has not ended is to write a run."""
+        """A job that has not ended is to write a run."""
         with self._lock:
             return any(view.name == run for view in self._open_views())
 
@@ -272,7 +272,7 @@ class Queue:
                     self._starting.discard(name)
 
     @contextlib.contextmanager
-    def turning(self, seconds: float = _LOOK) -> Iterator[None]:
+    def turning(self, seconds: float = _TURN_SECONDS) -> Iterator[None]:
         """For the duration of the block jobs start when their turn has come; those that run go on after it."""
         ended = threading.Event()
 
@@ -323,7 +323,7 @@ class Queue:
 
     def _open_views(self) -> list[View]:
         """The jobs that have not ended, oldest first."""
-        found = []
+        views = []
         for name in sorted(self._open):
             try:
                 view = self.view(name)
@@ -333,8 +333,8 @@ class Queue:
             if view.state in ENDED:
                 self._open.discard(name)
             else:
-                found.append(view)
-        return found
+                views.append(view)
+        return views
 
     def _next(self) -> str | None:
         """The job to start now."""

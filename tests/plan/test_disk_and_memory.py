@@ -12,8 +12,8 @@ from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.app.stages import run_capture
 from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError
-from saejax.plan import refuse
-from saejax.plan.refuse import refuse_what_cannot_end
+from saejax.plan import disk_and_memory
+from saejax.plan.disk_and_memory import check_disk_and_memory
 
 Usage = collections.namedtuple("Usage", "total used free")
 
@@ -43,11 +43,11 @@ def test_a_disk_that_is_too_small_is_told_with_all_that_it_would_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     e = made(tmp_path)
-    refuse_what_cannot_end(e)
+    check_disk_and_memory(e)
     free(monkeypatch, 2e6)
     with pytest.raises(DataError, match=r"2 MB free, .* needs 3\.\d+ MB there \(the train store 2\.\d+ MB.*--anyway"):
-        refuse_what_cannot_end(e)
-    refuse_what_cannot_end(dataclasses.replace(e, lm=dataclasses.replace(e.lm, model="")))
+        check_disk_and_memory(e)
+    check_disk_and_memory(dataclasses.replace(e, lm=dataclasses.replace(e.lm, model="")))
 
 
 def test_what_is_stored_already_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,15 +56,15 @@ def test_what_is_stored_already_is_not_asked_for_again(tmp_path: Path, monkeypat
     (tmp_path / "runs" / "run").mkdir(parents=True, exist_ok=True)
     (tmp_path / "runs" / "run" / "config.json").write_text("{}")
     free(monkeypatch, 1e5)
-    refuse_what_cannot_end(e)
+    check_disk_and_memory(e)
 
 
 def test_a_step_that_does_not_fit_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     e = made(tmp_path, parallel__mesh=(1, 1))
-    monkeypatch.setattr(refuse, "room_on", lambda _: 1_000_000)
+    monkeypatch.setattr(disk_and_memory, "room_on", lambda _: 1_000_000)
     with pytest.raises(ConfigError, match=r"A train step takes 1\.\d+ MB .* 1 MB of cpu can be had\. Split the batch"):
-        refuse_what_cannot_end(e)
-    monkeypatch.setattr(refuse, "room_on", lambda _: 3_000_000)
-    refuse_what_cannot_end(e)
+        check_disk_and_memory(e)
+    monkeypatch.setattr(disk_and_memory, "room_on", lambda _: 3_000_000)
+    check_disk_and_memory(e)
     # A sweep has many steps, and one without a batch size finds one that fits.
-    refuse_what_cannot_end(made(tmp_path, sweep__seeds=(0, 1)))
+    check_disk_and_memory(made(tmp_path, sweep__seeds=(0, 1)))

@@ -1,4 +1,4 @@
-"""An experiment as a plan sees it: models' shapes, coder, mesh; nothing is loaded and no store is needed."""
+"""The outline of an experiment: models' shapes, coder, store, compiled step; nothing is loaded, no store is needed."""
 
 import dataclasses
 import functools
@@ -35,8 +35,8 @@ ROOM = 0.85
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-    """An experiment and what follows from it without running anything.
+class Outline:
+    """An experiment, and what follows from its settings without running anything.
 
     Attributes:
         work: of the experiment, with the models' names in place of the models.
@@ -50,7 +50,7 @@ class Planned:
     known: dict[Any, Footprint] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, e: Experiment) -> "Planned":
+    def of(cls, e: Experiment) -> "Outline":
         """Read the models' config.json.
 
         Raises:
@@ -82,7 +82,7 @@ class Planned:
         """The programs of its sweep."""
         return tuple(groups(members(self.experiment)))
 
-    def with_experiment(self, e: Experiment) -> "Planned":
+    def with_experiment(self, e: Experiment) -> "Outline":
         """The same models under other settings."""
         return dataclasses.replace(self, work=dataclasses.replace(self.work, experiment=e))
 
@@ -126,7 +126,7 @@ class Planned:
         parts = [to_json(e.coder), to_json(e.train), e.parallel.fsdp, e.parallel.mode, self.work.sites]
         return json.dumps([*parts, mesh.shape[DATA], mesh.shape[LATENT]])
 
-    def sized(self, device: Device, mesh: Mesh) -> "Planned":
+    def sized(self, device: Device, mesh: Mesh) -> "Outline":
         """The same with train.batch_size=0 replaced by the size that training would find on such devices."""
         e = self.experiment
         if e.train.batch_size or e.prefix.source:
@@ -138,7 +138,7 @@ class Planned:
         rows = Stored(self.work).rows()
         return self._of_size(batch_size(e.train, rows, mesh, needs, int(ROOM * device.memory)).size)
 
-    def _of_size(self, size: int) -> "Planned":
+    def _of_size(self, size: int) -> "Outline":
         e = self.experiment
         return self.with_experiment(dataclasses.replace(e, train=dataclasses.replace(e.train, batch_size=size)))
 

@@ -1,4 +1,4 @@
-"""Which number of devices to take, and what to change where nothing fits."""
+"""The number of devices to take, and the smallest change where nothing fits."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -8,47 +8,46 @@ from saejax.app.experiment import Experiment
 from saejax.core.errors import SaejaxError
 from saejax.plan.devices import Device
 from saejax.plan.estimate import Estimate, stage_of
-from saejax.plan.planned import ROOM, Planned
+from saejax.plan.outline import ROOM, Outline
 
 # Of the device-hours of the least devices that fit: what more devices may cost before it is called a waste.
 _WASTE = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """The recommendation.
+class Recommendation:
+    """The number of devices to take.
 
     Attributes:
-        taken: the estimate of the number of devices to take; None where none will do.
+        estimate: of that number; None where none will do.
         why: in a sentence.
         wasteful: {devices: what of them is wasted}.
     """
 
-    taken: Estimate | None
+    estimate: Estimate | None
     why: str
     wasteful: dict[int, str]
 
 
-def choose(found: Sequence[Estimate], deadline: float = 0.0) -> Choice:
+def recommend(estimates: Sequence[Estimate], deadline: float = 0.0) -> Recommendation:
     """The least devices that fit and meet the deadline (seconds; 0 for none), and what more of them would waste."""
-    fitting = sorted((one for one in found if one.fits), key=lambda one: one.devices)
+    fitting = sorted((one for one in estimates if one.fits), key=lambda one: one.devices)
     if not fitting:
-        return Choice(None, "Nothing fits.", {})
+        return Recommendation(None, "Nothing fits.", {})
     wasteful, least = {}, fitting[0]
-    for one in fitting[1:]:
-        spent, left = one.device_hours / least.device_hours, one.seconds / least.seconds
+    for more in fitting[1:]:
+        spent, left = more.device_hours / least.device_hours, more.seconds / least.seconds
         if spent > _WASTE:
-            wasteful[one.devices] = f"{spent:.1f} times the device-hours of {least.devices} for {left:.0%} of its time"
+            wasteful[more.devices] = f"{spent:.1f} times the device-hours of {least.devices} for {left:.0%} of its time"
     in_time = [one for one in fitting if not deadline or one.seconds <= deadline]
     if not in_time:
         quickest = min(fitting, key=lambda one: one.seconds)
         why = f"No number of devices meets the deadline; {quickest.devices} are the quickest."
-        return Choice(None, why, wasteful)
-    taken = in_time[0]
+        return Recommendation(None, why, wasteful)
     why = "the least that fits" + (" and meets the deadline" if deadline else "")
-    if taken.utilisation < 0.05:
-        why += f"; {taken.utilisation:.1%} of the operations that it could do are done, so most of it idles"
-    return Choice(taken, why, wasteful)
+    if (used := in_time[0].utilisation) < 0.05:
+        why += f"; {used:.1%} of the operations that it could do are done, so most of it idles"
+    return Recommendation(in_time[0], why, wasteful)
 
 
 def _changed(e: Experiment, part: str, **values: Any) -> Experiment:
@@ -101,15 +100,15 @@ def _halves(rows: int) -> Iterator[int]:
         yield rows
 
 
-def remedy(planned: Planned, device: Device, devices: int, over: Sequence[str]) -> list[str]:
+def remedy(outline: Outline, device: Device, devices: int, over: Sequence[str]) -> list[str]:
     """For each of these stages, the smallest change that makes it fit, in words."""
-    return [f"{stage}: {_of_stage(planned, device, devices, stage)}" for stage in over]
+    return [f"{stage}: {_of_stage(outline, device, devices, stage)}" for stage in over]
 
 
-def _of_stage(planned: Planned, device: Device, devices: int, stage: str) -> str:
-    for flags, changed in changes(planned.experiment, stage, devices):
+def _of_stage(outline: Outline, device: Device, devices: int, stage: str) -> str:
+    for flags, changed in changes(outline.experiment, stage, devices):
         try:
-            after = stage_of(planned.with_experiment(changed), device, devices, stage)
+            after = stage_of(outline.with_experiment(changed), device, devices, stage)
         except SaejaxError:
             continue
         if after.device_bytes <= ROOM * device.memory:
@@ -117,6 +116,6 @@ def _of_stage(planned: Planned, device: Device, devices: int, stage: str) -> str
     return f"no change of the mesh, the batch or the dtype makes it fit on {devices} x {device.name}"
 
 
-def over(found: Estimate) -> list[str]:
+def over(estimate: Estimate) -> list[str]:
     """The stages of the pipeline that do not fit."""
-    return [one.stage for one in found.pipeline if one.device_bytes > ROOM * found.device.memory]
+    return [stage.stage for stage in estimate.pipeline if stage.device_bytes > ROOM * estimate.device.memory]

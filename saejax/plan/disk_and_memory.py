@@ -15,7 +15,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.fit.devices import training_mesh
 from saejax.kernels.batch import DATA
 from saejax.plan.amounts import size
-from saejax.plan.planned import Planned, parameter_count
+from saejax.plan.outline import Outline, parameter_count
 from saejax.plan.train_stages import checkpoint_bytes
 from saejax.store.files import StoreFiles
 from saejax.store.space import bytes_on_disk
@@ -30,7 +30,7 @@ _REMEDIES = (
 )
 
 
-def refuse_what_cannot_end(e: Experiment) -> None:
+def check_disk_and_memory(e: Experiment) -> None:
     """Nothing where the pipeline of an experiment has the disk and the memory that it needs.
 
     What is on disk already is not asked for again, and a run that has begun is not asked about its memory. An
@@ -42,41 +42,41 @@ def refuse_what_cannot_end(e: Experiment) -> None:
     """
     if not e.lm.model:
         return
-    planned = Planned.of(e)
-    if not _known(planned):
+    outline = Outline.of(e)
+    if not _known(outline):
         return  # PyTorch's model has names of its own, which it says when it is loaded
     begun = e.run.config.is_file()
-    _refuse_disk(planned, begun)
-    if e.train.batch_size and not planned.swept and not begun:
-        _refuse_memory(planned)
+    _refuse_disk(outline, begun)
+    if e.train.batch_size and not outline.swept and not begun:
+        _refuse_memory(outline)
 
 
-def _known(planned: Planned) -> bool:
-    """Whether all hook points are; for a model that JAX runs a wrong one is an error."""
+def _known(outline: Outline) -> bool:
+    """All hook points are known; for a model that JAX runs a wrong one is an error."""
     try:
-        return bool(planned.widths)
+        return bool(outline.widths)
     except ConfigError:
-        if all(shape.config is not None for shape in planned.models):
+        if all(shape.config is not None for shape in outline.models):
             raise
         return False
 
 
-def _refuse_disk(planned: Planned, begun: bool) -> None:
+def _refuse_disk(outline: Outline, begun: bool) -> None:
     """Stores and checkpoints together, where they share a disk."""
-    e = planned.experiment
+    e = outline.experiment
     wanted: dict[int, tuple[float, Path, list[str]]] = {}
 
     def ask(folder: Path, count: float, what: str) -> None:
-        there = next(one for one in (folder, *folder.resolve().parents) if one.exists())
+        there = next(above for above in (folder, *folder.resolve().parents) if above.exists())
         before, _, named = wanted.get(there.stat().st_dev, (0.0, there, []))
         wanted[there.stat().st_dev] = (before + count, there, [*named, f"{what} {size(count)}"])
 
-    for split, count in planned.store_bytes().items():
+    for split, count in outline.store_bytes().items():
         files = StoreFiles(e.store_dir(split))
-        if files.local is not None and planned.work.origin(split) is None:
+        if files.local is not None and outline.work.origin(split) is None:
             ask(files.local, max(0.0, count - (bytes_on_disk(files) or 0)), f"the {split} store")
-    if not planned.swept and not begun:
-        state = 12.0 * parameter_count(planned.coder())  # parameters and two moments
+    if not outline.swept and not begun:
+        state = 12.0 * parameter_count(outline.coder())  # parameters and two moments
         ask(e.run_dir, checkpoint_bytes(e.train, state), "checkpoints")
     for needed, folder, named in wanted.values():
         if needed > (free := shutil.disk_usage(folder).free):
@@ -88,8 +88,8 @@ def _refuse_disk(planned: Planned, begun: bool) -> None:
             )
 
 
-def _refuse_memory(planned: Planned) -> None:
-    e, coder = planned.experiment, planned.coder()
+def _refuse_memory(outline: Outline) -> None:
+    e, coder = outline.experiment, outline.coder()
     mesh = training_mesh(e)
     try:
         room = room_on(list(mesh.devices.flat))
@@ -99,7 +99,7 @@ def _refuse_memory(planned: Planned) -> None:
     latents = e.train.batch_size // e.train.accumulate / mesh.shape[DATA] * math.prod(coder.topology.latent_shape)
     if 16.0 * parameter_count(coder) / split + 4.0 * _DENSE * latents < room / 2:
         return
-    needed = planned.step(mesh)[1].bytes
+    needed = outline.step(mesh)[1].bytes
     if needed > room:
         raise ConfigError(
             f"A train step takes {size(needed)} of each device, and {size(room)} of {jax.devices()[0].device_kind} can "

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from saejax.app.experiment import default_config, experiment
-from saejax.plan.choice import changes, choose, over, remedy
 from saejax.plan.devices import Device, device
 from saejax.plan.estimate import Estimate, estimate
-from saejax.plan.planned import Planned
+from saejax.plan.outline import Outline
+from saejax.plan.recommendation import changes, over, recommend, remedy
 from saejax.plan.stage import StageEstimate
 
 CARD = Device("card", 10e9, 1e12, 1e14, 1e13, 1e11)
@@ -22,17 +22,17 @@ def whole(devices: int, gigabytes: float, seconds: float, refused: str = "") -> 
 
 def test_the_least_that_fits_is_taken_and_waste_is_named() -> None:
     found = [whole(1, 12, 4000), whole(2, 8, 2000), whole(4, 7, 1200), whole(8, 6, 1100)]
-    choice = choose(found)
-    assert choice.taken is found[1] and choice.wasteful == {8: "2.2 times the device-hours of 2 for 55% of its time"}
+    advice = recommend(found)
+    assert advice.estimate is found[1] and advice.wasteful == {8: "2.2 times the device-hours of 2 for 55% of its time"}
     assert over(found[0]) == ["train"] and over(found[1]) == []
 
 
 def test_the_deadline_asks_for_more_and_may_be_out_of_reach() -> None:
     found = [whole(1, 5, 4000), whole(2, 5, 2000), whole(4, 5, 1200)]
-    assert choose(found, deadline=2500).taken is found[1]
-    assert choose(found, deadline=60).taken is None and "4 are the quickest" in choose(found, deadline=60).why
-    assert choose([whole(1, 50, 1)]).taken is None
-    assert choose([dataclasses.replace(found[0], refused="no")]).taken is None
+    assert recommend(found, deadline=2500).estimate is found[1]
+    assert recommend(found, deadline=60).estimate is None and "4 are the quickest" in recommend(found, deadline=60).why
+    assert recommend([whole(1, 50, 1)]).estimate is None
+    assert recommend([dataclasses.replace(found[0], refused="no")]).estimate is None
 
 
 def test_used_and_cost_follow_from_the_stages() -> None:
@@ -41,33 +41,33 @@ def test_used_and_cost_follow_from_the_stages() -> None:
     assert one.device_hours == pytest.approx(200 / 3600)
 
 
-def made(**values: Any) -> Planned:
+def made(**values: Any) -> Outline:
     config = default_config()
     config.update_from_flattened_dict(
         {"coder.preset": "standard", **{k.replace("__", "."): v for k, v in values.items()}}
     )
-    return Planned.of(experiment(config))
+    return Outline.of(experiment(config))
 
 
 def test_the_smallest_change_that_fits_is_found_and_does_fit() -> None:
-    planned = made(coder__d_sae=4096, train__batch_size=4096, train__tokens=409_600)
+    outline = made(coder__d_sae=4096, train__batch_size=4096, train__tokens=409_600)
     small = dataclasses.replace(device("h100"), memory=150e6)
-    found = estimate(planned, small, [1])[0]
+    found = estimate(outline, small, [1])[0]
     assert over(found) == ["train", "evaluate", "report"]
-    said = remedy(planned, small, 1, ["train"])
+    said = remedy(outline, small, 1, ["train"])
     assert said[0].startswith("train: --config.train.accumulate=") and "fits" in said[0]
     parts = int(said[0].split("=")[1].split()[0])
-    e = planned.experiment
+    e = outline.experiment
     fewer, enough = (
         estimate(
-            planned.with_experiment(dataclasses.replace(e, train=dataclasses.replace(e.train, accumulate=n))),
+            outline.with_experiment(dataclasses.replace(e, train=dataclasses.replace(e.train, accumulate=n))),
             small,
             [1],
         )[0]
         for n in (max(1, parts // 2), parts)
     )
     assert "train" in over(fewer) and "train" not in over(enough)
-    nothing = remedy(planned, dataclasses.replace(small, memory=1e6), 1, ["evaluate"])
+    nothing = remedy(outline, dataclasses.replace(small, memory=1e6), 1, ["evaluate"])
     assert nothing == ["evaluate: no change of the mesh, the batch or the dtype makes it fit on 1 x h100"]
 
 
