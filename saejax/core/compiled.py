@@ -82,12 +82,12 @@ def _tidy(folder: Path) -> None:
                 _collect(session, folder)  # what came in between
                 shutil.rmtree(session, ignore_errors=True)
     stats = {program: program.stat() for program in _programs(folder)}
-    size = sum(one.st_size for one in stats.values())
-    for program, one in sorted(stats.items(), key=lambda item: max(item[1].st_mtime, item[1].st_atime)):
+    size = sum(known.st_size for known in stats.values())
+    for program, known in sorted(stats.items(), key=lambda item: max(item[1].st_mtime, item[1].st_atime)):
         if size <= LARGEST and len(stats) <= MOST:
             break
         program.unlink(missing_ok=True)
-        size -= one.st_size
+        size -= known.st_size
         del stats[program]
 
 

@@ -8,6 +8,7 @@
 Its runner holds the folder's lease. A number in a file may by now be another process's, so it is asked for besides.
 """
 
+import codecs
 import dataclasses
 import functools
 import os
@@ -269,15 +270,9 @@ class Job:
         except OSError as error:
             raise DataError(f"{self.path / LOG} cannot be read: {error.strerror}.") from None
         # A letter of several bytes whose rest is still to come stays for the next piece.
-        for back in range(1, min(4, len(raw) + 1)):
-            byte = raw[-back]
-            if byte >= 0xC0:
-                wanted = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-                raw = raw[:-back] if wanted > back else raw
-                break
-            if byte < 0x80:
-                break
-        return raw.decode(errors="replace"), at + len(raw)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(raw)
+        return text, at + len(raw) - len(decoder.getstate()[0])
 
 
 def read_job(path: str | Path) -> Job:

@@ -103,7 +103,7 @@ def devices() -> dict[str, Device]:
     Raises:
         ConfigError: the file cannot be read, or a line of it says something else.
     """
-    sheets = {one.name: one for one in _SHEETS}
+    sheets = {sheet.name: sheet for sheet in _SHEETS}
     return sheets | {"cpu": this_cpu()} | _users_devices()
 
 
@@ -160,15 +160,15 @@ def _lines() -> dict[str, Any]:
 def _users_devices() -> dict[str, Device]:
     fields = {field.name: field for field in dataclasses.fields(Device) if field.name != "name"}
     needed = [name for name, field in fields.items() if field.default is field.default_factory is dataclasses.MISSING]
-    found = {}
+    users = {}
     for name, line in _lines().items():
         for key in line:
             if key not in fields:
                 raise ConfigError(f"{own_file()}: {name} has the unknown key {key!r}.{nearest(str(key), fields)}")
         if missing := [key for key in needed if key not in line]:
             raise ConfigError(f"{own_file()}: {name} lacks {', '.join(missing)}.")
-        found[name] = Device(name, **{key: _number(value) for key, value in line.items()})
-    return found
+        users[name] = Device(name, **{key: _number(value) for key, value in line.items()})
+    return users
 
 
 def _number(value: Any) -> Any:

@@ -112,9 +112,12 @@ def estimate(outline: Outline, device: Device, counts: Sequence[int]) -> list[Es
     with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
         rest = pool.submit(alone)
         estimates = list(pool.map(spread, counts))
-    if all(one.refused for one in estimates):
+    if all(option.refused for option in estimates):
         raise ConfigError(estimates[0].refused)
-    return [one if one.refused else dataclasses.replace(one, stages=one.stages + rest.result()) for one in estimates]
+    return [
+        option if option.refused else dataclasses.replace(option, stages=option.stages + rest.result())
+        for option in estimates
+    ]
 
 
 def stage_of(outline: Outline, device: Device, devices: int, stage: str) -> StageEstimate:

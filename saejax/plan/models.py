@@ -27,8 +27,8 @@ from saejax.lm.torch_hooks.shapes import torch_shape
 
 # {hub id: {"parameters", "config": config.json}} of the models that shipped experiments and reports name.
 PUBLISHED: dict[str, Any] = {
-    one["model"]: one
-    for one in json.loads((Path(__file__).parent / "model_configs.json").read_text(encoding="utf-8")).values()
+    model["model"]: model
+    for model in json.loads((Path(__file__).parent / "model_configs.json").read_text(encoding="utf-8")).values()
 }
 
 
@@ -81,7 +81,7 @@ def shape_of(model: str, revision: str = "", backend: str = "auto") -> ModelShap
 def of_decoder(model: str, config: DecoderConfig, note: str = "") -> ModelShape:
     """The shape of a model that the JAX decoder runs."""
     outer, block = (
-        sum(math.prod(one.shape) for one in jax.tree.leaves(part(config)))
+        sum(math.prod(parameter.shape) for parameter in jax.tree.leaves(part(config)))
         for part in (parameters.outer_parameters, parameters.block_parameters)
     )
     c = config

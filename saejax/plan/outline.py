@@ -165,4 +165,4 @@ def mesh_of(e: Experiment, devices: int, virtual: Sequence[Any] | None = None) -
 def parameter_count(coder: Coder) -> int:
     """Numbers that a coder learns."""
     shapes = jax.eval_shape(coder.init, jax.random.key(0))
-    return sum(math.prod(one.shape) for one in jax.tree.leaves(shapes))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))

@@ -53,7 +53,7 @@ def run_preflight(work: Workspace, estimates: Sequence[StageEstimate] | None = N
         0 when all pass, 1 when something fails, EXIT_PREEMPTED when a signal stopped it.
     """
     refuse_many(work.experiment.parallel, "saejax preflight")
-    preflight = _Preflight(work, {one.stage: one for one in estimates or ()})
+    preflight = _Preflight(work, {estimate.stage: estimate for estimate in estimates or ()})
     try:
         preflight.run()
     except _Signal:
@@ -132,8 +132,8 @@ class _Preflight:
 
     def _language_model(self) -> bool:
         names = expand_hook_points(self.work.experiment.capture.hook_points, self.work.lm)
-        one = self.add("one prompt, one layer", lambda: _one_prompt(self.work, names[:1], self.plans.get("capture")))
-        if not one:
+        passed = self.add("one prompt, one layer", lambda: _one_prompt(self.work, names[:1], self.plans.get("capture")))
+        if not passed:
             self.skip("ten prompts")
             return False
 
@@ -281,7 +281,7 @@ def _forward(work: Workspace, names: Sequence[str], rows: int, times: int) -> tu
 def _r2(e: Experiment, done: Trained) -> Check:
     reached = "nothing held out" if done.r2 is None else f"R2 {done.r2:.3f} at step {done.steps:,}"
     remedy = (
-        f"After {done.steps:,} of {done.asked:,} steps R2 is not above gates.r2. Raise coder.k or train.lr, or lower "
+        f"After {done.steps:,} of {done.planned:,} steps R2 is not above gates.r2. Raise coder.k or train.lr, or lower "
         "the sparsity weight; a wide coder may need more steps than these."
     )
     good = done.r2 is None or (math.isfinite(done.r2) and done.r2 > e.gates.r2)

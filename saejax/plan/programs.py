@@ -145,7 +145,7 @@ def _abstract_params(config: Any, dtype: Any, mesh: Mesh) -> Any:
 def bytes_on_one(tree: Any) -> float:
     """Bytes of a tree of shapes with shardings, on the device that holds most."""
     leaves = jax.tree.leaves(tree)
-    return sum(math.prod(one.sharding.shard_shape(one.shape)) * one.dtype.itemsize for one in leaves)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _footprint(compiled: Any, state: float, batch: float) -> Footprint:

@@ -31,7 +31,7 @@ class Recommendation:
 
 def recommend(estimates: Sequence[Estimate], deadline: float = 0.0) -> Recommendation:
     """The least devices that fit and meet the deadline (seconds; 0 for none), and what more of them would waste."""
-    fitting = sorted((one for one in estimates if one.fits), key=lambda one: one.devices)
+    fitting = sorted((option for option in estimates if option.fits), key=lambda option: option.devices)
     if not fitting:
         return Recommendation(None, "Nothing fits.", {})
     wasteful, least = {}, fitting[0]
@@ -39,9 +39,9 @@ def recommend(estimates: Sequence[Estimate], deadline: float = 0.0) -> Recommend
         spent, left = more.device_hours / least.device_hours, more.seconds / least.seconds
         if spent > _WASTE:
             wasteful[more.devices] = f"{spent:.1f} times the device-hours of {least.devices} for {left:.0%} of its time"
-    in_time = [one for one in fitting if not deadline or one.seconds <= deadline]
+    in_time = [option for option in fitting if not deadline or option.seconds <= deadline]
     if not in_time:
-        quickest = min(fitting, key=lambda one: one.seconds)
+        quickest = min(fitting, key=lambda option: option.seconds)
         why = f"No number of devices meets the deadline; {quickest.devices} are the quickest."
         return Recommendation(None, why, wasteful)
     why = "the least that fits" + (" and meets the deadline" if deadline else "")

@@ -123,7 +123,7 @@ class Trained:
     """Outcome of a short training.
 
     Attributes:
-        steps: done, of `asked`.
+        steps: done, of `planned`.
         r2: of its last validation; None where nothing was held out.
         rate: activations a second, without compilation.
         state_bytes: parameters and optimizer state.
@@ -131,7 +131,7 @@ class Trained:
     """
 
     steps: int
-    asked: int
+    planned: int
     r2: float | None
     rate: float
     state_bytes: int

@@ -56,8 +56,8 @@ async def _ours(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    said = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:5])
-    return JSONResponse({"error": said or "The request cannot be read."}, 400)
+    faults = "; ".join(f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors()[:5])
+    return JSONResponse({"error": faults or "The request cannot be read."}, 400)
 
 
 async def _of_web(request: Request, error: Exception) -> JSONResponse:

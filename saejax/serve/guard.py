@@ -55,8 +55,8 @@ class Guard:
 
     def __init__(self, app: App, names: tuple[str, ...] = (), token: str = "", everywhere: bool = False):
         self._app, self._token, self._everywhere = app, token, everywhere
-        own = (socket.gethostname().lower(),) if everywhere else ()
-        self._names = frozenset({"localhost", *own, *(name.lower() for name in names)})
+        machine = (socket.gethostname().lower(),) if everywhere else ()
+        self._names = frozenset({"localhost", *machine, *(name.lower() for name in names)})
         self._cookie = _COOKIE.format(hashlib.sha256(token.encode()).hexdigest()[:16])
         self._sockets = 0
 
@@ -103,10 +103,9 @@ class Guard:
     def _known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
         in_cookie = _cookie(headers.get("cookie", ""), self._cookie)
         shown = [headers.get("authorization", "").removeprefix("Bearer ").strip(), in_cookie]
-        in_link = _with_token(scope)
-        return any(
-            hmac.compare_digest(one.encode(), self._token.encode()) for one in (*shown, in_link[1] if in_link else "")
-        )
+        if in_link := _with_token(scope):
+            shown.append(in_link[1])
+        return any(hmac.compare_digest(token.encode(), self._token.encode()) for token in shown)
 
     async def _welcome(self, at: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         """Keep the token of the printed link in a cookie, and take it out of the address."""

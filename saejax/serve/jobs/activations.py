@@ -38,7 +38,7 @@ _NEED_HELDOUT = ("early_stopping_patience", "val_check_interval")
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-    """What is trained on.
+    """Activations that a training reads.
 
     Attributes:
         rows: how many.
@@ -68,20 +68,20 @@ def training(site: Site, body: TrainBody, fast: bool = False) -> tuple[Experimen
         DataError: files that cannot be read, or a store that is not complete.
     """
     x = activations(site, body)
-    given = {key: value for key, value in body.model_dump().items() if value is not None}
+    sent = {key: value for key, value in body.model_dump().items() if value is not None}
     usual = {**_STANDARD, **(_FAST if fast else {})}
     if not x.heldout:
         for key in _NEED_HELDOUT:
             usual.pop(key, None)
-            if given.get(key):
+            if sent.get(key):
                 raise ConfigError(
                     f"{key} needs held-out activations, and {x.store} has none: give heldout_data_path, or leave it "
                     "away."
                 )
-    if "batch_size" not in given:
-        most = int(given.get("max_samples") or usual.get("max_samples") or x.rows)
+    if "batch_size" not in sent:
+        most = int(sent.get("max_samples") or usual.get("max_samples") or x.rows)
         usual["batch_size"] = _batch(min(x.rows, most), usual)
-    values = _values(usual | given, x, fast)
+    values = _values(usual | sent, x, fast)
     start = changed(_base(site, body, x), {}, site.folders.allowed)
     start = dataclasses.replace(start, stores_dir=x.stores_dir, name=body.name or start.name)
     return changed(start, values | dict(body.config), site.folders.allowed), x.imports
@@ -124,10 +124,10 @@ def _values(fields: Mapping[str, Any], x: Activations, fast: bool) -> dict[str, 
 
 
 def _parts(fields: Mapping[str, Any]) -> int:
-    given = [fields[key] for key in ("accumulate_grad_batches", "gradient_accumulation_steps") if key in fields]
-    if len(set(given)) > 1:
+    counts = [fields[key] for key in ("accumulate_grad_batches", "gradient_accumulation_steps") if key in fields]
+    if len(set(counts)) > 1:
         raise ConfigError("accumulate_grad_batches and gradient_accumulation_steps are the same; give one of them.")
-    return int(given[0]) if given else 1
+    return int(counts[0]) if counts else 1
 
 
 def _coder(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,12 +136,12 @@ def _coder(fields: Mapping[str, Any]) -> dict[str, Any]:
         if preset and preset != sparsity:
             raise ConfigError(f"preset is {preset!r} and sparsity {sparsity!r}; give one of them, or sparsity as k.")
         preset = sparsity
-    found: dict[str, Any] = {"coder.preset": preset} if preset else {}
+    values: dict[str, Any] = {"coder.preset": preset} if preset else {}
     if isinstance(sparsity, int):
         if preset in RECIPES and "k" not in SPARSITIES[CoderConfig(preset=preset).resolved().sparsity].provides:
             raise ConfigError(f"sparsity is {sparsity}, and {preset} keeps no k latents; set its own keys in `config`.")
-        found["coder.k"] = sparsity
-    return found
+        values["coder.k"] = sparsity
+    return values
 
 
 def _batch(rows: int, usual: Mapping[str, Any]) -> int:
@@ -167,8 +167,8 @@ def _captured_by(site: Site, x: Activations) -> Experiment:
     Raises:
         ConfigError: none is below the runs folder.
     """
-    found = sorted(site.folders.runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[:_MOST_RUNS]:
+    records = sorted(site.folders.runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in records[:_MOST_RUNS]:
         try:
             e = base(site, ExperimentBody(run=path.parent.name))
         except SaejaxError:
@@ -190,7 +190,7 @@ def _name(site: Site, x: Activations) -> str:
 
 
 def activations(site: Site, body: TrainBody) -> Activations:
-    """What `activation_data_path` names.
+    """The activations that `activation_data_path` names.
 
     Raises:
         ConfigError, DataError: as `training`.
@@ -282,15 +282,15 @@ def _listed(site: Site, text: str) -> list[Path]:
         if not path.is_file():
             raise ConfigError(f"{text} does not exist.")
         return [path]
-    found = sorted(one for one in path.iterdir() if one.suffix in ENDINGS and one.is_file())
-    if not found:
+    files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS and file.is_file())
+    if not files:
         raise ConfigError(f"{text} is neither a store nor holds files that end in {', '.join(ENDINGS)}.")
-    if len(found) > _MOST_FILES:
-        raise ConfigError(f"{text} holds {len(found):,} files; at most {_MOST_FILES:,} are imported at a time.")
-    if len({one.suffix for one in found}) > 1:
+    if len(files) > _MOST_FILES:
+        raise ConfigError(f"{text} holds {len(files):,} files; at most {_MOST_FILES:,} are imported at a time.")
+    if len({file.suffix for file in files}) > 1:
         raise ConfigError(f"{text} holds files of several kinds; name one of them, or a folder with one kind.")
     # A link in the folder may lead elsewhere.
-    return [site.folders.allowed(str(one)) for one in found]
+    return [site.folders.allowed(str(file)) for file in files]
 
 
 def _fingerprint(files: Mapping[str, list[Path]], hook_point: str) -> str:
