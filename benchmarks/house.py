@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-LINES = 50_000
+# What the lines shall come down to, and what they may not exceed again until then.
+LINES, HELD = 50_000, 59_300
 SHARED_NAMES = 20
 # Words that tell a stranger nothing about what they name.
 VAGUE = frozenset({"found", "own", "one", "said", "kept", "asked", "given", "taken", "agreed"})
@@ -149,7 +150,7 @@ def main() -> None:
     options = parser.parse_args()
     trees, rooms = modules(), lines_of_rooms()
     names, (count, lines) = shared_names(trees), used_once(trees)
-    print(f"lines of saejax/: {sum(rooms.values()):,} in {len(trees)} files (bar {LINES:,})")
+    print(f"lines of saejax/: {sum(rooms.values()):,} in {len(trees)} files (aim {LINES:,}, held at {HELD:,})")
     print("  " + ", ".join(f"{room} {n:,}" for room, n in rooms.most_common()))
     print(f"top-level names defined in 3 files or more: {len(names)} (bar {SHARED_NAMES})")
     if options.names:

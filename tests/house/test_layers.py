@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -19,25 +20,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Imports go down only, and rooms on one level do not know each other. A new room is added here,
-# and in the table of docs/design.md.
-LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"core"}),
-    frozenset({"kernels"}),
-    frozenset({"parallel", "runs", "store", "text"}),
-    frozenset({"coders", "lm", "checkpoints"}),
-    frozenset({"trained"}),
-    frozenset({"training", "capture"}),
-    frozenset({"evals", "analysis", "report", "interop", "interventions", "attribution", "prefix"}),
-    frozenset({"fit"}),
-    frozenset({"app"}),
-    frozenset({"plan", "study", "jobs"}),
-    frozenset({"serve"}),
-)
-LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
-# The doors: modules of saejax itself that stand above all rooms; the first is saejax/__init__.py.
-TOP = frozenset({"", "__main__", "commands", "experiment"})
+def rooms_of_design(text: str) -> tuple[dict[str, int], frozenset[str]]:
+    """({room: level}, doors above all rooms) of the table of rooms in docs/design.md: the one place that says them."""
+    levels: dict[str, int] = {}
+    doors = {"", "__main__"}  # saejax/__init__.py and saejax/__main__.py
+    for level, rooms in re.findall(r"^\| (L\d+|top) \| ([^|]+) \|", text, re.MULTILINE):
+        names = re.findall(r"`(\w+)`", rooms)
+        if level == "top":
+            doors.update(names)
+        else:
+            levels.update(dict.fromkeys(names, int(level[1:])))
+    return levels, frozenset(doors)
+
+
+# Imports go down only, and rooms on one level do not know each other.
+LEVEL_OF, TOP = rooms_of_design((ROOT / "docs" / "design.md").read_text(encoding="utf-8"))
 
 ABOVE = frozenset({"configs", "launch", "tests"})
 TORCH = frozenset({"torch", "torchvision", "torchax"})
@@ -207,8 +205,8 @@ def violations(root: Path) -> list[str]:
         if (room := room_of(module)) not in LEVEL_OF and room not in TOP and room not in strangers:
             strangers.add(room)
             lines.append(
-                f"{place}:1: unknown room saejax/{room}: give it its level in LEVELS in tests/house/test_layers.py "
-                "(or TOP, if it stands above all rooms) and in docs/design.md"
+                f"{place}:1: unknown room saejax/{room}: give it its level in the table of docs/design.md "
+                "(top, if it stands above all rooms)"
             )
         found = set(imports(tree, module, path.name == "__init__.py", known))
         graph[module] = {target for _, target in found if target in known and target != module}
@@ -311,7 +309,7 @@ BAD = {
     "a new room": (
         "saejax/dreams/a.py",
         "",
-        "unknown room saejax/dreams: give it its level in LEVELS in tests/",
+        "unknown room saejax/dreams: give it its level in the table of docs/design.md",
     ),
     "a new module": ("saejax/magic.py", "", "unknown room saejax/magic"),
 }

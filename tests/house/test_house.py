@@ -1,0 +1,32 @@
+"""The figures of `python -m benchmarks.house` that have a bar; and that the ruler measures."""
+
+import ast
+from pathlib import Path
+
+from benchmarks import house
+
+TREES = house.modules()
+
+
+def test_a_name_at_top_level_says_which_file_it_is_in() -> None:
+    shared = house.shared_names(TREES)
+    assert len(shared) <= house.SHARED_NAMES, shared
+
+
+def test_a_docstring_begins_with_a_verb_or_the_contract() -> None:
+    assert house.question_docstrings(TREES) == []
+
+
+def test_the_house_does_not_grow() -> None:
+    assert sum(house.lines_of_rooms().values()) <= house.HELD
+
+
+def test_the_ruler_sees_what_it_measures() -> None:
+    text = (
+        'A: int = 1\nT = TypeVar("T")\ndef f(found):\n    """What it is."""\n    return _g()\ndef _g():\n    return 1\n'
+    )
+    trees = {Path(name): ast.parse(text) for name in ("a.py", "b.py", "c.py")}
+    assert set(house.shared_names(trees)) == {"A", "f", "_g"}
+    assert house.question_docstrings(trees) == [f"{name}:3: What it is." for name in trees]
+    assert house.used_once(trees) == (3, 6)
+    assert house.vague_share(trees) == 3 / 15
