@@ -15,8 +15,6 @@ BESIDE = (".md", ".png", ".html")
 # The same name of something else: the configuration of a language model or of another project's dictionary.
 HOMONYMS = {
     "config.json": ("saejax/lm/", "saejax/interop/", "saejax/text/tokenizer.py", "saejax/core/places.py"),
-    # Of a job.
-    "attempts.json": ("saejax/serve/jobs/",),
 }
 
 
