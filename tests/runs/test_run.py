@@ -39,7 +39,7 @@ def test_a_run_is_known_by_its_own_config(tmp_path: Path, files: dict[str, str],
 
 
 def attempts(*begins_from: str, kept: str = "attempt-0") -> dict[str, Any]:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": f"attempt-{i}", "begins_from": other, "changes": [], "gates": None, "metrics": {"fve": 0.5}}
         for i, other in enumerate(begins_from)
     ]
@@ -87,11 +87,11 @@ def test_a_run_is_made_from_one_content_wherever_it_lies(run: Run) -> None:
 def test_a_damaged_file_is_an_error_and_the_others_are_read(run: Run) -> None:
     run.metrics.write_text('{"step": 1, "loss": 2.0}\n{"step": 1, "val/fve": 0.5}\n')
     run.stages.write_text("{")
-    reading = Reading()
-    assert reading.of(run.read_stages, {}) == {} and reading.of(run.rows, []) == [
-        {"step": 1, "loss": 2.0, "val/fve": 0.5}
-    ]
-    assert Run.stages in (reading.error() or "") and reading.error("first").startswith("first ")  # type: ignore[union-attr]
+    reading, nothing, no_rows = Reading(), dict[str, Any](), list[dict[str, Any]]()
+    rows = [{"step": 1, "loss": 2.0, "val/fve": 0.5}]
+    assert reading.of(run.read_stages, nothing) == {} and reading.of(run.rows, no_rows) == rows
+    error = reading.error("first")
+    assert error is not None and error.startswith("first ") and Run.stages in error
 
 
 def test_totals_of_a_stage_are_of_all_its_sessions(run: Run) -> None:
