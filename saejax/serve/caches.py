@@ -88,7 +88,7 @@ class Caches:
     """The three caches of a server.
 
     Attributes:
-        feature: indexes that are open, features, results of searches.
+        feature: features, orders of searches, explanations and notes.
         provenance: where runs and examples come from.
         inference: dictionaries in memory, encoded texts, lengths of decoder rows.
     """
