@@ -124,7 +124,7 @@ MUTANTS = [
     *_of(
         "evals",
         "evals/test_evals evals/test_intervals evals/test_matching evals/test_similarity evals/test_probing",
-        ("jnp.maximum(norm_B * norm_hat_B, 1e-12)", "jnp.maximum(norm_B * norm_B, 1e-12)"),
+        ("return (x_BD * x_hat_BD).sum(-1) /", "return jnp.abs(x_BD * x_hat_BD).sum(-1) /"),
         ("np.subtract(zero, sae) / apart", "np.subtract(zero, clean) / apart"),
         ("(jnp.exp(log_p_RSV) * (log_p_RSV - log_q_RSV))", "(jnp.exp(log_q_RSV) * (log_q_RSV - log_p_RSV))"),
         ("q_D + 2 * at_D * s_D + n * np.square(at_D)", "q_D + 2 * at_D * s_D - n * np.square(at_D)"),

@@ -148,6 +148,7 @@ class _Stopping:
             yield self.x[(np.arange(64) + 64 * i) % len(self.x)]
 
 
+@pytest.mark.ci
 def test_a_stopped_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     """An iterable that begins again and passes over what was seen; Ctrl-C gives the coder as it is by then."""
     x, how = activations(), HOW | {"checkpoint_every": 8}
@@ -189,6 +190,7 @@ def test_a_thread_may_train(trained: saejax.TrainedCoder) -> None:
         assert same(pool.submit(saejax.train, activations(), "topk", **HOW).result(), trained)
 
 
+@pytest.mark.ci
 def test_several_hook_points(tmp_path: Path) -> None:
     x, how = activations(), HOW | {"tokens": 2 * 64}
     y = x @ np.random.default_rng(3).normal(size=(WIDTH, 6)).astype(np.float32)
