@@ -29,7 +29,7 @@ MUTANTS = [
         ("lengths[0] / (2 * lengths[1] + 1e-6)", "lengths[0] / (lengths[1] + 1e-6)"),
         ('params["W_skip"] * (reads / writes)', 'params["W_skip"] * (writes / reads)'),
         ("self._e_hat(c)) / total_variance(e), 0)", "self._e_hat(c)), 0)"),
-        ("highest = greatest_of_batch(", "highest = -greatest_of_batch(-"),
+        ("stop_gradient(c.pre).max(0))", "stop_gradient(c.pre).min(0))"),
     ),
     *_of(
         "coders",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     *_of(
         "plan",
-        "plan/test_choice plan/test_plan_programs plan/test_laws plan/test_devices plan/test_plan_models",
+        "plan/test_plan_programs plan/test_laws plan/test_devices plan/test_plan_models",
         ("self.device_bytes <= ROOM * self.device.memory", "self.device_bytes <= self.device.memory"),
     ),
     *_of(
@@ -204,7 +204,7 @@ MUTANTS = [
     ),
     *_of(
         "app",
-        "app/test_explain app/test_commands app/test_sweep app/test_comparisons app/test_given",
+        "runs/test_run app/test_explain app/test_commands app/test_sweep app/test_comparisons app/test_given",
         ("if colon else start + 1", "if colon else start + 2"),
         ('re.compile(r"attempt-[1-9]\\d*")', 're.compile(r"attempt-[0-9]")'),
         ("min(c.target_l0_start * c.target_l0 / math.prod", "min(c.target_l0 / math.prod"),
