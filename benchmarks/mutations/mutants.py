@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     *_of(
         "plan",
-        "plan/test_plan_programs plan/test_laws plan/test_devices plan/test_plan_models",
+        "plan/test_recommendation plan/test_plan_programs plan/test_laws plan/test_devices plan/test_plan_models",
         ("self.device_bytes <= ROOM * self.device.memory", "self.device_bytes <= self.device.memory"),
     ),
     *_of(
