@@ -90,8 +90,6 @@ def test_a_fingerprint_is_of_the_content(dtype: Any, monkeypatch: pytest.MonkeyP
     changed[49, 1] += 0.25
     others = {"x": swapped}, {"x": x[::-1]}, {"x": changed}, {"x": x[:49]}, {"y": x}, {"x": x.astype(np.float16)}
     assert len({one.fingerprint, *(ArrayRows(other).fingerprint for other in others)}) == 1 + len(others)
-    # What runs of earlier versions have recorded cannot tell them apart.
-    assert ArrayRows({"x": swapped}).former_fingerprint == one.former_fingerprint
 
 
 @pytest.mark.parametrize(
