@@ -22,7 +22,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_object
 from saejax.core.settings import Settings, section, setting
 from saejax.evals import EvalConfig, GateConfig
-from saejax.evals.probing import ProbesConfig
+from saejax.evals.probing.config import ProbesConfig
 from saejax.evals.truth.world import World
 from saejax.lm import LMConfig
 from saejax.parallel import ParallelConfig

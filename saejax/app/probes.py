@@ -22,26 +22,12 @@ from saejax.app.workspace import Workspace
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import read_json, write_json
 from saejax.core.progress import Progress
-from saejax.evals.probing import (
-    LabelledTexts,
-    ProbesConfig,
-    Reader,
-    Scores,
-    Task,
-    chosen,
-    data_folder,
-    difference,
-    files,
-    first_letters,
-    mean_over,
-    needed,
-    probe_activations,
-    probe_latents,
-    read,
-    refused_coder,
-    split,
-    task_of,
-)
+from saejax.evals.probing.compare import difference, mean_over
+from saejax.evals.probing.config import ProbesConfig
+from saejax.evals.probing.datasets import LabelledTexts, chosen, data_folder, files, needed, read
+from saejax.evals.probing.first_letter import Task, first_letters, refused_coder, task_of
+from saejax.evals.probing.last_token import Reader
+from saejax.evals.probing.sparse import Scores, probe_activations, probe_latents, split
 from saejax.lm.forward import apart
 from saejax.report.probes_page import render_probes
 from saejax.runs import Run

@@ -11,8 +11,7 @@ from saejax.coders import CoderConfig
 from saejax.core.errors import DataError
 from saejax.evals import Gate, GateConfig, check_gates
 from saejax.evals.attempts import FIRST, Attempt, Changed, best, next_changes
-from saejax.evals.changes import DECORRELATED, DENSER, FASTER, LONGER_WARMUP, NARROWER, SPARSER, Change
-from saejax.evals.gates import CHANGES
+from saejax.evals.gates import CHANGES, DECORRELATED, DENSER, FASTER, LONGER_WARMUP, NARROWER, SPARSER, Change
 from saejax.training import TrainConfig
 
 GOOD = {

@@ -10,23 +10,22 @@ from tiny.by_hand import coder_of
 import saejax
 from saejax.coders import Sites
 from saejax.core.errors import ConfigError, DataError
-from saejax.evals.probing import (
-    ProbesConfig,
-    Reader,
-    chosen,
-    data_folder,
-    difference,
-    files,
+from saejax.evals.probing.compare import difference, mean_over
+from saejax.evals.probing.config import ProbesConfig
+from saejax.evals.probing.datasets import chosen, data_folder, files, read
+from saejax.evals.probing.first_letter import (
+    LETTERS,
+    Task,
+    Words,
+    divided,
     first_letters,
-    mean_over,
-    ranked,
-    read,
+    prompts,
     refused_coder,
-    split,
+    vocabulary,
 )
-from saejax.evals.probing.first_letter import LETTERS, Task, Words, divided, prompts, vocabulary
+from saejax.evals.probing.last_token import Reader
 from saejax.evals.probing.linear import Recipe, train_probe
-from saejax.evals.probing.sparse import folds
+from saejax.evals.probing.sparse import folds, ranked, split
 from saejax.trained import TrainedCoder
 
 

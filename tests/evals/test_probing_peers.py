@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import saejax
-from saejax.evals.probing import Reader, absorbed, probe_activations, probe_latents, split, splits
+from saejax.evals.probing.first_letter import absorbed, splits
+from saejax.evals.probing.last_token import Reader
+from saejax.evals.probing.sparse import probe_activations, probe_latents, split
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "peers" / "probes"
 ROWS = json.loads((FIXTURES / "sparse.json").read_text())

@@ -8,18 +8,15 @@ the model is causal and how documents are kept apart are measured at load, on a 
 torch is imported by this folder alone, in its functions: everything else works without it.
 
     hooks.py    one forward pass of a module, watched and edited
-    memory.py   what the GPU holds, and results on their way from it
     model.py    TorchModel: packed rows, hook points, what capture and evaluation ask
     lengths.py  up to which length documents may share a pass
-    same.py     when two passes gave the same
     probe.py    any module -> TorchModel, by a few tokens
     load.py     a Hugging Face folder -> TorchModel
 """
 
 from saejax.lm.torch_hooks.hooks import run_chunk
 from saejax.lm.torch_hooks.load import load_torch
-from saejax.lm.torch_hooks.memory import find_batch_rows
-from saejax.lm.torch_hooks.model import TorchModel
+from saejax.lm.torch_hooks.model import TorchModel, find_batch_rows
 from saejax.lm.torch_hooks.probe import from_module, text_config
 
 __all__ = ["TorchModel", "find_batch_rows", "from_module", "load_torch", "run_chunk", "text_config"]

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from saejax.core.arrays import as_array
 from saejax.core.config import typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.forward import Edit, Forward
 from saejax.lm.points import ADDED
 from saejax.lm.rows import WAYS, Chunk, check_ids, is_longer
 from saejax.lm.torch_hooks.hooks import run_chunk
-from saejax.lm.torch_hooks.memory import find_batch_rows, out_of_memory, to_host
 from saejax.text import PackedRows, Tokenizer
 
 _CPU_ROWS = 32
@@ -286,3 +286,46 @@ def _edit(edit: Edit, place: str, at: Any, shape: tuple[int, int]) -> Callable[[
         return torch.where((at >= 0)[:, None], new[at], rows).reshape(value.shape)
 
     return change
+
+
+def find_batch_rows(attempt: Callable[[int], object], start: int) -> int:
+    """The largest of start, start / 2, ... with which `attempt` does not run out of memory."""
+    rows = start
+    while rows:
+        try:
+            attempt(rows)
+            return rows
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        # Only here, where the failed attempt's tensors are no longer held by its traceback.
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        rows //= 2
+    raise DataError("The GPU has no memory for a single row. Lower text.context_length, or set lm.dtype=bfloat16.")
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error)
+
+
+class _OnItsWay:
+    """An array that is being copied from the GPU; numpy waits for it."""
+
+    def __init__(self, value: Any):
+        import torch
+
+        self._host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        self._host.copy_(value, non_blocking=True)
+        self._done = torch.cuda.Event()
+        self._done.record()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._done.synchronize()
+        return np.asarray(as_array(self._host), dtype)
+
+
+def to_host(value: Any) -> Any:
+    return _OnItsWay(value) if value.is_cuda else as_array(value)
