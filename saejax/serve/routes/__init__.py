@@ -1,1 +1,1 @@
-"""What each address of the API answers: thin, the work is done by services that know no web."""
+"""The addresses of the API. They are thin: services that know no web do the work."""
