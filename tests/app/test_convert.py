@@ -131,6 +131,7 @@ def test_the_class_alone_knows_all_formats(tmp_path: Path) -> None:
     assert coder_kind(saejax.load(tmp_path / "out")) == ("autoencoder", "topk")
 
 
+@pytest.mark.ci
 def test_as_a_process(tmp_path: Path) -> None:
     CODERS["skip_transcoder", "jumprelu"].save(tmp_path / "own")
     line = [sys.executable, "-m", "saejax", "convert", "own", "out", "--to=saelens"]

@@ -115,6 +115,7 @@ def test_a_bar_that_is_passed_ends_it(copy: Path, capsys: pytest.CaptureFixture[
     assert "attempt-1 is kept. It passes 6 of the 6" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_where_nothing_can_be_changed_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dictionary of 9 latents of which 8 fire: k cannot rise, and the rate is as high as it gets."""
     e = replaced(replaced(tried(tmp_path, zero_fraction=0.05), "coder", d_sae=9), "train", lr=1e-2)
