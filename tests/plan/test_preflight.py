@@ -187,6 +187,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
         run_preflight(Workspace(replaced(tiny_experiment(tmp_path), "parallel", processes="0/2")))
 
 
+@pytest.mark.ci
 def test_a_model_in_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="models in PyTorch need it: pip install 'saejax[torch]'")
     pytest.importorskip("transformers")

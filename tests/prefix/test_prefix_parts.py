@@ -300,6 +300,7 @@ def _program(job: PrefixTraining, arrays: Any, mesh: Any, rows: int = 8, **given
     return prefix_program(job.learner(), job.e.train, models, mesh, seed=0, shapes=shapes, **given)
 
 
+@pytest.mark.ci
 def test_devices_and_meshes_give_the_same_numbers(job: PrefixTraining) -> None:
     """Four steps of plain gradient descent on 1, 2 and 4 devices, the models whole or spread over "latent"."""
     arrays = training_arrays(job.records[0], job.e.prefix, job.models)
