@@ -77,7 +77,7 @@ def assert_fields(value: dict[str, Any], fields: dict[str, Any]) -> None:
 def exported(**changes: Any) -> dict[str, Any]:
     graph = made_up_graph()
     given = {"slug": "dallas", "logit_strings": LOGITS, "node_threshold": 0.8, "labels": {(2, 8): "Texas"}}
-    return graph_json(graph, pruned(graph), **given | changes)
+    return graph_json(graph, pruned(graph, 0.8, 0.98), **given | changes)
 
 
 def test_the_graph_has_circuit_tracers_fields(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_graph_has_circuit_tracers_fields(tmp_path: Path) -> None:
 
 def test_nodes_and_links_are_the_kept_ones() -> None:
     graph = made_up_graph()
-    kept = pruned(graph)
+    kept = pruned(graph, 0.8, 0.98)
     content = exported()
     ids = node_ids(graph)
     assert 0 < kept.nodes.sum() < graph.n_nodes
@@ -200,9 +200,9 @@ def test_a_slug_that_cannot_name_a_file_is_refused(slug: str) -> None:
 def test_what_is_not_of_the_graph_is_refused(tmp_path: Path) -> None:
     graph = made_up_graph()
     with pytest.raises(DataError, match=f"the graph has {graph.n_nodes}"):
-        graph_json(graph, pruned(made_up_graph(features=30)), slug="a", logit_strings=LOGITS)
+        graph_json(graph, pruned(made_up_graph(features=30), 0.8, 0.98), slug="a", logit_strings=LOGITS)
     with pytest.raises(DataError, match="logit_strings"):
-        graph_json(graph, pruned(graph), slug="a", logit_strings=LOGITS[1:])
+        graph_json(graph, pruned(graph, 0.8, 0.98), slug="a", logit_strings=LOGITS[1:])
     (tmp_path / INDEX).write_text('{"graphs": [7]}')
     with pytest.raises(DataError, match="no list of graphs"):
         write_graph(tmp_path, exported())

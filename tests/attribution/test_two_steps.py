@@ -81,7 +81,7 @@ def test_the_graph_shows_exactly_both_steps(name: str, shares: tuple[float, floa
 
 def test_the_graph_of_a_clt_that_skips_has_no_second_step() -> None:
     graph = graph_of("skips")
-    kept = pruned(graph)
+    kept = pruned(graph, 0.8, 0.98)
     assert edges(graph, kept.edges) == {("token 1", "A0 3"): 2, ("A0 3", "y4"): 7}
     assert [1, 3, 0] not in graph.features.tolist() and scores(graph) == (1, 1)
     half = graph_of("half")
