@@ -116,7 +116,7 @@ def test_the_figures_of_the_docstring_are_those_of_the_published_model(tmp_path:
     assert s.study.behaviours == ("agreement", "pronoun")
     assert (s.study.train_pairs, s.study.test_pairs, s.study.positions) == (80, 20, 5)
     own = [
-        Workspace(member.experiment, list_hook_points(str(tmp_path), backend="jax"))  # type: ignore[arg-type]
+        Workspace(member.experiment, named=list_hook_points(str(tmp_path), backend="jax"))  # type: ignore[arg-type]
         for member in members(s.experiment)
     ]
     sites = [work.sites for work in own]
