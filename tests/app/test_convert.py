@@ -63,7 +63,7 @@ def test_names_that_are_told_apart_all_differ(names: list[str]) -> None:
 def test_a_run_is_converted_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = np.random.default_rng(0).normal(size=(512, 8)).astype(np.float32)
     saejax.train(x, "batchtopk", k=2, d_sae=16, batch_size=64, tokens=512, run=tmp_path / "run", checkpoint_every=4)
-    convert(tmp_path / "run", tmp_path / "out", step="4")
+    convert(tmp_path / "run", tmp_path / "out", step=4)
     written = json.loads((tmp_path / "out" / "cfg.json").read_text())
     assert (written["architecture"], written["d_sae"]) == ("jumprelu", 16)
     there, here = saejax.load(tmp_path / "out"), saejax.load(tmp_path / "run", step=4)
@@ -98,7 +98,7 @@ def test_one_folder_of_several_dictionaries_is_of_one_model(to: str, tmp_path: P
     ("words", "to", "message"),
     [
         (["a"], "saelens", "source and a destination"),
-        (["a", "b"], "", r"Say into which format: --to=saejax, --to=saelens(?!.*openai)"),
+        (["a", "b"], "", r"Say into which format: --to=saejax, --to=.*--to=saelens(?!.*openai)"),
         (["a", "b"], "saelense", "Did you mean|saelens"),
         (["a", "a", "b"], "saelens", "given twice"),
         (["nowhere", "b"], "saelens", "nowhere does not exist"),

@@ -403,9 +403,6 @@ def test_validations_that_are_not_finite_are_never_the_best(seed: int) -> None:
         assert (highest.step, lowest.step) == (np.nanargmax(finite), np.nanargmin(finite))
     else:
         assert highest.step is lowest.step is None
-    # What an older version may have written.
-    assert EarlyStopping.resumed(config, {"early_stopping": {"best": np.nan, "waited": 1}}).best is None
-    assert Best.resumed("val/fve", {"best": {"metric": "val/fve", "value": np.inf, "step": 3}}) == Best("val/fve")
 
 
 @pytest.mark.parametrize(
