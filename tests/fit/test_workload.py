@@ -90,7 +90,8 @@ class Rows:
 def test_what_is_no_coder_trains_through_the_same_function() -> None:
     rows, lines = Rows(), list[str]()
     outcome = train(Regression(), Unsaved([rows]), Process(), lines.append, shown=False)
-    assert outcome is not None and outcome.finished and outcome.step == 60 and lines == ["train: three slopes"]
+    assert outcome is not None and outcome.finished and outcome.step == 60
+    assert not lines, "nothing is kept, and nothing is said"
     np.testing.assert_allclose(outcome.states[0].params["w"], SLOPE, atol=0.05)
     errors = [row["train/error"] for _, row in rows.rows if "train/error" in row]
     assert errors[-1] < 0.1 * errors[0]
