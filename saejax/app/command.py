@@ -4,6 +4,7 @@ class Formats(Command, takes="words", answers=True):
     def run(self, line: Line) -> None: ...
 """
 
+import abc
 import dataclasses
 import sys
 import textwrap
@@ -56,7 +57,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Command(Settings):
+class Command(Settings, abc.ABC):
     """The settings of one command, which has a file of its own in saejax/commands/.
 
     Attributes:
@@ -78,9 +79,9 @@ class Command(Settings):
         cls.answers = cls.answers if answers is None else answers
         cls.on_page = cls.on_page if on_page is None else on_page
 
+    @abc.abstractmethod
     def run(self, line: Line) -> int | None:
         """Do the work; returns the exit code (None is 0)."""
-        raise NotImplementedError
 
     @classmethod
     def called(cls, name: str) -> str:

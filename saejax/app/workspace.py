@@ -75,7 +75,8 @@ class Workspace:
             if config.second:
                 lm = ModelPair(lm, load_lm(config.second, config.second_revision, *how))
             self.loaded[config] = lm
-        return self.loaded[config]  # type: ignore[no-any-return]
+        model: Model = self.loaded[config]
+        return model
 
     @property
     def source(self) -> Source:
@@ -84,7 +85,8 @@ class Workspace:
             # The model is asked for its tokenizer only where a chat template is needed: text alone loads in no time.
             chat = any(part.chat for part in text.parts)
             self.loaded[text] = open_source(text, self.lm.tokenizer if chat else None)
-        return self.loaded[text]  # type: ignore[no-any-return]
+        source: Source = self.loaded[text]
+        return source
 
     @property
     def packer(self) -> Packer:

@@ -145,9 +145,10 @@ class OptimSettings(LengthSettings):
     )
     b_enc_rate: float | None = _varied(
         None,
-        "With coder.encoder_centre, b_enc learns at so many times lr, because nothing else moves the biases of latents "
-        "then. None takes 2 (5 for relu), and in short trainings up to 20, so that biases get as far as in long ones; "
-        "all of it times the activations' spread, sqrt(E||x - mean x||^2 / E||x||^2). schedule_free ignores it.",
+        "With coder.encoder_centre, the learning rate of b_enc is lr times this number. Nothing else moves latents' "
+        "biases then. None takes 2 (5 for relu). In short trainings it takes up to 20, so that biases get as far as in "
+        "long ones. The rate is also multiplied by the activations' spread, sqrt(E||x - mean x||^2 / E||x||^2). "
+        "schedule_free ignores it.",
         above=0,
     )
     b1: float = _varied(0.9, "Decay of the first moment (not of adafactor; of muon that of its adam).", low=0, below=1)
