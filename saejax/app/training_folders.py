@@ -181,10 +181,9 @@ class SweepFolder:
     @contextlib.contextmanager
     def held(self, process: Process) -> Iterator[Sequence[Checkpoints]]:
         stored = sweep_checkpoints(self.e, len(self.groups))
-        folder = self.e.run_dir if self.number is None else Sweep(self.e.run_dir).groups / str(self.number)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(lease(folder))
-            if self.number is not None:
+            if self.number is not None:  # else `run_sweep` holds the sweep's folder, until its table is there
+                stack.enter_context(lease(Sweep(self.e.run_dir).groups / str(self.number)))
                 stack.enter_context(self.turn)
                 self.turn.enter_context(_turn(self.e.run_dir))
                 stored = [stored[self.number]]

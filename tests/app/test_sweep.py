@@ -20,6 +20,7 @@ from tiny import planted_experiment, replaced, tiny_experiment
 import saejax
 from saejax.app.experiment import Experiment, from_json
 from saejax.app.stages import run_train
+from saejax.app.sweep import run as sweep_run
 from saejax.app.sweep.config import SweepConfig
 from saejax.app.sweep.members import Member, groups, members, sparsity_of, sparsity_weights
 from saejax.app.sweep.run import as_begun, decided, run_sweep
@@ -29,6 +30,7 @@ from saejax.coders import RECIPES, CoderConfig, Sites, build
 from saejax.coders.parts import TERMS
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json, write_json
+from saejax.core.lease import held
 from saejax.core.metrics import read_metrics
 from saejax.fit.stacked import for_all
 from saejax.report.sweep_page import sweep_picture, sweep_table
@@ -445,7 +447,9 @@ def test_a_begun_sweep_goes_on_however_its_axes_are_listed(done: Done, tmp_path:
         jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
 
 
-def test_a_stopped_sweep_continues_bitwise(done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_sweep_continues_bitwise(
+    done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGTERM in step 13; then a kill that left the newest checkpoint with one program only; then to the end."""
     e = dataclasses.replace(done.experiment, runs_dir=str(tmp_path))
     with stopped_in_step(13):
@@ -455,7 +459,10 @@ def test_a_stopped_sweep_continues_bitwise(done: Done, tmp_path: Path, capsys: p
     folders = [Checkpoints(e.run_dir / "groups" / str(i) / "checkpoints") for i in range(2)]
     assert [folder.latest() for folder in folders] == [13, 13]
     shutil.rmtree(folders[1].directory / "000000013")
+    finish, held_by = sweep_run._finish, list[str | None]()
+    monkeypatch.setattr(sweep_run, "_finish", lambda *of: (held_by.append(held(e.run_dir)), finish(*of))[1])
     assert run_sweep(Workspace(e)) == 0
+    assert held_by and str(os.getpid()) in str(held_by[0]), "nobody else may come in before the table is there"
     ended = {row["member"]: row for row in json.loads((e.run_dir / "sweep.json").read_text())["members"]}
     for name in FIRST + SECOND:
         here, there = (

@@ -4,6 +4,7 @@ sweep -> runs/<name>/{sweep_config.json, sweep_experiment.json, provenance.json,
          runs/<name>/sweep.{json,md,png,html}
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -71,18 +72,20 @@ def run_sweep(work: Workspace, group: int | None = None) -> int:
         here = slice(None) if group is None else slice(group, group + 1)
         coders = Coders(programs[here], stored[here])
         folder = SweepFolder(e, plan, programs, group, work.made_from)
-        outcome = train(coders, folder, Process(), say)
-        assert outcome is not None
-        if outcome.stopped:
-            return EXIT_PREEMPTED
+        # The sweep's folder is held until its table is there; a program that trains alone holds its own folder.
+        with lease(e.run_dir) if group is None else contextlib.nullcontext():
+            outcome = train(coders, folder, Process(), say)
+            assert outcome is not None
+            if outcome.stopped:
+                return EXIT_PREEMPTED
+            if group is None:
+                content = _finish(e, coders, outcome, folder.environment)
         if group is not None:
             names = [member.name for member in programs[group].members]
             failed = [name for name in names if outcome.memories[name].failed is not None]
             note = f"; {', '.join(failed)} did not stay finite" if failed else ""
             say(f"sweep: program {group} is done, {outcome.step:,} steps through {len(names)} coders{note}")
             return 1 if failed == names else 0
-        with lease(e.run_dir):
-            content = _finish(e, coders, outcome, folder.environment)
     say(sweep_table(content))
     return 0 if any(row["status"] == "ok" for row in content["members"]) else 1
 
