@@ -459,8 +459,14 @@ def test_a_stopped_sweep_continues_bitwise(
     folders = [Checkpoints(e.run_dir / "groups" / str(i) / "checkpoints") for i in range(2)]
     assert [folder.latest() for folder in folders] == [13, 13]
     shutil.rmtree(folders[1].directory / "000000013")
-    finish, held_by = sweep_run._finish, list[str | None]()
-    monkeypatch.setattr(sweep_run, "_finish", lambda *of: (held_by.append(held(e.run_dir)), finish(*of))[1])
+    train, held_by = sweep_run.train, list[str | None]()
+
+    def watched(*of: Any) -> Any:
+        outcome = train(*of)
+        held_by.append(held(e.run_dir))
+        return outcome
+
+    monkeypatch.setattr(sweep_run, "train", watched)
     assert run_sweep(Workspace(e)) == 0
     assert held_by and str(os.getpid()) in str(held_by[0]), "nobody else may come in before the table is there"
     ended = {row["member"]: row for row in json.loads((e.run_dir / "sweep.json").read_text())["members"]}
