@@ -27,7 +27,6 @@ N_DEVICES = 8
 _HF_HOME = tempfile.mkdtemp(prefix="saejax-tests-hf-")
 # Tests compile the same small programs again and again, and so do the processes that they start.
 _COMPILED = tempfile.mkdtemp(prefix="saejax-tests-xla-")
-# Where servers that tests start keep their indexes of features.
 
 _other_xla_flags = [
     flag
