@@ -203,6 +203,10 @@ def test_the_folds_keep_what_they_say(kind: Kind) -> None:
 
     plain = centred(dict(sae.params), -1)
     np.testing.assert_allclose(pre(p, True), pre(plain, False), rtol=0, atol=1e-5)
+    if kind[1] == "gated":  # mag = exp(r_mag) x' W_enc + b_mag
+        with_centre = np.exp(p["r_mag"]) * ((x - p["b_dec"]) @ p["W_enc"]) + p["b_mag"]
+        without = np.exp(p["r_mag"]) * (x @ plain["W_enc"]) + plain["b_mag"]
+        np.testing.assert_allclose(with_centre, without, rtol=0, atol=1e-5)
     factor = RNG.uniform(0.5, 2, len(p["b_enc"]))
     factor[0], p["W_dec"][0] = 0, 0  # writes nothing: never on
     sae = dataclasses.replace(sae, params={name: value.astype(np.float32) for name, value in p.items()})

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from saejax.attribution.export import feature_number
-from saejax.report.graph_page import render_graph
+from saejax.report.graph_page import render_graph, spearman
 from saejax.report.page import embed_json
 from tests.tiny import browser
 from tests.tiny.browser import visit
@@ -317,3 +318,8 @@ def test_two_thousand_nodes_open_soon(tmp_path: Path, page: Path) -> None:
     # It takes a second or two more than the small one; the machine may be busy.
     assert time.monotonic() - start < small + 15
     assert console == [] and dom.count('role="option"') == len(big["nodes"])
+
+
+def test_equal_values_have_their_mean_rank() -> None:
+    some, others = [3.0, 1.0, 1.0, 1.0, 2.0, 5.0, 5.0], [1.0, 2.0, 2.0, 0.0, 7.0, 7.0, 7.0]
+    assert spearman(some, others) == pytest.approx(scipy.stats.spearmanr(some, others).statistic, rel=1e-12)

@@ -19,8 +19,10 @@ import torch
 import saejax
 from saejax.coders import SPARSITIES, TOPOLOGIES, CoderConfig, Sites, build
 from saejax.core.errors import DataError
+from saejax.store.statistics import Statistics
 from saejax.trained import Origin, TrainedCoder, folded, unscaled
 from saejax.trained import coder as module
+from saejax.trained.sites import raw_scale
 
 D, F, K = 6, 24, 4
 
@@ -268,3 +270,16 @@ def test_paths_that_hold_no_coder_are_refused(tmp_path: Path) -> None:
     made().save(tmp_path / "sae")
     with pytest.raises(DataError, match="holds one step"):
         saejax.load(tmp_path / "sae", step=3)
+
+
+def test_scaled_rows_have_the_length_that_the_setting_names() -> None:
+    x = np.random.default_rng(0).normal(3, 2, (50, 9)) * np.arange(1, 51)[:, None]
+    lengths = np.linalg.norm(x, axis=1)
+    statistics = Statistics(len(x), x.mean(0), lengths.mean(), np.square(lengths).mean())
+
+    def scale(normalize: str) -> float:
+        return raw_scale(CoderConfig(preset="topk", normalize=normalize), statistics)
+
+    assert (scale("mean_norm") * lengths).mean() == pytest.approx(np.sqrt(9))
+    assert np.square(scale("mean_square") * lengths).mean() == pytest.approx(1)
+    assert scale("none") == 1
