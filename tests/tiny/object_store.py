@@ -21,6 +21,8 @@ NEEDED = "moto[s3] and flask (pip install -e '.[s3]') give the local S3 server"
 _SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
+from werkzeug.serving import WSGIRequestHandler
+WSGIRequestHandler.disable_nagle_algorithm = True
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
@@ -150,6 +152,8 @@ def _proxy(store: ObjectStore) -> Iterator[None]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Head and body are two writes: the second would wait 40 ms for the other side's word about the first.
+        disable_nagle_algorithm = True
 
         def _meet(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
