@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tiny import ROOT, one_device
+from tiny.covering import rest_in
 
 from saejax import __version__, commands
 from saejax.app import experiments
@@ -337,7 +338,11 @@ cli.run(Swallowing, ["x"])
 
 @pytest.mark.parametrize(
     ("number", "then", "code"),
-    [(signal.SIGTERM, "wait", 75), (signal.SIGINT, "wait", 130), (signal.SIGUSR1, "fail", 75)],
+    rest_in(
+        "ci",
+        [(signal.SIGTERM, "wait", 75), (signal.SIGINT, "wait", 130), (signal.SIGUSR1, "fail", 75)],
+        [(signal.SIGTERM, "wait", 75)],
+    ),
 )
 def test_a_command_ends_by_a_signal_that_a_finalizer_swallows(number: int, then: str, code: int) -> None:
     """Every command runs in `cli.run`: the exception was lost there, and the command went on to its end."""

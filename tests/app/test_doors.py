@@ -182,7 +182,7 @@ def source(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("d_sae", [64, 80])
+@pytest.mark.parametrize("d_sae", [64, pytest.param(80, marks=pytest.mark.ci)])
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_starts_from_a_source_alike(
     seen: Seen, folder: Path, tmp_path: Path, source: Path, door: str, d_sae: int

@@ -64,6 +64,7 @@ def uncentred(sae: TrainedCoder) -> TrainedCoder:
     return TrainedCoder(dataclasses.replace(sae.coder, topology=topology), arrays, sae.sites)
 
 
+@pytest.mark.ci
 def test_a_run_and_its_copies_have_the_figures_of_the_run_s_own_evaluation(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -264,6 +264,7 @@ def command(work: Workspace, server: StandIn) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.ci
 def test_ctrl_c_keeps_what_is_done_and_the_key_is_nowhere(work: Workspace, server: StandIn) -> None:
     path = work.experiment.run_dir / "explanations.jsonl"
 

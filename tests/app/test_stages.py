@@ -382,7 +382,7 @@ def test_a_capture_may_be_continued_with_another_batch_size(
 
 
 @pytest.mark.parametrize("stage", [run_capture, run_train, run_evaluate, run_report])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)])
 def test_a_signal_in_a_finalizer_ends_every_stage(
     stage: Callable[[Workspace], Any], number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

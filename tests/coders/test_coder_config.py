@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny.covering import rest_in
 
 import saejax
 from saejax.coders import RECIPES, SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Latents, build
@@ -299,7 +300,7 @@ class SoftShrink(Sparsity):
         return jnp.abs(latents.dense())
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", rest_in("ci", TOPOLOGIES, ("autoencoder", "clt")))
 def test_a_new_sparsity_works_in_every_topology(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With penalty, prefixes and AuxK; the loss falls along the gradient."""
     monkeypatch.setitem(SPARSITIES, "soft_shrink", SoftShrink)

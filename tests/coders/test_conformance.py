@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny.covering import covering
+from tiny.covering import covering, rest_in
 
 from saejax.coders import SPARSITIES, TOPOLOGIES, Coder, CoderConfig, Latents, build
 from saejax.coders.sparsity.jumprelu import JumpRelu
@@ -258,13 +258,27 @@ def _possible(topology: str, sparsity: str, code: str) -> bool:
 LIKE_CLT = {"skip_clt": ("relu", "topk"), "causal_crosscoder": ("jumprelu",)}
 
 
+# Every sparsity in an autoencoder, every other topology and code once.
+QUICK = [
+    *(("autoencoder", sparsity, "whole") for sparsity in SPARSITIES),
+    ("transcoder", "gated", "matryoshka"),
+    ("skip_transcoder", "jumprelu", "matryoshka"),
+    (LN, "topk", "hierarchical"),
+    ("crosscoder", "batchtopk", "matryoshka"),
+    ("clt", "topk", "whole"),
+    ("skip_clt", "relu", "whole"),
+    ("causal_crosscoder", "jumprelu", "whole"),
+]
+
+
 def _cases() -> Iterator[Any]:
-    """Every two of topology, sparsity and code together; all three of them, and those like a clt, in the soak."""
+    """QUICK; in .ci/run every two of topology, sparsity and code; in the soak all three, and those like a clt."""
     rows = set(covering([t for t in TOPOLOGIES if t not in LIKE_CLT], SPARSITIES, CODES, possible=_possible))
     rows |= {(topology, sparsity, "whole") for topology, few in LIKE_CLT.items() for sparsity in few}
     for row in itertools.product(TOPOLOGIES, SPARSITIES, CODES):
         if _possible(*row):
-            yield pytest.param(*row, id="-".join(row), marks=[] if row in rows else [pytest.mark.soak])
+            marks = [] if row in QUICK else [pytest.mark.ci] if row in rows else [pytest.mark.soak]
+            yield pytest.param(*row, id="-".join(row), marks=marks)
 
 
 @pytest.mark.parametrize(("topology", "sparsity", "code"), list(_cases()))
@@ -296,14 +310,14 @@ def test_loss_and_every_gradient_equal_the_dense_reference(topology: str, sparsi
 
 def _large_cases() -> Iterator[Any]:
     for topology, sparsity in itertools.product(TOPOLOGIES, ("topk", "abs_topk", "batchtopk")):
-        short = (topology, sparsity) in (("autoencoder", "topk"), ("clt", "batchtopk"))
-        yield pytest.param(topology, sparsity, marks=[] if short else [pytest.mark.soak])
+        short = {("clt", "batchtopk"): [], ("autoencoder", "topk"): [pytest.mark.ci]}
+        yield pytest.param(topology, sparsity, marks=short.get((topology, sparsity), [pytest.mark.soak]))
 
 
 @pytest.mark.usefixtures("by_blocks")
 @pytest.mark.parametrize(("topology", "sparsity"), list(_large_cases()))
 def test_so_they_do_where_kept_entries_are_taken_by_blocks(topology: str, sparsity: str) -> None:
-    """Both forms of a list, and both ways through a topology; the other pairs in the soak."""
+    """A list over the batch with groups; in .ci/run one of each row without; the other pairs in the soak."""
     test_loss_and_every_gradient_equal_the_dense_reference(topology, sparsity, "whole")
 
 
@@ -500,7 +514,7 @@ AUXK = {"threshold_init": 0.3, "pre_activation_coefficient": 0.0, "lift_coeffici
 
 
 @pytest.mark.usefixtures("by_blocks")
-@pytest.mark.parametrize(("topology", "sparsity"), DIAGONAL)
+@pytest.mark.parametrize(("topology", "sparsity"), rest_in("ci", DIAGONAL, DIAGONAL[:3]))
 def test_training_compiles_once_and_dead_latents_come_back(topology: str, sparsity: str) -> None:
     coder = _coder(topology, sparsity, **OTHERS.get(sparsity, AUXK))
     shapes, p = jax.eval_shape(coder.init, jax.random.key(0)), jax.jit(coder.init)(jax.random.key(0))

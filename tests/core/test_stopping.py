@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tiny.covering import rest_in
 from tiny.signalled import Late, late
 
 from saejax.core import stopping
@@ -64,16 +66,18 @@ def in_code_that_catches_everything(number: int) -> None:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+LOSERS = (
+    in_a_finalizer,
+    in_the_callback_of_a_collection,
+    in_a_cycle_that_is_collected,
+    in_the_callback_of_a_weak_reference,
+    in_code_that_catches_everything,
+)
+
+
 @pytest.mark.parametrize(
-    "lost",
-    [
-        in_a_finalizer,
-        in_the_callback_of_a_collection,
-        in_a_cycle_that_is_collected,
-        in_the_callback_of_a_weak_reference,
-        in_code_that_catches_everything,
-    ],
+    ("number", "lost"),
+    rest_in("ci", itertools.product(SIGNALS, LOSERS), [(signal.SIGTERM, lost) for lost in LOSERS]),
 )
 def test_a_signal_that_is_swallowed_gets_out(number: signal.Signals, lost: Callable[[int], None]) -> None:
     before = [signal.getsignal(one) for one in (*SIGNALS, signal.SIGALRM)]

@@ -127,7 +127,7 @@ def _arrays() -> dict[str, np.ndarray]:
     return {name: a.astype(np.float32) for name, a in arrays.items()}
 
 
-@pytest.mark.parametrize("shape", MESHES)
+@pytest.mark.parametrize("shape", [pytest.param(s, marks=[] if s == (4, 2) else pytest.mark.ci) for s in MESHES])
 def test_lists_hold_the_entries_of_the_mask_in_their_order_on_every_mesh(shape: tuple[int, int]) -> None:
     mesh = make_mesh(ParallelConfig(shape))
 
@@ -167,7 +167,7 @@ def test_the_quick_way_finds_what_a_stable_sort_finds(k: int) -> None:
 
 @pytest.mark.parametrize(
     ("n_groups", "shape"),
-    rest_in("ci", itertools.product((1, 3), MESHES), [(1, (1, 1)), (3, (8, 1)), (3, (4, 2)), (1, (1, 8))]),
+    rest_in("ci", itertools.product((1, 3), MESHES), [(1, (1, 1)), (3, (4, 2))]),
 )
 def test_listed_products_and_gradients_are_the_dense_ones(n_groups: int, shape: tuple[int, int]) -> None:
     """decode, kept pre-activations and biases of a selection, against the same with dense latents in float64."""

@@ -41,10 +41,11 @@ PAIRS = (
 # In the table of benchmarks/equality.py all have.
 BY_BLOCKS = ("autoencoder/topk", "clt/batchtopk")
 
-# Under pmap one coder here, and test_pmap.py. With the others only in .ci/run: what selects as another does.
-LIKE_ANOTHER = ("autoencoder/abs_topk", "autoencoder/matryoshka")
+# Under pmap one coder here, and test_pmap.py. With the others only in .ci/run: what selects as another does, and the
+# clt, which compiles for as long as all others together.
+LIKE_ANOTHER = ("autoencoder/abs_topk", "autoencoder/matryoshka", "clt/batchtopk")
 LONG = [(name, place) for name, place in PAIRS if place.mode == "pmap" and name != "autoencoder/topk"]
-LONG += [(name, place) for name, place in PAIRS if name in LIKE_ANOTHER]
+LONG += [(name, place) for name, place in PAIRS if name in LIKE_ANOTHER or place == Place((1, 8))]
 
 
 @pytest.mark.parametrize(

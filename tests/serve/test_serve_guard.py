@@ -212,6 +212,7 @@ def test_long_requests_are_refused(server: Served) -> None:
     assert status == 400
 
 
+@pytest.mark.ci
 def test_slow_requests_end(server: Served) -> None:
     """A head that comes a byte a second, and a body that does not come, both lose their connection in time."""
     place = urlsplit(server.url)

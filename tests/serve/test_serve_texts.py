@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from tiny.by_hand import BOS, MLPS_IN, MLPS_OUT, RESIDUALS, coder_of, random_params, sites_of, tiny_lm
+from tiny.covering import rest_in
 from tiny.served import RUN, copied
 
 import saejax
@@ -98,8 +100,10 @@ def by_hand(sae: TrainedCoder, lm: Any, ids: list[int]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sparsity", ["topk", "relu"])
+@pytest.mark.parametrize(
+    ("kind", "sparsity"),
+    rest_in("ci", itertools.product(KINDS, ("topk", "relu")), [("autoencoder", "topk"), ("clt", "relu")]),
+)
 def test_a_text_has_the_latents_of_its_activations(kind: str, sparsity: str) -> None:
     lm, rng = tiny_lm(), np.random.default_rng(2)
     sae = dictionary(kind, sparsity)
@@ -249,6 +253,7 @@ def test_without_a_model_features_and_similar_ones_still_work(client: TestClient
     assert "gone" in asked(client, "/api/features/@gone", status=422)["error"]
 
 
+@pytest.mark.ci
 def test_steering_over_http(client: TestClient, folder: Path) -> None:
     sae, lm = saejax.load(folder / "runs" / RUN), load_lm("demo")
     body = {

@@ -102,6 +102,7 @@ def stand_in() -> Iterator[Hub]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # as in object_store.py
 
         def log_message(self, *_: Any) -> None: ...
 

@@ -82,7 +82,7 @@ def test_averaged_weights_are_what_is_compared() -> None:
     assert can_differ(coder, state) and not can_differ(coder, dataclasses.replace(state, averaged={}))
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("platform", [pytest.param("cpu", marks=pytest.mark.ci), "gpu"])
 def test_members_of_a_sweep_have_the_figures_that_each_has_alone(platform: str) -> None:
     """In turn, as on a CPU, and as one batch: of states that differ in parameters and threshold."""
     coder = build(CoderConfig(preset="batchtopk", k=K, d_sae=48), [16], STEPS, [16])
@@ -100,7 +100,7 @@ def test_members_of_a_sweep_have_the_figures_that_each_has_alone(platform: str) 
     assert float(found["l0"][0]) > 1.5 * float(found["l0"][1]) > 0
 
 
-@pytest.mark.parametrize("mode", ["jit", "pmap"])
+@pytest.mark.parametrize("mode", ["jit", pytest.param("pmap", marks=pytest.mark.ci)])
 def test_every_mesh_and_mode_has_the_same_figures(mode: str) -> None:
     how = {"tokens": 3 * BATCH, "lr": 1e-3, "matmul_dtype": "float32"}
     one = trained("batchtopk", activations(1), mesh=(1, 1), **how)
