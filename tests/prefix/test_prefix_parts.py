@@ -20,6 +20,7 @@ from tiny.prefixes import small_prefix, write_squad
 from saejax.app.prefix import PrefixTraining
 from saejax.app.prefix_scores import scores
 from saejax.core.errors import ConfigError, DataError
+from saejax.lm import LanguageModel, decoder
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.prefix import PrefixConfig, Record
 from saejax.prefix.answers import exact_match, f1, first_line, words_of
@@ -228,6 +229,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> PrefixTraining:
     return PrefixTraining(small_prefix(tmp_path_factory.mktemp("runs")))
 
 
+_run = jax.jit(decoder.run, static_argnames="config")
+
+
+def logits_of(lm: LanguageModel, ids: Any, prefix_BPM: Any = None) -> jax.Array:
+    """[S, V] of one row; compiled, which for rows of many lengths is a tenth of the work."""
+    return _run(lm.config, lm.params, jnp.asarray([ids]), prefix_BPM=prefix_BPM)[0][0]
+
+
 def test_the_loss_is_that_of_each_record_by_itself(job: PrefixTraining) -> None:
     """Without filling: a record at a time, the weighted mean over the answers' tokens."""
     config = dataclasses.replace(job.e.prefix, first_token_weight=3.0, distill=0.5)
@@ -238,8 +247,8 @@ def test_the_loss_is_that_of_each_record_by_itself(job: PrefixTraining) -> None:
         Record('r = {"depth": 7, "limit": 123456}\n', "limit", ("123456",)),
     ]
     arrays = training_arrays(records, config, job.models)
-    loss, metrics = learner.loss(params, {n: lm.params for n, lm in job.models.items()}, arrays)
-    prefixes, total = learner.encoder.prefixes(params, arrays["ids"]), 0.0
+    loss, metrics = jax.jit(learner.loss)(params, {n: lm.params for n, lm in job.models.items()}, arrays)
+    prefixes, total = jax.jit(learner.encoder.prefixes)(params, arrays["ids"]), 0.0
     for name, lm in job.models.items():
         sums = dict.fromkeys(("nll", "kl", "weights"), 0.0)
         plain, count = 0.0, 0
@@ -247,11 +256,11 @@ def test_the_loss_is_that_of_each_record_by_itself(job: PrefixTraining) -> None:
             prompt, answer = (lm.tokenizer.encode(record.fill(t)) for t in (config.prompt, config.answer))
             bos = jnp.asarray([[lm.tokenizer.bos_id]])
             before = jnp.concatenate([lm.params["W_E"][bos], prefixes[name][i : i + 1]], axis=1)
-            logits = lm.run([prompt + answer], prefix_BPM=before)[0][0]
+            logits = logits_of(lm, prompt + answer, before)
             log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)[before.shape[1] + len(prompt) - 1 :]
             context = lm.tokenizer.encode(record.context)
             text = np.asarray(
-                jax.nn.log_softmax(lm.run([[*bos[0].tolist(), *context, *prompt, *answer]])[0][0]), np.float64
+                jax.nn.log_softmax(logits_of(lm, [*bos[0].tolist(), *context, *prompt, *answer])), np.float64
             )
             text = text[1 + len(context) + len(prompt) - 1 :]
             for a, token in enumerate(answer):
@@ -357,7 +366,7 @@ def test_replayed_embeddings_are_the_text_and_each_way_gives_what_it_says(job: P
             prompt = lm.tokenizer.encode(records[0].fill(config.prompt))
             answer = lm.tokenizer.encode(records[0].fill(config.answer))
             row = [lm.tokenizer.bos_id, *lm.tokenizer.encode(given), *prompt]
-            log_p = jax.nn.log_softmax(lm.run([row + answer])[0][0])[len(row) - 1 : -1]
+            log_p = jax.nn.log_softmax(logits_of(lm, row + answer))[len(row) - 1 : -1]
             nll = -np.mean([log_p[i, token] for i, token in enumerate(answer)])
             assert ways[way].columns["nll"][0] == pytest.approx(nll, rel=1e-4, abs=1e-5)
     assert np.mean(found["recall"]["text"].columns["em"]) == 1, "it knows its task"
