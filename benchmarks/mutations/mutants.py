@@ -181,6 +181,7 @@ MUTANTS = [
         "serve/test_serve_features",
         ("latent = number - diagonal * (diagonal + 1) // 2", "latent = number - diagonal * (diagonal - 1) // 2"),
         ("1e3 * seconds[key] / steps", "seconds[key] / steps"),
+        ("(np.cumsum(count) - (count - 1) / 2)[place]", "np.cumsum(count)[place]"),
         ("total(NOT density > 0)", "total(density > 0)"),
     ),
     *_of(
@@ -229,7 +230,6 @@ MUTANTS = [
     *_of(
         "study",
         "study/test_summary study/test_study study/test_behaviours",
-        ("(np.cumsum(count) - (count - 1) / 2)[place]", "np.cumsum(count)[place]"),
         ("np.abs(controls) >= abs(effect[0])", "np.abs(controls) < abs(effect[0])"),
         (
             "(place_RS >= 1) & (place_RS <= prompts.last[:, None])",
