@@ -104,6 +104,162 @@ class Weights(Format):
         return ["no hook point"]
 """
 
+# A workload that is no coder: least squares, from a section of the experiment to a command that a run folder is of.
+WORKLOAD = {
+    "slopes/__init__.py": '''
+"""y = x w: what learns, its settings, its data."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saejax.core.settings import Settings, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class SlopesConfig(Settings, section="slopes"):
+    width: int = setting(0, "How many slopes there are; 0: the experiment has none.", low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slopes:
+    width: int
+
+    def init(self, key):
+        return {"w": jnp.zeros(self.width)}
+
+    def init_stats(self):
+        return {}
+
+    def logical_axes(self):
+        return {}
+
+    def project_gradients(self, params, grads):
+        return grads
+
+    def constrain(self, params, step):
+        return params
+
+    def loss(self, params, batch):
+        return jnp.mean(jnp.square(batch["x"] @ params["w"] - batch["y"][:, 0]))
+
+
+@dataclasses.dataclass
+class Rows:
+    width: int
+    size: int
+    dtype = np.dtype(np.float32)
+    epoch_rows = 1000
+
+    def iterate(self, step):
+        while True:
+            x = np.random.default_rng(step).normal(size=(self.size, self.width)).astype(np.float32)
+            yield {"x": x, "y": x.sum(1, keepdims=True)}
+            step += 1
+
+    def places(self, step):
+        return {}
+''',
+    "app/slopes.py": '''
+"""`saejax slopes`: least squares in a run folder."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from saejax.app.console import say
+from saejax.app.experiment import Experiment
+from saejax.app.training_folders import RunFolder
+from saejax.core.errors import EXIT_PREEMPTED
+from saejax.fit.devices import training_mesh
+from saejax.fit.learner import Ready
+from saejax.fit.train import train
+from saejax.parallel import joined
+from saejax.runs.provenance import verify_provenance
+from saejax.slopes import Rows, Slopes
+from saejax.training import Setup, put_on
+from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.program import program_on
+from saejax.training.state import make_init
+from saejax.training.step import apply_gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class SlopesTraining:
+    e: Experiment
+
+    def made_from(self):
+        nothing = {"train": {}, "heldout": {}, "lm": {}, "text": {}}
+        return verify_provenance(self.e.run, nothing | {"slopes": {"width": self.e.slopes.width}})
+
+    known = made_from
+
+    def ready(self, numbers, checkpoints, tell):
+        e, learnt = self.e, Slopes(self.e.slopes.width)
+        optimizer, schedule, mesh = make_optimizer(e.train), make_schedule(e.train), training_mesh(e)
+
+        def step(state, batch, hyper):
+            value, grads = jax.value_and_grad(learnt.loss)(state.params, batch)
+            return apply_gradients(learnt, optimizer, schedule, e.train, state, hyper, (grads, {"loss": value}, {}))[:2]
+
+        size = e.train.batch_size
+        shapes = {"x": ((size, learnt.width), np.float32), "y": ((size, 1), np.float32)}
+        init = make_init(learnt, optimizer, e.train)
+        program = program_on(
+            mesh, learnt, step, init, lambda dtype: shapes, seed=e.seed, checkpoints=checkpoints[0],
+            meta={"kind": "slopes"},
+        )
+        put = put_on(mesh, size, list(shapes))
+        rows, figures = Rows(learnt.width, size), {"loss": ".3f"}
+        setup = Setup([program], rows, put, mesh=mesh, unit="rows", figures=figures, tell=tell)
+        return Ready(e.train, setup, [f"train: {learnt.width} slopes"])
+
+
+def run_slopes(e):
+    training = SlopesTraining(e)
+    with joined(e.parallel) as process:
+        outcome = train(training, RunFolder(e, training), process, say)
+    return EXIT_PREEMPTED if outcome is not None and outcome.stopped else 0
+''',
+    "commands/slopes.py": '''
+"""Fit slopes.
+
+    saejax slopes --config=lines.py
+"""
+
+import dataclasses
+
+from saejax.app.command import Command
+
+
+@dataclasses.dataclass(frozen=True)
+class FitSlopes(Command):
+    def run(self, line):
+        from saejax.app.slopes import run_slopes
+
+        return run_slopes(line.experiment)
+''',
+}
+# The only file that changes.
+SECTION = [
+    ("from saejax.prefix import PrefixConfig", "from saejax.slopes import SlopesConfig"),
+    ("    prefix: PrefixConfig = section(", '    slopes: SlopesConfig = section(SlopesConfig, "Slopes.")'),
+]
+LINES = """
+import saejax
+
+
+def get_config():
+    c = saejax.default_config()
+    c.name = "lines"
+    c.slopes.width = 3
+    c.train.update(batch_size=32, tokens=32 * 60, lr=0.1, schedule="constant", checkpoint_every=20, log_every=20)
+    return c
+"""
+
 CHECK = """
 import numpy as np
 import pytest
@@ -181,19 +337,28 @@ def _run(code: str, folder: Path, path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def _package(folder: Path) -> Path:
+    """A copy of saejax below `folder`: links, so that a file of it is changed by replacing it."""
+    shutil.copytree(
+        ROOT / "saejax", folder / "saejax", copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return folder
+
+
+def _add(package: Path, files: dict[str, str]) -> None:
+    for place, text in files.items():
+        assert not (package / "saejax" / place).exists()
+        (package / "saejax" / place).parent.mkdir(exist_ok=True)
+        (package / "saejax" / place).write_text(text.lstrip(), encoding="utf-8")
+
+
 def test_one_new_file_each_adds_a_sparsity_a_term_and_a_format(tmp_path: Path) -> None:
     """In a copy of the package, in which no file that is there changes."""
-    checkout = tmp_path / "checkout"
-    shutil.copytree(
-        ROOT / "saejax", checkout / "saejax", copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__")
+    checkout = _package(tmp_path / "checkout")
+    _add(
+        checkout,
+        {"coders/sparsity/shrink.py": SPARSITY, "coders/terms/hoyer.py": TERM, "interop/formats/weights.py": FORMAT},
     )
-    for place, text in (
-        ("coders/sparsity/shrink.py", SPARSITY),
-        ("coders/terms/hoyer.py", TERM),
-        ("interop/formats/weights.py", FORMAT),
-    ):
-        assert not (checkout / "saejax" / place).exists()
-        (checkout / "saejax" / place).write_text(text.lstrip(), encoding="utf-8")
     _run(CHECK.replace("MINE", ""), tmp_path, checkout)
 
 
@@ -242,3 +407,39 @@ def test_the_name_or_key_of_another_part_is_refused(change: dict[str, str], word
         import parts_of_mine
     """
     _run(code, tmp_path, ROOT)
+
+
+@pytest.mark.ci
+def test_a_workload_is_a_room_a_command_and_a_section(tmp_path: Path) -> None:
+    """It trains in a run folder, goes on where it was stopped, and says when all is done; one file there changes."""
+    checkout = _package(tmp_path / "checkout")
+    _add(checkout, WORKLOAD)
+    experiment = checkout / "saejax" / "app" / "experiment.py"
+    text = experiment.read_text(encoding="utf-8")
+    for line, new in SECTION:
+        assert text.count(line) == 1
+        text = text.replace(line, f"{new}\n{line}")
+    experiment.unlink()
+    experiment.write_text(text, encoding="utf-8")
+    (tmp_path / "lines.py").write_text(LINES, encoding="utf-8")
+
+    def slopes(*words: str) -> str:
+        command = [sys.executable, "-m", "saejax", "slopes", "--config=lines.py", *words]
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    assert "train: 3 slopes" in slopes()
+    *_, last = sorted((tmp_path / "runs" / "lines" / "checkpoints").glob("*60"))
+    shutil.rmtree(last)
+    assert "60 steps" in slopes() and "already complete" in slopes()
+    code = """
+    import numpy as np
+    from saejax.checkpoints import Checkpoints
+    with Checkpoints("runs/lines/checkpoints") as checkpoints:
+        items, meta = checkpoints.restore_numpy(60, names=("params",))
+    np.testing.assert_allclose(items["params"]["w"], 1, atol=0.05)
+    assert meta["kind"] == "slopes"
+    """
+    _run(code, tmp_path, checkout)
