@@ -8,7 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tiny import ROOT
+from tiny import ROOT, browser
+from tiny.served import RUN, copied
 
 SPARSITY = '''
 """f = sign(pre) max(|pre| - width, 0): nothing that this repository has."""
@@ -443,3 +444,20 @@ def test_a_workload_is_a_room_a_command_and_a_section(tmp_path: Path) -> None:
     assert meta["kind"] == "slopes"
     """
     _run(code, tmp_path, checkout)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium or google-chrome on the path")
+def test_a_section_of_a_report_is_one_new_script(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    checkout, run = _package(tmp_path / "checkout"), copied(tmp_path_factory) / "runs" / RUN
+    script = """
+    function helloSection({run}) {
+      return section("hello", "Hello", null, el("p", {id: "greeting"}, `Hello, ${run.name}`));
+    }
+
+    addSection(50, ["run"], helloSection);
+    """
+    _add(checkout, {"report/section_hello.js": textwrap.dedent(script)})
+    _run(f"from saejax.report import render\nrender({str(run)!r})", tmp_path, checkout)
+    dom, console = browser.visit((run / "report.html").as_uri())
+    assert f'<p id="greeting">Hello, {RUN}</p>' in dom and not console
