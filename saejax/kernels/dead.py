@@ -11,7 +11,7 @@ Shape letters: B tokens, G groups, F latents, C latents of a block, P of all blo
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,26 +61,12 @@ def decode_largest(
     pre = x W + b is known already: `pre`, [B, F] of each group, serves the values alone, x, W and b the gradient, which
     goes to W, b and `rows`, and to none of x and pre. `block` is C, for tests.
     """
-    return _dead_forward(pre, dead_GF, rows, k, dtype, block)[0]
+    return _dead_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block)[0]
 
-
-def _dead_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # type: ignore[no-untyped-def]
-    out_BR, (cut, some) = _dead_forward(pre, dead_GF, rows, k, dtype, block)
-    return out_BR, (x_BGN, pre, rows, cut, some)
-
-
-def _dead_bwd(k: int, dtype: str, block: int | None, residuals: Any, g_BR: jax.Array) -> Any:
-    x_BGN, pre, rows, cut, some = residuals
-    of_W, of_b, of_rows = _backward(x_BGN, pre, rows, cut, some, g_BR, dtype, block)
-    return None, of_W, of_b, None, None, of_rows
-
-
-decode_largest.defvjp(_dead_fwd, _dead_bwd)
 
 # Of each token and group: the bits of the least pre-activation that is chosen, and the latent from which on those
 # that equal it are not.
 Cut = tuple[jax.Array, jax.Array]
-Gradients = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +133,13 @@ def _ordered_bits(pre: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(pre, jnp.int32)
 
 
-def _pre_of(bits: jax.Array, i: jax.Array) -> jax.Array:
-    """Pre-activations of block i, [B, C], from `_Dead.bits`."""
-    return jax.lax.bitcast_convert_type(bits[i], jnp.float32)
-
-
 def _chosen_dead(bits_BC: jax.Array, latent_C: jax.Array, least_B: jax.Array, stop_B: jax.Array) -> jax.Array:
     tie_BC = (bits_BC == least_B[:, None]) & (latent_C[None] < stop_B[:, None])
     return (bits_BC > 0) & ((bits_BC > least_B[:, None]) | tie_BC)
 
 
-def _dead_forward(pre: Pre, dead_GF: jax.Array, rows: Groups, k: int, dtype: str, block: int | None) -> Any:
-    """(out, (cut, some)); some [rows of devices, G, F]: the dead that are above 0 for a token of these devices."""
+def _dead_fwd(x_BGN, W_GNF, b_GF, pre, dead_GF, rows, k, dtype, block):  # type: ignore[no-untyped-def]
+    """For the way back: cut, and some [rows of devices, G, F], the dead that are above 0 for a token of these."""
     shards = shards_of(*pre[0].shape)
 
     def local(pre: Pre, dead_GF: jax.Array, rows: Groups) -> Any:
@@ -180,8 +161,8 @@ def _dead_forward(pre: Pre, dead_GF: jax.Array, rows: Groups, k: int, dtype: str
             # Gathering a number takes as long as counting it ten times: it is done once.
             bits = [dead.bits() for dead in groups]
             cut = _find_cut(groups, bits, k, pre[0].shape[1] * shards.n_along_latents, shards)
-            own: list[Callable[[jax.Array], jax.Array]] = [functools.partial(_pre_of, one) for one in bits]
-            return _decode_dead(groups, own, cut, rows, dtype, shards), cut
+            pre_of = [lambda i, each=each: jax.lax.bitcast_convert_type(each[i], jnp.float32) for each in bits]
+            return _decode_dead(groups, pre_of, cut, rows, dtype, shards), cut
 
         out_BR, cut = jax.lax.cond(_anywhere(n_G > k, shards), some_of_them, all_of_them)
         # Without dead latents it is 0 everywhere, and nothing is sent.
@@ -189,12 +170,12 @@ def _dead_forward(pre: Pre, dead_GF: jax.Array, rows: Groups, k: int, dtype: str
         return out_BR, cut, some_GF[None]
 
     out_BR, cut, some = shards.run(local, "BF GF FR", "BR BG BGF")(pre, dead_GF, rows)
-    return out_BR, (cut, some)
+    return out_BR, (x_BGN, pre, rows, cut, some)
 
 
 def _decode_dead(
     groups: list[_Dead],
-    pre: list[Callable[[jax.Array], jax.Array]],
+    pre: Sequence[Callable[[jax.Array], jax.Array]],
     cut: Cut,
     rows: Groups,
     dtype: str,
@@ -212,65 +193,48 @@ def _decode_dead(
     return out_BR
 
 
-def _backward(
-    x_BGN: jax.Array,
-    pre: Pre,
-    rows: Groups,
-    cut: Cut,
-    some: jax.Array,
-    g_BR: jax.Array,
-    dtype: str,
-    block: int | None,
-) -> tuple[jax.Array, jax.Array, Groups]:
+def _dead_bwd(k: int, dtype: str, block: int | None, residuals: Any, g_BR: jax.Array) -> Any:
     """The gradients of W, b and rows."""
-    shards = shards_of(*pre[0].shape)
+    shards = shards_of(*residuals[1][0].shape)
 
     def local(x_BGN: jax.Array, pre: Pre, rows: Groups, cut: Cut, some: jax.Array, g_BR: jax.Array) -> Any:
-        def of_some() -> Gradients:
-            of_groups = []
-            for group, W_FR in enumerate(rows):
-                n_latents, R = W_FR.shape
-                dead = _Dead.of(pre[group], some[0, group], block)
-                g_own = g_BR[:, g_BR.shape[1] - R :]
-                put = functools.partial(_put_block, dead, cut, group, shards, W_FR, dtype, x_BGN[:, group], g_own)
-                start = [jnp.zeros((n_latents, *width), jnp.float32) for width in ((x_BGN.shape[2],), (), (R,))]
-                of_groups.append(jax.lax.fori_loop(0, dead.n_blocks, put, start))
-            of_W, of_b, of_rows = zip(*of_groups, strict=True)
+        def of_group(group: int) -> list[jax.Array]:
+            """[F, N], [F] and [F, R], of this device's tokens alone."""
+            W_FR, (n_latents, R) = rows[group], rows[group].shape
+            dead = _Dead.of(pre[group], some[0, group], block)
+            g_own, x_BN = g_BR[:, g_BR.shape[1] - R :], x_BGN[:, group]
+
+            def put(i: jax.Array, gradients: list[jax.Array]) -> list[jax.Array]:
+                """With those of the latents of block i."""
+                f_BC, chosen_BC = dead.chosen(i, dead.pre(i), cut, group, shards)
+                decode = functools.partial(product, dtype=dtype)
+                of_f_BC, of_rows_CR = jax.vjp(decode, f_BC, dead.of_rows(W_FR, i))[1](g_own)
+                of_pre_BC = jnp.where(chosen_BC, of_f_BC, 0)
+                # Of a product the gradient by one operand needs the other alone.
+                any_NC = jnp.zeros((x_BN.shape[1], dead.block), jnp.float32)
+                (of_W_NC,) = jax.vjp(lambda W_NC: product(x_BN, W_NC, dtype), any_NC)[1](of_pre_BC)
+                parts, at_C = (of_W_NC.T, of_pre_BC.sum(0), of_rows_CR), dead.at(i)
+                return [
+                    whole.at[at_C].set(part, mode="drop", unique_indices=True)
+                    for whole, part in zip(gradients, parts, strict=True)
+                ]
+
+            start = [jnp.zeros((n_latents, *width), jnp.float32) for width in ((x_BN.shape[1],), (), (R,))]
+            return jax.lax.fori_loop(0, dead.n_blocks, put, start)
+
+        def of_some() -> tuple[jax.Array, jax.Array, Groups]:
+            of_W, of_b, of_rows = zip(*map(of_group, range(len(rows))), strict=True)
             return jax.tree.map(shards.over_rows, (turned(jnp.stack(of_W)), jnp.stack(of_b), of_rows))
 
         # Most steps have no dead latent: then nothing is sent, and even the turning of zeros is saved.
         none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(of_some))
         return jax.lax.cond(_anywhere(some, shards), of_some, lambda: none)
 
-    run = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")
-    gradients: Gradients = run(x_BGN, pre, rows, cut, some, g_BR)
-    return gradients
+    of_W, of_b, of_rows = shards.run(local, "BGN BF FR BG BGF BR", "GNF GF FR")(*residuals, g_BR)
+    return None, of_W, of_b, None, None, of_rows
 
 
-def _put_block(
-    dead: _Dead,
-    cut: Cut,
-    group: int,
-    shards: Shards,
-    W_FR: jax.Array,
-    dtype: str,
-    x_BN: jax.Array,
-    g_BR: jax.Array,
-    i: jax.Array,
-    gradients: list[jax.Array],
-) -> list[jax.Array]:
-    """Gradients [F, N], [F] and [F, R], with those of the latents of block i, of this device's tokens alone."""
-    f_BC, chosen_BC = dead.chosen(i, dead.pre(i), cut, group, shards)
-    decode = functools.partial(product, dtype=dtype)
-    of_f_BC, of_rows_CR = jax.vjp(decode, f_BC, dead.of_rows(W_FR, i))[1](g_BR)
-    of_pre_BC = jnp.where(chosen_BC, of_f_BC, 0)
-    # Of a product the gradient by one operand needs the other alone.
-    any_NC = jnp.zeros((x_BN.shape[1], dead.block), jnp.float32)
-    (of_W_NC,) = jax.vjp(lambda W_NC: product(x_BN, W_NC, dtype), any_NC)[1](of_pre_BC)
-    parts, at_C = (of_W_NC.T, of_pre_BC.sum(0), of_rows_CR), dead.at(i)
-    return [
-        whole.at[at_C].set(part, mode="drop", unique_indices=True) for whole, part in zip(gradients, parts, strict=True)
-    ]
+decode_largest.defvjp(_dead_fwd, _dead_bwd)
 
 
 # --- the k largest of each token ---------------------------------------------------------------------------

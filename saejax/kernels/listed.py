@@ -32,7 +32,7 @@ def decode_listed(
     shards = shards_of(n_tokens, tables[0].shape[0])
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables) -> jax.Array:
-        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape, per_token, shards)
+        list_ = _Own(rows_P, latents_P, n_tokens, per_token, len(tables), tables[0].shape, shards)
         out_RD = weighted_sums(values_P, list_.latents, list_.of_group(0), tables[0])
         for group, W_FR in enumerate(tables[1:], 1):
             part_BR = weighted_sums(values_P, list_.latents, list_.of_group(group), W_FR)
@@ -54,7 +54,7 @@ def _listed_bwd(n_tokens: int, per_token: int, residuals: Any, g_RD: jax.Array) 
     shards = shards_of(n_tokens, tables[0].shape[0])
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, tables: Tables, g_RD: jax.Array) -> Any:
-        list_ = _Own(rows_P, latents_P, n_tokens * per_token, len(tables), tables[0].shape, per_token, shards)
+        list_ = _Own(rows_P, latents_P, n_tokens, per_token, len(tables), tables[0].shape, shards)
         of_values, of_tables = jnp.zeros_like(values_P), []
         for group, W_FR in enumerate(tables):
             g_RR = g_RD[:, -W_FR.shape[1] :]
@@ -93,10 +93,9 @@ def _kept_bwd(n_tokens: int, residuals: Any, g_P: jax.Array) -> Any:
     shards = shards_of(n_tokens, n_latents)
 
     def local(g_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, x_BGD: jax.Array) -> jax.Array:
-        n_own = n_latents // shards.n_along_latents
         x_RD = x_BGD.reshape(-1, x_BGD.shape[-1])
-        table = n_own, x_RD.shape[1]
-        list_ = _Own(rows_P, latents_P, n_tokens * n_groups, n_groups, table, n_groups, shards)
+        table = n_latents // shards.n_along_latents, x_RD.shape[1]
+        list_ = _Own(rows_P, latents_P, n_tokens, n_groups, n_groups, table, shards)
         grad_GFD = weighted_sums(g_P, list_.rows, list_.by_latent, x_RD).reshape(n_groups, -1, x_RD.shape[1])
         return shards.over_rows(turned(grad_GFD))
 
@@ -154,7 +153,7 @@ def tally_listed(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, 
 
     def local(weights_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
         n_own = n_latents // shards.n_along_latents
-        n_rows = n_tokens * n_groups // _n_along_rows(shards)
+        n_rows = n_tokens * n_groups // shards.n_along_rows
         rows_P = _own_rows(rows_P, n_rows, shards, n_groups)
         at_P, there = latents_P - shards.first_latent(n_own), rows_P < n_rows
         key_P = jnp.where(there, rows_P % n_groups * n_own + at_P, n_groups * n_own)
@@ -180,17 +179,13 @@ def spread_listed(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array, 
     n_latents, shards, middle = shape[-1], shards_of(shape[0], shape[-1]), "G" * (len(shape) - 2)
 
     def local(values_P: jax.Array, rows_P: jax.Array, latents_P: jax.Array) -> jax.Array:
-        own = (shape[0] // _n_along_rows(shards), *shape[1:-1], n_latents // shards.n_along_latents)
+        own = (shape[0] // shards.n_along_rows, *shape[1:-1], n_latents // shards.n_along_latents)
         flat = jnp.zeros((own[0] * (len(shape) == 2 or shape[1]), own[-1]), values_P.dtype)
         rows_P = _own_rows(rows_P, flat.shape[0], shards, flat.shape[0] // own[0])
         at_P = latents_P - shards.first_latent(own[-1])
         return flat.at[rows_P, at_P].add(values_P, mode="drop", unique_indices=True).reshape(own)
 
     return shards.run(local, "P P P", f"B{middle}F")(values_P, rows_P, latents_P)
-
-
-def _n_along_rows(shards: Shards) -> int:
-    return shards.mesh.shape[shards.rows] if shards.mesh else 1
 
 
 def _own_rows(rows_P: jax.Array, n_own: int, shards: Shards, per_token: int) -> jax.Array:
@@ -200,19 +195,19 @@ def _own_rows(rows_P: jax.Array, n_own: int, shards: Shards, per_token: int) -> 
 
 
 class _Own:
-    """A device's list, in the numbers of its own block: `table` is its own [F, D], `n_rows` those of all devices."""
+    """A device's list, in the numbers of its own block: `table` is its own [F, D], `n_tokens` those of all devices."""
 
     def __init__(
         self,
         rows_P: jax.Array,
         latents_P: jax.Array,
-        n_rows: int,
+        n_tokens: int,
+        per_token: int,
         n_groups: int,
         table: tuple[int, ...],
-        per_token: int,
         shards: Shards,
     ) -> None:
-        n_own, (n_latents, width) = n_rows // _n_along_rows(shards), table
+        n_own, (n_latents, width) = n_tokens // shards.n_along_rows * per_token, table
         self.n_groups, self.n_latents, self.n_sums = n_groups, n_latents, n_own // n_groups
         self.rows = _own_rows(rows_P, n_own, shards, per_token)
         self.there = self.rows < n_own

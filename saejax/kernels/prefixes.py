@@ -37,13 +37,13 @@ def prefix_errors(
     Over devices that hold other latents one sum of [B, R] crosses for each number of latents. The gradient of the rows
     is summed block by block: its time is that of one decoder for each number of latents.
     """
-    return _prefix_forward(values_BGK, indices_BGK, rows, target_BR, every)[0]
+    return _fwd(values_BGK, indices_BGK, rows, target_BR, every)[0]
 
 
-def _prefix_forward(
+def _fwd(
     values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
-) -> tuple[jax.Array, jax.Array]:
-    """(errors [B], what the last reconstruction leaves of the target [B, R])"""
+) -> tuple[jax.Array, Any]:
+    """Errors [B]; beside the arguments the way back needs what the last reconstruction leaves of the target, [B, R]."""
 
     def add(carry: tuple[jax.Array, jax.Array], block: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
         left_BR, errors_B = carry
@@ -53,7 +53,7 @@ def _prefix_forward(
     blocks = _rank_blocks(values_BGK, every), _rank_blocks(indices_BGK, every)
     # The zeros vary over devices as the target does, which other people's shard_map asks of what a loop carries.
     (left_BR, errors_B), _ = jax.lax.scan(add, (target_BR, jnp.zeros_like(target_BR[:, 0])), blocks)
-    return errors_B / len(blocks[0]), left_BR
+    return errors_B / len(blocks[0]), (values_BGK, indices_BGK, rows, left_BR)
 
 
 def _rank_blocks(array_BGK: jax.Array, every: int) -> jax.Array:
@@ -61,13 +61,6 @@ def _rank_blocks(array_BGK: jax.Array, every: int) -> jax.Array:
     n = -(-array_BGK.shape[-1] // every)
     full = jnp.pad(array_BGK, ((0, 0), (0, 0), (n * every - array_BGK.shape[-1], 0)))
     return jnp.moveaxis(full.reshape(*full.shape[:-1], n, every), -2, 0)
-
-
-def _fwd(
-    values_BGK: jax.Array, indices_BGK: jax.Array, rows: tuple[jax.Array, ...], target_BR: jax.Array, every: int
-) -> tuple[jax.Array, Any]:
-    errors_B, left_BR = _prefix_forward(values_BGK, indices_BGK, rows, target_BR, every)
-    return errors_B, (values_BGK, indices_BGK, rows, left_BR)
 
 
 def _bwd(every: int, residuals: Any, g_B: jax.Array) -> tuple[jax.Array, None, Any, jax.Array]:

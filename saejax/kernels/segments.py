@@ -30,8 +30,6 @@ _SEGMENTS_AT_ONCE = 8
 _TOKENS_A_PAIR = 32
 # Below so many multiplications, 0.1 ms there, one product is faster than the dozen kernels of the other way.
 _FEW_MULTIPLICATIONS = 3e9
-# In TF32 a product is about 7 times as fast as in float32: then up to so many latents for each that is kept.
-_LATENTS_A_KEPT = 512
 
 
 def sum_by_latent_reference(
@@ -42,23 +40,14 @@ def sum_by_latent_reference(
     return out_FD.at[indices_BK].add(scale_BK[..., None] * rows_BD[:, None], mode="drop")
 
 
-def sum_by_latent(
-    scale_BK: jax.Array,
-    indices_BK: jax.Array,
-    rows_BD: jax.Array,
-    n_latents: int,
-    precision: jax.lax.Precision = EXACT,
-) -> jax.Array:
+def sum_by_latent(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_latents: int) -> jax.Array:
     """out[indices_bk] += scale_bk rows_b, in one order.  -> [n_latents, D]
 
     Args:
         indices_BK: not negative. From n_latents on they are dropped; the others are distinct along K.
-        precision: of what is multiplied; HIGH rounds to TF32 on an NVIDIA card.
     """
-    n_tokens, k = scale_BK.shape
-    by_product = prefers_product(n_tokens, k, rows_BD.shape[1], n_latents, precision)
-    way = sum_by_product if by_product else sum_gathered
-    return way(scale_BK, indices_BK, rows_BD, n_latents, precision)
+    way = sum_by_product if prefers_product(rows_BD.shape[0], rows_BD.shape[1], n_latents) else sum_gathered
+    return way(scale_BK, indices_BK, rows_BD, n_latents)
 
 
 def tally_by_latent(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int) -> jax.Array:
@@ -66,42 +55,23 @@ def tally_by_latent(weights_BK: jax.Array, indices_BK: jax.Array, n_latents: int
     return sum_by_latent(weights_BK, indices_BK, jnp.ones((weights_BK.shape[0], 1), weights_BK.dtype), n_latents)[:, 0]
 
 
-def prefers_product(n_tokens: int, k: int, width: int, n_latents: int, precision: jax.lax.Precision = EXACT) -> bool:
+def prefers_product(n_tokens: int, width: int, n_latents: int) -> bool:
     """True if one dense product [F, B] [B, D] is the faster way to all the sums on an H100 (by arithmetic)."""
-    if n_tokens * width * n_latents <= _FEW_MULTIPLICATIONS:
-        return True
-    return precision != EXACT and n_latents <= _LATENTS_A_KEPT * k
+    return n_tokens * width * n_latents <= _FEW_MULTIPLICATIONS
 
 
-def sum_by_product(
-    scale_BK: jax.Array,
-    indices_BK: jax.Array,
-    rows_BD: jax.Array,
-    n_latents: int,
-    precision: jax.lax.Precision = EXACT,
-) -> jax.Array:
+def sum_by_product(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_latents: int) -> jax.Array:
     """`sum_by_latent` as one dense product [F, B] [B, D]."""
-    return _product(*_flat_pairs(scale_BK, indices_BK), rows_BD, n_latents, precision)
+    return _product(*_flat_pairs(scale_BK, indices_BK), rows_BD, n_latents)
 
 
-def sum_gathered(
-    scale_BK: jax.Array,
-    indices_BK: jax.Array,
-    rows_BD: jax.Array,
-    n_latents: int,
-    precision: jax.lax.Precision = EXACT,
-) -> jax.Array:
+def sum_gathered(scale_BK: jax.Array, indices_BK: jax.Array, rows_BD: jax.Array, n_latents: int) -> jax.Array:
     """`sum_by_latent` of pairs sorted by latent: few at a time are gathered, and of the busiest latents multiplied."""
-    return sum_pairs(*_flat_pairs(scale_BK, indices_BK), rows_BD, n_latents, precision)
+    return sum_pairs(*_flat_pairs(scale_BK, indices_BK), rows_BD, n_latents)
 
 
 def sum_pairs(
-    scale_N: jax.Array,
-    latent_N: jax.Array,
-    token_N: jax.Array,
-    rows_BD: jax.Array,
-    n_latents: int,
-    precision: jax.lax.Precision = EXACT,
+    scale_N: jax.Array, latent_N: jax.Array, token_N: jax.Array, rows_BD: jax.Array, n_latents: int
 ) -> jax.Array:
     """out[latent_n] += scale_n rows[token_n], in one order, of pairs that differ.  -> [n_latents, D]
 
@@ -109,7 +79,9 @@ def sum_pairs(
     """
     rows_BD, n_pairs = jnp.asarray(rows_BD), scale_N.size
     first, last = _gather_bounds(rows_BD.shape[0], n_pairs, n_latents)
-    pairs = _sorted_pairs(scale_N, latent_N, token_N, n_latents)
+    sorted_N, place_N = _sort(latent_N)
+    edges = jnp.searchsorted(sorted_N, jnp.arange(n_latents + 1, dtype=jnp.uint32), method="scan_unrolled")
+    pairs = _Pairs(scale_N[place_N], token_N[place_N], edges[:-1], edges[1:] - edges[:-1])
     _, busiest_F = _sort(n_pairs - pairs.count_F)
 
     def busiest(above: int) -> jax.Array:
@@ -126,22 +98,17 @@ def sum_pairs(
     # Which row of the product each latent has; none where it is not among these.
     row_F = jnp.full(n_latents + 1, latents_H.size, jnp.int32)
     row_F = row_F.at[latents_H].set(jnp.arange(latents_H.size, dtype=jnp.int32), unique_indices=True)
-    busiest_HD = _product(scale_N, row_F[jnp.minimum(latent_N, n_latents)], token_N, rows_BD, latents_H.size, precision)
+    busiest_HD = _product(scale_N, row_F[jnp.minimum(latent_N, n_latents)], token_N, rows_BD, latents_H.size)
     return out_FD.at[latents_H].set(busiest_HD, unique_indices=True)
 
 
 def _product(
-    scale_N: jax.Array,
-    latent_N: jax.Array,
-    token_N: jax.Array,
-    rows_BD: jax.Array,
-    n_latents: int,
-    precision: jax.lax.Precision,
+    scale_N: jax.Array, latent_N: jax.Array, token_N: jax.Array, rows_BD: jax.Array, n_latents: int
 ) -> jax.Array:
     """`sum_pairs` as one dense product [F, B] [B, D]."""
     dense_FB = jnp.zeros((n_latents, rows_BD.shape[0]), scale_N.dtype)
     dense_FB = dense_FB.at[latent_N, token_N].set(scale_N, mode="drop", unique_indices=True)
-    return jnp.matmul(dense_FB, rows_BD, precision=precision)
+    return jnp.matmul(dense_FB, rows_BD, precision=EXACT)
 
 
 def _flat_pairs(scale_BK: jax.Array, indices_BK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -171,12 +138,6 @@ def _gather_bounds(n_tokens: int, n_pairs: int, n_latents: int) -> tuple[int, in
 def _power_of_two(number: float) -> int:
     """The nearest from below."""
     return 1 << max(0, int(number).bit_length() - 1)
-
-
-def _sorted_pairs(scale_N: jax.Array, latent_N: jax.Array, token_N: jax.Array, n_latents: int) -> _Pairs:
-    latent_N, place_N = _sort(latent_N)
-    edges = jnp.searchsorted(latent_N, jnp.arange(n_latents + 1, dtype=jnp.uint32), method="scan_unrolled")
-    return _Pairs(scale_N[place_N], token_N[place_N], edges[:-1], edges[1:] - edges[:-1])
 
 
 def _sort(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -34,6 +34,10 @@ class Shards:
     mesh: AbstractMesh | None = None
 
     @property
+    def n_along_rows(self) -> int:
+        return self.mesh.shape[self.rows] if self.mesh else 1
+
+    @property
     def n_along_latents(self) -> int:
         return self.mesh.shape[self.latents] if self.mesh else 1
 

@@ -115,9 +115,7 @@ def test_tally_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_sums_are_one_product_and_large_ones_are_not() -> None:
-    assert prefers_product(1024, 32, 768, 3072) and not prefers_product(2048, 32, 768, 6144)
-    tf32 = jax.lax.Precision.HIGH
-    assert prefers_product(2048, 32, 768, 16384, tf32) and not prefers_product(2048, 32, 768, 16385, tf32)
+    assert prefers_product(1024, 768, 3072) and not prefers_product(2048, 768, 6144)
     shapes = (np.zeros((2048, 4), np.float32), np.zeros((2048, 4), np.int32), np.zeros((2048, 768), np.float32))
     for n_latents, sorts in ((64, False), (6144, True)):
         text = jax.jit(lambda s, i, r, n=n_latents: sum_by_latent(s, i, r, n)).lower(*shapes).as_text()
