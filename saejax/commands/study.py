@@ -17,7 +17,6 @@ from saejax.app.command import Command, Line
 @dataclasses.dataclass(frozen=True)
 class Study(Command):
     def run(self, line: Line) -> int:
-        from saejax.study import study
         from saejax.study.run import run_study
 
-        return run_study(study(line.config))
+        return run_study(line.experiment)

@@ -92,23 +92,15 @@ def write_pairs(table: Table, behaviour: str, measured: Mapping[str, tuple[Promp
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """A behaviour that the model does not have: it is right in this share of its training pairs."""
-
-    name: str
-    accuracy: float
-
-
-def refused(table: Table, names: Sequence[str], least: float) -> list[Refused]:
-    """The behaviours that the model does not have, by the rows of the table.
+def refused(table: Table, names: Sequence[str], least: float) -> dict[str, float]:
+    """The behaviours that the model does not have, by the rows of the table: {name: its share of right training pairs}.
 
     Raises:
         DataError: it has none of them, or the table is damaged.
     """
     rows = table.read()
     correct, difference = (table.numbers(name, rows) for name in ("correct", "clean_difference"))
-    refused = []
+    refused = {}
     for name in names:
         pairs = [i for i, row in enumerate(rows) if (row["behaviour"], row["split"]) == (name, "train")]
         accuracy = float(correct[pairs].mean())
@@ -118,9 +110,9 @@ def refused(table: Table, names: Sequence[str], least: float) -> list[Refused]:
             f"{difference[pairs].mean():.2f}{verdict}"
         )
         if accuracy < least:
-            refused.append(Refused(name, accuracy))
+            refused[name] = accuracy
     if len(refused) == len(names):
-        each = ", ".join(f"{one.name} in {one.accuracy:.0%}" for one in refused)
+        each = ", ".join(f"{name} in {accuracy:.0%}" for name, accuracy in refused.items())
         raise DataError(
             f"The model has none of the behaviours: of the training pairs it is right for {each}, and "
             f"study.least_accuracy is {least:.0%}. Take other behaviours, or lower it; {table.path} has each pair."

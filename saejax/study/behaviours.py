@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
 from saejax.text import Tokenizer
 
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"
 _LARGEST_PAIRS = 64 << 20
 _LONGEST_LINE = 1 << 16  # bytes of a line
 
@@ -112,6 +114,23 @@ BEHAVIOURS: dict[str, Behaviour] = {
 }
 
 
+def pair_files(named: Sequence[str]) -> dict[str, str]:
+    """{name: file of its pairs, or empty}, of `study.behaviours`.
+
+    Raises:
+        ConfigError: none, a name that a file cannot have, or one twice.
+    """
+    parts = [entry.partition("=")[::2] for entry in named]
+    if not parts:
+        raise ConfigError("study.behaviours is empty: name one, as in --config.study.behaviours=bracket,quote")
+    for name, _ in parts:
+        if not re.fullmatch(_NAME, name):
+            raise ConfigError(f"study.behaviours names {name!r}; a name is at most 80 of A-Z a-z 0-9 . _ -")
+        if [n for n, _ in parts].count(name) > 1:
+            raise ConfigError(f"study.behaviours names {name!r} twice; names must differ.")
+    return dict(parts)
+
+
 def drawn(
     behaviour: str, tokenizer: Tokenizer, train: int, test: int, seed: int, path: str = "", longest: int = 0
 ) -> dict[str, list[Pair]]:
@@ -174,34 +193,36 @@ def read_pairs(path: Path) -> list[Pair]:
     for number, raw in enumerate(read_bounded(path, _LARGEST_PAIRS).split(b"\n"), 1):
         if not raw.strip():
             continue
-        pair, fault = _read_pair(raw)
-        if pair is None:
-            raise DataError(f'{path}, line {number} {fault}; a line is {{"clean", "corrupt", "right", "wrong"}}.')
-        pairs.append(pair)
+        try:
+            pairs.append(_read_pair(raw))
+        except ValueError as fault:
+            what = f"{path}, line {number} {fault}"
+            raise DataError(f'{what}; a line is {{"clean", "corrupt", "right", "wrong"}}.') from None
     if not pairs:
         raise DataError(f'{path} holds no pair; write one {{"clean", "corrupt", "right", "wrong"}} a line.')
     return list(dict.fromkeys(pairs))
 
 
-def _read_pair(raw: bytes) -> tuple[Pair | None, str]:
-    """(the pair, or None and what is wrong with the line)."""
+def _read_pair(raw: bytes) -> Pair:
+    """Raises ValueError with what is wrong with the line."""
     if len(raw) > _LONGEST_LINE:
-        return None, f"has {len(raw):,} bytes, and a pair at most {_LONGEST_LINE:,}"
+        raise ValueError(f"has {len(raw):,} bytes, and a pair at most {_LONGEST_LINE:,}")
     try:
         value: Any = json.loads(raw.decode())
     except UnicodeDecodeError:
-        return None, "is not UTF-8"
+        raise ValueError("is not UTF-8") from None
     except (ValueError, RecursionError):
-        return None, "is not JSON"
-    for name in (field.name for field in dataclasses.fields(Pair)):
-        part = value.get(name) if isinstance(value, dict) else None
+        raise ValueError("is not JSON") from None
+    texts = value if isinstance(value, dict) else {}
+    parts: dict[str, Any] = {field.name: texts.get(field.name) for field in dataclasses.fields(Pair)}
+    for name, part in parts.items():
         if part == "":
-            return None, f"has an empty {name!r}"
+            raise ValueError(f"has an empty {name!r}")
         if not isinstance(part, str):
-            return None, f"has no text {name!r}"
+            raise ValueError(f"has no text {name!r}")
         if part.encode(errors="replace").decode() != part:
-            return None, f"has half of a surrogate pair in {name!r}"
-    return Pair(*(value[field.name] for field in dataclasses.fields(Pair))), ""
+            raise ValueError(f"has half of a surrogate pair in {name!r}")
+    return Pair(**parts)
 
 
 def as_jsonl(pairs: Sequence[Pair]) -> str:

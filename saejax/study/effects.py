@@ -162,28 +162,26 @@ def _change(job: GroupChange, prompts: Prompts, clean: Run, corrupt: Run, seed: 
     """{dictionary: the job's change}, every number of it [R, S, K] so that all have one shape."""
     rows, length = prompts.clean.shape
     place_RS = np.broadcast_to(np.arange(length)[None], (rows, length))
+
+    def latents_of(run: Run) -> np.ndarray:
+        latents = np.asarray(run.latents[job.group.dictionary]).reshape(rows, length, -1)
+        return latents[..., np.asarray(job.latents)]
+
     if job.kind in ("ablate", "control"):
-        return _whole(job, zero(job.latents, place_RS >= 1), rows, length)
-    name, latents = job.group.dictionary, np.asarray(job.latents)
-    own_RSK, other_RSK = (
-        np.asarray(run.latents[name]).reshape(rows, length, -1)[..., latents] for run in (clean, corrupt)
-    )
-    if job.kind == "patch":
-        at = place_RS == (prompts.last - job.number)[:, None]
-        return _whole(job, set_to(job.latents, other_RSK, at & (place_RS >= 1)), rows, length)
-    rng = np.random.default_rng([seed, job.number])
-    source_R = (np.arange(rows) + rng.integers(1, rows)) % rows  # never the row itself
-    from_end = prompts.last[:, None] - place_RS
-    there = prompts.last[source_R][:, None] - from_end
-    at = (place_RS >= 1) & (from_end >= 0) & (there >= 1)
-    values = own_RSK[source_R[:, None], np.clip(there, 0, length - 1)]
-    return _whole(job, set_to(job.latents, values, at), rows, length)
-
-
-def _whole(job: GroupChange, change: Change, rows: int, length: int) -> dict[str, Change]:
-    shape: Any = (rows, length, change.latents.shape[0])
-    names = ("scale", "shift", "low", "high")
-    arrays: dict[str, Any] = {name: np.broadcast_to(getattr(change, name), shape) for name in names}
+        change = zero(job.latents, place_RS >= 1)
+    elif job.kind == "patch":
+        at = (place_RS == (prompts.last - job.number)[:, None]) & (place_RS >= 1)
+        change = set_to(job.latents, latents_of(corrupt), at)
+    else:
+        rng = np.random.default_rng([seed, job.number])
+        source_R = (np.arange(rows) + rng.integers(1, rows)) % rows  # never the row itself
+        from_end = prompts.last[:, None] - place_RS
+        there = prompts.last[source_R][:, None] - from_end
+        at = (place_RS >= 1) & (from_end >= 0) & (there >= 1)
+        values = latents_of(clean)[source_R[:, None], np.clip(there, 0, length - 1)]
+        change = set_to(job.latents, values, at)
+    shape = (rows, length, len(job.latents))
     # Arrays of the host: `many` stacks them there, although the fields are declared as JAX's.
-    at: Any = np.broadcast_to(change.at, shape[:2])
-    return {job.group.dictionary: dataclasses.replace(change, **arrays, at=at)}
+    arrays: Any = {name: np.broadcast_to(getattr(change, name), shape) for name in ("scale", "shift", "low", "high")}
+    arrays["at"] = np.broadcast_to(change.at, shape[:2])
+    return {job.group.dictionary: dataclasses.replace(change, **arrays)}

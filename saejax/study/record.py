@@ -7,15 +7,16 @@ baseline and what pages show are not of it: with others the same tables give ano
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from saejax.app import console
+from saejax.app.experiment import Experiment
 from saejax.core.config import to_json
 from saejax.core.errors import DataError
 from saejax.core.files import read_object, write_json, writing
 from saejax.lm import LanguageModel
 from saejax.runs.made import differing, listed
 from saejax.study.behaviours import Pair, as_jsonl
-from saejax.study.config import Study
 from saejax.trained import TrainedCoder
 
 _FILE = "study.json"
@@ -23,57 +24,63 @@ _FILE = "study.json"
 _NOT_OF_TABLES = ("behaviours", "dictionaries", "least_accuracy", "node_share", "edge_share")
 
 
-def begin_record(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, Sequence[Pair]]]) -> None:
+def folder_of(e: Experiment) -> Path:
+    """The folder of an experiment's study, in that of its run."""
+    return e.run_dir / "study"
+
+
+def begin_record(e: Experiment, lm: LanguageModel, pairs: Mapping[str, Mapping[str, Sequence[Pair]]]) -> None:
     """Writes study.json, or goes on with the study that the folder holds.
 
     A folder with another study whose graphs are not begun is begun anew: nothing but a baseline is lost.
     """
-    path = s.folder / _FILE
+    folder = folder_of(e)
+    path = folder / _FILE
     digests = {
         name: {split: hashlib.sha256(as_jsonl(rows).encode()).hexdigest() for split, rows in splits.items()}
         for name, splits in pairs.items()
     }
     of = {
-        "study": {name: value for name, value in to_json(s.study).items() if name not in _NOT_OF_TABLES},
-        "attribution": to_json(s.attribution),
+        "study": {name: value for name, value in to_json(e.study).items() if name not in _NOT_OF_TABLES},
+        "attribution": to_json(e.attribution),
         "lm": lm.identity,
-        "seed": s.experiment.seed,
+        "seed": e.seed,
         "pairs": digests,
     }
-    there = [name for name in ("graphs", "pairs", "baseline.csv") if (s.folder / name).exists()]
+    there = [name for name in ("graphs", "pairs", "baseline.csv") if (folder / name).exists()]
     if path.is_file():
         if not (changed := differing(read_object(path), of)):
             return
         if "graphs" in there:
-            raise _refusal(s, changed)
-        console.say(f"study: {s.folder} held the baseline of another study and no graphs; it is begun anew")
-        with writing(s.folder):
-            (s.folder / "baseline.csv").unlink(missing_ok=True)
-            shutil.rmtree(s.folder / "pairs", ignore_errors=True)
+            raise _refusal(folder, changed)
+        console.say(f"study: {folder} held the baseline of another study and no graphs; it is begun anew")
+        with writing(folder):
+            (folder / "baseline.csv").unlink(missing_ok=True)
+            shutil.rmtree(folder / "pairs", ignore_errors=True)
     elif there:
         raise DataError(
-            f"{s.folder} holds {', '.join(there)} and no {_FILE}, which says of which study they are. Choose another "
+            f"{folder} holds {', '.join(there)} and no {_FILE}, which says of which study they are. Choose another "
             "--config.name, or delete the folder."
         )
     write_json(path, of | {"dictionaries": None})
 
 
-def record_dictionaries(s: Study, named: Mapping[str, TrainedCoder]) -> None:
+def record_dictionaries(e: Experiment, named: Mapping[str, TrainedCoder]) -> None:
     """Writes the dictionaries' fingerprints into study.json.
 
     Raises:
         DataError: the folder holds results of others.
     """
-    path, of = s.folder / _FILE, {"dictionaries": {name: sae.fingerprint() for name, sae in named.items()}}
+    path, of = folder_of(e) / _FILE, {"dictionaries": {name: sae.fingerprint() for name, sae in named.items()}}
     before = read_object(path)
     if before.get("dictionaries") is None:
         write_json(path, before | of)
     elif changed := differing(before, of):
-        raise _refusal(s, changed)
+        raise _refusal(path.parent, changed)
 
 
-def _refusal(s: Study, changed: list[str]) -> DataError:
+def _refusal(folder: Path, changed: list[str]) -> DataError:
     return DataError(
-        f"{s.folder} holds another study ({listed(changed)}). Choose another --config.name, restore these settings, or "
+        f"{folder} holds another study ({listed(changed)}). Choose another --config.name, restore these settings, or "
         "delete the folder."
     )

@@ -9,12 +9,13 @@
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 
 from saejax.app import console
 from saejax.app.dictionaries import dictionaries
+from saejax.app.experiment import Experiment
 from saejax.app.load import load
 from saejax.app.stages import run_pipeline
 from saejax.app.sweep.members import groups as programs
@@ -29,82 +30,67 @@ from saejax.core.files import write_bytes
 from saejax.interventions import Interventions
 from saejax.lm import LanguageModel
 from saejax.study import baseline, effects, graphs, singles
-from saejax.study.baseline import Prompts, Refused, as_prompts
-from saejax.study.behaviours import Pair, as_jsonl, drawn
-from saejax.study.config import Study
-from saejax.study.pages import Examined, headlines, write_page
-from saejax.study.record import begin_record, record_dictionaries
+from saejax.study.baseline import Prompts, as_prompts
+from saejax.study.behaviours import Pair, as_jsonl, drawn, pair_files
+from saejax.study.pages import Examined, LoadedStudy, headlines, write_page
+from saejax.study.record import begin_record, folder_of, record_dictionaries
 from saejax.study.table import Table
 from saejax.trained import TrainedCoder
 
 Measured = dict[str, dict[str, Prompts]]  # behaviour -> split
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedStudy:
-    """The objects that the phases after the training share.
-
-    Attributes:
-        saes: in the order of their layers.
-        of_layer: layer of the graphs -> (name of its dictionary, number of its latent 0).
+def run_study(e: Experiment) -> int:
+    """All phases, into the folder of the experiment's run. Returns the exit code: of a training that a signal stopped
+    or that trained nothing; 1 where a gate failed, else 0.
     """
-
-    s: Study
-    lm: LanguageModel
-    inside: Interventions
-    saes: Sequence[TrainedCoder]
-    of_layer: dict[int, tuple[str, int]]
-
-
-def run_study(s: Study) -> int:
-    """All phases. Returns the exit code: of a training that a signal stopped or that trained nothing; 1 where a gate
-    failed, else 0.
-    """
-    work = Workspace(s.experiment)
+    c, folder = e.study, folder_of(e)
+    files, work = pair_files(c.behaviours), Workspace(e)
     if not isinstance(lm := work.lm, LanguageModel):
         raise ConfigError("A study needs one model that JAX runs: lm.backend=jax, and no lm.second.")
-    pairs = _pairs(s, lm)
-    sources = dictionaries(list(s.study.dictionaries)) if s.study.dictionaries else {}
-    given = {name: load(source) for name, source in sources.items()}
-    layers_of(lm, at_model(lm, list(given.values()) or _to_be_trained(s, work)))
-    prompts = _prompts(s, lm, pairs)
-    refused = _baseline(s, lm, prompts)
+    how = lm.tokenizer, c.train_pairs, c.test_pairs, e.seed
+    pairs = {name: drawn(name, *how, file, lm.config.context_length) for name, file in files.items()}
+    sources = dictionaries(list(c.dictionaries)) if c.dictionaries else {}
+    named = {name: load(source) for name, source in sources.items()}
+    layers_of(lm, at_model(lm, list(named.values()) or _to_be_trained(work)))
+    prompts = _prompts(e, lm, pairs)
+    refused = _baseline(e, lm, prompts)
     code = 0
-    if not given:
+    if not named:
         console.say("study: phases 2 and 3, capture and dictionaries")
-        code = (run_sweep if _swept(s) else run_pipeline)(work)
-        if code > 1 or (code and _swept(s)):  # a signal, or no member trained; failed gates of a run stop nothing
+        code = (run_sweep if _swept(e) else run_pipeline)(work)
+        if code > 1 or (code and _swept(e)):  # a signal, or no member trained; failed gates of a run stop nothing
             return code
-        given = {name: load(source) for name, source in dictionaries([str(s.experiment.run_dir)]).items()}
-    record_dictionaries(s, given)
-    opened = _insert(s, lm, given)
-    kept = {name: splits for name, splits in prompts.items() if name not in {one.name for one in refused}}
-    console.say(f"study: phase 4, graphs of {', '.join(kept)}")
-    examined = {name: _graphs(opened, name, splits) for name, splits in kept.items()}
+        named = {name: load(source) for name, source in dictionaries([str(e.run_dir)]).items()}
+    record_dictionaries(e, named)
+    loaded = _insert(e, lm, named)
+    for name in refused:
+        del prompts[name]
+    console.say(f"study: phase 4, graphs of {', '.join(prompts)}")
+    examined = {name: _graphs(loaded, name, splits) for name, splits in prompts.items()}
     console.say("study: phase 5, interventions")
     for name, one in examined.items():
-        table = Table(s.folder / f"effects.{name}.csv", effects.EFFECT_COLUMNS)
-        new = effects.measure_groups(opened.inside, name, one.test, one.groups, table, s.study, s.experiment.seed)
+        table = Table(folder / f"effects.{name}.csv", effects.EFFECT_COLUMNS)
+        new = effects.measure_groups(loaded.inside, name, one.test, one.groups, table, c, e.seed)
         examined[name] = dataclasses.replace(one, new_controls=new)
-        table = Table(s.folder / f"singles.{name}.csv", singles.SINGLE_COLUMNS)
-        singles.measure_singles(opened.inside, name, one.train, one.graphs, table, s.study.singles, opened.of_layer)
+        table = Table(folder / f"singles.{name}.csv", singles.SINGLE_COLUMNS)
+        singles.measure_singles(loaded.inside, name, one.train, one.graphs, table, c.singles, loaded.of_layer)
     console.say("study: phase 6, the page")
-    content = write_page(s, lm, opened.saes, opened.of_layer, examined, refused)
-    for line in headlines(content):
+    for line in headlines(write_page(loaded, examined, refused)):
         console.say(f"study: {line}")
-    console.say(f"study: {s.folder / 'study.html'}")
+    console.say(f"study: {folder / 'study.html'}")
     return code
 
 
-def _swept(s: Study) -> bool:
-    return any(to_json(s.experiment.sweep).values())
+def _swept(e: Experiment) -> bool:
+    return any(to_json(e.sweep).values())
 
 
-def _to_be_trained(s: Study, work: Workspace) -> list[TrainedCoder]:
+def _to_be_trained(work: Workspace) -> list[TrainedCoder]:
     """The dictionaries that the training will give, without parameters: graphs are refused before it, not after."""
     works = [work]
-    if _swept(s):
-        plan = programs(members(s.experiment))
+    if _swept(work.experiment):
+        plan = programs(members(work.experiment))
         works = [dataclasses.replace(work, experiment=one.experiment) for group in plan for one in group.members]
     saes = []
     for member in works:
@@ -115,59 +101,49 @@ def _to_be_trained(s: Study, work: Workspace) -> list[TrainedCoder]:
     return saes
 
 
-def _pairs(s: Study, lm: LanguageModel) -> dict[str, dict[str, list[Pair]]]:
-    c, longest = s.study, lm.config.context_length
-    return {
-        name: drawn(name, lm.tokenizer, c.train_pairs, c.test_pairs, s.experiment.seed, file, longest)
-        for name, file in s.behaviours().items()
-    }
-
-
-def _prompts(s: Study, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[Pair]]]) -> Measured:
+def _prompts(e: Experiment, lm: LanguageModel, pairs: Mapping[str, Mapping[str, list[Pair]]]) -> Measured:
     """{behaviour: {split: prompts}}, written as JSONL."""
-    begin_record(s, lm, pairs)
+    begin_record(e, lm, pairs)
     for name, splits in pairs.items():
         for split, split_pairs in splits.items():
-            write_bytes(s.folder / "pairs" / f"{name}.{split}.jsonl", as_jsonl(split_pairs).encode())
-    console.say(f"study: phase 0, {s.study.train_pairs} + {s.study.test_pairs} pairs of {', '.join(pairs)}")
+            write_bytes(folder_of(e) / "pairs" / f"{name}.{split}.jsonl", as_jsonl(split_pairs).encode())
+    console.say(f"study: phase 0, {e.study.train_pairs} + {e.study.test_pairs} pairs of {', '.join(pairs)}")
     return {
         name: {split: as_prompts(split_pairs, lm) for split, split_pairs in splits.items()}
         for name, splits in pairs.items()
     }
 
 
-def _baseline(s: Study, lm: LanguageModel, prompts: Measured) -> list[Refused]:
+def _baseline(e: Experiment, lm: LanguageModel, prompts: Measured) -> list[str]:
     """The behaviours that the model does not have."""
     console.say("study: phase 1, baseline")
-    table = Table(s.folder / "baseline.csv", baseline.PAIR_COLUMNS)
-    whole = table.keep([s.study.train_pairs + s.study.test_pairs] * len(prompts))
+    table = Table(folder_of(e) / "baseline.csv", baseline.PAIR_COLUMNS)
+    whole = table.keep([e.study.train_pairs + e.study.test_pairs] * len(prompts))
     for name, splits in list(prompts.items())[whole:]:
         baseline.write_pairs(table, name, {split: (p, baseline.measure_pairs(lm, p)) for split, p in splits.items()})
-    return baseline.refused(table, list(prompts), s.study.least_accuracy)
+    return list(baseline.refused(table, list(prompts), e.study.least_accuracy))
 
 
-def _insert(s: Study, lm: LanguageModel, named: Mapping[str, TrainedCoder]) -> LoadedStudy:
+def _insert(e: Experiment, lm: LanguageModel, named: Mapping[str, TrainedCoder]) -> LoadedStudy:
     inside = Interventions(lm, named)
     saes = at_model(lm, list(named.values()))
     by_place = {sae.sites.writes: name for name, sae in inside.dictionaries.items()}
-    names = [by_place[sae.sites.writes] for sae in saes]
-    of_layer = {
-        number: (names[layer.dictionary], layer.group * saes[layer.dictionary].coder.topology.d_sae)
-        for number, layer in enumerate(layers_of(lm, saes))
-    }
-    return LoadedStudy(s, lm, inside, saes, of_layer)
+    of_layer = {}
+    for number, layer in enumerate(layers_of(lm, saes)):
+        sae = saes[layer.dictionary]
+        of_layer[number] = by_place[sae.sites.writes], layer.group * sae.coder.topology.d_sae
+    return LoadedStudy(e, lm, inside, saes, of_layer)
 
 
-def _graphs(o: LoadedStudy, behaviour: str, splits: Mapping[str, Prompts]) -> Examined:
+def _graphs(loaded: LoadedStudy, behaviour: str, splits: Mapping[str, Prompts]) -> Examined:
     """Graphs of the behaviour, what they share (features.<behaviour>.csv), and the groups of it."""
-    c, folder = o.s.study, o.s.folder
-    made = graphs.make_graphs(
-        o.lm, o.saes, behaviour, splits["train"], c.graphs, o.s.attribution, folder / "graphs" / behaviour
-    )
+    e, c, folder = loaded.e, loaded.e.study, folder_of(loaded.e)
+    how = splits["train"], c.graphs, e.attribution, folder / "graphs" / behaviour
+    made = graphs.make_graphs(loaded.lm, loaded.saes, behaviour, *how)
     features = graphs.merged(made)
-    rows = [(behaviour, f.layer, f.latent, f.share, f.prompts, f.activation) for f in features]
+    rows = [(behaviour, *dataclasses.astuple(feature)) for feature in features]
     Table(folder / f"features.{behaviour}.csv", graphs.FEATURE_COLUMNS).replace(rows)
-    chosen = graphs.groups(features, c, o.of_layer)
+    chosen = graphs.groups(features, c, loaded.of_layer)
     if not chosen:
         raise DataError(
             f"{behaviour}: no layer has {c.group_size} features that two graphs share; lower study.group_size or raise "

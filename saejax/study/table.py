@@ -5,8 +5,10 @@ a killed process left of a block is cut off and computed again: the file ends as
 byte.
 """
 
+import bisect
 import csv
 import io
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,40 +28,27 @@ class Table:
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path, self.columns = path, tuple(columns)
 
-    def begin(self) -> int:
-        """The number of whole rows; what a killed process left of another is cut off.
+    def keep(self, sizes: Sequence[int]) -> int:
+        """The number of blocks of so many rows each that are there whole; what stands behind them is cut off.
 
         Raises:
             DataError: the file is none of this table.
         """
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(_csv_line(self.columns))
-            return 0
-        lines = read_bounded(self.path, _LARGEST_TABLE).splitlines(keepends=True)
-        if not lines or lines[0] != _csv_line(self.columns):
-            if b"".join(lines) and not _csv_line(self.columns).startswith(b"".join(lines)):
+        raw, head = read_bounded(self.path, _LARGEST_TABLE) if self.path.exists() else b"", _csv_line(self.columns)
+        if not raw.startswith(head):
+            if not head.startswith(raw):
                 raise self._foreign()
-            self.path.unlink()  # killed within its first line
-            return self.begin()
-        whole = [line for line in lines[1:] if line.endswith(b"\n")]
-        self.cut(len(whole))
-        return len(whole)
-
-    def cut(self, rows: int) -> None:
-        """Keep the first so many rows."""
-        raw = read_bounded(self.path, _LARGEST_TABLE)
-        kept = len(b"".join(raw.splitlines(keepends=True)[: 1 + rows]))
-        if kept < len(raw):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.unlink(missing_ok=True)  # killed within its first line
+            self._append(head)
+            raw = head
+        lines = raw.splitlines(keepends=True)
+        done = sum(line.endswith(b"\n") for line in lines[1:])
+        stops = list(itertools.accumulate(sizes, initial=0))
+        whole = bisect.bisect_right(stops, done) - 1
+        if (length := len(b"".join(lines[: 1 + stops[whole]]))) < len(raw):
             with writing(self.path), open(self.path, "r+b") as file:
-                file.truncate(kept)
-
-    def keep(self, sizes: Sequence[int]) -> int:
-        """The number of blocks of so many rows each that are there whole; what stands behind them is cut off."""
-        done, whole = self.begin(), 0
-        while whole < len(sizes) and sum(sizes[: whole + 1]) <= done:
-            whole += 1
-        self.cut(sum(sizes[:whole]))
+                file.truncate(length)
         return whole
 
     def extend(self, rows: Iterable[Sequence[Any]]) -> None:

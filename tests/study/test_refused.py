@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tiny.studies import READS, WRITES, dictionary, never, small
 
+from saejax.app.experiment import experiment
 from saejax.core.errors import ConfigError, DataError, SaejaxError
-from saejax.study import study
 from saejax.study.behaviours import Pair, as_jsonl
 from saejax.study.run import run_study
 from saejax.study.table import Table
@@ -70,7 +70,7 @@ def test_a_file_of_pairs(case: str, tmp_path: Path) -> None:
 
 def refused(config: Any, kind: type[SaejaxError], message: str) -> None:
     with pytest.raises(kind, match=message) as caught:
-        run_study(study(config))
+        run_study(experiment(config))
     assert "\n" not in str(caught.value)
     assert not (Path(config.runs_dir) / "mine" / "study" / "graphs").exists()
 
@@ -173,7 +173,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     dictionary(folder / "clt")
     with pytest.raises(DataError) as caught:
-        run_study(study(_settings(folder, folder)))
+        run_study(experiment(_settings(folder, folder)))
     (folder / "error.txt").write_text(str(caught.value))
     return folder
 
@@ -203,10 +203,10 @@ def test_results_of_another_study_are_kept_and_refused(begun: Path, tmp_path: Pa
         other = c.copy_and_resolve_references()
         other.study.update(settings)
         with pytest.raises(DataError, match=r"holds another study \(.*->.*\)\. Choose another --config.name, rest"):
-            run_study(study(other))
+            run_study(experiment(other))
     c.seed = 7
     with pytest.raises(DataError, match=r"holds another study \(seed: 0 -> 7; pairs\.argument"):
-        run_study(study(c))
+        run_study(experiment(c))
     assert (folder / "baseline.csv").read_bytes() == before
 
 
@@ -216,7 +216,7 @@ def test_a_baseline_without_graphs_is_begun_anew(
     c, folder = _in(begun, tmp_path)
     c.study.behaviours, c.study.train_pairs = (never(tmp_path),), 4
     with pytest.raises(DataError, match="right for never in 0%"):
-        run_study(study(c))
+        run_study(experiment(c))
     assert "it is begun anew" in capsys.readouterr().out
     rows = (folder / "baseline.csv").read_text().splitlines()[1:]
     assert len(rows) == 8 and all(row.startswith("never,") for row in rows)
@@ -227,10 +227,10 @@ def test_results_of_nobody_knows_which_study_are_refused(begun: Path, tmp_path: 
     c, folder = _in(begun, tmp_path)
     (folder / "study.json").unlink()
     with pytest.raises(DataError, match=r"holds pairs, baseline.csv and no study.json, which says of which study"):
-        run_study(study(c))
+        run_study(experiment(c))
     (folder / "study.json").write_text("[]")
     with pytest.raises(DataError, match=r"study.json is damaged: it holds a list, not an object"):
-        run_study(study(c))
+        run_study(experiment(c))
 
 
 def test_other_dictionaries_are_refused(begun: Path, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_other_dictionaries_are_refused(begun: Path, tmp_path: Path) -> None:
     (folder / "study.json").write_text(json.dumps(content | {"dictionaries": {"clt": "0" * 64}}))
     c.study.least_accuracy = 0.0
     with pytest.raises(DataError, match=r"holds another study \(dictionaries\.clt: '0000.* -> .*\)"):
-        run_study(study(c))
+        run_study(experiment(c))
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from tiny.studies import brackets, dictionary, never, small, tables
 
+from saejax.app.experiment import experiment
 from saejax.attribution import Graph, attribute
 from saejax.attribution.prediction import predicted
 from saejax.core.errors import DataError
 from saejax.interventions import Interventions, set_to
 from saejax.lm import load_lm
-from saejax.study import graphs, study
+from saejax.study import graphs
 from saejax.study.baseline import as_prompts
 from saejax.study.behaviours import read_pairs
 from saejax.study.run import run_study
@@ -28,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("study")
     dictionary(folder / "clt")
     brackets(folder), never(folder)
-    assert run_study(study(config(folder, folder))) == 0
+    assert run_study(experiment(config(folder, folder))) == 0
     yield folder
 
 
@@ -118,9 +119,9 @@ def test_a_study_killed_while_it_writes_ends_with_the_same_bytes(
     monkeypatch.setattr(graphs, "attribute", drawn)
     while stops:
         with pytest.raises(Killed):
-            run_study(study(c))
+            run_study(experiment(c))
         del stops[0]
-    run_study(study(c))
+    run_study(experiment(c))
     assert tables(tmp_path) == tables(whole)
     # Headings and blocks of an undisturbed run, and one more of each that was cut.
     n_jobs = 2 * (1 + 2 + 2 + 1)
@@ -138,11 +139,11 @@ def test_a_finished_study_computes_nothing(whole: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Table, "_append", None)
     monkeypatch.setattr(graphs, "attribute", None)
     monkeypatch.setattr(Interventions, "blocks", None)
-    run_study(study(config(whole, whole, least_accuracy=0.7)))
+    run_study(experiment(config(whole, whole, least_accuracy=0.7)))
     assert tables(whole).keys() == before.keys()
     changed = {Path(name).name for name, raw in tables(whole).items() if raw != before[name]}
     assert changed == {"summary.json", "study.html"}, "the bar stands there"
-    run_study(study(config(whole, whole)))
+    run_study(experiment(config(whole, whole)))
     assert tables(whole) == before
 
 

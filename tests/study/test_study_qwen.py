@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 from tokenizers import models, pre_tokenizers
 
 from saejax.app import experiments
+from saejax.app.experiment import experiment
 from saejax.app.sweep.members import members
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
 from saejax.core.errors import DataError
 from saejax.lm import list_hook_points
-from saejax.study import study
 from saejax.study.behaviours import BEHAVIOURS
 from saejax.study.run import run_study
 
@@ -112,16 +112,16 @@ def test_the_figures_of_the_docstring_are_those_of_the_published_model(tmp_path:
         245.76,
     )
     assert c.capture.dtype == "bfloat16" and c.coder.expansion == 8
-    s = study(c)
-    assert s.study.behaviours == ("agreement", "pronoun")
-    assert (s.study.train_pairs, s.study.test_pairs, s.study.positions) == (80, 20, 5)
+    e = experiment(c)
+    assert e.study.behaviours == ("agreement", "pronoun")
+    assert (e.study.train_pairs, e.study.test_pairs, e.study.positions) == (80, 20, 5)
     own = [
         Workspace(member.experiment, named=list_hook_points(str(tmp_path), backend="jax"))  # type: ignore[arg-type]
-        for member in members(s.experiment)
+        for member in members(e)
     ]
     sites = [work.sites for work in own]
     assert sites == [((f"blocks.{i}.mlp_in",), (f"blocks.{i}.mlp_out",)) for i in range(10, 25)]
-    assert {member.experiment.coder.resolved().topology for member in members(s.experiment)} == {"transcoder"}
+    assert {member.experiment.coder.resolved().topology for member in members(e)} == {"transcoder"}
 
 
 def test_its_prompts_have_five_tokens_behind_the_first_and_one_place_that_differs() -> None:
@@ -168,9 +168,9 @@ def test_a_study_with_a_shrunk_random_model(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"right for agreement in \d+%, pronoun in \d+%, and study.least_accuracy is 100%"
     ):
-        run_study(study(refused))
+        run_study(experiment(refused))
     assert not (tmp_path / "runs" / "study-qwen" / "study" / "graphs").exists()
-    assert run_study(study(c)) == 0
+    assert run_study(experiment(c)) == 0
     check(tmp_path, 2, c)
 
 
@@ -182,5 +182,5 @@ def test_a_study_of_its_whole_structure(tmp_path: Path) -> None:
     c.study.update(train_pairs=80, test_pairs=20)
     c.sweep = config_of().sweep
     c.capture.hook_points = config_of().capture.hook_points
-    assert run_study(study(c)) == 0
+    assert run_study(experiment(c)) == 0
     check(tmp_path, 15, c)
