@@ -18,7 +18,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,20 +28,20 @@ from saejax.app.console import say
 from saejax.app.experiment import Experiment, default_config, experiment
 from saejax.app.stages import run_capture, run_evaluate, run_report, run_train
 from saejax.app.workspace import Workspace
-from saejax.coders import Coder
 from saejax.core.errors import ConfigError
 from saejax.core.host import available_memory
 from saejax.core.progress import Progress
 from saejax.fit.trainable import coder_of
 from saejax.lm import decoder
 from saejax.lm.forward import forward_program
-from saejax.lm.shape import ModelShape
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh
-from saejax.plan import lm_stages, train_stages
+from saejax.plan import lm_stages
 from saejax.plan.devices import Device, devices, keep, own_file
 from saejax.plan.laws import Law, fitted
 from saejax.plan.models import of_decoder, shape_of
-from saejax.plan.programs import Footprint, abstract_model, forward_footprint, step_footprint, step_program
+from saejax.plan.outline import captured_widths
+from saejax.plan.programs import abstract_model, forward_footprint, step_program
+from saejax.plan.train_stages import step_kind
 
 Point = tuple[tuple[float, ...], float]
 
@@ -56,6 +55,8 @@ PRESETS = ("topk", "batchtopk", "standard", "gated", "jumprelu", "matryoshka")
 _EXPERIMENT = "standard"
 # (d_model, layers, rows, tokens) of models with random weights.
 _MODELS = {"cpu": ((64, 4, 32, 128), (256, 4, 8, 256)), "": ((1024, 8, 32, 512), (2048, 8, 16, 1024))}
+# (layers, latents, steps, rows of an evaluation) of the two small experiments.
+_EXPERIMENTS = (((3,), 512, 40, 8), ((3, 0, 1, 2), 1536, 160, 16))
 
 
 def run_calibrate(name: str, tell: Callable[[str], None] = say) -> Device:
@@ -82,7 +83,7 @@ def run_calibrate(name: str, tell: Callable[[str], None] = say) -> Device:
         measured["forward"] = fitted(list(_forwards(platform))).to_json()
         progress.advance(1, next="an experiment")
         with tempfile.TemporaryDirectory() as folder:
-            trials = [_trial_run(Path(folder), number) for number in range(2)]
+            trials = [_trial_run(f"{folder}/{number}", *sizes) for number, sizes in enumerate(_EXPERIMENTS)]
         measured["evaluate"] = fitted([trial.evaluate for trial in trials]).to_json()
         measured["report"] = fitted([trial.report for trial in trials]).to_json()
         progress.advance(2, next="")
@@ -129,30 +130,20 @@ def _peaks(platform: str) -> dict[str, float]:
 
 
 def step_point(preset: str, d_in: int, d_sae: int, batch: int, k: int) -> tuple[str, Point]:
-    """(kind of coder, (amounts, seconds)) of a train step."""
+    """(kind of coder, (amounts, seconds)) of a train step on this machine's first device, on random activations."""
     e = experiment_with({"coder.preset": preset, "coder.d_sae": d_sae, "coder.k": k, "train.batch_size": batch})
-    coder = coder_of(e, [d_in], [d_in])
-    work, seconds = measured_step(e, coder)
-    return train_stages.step_kind(coder), (train_stages.amounts(coder, work, batch), seconds)
-
-
-def measured_step(e: Experiment, coder: Coder) -> tuple[Footprint, float]:
-    """(what a train step takes, as a plan sees it; its seconds on this machine's first device, on random activations).
-
-    Of coders of one site that write what they read.
-    """
-    names, width = (("x",), ("x",)), coder.topology.in_shape[-1]
+    coder, names = coder_of(e, [d_in], [d_in]), (("x",), ("x",))
     program, work = step_program(e, coder, names, make_mesh(ParallelConfig((1, 1)), jax.devices()))
-    if jax.devices()[0].platform != "cpu":
-        work = step_footprint(e, coder, names, make_mesh(ParallelConfig((1, 1)), jax.devices("cpu")))
-    rows = {"x": jnp.asarray(np.random.default_rng(0).normal(size=(e.train.batch_size, width)), jnp.bfloat16)}
+    if jax.devices()[0].platform != "cpu":  # amounts are those that a plan sees
+        _, work = step_program(e, coder, names, make_mesh(ParallelConfig((1, 1)), jax.devices("cpu")))
+    rows = {"x": jnp.asarray(np.random.default_rng(0).normal(size=(batch, d_in)), jnp.bfloat16)}
     holder = [program.start()]
 
     def run() -> Any:
         holder[0], metrics = program.step(holder[0], rows, program.hyper)
         return holder[0], metrics
 
-    return work, _median(run, least=8)
+    return step_kind(coder), (work.amounts, _median(run, least=8))
 
 
 def _forwards(platform: str) -> Iterator[Point]:
@@ -165,20 +156,16 @@ def _forwards(platform: str) -> Iterator[Point]:
         config = dataclasses.replace(demo.config, d_model=width, n_layer=layers, d_head=width // demo.config.n_head)
         config = dataclasses.replace(config, d_mlp=4 * width, context_length=max(length, 256), windows=())
         cases.append((of_decoder("random", config), rows, length))
-    for shape, rows, length in cases:
-        name = [f"blocks.{shape.n_layer - 2}.resid_post"]
-        work = forward_footprint(shape, name, (rows, length), "float32", cpu)
-        yield lm_stages.forward_amounts(work), _forward_seconds(shape, name, (rows, length), mesh)
-
-
-def _forward_seconds(shape: ModelShape, names: Sequence[str], rows: tuple[int, int], mesh: Any) -> float:
-    lm, _ = abstract_model(shape, shape.n_layer, jnp.float32, mesh)
-    params = decoder.init_params(lm.config, jax.random.key(0))
-    program = forward_program(lm, params, names, rows, mesh)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, shape.vocab_size, rows), jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(rows[1], dtype=jnp.int32), rows)
-    arrays = [jax.device_put(a, batch_sharding(mesh)) for a in (tokens, positions, jnp.zeros(rows, jnp.int32))]
-    return _median(lambda: program(params, *arrays))
+    for model, n_rows, length in cases:
+        names, batch = [f"blocks.{model.n_layer - 2}.resid_post"], (n_rows, length)
+        lm, _ = abstract_model(model, model.n_layer, "float32", mesh)
+        params = decoder.init_params(lm.config, jax.random.key(0))
+        program = forward_program(lm, params, names, batch, mesh)
+        tokens = jnp.asarray(np.random.default_rng(0).integers(0, model.vocab_size, batch), jnp.int32)
+        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), batch)
+        arrays = [jax.device_put(a, batch_sharding(mesh)) for a in (tokens, positions, jnp.zeros(batch, jnp.int32))]
+        work = forward_footprint(model, names, batch, "float32", cpu)
+        yield work.amounts, _median(functools.partial(program, params, *arrays))
 
 
 # --- a small experiment, whole ---------------------------------------------------------------------------------
@@ -204,23 +191,6 @@ class Ran:
     start: float
 
 
-# Of the first and the second experiment.
-_VARIED: tuple[dict[str, Any], ...] = (
-    {
-        "capture.hook_points": ("blocks.3.resid_post",),
-        "coder.d_sae": 512,
-        "train.tokens": 2048 * 40,
-        "eval.batch_rows": 8,
-    },
-    {
-        "capture.hook_points": tuple(f"blocks.{i}.resid_post" for i in (3, 0, 1, 2)),
-        "coder.d_sae": 1536,
-        "train.tokens": 2048 * 160,
-        "eval.batch_rows": 16,
-    },
-)
-
-
 def experiment_with(values: dict[str, Any]) -> Experiment:
     """The default experiment with some keys set: {"train.lr": 3e-4}."""
     config = default_config()
@@ -228,24 +198,27 @@ def experiment_with(values: dict[str, Any]) -> Experiment:
     return experiment(config)
 
 
-def _trial_run(folder: Path, number: int) -> Ran:
-    fixed = {
-        "name": f"calibrate-{number}",
-        "runs_dir": str(folder),
-        "stores_dir": str(folder),
-        "capture.tokens": 131_072,
-        "capture.heldout_tokens": 4096,
-        "coder.preset": _EXPERIMENT,
-        "train.batch_size": 2048,
-        "train.validate_every": 0,
-        "train.checkpoint_every": 10_000,
-        "eval.tokens": 24_576,
-        "report.tokens": 24_576,
-    }
-    e = experiment_with(fixed | _VARIED[number])
-    work = Workspace(e)
-    started = time.perf_counter()
-    pages = 0.0
+def _trial_run(folder: str, layers: Sequence[int], latents: int, steps: int, eval_rows: int) -> Ran:
+    e = experiment_with(
+        {
+            "name": "calibrate",
+            "runs_dir": folder,
+            "stores_dir": folder,
+            "capture.hook_points": tuple(f"blocks.{layer}.resid_post" for layer in layers),
+            "capture.tokens": 131_072,
+            "capture.heldout_tokens": 4096,
+            "coder.preset": _EXPERIMENT,
+            "coder.d_sae": latents,
+            "train.batch_size": 2048,
+            "train.tokens": 2048 * steps,
+            "train.validate_every": 0,
+            "train.checkpoint_every": 10_000,
+            "eval.tokens": 24_576,
+            "eval.batch_rows": eval_rows,
+            "report.tokens": 24_576,
+        }
+    )
+    work, started = Workspace(e), time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         run_capture(work)
         run_train(work)
@@ -254,35 +227,26 @@ def _trial_run(folder: Path, number: int) -> Ran:
         run_report(work)
         pages = time.perf_counter() - before
     stages = e.run.read_stages()
-    whole = time.perf_counter() - started
-    return _trial_figures(e, work, stages, pages, whole)
-
-
-def _trial_figures(e: Experiment, work: Workspace, stages: dict[str, Any], pages: float, whole: float) -> Ran:
+    recorded = sum(stage["seconds"] for stage in stages.values())
+    start = max(0.0, time.perf_counter() - started - recorded) / 4
     coder, shape, length = work.build(), shape_of("demo"), e.text.context_length
-    cpu = make_mesh(ParallelConfig((1, 1)), jax.devices("cpu"))
-    step = step_footprint(e, coder, work.sites, cpu)
-    latents = math.prod(coder.topology.latent_shape)
-    per_eval, per_report = e.eval.batch_rows * length, e.report.batch_rows * length
-    evaluation = lm_stages.evaluation(shape, coder, (e.eval.batch_rows, length), e.lm.dtype)
-    scan = lm_stages.report_work(shape, coder, (e.report.batch_rows, length), e.lm.dtype, tuple(work.sites[0]))
+    _, step = step_program(e, coder, work.sites, make_mesh(ParallelConfig((1, 1)), jax.devices("cpu")))
     train, captured = stages["train"], stages["capture train"]
     forward = captured["tokens"] / captured["forward_tokens_per_second"]
-    stored = 2.0 * sum(shape.names.hook_points()[name] for name in e.capture.hook_points) * captured["tokens"]
-    recorded = sum(stage["seconds"] for stage in stages.values())
+    stored = 2.0 * sum(captured_widths(work).values()) * captured["tokens"]
+    evaluation = lm_stages.evaluation(shape, coder, (eval_rows, length), e.lm.dtype)
+    scan = lm_stages.report_work(shape, coder, (e.report.batch_rows, length), e.lm.dtype, work.sites[0])
+
+    def of_batch(stage: str, rows: int) -> float:
+        return stages[stage]["seconds"] / lm_stages.batches(stages[stage]["tokens"], rows * length, 1.0)
+
     return Ran(
         (captured["tokens"], stored, max(0.0, captured["seconds"] - forward)),
-        (train_stages.amounts(coder, step, e.train.batch_size), e.train.steps, train["seconds"]),
-        (
-            lm_stages.evaluation_amounts(shape, coder, evaluation, per_eval),
-            stages["evaluate"]["seconds"] / lm_stages.batches(stages["evaluate"]["tokens"], per_eval, 1.0),
-        ),
-        (
-            lm_stages.report_amounts(scan, coder, per_report),
-            stages["features"]["seconds"] / lm_stages.batches(stages["features"]["tokens"], per_report, 1.0),
-        ),
-        (latents, max(0.0, pages - stages["features"]["seconds"])),
-        max(0.0, whole - recorded) / 4,
+        (step.amounts, e.train.steps, train["seconds"]),
+        (evaluation.amounts, of_batch("evaluate", eval_rows)),
+        (scan.amounts, of_batch("features", e.report.batch_rows)),
+        (math.prod(coder.topology.latent_shape), max(0.0, pages - stages["features"]["seconds"])),
+        start,
     )
 
 
@@ -308,9 +272,7 @@ def host_of(trials: Sequence[Ran], step: Law) -> dict[str, float]:
 
 
 def _device_memory(chip: Any) -> float:
-    """Bytes of the device."""
-    known = chip.memory_stats() or {}
-    room = float(known.get("bytes_limit", 0)) or float(available_memory())
+    room = (chip.memory_stats() or {}).get("bytes_limit", 0) or available_memory()
     if not room:
         raise ConfigError(f"Nothing here says how much memory there is; add the device by hand to {own_file()}.")
-    return room
+    return float(room)

@@ -12,7 +12,7 @@ from saejax.plan import page
 from saejax.plan.devices import HERE, device, devices
 from saejax.plan.estimate import OF_STUDY, Estimate, estimate, estimates, virtual_devices
 from saejax.plan.outline import Outline
-from saejax.plan.recommendation import over, recommend, remedy
+from saejax.plan.recommendation import recommend, remedy
 from saejax.plan.stage import StageEstimate
 
 _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -41,19 +41,19 @@ def plan(e: Experiment, name: str, counts: Sequence[int], deadline: str = "", pr
         DataError: a model whose config.json cannot be read.
     """
     longest = seconds(deadline)
-    on = device(name or default_device())
+    on = device(name or _default_device())
     virtual_devices(max(counts))
     outline = Outline.of(e)
     planned = estimate(outline, on, sorted(set(counts)))
     advice = recommend(planned, longest)
-    unfit = next((each for each in planned if not each.refused and over(each)), None)
-    remedies = remedy(outline, on, unfit.devices, over(unfit)) if unfit and advice.estimate is None else []
+    unfit = next((each for each in planned if not each.refused and each.over), None)
+    remedies = remedy(outline, on, unfit.devices, unfit.over) if unfit and advice.estimate is None else []
     head, below = page.head(e.name, on, outline.models), page.below(planned, advice, remedies)
     lines = [*head, "\n" + page.estimates_table(planned, price) + "\n", *below]
     return Plan(planned, bool(advice.estimate), lines)
 
 
-def default_device() -> str:
+def _default_device() -> str:
     """The machine at hand: as it was measured, or its processor."""
     return HERE if HERE in devices() else "cpu"
 
@@ -80,7 +80,7 @@ def of_jobs(e: Experiment, name: str, devices: int) -> tuple[StageEstimate, ...]
 def of_this_machine(e: Experiment) -> tuple[StageEstimate, ...]:
     """The stages on the devices that this process has; empty where they cannot be planned, which others then say."""
     try:
-        return estimates(e, device(default_device()), training_mesh(e).size)
+        return estimates(e, device(_default_device()), training_mesh(e).size)
     except SaejaxError:
         return ()
 
@@ -90,13 +90,8 @@ def content(plans: list[Estimate]) -> list[dict[str, Any]]:
     return [
         {
             "device": each.device.name,
-            "devices": each.devices,
-            "mesh": list(each.mesh),
-            "refused": each.refused,
-            "fits": each.fits,
-            "seconds": each.seconds,
-            "device_hours": each.device_hours,
-            "disk_bytes": each.disk_bytes,
+            **{name: getattr(each, name) for name in ("devices", "mesh", "refused", "fits")},
+            **{name: getattr(each, name) for name in ("seconds", "device_hours", "disk_bytes")},
             "stages": [
                 dataclasses.asdict(stage) | {"parts": dict(stage.parts), "device_bytes": stage.device_bytes}
                 for stage in each.stages

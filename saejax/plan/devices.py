@@ -24,7 +24,7 @@ from saejax.core.host import available_memory
 VARIABLE = "SAEJAX_DEVICES"
 HERE = "here"
 _LARGEST_FILE = 1 << 20
-_GB, _TB, _TFLOPS = 1e9, 1e12, 1e12
+_GB, _TFLOPS = 1e9, 1e12
 
 # What programs reach of a data sheet's peak where nothing was measured here: of matrix products, and of the memory's
 # bandwidth. The links reach their share in large sums. Steps of small coders reach less, which the time of a single
@@ -70,28 +70,23 @@ class Device:
         return self.bfloat16 if dtype == "bfloat16" else self.float32
 
 
-def _sheet(name: str, memory: float, bandwidth: float, bf16: float, f32: float, link: float, source: str) -> Device:
-    """GB, GB/s, TFLOP/s, TFLOP/s, GB/s."""
-    units = memory * _GB, bandwidth * _GB, bf16 * _TFLOPS, f32 * _TFLOPS, link * _GB
-    return Device(name, *units, source=source)
-
-
 # Links: NVLink's one direction (half of the makers' figure for both), PCIe 4 x16 where there is none, a TPU's ICI in
 # all directions together. RTX 6000 is the Turing card of 24 GB that report 000 used; "rtx6000-ada" the one of 48 GB.
+# Columns: GB of memory, GB/s of it, TFLOP/s of bfloat16 and of float32, GB/s of a link.
 _SHEETS = (
-    _sheet("a100-40gb", 40, 1555, 312, 19.5, 300, "NVIDIA A100 data sheet"),
-    _sheet("a100-80gb", 80, 2039, 312, 19.5, 300, "NVIDIA A100 data sheet"),
-    _sheet("h100", 80, 3350, 989, 67, 450, "NVIDIA H100 SXM data sheet"),
-    _sheet("h200", 141, 4800, 989, 67, 450, "NVIDIA H200 SXM data sheet"),
-    _sheet("b200", 180, 7700, 2250, 75, 900, "NVIDIA DGX B200 data sheet, one of eight"),
-    _sheet("l40s", 48, 864, 362, 91.6, 32, "NVIDIA L40S data sheet"),
-    _sheet("rtx6000", 24, 672, 130, 16.3, 50, "NVIDIA Quadro RTX 6000 data sheet; its fast products are float16"),
-    _sheet("rtx6000-ada", 48, 960, 364, 91.1, 32, "NVIDIA RTX 6000 Ada data sheet"),
-    _sheet("rtx4090", 24, 1008, 165, 82.6, 32, "NVIDIA Ada white paper, GeForce RTX 4090"),
-    _sheet("tpu-v4", 32, 1228, 275, 45.8, 300, "Google Cloud TPU v4; float32 as six passes of bfloat16"),
-    _sheet("tpu-v5e", 16, 819, 197, 32.8, 200, "Google Cloud TPU v5e; float32 as six passes of bfloat16"),
-    _sheet("tpu-v5p", 95, 2765, 459, 76.5, 600, "Google Cloud TPU v5p; float32 as six passes of bfloat16"),
-    _sheet("tpu-v6e", 32, 1640, 918, 153.0, 448, "Google Cloud TPU v6e; float32 as six passes of bfloat16"),
+    ("a100-40gb", 40, 1555, 312, 19.5, 300, "NVIDIA A100 data sheet"),
+    ("a100-80gb", 80, 2039, 312, 19.5, 300, "NVIDIA A100 data sheet"),
+    ("h100", 80, 3350, 989, 67, 450, "NVIDIA H100 SXM data sheet"),
+    ("h200", 141, 4800, 989, 67, 450, "NVIDIA H200 SXM data sheet"),
+    ("b200", 180, 7700, 2250, 75, 900, "NVIDIA DGX B200 data sheet, one of eight"),
+    ("l40s", 48, 864, 362, 91.6, 32, "NVIDIA L40S data sheet"),
+    ("rtx6000", 24, 672, 130, 16.3, 50, "NVIDIA Quadro RTX 6000 data sheet; its fast products are float16"),
+    ("rtx6000-ada", 48, 960, 364, 91.1, 32, "NVIDIA RTX 6000 Ada data sheet"),
+    ("rtx4090", 24, 1008, 165, 82.6, 32, "NVIDIA Ada white paper, GeForce RTX 4090"),
+    ("tpu-v4", 32, 1228, 275, 45.8, 300, "Google Cloud TPU v4; float32 as six passes of bfloat16"),
+    ("tpu-v5e", 16, 819, 197, 32.8, 200, "Google Cloud TPU v5e; float32 as six passes of bfloat16"),
+    ("tpu-v5p", 95, 2765, 459, 76.5, 600, "Google Cloud TPU v5p; float32 as six passes of bfloat16"),
+    ("tpu-v6e", 32, 1640, 918, 153.0, 448, "Google Cloud TPU v6e; float32 as six passes of bfloat16"),
 )
 # Other names of the same; without a size, the one that most machines have.
 _ALIASES = {"a100": "a100-80gb", "h100-80gb": "h100", "h100-sxm": "h100", "rtx-6000": "rtx6000", "4090": "rtx4090"}
@@ -103,7 +98,10 @@ def devices() -> dict[str, Device]:
     Raises:
         ConfigError: the file cannot be read, or a line of it says something else.
     """
-    sheets = {sheet.name: sheet for sheet in _SHEETS}
+    sheets = {
+        name: Device(name, memory * _GB, bandwidth * _GB, bf16 * _TFLOPS, f32 * _TFLOPS, link * _GB, source=source)
+        for name, memory, bandwidth, bf16, f32, link, source in _SHEETS
+    }
     return sheets | {"cpu": this_cpu()} | _users_devices()
 
 

@@ -15,19 +15,14 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.fit.devices import training_mesh
 from saejax.kernels.batch import DATA
 from saejax.plan.amounts import size
-from saejax.plan.outline import Outline, parameter_count
+from saejax.plan.outline import Outline, missing_bytes
+from saejax.plan.programs import parameter_count
 from saejax.plan.train_stages import checkpoint_bytes
-from saejax.store.files import StoreFiles
-from saejax.store.space import bytes_on_disk
+from saejax.plan.trial import existing
 from saejax.training.batch_size import room_on
 
 # Arrays of float32 that a step holds beside its state, each with a number for every latent of every token of a part.
 _DENSE = 8
-_REMEDIES = (
-    "Split the batch (--config.train.accumulate=4), lower --config.coder.d_sae or --config.train.batch_size, or spread "
-    "the latents over devices (--config.parallel.mesh=1,8, --config.parallel.fsdp=true). `saejax plan` with this "
-    "--config finds the smallest change; --anyway starts all the same."
-)
 
 
 def check_disk_and_memory(e: Experiment) -> None:
@@ -43,45 +38,37 @@ def check_disk_and_memory(e: Experiment) -> None:
     if not e.lm.model:
         return
     outline = Outline.of(e)
-    if not _known(outline):
-        return  # PyTorch's model has names of its own, which it says when it is loaded
-    begun = e.run.config.is_file()
-    _refuse_disk(outline, begun)
-    if e.train.batch_size and not outline.swept and not begun:
-        _refuse_memory(outline)
-
-
-def _known(outline: Outline) -> bool:
-    """All hook points are known; for a model that JAX runs a wrong one is an error."""
     try:
-        return bool(outline.widths)
+        known = bool(outline.widths)
     except ConfigError:
         if all(shape.config is not None for shape in outline.models):
             raise
-        return False
+        known = False
+    if not known:
+        return  # PyTorch's model has names of its own, which it says when it is loaded
+    begins = not outline.swept and not e.run.config.is_file()
+    _refuse_disk(outline, begins)
+    if e.train.batch_size and begins:
+        _refuse_memory(outline)
 
 
-def _refuse_disk(outline: Outline, begun: bool) -> None:
+def _refuse_disk(outline: Outline, begins: bool) -> None:
     """Stores and checkpoints together, where they share a disk."""
     e = outline.experiment
-    wanted: dict[int, tuple[float, Path, list[str]]] = {}
-
-    def ask(folder: Path, count: float, what: str) -> None:
-        there = next(above for above in (folder, *folder.resolve().parents) if above.exists())
-        before, _, named = wanted.get(there.stat().st_dev, (0.0, there, []))
-        wanted[there.stat().st_dev] = (before + count, there, [*named, f"{what} {size(count)}"])
-
-    for split, count in outline.store_bytes().items():
-        files = StoreFiles(e.store_dir(split))
-        if files.local is not None and outline.work.origin(split) is None:
-            ask(files.local, max(0.0, count - (bytes_on_disk(files) or 0)), f"the {split} store")
-    if not outline.swept and not begun:
+    stores = missing_bytes(outline.work).items() if "://" not in e.stores_dir else ()
+    wanted = [(e.store_dir(split), float(count), f"the {split} store") for split, count in stores]
+    if begins:
         state = 12.0 * parameter_count(outline.coder())  # parameters and two moments
-        ask(e.run_dir, checkpoint_bytes(e.train, state), "checkpoints")
-    for needed, folder, named in wanted.values():
-        if needed > (free := shutil.disk_usage(folder).free):
+        wanted.append((str(e.run_dir), checkpoint_bytes(e.train, state), "checkpoints"))
+    disks: dict[int, list[tuple[Path, float, str]]] = {}
+    for where, count, what in wanted:
+        folder = existing(where)
+        disks.setdefault(folder.stat().st_dev, []).append((folder, count, f"{what} {size(count)}"))
+    for of_disk in disks.values():
+        folders, counts, named = zip(*of_disk, strict=True)
+        if sum(counts) > (free := shutil.disk_usage(folders[0]).free):
             raise DataError(
-                f"The disk of {folder} has {size(free)} free, and this experiment needs {size(needed)} there "
+                f"The disk of {folders[0]} has {size(free)} free, and this experiment needs {size(sum(counts))} there "
                 f"({', '.join(named)}). Free space, name another disk (--config.stores_dir, --config.runs_dir), lower "
                 "--config.capture.tokens, or store int8 (--config.capture.dtype=int8, half as much). --anyway starts "
                 "all the same."
@@ -103,5 +90,8 @@ def _refuse_memory(outline: Outline) -> None:
     if needed > room:
         raise ConfigError(
             f"A train step takes {size(needed)} of each device, and {size(room)} of {jax.devices()[0].device_kind} can "
-            f"be had. {_REMEDIES}"
+            "be had. Split the batch (--config.train.accumulate=4), lower --config.coder.d_sae or "
+            "--config.train.batch_size, or spread the latents over devices (--config.parallel.mesh=1,8, "
+            "--config.parallel.fsdp=true). `saejax plan` with this --config finds the smallest change; --anyway "
+            "starts all the same."
         )

@@ -17,7 +17,7 @@ from saejax.kernels.batch import DATA, LATENT
 from saejax.plan import lm_stages, prefix_stages, train_stages
 from saejax.plan.devices import Device
 from saejax.plan.outline import ROOM, Outline, mesh_of
-from saejax.plan.stage import Host, StageEstimate, Terms
+from saejax.plan.stage import StageEstimate, Terms
 
 Make = Callable[[Outline, Terms], StageEstimate | None]
 
@@ -79,8 +79,13 @@ class Estimate:
         return sum(stage.disk_bytes for stage in self.pipeline)
 
     @property
+    def over(self) -> list[str]:
+        """The stages of the pipeline that do not fit."""
+        return [stage.stage for stage in self.pipeline if stage.device_bytes > ROOM * self.device.memory]
+
+    @property
     def fits(self) -> bool:
-        return not self.refused and self.device_bytes <= ROOM * self.device.memory
+        return not self.refused and not self.over
 
     @property
     def utilisation(self) -> float:
@@ -98,19 +103,15 @@ def estimate(outline: Outline, device: Device, counts: Sequence[int]) -> list[Es
 
     def spread(devices: int) -> Estimate:
         try:
-            mesh = mesh_of(outline.experiment, devices)
-            sized = outline.sized(device, mesh)
-            stages = _estimates_of(SPREAD, sized, Terms(device, mesh, Host.of(device)))
+            terms = _terms(outline, device, devices)
+            stages = _estimates_of(SPREAD, outline.sized(device, terms.mesh), terms)
         except ConfigError as error:
             return Estimate(device, devices, (devices, 1), (), str(error))
-        return Estimate(device, devices, (mesh.shape[DATA], mesh.shape[LATENT]), stages)
-
-    def alone() -> tuple[StageEstimate, ...]:
-        return _estimates_of(ALONE, outline, Terms(device, mesh_of(_unsplit(outline.experiment), 1), Host.of(device)))
+        return Estimate(device, devices, (terms.mesh.shape[DATA], terms.mesh.shape[LATENT]), stages)
 
     # XLA compiles without Python's lock.
     with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
-        rest = pool.submit(alone)
+        rest = pool.submit(lambda: _estimates_of(ALONE, outline, _terms(outline, device)))
         estimates = list(pool.map(spread, counts))
     if all(option.refused for option in estimates):
         raise ConfigError(estimates[0].refused)
@@ -122,11 +123,18 @@ def estimate(outline: Outline, device: Device, counts: Sequence[int]) -> list[Es
 
 def stage_of(outline: Outline, device: Device, devices: int, stage: str) -> StageEstimate:
     """One stage that the experiment has."""
-    e = outline.experiment if stage in SPREAD else _unsplit(outline.experiment)
-    mesh = mesh_of(e, devices if stage in SPREAD else 1)
-    estimated = (SPREAD | ALONE)[stage](outline.sized(device, mesh), Terms(device, mesh, Host.of(device)))
+    terms = _terms(outline, device, devices if stage in SPREAD else 0)
+    estimated = (SPREAD | ALONE)[stage](outline.sized(device, terms.mesh), terms)
     assert estimated is not None, f"the experiment has no stage {stage}"
     return estimated
+
+
+def _terms(outline: Outline, device: Device, devices: int = 0) -> Terms:
+    """For so many devices; 0 for a stage that one of them does, whatever the experiment's mesh."""
+    e = outline.experiment
+    if not devices:
+        e = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=()))
+    return Terms(device, mesh_of(e, devices or 1))
 
 
 def _estimates_of(makes: Mapping[str, Make], outline: Outline, terms: Terms) -> tuple[StageEstimate, ...]:
@@ -134,10 +142,6 @@ def _estimates_of(makes: Mapping[str, Make], outline: Outline, terms: Terms) -> 
     has = bool(outline.experiment.prefix.source)
     estimated = [make(outline, terms) for stage, make in makes.items() if (stage == "prefix") == has]
     return tuple(stage for stage in estimated if stage is not None)
-
-
-def _unsplit(e: Experiment) -> Experiment:
-    return dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=()))
 
 
 def estimates(e: Experiment, device: Device, devices: int) -> tuple[StageEstimate, ...]:

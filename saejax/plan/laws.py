@@ -10,7 +10,7 @@ Nearness is that of the amounts' logarithms: work of twice the size is as near e
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,12 @@ def law_of(device: Device, name: str) -> Law | None:
     return None if value is None else Law.from_json(value, f"{device.name}: measured.{name}")
 
 
-def roofline(device: Device, work: Footprint, peak: float, repeats: float = 1.0) -> float:
+def roofline(device: Device, work: Footprint, peak: float) -> float:
     """Seconds of a program on a device, by its data sheet."""
     products = work.flops / (EFFICIENCY["products"] * peak)
     memory = work.moved / (EFFICIENCY["bandwidth"] * device.bandwidth)
     links = work.sent / (EFFICIENCY["links"] * device.link) + work.collectives * 2 * device.launch
-    return repeats * (products + memory + links + work.operations * device.launch)
+    return products + memory + links + work.operations * device.launch
 
 
 def training_peak(device: Device, dtype: str) -> float:
@@ -106,5 +106,5 @@ def training_peak(device: Device, dtype: str) -> float:
     return 3 / (1 / device.bfloat16 + 2 / max(device.float32, device.bfloat16 / 2))
 
 
-def _log_amounts(amounts: Sequence[float] | Mapping[Any, float]) -> np.ndarray:
+def _log_amounts(amounts: Sequence[float]) -> np.ndarray:
     return np.log(np.maximum(np.asarray(amounts, float), 1e-9))

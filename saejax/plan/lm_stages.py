@@ -4,16 +4,16 @@ Tokens that are read but not stored (bos, padding) are left out, and of a select
 counts as stored: then more text is read than is said here.
 """
 
-import dataclasses
 import math
 
-from saejax.app.experiment import Experiment
+import jax.numpy as jnp
+
 from saejax.coders import Coder
 from saejax.kernels.batch import DATA
 from saejax.lm.shape import ModelShape
-from saejax.plan.laws import roofline
-from saejax.plan.outline import Outline, parameter_count
-from saejax.plan.programs import Footprint, forward_footprint
+from saejax.plan.laws import law_of, roofline
+from saejax.plan.outline import Outline, store_bytes
+from saejax.plan.programs import Footprint, forward_footprint, parameter_count
 from saejax.plan.stage import StageEstimate, Terms
 
 # How many arrays of float32 logits, and of dense latents of a block, an evaluation's program holds at once. (With
@@ -28,57 +28,47 @@ _PROMPT, _ACTIVE = 64, 32
 _TABLES_BYTES = 1e6
 
 
-@dataclasses.dataclass(frozen=True)
-class Passes:
-    """The forward passes of all models: bytes on the fullest device; seconds and operations of one token."""
+def passes(outline: Outline, terms: Terms) -> tuple[dict[str, float], float, float]:
+    """The forward passes of all models that read an experiment's hook points.
 
-    parts: dict[str, float]
-    seconds: float
-    flops: float
-
-
-def passes(outline: Outline, terms: Terms) -> Passes:
-    """The forward passes that read the hook points of an experiment."""
+    ({part: bytes on the fullest device}, seconds of a token, operations of a token)
+    """
     e, length = outline.experiment, outline.experiment.text.context_length
     rows = -(-(e.capture.batch_rows or 32) // terms.mesh.shape[DATA]) * terms.mesh.shape[DATA]
-    second = [name for name in outline.captured if name.startswith("second.")]
-    names = [[name for name in outline.captured if name not in second], [n.removeprefix("second.") for n in second]]
+    second = [name for name in outline.widths if name.startswith("second.")]
+    names = [[name for name in outline.widths if name not in second], [n.removeprefix("second.") for n in second]]
     works = [
         forward_footprint(shape, read, (rows, length), e.lm.dtype, terms.mesh)
         for shape, read in zip(outline.models, names, strict=False)
         if read
     ]
-    each = sum(terms.seconds("forward", work, forward_amounts(work), e.lm.dtype) for work in works)
+    law, peak = law_of(terms.device, "forward"), terms.device.peak(e.lm.dtype)
+    each = sum(terms.seconds(law, work, peak) for work in works)
     parts = {
         "language model": sum(work.state for work in works),
         "batch": sum(work.batch for work in works),
         "temporaries": max(work.temporaries for work in works),
     }
     flops = sum(work.flops for work in works) * terms.devices
-    return Passes(parts, each / (rows * length), flops / (rows * length))
-
-
-def forward_amounts(work: Footprint) -> tuple[float, ...]:
-    """(1, operations, bytes moved) of a batch of a capture, of which its measured law is."""
-    return 1.0, work.flops, work.moved
+    return parts, each / (rows * length), flops / (rows * length)
 
 
 def capture(outline: Outline, terms: Terms) -> StageEstimate:
     """Text through the model, and activations to disk."""
-    e, host, forward = outline.experiment, terms.host, passes(outline, terms)
-    c = e.capture
+    e, c, host = outline.experiment, outline.experiment.capture, terms.host
+    parts, each, flops = passes(outline, terms)
     tokens = (0 if c.into == "training" else c.tokens) + c.heldout_tokens
-    stored = sum(outline.store_bytes().values())
-    writing, computing = tokens * host.token + stored * host.stored_byte, tokens * forward.seconds
+    stored = sum(store_bytes(outline.work).values())
+    writing, computing = tokens * host.token + stored * host.stored_byte, tokens * each
     shards = c.shard_rows * sum(outline.widths.values()) * 2
     selected = any(part.chat for part in e.text.parts) or c.last_tokens
     return terms.estimate(
         "capture",
-        forward.parts,
-        host=3 * shards + forward.parts["language model"],
+        parts,
+        host=3 * shards + parts["language model"],
         disk=stored,
         seconds=terms.together(computing, writing),
-        flops=tokens * forward.flops,
+        flops=tokens * flops,
         bound="the forward pass" if computing >= writing else "packing and writing",
         note="every token counts as stored; of conversations more text is read" if selected else "",
     )
@@ -88,18 +78,15 @@ def evaluate(outline: Outline, terms: Terms) -> StageEstimate | None:
     """Three forward passes with logits, encoding and decoding; on one device."""
     if outline.swept:
         return None
-    e, shape, coder = outline.experiment, outline.models[0], outline.coder()
-    rows, length = e.eval.batch_rows, e.text.context_length
-    work = evaluation(shape, coder, (rows, length), e.lm.dtype)
-    each = terms.seconds("evaluate", work, evaluation_amounts(shape, coder, work, rows * length), e.lm.dtype)
-    count = batches(e.eval.tokens, rows * length)
-    held = shape.n_parameters * _width(e)
+    e, coder, rows = outline.experiment, outline.coder(), outline.experiment.eval.batch_rows
+    work = evaluation(outline.models[0], coder, (rows, e.text.context_length), e.lm.dtype)
+    count = batches(e.eval.tokens, rows * e.text.context_length)
     return terms.estimate(
         "evaluate",
-        {"language model": held, "coder": parameter_bytes(coder), "temporaries": work.temporaries},
-        host=held,
+        _parts(outline, coder, work.temporaries),
+        host=outline.weights,
         disk=_TABLES_BYTES,
-        seconds=count * each,
+        seconds=count * terms.seconds(law_of(terms.device, "evaluate"), work, terms.device.peak(e.lm.dtype)),
         flops=count * work.flops,
         bound="the forward passes",
     )
@@ -111,85 +98,73 @@ def batches(tokens: float, of: int, share: float = _STORED_SHARE) -> int:
 
 
 def evaluation(shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: str) -> Footprint:
-    """One batch of an evaluation, `rows` = (rows, tokens of each).
+    """One batch of an evaluation, `rows` = (rows, tokens of each). Its amounts are operations, and logits and latents.
 
     It is not compiled: for a CPU XLA turns every bfloat16 weight into float32 first, which no other device does.
     """
-    tokens, width = rows[0] * rows[1], 2 if dtype == "bfloat16" else 4
+    tokens, held = rows[0] * rows[1], shape.n_parameters * jnp.dtype(dtype).itemsize
     coder_bytes, latents = parameter_bytes(coder), math.prod(coder.topology.latent_shape)
     sites = math.prod(coder.topology.out_shape) + math.prod(coder.topology.in_shape)
     logits, dense = 4.0 * tokens * shape.vocab_size, 4.0 * tokens * latents
-    block = _DENSE * 4.0 * min(tokens, coder.few_tokens) * latents
     # The clean run's logits are there all the time; with them the latents, and when these are gone two more logits.
-    between = max(_LOGITS * logits, logits + block) + tokens * 2 * sites
+    between = max(_LOGITS * logits, logits + _block_bytes(coder, tokens)) + tokens * 2 * sites
     operations = 3 * rows[0] * shape.operations(rows[1]) + 2.0 * tokens * coder_bytes / 4
-    held = shape.n_parameters * width
     moved = 3 * held + 8 * logits + 8 * dense
-    return Footprint(held + coder_bytes, 0.0, between, operations, moved, 0.0, 0, 40 * shape.n_layer)
-
-
-def evaluation_amounts(shape: ModelShape, coder: Coder, work: Footprint, tokens: int) -> tuple[float, ...]:
-    """(operations, logits and latents) of a batch, of which its measured law is."""
-    return work.flops, float(tokens * (shape.vocab_size + math.prod(coder.topology.latent_shape)))
+    amounts = operations, float(tokens * (shape.vocab_size + latents))
+    return Footprint(held + coder_bytes, 0.0, between, operations, moved, 40 * shape.n_layer, amounts=amounts)
 
 
 def report(outline: Outline, terms: Terms) -> StageEstimate | None:
     """One forward pass over held-out text for the features' examples, and the pages; on one device."""
     if outline.swept:
         return None
-    e, shape, coder = outline.experiment, outline.models[0], outline.coder()
-    rows, length = e.report.batch_rows, e.text.context_length
-    work = report_work(shape, coder, (rows, length), e.lm.dtype, outline.work.sites[0])
-    each = terms.seconds("report", work, report_amounts(work, coder, rows * length), e.lm.dtype)
-    count, n_latents = batches(e.report.tokens, rows * length), math.prod(coder.topology.latent_shape)
+    e, coder, rows = outline.experiment, outline.coder(), outline.experiment.report.batch_rows
+    work = report_work(outline.models[0], coder, (rows, e.text.context_length), e.lm.dtype, outline.work.sites[0])
+    count, n_latents = batches(e.report.tokens, rows * e.text.context_length), math.prod(coder.topology.latent_shape)
     shown = min(e.report.max_features or n_latents, n_latents)
-    held, pages = shape.n_parameters * _width(e), shown * terms.host.latent
+    each = terms.seconds(law_of(terms.device, "report"), work, terms.device.peak(e.lm.dtype))
+    scanning, pages = count * each, shown * terms.host.latent
     return terms.estimate(
         "report",
-        {"language model": held, "coder": parameter_bytes(coder), "temporaries": work.temporaries},
-        host=held + e.report.tokens * 64 * 12,
+        _parts(outline, coder, work.temporaries),
+        host=outline.weights + e.report.tokens * 64 * 12,
         disk=_PAGE_BYTES * shown,
-        seconds=count * each + pages,
+        seconds=scanning + pages,
         flops=count * work.flops,
-        bound="the forward pass" if count * each >= pages else "the pages",
+        bound="the forward pass" if scanning >= pages else "the pages",
     )
 
 
 def report_work(
     shape: ModelShape, coder: Coder, rows: tuple[int, int], dtype: str, reads: tuple[str, ...]
 ) -> Footprint:
-    """One batch of the scan for examples, `rows` = (rows, tokens of each)."""
-    tokens, width = rows[0] * rows[1], 2 if dtype == "bfloat16" else 4
-    latents, held = math.prod(coder.topology.latent_shape), shape.n_parameters * width
+    """One batch of the scan for examples, `rows` = (rows, tokens of each). Its amounts are operations and latents."""
+    tokens, held = rows[0] * rows[1], shape.n_parameters * jnp.dtype(dtype).itemsize
+    latents = math.prod(coder.topology.latent_shape)
     depth = shape.depth(tuple(name for name in reads if not name.startswith("second.")))
     operations = rows[0] * shape.operations(rows[1], depth) + tokens * parameter_bytes(coder) / 4.0
-    between = _DENSE * 4.0 * min(tokens, coder.few_tokens) * latents + tokens * (4 * shape.d_model + shape.d_mlp) * 4
-    return Footprint(held, 0.0, between, operations, held + 8 * 4.0 * tokens * latents, 0.0, 0, 40 * depth)
-
-
-def report_amounts(work: Footprint, coder: Coder, tokens: int) -> tuple[float, ...]:
-    """(operations, latents) of a batch, of which its measured law is."""
-    return work.flops, float(tokens * math.prod(coder.topology.latent_shape))
+    between = _block_bytes(coder, tokens) + tokens * (4 * shape.d_model + shape.d_mlp) * 4
+    moved, amounts = held + 8 * 4.0 * tokens * latents, (operations, float(tokens * latents))
+    return Footprint(held, 0.0, between, operations, moved, 40 * depth, amounts=amounts)
 
 
 def graphs(outline: Outline, terms: Terms) -> StageEstimate | None:
     """A study's attribution graphs: a row for each feature and logit, by chunks of backward passes; on one device."""
     if not _has_study(outline):
         return None
-    e, shape, coder = outline.experiment, outline.models[0], outline.coder()
+    e, shape, coder, held = outline.experiment, outline.models[0], outline.coder(), outline.weights
     a, n_graphs = e.attribution, len(e.study.behaviours) * e.study.graphs
     layers = math.prod(coder.topology.latent_shape) // coder.topology.d_sae
     active = min(_ACTIVE, coder.topology.d_sae) * _PROMPT * layers
     rows = min(a.max_features or active, active) + a.logits
     operations = rows * (2 * shape.operations(_PROMPT, shape.n_layer) + 2 * active * shape.d_model)
-    held, decoders = shape.n_parameters * _width(e), parameter_bytes(coder)
     # Of a row and token: four vectors of the residual stream (benchmarks/attribution_memory.md).
-    chunk = a.chunk * _PROMPT * 4 * shape.d_model * 4
-    work = Footprint(held, 0.0, chunk, operations, rows / a.chunk * (held + 2 * chunk), 0.0, 0, 0)
+    chunk, graph = a.chunk * _PROMPT * 4 * shape.d_model * 4, rows * active * 4
+    work = Footprint(held, 0.0, chunk, operations, rows / a.chunk * (held + 2 * chunk))
     return terms.estimate(
         "graphs",
-        {"language model": held, "coder": decoders, "temporaries": chunk + rows * active * 4},
-        host=held + decoders + rows * active * 4,
+        _parts(outline, coder, chunk + graph),
+        host=held + parameter_bytes(coder) + graph,
         disk=n_graphs * rows * active * 4.0,
         seconds=n_graphs * roofline(terms.device, work, terms.device.peak(e.lm.dtype)),
         flops=n_graphs * operations,
@@ -202,24 +177,20 @@ def interventions(outline: Outline, terms: Terms) -> StageEstimate | None:
     """A study's interventions: forward passes with changed latents, blocks of them at once; on one device."""
     if not _has_study(outline):
         return None
-    e, shape, coder = outline.experiment, outline.models[0], outline.coder()
+    e, shape, coder, held = outline.experiment, outline.models[0], outline.coder(), outline.weights
     c = e.study
     each_group = 1 + c.controls + c.positions + c.resamples
     count = len(c.behaviours) * (c.groups * each_group * c.test_pairs + c.graphs * c.singles * 2)
     # Encoding and decoding one token densely takes two operations a parameter.
     operations = count * (shape.operations(_PROMPT) + _PROMPT * 2.0 * parameter_bytes(coder) / 4)
-    held, at_once = shape.n_parameters * _width(e), max(c.every, c.test_pairs)
+    at_once = max(c.every, c.test_pairs)
     latents = at_once * _PROMPT * math.prod(coder.topology.latent_shape) * 4.0
     logits = at_once * _PROMPT * shape.vocab_size * 4.0
-    work = Footprint(held, 0.0, 0.0, operations, count / at_once * (held + 6 * (latents + logits)), 0.0, 0, 0)
+    work = Footprint(held, 0.0, 0.0, operations, count / at_once * (held + 6 * (latents + logits)))
+    cache = shape.cache_bytes(_PROMPT, jnp.dtype(e.lm.dtype).itemsize)
     return terms.estimate(
         "interventions",
-        {
-            "language model": held,
-            "coder": parameter_bytes(coder),
-            "temporaries": 3 * latents + 2 * logits,
-            "key-value cache": shape.cache_bytes(_PROMPT, _width(e)),
-        },
+        _parts(outline, coder, 3 * latents + 2 * logits) | {"key-value cache": cache},
         host=held,
         disk=_TABLES_BYTES,
         seconds=roofline(terms.device, work, terms.device.peak(e.lm.dtype)),
@@ -234,11 +205,15 @@ def _has_study(outline: Outline) -> bool:
     return len(outline.models) == 1 and outline.models[0].config is not None and not outline.swept
 
 
+def _parts(outline: Outline, coder: Coder, temporaries: float) -> dict[str, float]:
+    return {"language model": outline.weights, "coder": parameter_bytes(coder), "temporaries": temporaries}
+
+
 def parameter_bytes(coder: Coder) -> int:
     """Bytes of a coder in float32."""
     return 4 * parameter_count(coder)
 
 
-def _width(e: Experiment) -> int:
-    """Bytes of a number of the model."""
-    return 2 if e.lm.dtype == "bfloat16" else 4
+def _block_bytes(coder: Coder, tokens: int) -> float:
+    """Bytes of the dense latents of one block of an evaluation's tokens."""
+    return _DENSE * 4.0 * min(tokens, coder.few_tokens) * math.prod(coder.topology.latent_shape)

@@ -3,32 +3,30 @@
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from saejax.app.experiment import Experiment
 from saejax.app.stages.train import Stored
-from saejax.app.sweep.members import groups, members
 from saejax.app.workspace import Workspace
 from saejax.capture import expand_hook_points
 from saejax.coders import Coder
 from saejax.core.config import to_json
 from saejax.core.errors import ConfigError
 from saejax.fit.resolve import batch_size
-from saejax.fit.trainable import Group
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm.shape import ModelShape
 from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.plan.devices import Device
 from saejax.plan.models import TwoModels, shapes_of
-from saejax.plan.programs import Footprint, step_footprint
-from saejax.store import StoreLayout
+from saejax.plan.programs import Footprint, step_program
+from saejax.store.files import StoreFiles
 from saejax.store.manifest import Header
-from saejax.store.space import predicted_bytes
+from saejax.store.space import bytes_on_disk, predicted_bytes
 
 # Of a device's memory, what a program may take: the rest is for the runtime, validation and the next batch.
 ROOM = 0.85
@@ -41,7 +39,6 @@ class Outline:
     Attributes:
         work: of the experiment, with the models' names in place of the models.
         models: one, or two to compare.
-        captured: hook points that are stored.
         known: footprints of train steps by what decides them, so that none is compiled twice.
     """
 
@@ -65,22 +62,18 @@ class Outline:
         return self.work.experiment
 
     @functools.cached_property
-    def captured(self) -> tuple[str, ...]:
-        return expand_hook_points(self.experiment.capture.hook_points, self.work.names)
-
-    @property
     def widths(self) -> dict[str, int]:
         """{hook point stored: its width}."""
-        there = self.work.names.hook_points()
-        return {name: there[name] for name in self.captured}
+        return captured_widths(self.work)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the model, the first where there are two."""
+        return self.models[0].n_parameters * jnp.dtype(self.experiment.lm.dtype).itemsize
 
     @property
     def swept(self) -> bool:
         return any(to_json(self.experiment.sweep).values())
-
-    def groups(self) -> tuple[Group[Experiment], ...]:
-        """The programs of its sweep."""
-        return tuple(groups(members(self.experiment)))
 
     def with_experiment(self, e: Experiment) -> "Outline":
         """The same models under other settings."""
@@ -88,18 +81,6 @@ class Outline:
 
     def coder(self) -> Coder:
         return self.work.build()
-
-    def header(self, split: str) -> Header:
-        """Of the store that a capture of this split writes."""
-        c = self.experiment.capture
-        tokens = c.tokens if split == "train" else c.heldout_tokens
-        layout: StoreLayout = c.layout(split)
-        return Header({}, self.widths, tokens, layout, 0, c.parts)
-
-    def store_bytes(self) -> dict[str, int]:
-        """{split: bytes on disk}, of what a capture writes."""
-        splits = ["heldout"] if self.experiment.capture.into == "training" else ["train", "heldout"]
-        return {split: predicted_bytes(self.header(split)) for split in splits}
 
     def step(self, mesh: Mesh) -> tuple[Coder, Footprint]:
         """(the experiment's coder, its compiled train step).
@@ -116,15 +97,11 @@ class Outline:
                 + (f" in {t.accumulate} parts (train.accumulate)" if t.accumulate > 1 else "")
                 + (f" of windows of {t.neighbours} (train.neighbours)." if t.neighbours > 1 else ".")
             )
-        key = self._key(mesh)
+        parts = [to_json(e.coder), to_json(t), e.parallel.fsdp, e.parallel.mode, self.work.sites]
+        key = json.dumps([*parts, rows, mesh.shape[LATENT]])
         if key not in self.known:
-            self.known[key] = step_footprint(e, coder, self.work.sites, mesh)
+            self.known[key] = step_program(e, coder, self.work.sites, mesh)[1]
         return coder, self.known[key]
-
-    def _key(self, mesh: Mesh) -> str:
-        e = self.experiment
-        parts = [to_json(e.coder), to_json(e.train), e.parallel.fsdp, e.parallel.mode, self.work.sites]
-        return json.dumps([*parts, mesh.shape[DATA], mesh.shape[LATENT]])
 
     def sized(self, device: Device, mesh: Mesh) -> "Outline":
         """The same with train.batch_size=0 replaced by the size that training would find on such devices."""
@@ -132,15 +109,37 @@ class Outline:
         if e.train.batch_size or e.prefix.source:
             return self
 
+        def of_size(size: int) -> "Outline":
+            return self.with_experiment(dataclasses.replace(e, train=dataclasses.replace(e.train, batch_size=size)))
+
         def needs(size: int) -> int:
-            return int(self._of_size(size).step(mesh)[1].bytes)
+            return int(of_size(size).step(mesh)[1].bytes)
 
         rows = Stored(self.work).rows()
-        return self._of_size(batch_size(e.train, rows, mesh, needs, int(ROOM * device.memory)).size)
+        return of_size(batch_size(e.train, rows, mesh, needs, int(ROOM * device.memory)).size)
 
-    def _of_size(self, size: int) -> "Outline":
-        e = self.experiment
-        return self.with_experiment(dataclasses.replace(e, train=dataclasses.replace(e.train, batch_size=size)))
+
+def captured_widths(work: Workspace) -> dict[str, int]:
+    """{hook point that a capture stores: its width}."""
+    there = work.names.hook_points()
+    return {name: there[name] for name in expand_hook_points(work.experiment.capture.hook_points, work.names)}
+
+
+def store_bytes(work: Workspace) -> dict[str, int]:
+    """{split: bytes on disk}, of what a capture writes."""
+    c, widths = work.experiment.capture, captured_widths(work)
+    tokens = ({} if c.into == "training" else {"train": c.tokens}) | {"heldout": c.heldout_tokens}
+    return {split: predicted_bytes(Header({}, widths, n, c.layout(split), 0, c.parts)) for split, n in tokens.items()}
+
+
+def missing_bytes(work: Workspace) -> dict[str, int]:
+    """{split: bytes that its store still lacks}, of the stores that this experiment captures itself."""
+    missing = {}
+    for split, count in store_bytes(work).items():
+        if work.origin(split) is None:
+            there = bytes_on_disk(StoreFiles(work.experiment.store_dir(split)))
+            missing[split] = max(0, count - (there or 0))
+    return missing
 
 
 def mesh_of(e: Experiment, devices: int, virtual: Sequence[Any] | None = None) -> Mesh:
@@ -153,16 +152,8 @@ def mesh_of(e: Experiment, devices: int, virtual: Sequence[Any] | None = None) -
     if devices % latent:
         raise ConfigError(f"parallel.mesh has {latent} devices along latent, which does not divide {devices}.")
     there = list(virtual or jax.devices("cpu"))
-    shape = (devices // latent, latent)
-    if math.prod(shape) > len(there):
+    if devices > len(there):
         raise ConfigError(
             f"A plan for {devices} devices needs as many virtual ones, and this process has {len(there)}."
         )
-    return make_mesh(ParallelConfig(shape), there)
-
-
-@functools.lru_cache(maxsize=256)
-def parameter_count(coder: Coder) -> int:
-    """Numbers that a coder learns."""
-    shapes = jax.eval_shape(coder.init, jax.random.key(0))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    return make_mesh(ParallelConfig((devices // latent, latent)), there)

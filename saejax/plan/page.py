@@ -28,8 +28,8 @@ def head(name: str, device: Device, models: Sequence[ModelShape]) -> list[str]:
     """The experiment, the device, and the figures by which it is planned."""
     lines = [
         f"plan of {name} for {device.name}: {size(device.memory)}, {device.bfloat16 / 1e12:,.4g} TFLOP/s bfloat16, "
+        f"{device.float32 / 1e12:,.4g} float32, {device.bandwidth / 1e9:,.4g} GB/s ({device.source})"
     ]
-    lines[0] += f"{device.float32 / 1e12:,.4g} float32, {device.bandwidth / 1e9:,.4g} GB/s ({device.source})"
     for shape in models:
         note = f" ({shape.note})" if shape.note else ""
         size_of = f"{shape.n_parameters:,} parameters, {shape.n_layer} blocks of {shape.d_model:,}"
@@ -42,35 +42,48 @@ def head(name: str, device: Device, models: Sequence[ModelShape]) -> list[str]:
 
 def estimates_table(estimates: Sequence[Estimate], price: float = 0.0) -> str:
     """Stages by number of devices, each number with the whole of it below."""
-    rows = [[*_COLUMN_NAMES, *(["cost"] if price else [])]]
+    rows = [[*_COLUMN_NAMES, "cost"]]
     for estimate in estimates:
         if estimate.refused:
             rows.append([str(estimate.devices), f"cannot be: {estimate.refused}", *[""] * (len(rows[0]) - 2)])
             continue
-        for stage in estimate.stages:
-            devices = f"({estimate.devices})" if stage.stage in OF_STUDY else str(estimate.devices)
-            rows.append(_stage_cells(estimate, stage, price, devices))
+        rows += [_stage_cells(estimate, stage, price) for stage in estimate.stages]
         rows.append(_sum_cells(estimate, price))
-    return markdown(rows)
+    return markdown(rows if price else [row[:-1] for row in rows])
 
 
-def _stage_cells(whole: Estimate, stage: StageEstimate, price: float, devices: str) -> list[str]:
+def _stage_cells(whole: Estimate, stage: StageEstimate, price: float) -> list[str]:
     hours = stage.seconds * whole.devices / 3600
     could = stage.seconds * whole.devices * whole.device.bfloat16
     over = stage.device_bytes > ROOM * whole.device.memory
-    cells = [devices, stage.stage]
     held = (sum(stage.parts.get(part, 0.0) for part in parts) for _, parts in _BYTES)
-    cells += [size(count) if count else "" for count in held]
-    cells += [f"{stage.device_bytes / whole.device.memory:.0%}" + (" TOO MUCH" if over else ""), size(stage.disk_bytes)]
-    cells += [span(stage.seconds), f"{hours:,.2f}", f"{stage.flops / could:.1%}" if could else "", stage.bound]
-    return [*cells, *([f"{price * hours:,.2f}"] if price else [])]
+    return [
+        f"({whole.devices})" if stage.stage in OF_STUDY else str(whole.devices),
+        stage.stage,
+        *(size(count) if count else "" for count in held),
+        f"{stage.device_bytes / whole.device.memory:.0%}" + (" TOO MUCH" if over else ""),
+        size(stage.disk_bytes),
+        span(stage.seconds),
+        f"{hours:,.2f}",
+        f"{stage.flops / could:.1%}" if could else "",
+        stage.bound,
+        f"{price * hours:,.2f}",
+    ]
 
 
-def _sum_cells(estimate: Estimate, price: float) -> list[str]:
-    cells = [str(estimate.devices), "all", *[""] * len(_BYTES), f"{estimate.device_bytes / estimate.device.memory:.0%}"]
-    cells += [size(estimate.disk_bytes), span(estimate.seconds)]
-    cells += [f"{estimate.device_hours:,.2f}", f"{estimate.utilisation:.1%}", ""]
-    return [*cells, *([f"{price * estimate.device_hours:,.2f}"] if price else [])]
+def _sum_cells(whole: Estimate, price: float) -> list[str]:
+    return [
+        str(whole.devices),
+        "all",
+        *[""] * len(_BYTES),
+        f"{whole.device_bytes / whole.device.memory:.0%}",
+        size(whole.disk_bytes),
+        span(whole.seconds),
+        f"{whole.device_hours:,.2f}",
+        f"{whole.utilisation:.1%}",
+        "",
+        f"{price * whole.device_hours:,.2f}",
+    ]
 
 
 def below(estimates: Sequence[Estimate], advice: Recommendation, remedies: Sequence[str]) -> list[str]:

@@ -7,13 +7,15 @@ What a record holds is not known before it is read: a prompt with its answer cou
 prefix.length / 4. Measured beside nothing yet on a GPU.
 """
 
-import jax
+import dataclasses
 
-from saejax.app.experiment import Experiment
+import jax
+import jax.numpy as jnp
+
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm.shape import ModelShape
 from saejax.plan.devices import EFFICIENCY
-from saejax.plan.models import shape_of
+from saejax.plan.models import shapes_of
 from saejax.plan.outline import Outline
 from saejax.plan.stage import StageEstimate, Terms
 from saejax.prefix.evaluation import WAYS
@@ -32,12 +34,15 @@ def prefix(outline: Outline, terms: Terms) -> StageEstimate | None:
     e, host = outline.experiment, terms.host
     if not e.prefix.source:
         return None
-    models = models_of(e)
-    devices, spread = terms.mesh.shape[DATA], terms.mesh.shape[LATENT]
-    width = 2.0 if e.lm.dtype == "bfloat16" else 4.0
+    # The models that read the prefix.
+    models = shapes_of(dataclasses.replace(e.lm, second=e.prefix.second, second_revision=e.prefix.second_revision))
+    spread, width = terms.mesh.shape[LATENT], float(jnp.dtype(e.lm.dtype).itemsize)
     weights = sum(width * model.n_parameters for model in models) / spread
-    rows = e.train.batch_size / devices
-    learned = trained_parameters(e, models)
+    rows = e.train.batch_size / terms.mesh.shape[DATA]
+    # Learned are encoder and adapters.
+    vocab = 256 if e.prefix.encoder == "bytes" else models[0].vocab_size
+    encoder = encoder_of(e.prefix, vocab, {f"{i}": (model.d_model, 1.0) for i, model in enumerate(models)})
+    learned = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(encoder.init, jax.random.key(0))))
     # Tokens to the last one of each model's rows; the teacher of a distillation keeps nothing but its logits.
     read = 1 + e.prefix.latents + _PROMPT
     context = e.prefix.length if e.prefix.encoder == "tokens" else e.prefix.length // _BYTES
@@ -45,8 +50,8 @@ def prefix(outline: Outline, terms: Terms) -> StageEstimate | None:
     operations = sum(2 * model.operations(read) for model in models)
     if e.prefix.distill:
         operations += sum(model.operations(context + _PROMPT) for model in models)
-    peak, bandwidth = EFFICIENCY["products"] * terms.device.peak(e.lm.dtype), EFFICIENCY["bandwidth"]
-    bandwidth *= terms.device.bandwidth
+    peak = EFFICIENCY["products"] * terms.device.peak(e.lm.dtype)
+    bandwidth = EFFICIENCY["bandwidth"] * terms.device.bandwidth
     # A batch is at least one reading of the weights, forward and back.
     step = max(rows * operations / spread / peak, 2 * weights / bandwidth)
     batches = -(-e.prefix.heldout // e.prefix.eval_rows)
@@ -62,20 +67,6 @@ def prefix(outline: Outline, terms: Terms) -> StageEstimate | None:
         bound="the step",
         note=f"a prompt with its answer counts as {_PROMPT} tokens, a context as prefix.length / {_BYTES}",
     )
-
-
-def models_of(e: Experiment) -> list[ModelShape]:
-    """The models that read the prefix."""
-    first = shape_of(e.lm.model, e.lm.revision, e.lm.backend)
-    second = e.prefix.second
-    return [first, shape_of(second, e.prefix.second_revision, e.lm.backend)] if second else [first]
-
-
-def trained_parameters(e: Experiment, models: list[ModelShape]) -> int:
-    """Numbers that are learned: those of encoder and adapters."""
-    vocab = 256 if e.prefix.encoder == "bytes" else models[0].vocab_size
-    encoder = encoder_of(e.prefix, vocab, {f"{i}": (model.d_model, 1.0) for i, model in enumerate(models)})
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(encoder.init, jax.random.key(0))))
 
 
 def _activation_bytes(model: ModelShape, length: int, width: float) -> float:

@@ -30,17 +30,38 @@ from saejax.fit.devices import lm_mesh, training_mesh
 from saejax.fit.resolve import resolve
 from saejax.parallel import own_rows, refuse_many
 from saejax.plan.amounts import size, span
-from saejax.plan.checks import Check, checks_table, failed, is_out_of_memory
+from saejax.plan.outline import captured_widths, missing_bytes
 from saejax.plan.stage import StageEstimate
-from saejax.plan.trial import Trained, disk_speed, existing, sampled, short_training, temporary
+from saejax.plan.train_stages import checkpoint_bytes
+from saejax.plan.trial import Interrupted, Trained, disk_speed, existing, sampled, short_training, temporary
 from saejax.store.files import StoreFiles
-from saejax.store.manifest import Header, read_manifest
-from saejax.store.space import bytes_on_disk, predicted_bytes
-from saejax.text import SPLITS
+from saejax.store.manifest import read_manifest
 
 _PROMPTS = 10
 _VERSIONS = ("saejax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy")
-_NOT_TRIED = "not tried"
+_SMALLER = (
+    "Lower capture.batch_rows or text.context_length for the language model, train.batch_size (or raise "
+    "train.accumulate) for the training, or spread it over more devices: parallel.mesh, parallel.fsdp."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A line of the table.
+
+    Attributes:
+        passed: None where it was not tried, because something before it failed.
+        needed: what it must be, in words.
+        planned: what the plan says, in words.
+        remedy: what to do, as a sentence, where it failed.
+    """
+
+    name: str
+    found: str
+    passed: bool | None
+    needed: str = ""
+    planned: str = ""
+    remedy: str = ""
 
 
 def run_preflight(work: Workspace, estimates: Sequence[StageEstimate] | None = None) -> int:
@@ -56,7 +77,7 @@ def run_preflight(work: Workspace, estimates: Sequence[StageEstimate] | None = N
     preflight = _Preflight(work, {estimate.stage: estimate for estimate in estimates or ()})
     try:
         preflight.run()
-    except _Signal:
+    except Interrupted:
         console.say("preflight: stopped by a signal; nothing is left behind")
         return EXIT_PREEMPTED
     console.say()
@@ -67,31 +88,37 @@ def run_preflight(work: Workspace, estimates: Sequence[StageEstimate] | None = N
     return 1 if bad else 0
 
 
-class _Signal(Exception):
-    """A signal came while the trial trained."""
-
-
 @dataclasses.dataclass
 class _Preflight:
-    """One preflight: the checks so far, and the rates that later ones compare with."""
+    """One preflight: the checks so far, and the rates that later ones compare with.
+
+    Attributes:
+        plans: {stage: its estimate}.
+        lm_rate: tokens a second of the language model.
+        read: bytes a second that the disk reads.
+    """
 
     work: Workspace
     plans: dict[str, StageEstimate]
     checks: list[Check] = dataclasses.field(default_factory=list)
     lm_rate: float = 0.0
-    disk: tuple[float, float] = (0.0, 0.0)
+    read: float = 0.0
 
     def run(self) -> None:
-        self.add("versions", lambda: _versions(self.work.experiment))
+        e = self.work.experiment
+        self.add("versions", lambda: _versions(e))
         # Too few devices, a batch or a width that does not divide: nothing after them can be tried.
-        ready = self.add("devices", lambda: _devices(self.work.experiment)) and self.add("settings", self._settings)
+        ready = self.add("devices", lambda: _devices(e)) and self.add("settings", self._settings)
         if ready:
             self.add("free space, stores", lambda: _stores_space(self.work, self.plans.get("capture")))
-        captured = self._captured()
-        ran = ready and (captured or self._language_model())
-        with contextlib.ExitStack() as held:
-            there = ran and self.add("disk", lambda: self._disk(held))
-            self._training(held, captured, bool(there))
+        # Activations that are there already need no language model.
+        manifest = read_manifest(StoreFiles(e.store_dir("train"))) if e.capture.into == "store" else None
+        captured = manifest is not None and manifest.complete
+        if ready and (captured or self._language_model()) and self.add("disk", self._disk):
+            with contextlib.ExitStack() as folders:
+                self.add("training", lambda: self._training(folders, captured))
+        else:
+            self.skip("training", "training, speed", "disk, read", "free space, runs")
 
     def add(self, name: str, look: Callable[[], Check | Iterable[Check]]) -> bool:
         """Add what `look` finds; an error that has a remedy is a check that failed. Whether all passed."""
@@ -100,7 +127,7 @@ class _Preflight:
             got = look()
             checks = [got] if isinstance(got, Check) else list(got)
         except SaejaxError as error:
-            checks = [failed(name, error)]
+            checks = [Check(name, "refused", False, remedy=str(error)[:600])]
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -108,8 +135,8 @@ class _Preflight:
         self.checks += checks
         return all(check.passed for check in checks)
 
-    def skip(self, name: str) -> None:
-        self.checks.append(Check(name, _NOT_TRIED, None))
+    def skip(self, *names: str) -> None:
+        self.checks += [Check(name, "not tried", None) for name in names]
 
     # --- what is tried -----------------------------------------------------------------------------------------
 
@@ -124,73 +151,68 @@ class _Preflight:
         wide = f"{coder.topology.d_in} -> {coder.topology.d_sae:,} latents"
         return Check("settings", f"{e.coder.preset}, {wide}, batch {e.train.batch_size:,}", True)
 
-    def _captured(self) -> bool:
-        """The training's activations are there already, and need no language model."""
-        e = self.work.experiment
-        manifest = read_manifest(StoreFiles(e.store_dir("train"))) if e.capture.into == "store" else None
-        return manifest is not None and manifest.complete
-
     def _language_model(self) -> bool:
+        plan = self.plans.get("capture")
         names = expand_hook_points(self.work.experiment.capture.hook_points, self.work.lm)
-        passed = self.add("one prompt, one layer", lambda: _one_prompt(self.work, names[:1], self.plans.get("capture")))
-        if not passed:
+        if not self.add("one prompt, one layer", lambda: _one_prompt(self.work, names[:1], plan)):
             self.skip("ten prompts")
             return False
 
         def ten() -> Check:
-            self.lm_rate, check = _ten_prompts(self.work, names, self.plans.get("capture"))
+            self.lm_rate, check = _ten_prompts(self.work, names, plan)
             return check
 
         return self.add("ten prompts", ten)
 
-    def _disk(self, held: contextlib.ExitStack) -> Iterable[Check]:
-        e = self.work.experiment
+    def _disk(self) -> Check:
+        e, there = self.work.experiment, self.work.names.hook_points()
+        widths = captured_widths(self.work) if e.lm.model else {name: there[name] for name in self.work.sites[0]}
         with temporary(e.stores_dir) as folder:
-            widths = self.work.names.hook_points()
-            names = expand_hook_points(e.capture.hook_points, self.work.names) if e.lm.model else self.work.sites[0]
-            self.disk = disk_speed(folder, {name: widths[name] for name in names}, e.capture.layout("heldout"))
-        wrote = self.disk[0]
-        needed = self.lm_rate * 2 * sum(widths[name] for name in names)
-        good = wrote > needed or e.capture.into == "training"
-        yield Check(
+            wrote, self.read = disk_speed(folder, widths, e.capture.layout("heldout"))
+        needed = self.lm_rate * 2 * sum(widths.values())
+        return Check(
             "disk, write",
             f"{size(wrote)}/s",
-            good,
+            wrote > needed or e.capture.into == "training",
             f"> {size(needed)}/s" if needed and e.capture.into == "store" else "",
             remedy="The capture would wait for the disk: choose a faster one (stores_dir), or capture.dtype=int8.",
         )
 
-    def _training(self, held: contextlib.ExitStack, captured: bool, ready: bool) -> None:
-        names = ("training", "training, speed", "disk, read", "free space, runs")
-        if not ready:
-            for name in names:
-                self.skip(name)
-            return
-
-        def train() -> Iterable[Check]:
-            e = self.work.experiment
-            work = (
-                self.work if captured else sampled(self.work, held.enter_context(temporary(e.stores_dir)), self.lm_rate)
-            )
-            done = short_training(work, held.enter_context(temporary(e.runs_dir)))
-            if done.stopped:
-                raise _Signal
-            widths = self.work.names.hook_points()
-            reads, writes = self.work.sites
-            each = 2 * sum(widths[name] for name in dict.fromkeys((*reads, *writes)))
-            yield _r2(e, done)
-            yield _speed(e, done, self.plans.get("train"))
-            yield _memory_check(self.plans.get("train"))
-            yield _read_speed(self.disk[1], done.rate * each, e)
-            yield _runs_space(e, done)
-
-        self.add("training", train)
+    def _training(self, folders: contextlib.ExitStack, captured: bool) -> Iterable[Check]:
+        e, work = self.work.experiment, self.work
+        if not captured:
+            work = sampled(work, folders.enter_context(temporary(e.stores_dir)), self.lm_rate)
+        done = short_training(work, folders.enter_context(temporary(e.runs_dir)))
+        widths, (reads, writes) = self.work.names.hook_points(), self.work.sites
+        each = 2 * sum(widths[name] for name in dict.fromkeys((*reads, *writes)))
+        yield _r2(e, done)
+        yield _speed(e, done, self.plans.get("train"))
+        yield _memory_check(self.plans.get("train"))
+        yield _read_speed(self.read, done.rate * each, e)
+        yield _runs_space(e, done)
 
 
-_SMALLER = (
-    "Lower capture.batch_rows or text.context_length for the language model, train.batch_size (or raise "
-    "train.accumulate) for the training, or spread it over more devices: parallel.mesh, parallel.fsdp."
-)
+def is_out_of_memory(error: BaseException) -> bool:
+    """A device or the host had no memory left: JAX, PyTorch and Python each say it in their own way."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+
+
+def checks_table(checks: Sequence[Check]) -> str:
+    """The checks as columns that line up; below each that failed, its remedy."""
+    verdicts = {True: "pass", False: "FAIL", None: "not tried"}
+    lines = [["check", "found", "needed", "plan", "result"]]
+    lines += [[check.name, check.found, check.needed, check.planned, verdicts[check.passed]] for check in checks]
+    if not any(check.planned for check in checks):
+        lines = [[*line[:3], line[4]] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    remedies = ["", "", *("" if check.passed is not False else check.remedy for check in checks)]
+    out = []
+    for line, remedy in zip(lines, remedies, strict=True):
+        out.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        out += [f"      {part}" for part in remedy.splitlines()]
+    return "\n".join(out)
 
 
 # --- one check each --------------------------------------------------------------------------------------------
@@ -222,16 +244,8 @@ def _devices(e: Experiment) -> Check:
 
 def _stores_space(work: Workspace, plan: StageEstimate | None) -> Check:
     """Room for both stores on their disk; URLs have no end that could be asked for."""
-    e, missing = work.experiment, 0.0
-    splits = [split for split in SPLITS if split == "heldout" or e.capture.into == "store"]
-    for split in splits if e.lm.model else ():
-        if work.origin(split):
-            continue
-        names, widths = expand_hook_points(e.capture.hook_points, work.lm), work.lm.hook_points()
-        tokens = e.capture.tokens if split == "train" else e.capture.heldout_tokens
-        header = Header({}, {name: widths[name] for name in names}, tokens, e.capture.layout(split), e.seed)
-        files = StoreFiles(e.store_dir(split))
-        missing += max(0.0, predicted_bytes(header) - (bytes_on_disk(files) or 0))
+    e = work.experiment
+    missing = sum(missing_bytes(work).values()) if e.lm.model else 0
     planned = size(plan.disk_bytes) if plan else ""
     if "://" in e.stores_dir:
         return Check("free space, stores", "not asked of a URL", True, size(missing), planned)
@@ -315,8 +329,7 @@ def _read_speed(read: float, needed: float, e: Experiment) -> Check:
 
 def _runs_space(e: Experiment, done: Trained) -> Check:
     """Room for the checkpoints that stay, one that is being written, and as many as keep_every adds."""
-    checkpoints = e.train.keep_checkpoints + 1 + (e.train.steps // e.train.keep_every if e.train.keep_every else 0)
-    needed = (checkpoints + bool(e.train.keep_best)) * (1 + e.gates.retries) * done.state_bytes
+    needed = (1 + e.gates.retries) * (done.state_bytes + checkpoint_bytes(e.train, done.state_bytes))
     free = shutil.disk_usage(existing(e.runs_dir)).free
     remedy = "Free space, choose another disk (runs_dir), or lower train.keep_checkpoints."
     return Check("free space, runs", size(free), free > needed, size(needed), remedy=remedy)

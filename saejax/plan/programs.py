@@ -5,6 +5,7 @@ kind of device. Temporaries are those of XLA's schedule for a CPU: another backe
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -30,7 +31,6 @@ from saejax.text import Tokenizer
 from saejax.training import Program
 from saejax.training.profile import step_bytes
 
-_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 # Blocks of a model that are compiled; all further ones need no more memory at once.
 _BLOCKS = 2
 
@@ -52,9 +52,10 @@ class Footprint:
         batch: bytes of what comes in with each call.
         temporaries: bytes of results and of what is between.
         flops, moved: floating-point operations, and bytes read and written, as XLA counts them (a loop's body once).
+        operations: instructions that run by themselves.
         sent: bytes that collectives carry away from it.
         collectives: how many there are.
-        operations: instructions that run by themselves.
+        amounts: of work, by which the measured law of its kind says its seconds (`laws`).
     """
 
     state: float
@@ -62,9 +63,10 @@ class Footprint:
     temporaries: float
     flops: float
     moved: float
-    sent: float
-    collectives: int
-    operations: int
+    operations: int = 0
+    sent: float = 0.0
+    collectives: int = 0
+    amounts: tuple[float, ...] = ()
 
     @property
     def bytes(self) -> float:
@@ -72,21 +74,31 @@ class Footprint:
         return self.state + self.batch + self.temporaries
 
 
-def step_footprint(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> Footprint:
-    """The train step of an experiment on a mesh.
+def step_program(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> tuple[Program, Footprint]:
+    """(the train step of an experiment, compiled for a mesh; what it takes on each device).
+
+    Its amounts are 1, operations, bytes moved, kept pairs x width, and parameters: XLA counts a loop over pairs once,
+    however long it is, so these stand by themselves.
 
     Raises:
         ConfigError: what training itself would refuse of the mesh.
     """
-    return step_program(e, coder, names, mesh)[1]
-
-
-def step_program(e: Experiment, coder: Coder, names: Sides, mesh: Mesh) -> tuple[Program, Footprint]:
-    """(the train step, compiled; what it takes on each device)."""
-    program = compiled_step(e, coder, names, mesh, np.dtype(ml_dtypes.bfloat16))
-    widths = unscaled_sites(coder, names).widths(coder.topology.in_shape[-1], coder.topology.out_shape[-1])
+    program, topology = compiled_step(e, coder, names, mesh, np.dtype(ml_dtypes.bfloat16)), coder.topology
+    widths = unscaled_sites(coder, names).widths(topology.in_shape[-1], topology.out_shape[-1])
     batch = sum(e.train.batch_size // mesh.shape[DATA] * width * 2 for width in widths.values())
-    return program, _footprint(program.step, bytes_on_one(program.abstract), batch)
+    work = _footprint(program.step, bytes_on_one(program.abstract), batch)
+    groups = math.prod(topology.latent_shape) // topology.d_sae
+    kept = (coder.sparsity.kept or 0) * groups if coder.sparsity.sparse else 0
+    pairs = float(e.train.batch_size * kept * math.prod(topology.out_shape))
+    amounts = 1.0, work.flops, work.moved, pairs, float(parameter_count(coder))
+    return program, dataclasses.replace(work, amounts=amounts)
+
+
+@functools.lru_cache(maxsize=256)
+def parameter_count(coder: Coder) -> int:
+    """Numbers that a coder learns."""
+    shapes = jax.eval_shape(coder.init, jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def forward_footprint(
@@ -94,52 +106,49 @@ def forward_footprint(
 ) -> Footprint:
     """The forward pass of a capture of these hook points, `rows` = (rows, tokens of each), over a mesh.
 
-    The model of PyTorch is not compiled: its temporaries are what its widest layer holds at once.
+    Its amounts are 1, operations and bytes moved. The model of PyTorch is not compiled: its temporaries are what its
+    widest layer holds at once.
     """
-    depth, width = shape.depth(tuple(names)), 2 if dtype == "bfloat16" else 4
-    devices, split = mesh.size, mesh.shape[LATENT]
+    depth = shape.depth(tuple(names))
     n_tokens = rows[0] * rows[1] / mesh.shape[DATA]
-    operations = rows[0] * shape.operations(rows[1], depth) / devices
-    held = shape.n_parameters * width
+    operations = rows[0] * shape.operations(rows[1], depth) / mesh.size
     stored = sum(shape.names.hook_points()[name] for name in names) * n_tokens * 2
     if shape.config is None:
-        wide = n_tokens * (6 * shape.d_model + 2 * shape.d_mlp) * width
-        return Footprint(held, n_tokens * 12, wide + stored, operations, held + 4 * wide, 0.0, 0, 1)
-    lm, params = abstract_model(shape, min(_BLOCKS, shape.n_layer), _DTYPES[dtype], mesh)
+        width = jnp.dtype(dtype).itemsize
+        held, wide = shape.n_parameters * width, n_tokens * (6 * shape.d_model + 2 * shape.d_mlp) * width
+        moved = held + 4 * wide
+        return Footprint(held, n_tokens * 12, wide + stored, operations, moved, 1, amounts=(1.0, operations, moved))
+    lm, params = abstract_model(shape, min(_BLOCKS, shape.n_layer), dtype, mesh)
     last = f"blocks.{lm.config.n_layer - 1}.resid_post"
     compiled = _footprint(forward_program(lm, params, [last], rows, mesh), bytes_on_one(params), n_tokens * 12)
-    hook_bytes = n_tokens * shape.d_model * 2
     repeats = max(1.0, depth / lm.config.n_layer)
-    whole = _abstract_params(shape.config, _DTYPES[dtype], mesh)
+    split = mesh.shape[LATENT] > 1
     return dataclasses.replace(
         compiled,
-        state=bytes_on_one(whole),
-        temporaries=compiled.temporaries - hook_bytes + stored,
+        state=bytes_on_one(abstract_model(shape, shape.n_layer, dtype, mesh)[1]),
+        temporaries=compiled.temporaries - n_tokens * shape.d_model * 2 + stored,
         flops=operations,
         moved=compiled.moved * repeats,
         sent=compiled.sent * repeats,
-        collectives=round(compiled.collectives * repeats) if split > 1 else compiled.collectives,
+        collectives=round(compiled.collectives * repeats) if split else compiled.collectives,
         operations=round(compiled.operations * repeats),
+        amounts=(1.0, operations, compiled.moved * repeats),
     )
 
 
-def abstract_model(shape: ModelShape, n_layer: int, dtype: Any, mesh: Mesh) -> tuple[LanguageModel, Any]:
+def abstract_model(shape: ModelShape, n_layer: int, dtype: str, mesh: Mesh) -> tuple[LanguageModel, Any]:
     """The first blocks of a model, and the shapes of its parameters."""
     assert shape.config is not None
     config = dataclasses.replace(shape.config, n_layer=n_layer, windows=shape.config.windows[:n_layer])
-    params = _abstract_params(config, dtype, mesh)
+
+    def spread(leaf: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype), sharding=sharding_of(mesh, leaf.shape, axes))
+
+    shapes = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
+    params = jax.tree.map(spread, shapes, logical_axes(config))
     # Nothing here asks for its tokens.
     nobody: Tokenizer = None  # type: ignore[assignment]
     return LanguageModel(config, params, nobody, {"model": shape.model}), params
-
-
-def _abstract_params(config: Any, dtype: Any, mesh: Mesh) -> Any:
-    shapes = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
-    return jax.tree.map(
-        lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding_of(mesh, leaf.shape, axes)),
-        shapes,
-        logical_axes(config),
-    )
 
 
 def bytes_on_one(tree: Any) -> float:
@@ -163,9 +172,9 @@ def _footprint(compiled: Any, state: float, batch: float) -> Footprint:
         temporaries=max(0.0, whole - state - batch),
         flops=float(costs.get("flops", 0.0)),
         moved=float(costs.get("bytes accessed", 0.0)),
+        operations=operations,
         sent=float(sum(sizes)),
         collectives=len(sizes),
-        operations=operations,
     )
 
 
@@ -178,13 +187,8 @@ def sent_by(line: str, devices: int) -> float:
         return 0.0
     listed, counted = _GROUP.search(line), _GROUPS.search(line)
     n = len(listed[1].split(",")) if listed else int(counted[1]) if counted else devices
-    return (2 if match[2] == "all-reduce" else 1) * _array_bytes(match[1]) * (n - 1) / n
-
-
-def _array_bytes(shapes: str) -> int:
-    """Bytes of the arrays that stand in a line of HLO before its operation."""
-    total = 0
-    for kind, dims in _ARRAY.findall(shapes):
+    array_bytes = 0
+    for kind, dims in _ARRAY.findall(match[1]):
         width = 1 if kind == "pred" else int(re.sub(r"\D", "", kind)) / 8
-        total += int(math.prod(int(n) for n in dims.split(",") if n) * width)
-    return total
+        array_bytes += int(math.prod(int(d) for d in dims.split(",") if d) * width)
+    return (2 if match[2] == "all-reduce" else 1) * array_bytes * (n - 1) / n

@@ -50,72 +50,64 @@ def recommend(estimates: Sequence[Estimate], deadline: float = 0.0) -> Recommend
     return Recommendation(in_time[0], why, wasteful)
 
 
-def _changed(e: Experiment, part: str, **values: Any) -> Experiment:
-    return dataclasses.replace(e, **{part: dataclasses.replace(getattr(e, part), **values)})
-
-
 def changes(e: Experiment, stage: str, devices: int) -> Iterator[tuple[str, Experiment]]:
     """(--config flags, the changed experiment), the smallest change first, that may make a stage fit."""
-    t = e.train
-    if stage == "prefix":
-        for rows in _halves(t.batch_size):
-            if rows % devices == 0:
-                yield f"--config.train.batch_size={rows}", _changed(e, "train", batch_size=rows)
-        if devices > 1:
-            yield f"--config.parallel.mesh=1,{devices}", _changed(e, "parallel", mesh=(1, devices))
+    for change in _changes(e, stage, devices):
+        flags, changed = [], e
+        for key, value in change.items():
+            part, _, name = key.partition(".")
+            section = dataclasses.replace(getattr(changed, part), **{name: value})
+            changed = dataclasses.replace(changed, **{part: section})
+            words = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            flags.append(f"--config.{key}={words.lower()}")
+        yield " ".join(flags), changed
+
+
+# The setting that says how many rows of a stage are in memory at once.
+_ROWS = {
+    "prefix": "train.batch_size",
+    "capture": "capture.batch_rows",
+    "evaluate": "eval.batch_rows",
+    "report": "report.batch_rows",
+}
+
+
+def _changes(e: Experiment, stage: str, devices: int) -> Iterator[dict[str, Any]]:
+    """{setting: value} of each change."""
+    t, jitted = e.train, e.parallel.mode == "jit"
     if stage in ("train", "sweep"):
-        if devices > 1 and not e.parallel.fsdp and e.parallel.mode == "jit":
-            yield "--config.parallel.fsdp=true", _changed(e, "parallel", fsdp=True)
-        for parts in (2, 4, 8, 16, 32):
-            size = t.batch_size // (t.accumulate * parts * devices)
-            if size >= 2 and t.batch_size % (t.accumulate * parts * devices) == 0:
-                changed = _changed(e, "train", accumulate=t.accumulate * parts)
-                yield f"--config.train.accumulate={t.accumulate * parts}", changed
-                if devices > 1 and not e.parallel.fsdp and e.parallel.mode == "jit":
-                    flags = f"--config.parallel.fsdp=true --config.train.accumulate={t.accumulate * parts}"
-                    yield flags, _changed(changed, "parallel", fsdp=True)
+        spread = [{"parallel.fsdp": True}] if devices > 1 and not e.parallel.fsdp and jitted else []
+        yield from spread
+        for accumulate in (t.accumulate * parts for parts in (2, 4, 8, 16, 32)):
+            if t.batch_size % (accumulate * devices) == 0 and t.batch_size >= 2 * accumulate * devices:
+                yield from (each | {"train.accumulate": accumulate} for each in ({}, *spread))
         for latent in (2, 4, 8):
-            if devices % latent == 0 and e.parallel.mode == "jit":
-                mesh = (devices // latent, latent)
-                yield f"--config.parallel.mesh={mesh[0]},{mesh[1]}", _changed(e, "parallel", mesh=mesh, fsdp=True)
+            if devices % latent == 0 and jitted:
+                yield {"parallel.mesh": (devices // latent, latent), "parallel.fsdp": True}
         return
-    if stage == "evaluate":
-        for rows in _halves(e.eval.batch_rows):
-            yield f"--config.eval.batch_rows={rows}", _changed(e, "eval", batch_rows=rows)
-    if stage == "report":
-        for rows in _halves(e.report.batch_rows):
-            yield f"--config.report.batch_rows={rows}", _changed(e, "report", batch_rows=rows)
-    if stage == "capture":
-        for rows in _halves(e.capture.batch_rows or 32):
-            yield f"--config.capture.batch_rows={rows}", _changed(e, "capture", batch_rows=rows)
-    if e.lm.dtype == "float32":
-        yield "--config.lm.dtype=bfloat16", _changed(e, "lm", dtype="bfloat16")
-    if stage == "capture" and devices > 1:
-        yield f"--config.parallel.mesh=1,{devices}", _changed(e, "parallel", mesh=(1, devices))
-
-
-def _halves(rows: int) -> Iterator[int]:
+    part, _, name = _ROWS[stage].partition(".")
+    rows = getattr(getattr(e, part), name) or 32  # of a capture that leaves it open
     while rows > 1:
         rows //= 2
-        yield rows
+        if stage != "prefix" or rows % devices == 0:
+            yield {_ROWS[stage]: rows}
+    others: list[dict[str, Any]] = [{"lm.dtype": "bfloat16"}] if e.lm.dtype == "float32" else []
+    if stage in ("prefix", "capture") and devices > 1:
+        others.insert(0 if stage == "prefix" else len(others), {"parallel.mesh": (1, devices)})
+    yield from others
 
 
 def remedy(outline: Outline, device: Device, devices: int, over: Sequence[str]) -> list[str]:
     """For each of these stages, the smallest change that makes it fit, in words."""
-    return [f"{stage}: {_of_stage(outline, device, devices, stage)}" for stage in over]
 
+    def of_stage(stage: str) -> str:
+        for flags, changed in changes(outline.experiment, stage, devices):
+            try:
+                after = stage_of(outline.with_experiment(changed), device, devices, stage)
+            except SaejaxError:
+                continue
+            if after.device_bytes <= ROOM * device.memory:
+                return f"{flags} fits, with {after.device_bytes / 1e9:,.1f} GB"
+        return f"no change of the mesh, the batch or the dtype makes it fit on {devices} x {device.name}"
 
-def _of_stage(outline: Outline, device: Device, devices: int, stage: str) -> str:
-    for flags, changed in changes(outline.experiment, stage, devices):
-        try:
-            after = stage_of(outline.with_experiment(changed), device, devices, stage)
-        except SaejaxError:
-            continue
-        if after.device_bytes <= ROOM * device.memory:
-            return f"{flags} fits, with {after.device_bytes / 1e9:,.1f} GB"
-    return f"no change of the mesh, the batch or the dtype makes it fit on {devices} x {device.name}"
-
-
-def over(estimate: Estimate) -> list[str]:
-    """The stages of the pipeline that do not fit."""
-    return [stage.stage for stage in estimate.pipeline if stage.device_bytes > ROOM * estimate.device.memory]
+    return [f"{stage}: {of_stage(stage)}" for stage in over]

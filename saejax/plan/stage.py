@@ -1,12 +1,13 @@
 """Estimates of stages, and what each is made with: a device, a mesh of it, the host beside it."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
 from saejax.plan.devices import Device
-from saejax.plan.laws import law_of, roofline
+from saejax.plan.laws import Law, roofline
 from saejax.plan.programs import Footprint
 
 # Bytes of a process that has imported everything and holds no arrays.
@@ -87,7 +88,10 @@ class Terms:
 
     device: Device
     mesh: Mesh
-    host: Host
+
+    @functools.cached_property
+    def host(self) -> Host:
+        return Host.of(self.device)
 
     @property
     def devices(self) -> int:
@@ -102,12 +106,9 @@ class Terms:
         """Seconds of both, one behind the other on a CPU and side by side elsewhere."""
         return computing + host if self.shares_cores else max(computing, host)
 
-    def seconds(self, kind: str, work: Footprint, amounts: Sequence[float], dtype: str) -> float:
+    def seconds(self, law: Law | None, work: Footprint, peak: float) -> float:
         """Seconds of a program: by what was measured of its kind on one such device, else by the data sheet."""
-        law = law_of(self.device, kind)
-        if law is not None and self.devices == 1:
-            return law.seconds(amounts)
-        return roofline(self.device, work, self.device.peak(dtype))
+        return law.seconds(work.amounts) if law and self.devices == 1 else roofline(self.device, work, peak)
 
     def estimate(
         self,
@@ -131,8 +132,5 @@ class Terms:
             devices: how many work; 0 for all of the mesh.
             starts: times that the host's start goes by.
         """
-        start = self.host.start * starts
-        held = _PROCESS + host
-        return StageEstimate(
-            stage, devices or self.devices, parts, held, disk, start + seconds, flops, bound, note, start
-        )
+        start, devices = self.host.start * starts, devices or self.devices
+        return StageEstimate(stage, devices, parts, _PROCESS + host, disk, start + seconds, flops, bound, note, start)

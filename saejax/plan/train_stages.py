@@ -1,16 +1,15 @@
 """Training and sweeps: state, batch and temporaries of the compiled step; seconds of steps, reading, validation."""
 
-import math
-
 from saejax.app.experiment import Experiment
+from saejax.app.sweep.members import groups, members
 from saejax.coders import Coder
 from saejax.kernels.batch import LATENT
 from saejax.parallel import ParallelConfig, make_mesh
 from saejax.plan import lm_stages
 from saejax.plan.devices import Device
-from saejax.plan.laws import Law, law_of, roofline, training_peak
-from saejax.plan.outline import Outline, parameter_count
-from saejax.plan.programs import Footprint
+from saejax.plan.laws import Law, law_of, training_peak
+from saejax.plan.outline import Outline
+from saejax.plan.programs import Footprint, parameter_count
 from saejax.plan.stage import StageEstimate, Terms
 from saejax.store.neighbours import block_rows
 from saejax.training.config import TrainConfig
@@ -25,20 +24,19 @@ def train(outline: Outline, terms: Terms) -> StageEstimate | None:
         return None
     e, t = outline.experiment, outline.experiment.train
     coder, work = outline.step(terms.mesh)
-    each = step_seconds(terms, coder, work, e)
-    seconds, times = _loop(outline, terms, each)
+    seconds, times = _loop(outline, terms, step_seconds(terms, coder, work, e))
     width = sum(outline.widths.values()) * 2
     held = block_rows(t.neighbours, t.block_chunks, e.capture.layout("train")) * width * 2
     parts = {"state": work.state, "batch": work.batch, "temporaries": work.temporaries}
     flops = t.steps * work.flops * terms.devices
     if e.capture.into == "training":  # the model runs beside it, on the same devices
-        passes = lm_stages.passes(outline, terms)
-        streaming = t.tokens * (passes.seconds + terms.host.token)
+        of_model, each, operations = lm_stages.passes(outline, terms)
+        streaming = t.tokens * (each + terms.host.token)
         seconds += streaming
         times["the language model"] = streaming / t.steps
-        parts |= {"language model": passes.parts["language model"]}
-        parts["temporaries"] = max(parts["temporaries"], passes.parts["temporaries"])
-        flops += t.tokens * passes.flops
+        parts["language model"] = of_model["language model"]
+        parts["temporaries"] = max(parts["temporaries"], of_model["temporaries"])
+        flops += t.tokens * operations
         held = 2 * e.capture.buffer_rows * width
     return terms.estimate(
         "train",
@@ -58,22 +56,20 @@ def sweep(outline: Outline, terms: Terms) -> StageEstimate | None:
     """
     if not outline.swept:
         return None
-    one_device = make_mesh(ParallelConfig((1, 1)), list(terms.mesh.devices.flat))
-    alone = Terms(terms.device, one_device, terms.host)
-    groups = outline.groups()
-    sizes = {id(group): outline.with_experiment(group.experiment).coder() for group in groups}
+    alone = Terms(terms.device, make_mesh(ParallelConfig((1, 1)), list(terms.mesh.devices.flat)))
+    programs = groups(members(outline.experiment))
+    counts = [len(group.members) for group in programs]
+    outlines = [outline.with_experiment(group.experiment) for group in programs]
+    coders = [each.coder() for each in outlines]
     compiled: dict[str, tuple[Coder, Footprint, Experiment]] = {}
-    for group in sorted(groups, key=lambda group: -parameter_count(sizes[id(group)])):
-        kind = step_kind(sizes[id(group)])
-        if kind not in compiled:
-            widest = outline.with_experiment(group.experiment)
-            compiled[kind] = (*widest.step(alone.mesh), group.experiment)
+    for each, coder in sorted(zip(outlines, coders, strict=True), key=lambda pair: -parameter_count(pair[1])):
+        if step_kind(coder) not in compiled:
+            compiled[step_kind(coder)] = (*each.step(alone.mesh), each.experiment)
     seconds, state = [0.0] * terms.devices, [0.0] * terms.devices
     temporaries = flops = disk = batch = 0.0
-    for group in groups:
-        coder, work, e = compiled[step_kind(sizes[id(group)])]
-        share = parameter_count(sizes[id(group)]) / parameter_count(coder)
-        count = len(group.members)
+    for count, own in zip(counts, coders, strict=True):
+        coder, work, e = compiled[step_kind(own)]
+        share = parameter_count(own) / parameter_count(coder)
         on = seconds.index(min(seconds))
         seconds[on] += share * count * step_seconds(alone, coder, work, e)
         state[on] += share * count * work.state
@@ -85,18 +81,17 @@ def sweep(outline: Outline, terms: Terms) -> StageEstimate | None:
         disk += count * checkpoint_bytes(e.train, share * work.state)
     t = outline.experiment.train
     whole, times = _loop(outline, terms, max(seconds))
-    members = sum(len(group.members) for group in groups)
     return terms.estimate(
         "sweep",
         {"state": max(state), "batch": batch, "temporaries": temporaries},
         host=2 * sum(state),
         disk=disk,
-        seconds=whole + members * saves(t) * terms.host.save,
+        seconds=whole + sum(counts) * saves(t) * terms.host.save,
         flops=t.steps * flops,
         bound=max(times, key=lambda what: times[what]),
-        note=f"{members} members as {len(groups)} programs",
-        devices=min(terms.devices, len(groups)),
-        starts=len(groups) ** 0.5,
+        note=f"{sum(counts)} members as {len(counts)} programs",
+        devices=min(terms.devices, len(counts)),
+        starts=len(counts) ** 0.5,
     )
 
 
@@ -115,22 +110,7 @@ def _loop(outline: Outline, terms: Terms, step: float) -> tuple[float, dict[str,
 
 def step_seconds(terms: Terms, coder: Coder, work: Footprint, e: Experiment) -> float:
     """Seconds of one train step."""
-    law = law_of_step(terms.device, coder)
-    if law is not None and terms.devices == 1:
-        return law.seconds(amounts(coder, work, e.train.batch_size))
-    return roofline(terms.device, work, training_peak(terms.device, e.coder.matmul_dtype))
-
-
-def amounts(coder: Coder, work: Footprint, batch_size: int) -> tuple[float, ...]:
-    """(1, operations, bytes moved, kept pairs x width, parameters), of which a step's measured law is.
-
-    XLA counts a loop over pairs once, however long it is, so these stand by themselves.
-    """
-    topology = coder.topology
-    groups = math.prod(topology.latent_shape) // topology.d_sae
-    latents = (coder.sparsity.kept or 0) * groups if coder.sparsity.sparse else 0
-    pairs = float(batch_size * latents * math.prod(topology.out_shape))
-    return 1.0, work.flops, work.moved, pairs, float(parameter_count(coder))
+    return terms.seconds(law_of_step(terms.device, coder), work, training_peak(terms.device, e.coder.matmul_dtype))
 
 
 def step_kind(coder: Coder) -> str:

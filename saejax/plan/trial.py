@@ -127,7 +127,6 @@ class Trained:
         r2: of its last validation; None where nothing was held out.
         rate: activations a second, without compilation.
         state_bytes: parameters and optimizer state.
-        stopped: a signal ended it.
     """
 
     steps: int
@@ -135,7 +134,10 @@ class Trained:
     r2: float | None
     rate: float
     state_bytes: int
-    stopped: bool = False
+
+
+class Interrupted(Exception):
+    """A signal came while the trial trained."""
 
 
 def sampled(work: Workspace, folder: str, rate: float) -> Workspace:
@@ -146,19 +148,17 @@ def sampled(work: Workspace, folder: str, rate: float) -> Workspace:
     Args:
         rate: tokens a second of the language model.
     """
-    e = work.experiment
-    batch = e.train.batch_size
-    tokens = min(e.capture.tokens, max(4 * batch, int(rate * _CAPTURES)))
-    heldout = min(e.capture.heldout_tokens, _HELDOUT)
-    c = e.capture
+    e, c = work.experiment, work.experiment.capture
+    tokens = min(c.tokens, max(4 * e.train.batch_size, int(rate * _CAPTURES)))
+    heldout = min(c.heldout_tokens, _HELDOUT)
     rows = min(c.shard_rows, max(c.chunk_rows, tokens // 2 // c.chunk_rows * c.chunk_rows))
     short = dataclasses.replace(
         c, tokens=tokens, heldout_tokens=heldout, parts=1, into="store", mesh=(), shard_rows=rows
     )
     small = dataclasses.replace(e, stores_dir=folder, store="sample", capture=short)
-    process, mesh = this_process(e.parallel), local_mesh(e.parallel, this_process(e.parallel))
+    process = this_process(e.parallel)
+    made = (work.lm, work.source, e.text, short, local_mesh(e.parallel, process))
     for split, n in (("train", tokens), ("heldout", heldout)):
-        made = (work.lm, work.source, e.text, short, mesh)
         capture(small.store_dir(split), *made, split=split, n_tokens=n, seed=e.seed, process=process)
     return dataclasses.replace(work, experiment=small)
 
@@ -191,6 +191,7 @@ def short_training(work: Workspace, folder: str) -> Trained:
 
     Raises:
         SaejaxError: what the training would refuse.
+        Interrupted: a signal stopped it.
     """
     e, t = work.experiment, work.experiment.train
     steps = min(_STEPS, t.steps)
@@ -200,12 +201,12 @@ def short_training(work: Workspace, folder: str) -> Trained:
     changed |= {"validate_epochs": 0.0, "early_stop_patience": 0, "keep_best": "", "max_rows": 0}
     changed |= {"profile": False, "tensorboard": False, "monitor": False}
     e = dataclasses.replace(e, runs_dir=folder, name="trial", train=dataclasses.replace(t, **changed))
-    work = dataclasses.replace(work, experiment=e)
-    looks, stopped = _Looks(e.gates.r2), False
-    unsaved = Unsaved([looks])
+    looks = _Looks(e.gates.r2)
+    unsaved, stored = Unsaved([looks]), Stored(dataclasses.replace(work, experiment=e))
     with contextlib.suppress(_Enough):
-        outcome = train(Coders.alone(Stored(work)), unsaved, Process(), keep_quiet, shown=False)
-        stopped = outcome is not None and outcome.stopped
+        outcome = train(Coders.alone(stored), unsaved, Process(), keep_quiet, shown=False)
+        if outcome is not None and outcome.stopped:
+            raise Interrupted
     assert unsaved.began is not None
     parameters = sum(leaf.size * 4 for leaf in jax.tree.leaves(unsaved.began.setup.programs[0].abstract.params))
-    return Trained(looks.step, steps, looks.r2, looks.rate, 3 * parameters, stopped)
+    return Trained(looks.step, steps, looks.r2, looks.rate, 3 * parameters)

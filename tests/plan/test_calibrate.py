@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from saejax.core.errors import ConfigError
-from saejax.plan import calibrate, train_stages
+from saejax.plan import calibrate
 from saejax.plan.calibrate import Ran, experiment_with, host_of, run_calibrate
 from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import stage_of
 from saejax.plan.laws import Law, law_of
 from saejax.plan.outline import Outline
 from saejax.plan.stage import Host
-from saejax.plan.train_stages import law_of_step
+from saejax.plan.train_stages import law_of_step, step_kind
 
 ALL = ("topk", "standard", "gated", "p_anneal")
 
@@ -43,7 +43,7 @@ def test_a_step_is_measured_with_the_amounts_that_a_plan_has_of_it() -> None:
             }
         )
     )
-    assert kind == train_stages.step_kind(outline.coder()) == "relu.l1+lift+mse" and 0 < seconds < 5
+    assert kind == step_kind(outline.coder()) == "relu.l1+lift+mse" and 0 < seconds < 5
     assert amounts[0] == 1 and amounts[3] == 0 and amounts[4] == 2 * 16 * 64 + 64 + 2 * 16
     assert outline.coder().topology.d_sae == 64
 

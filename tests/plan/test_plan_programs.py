@@ -17,7 +17,7 @@ from saejax.parallel import batch_sharding, replicated
 from saejax.plan import lm_stages
 from saejax.plan.models import shape_of
 from saejax.plan.outline import Outline, mesh_of
-from saejax.plan.programs import bytes_on_one, forward_footprint, sent_by, step_footprint, step_program
+from saejax.plan.programs import bytes_on_one, forward_footprint, sent_by, step_program
 from saejax.training.profile import step_bytes
 
 MESHES = ((1, 1), (4, 1), (2, 2), (1, 4))
@@ -122,9 +122,7 @@ def test_what_a_collective_sends(line: str, sent: float) -> None:
 
 def test_a_step_on_one_device_sends_nothing_and_on_several_at_least_its_gradients() -> None:
     e = made(coder__preset="standard")
-    alone, several = (
-        step_footprint(e, Outline.of(e).coder(), Outline.of(e).work.sites, mesh_of(e, n, jax.devices())) for n in (1, 4)
-    )
+    alone, several = (Outline.of(e).step(mesh_of(e, n, jax.devices()))[1] for n in (1, 4))
     gradients = 4 * (2 * 128 * 256 + 256 + 128)
     assert alone.sent == alone.collectives == 0
     assert 2 * gradients * 3 / 4 <= several.sent <= 1.2 * 2 * gradients * 3 / 4

@@ -22,8 +22,7 @@ from saejax.core.errors import ConfigError
 from saejax.core.files import write_json
 from saejax.plan import preflight, trial
 from saejax.plan.amounts import size, span
-from saejax.plan.checks import Check, checks_table, is_out_of_memory
-from saejax.plan.preflight import run_preflight
+from saejax.plan.preflight import Check, checks_table, is_out_of_memory, run_preflight
 from saejax.store import StoreLayout
 
 ROOM = ("memory", "disk, read", "free space, runs")

@@ -9,7 +9,7 @@ from saejax.app.experiment import default_config, experiment
 from saejax.plan.devices import Device, device
 from saejax.plan.estimate import Estimate, estimate
 from saejax.plan.outline import Outline
-from saejax.plan.recommendation import changes, over, recommend, remedy
+from saejax.plan.recommendation import changes, recommend, remedy
 from saejax.plan.stage import StageEstimate
 
 CARD = Device("card", 10e9, 1e12, 1e14, 1e13, 1e11)
@@ -24,7 +24,7 @@ def test_the_least_that_fits_is_taken_and_waste_is_named() -> None:
     found = [whole(1, 12, 4000), whole(2, 8, 2000), whole(4, 7, 1200), whole(8, 6, 1100)]
     advice = recommend(found)
     assert advice.estimate is found[1] and advice.wasteful == {8: "2.2 times the device-hours of 2 for 55% of its time"}
-    assert over(found[0]) == ["train"] and over(found[1]) == []
+    assert found[0].over == ["train"] and found[1].over == []
 
 
 def test_the_deadline_asks_for_more_and_may_be_out_of_reach() -> None:
@@ -53,7 +53,7 @@ def test_the_smallest_change_that_fits_is_found_and_does_fit() -> None:
     outline = made(coder__d_sae=4096, train__batch_size=4096, train__tokens=409_600)
     small = dataclasses.replace(device("h100"), memory=150e6)
     found = estimate(outline, small, [1])[0]
-    assert over(found) == ["train", "evaluate", "report"]
+    assert found.over == ["train", "evaluate", "report"]
     said = remedy(outline, small, 1, ["train"])
     assert said[0].startswith("train: --config.train.accumulate=") and "fits" in said[0]
     parts = int(said[0].split("=")[1].split()[0])
@@ -66,7 +66,7 @@ def test_the_smallest_change_that_fits_is_found_and_does_fit() -> None:
         )[0]
         for n in (max(1, parts // 2), parts)
     )
-    assert "train" in over(fewer) and "train" not in over(enough)
+    assert "train" in fewer.over and "train" not in enough.over
     nothing = remedy(outline, dataclasses.replace(small, memory=1e6), 1, ["evaluate"])
     assert nothing == ["evaluate: no change of the mesh, the batch or the dtype makes it fit on 1 x h100"]
 
@@ -77,3 +77,5 @@ def test_changes_are_those_of_their_stage_and_can_be_configured() -> None:
         flags = [flag for flag, _ in changes(e, stage, 4)]
         assert flags and any(key in flag for flag in flags)
         assert all(word.startswith("--config.") for flag in flags for word in flag.split())
+    named = dict(changes(e, "train", 4))["--config.parallel.mesh=2,2 --config.parallel.fsdp=true"]
+    assert named.parallel.mesh == (2, 2) and named.parallel.fsdp, "the flags say all that was changed"
