@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from saejax.coders.config import LONG_AGO
-from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents, Params
 from saejax.coders.sparsity.base import Keep, Sparsity
-from saejax.coders.term import Term
-from saejax.coders.topology import Topology
+from saejax.coders.term import Context, Term, squared_error
+from saejax.coders.topology import Axes, Declared, Topology
 from saejax.kernels.batch import n_tokens
 from saejax.kernels.norms import unit_rows
 from saejax.kernels.sparse import entries
@@ -42,7 +41,7 @@ class Coder:
     dead_after_tokens: int
 
     def init(self, key: jax.Array) -> Params:
-        params = nn.meta.unbox(self.topology.init(key)["params"])
+        params = nn.meta.unbox(Declared(self.topology).init(key)["params"])
         shape = self.topology.latent_shape
         learned = {name: jnp.full(shape, value, jnp.float32) for name, value in self.sparsity.parameters().items()}
         return params | learned
@@ -55,7 +54,7 @@ class Coder:
         scalars = {name: jnp.float32(value) for name, value in followed.items()}
         return {"tokens_since_fired": jnp.zeros(self.topology.latent_shape, jnp.int32)} | scalars
 
-    def logical_axes(self) -> dict[str, tuple[str | None, ...]]:
+    def logical_axes(self) -> dict[str, Axes]:
         """{name of a parameter or statistic: logical axis of each of its dimensions}."""
         of_latents = ("tokens_since_fired", *self.sparsity.parameters())
         scalars = [name for name in self.init_stats() if name not in of_latents]
@@ -98,7 +97,7 @@ class Coder:
         Selection over a batch takes x as the batch: for single tokens use the coder that `inference` gives.
         """
         pre = self.topology.pre_activations(params, x)
-        return self.sparsity(pre, lambda at: entries(pre, at), params, LONG_AGO)
+        return self.sparsity(pre, functools.partial(entries, pre), params, LONG_AGO)
 
     def group(self, params: Params, g: int) -> tuple["Coder", Params]:
         """(coder, params) of one group of latents by itself, as the layers of a cross-layer transcoder are.
@@ -121,7 +120,7 @@ class Coder:
         topology = self.topology
         if "centre" in params:
             params, gain = topology.uncentred(params)
-            params, topology = self.sparsity.biased(params, gain), topology.clone(centred=False)
+            params, topology = self.sparsity.biased(params, gain), dataclasses.replace(topology, centred=False)
         sparsity, params = self.sparsity.inference(params, stats, topology.latent_shape)
         return dataclasses.replace(self, topology=topology, sparsity=sparsity, terms=()), params
 
@@ -155,7 +154,7 @@ class Coder:
         Losses and metrics are means over the parts (of one size), what was seen is a sum over them, for `follow`.
         `whole_variance` is the `total_variance` of all parts' targets; None where the part is the batch.
         """
-        c = dataclasses.replace(self._context(params, part, stats, step), whole_variance=whole_variance)
+        c = self._context(params, part, stats, step, whole_variance)
         values = {term.name: jax.named_scope(f"loss/{term.name}")(term)(c) for term in self.terms}
         loss = jnp.float32(0)
         for term in self.terms:
@@ -184,33 +183,36 @@ class Coder:
             new = new | term.follow(stats, seen)
         return new
 
-    def _context(self, params: Params, batch: dict[str, jax.Array], stats: Stats, step: jax.Array) -> Context:
-        x, y = (batch[name].astype(jnp.float32) for name in ("x", "y"))
+    def _context(
+        self, params: Params, part: dict[str, jax.Array], stats: Stats, step: jax.Array, variance: jax.Array | None
+    ) -> Context:
+        x, y = (part[name].astype(jnp.float32) for name in ("x", "y"))
         dead = stats["tokens_since_fired"] >= self.dead_after_tokens
         sparsity = self.sparsity.for_loss(frozenset().union(*(term.needs for term in self.terms)))
         with jax.named_scope("encode"):
-            pre, keep = self._pre_and_keep(sparsity, params, x)
+            pre = self.topology.pre_activations(params, x)
+            keep: Keep = functools.partial(entries, pre)
+            if sparsity.sparse:  # no dense gradient
+                # Behind a barrier it is stored once, not once for everyone who reads it.
+                pre = jax.lax.optimization_barrier(jax.lax.stop_gradient(pre))
+                # Called by the selection, whose gradient is then the encoder's.
+                keep = jax.named_scope("encode")(functools.partial(self.topology.kept, params, x, pre))
         with jax.named_scope("select"):
             latents = sparsity(pre, keep, params, step)
         with jax.named_scope("decode"):
             y_hat = self.topology.decode(params, latents, x)
-        return Context(self.topology, sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step)
-
-    def _pre_and_keep(self, sparsity: Sparsity, params: Params, x: jax.Array) -> tuple[jax.Array, Keep]:
-        """Pre-activations, and their differentiable selection. Sparse activations need no dense gradient."""
-        pre = self.topology.pre_activations(params, x)
-        if not sparsity.sparse:
-            return pre, lambda at: entries(pre, at)
-        # Behind a barrier it is stored once, not once for everyone who reads it.
-        pre = jax.lax.optimization_barrier(jax.lax.stop_gradient(pre))
-        # Called by the selection, whose gradient is then the encoder's.
-        return pre, jax.named_scope("encode")(functools.partial(self.topology.kept, params, x, pre))
+        return Context(self.topology, sparsity, params, x, y, y_hat, pre, keep, latents, dead, stats, step, variance)
 
     def project_gradients(self, params: Params, grads: Params) -> Params:
         """With a unit decoder: removes from each decoder row's gradient its part along the row."""
         if not self.unit_decoder_every:
             return grads
-        return grads | {name: _across(params[name], grads[name]) for name in self.topology.decoders}
+
+        def across(name: str) -> jax.Array:
+            unit = unit_rows(params[name])
+            return grads[name] - (unit * grads[name]).sum(tuple(range(1, unit.ndim)), keepdims=True) * unit
+
+        return grads | {name: across(name) for name in self.topology.decoders}
 
     def constrain(self, params: Params, step: jax.Array) -> Params:
         """With a unit decoder: every decoder row back to length 1, when step + 1 steps call for it.
@@ -219,24 +221,15 @@ class Coder:
         """
         if not self.unit_decoder_every:
             return params
-
-        def unit() -> Params:
-            return {name: unit_rows(params[name]) for name in self.topology.decoders}
-
+        rows = {name: params[name] for name in self.topology.decoders}
         if self.unit_decoder_every == 1:
-            return params | unit()
+            return params | jax.tree.map(unit_rows, rows)
         due = (step + 1) % self.unit_decoder_every == 0
-        return params | jax.lax.cond(due, unit, lambda: {name: params[name] for name in self.topology.decoders})
+        return params | jax.lax.cond(due, lambda: jax.tree.map(unit_rows, rows), lambda: rows)
 
 
 @functools.lru_cache(maxsize=64)
-def _axes(topology: Topology) -> dict[str, tuple[str | None, ...]]:
+def _axes(topology: Topology) -> dict[str, Axes]:
     """{parameter: logical axis of each of its dimensions}. To ask Flax takes tens of milliseconds."""
-    boxed = jax.eval_shape(topology.init, jax.random.key(0))["params"]
+    boxed = jax.eval_shape(Declared(topology).init, jax.random.key(0))["params"]
     return {name: tuple(leaf.names) for name, leaf in boxed.items()}
-
-
-def _across(rows: jax.Array, grads: jax.Array) -> jax.Array:
-    """grads without their part along rows."""
-    unit = unit_rows(rows)
-    return grads - (unit * grads).sum(tuple(range(1, rows.ndim)), keepdims=True) * unit

@@ -10,16 +10,15 @@ latent group l's rows for layers l, l + 1, ..., source-major as in circuit-trace
 below. (Ameisen et al. 2025, "Circuit Tracing"; Lindsey et al. 2025; the skip: Gemma Scope 2)
 """
 
-from typing import Any, ClassVar
+import dataclasses
+from typing import ClassVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from saejax.coders.initialisation import INITS
 from saejax.coders.latents import Latents, ListedLatents, Params
-from saejax.coders.topology import Topology
-from saejax.coders.transcoder import Transcoder
+from saejax.coders.topology import Axes, Topology, Transcoder
 from saejax.core.errors import DataError
 from saejax.kernels.dense import EXACT, decode_dense, decode_dense_split, product
 from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
@@ -27,6 +26,7 @@ from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
 
 
+@dataclasses.dataclass(frozen=True)
 class CrossLayerTranscoder(Topology):
     """W_enc [L, D, F], b_enc [L, F], W_dec_0 ... W_dec_{L-1} [F, L - l, D], b_dec [L, D].
 
@@ -46,38 +46,29 @@ class CrossLayerTranscoder(Topology):
         return (self.sites, self.d_sae)
 
     @property
-    def latent_axes(self) -> tuple[str | None, ...]:
+    def latent_axes(self) -> Axes:
         return ("site", "latent")
 
-    def setup(self) -> None:
+    def start(self, key: jax.Array) -> dict[str, tuple[Axes, jax.Array]]:
         L, D, F, out = self.sites, self.d_in, self.d_sae, self.out_shape[1]
-        key: Any = self.make_rng("params") if self.is_initializing() else None
+        weights = [
+            INITS[self.init_name](jax.random.fold_in(key, layer), (D, F), (F, L - layer, out), self.decoder_norm)
+            for layer in range(L)
+        ]
+        decoders = zip(self.decoders, weights, strict=True)
+        return {
+            "W_enc": (("site", "d_in", "latent"), self.encoder_scale * jnp.stack([W_enc for W_enc, _ in weights])),
+            "b_enc": (("site", "latent"), jnp.zeros((L, F))),
+            **{name: (("latent", "site", "d_in"), W_dec) for name, (_, W_dec) in decoders},
+            "b_dec": (("site", "d_in"), jnp.zeros((L, out))),
+            **({"centre": (("site", "d_in"), jnp.zeros((L, D)))} if self.centred else {}),
+        }
 
-        def weights(layer: int, which: int) -> jax.Array:
-            own = jax.random.fold_in(key, layer)
-            return INITS[self.init_name](own, (D, F), (F, L - layer, out), self.decoder_norm)[which]
-
-        def encoders(_: Any) -> jax.Array:
-            return self.encoder_scale * jnp.stack([weights(layer, 0) for layer in range(L)])
-
-        def decoder(_: Any, layer: int) -> jax.Array:
-            return weights(layer, 1)
-
-        self.param("W_enc", nn.with_logical_partitioning(encoders, ("site", "d_in", "latent")))
-        self.param("b_enc", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "latent")), (L, F))
-        for layer, name in enumerate(self.decoders):
-            self.param(name, nn.with_logical_partitioning(decoder, ("latent", "site", "d_in")), layer)
-        self.param("b_dec", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in")), (L, out))
-        if self.centred:
-            self.param("centre", nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in")), (L, D))
-
-    @nn.nowrap
     def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
-        rest, centre_LD = dict(params), params["centre"]
-        del rest["centre"]
+        rest = dict(params)
+        centre_LD = rest.pop("centre")
         return rest, -jnp.einsum("ld,ldf->lf", centre_LD, params["W_enc"], precision=EXACT)
 
-    @nn.nowrap
     def pre_activations(self, params: Params, x_BLD: jax.Array) -> jax.Array:
         """pre_l = x_l W_enc,l + b_enc,l, float32 [B, L, F]."""
         # Layer by layer: a batched product of bfloat16 into float32 does not exist on every backend.
@@ -85,7 +76,6 @@ class CrossLayerTranscoder(Topology):
         layers = [product(x_BLD[:, i], params["W_enc"][i], self.matmul_dtype) for i in range(self.sites)]
         return jnp.stack(layers, axis=1) + params["b_enc"][None]
 
-    @nn.nowrap
     def kept(
         self,
         params: Params,
@@ -107,7 +97,6 @@ class CrossLayerTranscoder(Topology):
             columns.append(kept_BK + of_latents(params["b_enc"][layer], indices_BLK[:, layer]))
         return jnp.stack(columns, axis=1)
 
-    @nn.nowrap
     def decode_without_bias(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
         # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
@@ -122,21 +111,17 @@ class CrossLayerTranscoder(Topology):
             y_BR = decode_dense(latents.values, rows, self.matmul_dtype)
         return self.written_by(params, y_BR, x_BLD)
 
-    @nn.nowrap
     def restrict(self, params: Params, chosen: slice) -> Params:
         encoders = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
         return params | encoders | {name: params[name][chosen] for name in self.decoders}
 
-    @nn.nowrap
     def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
         """One [F, (L - l) D] for each layer."""
         return tuple(params[name].reshape(params[name].shape[0], -1) for name in self.decoders)
 
-    @nn.nowrap
     def decoder_norms(self, params: Params) -> jax.Array:
         return jnp.stack([norms(rows, axis=1) for rows in self.decoder_rows(params)])
 
-    @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         reads, writes = (jnp.asarray(scales, jnp.float32) for scales in (read_scales, write_scales))
         rows = {name: params[name] / writes[None, layer:, None] for layer, name in enumerate(self.decoders)}
@@ -148,7 +133,6 @@ class CrossLayerTranscoder(Topology):
             | {"W_enc": params["W_enc"] * reads[:, None, None], "b_dec": params["b_dec"] / writes[:, None]}
         )
 
-    @nn.nowrap
     def aim(self, params: Params, x: jax.Array, y: jax.Array) -> Params:
         """x, y [L, F, L, D]: one token for each latent of each layer."""
         into = [unit_rows(self.encoder_input(params, x[i])[:, i]).T for i in range(self.sites)]
@@ -157,7 +141,6 @@ class CrossLayerTranscoder(Topology):
             aimed[name] = unit_rows((y[layer] - params["b_dec"][None])[:, layer:])
         return aimed
 
-    @nn.nowrap
     def written(self, params: Params) -> list[dict[int, jax.Array]]:
         """For each layer {site: [F, D]}: what a unit of each of its latents adds to the sites from that layer on."""
         return [
@@ -165,7 +148,6 @@ class CrossLayerTranscoder(Topology):
             for layer, name in enumerate(self.decoders)
         ]
 
-    @nn.nowrap
     def group(self, params: Params, g: int) -> tuple[Transcoder, Params]:
         """(topology, params) of layer g by itself: the transcoder that reads x_g, and writes y_g alone.
 
@@ -179,12 +161,10 @@ class CrossLayerTranscoder(Topology):
 class SkipCrossLayerTranscoder(CrossLayerTranscoder):
     """A cross-layer transcoder with W_skip [L, D_in, D_out], which starts at 0: layer m's goes to y_m alone."""
 
-    def setup(self) -> None:
-        super().setup()
-        W_skip = nn.with_logical_partitioning(nn.initializers.zeros, ("site", "d_in", None))
-        self.param("W_skip", W_skip, (*self.in_shape, self.out_shape[1]))
+    def start(self, key: jax.Array) -> dict[str, tuple[Axes, jax.Array]]:
+        W_skip = jnp.zeros((*self.in_shape, self.out_shape[1]))
+        return super().start(key) | {"W_skip": (("site", "d_in", None), W_skip)}
 
-    @nn.nowrap
     def decode(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """y_hat_m with x_m W_skip,m, float32 [B, L, D].
 
@@ -196,7 +176,6 @@ class SkipCrossLayerTranscoder(CrossLayerTranscoder):
         skips = [product(x_BLD[:, i], params["W_skip"][i], self.matmul_dtype) for i in range(self.sites)]
         return super().decode(params, latents, x_BLD) + jnp.stack(skips, axis=1)
 
-    @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         reads, writes = (jnp.asarray(scales, jnp.float32)[:, None, None] for scales in (read_scales, write_scales))
         return super().fold(params, read_scales, write_scales) | {"W_skip": params["W_skip"] * (reads / writes)}

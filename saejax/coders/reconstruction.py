@@ -9,10 +9,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents, ListedLatents
 from saejax.coders.ramp import At
-from saejax.coders.term import Term
+from saejax.coders.term import Context, Term, squared_error
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
 from saejax.kernels.batch import per_token

@@ -8,10 +8,11 @@ read. Were it not taken off, a step on W_enc would move each latent's bias by ce
 on b_enc, and latents that it made negative everywhere would die. `uncentred` puts it into b_enc.
 
 Flax declares the parameters, with their logical axes, and computes nothing: losses compute with parameters that are
-not the module's own (frozen, folded, or of some latents alone), so the mathematics takes them as an argument. Names
-and layouts are those of SAELens: W_enc [*in, F], b_enc [F], W_dec [F, *out], b_dec [*out].
+frozen, folded, or of some latents alone, so the mathematics takes them as an argument. Names and layouts are those of
+SAELens: W_enc [*in, F], b_enc [F], W_dec [F, *out], b_dec [*out].
 """
 
+import dataclasses
 import math
 from typing import Any, ClassVar
 
@@ -26,8 +27,11 @@ from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
 from saejax.kernels.norms import norms, unit_rows
 from saejax.kernels.sparse import decode_rows, kept_pre_activations, of_latents
 
+Axes = tuple[str | None, ...]
 
-class Topology(nn.Module):
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
     """Parameters and products of a coder with one group of latents; a cross-layer transcoder has one for each layer.
 
     Attributes:
@@ -76,52 +80,40 @@ class Topology(nn.Module):
         return (self.d_sae,)
 
     @property
-    def latent_axes(self) -> tuple[str | None, ...]:
+    def latent_axes(self) -> Axes:
         return ("latent",)
 
-    def setup(self) -> None:
+    def start(self, key: jax.Array) -> dict[str, tuple[Axes, jax.Array]]:
+        """{parameter: (its logical axes, its value before the first step)}."""
         into, out, F = self.in_shape, self.out_shape, self.d_sae
-        names_in, names_out = (("site",) * (len(s) - 1) + ("d_in",) for s in (into, out))
-        # Both weights come from one key, since some inits tie them.
-        key: Any = self.make_rng("params") if self.is_initializing() else None
+        axes_in, axes_out = (("site",) * (len(shape) - 1) + ("d_in",) for shape in (into, out))
+        W_enc, W_dec = INITS[self.init_name](key, (*into, F), (F, *out), self.decoder_norm)
+        return {
+            "W_dec": (("latent", *axes_out), W_dec),
+            "W_enc": ((*axes_in, "latent"), W_enc * self.encoder_scale),
+            "b_enc": (("latent",), jnp.zeros(F)),
+            "b_dec": (axes_out, jnp.zeros(out)),
+            **({"centre": (axes_in, jnp.zeros(into))} if self.centred else {}),
+        }
 
-        def weights(_: Any, which: int) -> jax.Array:
-            both = INITS[self.init_name](key, (*into, F), (F, *out), self.decoder_norm)
-            return both[which] * (self.encoder_scale, 1.0)[which]
-
-        self.param("W_dec", nn.with_logical_partitioning(weights, ("latent", *names_out)), 1)
-        self.param("W_enc", nn.with_logical_partitioning(weights, (*names_in, "latent")), 0)
-        self.param("b_enc", nn.with_logical_partitioning(nn.initializers.zeros, ("latent",)), (F,))
-        self.param("b_dec", nn.with_logical_partitioning(nn.initializers.zeros, names_out), out)
-        if self.centred:
-            self.param("centre", nn.with_logical_partitioning(nn.initializers.zeros, names_in), into)
-
-    def __call__(self) -> None:
-        """Nothing to run: the module only declares parameters."""
-
-    @nn.nowrap
     def encoder_input(self, params: Params, x: jax.Array) -> jax.Array:
         """x' [B, *in], without gradient to parameters."""
         return less_centre(params, x)
 
-    @nn.nowrap
     def encoder_bias(self, params: Params) -> jax.Array:
         """b_enc [F], carrying what gradient `encoder_input` left out."""
         return params["b_enc"]
 
-    @nn.nowrap
     def uncentred(self, params: Params) -> tuple[Params, jax.Array]:
         """(parameters without the centre, what each latent's bias has to gain for it [F])."""
-        rest, centre = dict(params), params["centre"]
-        del rest["centre"]
+        rest = dict(params)
+        centre = rest.pop("centre")
         return rest, -jnp.matmul(centre.reshape(-1), _encoder(params), precision=EXACT)
 
-    @nn.nowrap
     def pre_activations(self, params: Params, x: jax.Array) -> jax.Array:
         """pre = x' W_enc + b_enc, float32 [B, F]."""
         return product(self._input(params, x), _encoder(params), self.matmul_dtype) + self.encoder_bias(params)[None]
 
-    @nn.nowrap
     def kept(
         self, params: Params, x: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array, rows_P: jax.Array | None = None
     ) -> jax.Array:
@@ -138,12 +130,10 @@ class Topology(nn.Module):
         kept_BK = kept_pre_activations(self._input(params, x), _encoder(params), raw_BF, indices_BK)
         return kept_BK + of_latents(bias_F, indices_BK)
 
-    @nn.nowrap
     def decode(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
         """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection and layer normalisation."""
         return self.decode_without_bias(params, latents, x) + params["b_dec"][None]
 
-    @nn.nowrap
     def decode_without_bias(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
         """f W_dec, float32 [B, *out]: what latents of x add to y_hat."""
         (rows_FR,) = self.decoder_rows(params)
@@ -155,28 +145,23 @@ class Topology(nn.Module):
             out_BR = decode_rows(latents.values, latents.indices, rows_FR)
         return self.written_by(params, out_BR, x)
 
-    @nn.nowrap
     def written_by(self, params: Params, out_BR: jax.Array, x: jax.Array | None) -> jax.Array:
         """The part of y_hat that a sum of `decoder_rows` adds, [B, *out]."""
         return out_BR.reshape(-1, *params["b_dec"].shape)
 
-    @nn.nowrap
     def restrict(self, params: Params, chosen: slice) -> Params:
         """Parameters of the smaller coder that has only the latents `chosen`."""
         encoder = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
         return params | encoder | {"W_dec": params["W_dec"][chosen]}
 
-    @nn.nowrap
     def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
         """All that a latent writes as one row: one [F, R] for each group."""
         return (params["W_dec"].reshape(params["W_dec"].shape[0], -1),)
 
-    @nn.nowrap
     def decoder_norms(self, params: Params) -> jax.Array:
         """Length of each latent's decoder row, [F]: the weight of its sparsity penalty."""
         return norms(self.decoder_rows(params)[0], axis=1)
 
-    @nn.nowrap
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         """Parameters for raw activations from those trained on scale * activation; the latents stay the same."""
         reads, writes = (_per_site(scales, self.stacked) for scales in (read_scales, write_scales))
@@ -188,25 +173,41 @@ class Topology(nn.Module):
             "b_dec": params["b_dec"] / writes,
         }
 
-    @nn.nowrap
     def aim(self, params: Params, x_F: jax.Array, y_F: jax.Array) -> Params:
         """Unit weights that point at tokens: x_F [F, *in], y_F [F, *out], one token for each latent."""
         into = unit_rows(self.encoder_input(params, x_F))
         return {"W_enc": jnp.moveaxis(into, 0, -1), "W_dec": unit_rows(y_F - params["b_dec"][None])}
 
-    @nn.nowrap
     def written(self, params: Params) -> list[dict[int, jax.Array]]:
         """One group {site: [F, D]}: what a unit of each latent adds to the last site that the coder writes."""
         return [{-1: params["W_dec"][:, -1] if self.stacked else params["W_dec"]}]
 
-    @nn.nowrap
     def group(self, params: Params, g: int) -> tuple[Any, Params]:
         return self, params
 
-    @nn.nowrap
     def _input(self, params: Params, x: jax.Array) -> jax.Array:
         into = self.encoder_input(params, x)
         return into.reshape(into.shape[0], math.prod(self.in_shape))
+
+
+class Transcoder(Topology):
+    """Reads one hook point and writes another, as an MLP's input and output. (Dunefsky et al. 2024, arXiv:2406.11944)
+
+    pre   = x W_enc + b_enc
+    y_hat = f W_dec + b_dec
+    """
+
+
+class Declared(nn.Module):
+    """The parameters of a topology for Flax, which remembers their logical axes."""
+
+    topology: Topology
+
+    @nn.compact
+    def __call__(self) -> None:
+        # Both weights come from one key, since some inits tie them.
+        for name, (axes, value) in self.topology.start(self.make_rng("params")).items():
+            self.param(name, nn.with_logical_partitioning(lambda _, start: start, axes), value)
 
 
 def less_centre(params: Params, x: jax.Array) -> jax.Array:

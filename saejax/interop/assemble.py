@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from saejax.coders import TOPOLOGIES, CrossLayerTranscoder
-from saejax.coders.layernorm import EPS
+from saejax.coders.topologies import EPS
 from saejax.core.errors import DataError
 from saejax.interop.hooks import UNKNOWN
 from saejax.interop.tensors import stored_types

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from saejax.coders import SPARSITIES, TOPOLOGIES
-from saejax.coders.layernorm import EPS
+from saejax.coders.topologies import EPS
 from saejax.interop.assemble import coder_kind
 from saejax.trained import FORMATS, Format, Kind, TrainedCoder, coder_of, sites_of
 

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from saejax.coders import Coder, Sites
-from saejax.coders.context import total_variance
+from saejax.coders.term import total_variance
 from saejax.kernels.batch import of_all_copies
 from saejax.parallel import MODES, batch_sharding, replicated
 from saejax.training.averaging import next_average

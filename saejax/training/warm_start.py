@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.coders import Coder, Sites, bias_for_rate
-from saejax.coders.autoencoder import Autoencoder
+from saejax.coders import Coder, Sites
 from saejax.coders.latents import Params
 from saejax.coders.parts import SPARSITIES
 from saejax.coders.sparsity.base import Sparsity
@@ -36,13 +35,12 @@ from saejax.coders.sparsity.gated import Gated
 from saejax.coders.sparsity.jumprelu import JumpRelu
 from saejax.coders.sparsity.relu import Relu
 from saejax.coders.sparsity.topk import TopK
-from saejax.coders.topologies import TOPOLOGIES
-from saejax.coders.topology import Topology
-from saejax.coders.transcoder import SkipTranscoder, Transcoder
+from saejax.coders.topologies import TOPOLOGIES, Autoencoder, SkipTranscoder
+from saejax.coders.topology import Topology, Transcoder
 from saejax.core.errors import ConfigError
 from saejax.store import BatchSource
 from saejax.trained import TrainedCoder, centred
-from saejax.training.start import read_mean
+from saejax.training.start import bias_for_rate, read_mean
 
 # The encoder of new latents where k are kept, as a share of what the preset gives.
 _SILENT = 1e-6
@@ -108,7 +106,7 @@ def warm_start(source: TrainedCoder, coder: Coder, sites: Sites) -> tuple[Params
     """
     _check_widths(source, coder)
     source = _uncentred(source)
-    known = dataclasses.replace(coder, topology=coder.topology.clone(d_sae=source.coder.topology.d_sae))
+    known = dataclasses.replace(coder, topology=dataclasses.replace(coder.topology, d_sae=source.coder.topology.d_sae))
     params = _in_topology(source, known.topology, sites)
     params, threshold, notes = _in_sparsity(source.coder.sparsity, known.sparsity, params)
     scales = (sites.read_scales, sites.write_scales)
@@ -188,7 +186,9 @@ def _uncentred(source: TrainedCoder) -> TrainedCoder:
     coder, (params, gain) = source.coder, source.coder.topology.uncentred(dict(source.params))
     params = coder.sparsity.biased(params, gain)
     return dataclasses.replace(
-        source, coder=dataclasses.replace(coder, topology=coder.topology.clone(centred=False)), params=params
+        source,
+        coder=dataclasses.replace(coder, topology=dataclasses.replace(coder.topology, centred=False)),
+        params=params,
     )
 
 

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from saejax.coders import CoderConfig, bias_for_rate, build, first_rate
+from saejax.coders import CoderConfig, build
+from saejax.training.start import bias_for_rate, first_rate
 
 D, F = 6, 32
 

@@ -18,12 +18,12 @@ from jax.lax import Precision
 from tiny import equations, products
 
 from saejax.coders import Coder, CoderConfig, Latents, build
-from saejax.coders.context import Context
 from saejax.coders.ramp import Ramp
 from saejax.coders.recipes import RECIPES
 from saejax.coders.reconstruction import Fvu, Mse
 from saejax.coders.sparsity.relu import Relu
 from saejax.coders.sparsity.topk import TopK
+from saejax.coders.term import Context
 from saejax.coders.terms.auxk import AuxK
 from saejax.coders.terms.penalties import NormWeightedL1
 from saejax.core.errors import ConfigError

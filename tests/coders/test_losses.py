@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from saejax.coders import SPARSITIES, Autoencoder, CrossLayerTranscoder, Latents
-from saejax.coders.context import Context
 from saejax.coders.ramp import Ramp
 from saejax.coders.reconstruction import Fvu, Matryoshka, Mse
 from saejax.coders.sparsity.abs_topk import AbsTopK
@@ -23,7 +22,7 @@ from saejax.coders.sparsity.gated import Gated
 from saejax.coders.sparsity.jumprelu import JumpRelu
 from saejax.coders.sparsity.relu import Relu
 from saejax.coders.sparsity.topk import TopK
-from saejax.coders.term import Term
+from saejax.coders.term import Context, Term
 from saejax.coders.terms.auxk import AuxK
 from saejax.coders.terms.decorrelation import Decorrelation
 from saejax.coders.terms.ghost import GhostGradients

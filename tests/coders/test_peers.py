@@ -19,9 +19,7 @@ import numpy as np
 import optax
 import pytest
 
-from saejax.coders.autoencoder import Autoencoder
 from saejax.coders.coder import Coder
-from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents
 from saejax.coders.ramp import Ramp
 from saejax.coders.reconstruction import Matryoshka, Mse
@@ -31,11 +29,12 @@ from saejax.coders.sparsity.gated import Gated
 from saejax.coders.sparsity.jumprelu import JumpRelu
 from saejax.coders.sparsity.relu import Relu
 from saejax.coders.sparsity.topk import TopK
-from saejax.coders.term import Term
+from saejax.coders.term import Context, Term, squared_error
 from saejax.coders.terms.auxk import AuxK
 from saejax.coders.terms.penalties import L0, AnnealedLp, NormWeightedL1, PreActivation, Tanh, TargetL0
 from saejax.coders.terms.second_reconstructions import GateReconstruction
-from saejax.coders.transcoder import SkipTranscoder, Transcoder
+from saejax.coders.topologies import Autoencoder, SkipTranscoder
+from saejax.coders.topology import Transcoder
 from saejax.training.config import TrainConfig
 from saejax.training.optim import make_optimizer
 

@@ -6,10 +6,9 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.context import Context
 from saejax.coders.parts import register_term
 from saejax.coders.ramp import At, Ramp
-from saejax.coders.term import Term, weight
+from saejax.coders.term import Context, Term, weight
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
 from saejax.kernels.batch import whole_batch

@@ -6,9 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.context import Context
 from saejax.coders.parts import register_term
-from saejax.coders.term import Term, weight
+from saejax.coders.term import Context, Term, weight
 from saejax.core.settings import Settings
 from saejax.kernels.dense import EXACT
 from saejax.kernels.norms import unit_rows

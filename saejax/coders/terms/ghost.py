@@ -6,10 +6,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents
 from saejax.coders.parts import register_term
-from saejax.coders.term import Term, weight
+from saejax.coders.term import Context, Term, squared_error, weight
 from saejax.core.settings import Settings
 
 

@@ -9,10 +9,9 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from saejax.coders.context import Context
 from saejax.coders.parts import register_term
 from saejax.coders.ramp import At, Ramp
-from saejax.coders.term import ONE, Term, weight
+from saejax.coders.term import ONE, Context, Term, weight
 from saejax.core.settings import Settings, setting
 from saejax.kernels.batch import mean_token, per_token
 

@@ -5,11 +5,10 @@ from typing import ClassVar, Self
 
 import jax
 
-from saejax.coders.context import Context, squared_error
 from saejax.coders.latents import Latents
 from saejax.coders.parts import register_term
 from saejax.coders.ramp import At, Ramp
-from saejax.coders.term import Term, weight
+from saejax.coders.term import Context, Term, squared_error, weight
 from saejax.core.errors import ConfigError
 from saejax.core.settings import Settings, setting
 

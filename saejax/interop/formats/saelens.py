@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from saejax.coders.layernorm import EPS
+from saejax.coders.topologies import EPS
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
 from saejax.interop.assemble import (
