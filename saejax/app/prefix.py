@@ -21,7 +21,7 @@ from saejax.core.settings import settings_of
 from saejax.fit.devices import training_mesh
 from saejax.fit.learner import Ready, Tell
 from saejax.fit.train import train
-from saejax.fit.watching import watch_of
+from saejax.fit.watching import watches_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
 from saejax.prefix.evaluation import Answered, evaluate_prefix
@@ -211,7 +211,9 @@ class PrefixTraining:
             unit="samples",
             rows="numbers in the records",
             figures={f"nll_{name}": ".3f" for name in self.models},
-            watch=watch_of(e, list(self.mesh.devices.flat), "Samples come more slowly than a step takes them.", tell),
+            watches=watches_of(
+                e, list(self.mesh.devices.flat), "Samples come more slowly than a step takes them.", tell
+            ),
         )
         p, count = e.prefix, sum(x.size for x in jax.tree.leaves(program.abstract.params))
         line = (

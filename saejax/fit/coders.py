@@ -17,7 +17,7 @@ from saejax.fit.learner import Data, Materials, Ready, Tell
 from saejax.fit.resolve import resolve
 from saejax.fit.stacked import GroupProgram, evaluate_heldout, make_program, place
 from saejax.fit.trainable import Group, Member, Trainable
-from saejax.fit.watching import watch_of
+from saejax.fit.watching import watches_of
 from saejax.parallel import together
 from saejax.trained import sites_to_meta
 from saejax.training import Program, Setup, TrainState, program_of_one, put_on
@@ -72,7 +72,7 @@ class Coders:
             mesh=mesh,
             blame=make_blame(e.run_dir, data.batches, data.open_reader) if stored and together().first else None,
             tell=tell,
-            watch=watch_of(e, list(mesh.devices.flat), _slow(data), tell),
+            watches=watches_of(e, list(mesh.devices.flat), _slow(data), tell),
         )
         topology, reads = coder.topology, sides[0]
         groups = f"{len(reads)} x " if len(topology.latent_shape) > 1 else ""
@@ -109,7 +109,7 @@ class Coders:
             validate=validated,
             stage="sweep",
             tell=tell,
-            watch=watch_of(e, jax.local_devices(), _slow(data), tell, "sweep"),
+            watches=watches_of(e, jax.local_devices(), _slow(data), tell, "sweep"),
         )
         return Ready(e.train, setup, _size_lines(e, programs), starts[0].identity)
 

@@ -24,8 +24,8 @@ from saejax.fit.trainable import Group
 from saejax.store import RowSource
 from saejax.trained import sites_to_meta
 from saejax.training import Program, TrainState
-from saejax.training.after import L0s, can_differ, compare
 from saejax.training.optim import make_optimizer, make_schedule
+from saejax.training.program import L0s, can_differ, compare
 from saejax.training.state import make_init
 from saejax.training.step import Arrays, Step, make_step
 
@@ -127,7 +127,7 @@ def for_all(step: Step, platform: str) -> Step:
 
 
 def l0_for_all(after: Callable[[TrainState, Arrays], L0s], platform: str) -> Callable[[TrainState, Arrays], L0s]:
-    """`after.compare` of one member as that of all, from a stacked state."""
+    """`program.compare` of one member as that of all, from a stacked state."""
     if platform not in _IN_TURN:
         return jax.vmap(after, in_axes=(_STACKED, None))
     return lambda state, arrays: jax.lax.map(

@@ -3,22 +3,45 @@
 import dataclasses
 import functools
 import math
+import operator
+from collections.abc import Callable
 
 from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
-from saejax.training.best import BestSettings, EarlySettings
 from saejax.training.optim import OPTIMIZERS
 from saejax.training.resample import ResampleSettings
 from saejax.training.state import StateSettings
+
+# The metrics that can be best, and what a better value is.
+BETTER: dict[str, Callable[[float, float], bool]] = {
+    "val/fve": operator.gt,
+    "val/r2": operator.gt,
+    "val/relative_error": operator.lt,
+}
 
 # How often something is done: as a count of steps it may be larger than any run.
 _every = functools.partial(setting, high=math.inf, decides=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(BestSettings, EarlySettings, ResampleSettings, StateSettings):
+class TrainConfig(ResampleSettings, StateSettings):
     """Training of one coder."""
 
+    early_stop_patience: int = setting(
+        0,
+        "Stop when so many validations in a row did not raise val/fve; 0 never stops early.",
+        low=0,
+        needs=("heldout",),
+    )
+    early_stop_min_delta: float = setting(0.0, "A validation raises val/fve when it does so by more than this.", low=0)
+    keep_best: str = setting(
+        "",
+        "A validation that is the best so far by this metric is saved, and that checkpoint stays too "
+        '(`saejax.load(run, step="best")`); empty keeps none for being best.',
+        choices=BETTER,
+        decides=False,
+        needs=("heldout", "run"),
+    )
     init_from: str = setting(
         "",
         "A run, a saved coder or another project's dictionary, all that `saejax.load` reads: training starts from it, "

@@ -8,7 +8,6 @@ median again. The learning rate's schedule counts the steps that the optimizer t
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -90,29 +89,3 @@ def is_sound(tree: Any) -> bool:
 def are_sound(stacked: Any) -> list[bool]:
     """`is_sound` of each of the trees that are stacked on a leading axis."""
     return np.asarray(_each_sound(stacked)).tolist()  # type: ignore[no-any-return]
-
-
-@dataclasses.dataclass(frozen=True)
-class Skipped:
-    """The count of the steps that were not taken: its whole memory, which every checkpoint carries.
-
-    Attributes:
-        total: since step 0.
-        in_a_row: up to the last step read.
-    """
-
-    total: int = 0
-    in_a_row: int = 0
-
-    @classmethod
-    def resumed(cls, meta: Mapping[str, Any]) -> "Skipped":
-        """From what the last checkpoint says."""
-        return cls(**meta.get("skipped", {}))
-
-    def after(self, skipped: bool) -> "Skipped":
-        """The count after a step."""
-        return Skipped(self.total + 1, self.in_a_row + 1) if skipped else Skipped(self.total, 0)
-
-    def to_meta(self) -> dict[str, Any]:
-        """The count, for a checkpoint."""
-        return {"skipped": dataclasses.asdict(self)}

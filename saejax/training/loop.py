@@ -21,11 +21,11 @@ from saejax.store import BatchSource
 from saejax.training.blame import Blame
 from saejax.training.config import TrainConfig
 from saejax.training.guard import are_sound, is_sound
-from saejax.training.memory import Memory, of_member
+from saejax.training.memory import Memory
 from saejax.training.preemption import Preemption
 from saejax.training.program import Arrays, Program
 from saejax.training.state import TrainState
-from saejax.training.watch import Watch
+from saejax.training.watch import Phases, Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Setup:
         figures: {metric: format} that it shows; of several members the first alone.
         tell: takes a line for the user.
         shown: whether there is a progress bar; of several processes one shows it.
-        watch: is told what the loop does.
+        watches: are told what the loop does.
     """
 
     programs: Sequence[Program]
@@ -96,7 +96,7 @@ class Setup:
     figures: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"fve": ".3f", "l0": ".0f"})
     tell: Callable[[str], None] = print
     shown: bool = True
-    watch: Watch = dataclasses.field(default_factory=Watch)
+    watches: Sequence[Watch] = ()
 
 
 def run_loop(config: TrainConfig, setup: Setup) -> Outcome:
@@ -108,7 +108,7 @@ def run_loop(config: TrainConfig, setup: Setup) -> Outcome:
     """
     step, states, meta = _restored(setup.programs) or (0, None, {})
     session = _Session(config, setup, step, meta)
-    if session.going:
+    if session.going(step):
         # Compiled before the clock starts, so that the pace is that of steps alone.
         programs = [program.compiled(setup.batches.dtype) for program in setup.programs]
         session.setup = dataclasses.replace(setup, programs=programs)
@@ -160,7 +160,13 @@ class _Session:
     def __init__(self, config: TrainConfig, setup: Setup, first: int, meta: Mapping[str, Any]):
         self.config, self.setup, self.first = config, setup, first
         self.before: float = meta.get("seconds", 0.0)
-        self.memories = {name: Memory.resumed(config, of_member(meta, name)) for name in self.names(setup)}
+        # Of a single run all of the meta is about its one member.
+        of_members = meta.get("members")
+        self.memories = {
+            name: Memory.resumed(config, meta if of_members is None else of_members.get(name, {}))
+            for program in setup.programs
+            for name in program.members
+        }
         self.started = time.perf_counter()
         self.pending: collections.deque[tuple[int, list[dict[str, jax.Array]], Mapping[str, np.ndarray]]] = (
             collections.deque()
@@ -170,57 +176,52 @@ class _Session:
         self.waited = 0.0
         self.validate_every = config.validation_interval(setup.batches.epoch_rows) if setup.validate else 0
 
-    @staticmethod
-    def names(setup: Setup) -> list[str]:
-        return [name for program in setup.programs for name in program.members]
-
-    @property
-    def going(self) -> bool:
-        """There is a step to take."""
-        return self.first < self.config.steps and any(memory.going for memory in self.memories.values())
+    def going(self, step: int) -> bool:
+        """There is another step to take."""
+        return step < self.config.steps and any(memory.going for memory in self.memories.values())
 
     def run(self, states: Sequence[TrainState]) -> Outcome:
         config, setup, total, states = self.config, self.setup, self.config.steps, list(states)
-        watch = setup.watch
-        step, going = self.first, self.going
+        step, going = self.first, self.going(self.first)
         if going:
             self.validate_first(states)
             self.judge(self.first, states)  # compiles it: the first checkpoint need not wait for that
-        self.started = time.perf_counter()
+        self.started, self.phases = time.perf_counter(), Phases()
         with contextlib.ExitStack() as stack:
             preemption = stack.enter_context(Preemption(setup.mesh))
             size = config.batch_size
             progress = stack.enter_context(Progress(setup.stage, total * size, step * size, setup.shown, setup.unit))
             batches = stack.enter_context(contextlib.closing(setup.batches.iterate(step)))
-            if going:
-                stack.enter_context(watch.over(setup.programs, step, total))
+            for watch in setup.watches if going else ():
+                stack.enter_context(watch.over(setup.programs, step, total, self.phases))
             # DO NOT CHANGE THE ORDER: batch, step, metrics of the step before, validation, checkpoint. A batch
             # is a function of its step's number, and a checkpoint of step n holds everything up to n.
             while going and not preemption.agreed():
-                watch.before_step(step, states)
+                for watch in setup.watches:
+                    watch.before_step(step, states)
                 waiting_since = time.perf_counter()
-                with watch.phase("data"):
+                with self.phases.within("data"):
                     batch = next(batches)
                 self.waited += time.perf_counter() - waiting_since
                 metrics = []
-                with watch.phase("start"):
+                with self.phases.within("start"):
                     for i, (program, arrays) in enumerate(zip(setup.programs, setup.put(batch), strict=True)):
                         states[i], metrics_of_program = program.step(states[i], arrays, self.hyper(program))
                         metrics.append(metrics_of_program)
                 step += 1
                 self.pending.append((step, metrics, batch))
-                with watch.phase("metrics"):
+                with self.phases.within("metrics"):
                     progress.advance(size, **self.read_metrics(keep=1))
-                with watch.phase("validation"):
+                with self.phases.within("validation"):
                     best = self.validate_if_due(step, states)
-                going = step < total and any(memory.going for memory in self.memories.values())
+                going = self.going(step)
                 if not going:
                     # Before the checkpoint that makes the run complete: nothing is written after that one.
                     self.read_metrics(keep=0)
-                    self.write_all(step, {"time/seconds": self.seconds()})
+                    self.write(step, {name: {"time/seconds": self.seconds()} for name in self.memories})
                     self.compare_l0(step, states, batch)
                 # Members first: where a program's last checkpoint is, theirs are.
-                with watch.phase("checkpoint"):
+                with self.phases.within("checkpoint"):
                     self.save_own(step, states, best, last=not going)
                     if step % config.checkpoint_every == 0 or not going or (best and not setup.own):
                         self.save(step, states)
@@ -256,7 +257,7 @@ class _Session:
         shown: dict[str, str] = {}
         while len(self.pending) > keep:
             step, metrics, batch = self.pending.popleft()
-            with self.setup.watch.phase("device"):
+            with self.phases.within("device"):
                 jax.block_until_ready(metrics)
             logged = step % self.config.log_every == 0 or step in (1, self.config.steps)
             rows = self.rows(metrics, logged)
@@ -290,8 +291,9 @@ class _Session:
             "time": self.seconds(),
             "train/tokens_per_second": (step - self.first) * self.config.batch_size / passed,
             "train/data_wait": self.waited / passed,
-            **self.setup.watch.row(step),
         }
+        for watch in self.setup.watches:
+            timing |= watch.row(step)
         self.write(
             step, {name: {f"train/{key}": value for key, value in row.items()} | timing for name, row in rows.items()}
         )
@@ -304,17 +306,16 @@ class _Session:
 
     def count_skipped(self, name: str, step: int, row: dict[str, float], batch: Mapping[str, np.ndarray]) -> bool:
         """True for a step that was not taken: it is counted and written; once too often, and the member has failed."""
-        memory = self.memories[name]
-        skipped = memory.skipped.after(bool(row["skipped"]))
-        taken, row["skipped"] = not row["skipped"], float(skipped.total)
-        self.memories[name] = memory = dataclasses.replace(memory, skipped=skipped)
+        taken = not row["skipped"]
+        self.memories[name] = memory = self.memories[name].stepped(taken)
+        row["skipped"] = float(memory.skipped)
         if taken:
             return False
         self.write(step, {name: {"train/skipped": row["skipped"]}})
-        if skipped.in_a_row >= self.config.max_skipped_steps:
+        if memory.in_a_row >= self.config.max_skipped_steps:
             what = (
                 f"The loss of step {step} is {row['loss']}, its gradient norm {row['grad_norm']}: it is the last of "
-                f"{skipped.in_a_row} in a row that could not be taken (train.max_skipped_steps)."
+                f"{memory.in_a_row} in a row that could not be taken (train.max_skipped_steps)."
             )
             self.fail(name, step, what, row, batch)
         return True
@@ -332,9 +333,7 @@ class _Session:
             self.memories[name] = dataclasses.replace(memory, failed=step)
             self.setup.tell(f"{self.setup.stage}: {name} has failed, the others go on. {what}")
             return
-        known = (
-            {"step": step, "loss": row["loss"], "grad_norm": row["grad_norm"]} | memory.skipped.to_meta() if row else {}
-        )
+        known = {"step": step, "loss": row["loss"], "grad_norm": row["grad_norm"]} | memory.counts() if row else {}
         where = ""
         if self.setup.blame and batch is not None:
             where = f" {self.setup.blame(step - 1, batch, known)} says where its rows came from."
@@ -359,7 +358,7 @@ class _Session:
         self.write(step, _prefixed("val", metrics))
         for name, row in metrics.items():
             self.memories[name] = self.memories[name].validated(step, row)
-        return [name for name in metrics if self.memories[name].best.step == step]
+        return [name for name in metrics if self.memories[name].best_step == step]
 
     def compare_l0(self, step: int, states: Sequence[TrainState], batch: Mapping[str, np.ndarray]) -> None:
         """Note the L0 of the coders for after training beside the training's, and say where they are far apart."""
@@ -387,8 +386,8 @@ class _Session:
                 about: dict[str, Any] = {"members": {name: m.to_meta() for name, m in self.memories.items()}}
             else:
                 about = self.memories[program.members[0]].to_meta()
-            best = [self.memories[name].best.step for name in program.members]
-            keep = [] if program.stacked else [at for at in best if at is not None]
+            best = None if program.stacked else self.memories[program.members[0]].best_step
+            keep = [] if best is None else [best]
             program.checkpoints.save(step, state.to_items(), meta | about | dict(program.meta), keep=keep)
         self.saved = step
 
@@ -418,7 +417,7 @@ class _Session:
                     continue
                 alone = dataclasses.replace(program.member(state, i), step=jnp.int32(at))
                 meta = {"step": at, "seconds": self.seconds()}
-                keep = [] if memory.best.step is None else [memory.best.step]
+                keep = [] if memory.best_step is None else [memory.best_step]
                 checkpoints.save(at, alone.to_items(), meta | memory.to_meta() | dict(program.meta), keep=keep)
                 checkpoints.close()  # members are many: none holds threads between its saves
 
@@ -428,10 +427,6 @@ class _Session:
             if self.memories[name].failed is None:
                 for writer in self.setup.writers.get(name, ()):
                     writer.write(step, row)
-
-    def write_all(self, step: int, row: Mapping[str, float]) -> None:
-        """The same row for every member."""
-        self.write(step, dict.fromkeys(self.memories, row))
 
 
 def _prefixed(kind: str, rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

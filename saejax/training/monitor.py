@@ -53,25 +53,12 @@ class Monitor(Watch):
         self._utilisation = utilisation_of(devices)
         self._waiting = Waiting(data)
         self._growing = {"host": Growth("host memory"), "device": Growth("device memory")}
-        self._begin()
 
-    def _begin(self) -> None:
-        self._phases, self._seen = Phases(), dict[str, float]()
+    @contextlib.contextmanager
+    def over(self, programs: Sequence[Program], first: int, total: int, phases: Phases) -> Iterator[None]:
+        self._total, self._phases, self._seen = total, phases, dict[str, float]()
         self._last, self._cpu = time.perf_counter(), time.process_time()
-
-    @contextlib.contextmanager
-    def over(self, programs: Sequence[Program], first: int, total: int) -> Iterator[None]:
-        self._begin()
-        self._total = total
         yield
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self._phases.count(name)
-        try:
-            yield
-        finally:
-            self._phases.count()
 
     def row(self, step: int) -> Mapping[str, float]:
         now, cpu = time.perf_counter(), time.process_time()
@@ -96,8 +83,8 @@ class Monitor(Watch):
 
     def _since(self) -> dict[str, float]:
         """The shares of the time since the row before."""
-        self._phases.look()
-        seconds = {name: sum(self._phases.seconds.get(part, 0.0) for part in parts) for name, parts in _LOOP.items()}
+        by_phase = self._phases.seconds()
+        seconds = {name: sum(by_phase.get(part, 0.0) for part in parts) for name, parts in _LOOP.items()}
         passed = {name: value - self._seen.get(name, 0.0) for name, value in seconds.items()}
         self._seen, total = seconds, max(sum(passed.values()), 1e-9)
         return {name: value / total for name, value in passed.items()}

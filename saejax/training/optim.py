@@ -14,8 +14,7 @@ import optax
 from optax import contrib
 
 from saejax.core.errors import ConfigError
-from saejax.core.settings import setting
-from saejax.training.length import LengthSettings
+from saejax.core.settings import Settings, setting
 
 
 def _restarts(config: "OptimSettings", steps: int) -> optax.Schedule:
@@ -124,12 +123,50 @@ OPTIMIZERS: dict[str, Optimizer] = {
     ),
 }
 
+
+@dataclasses.dataclass(frozen=True)
+class LengthSettings(Settings, section="train"):
+    """The length of a training, by which schedules and resampling count."""
+
+    tokens: int = setting(
+        100_000_000, "Activations to train on, over as many epochs of the store as that takes.", high=math.inf
+    )
+    batch_size: int = setting(
+        4096,
+        "Activations in a step. 0 finds the largest power of two from 256 to 65,536 whose compiled step fits the "
+        "devices' memory, and which leaves 1,000 steps and 8 batches of the store; the run keeps it.",
+        low=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.batch_size:
+            return
+        if self.tokens < self.batch_size:
+            raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
+        if self.steps >= 2**31:  # what a step counts is an int32
+            raise ConfigError(f"train.steps is {self.steps}; it must be at most {2**31 - 1}.")
+
+    @property
+    def steps(self) -> int:
+        """Whole batches in `tokens`.
+
+        Raises:
+            ConfigError: the batch size is still to be found.
+        """
+        if not self.batch_size:
+            raise ConfigError(
+                "train.batch_size is 0, and no training has found a size yet: begin one (saejax train), or set it."
+            )
+        return self.tokens // self.batch_size
+
+
 _varied = functools.partial(setting, per_member=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimSettings(LengthSettings):
-    """The optimizer and its learning rate."""
+    """The optimizer and its learning rate, and the weights that evaluation reads."""
 
     optimizer: str = _varied(
         "adam",
@@ -185,6 +222,13 @@ class OptimSettings(LengthSettings):
     plateau_patience: int = _varied(5, "So many windows without a lower loss are a plateau.", low=1)
     plateau_window: int = _varied(50, "Steps of a window, over which the loss is averaged.", low=1)
     clip_norm: float = _varied(1.0, "Gradients are scaled down to this global norm; 0 leaves them.", low=0)
+    ema_decay: float = _varied(
+        0.0,
+        "Evaluation reads an exponential moving average of the weights with this decay (at first with (1 + step) / "
+        "(10 + step), if that is smaller); 0 reads the weights themselves.",
+        low=0,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,6 +245,8 @@ class OptimSettings(LengthSettings):
             )
         if kind.averages and not self.b1:
             raise ConfigError(f"train.optimizer={self.optimizer} divides by train.b1, which is 0; set 0.9.")
+        if kind.averages and self.ema_decay:
+            raise ConfigError(f"train.optimizer={self.optimizer} averages weights itself; set train.ema_decay=0.")
 
     @property
     def warmup_steps(self) -> int:
@@ -237,16 +283,11 @@ def usual_bias_rate(config: OptimSettings, d_in: int, d_sae: int, least: float) 
 
 def make_schedule(config: OptimSettings) -> optax.Schedule:
     """Step -> learning rate: linear warm-up from 0, then what `config.schedule` says."""
-    _check_rate(config)
+    if not config.lr:  # nothing would be learnt
+        raise ConfigError("train.lr is 0, and nothing has said which rate that means yet: set train.lr.")
     warmup = config.warmup_steps
     after = SCHEDULES[config.schedule](config, max(1, config.steps - warmup))
     return optax.join_schedules([optax.linear_schedule(0.0, config.lr, max(1, warmup)), after], [warmup])
-
-
-def _check_rate(config: OptimSettings) -> None:
-    """Raise ConfigError while the rate is open: with a rate of 0 nothing would be learnt."""
-    if not config.lr:
-        raise ConfigError("train.lr is 0, and nothing has said which rate that means yet: set train.lr.")
 
 
 def _clip(most: float) -> optax.GradientTransformationExtraArgs:
@@ -307,7 +348,6 @@ def make_optimizer(
     that of what the encoder reads (`start.read_spread`); none counts as 1.
     `update` takes `value`, the loss, which only the plateau looks at, and `norm`, the gradients', if it is known.
     """
-    _check_rate(config)
     clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
     chain = [clip, _base_optimizer(config, make_schedule(config))]
     if config.schedule == "plateau":
@@ -342,3 +382,23 @@ def states_of(opt_state: optax.OptState, kind: Any) -> list[Any]:
     """The states of one kind within an optimizer's, wherever they stand in it."""
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
     return [leaf for leaf in leaves if isinstance(leaf, kind)]
+
+
+def start_average(config: OptimSettings, params: Any) -> Any:
+    """The weights that evaluation reads before the first step: a copy, or {} where they are those being trained."""
+    averages = config.ema_decay or OPTIMIZERS[config.optimizer].averages
+    return jax.tree.map(jnp.array, params) if averages else {}
+
+
+def next_average(config: OptimSettings, averaged: Any, params: Any, opt_state: Any, step: jax.Array) -> Any:
+    """The average after a step that left `params` and `opt_state`; `step` counts those before it.
+
+    EMA:           a <- d a + (1 - d) w,   d = min(ema_decay, (1 + step) / (10 + step)), so that the start is forgotten
+    schedule-free: the optimizer's own average (Defazio et al. 2024, arXiv:2405.15682)
+    """
+    if OPTIMIZERS[config.optimizer].averages:
+        return contrib.schedule_free_eval_params(states_of(opt_state, contrib.ScheduleFreeState)[0], params)
+    if not config.ema_decay:
+        return averaged
+    decay = jnp.minimum(config.ema_decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda a, w: decay * a + (1 - decay) * w, averaged, params)

@@ -19,7 +19,7 @@ from saejax.core.host import resident_memory
 from saejax.runs import Run
 from saejax.training.profile_text import as_markdown
 from saejax.training.program import Program
-from saejax.training.trace import HOST, by_component, device_spans, operations, row
+from saejax.training.trace import by_component, device_spans, operations, row
 from saejax.training.watch import Phases, Watch, device_memory
 
 # Steps before the trace, and in it: the prediction of a run's length looks at later ones.
@@ -54,18 +54,17 @@ class Profiler(Watch):
 
     def __init__(self, folder: Path, devices: Sequence[jax.Device], tell: Callable[[str], None]):
         self._folder, self._run, self._devices, self._tell = folder, Run(folder), devices, tell
-        self._phases = Phases()
         self._memory: list[dict[str, float]] = []
         self._every = 1
         self._trace: dict[str, Any] | None = None
         self._tracing: int | None = None
 
     @contextlib.contextmanager
-    def over(self, programs: Sequence[Program], first: int, total: int) -> Iterator[None]:
+    def over(self, programs: Sequence[Program], first: int, total: int, phases: Phases) -> Iterator[None]:
         self._program, self._first, self._taken = programs[0].step, first, first
         self._from = first + _WARM
         self._to = min(total, self._from + _TRACED)
-        self._begun, self._phases = time.perf_counter(), Phases()
+        self._begun, self._phases = time.perf_counter(), phases
         try:
             yield
         finally:
@@ -81,7 +80,7 @@ class Profiler(Watch):
 
     def before_step(self, step: int, states: Sequence[Any]) -> None:
         self._taken = step
-        with self.phase("profile"):
+        with self._phases.within("profile"):
             self._look(step, states)
         self._taken = step + 1
 
@@ -95,15 +94,6 @@ class Profiler(Watch):
             self._start(step)
         if (step - self._first) % self._every == 0:
             self._measure(step)
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self._phases.count(name)
-        try:
-            with jax.profiler.TraceAnnotation(HOST + name):
-                yield
-        finally:
-            self._phases.count()
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -155,7 +145,7 @@ class Profiler(Watch):
     def content(self) -> dict[str, Any]:
         """The content of profile.json."""
         passed, steps = time.perf_counter() - self._begun, max(1, self._taken - self._first)
-        each, seconds = 1e3 / steps, dict(self._phases.seconds)
+        each, seconds = 1e3 / steps, self._phases.seconds()
         seconds[""] = passed - sum(value for name, value in seconds.items() if name)
         device = self._devices[0]
         return {

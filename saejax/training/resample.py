@@ -23,7 +23,7 @@ from saejax.core.rng import stream
 from saejax.core.settings import setting
 from saejax.kernels.batch import whole_batch
 from saejax.training.guard import state_if
-from saejax.training.length import LengthSettings
+from saejax.training.optim import LengthSettings
 from saejax.training.state import TrainState
 
 ENCODER_SHARE = 0.2

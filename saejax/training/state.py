@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 from saejax.coders import Coder
 from saejax.core.rng import stream
 from saejax.parallel import tree_shardings
-from saejax.training.averaging import AveragingSettings, start_average
 from saejax.training.guard import GuardSettings, start_losses
+from saejax.training.optim import OptimSettings, start_average
 from saejax.training.warm_start import WarmStart
 
 
 @dataclasses.dataclass(frozen=True)
-class StateSettings(GuardSettings, AveragingSettings):
+class StateSettings(GuardSettings, OptimSettings):
     """The parts of a state besides parameters and moments."""
 
 

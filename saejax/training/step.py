@@ -12,10 +12,9 @@ from saejax.coders import Coder, Sites
 from saejax.coders.term import total_variance
 from saejax.kernels.batch import of_all_copies
 from saejax.parallel import MODES, batch_sharding, replicated
-from saejax.training.averaging import next_average
 from saejax.training.config import TrainConfig
 from saejax.training.guard import judge
-from saejax.training.optim import learning_rate_factor, steps_taken
+from saejax.training.optim import learning_rate_factor, next_average, steps_taken
 from saejax.training.resample import resample
 from saejax.training.state import Learnable, TrainState
 

@@ -34,7 +34,7 @@ from saejax.evals.heldout import heldout_rows, make_validation
 from saejax.parallel import ParallelConfig, make_mesh, replicated, tree_shardings
 from saejax.trained import make_sites
 from saejax.training import TrainConfig
-from saejax.training.best import Best
+from saejax.training.memory import Memory
 from saejax.training.preemption import Preemption
 
 CUT = ("standard", "gated", "topk", "abs_topk", "batchtopk", "jumprelu")
@@ -76,13 +76,15 @@ def test_what_is_asked_for_stays_however_old(tmp_path: Path) -> None:
 
 
 def test_the_best_is_what_its_metric_says() -> None:
-    high, low = Best("val/fve"), Best("val/relative_error")
+    configs = {metric: TrainConfig(keep_best=metric) for metric in ("val/fve", "val/relative_error", "val/r2", "")}
+    high, low, other, none = (Memory(config) for config in configs.values())
     for step, value in enumerate((0.2, 0.5, float("nan"), 0.4, 0.5)):
-        high, low = high.after(step, {"fve": value}), low.after(step, {"relative_error": value})
-    assert (high.value, high.step) == (0.5, 1) and (low.value, low.step) == (0.2, 0)
-    assert Best.resumed("val/fve", json.loads(json.dumps(high.to_meta()))) == high
-    assert Best.resumed("val/r2", high.to_meta()) == Best("val/r2")
-    assert Best("").after(3, {"fve": 1.0}) == Best("") and Best("").to_meta() == {}
+        high, low = high.validated(step, {"fve": value}), low.validated(step, {"relative_error": value})
+    assert (high.best, high.best_step) == (0.5, 1) and (low.best, low.best_step) == (0.2, 0)
+    assert high.to_meta()["best"] == {"metric": "val/fve", "value": 0.5, "step": 1}
+    assert Memory.resumed(configs["val/fve"], json.loads(json.dumps(high.to_meta()))) == high
+    assert Memory.resumed(configs["val/r2"], high.to_meta()) == other
+    assert none.validated(3, {"fve": 1.0}) == none and "best" not in none.to_meta()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def train_alone(
     writers: Any,
     checkpoints: Any,
     meta: dict[str, Any],
-    watch: Watch | None = None,
+    watches: Sequence[Watch] = (),
     **how: Any,
 ) -> Outcome:
     """A session of training one coder, without stores or run folders."""
@@ -154,7 +154,7 @@ def train_alone(
         validate=validate and (lambda states: {"": validate(states[0].evaluated(), states[0].stats)}),
         writers={"": writers},
         mesh=mesh,
-        watch=watch or Watch(),
+        watches=watches,
     )
     return run_loop(config, setup)
 

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def run(
     stop_by: signal.Signals = signal.SIGTERM,
     poison: int | None = None,
     validate: Validate = lambda params, stats: {"norm": float(np.linalg.norm(params["W_enc"]))},
-    watch: Watch | None = None,
+    watches: Sequence[Watch] = (),
     mode: str = "jit",
 ) -> Outcome:
     """A session of training in `folder`; a signal arrives while batch `stop_at` is read; batch `poison` is NaN."""
@@ -75,7 +75,7 @@ def run(
                 writers=[writer],
                 checkpoints=checkpoints,
                 meta={"scale": 0.7},
-                watch=watch,
+                watches=watches,
                 mode=mode,
             )
     finally:

@@ -14,7 +14,7 @@ from saejax.coders import RECIPES, TOPOLOGIES, CoderConfig, Sites, build
 from saejax.core.metrics import l0_note, read_metrics
 from saejax.fit.stacked import l0_for_all
 from saejax.training import TrainState
-from saejax.training.after import can_differ, compare
+from saejax.training.program import can_differ, compare
 
 K, ROWS, STEPS, BATCH = 4, 2048, 48, 256
 # All whose latents are chosen by batch. Each is trained in the soak.

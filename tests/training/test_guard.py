@@ -22,7 +22,8 @@ from saejax.store import Batches, StoreReader
 from saejax.store.blocks import ChunkBlocks, places
 from saejax.store.order import EpochOrder
 from saejax.training import TrainConfig, TrainState
-from saejax.training.guard import Skipped, is_sound, judge, start_losses
+from saejax.training.guard import is_sound, judge, start_losses
+from saejax.training.memory import Memory
 from saejax.training.optim import make_optimizer, make_schedule
 from saejax.training.state import make_init
 from saejax.training.step import default_hyper, make_step
@@ -134,10 +135,12 @@ def test_a_spike_s_memory_is_part_of_the_state() -> None:
 
 
 def test_skipped_steps_are_counted_over_sessions() -> None:
-    count = Skipped.resumed({})
-    for skipped in (True, False, True, True):
-        count = count.after(skipped)
-    assert Skipped.resumed(json.loads(json.dumps(count.to_meta()))) == Skipped(total=3, in_a_row=2)
+    config = TrainConfig()
+    memory = Memory.resumed(config, {})
+    for taken in (False, True, False, False):
+        memory = memory.stepped(taken)
+    assert Memory.resumed(config, json.loads(json.dumps(memory.to_meta()))) == memory
+    assert memory == Memory(config, skipped=3, in_a_row=2) and memory.to_meta()["skipped"] == memory.counts()["skipped"]
 
 
 @pytest.mark.parametrize(

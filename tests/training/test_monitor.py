@@ -15,7 +15,6 @@ from saejax.core.metrics import read_metrics
 from saejax.report.curves import monitored
 from saejax.training import Profiler
 from saejax.training.monitor import Growth, Monitor, Waiting, utilisation_of
-from saejax.training.watch import Together
 
 LOOP = {"loop/data", "loop/step", "loop/metrics", "loop/validation", "loop/checkpoint", "loop/other"}
 
@@ -27,10 +26,10 @@ def test_rows_say_what_it_takes_and_no_number_changes(store: Path, tmp_path: Pat
     for name in ("alone", "profiled"):
         folder = tmp_path / name
         folder.mkdir()
-        watch: Any = Monitor(jax.devices()[:1], said.append)
+        watches: list[Any] = [Monitor(jax.devices()[:1], said.append)]
         if name == "profiled":
-            watch = Together([watch, Profiler(folder, jax.devices()[:1], said.append)])
-        assert run(store, folder, watch=watch).finished
+            watches.append(Profiler(folder, jax.devices()[:1], said.append))
+        assert run(store, folder, watches=watches).finished
         assert_same(final(tmp_path / "plain"), final(folder))
         rows = [row for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row]
         assert rows and all({"host/cpu", "host/memory_bytes", *LOOP} <= row.keys() for row in rows)

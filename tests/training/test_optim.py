@@ -17,7 +17,7 @@ from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.store import ArrayRows, Batches
 from saejax.trained import make_sites
 from saejax.training import TrainConfig, TrainState, program_of_one
-from saejax.training.best import Best, EarlyStopping
+from saejax.training.memory import Memory
 from saejax.training.optim import OPTIMIZERS, make_optimizer, make_schedule, steps_taken, usual_bias_rate, usual_rate
 from saejax.training.start import read_spread
 from saejax.training.state import abstract_state, init_state, make_init
@@ -375,15 +375,16 @@ def test_latents_that_do_not_divide_are_refused_with_a_number_that_does() -> Non
 
 def test_early_stopping_waits_for_more_than_min_delta_and_remembers() -> None:
     config = _config(early_stop_patience=2, early_stop_min_delta=0.05)
-    early = EarlyStopping.resumed(config, {})
+    memory = Memory.resumed(config, {})
     stopped = []
-    for fve in (0.5, 0.54, 0.56, 0.6, 0.61):
+    for step, fve in enumerate((0.5, 0.54, 0.56, 0.6, 0.61)):
         # As if interrupted after every validation.
-        early = EarlyStopping.resumed(config, early.after({"fve": fve}).to_meta())
-        stopped.append((early.best, early.waited, early.stopped))
-    assert stopped == [(0.5, 0, False), (0.5, 1, False), (0.56, 0, False), (0.56, 1, False), (0.56, 2, True)]
-    never = EarlyStopping.resumed(_config(), {}).after({"fve": 0.5}).after({"fve": 0.1})
-    assert not never.stopped and never.to_meta()["stopped_early"] is False
+        memory = Memory.resumed(config, memory.validated(step, {"fve": fve}).to_meta())
+        stopped.append((memory.fve, memory.waited, memory.stopped))
+        assert memory.to_meta()["stopped_early"] is (memory.stopped is not None) is not memory.going
+    assert stopped == [(0.5, 0, None), (0.5, 1, None), (0.56, 0, None), (0.56, 1, None), (0.56, 2, 4)]
+    never = Memory.resumed(_config(), {}).validated(0, {"fve": 0.5}).validated(1, {"fve": 0.1})
+    assert never.going and never.to_meta()["stopped_early"] is False
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -391,23 +392,25 @@ def test_validations_that_are_not_finite_are_never_the_best(seed: int) -> None:
     """Against a plain reading of the rule, over sequences with NaN and both infinities, resumed at every step."""
     rng = np.random.default_rng(seed)
     patience, delta = int(rng.integers(1, 5)), float(rng.choice([0.0, 0.05, 0.5]))
-    config = _config(early_stop_patience=patience, early_stop_min_delta=delta)
+    early = {"early_stop_patience": patience, "early_stop_min_delta": delta}
+    configs = [_config(keep_best=metric, **early) for metric in ("val/fve", "val/relative_error")]
     broken = rng.choice([np.nan, np.inf, -np.inf], 30)
     fves = np.where(rng.random(30) < rng.choice([0.3, 0.9]), broken, rng.normal(size=30))
-    early, highest, lowest = EarlyStopping.resumed(config, {}), Best("val/fve"), Best("val/relative_error")
+    memories = [Memory.resumed(config, {}) for config in configs]
     best, waited = -np.inf, 0
     for step, fve in enumerate(map(float, fves)):
-        early = EarlyStopping.resumed(config, json.loads(json.dumps(early.after({"fve": fve}).to_meta())))
-        highest = highest.after(step, {"fve": fve})
-        lowest = lowest.after(step, {"relative_error": fve})
+        memories = [memory.validated(step, {"fve": fve, "relative_error": fve}) for memory in memories]
+        metas = [json.loads(json.dumps(memory.to_meta())) for memory in memories]
         best, waited = (fve, 0) if np.isfinite(fve) and fve > best + delta else (best, waited + 1)
-        assert (early.best, early.waited) == (best if np.isfinite(best) else None, waited), step
-        assert early.stopped == (waited >= patience)
+        for memory, meta in zip(memories, metas, strict=True):
+            assert (memory.fve, memory.waited) == (best if np.isfinite(best) else None, waited), step
+            assert meta["stopped_early"] == (waited >= patience) and (memory.stopped == step) == (waited >= patience)
+        memories = [Memory.resumed(config, meta) for config, meta in zip(configs, metas, strict=True)]
     if np.isfinite(fves).any():
         finite = np.where(np.isfinite(fves), fves, np.nan)
-        assert (highest.step, lowest.step) == (np.nanargmax(finite), np.nanargmin(finite))
+        assert [memory.best_step for memory in memories] == [np.nanargmax(finite), np.nanargmin(finite)]
     else:
-        assert highest.step is lowest.step is None
+        assert [memory.best_step for memory in memories] == [None, None]
 
 
 @pytest.mark.parametrize(

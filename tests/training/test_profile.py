@@ -33,10 +33,10 @@ def test_a_profile_adds_up_and_changes_no_number(store: Path, tmp_path: Path) ->
     assert run(store, plain).finished
 
     watch, said = profiled(watched)
-    assert not run(store, watched, stop_at=8, watch=watch).finished
+    assert not run(store, watched, stop_at=8, watches=[watch]).finished
     first = read(watched)
     assert (first["trace"]["first_step"], first["trace"]["steps"], first["session"]["steps"]) == (4, 6, 9)
-    assert run(store, watched, watch=profiled(watched)[0]).finished
+    assert run(store, watched, watches=[profiled(watched)[0]]).finished
     assert_same(final(plain), final(watched))
 
     content = read(watched)
@@ -61,7 +61,7 @@ def test_a_profile_adds_up_and_changes_no_number(store: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("mode", "mesh"), [("jit", (2, 2)), ("pmap", (2, 1))])
 def test_several_devices_are_profiled(store: Path, tmp_path: Path, mode: str, mesh: tuple[int, int]) -> None:
     watch, _ = profiled(tmp_path, devices=mesh[0] * mesh[1])
-    assert run(store, tmp_path, "standard", mesh=mesh, mode=mode, watch=watch).finished
+    assert run(store, tmp_path, "standard", mesh=mesh, mode=mode, watches=[watch]).finished
     names = {row["name"] for row in read(tmp_path)["trace"]["components"]}
     assert {"encode", "backward of encode", "optimizer", BETWEEN} <= names
 
