@@ -21,9 +21,9 @@ from saejax.coders.latents import Latents, ListedLatents, Params
 from saejax.coders.topology import Axes, Topology, Transcoder
 from saejax.core.errors import DataError
 from saejax.kernels.dense import EXACT, decode_dense, decode_dense_split, product
-from saejax.kernels.listed import decode_listed, kept_listed, of_latents_listed
-from saejax.kernels.norms import norms, unit_rows
-from saejax.kernels.sparse import decode_groups, kept_pre_activations, of_latents
+from saejax.kernels.listed import decode_listed
+from saejax.kernels.norms import unit_rows
+from saejax.kernels.sparse import decode_groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,34 +69,6 @@ class CrossLayerTranscoder(Topology):
         centre_LD = rest.pop("centre")
         return rest, -jnp.einsum("ld,ldf->lf", centre_LD, params["W_enc"], precision=EXACT)
 
-    def pre_activations(self, params: Params, x_BLD: jax.Array) -> jax.Array:
-        """pre_l = x_l W_enc,l + b_enc,l, float32 [B, L, F]."""
-        # Layer by layer: a batched product of bfloat16 into float32 does not exist on every backend.
-        x_BLD = self.encoder_input(params, x_BLD)
-        layers = [product(x_BLD[:, i], params["W_enc"][i], self.matmul_dtype) for i in range(self.sites)]
-        return jnp.stack(layers, axis=1) + params["b_enc"][None]
-
-    def kept(
-        self,
-        params: Params,
-        x_BLD: jax.Array,
-        pre_BLF: jax.Array,
-        indices_BLK: jax.Array,
-        rows_P: jax.Array | None = None,
-    ) -> jax.Array:
-        raw_BLF = jax.lax.stop_gradient(pre_BLF - params["b_enc"][None])
-        x_BLD = self.encoder_input(params, x_BLD)
-        if rows_P is not None:
-            n_tokens = len(x_BLD)
-            kept_P = kept_listed(x_BLD, params["W_enc"], raw_BLF, rows_P, indices_BLK, n_tokens)
-            return kept_P + of_latents_listed(params["b_enc"], rows_P, indices_BLK, n_tokens)
-        columns = []
-        for layer in range(self.sites):
-            x_BD, W_DF = x_BLD[:, layer], params["W_enc"][layer]
-            kept_BK = kept_pre_activations(x_BD, W_DF, raw_BLF[:, layer], indices_BLK[:, layer])
-            columns.append(kept_BK + of_latents(params["b_enc"][layer], indices_BLK[:, layer]))
-        return jnp.stack(columns, axis=1)
-
     def decode_without_bias(self, params: Params, latents: Latents, x_BLD: jax.Array | None) -> jax.Array:
         """sum_{l <= m} f_l W_dec,l->m, float32 [B, L, D]."""
         # A layer's rows are as long as what it writes: its own layer and those above, the end of y.
@@ -110,17 +82,6 @@ class CrossLayerTranscoder(Topology):
         else:  # a prefix, where latents are not split
             y_BR = decode_dense(latents.values, rows, self.matmul_dtype)
         return self.written_by(params, y_BR, x_BLD)
-
-    def restrict(self, params: Params, chosen: slice) -> Params:
-        encoders = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
-        return params | encoders | {name: params[name][chosen] for name in self.decoders}
-
-    def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
-        """One [F, (L - l) D] for each layer."""
-        return tuple(params[name].reshape(params[name].shape[0], -1) for name in self.decoders)
-
-    def decoder_norms(self, params: Params) -> jax.Array:
-        return jnp.stack([norms(rows, axis=1) for rows in self.decoder_rows(params)])
 
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         reads, writes = (jnp.asarray(scales, jnp.float32) for scales in (read_scales, write_scales))

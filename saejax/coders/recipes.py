@@ -3,21 +3,14 @@
 A recipe is a row of settings, keys of `CoderConfig`. Where a row is silent, the key's own `base` holds.
 """
 
-import dataclasses
 from typing import Any
 
 
-@dataclasses.dataclass(frozen=True)
 class Recipe:
     """A row: what it is, where it was published, and the settings."""
 
-    title: str
-    paper: str
-    settings: dict[str, Any]
-
-
-def _recipe(title: str, paper: str, **settings: Any) -> Recipe:
-    return Recipe(title, paper, settings)
+    def __init__(self, title: str, paper: str, **settings: Any):
+        self.title, self.paper, self.settings = title, paper, settings
 
 
 # What dead latents learn from: AuxK where a token makes them positive, Lift where none does. Lift's weight is that of a
@@ -37,35 +30,39 @@ _THRESHOLD: dict[str, Any] = {
     "unit_decoder_every": 1,
     **_OWN_THRESHOLDS,
 }
+_SATURATING: dict[str, Any] = {
+    "sparsity": "jumprelu",
+    **_OWN_THRESHOLDS,
+    "threshold_init": 0.1,
+    "bandwidth": 2.0,
+    "tanh_coefficient": 1.0,
+    "sparsity_warmup_fraction": 1.0,
+    "pre_activation_coefficient": 3e-6,
+    "init": "uniform",
+    "reconstruction": "mse",
+}
 _PREFIXES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 _GAO = "https://arxiv.org/abs/2406.04093"
-_BATCHTOPK = "https://arxiv.org/abs/2412.06410"
-_JUMPRELU = "https://arxiv.org/abs/2407.14435"
-_GEMMA_SCOPE = "https://arxiv.org/abs/2408.05147"
 _GEMMA_SCOPE_2 = (
     "https://deepmind.google/blog/"
     "gemma-scope-2-helping-the-ai-safety-community-deepen-understanding-of-complex-language-model-behavior/"
 )
-_HIERARCHICAL = "https://arxiv.org/abs/2505.24473"
-_APRIL = "https://transformer-circuits.pub/2024/april-update/index.html"
-_JANUARY = "https://transformer-circuits.pub/2025/january-update/index.html"
-_TRANSCODERS = "https://arxiv.org/abs/2406.11944"
 _CROSSCODERS = "https://transformer-circuits.pub/2024/crosscoders/index.html"
 _CIRCUITS = "https://transformer-circuits.pub/2025/attribution-graphs/methods.html"
 
 RECIPES: dict[str, Recipe] = {
-    "standard": _recipe(
+    "standard": Recipe(
         "relu + norm-weighted L1",
-        _APRIL,
+        "https://transformer-circuits.pub/2024/april-update/index.html",
         sparsity="relu",
         l1_coefficient=5.0,
         **_LIFTED,
         **_FREE,
     ),
-    "p_anneal": _recipe(
+    "p_anneal": Recipe(
         "relu + Lp with falling p", "https://arxiv.org/abs/2408.00113", sparsity="relu", lp_coefficient=5.0, **_FREE
     ),
-    "ghost": _recipe(
+    "ghost": Recipe(
         "relu + norm-weighted L1 + ghost gradients",
         "https://transformer-circuits.pub/2024/jan-update/index.html",
         sparsity="relu",
@@ -77,7 +74,7 @@ RECIPES: dict[str, Recipe] = {
     # holds the rows frozen, never reaches the size it needs. A penalty that is whole from the start closes gates for
     # good: without centre and Lift 29 % of latents died on the demo model at L0 24, and 6 % with half a training to
     # rise. With Lift a fifth of the training is better at L0 24 of the known truth, and worse at L0 6.
-    "gated": _recipe(
+    "gated": Recipe(
         "gated",
         "https://arxiv.org/abs/2404.16014",
         sparsity="gated",
@@ -88,27 +85,27 @@ RECIPES: dict[str, Recipe] = {
         unit_decoder_every=1,
         **_LIFTED,
     ),
-    "topk": _recipe("TopK + AuxK", _GAO, **_UNIT),
-    "hierarchical_topk": _recipe(
-        "TopK at every number of latents up to k", _HIERARCHICAL, hierarchical_every=1, **_UNIT
+    "topk": Recipe("TopK + AuxK", _GAO, **_UNIT),
+    "hierarchical_topk": Recipe(
+        "TopK at every number of latents up to k", "https://arxiv.org/abs/2505.24473", hierarchical_every=1, **_UNIT
     ),
-    "multi_topk": _recipe("TopK at k and 4 k", _GAO, multi_topk_coefficient=1 / 8, **_UNIT),
+    "multi_topk": Recipe("TopK at k and 4 k", _GAO, multi_topk_coefficient=1 / 8, **_UNIT),
     # A latent that is negative fires here: there is nothing to lift.
-    "abs_topk": _recipe(
+    "abs_topk": Recipe(
         "TopK of both signs",
         "https://arxiv.org/abs/2510.00404",
         sparsity="abs_topk",
         **_UNIT | {"lift_coefficient": 0.0},
     ),
     # The paper penalises each latent's largest cosine; this is the mean square over all pairs.
-    "decorrelated": _recipe(
+    "decorrelated": Recipe(
         "TopK + decorrelated decoder rows", "https://arxiv.org/abs/2509.22033", decorrelation_coefficient=1.0, **_UNIT
     ),
-    "batchtopk": _recipe("BatchTopK + AuxK", _BATCHTOPK, sparsity="batchtopk", **_UNIT),
+    "batchtopk": Recipe("BatchTopK + AuxK", "https://arxiv.org/abs/2412.06410", sparsity="batchtopk", **_UNIT),
     # Many latents at first, and a penalty that rises slowly: benchmarks/quality/changes.py.
-    "jumprelu": _recipe(
+    "jumprelu": Recipe(
         "JumpReLU at a chosen L0",
-        _JUMPRELU,
+        "https://arxiv.org/abs/2407.14435",
         target_l0_coefficient=1.0,
         target_l0_start=4.0,
         threshold_init=0.01,
@@ -116,15 +113,10 @@ RECIPES: dict[str, Recipe] = {
         **_REVIVED,
         **_THRESHOLD,
     ),
-    "jumprelu_l0": _recipe(
-        "JumpReLU + L0",
-        _GEMMA_SCOPE,
-        l0_coefficient=3e-3,
-        **_THRESHOLD,
-    ),
+    "jumprelu_l0": Recipe("JumpReLU + L0", "https://arxiv.org/abs/2408.05147", l0_coefficient=3e-3, **_THRESHOLD),
     # Sections 2.3 and 3 of the report. Ours is what it leaves open: the prefixes, the form of the frequency penalty and
     # all weights; and the bandwidth, of which it has a tenth at a far lower learning rate.
-    "gemma_scope_2": _recipe(
+    "gemma_scope_2": Recipe(
         "Matryoshka JumpReLU + quadratic L0 + frequency penalty",
         _GEMMA_SCOPE_2,
         target_l0_coefficient=0.02,
@@ -135,21 +127,13 @@ RECIPES: dict[str, Recipe] = {
         reconstruction="mse",
         **_THRESHOLD,
     ),
-    "jumprelu_tanh": _recipe(
+    "jumprelu_tanh": Recipe(
         "JumpReLU + tanh + pre-activation loss",
-        _JANUARY,
-        sparsity="jumprelu",
-        **_OWN_THRESHOLDS,
-        threshold_init=0.1,
-        bandwidth=2.0,
-        tanh_coefficient=1.0,
-        sparsity_warmup_fraction=1.0,
-        pre_activation_coefficient=3e-6,
-        init="uniform",
-        reconstruction="mse",
+        "https://transformer-circuits.pub/2025/january-update/index.html",
+        **_SATURATING,
     ),
     # The whole dictionary has a fifth of the loss, which is a mean over five prefixes; so has its AuxK.
-    "matryoshka": _recipe(
+    "matryoshka": Recipe(
         "Matryoshka BatchTopK",
         "https://arxiv.org/abs/2503.17547",
         sparsity="batchtopk",
@@ -157,7 +141,7 @@ RECIPES: dict[str, Recipe] = {
         **_UNIT | {"auxk_coefficient": 1 / 32 / len(_PREFIXES)},
     ),
     # The two reconstructions have one weight each here; the authors' code has a fifth and four fifths.
-    "temporal": _recipe(
+    "temporal": Recipe(
         "Matryoshka BatchTopK + contrast of neighbouring tokens",
         "https://arxiv.org/abs/2511.05541",
         sparsity="batchtopk",
@@ -165,17 +149,14 @@ RECIPES: dict[str, Recipe] = {
         contrastive_coefficient=0.3,
         **_UNIT | {"auxk_coefficient": 1 / 32 / 2},
     ),
-    "transcoder": _recipe("transcoder, TopK", _TRANSCODERS, topology="transcoder", **_APART),
-    "skip_transcoder": _recipe(
-        "transcoder with a linear skip, TopK",
-        "https://arxiv.org/abs/2501.18823",
-        topology="skip_transcoder",
-        **_APART,
+    "transcoder": Recipe("transcoder, TopK", "https://arxiv.org/abs/2406.11944", topology="transcoder", **_APART),
+    "skip_transcoder": Recipe(
+        "transcoder with a linear skip, TopK", "https://arxiv.org/abs/2501.18823", topology="skip_transcoder", **_APART
     ),
-    "crosscoder": _recipe(
+    "crosscoder": Recipe(
         "crosscoder, relu + L1", _CROSSCODERS, topology="crosscoder", sparsity="relu", l1_coefficient=2.0, **_FREE
     ),
-    "crosscoder_batchtopk": _recipe(
+    "crosscoder_batchtopk": Recipe(
         "crosscoder, BatchTopK",
         "https://arxiv.org/abs/2504.02922",
         topology="crosscoder",
@@ -183,7 +164,7 @@ RECIPES: dict[str, Recipe] = {
         **_UNIT,
     ),
     # As published: trained as a BatchTopK, which is a JumpReLU afterwards (appendix B.1 of the report).
-    "crosscoder_causal": _recipe(
+    "crosscoder_causal": Recipe(
         "weakly causal crosscoder, BatchTopK",
         _GEMMA_SCOPE_2,
         topology="causal_crosscoder",
@@ -191,7 +172,7 @@ RECIPES: dict[str, Recipe] = {
         init="uniform",
         auxk_coefficient=1 / 32,
     ),
-    "clt": _recipe(
+    "clt": Recipe(
         "cross-layer transcoder, BatchTopK",
         _CIRCUITS,
         topology="clt",
@@ -199,18 +180,5 @@ RECIPES: dict[str, Recipe] = {
         init="uniform",
         auxk_coefficient=1 / 32,
     ),
-    "clt_jumprelu": _recipe(
-        "cross-layer transcoder, JumpReLU + tanh",
-        _CIRCUITS,
-        topology="clt",
-        sparsity="jumprelu",
-        **_OWN_THRESHOLDS,
-        init="uniform",
-        threshold_init=0.1,
-        bandwidth=2.0,
-        tanh_coefficient=1.0,
-        sparsity_warmup_fraction=1.0,
-        pre_activation_coefficient=3e-6,
-        reconstruction="mse",
-    ),
+    "clt_jumprelu": Recipe("cross-layer transcoder, JumpReLU + tanh", _CIRCUITS, topology="clt", **_SATURATING),
 }

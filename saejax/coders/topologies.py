@@ -38,8 +38,7 @@ class Autoencoder(Topology):
         """
         if "centre" in params:
             return params["b_enc"]
-        b_dec = params["b_dec"]
-        zero_D = b_dec - jax.lax.stop_gradient(b_dec)
+        zero_D = params["b_dec"] - jax.lax.stop_gradient(params["b_dec"])
         return params["b_enc"] - jnp.matmul(zero_D, jax.lax.stop_gradient(params["W_enc"]), precision=EXACT)
 
     def uncentred(self, params: Params) -> tuple[Params, jax.Array]:

@@ -13,7 +13,7 @@ SAELens: W_enc [*in, F], b_enc [F], W_dec [F, *out], b_dec [*out].
 """
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -108,27 +108,47 @@ class Topology:
         """(parameters without the centre, what each latent's bias has to gain for it [F])."""
         rest = dict(params)
         centre = rest.pop("centre")
-        return rest, -jnp.matmul(centre.reshape(-1), _encoder(params), precision=EXACT)
+        W_enc = params["W_enc"]
+        return rest, -jnp.matmul(centre.reshape(-1), W_enc.reshape(-1, W_enc.shape[-1]), precision=EXACT)
+
+    def encoders(self, params: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(x' [B, G, N], W_enc [G, N, F]): all that each group of latents reads as one row, and its weights."""
+        into, W_enc = self.encoder_input(params, x), params["W_enc"]
+        W_GNF = W_enc.reshape(len(self.decoders), -1, W_enc.shape[-1])
+        return into.reshape(len(into), *W_GNF.shape[:2]), W_GNF
+
+    def by_group(self, groups: Sequence[jax.Array], axis: int = 1) -> jax.Array:
+        """Arrays, one for each group of latents, as one: with an axis of groups where latents have one."""
+        return groups[0] if len(self.latent_shape) == 1 else jnp.stack(groups, axis)
 
     def pre_activations(self, params: Params, x: jax.Array) -> jax.Array:
-        """pre = x' W_enc + b_enc, float32 [B, F]."""
-        return product(self._input(params, x), _encoder(params), self.matmul_dtype) + self.encoder_bias(params)[None]
+        """pre = x' W_enc + b_enc, float32 [B, F] or [B, G, F]."""
+        # Group by group: a batched product of bfloat16 into float32 does not exist on every backend.
+        x_BGN, W_GNF = self.encoders(params, x)
+        pre = [product(x_BGN[:, g], W_GNF[g], self.matmul_dtype) for g in range(len(W_GNF))]
+        return self.by_group(pre) + self.encoder_bias(params)[None]
 
     def kept(
-        self, params: Params, x: jax.Array, pre_BF: jax.Array, indices_BK: jax.Array, rows_P: jax.Array | None = None
+        self, params: Params, x: jax.Array, pre: jax.Array, indices: jax.Array, rows_P: jax.Array | None = None
     ) -> jax.Array:
-        """pre at `indices`, [B, K], where pre is known already; its gradient stays sparse (and skips x).
+        """pre at `indices`, [B, K] or [B, G, K], where pre is known already; its gradient stays sparse (and skips x).
 
         Of a list for the batch: pre at (rows, indices), [P].
         """
-        bias_F = self.encoder_bias(params)
-        raw_BF = jax.lax.stop_gradient(pre_BF - bias_F[None])
+        bias = self.encoder_bias(params)
+        (x_BGN, W_GNF), raw = self.encoders(params, x), jax.lax.stop_gradient(pre - bias[None])
+        n_tokens, n_groups, n_latents = len(x), len(W_GNF), pre.shape[-1]
+        raw_BGF, bias_GF = raw.reshape(n_tokens, n_groups, n_latents), bias.reshape(n_groups, n_latents)
         if rows_P is not None:
-            x_BD, n_tokens = self._input(params, x), pre_BF.shape[0]
-            kept_P = kept_listed(x_BD[:, None], _encoder(params)[None], raw_BF[:, None], rows_P, indices_BK, n_tokens)
-            return kept_P + of_latents_listed(bias_F[None], rows_P, indices_BK, n_tokens)
-        kept_BK = kept_pre_activations(self._input(params, x), _encoder(params), raw_BF, indices_BK)
-        return kept_BK + of_latents(bias_F, indices_BK)
+            kept_P = kept_listed(x_BGN, W_GNF, raw_BGF, rows_P, indices, n_tokens)
+            return kept_P + of_latents_listed(bias_GF, rows_P, indices, n_tokens)
+        at_BGK = indices.reshape(n_tokens, n_groups, indices.shape[-1])
+
+        def of_group(g: int) -> jax.Array:
+            kept_BK = kept_pre_activations(x_BGN[:, g], W_GNF[g], raw_BGF[:, g], at_BGK[:, g])
+            return kept_BK + of_latents(bias_GF[g], at_BGK[:, g])
+
+        return self.by_group([of_group(g) for g in range(n_groups)])
 
     def decode(self, params: Params, latents: Latents, x: jax.Array | None) -> jax.Array:
         """y_hat = f W_dec + b_dec, float32 [B, *out]; x matters to a skip connection and layer normalisation."""
@@ -152,15 +172,15 @@ class Topology:
     def restrict(self, params: Params, chosen: slice) -> Params:
         """Parameters of the smaller coder that has only the latents `chosen`."""
         encoder = {name: params[name][..., chosen] for name in ("W_enc", "b_enc")}
-        return params | encoder | {"W_dec": params["W_dec"][chosen]}
+        return params | encoder | {name: params[name][chosen] for name in self.decoders}
 
     def decoder_rows(self, params: Params) -> tuple[jax.Array, ...]:
         """All that a latent writes as one row: one [F, R] for each group."""
-        return (params["W_dec"].reshape(params["W_dec"].shape[0], -1),)
+        return tuple(params[name].reshape(params[name].shape[0], -1) for name in self.decoders)
 
     def decoder_norms(self, params: Params) -> jax.Array:
-        """Length of each latent's decoder row, [F]: the weight of its sparsity penalty."""
-        return norms(self.decoder_rows(params)[0], axis=1)
+        """Length of each latent's decoder row, [F] or [G, F]: the weight of its sparsity penalty."""
+        return self.by_group([norms(rows, axis=1) for rows in self.decoder_rows(params)], axis=0)
 
     def fold(self, params: Params, read_scales: tuple[float, ...], write_scales: tuple[float, ...]) -> Params:
         """Parameters for raw activations from those trained on scale * activation; the latents stay the same."""
@@ -184,10 +204,6 @@ class Topology:
 
     def group(self, params: Params, g: int) -> tuple[Any, Params]:
         return self, params
-
-    def _input(self, params: Params, x: jax.Array) -> jax.Array:
-        into = self.encoder_input(params, x)
-        return into.reshape(into.shape[0], math.prod(self.in_shape))
 
 
 class Transcoder(Topology):
@@ -214,10 +230,6 @@ def less_centre(params: Params, x: jax.Array) -> jax.Array:
     """x - centre, float32; x itself where there is no centre."""
     x = x.astype(jnp.float32)
     return x - jax.lax.stop_gradient(params["centre"])[None] if "centre" in params else x
-
-
-def _encoder(params: Params) -> jax.Array:
-    return params["W_enc"].reshape(-1, params["W_enc"].shape[-1])
 
 
 def _per_site(scales: tuple[float, ...], stacked: bool) -> jax.Array:

@@ -49,13 +49,12 @@ class AuxK(Term[AuxKSettings]):
     def _e_hat(self, c: Context) -> jax.Array:
         """[B, *out]. Every latent reads b_dec, but `encoder_input` keeps the gradient from it, and b_enc stands here
         as it is: else the dead would pull at what the live ones rest on."""
-        rows, n_latents = c.topology.decoder_rows(c.params), c.pre.shape[-1]
-        groups, constant = len(rows), jax.lax.stop_gradient
-        x_BGN = constant(c.topology.encoder_input(c.params, c.x)).reshape(c.x.shape[0], groups, -1)
-        W_GNF = c.params["W_enc"].reshape(groups, -1, n_latents)
+        rows, constant = c.topology.decoder_rows(c.params), jax.lax.stop_gradient
+        x_BGN, W_GNF = c.topology.encoders(c.params, c.x)
+        groups, _, n_latents = W_GNF.shape
         b_GF, dead_GF = (a.reshape(groups, n_latents) for a in (c.params["b_enc"], c.dead))
         pre = (c.pre,) if c.pre.ndim == 2 else tuple(c.pre[:, g] for g in range(groups))
         out_BR = decode_largest(
-            x_BGN, W_GNF, b_GF, constant(pre), dead_GF, rows, min(self.k, n_latents), c.topology.matmul_dtype
+            constant(x_BGN), W_GNF, b_GF, constant(pre), dead_GF, rows, min(self.k, n_latents), c.topology.matmul_dtype
         )
         return c.topology.written_by(c.params, out_BR, c.x)

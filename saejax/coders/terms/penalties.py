@@ -133,7 +133,7 @@ class L0(Term[L0Settings]):
     settings: ClassVar[type[Settings]] = L0Settings
 
     def __call__(self, c: Context) -> jax.Array:
-        return _soft_l0(c)
+        return per_token(_fires(c))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +175,9 @@ class TargetL0(Term[TargetL0Settings]):
         return cls(coefficient, settings.target_l0, settings.target_l0_of == "token")
 
     def __call__(self, c: Context) -> jax.Array:
-        if not self.each:
-            return jnp.square(_soft_l0(c) / self.target - 1)
         fires = _fires(c)
+        if not self.each:
+            return jnp.square(per_token(fires) / self.target - 1)
         return per_token(jnp.square(fires.sum(tuple(range(1, fires.ndim))) / self.target - 1))
 
 
@@ -249,7 +249,3 @@ def _fires(c: Context) -> jax.Array:
     # build() has seen that it provides it
     fires: jax.Array = c.sparsity.soft_l0(c.pre, c.params)  # type: ignore[attr-defined]
     return fires
-
-
-def _soft_l0(c: Context) -> jax.Array:
-    return per_token(_fires(c))
