@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.parallel.mesh import ParallelConfig, make_mesh
 
-_SLURM = ("SLURM_PROCID", "SLURM_NTASKS")
 _GRACE = 3.0  # seconds
 
 
@@ -59,7 +58,22 @@ def this_process(config: ParallelConfig) -> Process:
     """
     if explicit := re.fullmatch(r"(\d+)/(\d+)", config.processes):
         return Process(int(explicit[1]), int(explicit[2]))
-    return _CLUSTERS[config.processes](config)
+    if config.processes == "slurm":
+        return _slurm(config)
+    if config.processes != "jax":
+        return Process()
+    if jax.distributed.is_initialized():
+        return together()
+    try:
+        jax.distributed.initialize(config.coordinator or None)
+        process = together()
+        # The ranks are known now, so the processes part again. Joined processes all end when one of them dies, and wait
+        # for each other at the end; a capture needs no communication. The devices are those of this process.
+        jax.distributed.shutdown()
+        clear_backends()
+    except Exception as error:  # ValueError, RuntimeError and those of its transport
+        raise ConfigError(f"parallel.processes is 'jax', but {_cannot_join(error)}") from None
+    return process
 
 
 def local_mesh(config: ParallelConfig, process: Process) -> Mesh:
@@ -88,7 +102,7 @@ def joined(config: ParallelConfig) -> Iterator[Process]:
         jax.distributed.initialize(
             **meeting, heartbeat_timeout_seconds=config.heartbeat, shutdown_timeout_seconds=config.heartbeat
         )
-        process = Process(jax.process_index(), jax.process_count())
+        process = together()
     except Exception as error:  # ValueError, RuntimeError and those of its transport
         raise ConfigError(f"parallel.processes is {config.processes!r}, but {_cannot_join(error)}") from None
     try:
@@ -106,21 +120,15 @@ def _meeting(config: ParallelConfig) -> dict[str, Any]:
     known = {"coordinator_address": config.coordinator or None}
     if config.processes == "jax":
         return known
-    if config.processes == "slurm":
-        process = _slurm(config)
-        return known | {"num_processes": process.world, "process_id": process.rank, "cluster_detection_method": "slurm"}
-    if not config.coordinator:
+    if config.processes != "slurm" and not config.coordinator:
         raise ConfigError(
             f"parallel.processes is {config.processes!r}, and a training's processes must meet: set "
             "parallel.coordinator to host:port of process 0, the same in all of them."
         )
     process = this_process(config)
-    # Nothing is looked for elsewhere, and all devices that the process sees are its own.
-    return known | {
-        "num_processes": process.world,
-        "process_id": process.rank,
-        "cluster_detection_method": "deactivate",
-    }
+    # Without SLURM nothing is looked for elsewhere, and all devices that the process sees are its own.
+    method = "slurm" if config.processes == "slurm" else "deactivate"
+    return known | {"num_processes": process.world, "process_id": process.rank, "cluster_detection_method": method}
 
 
 def _leave(process: Process, code: int) -> None:
@@ -140,13 +148,13 @@ def from_first(process: Process, decide: Callable[[], int]) -> int:
     """
     if process.world == 1:
         return decide()
-    failed: BaseException | None = None
+    failed: Exception | None = None
     number = 0
-    if process.first:
-        try:
+    try:
+        if process.first:
             number = decide()
-        except Exception as error:
-            failed = error
+    except Exception as error:
+        failed = error
     answer = multihost_utils.broadcast_one_to_all(np.asarray([failed is not None, number], np.int32))
     if failed is not None:
         raise failed
@@ -180,29 +188,15 @@ def refuse_many(config: ParallelConfig, command: str) -> None:
 
 
 def _slurm(config: ParallelConfig) -> Process:
-    values = [os.environ.get(name, "") for name in _SLURM]
-    if not all(value.isdecimal() for value in values) or not int(values[0]) < int(values[1]):
-        seen = ", ".join(f"{name}={value!r}" for name, value in zip(_SLURM, values, strict=True))
+    values = {name: os.environ.get(name, "") for name in ("SLURM_PROCID", "SLURM_NTASKS")}
+    rank, world = (int(value) if value.isdecimal() else -1 for value in values.values())
+    if not 0 <= rank < world:
+        seen = ", ".join(f"{name}={value!r}" for name, value in values.items())
         raise ConfigError(
             f"parallel.processes is 'slurm', but SLURM's variables do not say which task this is ({seen}). Start it by "
             "srun, as in srun --ntasks=8 saejax capture ..., or set parallel.processes to rank/processes."
         )
-    return Process(int(values[0]), int(values[1]))
-
-
-def _jax(config: ParallelConfig) -> Process:
-    if jax.distributed.is_initialized():
-        return Process(jax.process_index(), jax.process_count())
-    try:
-        jax.distributed.initialize(config.coordinator or None)
-        process = Process(jax.process_index(), jax.process_count())
-        # The ranks are known now, so the processes part again. Joined processes all end when one of them dies, and wait
-        # for each other at the end; a capture needs no communication. The devices are those of this process.
-        jax.distributed.shutdown()
-        clear_backends()
-    except Exception as error:  # ValueError, RuntimeError and those of its transport
-        raise ConfigError(f"parallel.processes is 'jax', but {_cannot_join(error)}") from None
-    return process
+    return Process(rank, world)
 
 
 def _cannot_join(error: Exception) -> str:
@@ -211,6 +205,3 @@ def _cannot_join(error: Exception) -> str:
         "under SLURM, Open MPI and Kubernetes, and parallel.coordinator=host:port says where they meet. "
         "Elsewhere set parallel.processes to rank/processes, as 0/8."
     )
-
-
-_CLUSTERS: dict[str, Callable[[ParallelConfig], Process]] = {"": lambda _: Process(), "slurm": _slurm, "jax": _jax}
