@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saejax.checkpoints import integrity
-from saejax.core.errors import ConfigError, DataError
+from saejax.core.errors import DataError
 
 _STEP = re.compile(r"\d{9,}")
 _TMP = ".orbax-checkpoint-tmp"
@@ -93,34 +93,15 @@ class Steps:
             if _TMP in path.name or path.name.endswith(_REMOVED):
                 shutil.rmtree(path)
 
+    def prune(self, newest: int, last: int, every: int | None, keep: Collection[int]) -> None:
+        """Remove steps up to `newest`, but not its `last` ones, multiples of `every` and those of `keep`.
 
-@dataclass(frozen=True)
-class Retention:
-    """Rule for the checkpoints that stay when a new one is there.
-
-    Attributes:
-        last: how many of the newest, at least 1.
-        every: also every step that is a multiple of this.
-
-    Raises:
-        ConfigError: one of them is below 1.
-    """
-
-    last: int
-    every: int | None
-
-    def __post_init__(self) -> None:
-        for name, value in (("keep_last", self.last), ("keep_every", self.every)):
-            if value is not None and value < 1:
-                raise ConfigError(f"Checkpoints: {name} is {value}; it must be at least 1.")
-
-    def prune(self, steps: Steps, newest: int, asked: Collection[int]) -> None:
-        """Remove the others up to `newest`, but not those `asked` for; what is newer is not this run's to remove."""
-        finished = [step for step in steps.finished() if step <= newest]
-        keep = {*asked, *finished[-self.last :]}
+        What is newer is not this run's to remove.
+        """
+        finished = [step for step in self.finished() if step <= newest]
         for step in finished:
-            if step not in keep and not (self.every and step % self.every == 0):
-                steps.remove(step)
+            if step not in {*keep, *finished[-last:]} and not (every and step % every == 0):
+                self.remove(step)
 
 
 def _some(problems: list[str]) -> str:
