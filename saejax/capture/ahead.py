@@ -1,10 +1,10 @@
 """Work done ahead, so that the device does not wait: batches are packed in a thread, and the next forward is running
 while the results of the last one are handed on."""
 
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -24,45 +24,18 @@ def prefetched(items: Iterator[Item], depth: int = _BATCHES_AHEAD) -> Generator[
     What making them raises is raised here, after the items before it. Closing the iterator ends the thread, and closes
     `items` where that is a generator.
     """
-    ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(entry: tuple[bool, Any]) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(entry, timeout=0.1)
-                return True
-            except queue.Full:
-                pass
-        return False
-
-    def work() -> None:
-        give_way()
-        try:
-            for item in items:
-                if not put((True, item)):
-                    return
-            put((False, None))
-        except BaseException as error:  # the consumer's to handle, whatever it is
-            put((False, error))
-        finally:
-            if isinstance(items, Generator):
-                items.close()
-
-    thread = threading.Thread(target=work, name="capture-packer", daemon=True)
-    thread.start()
+    end: Any = object()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="capture-packer", initializer=give_way)
     try:
-        while True:
-            more, value = ready.get()
-            if more:
-                yield value
-            elif value is None:
-                return
-            else:
-                raise value
+        # One more than `depth`: while those wait, the thread makes the next.
+        ahead = deque(pool.submit(next, items, end) for _ in range(depth + 1))
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(pool.submit(next, items, end))
+            yield item
     finally:
-        stopped.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
+        if isinstance(items, Generator):
+            items.close()
 
 
 def one_ahead(

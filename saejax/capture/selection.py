@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,12 @@ import numpy as np
 from saejax.core.errors import DataError
 from saejax.text import PackedRows, Packer
 
-
-class Selection(Protocol):
-    """The part of `CaptureConfig` that decides it."""
-
-    @property
-    def non_finite(self) -> str: ...
-    @property
-    def last_tokens(self) -> int: ...
-    @property
-    def drop_ids(self) -> tuple[int, ...]: ...
-    @property
-    def max_norm_ratio(self) -> float: ...
+if TYPE_CHECKING:
+    from saejax.capture.capture import CaptureConfig
 
 
 def stored(
-    config: Selection, packed: PackedRows, activations: Mapping[str, Any], finite: Any
+    config: "CaptureConfig", packed: PackedRows, activations: Mapping[str, Any], finite: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, int]]:
     """(numbers of the tokens to store, ascending; all activations {hook point: [N, d]}; how many are not, and why).
 
@@ -57,23 +47,19 @@ def stored(
     return np.flatnonzero(keep), values, counters
 
 
-def wanted(config: Selection, packed: PackedRows) -> tuple[np.ndarray, dict[str, int]]:
+def wanted(config: "CaptureConfig", packed: PackedRows) -> tuple[np.ndarray, dict[str, int]]:
     """(which tokens are to be stored as far as the text says, bool [R S]; how many are not, and why)."""
     keep = packed.keep
     counters = {"special_or_padding": int((~keep).sum())}
     filters = {}
     if config.last_tokens:
-        filters["before_last_tokens"] = last_of_document(packed, config.last_tokens)
+        filters["before_last_tokens"] = (packed.to_end >= 0) & (packed.to_end < config.last_tokens)
     if config.drop_ids:
         filters["dropped_ids"] = ~np.isin(packed.tokens, config.drop_ids)
     for name, passes in filters.items():
         counters[name] = int((keep & ~passes).sum())
         keep = keep & passes
     return keep.ravel().copy(), counters
-
-
-def last_of_document(packed: PackedRows, k: int) -> np.ndarray:
-    return (packed.to_end >= 0) & (packed.to_end < k)
 
 
 def near(activations: Mapping[str, jax.Array], keep_RS: jax.Array, ratio: float) -> jax.Array:
@@ -116,7 +102,7 @@ def finite(activations: Mapping[str, jax.Array]) -> jax.Array:
 class SelectingPacker(Packer):
     """A packer whose rows keep only the tokens that a capture with `selection` would store, as far as the text says."""
 
-    selection: Selection | None = None
+    selection: "CaptureConfig | None" = None
 
     def batches(
         self, split: str, rows: int, start: dict[str, int] | None = None, pad_last: bool = True

@@ -29,7 +29,7 @@ def packers() -> Callable[[], set[threading.Thread]]:
     """The threads that pack ahead, but for those that a test of another file left to the garbage collection."""
 
     def alive() -> set[threading.Thread]:
-        return {t for t in threading.enumerate() if t.name == "capture-packer"}
+        return {t for t in threading.enumerate() if t.name.startswith("capture-packer")}
 
     before = alive()
     return lambda: alive() - before
