@@ -55,16 +55,14 @@ def opened(path: Path, n_tokens: int = 1000) -> StoreWriter:
 def capture(path: Path, n_tokens: int = 1000, pause: float = 0.0, limit_after: int | None = None) -> None:
     """The whole capture, resumable; `limit_after` batches later files may have no more than 1000 bytes."""
     with opened(path, n_tokens) as writer:
-        cursor, skip = writer.resume or ({"batch": 0}, 0)
-        index = cursor["batch"]
+        index = (writer.resume or {"batch": 0})["batch"]
         while not writer.full:
             rows = np.arange(index * BATCH, (index + 1) * BATCH)
             rng = np.random.default_rng(index)
-            activations = {name: rng.normal(size=(BATCH, d)).astype(np.float32)[skip:] for name, d in HOOKS.items()}
+            activations = {name: rng.normal(size=(BATCH, d)).astype(np.float32) for name, d in HOOKS.items()}
             tokens = {"token_id": rows % 97, "document": rows // 50, "position": rows % 50}
-            tokens = {name: values[skip:] for name, values in tokens.items()}
             writer.append(activations, tokens, cursor={"batch": index}, counters={"seen": BATCH})
-            index, skip = index + 1, 0
+            index += 1
             if index == limit_after:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
             time.sleep(pause)

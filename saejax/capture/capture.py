@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -238,33 +238,31 @@ def capture(
                 label = f"capture {split}" + (f", part {part} of {config.parts}" if config.parts > 1 else "")
                 filler.fill(writer, source.part(part, config.parts), label)
             rows += writer.committed_rows
-    did = filler.sessions
     return Captured(
         writer.store_rows if writer.complete else rows,
-        sum(session.tokens for session in did),
-        sum(session.seconds for session in did),
-        not did,
-        sum(session.read for session in did),
-        did[0].forward_rate if did else None,
+        filler.tokens,
+        filler.seconds,
+        not filler.parts,
+        filler.read,
+        filler.forward_rate,
         writer.missing,
     )
 
 
-class _Session(NamedTuple):
-    tokens: int
-    seconds: float
-    read: int
-    forward_rate: float | None
-
-
 class _Filler:
-    """Fills one part after the other; the forward pass is compiled, and timed alone, for the first of them."""
+    """Fills one part after the other; the forward pass is compiled, and timed alone, for the first of them.
+
+    Attributes:
+        parts: how many were filled.
+        tokens, seconds, read, forward_rate: of all of them, as in `Captured`.
+    """
 
     def __init__(
         self, lm: Model, text: TextConfig, config: CaptureConfig, mesh: Mesh, split: str, names: list[str]
     ) -> None:
         self._lm, self._text, self._config, self._mesh, self._split, self._names = lm, text, config, mesh, split, names
-        self.sessions: list[_Session] = []
+        self.parts, self.tokens, self.seconds, self.read = 0, 0, 0.0, 0
+        self.forward_rate: float | None = None
 
     @functools.cached_property
     def _batch_rows(self) -> int:
@@ -277,32 +275,33 @@ class _Filler:
 
     def fill(self, writer: StoreWriter, source: Source, label: str) -> None:
         """Give the writer the rows of the text that it still wants, and finish."""
-        start, skip = writer.resume or (None, 0)
-        batches = Packer.of(source, self._lm.tokenizer, self._text).batches(self._split, self._batch_rows, start)
+        packer = Packer.of(source, self._lm.tokenizer, self._text)
+        batches = packer.batches(self._split, self._batch_rows, writer.resume)
         forward = self._forward
-        read = 0
 
         def last(packed: PackedRows) -> bool:
-            return int(wanted(self._config, packed)[0].sum()) - skip >= writer.rows_wanted - writer.rows
+            return int(wanted(self._config, packed)[0].sum()) - writer.to_skip >= writer.rows_wanted - writer.rows
 
         with contextlib.closing(prefetched(batches)) as ahead:
             started = time.perf_counter()
-            to_time = 0 if self.sessions else self._timed_batches(writer.rows_wanted - writer.committed_rows)
-            timed = list(itertools.islice(ahead, to_time))
+            # Batches to time alone: up to 8, at most an eighth of those to come; none in a very short capture.
+            to_come = (writer.rows_wanted - writer.committed_rows) // (self._batch_rows * self._text.context_length)
+            timed = list(itertools.islice(ahead, 0 if self.parts else min(8, to_come // 8)))
             packing = time.perf_counter() - started
-            rate = forward_rate(forward, timed) if timed else None
+            if timed:
+                self.forward_rate = forward_rate(forward, timed)
             with Progress(label, writer.rows_wanted, writer.committed_rows) as progress:
                 for packed, activations, finite in one_ahead(forward, itertools.chain(timed, ahead), last):
-                    skip = _append(writer, self._config, packed, activations, finite, skip, progress)
-                    read += tokens_read(packed)
+                    before = writer.rows
+                    _append(writer, self._config, packed, activations, finite)
+                    progress.advance(writer.rows - before)
+                    self.read += tokens_read(packed)
                     if writer.full:
                         break
                 writer.finish()
-        self.sessions.append(_Session(progress.tokens, packing + progress.seconds, read, rate))
-
-    def _timed_batches(self, n_tokens: int) -> int:
-        """Batches to time alone: up to 8, at most an eighth of those to come; none in a very short capture."""
-        return min(8, n_tokens // (8 * self._batch_rows * self._text.context_length))
+        self.parts += 1
+        self.tokens += progress.tokens
+        self.seconds += packing + progress.seconds
 
 
 def check_context(lm: Model, text: TextConfig) -> None:
@@ -335,24 +334,12 @@ def _append(
     packed: PackedRows,
     activations: dict[str, jax.Array],
     finite: jax.Array,
-    skip: int,
-    progress: Progress,
-) -> int:
-    """Hand the stored rows of a batch to the writer, without the first `skip`, which are committed already.
-
-    Returns what is left of `skip`: a capture may continue with smaller batches than it began with.
-    """
+) -> None:
     rows, values, counters = stored(config, packed, activations, finite)
-    skipped = min(skip, len(rows))
-    chosen = rows[skipped:]
-    before = writer.rows
     metadata = {"token_id": packed.tokens, "document": packed.documents, "position": packed.positions}
     writer.append(
-        {name: value[chosen] for name, value in values.items()},
-        {name: tokens.ravel()[chosen] for name, tokens in metadata.items()},
+        {name: value[rows] for name, value in values.items()},
+        {name: tokens.ravel()[rows] for name, tokens in metadata.items()},
         cursor=packed.cursor,
-        skipped=skipped,
         counters=counters,
     )
-    progress.advance(writer.rows - before)
-    return skip - skipped

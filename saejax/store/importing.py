@@ -83,41 +83,25 @@ def import_files(
         layout=config.layout,
         seed=config.seed,
     ) as writer:
-        cursor, skip = writer.resume or ({"file": 0, "row": 0}, 0)
         if not writer.complete:
-            _copy(writer, files, sources, config, cursor, skip, progress(total, writer.committed_rows))
+            advance = progress(total, writer.committed_rows)
+            begin = writer.resume or {"file": 0, "row": 0}
+            for number in range(begin["file"], len(sources)):
+                row = begin["row"] if number == begin["file"] else 0
+                size = max(1, min(_MOST_PIECE_ROWS, _PIECE_BYTES // (4 * sources[number].width)))
+                for piece in sources[number].pieces(row, size):
+                    before = writer.rows
+                    _append(writer, config, files[number], {"file": number, "row": row}, piece)
+                    row += len(piece[0])
+                    advance(writer.rows - before)
             writer.finish()
         return writer.committed_rows, writer.counters.get("dropped_non_finite", 0)
 
 
-def _copy(
-    writer: StoreWriter,
-    files: Sequence[str | os.PathLike[str]],
-    sources: Sequence[ForeignRows],
-    config: ImportConfig,
-    cursor: dict[str, Any],
-    skip: int,
-    advance: Callable[[int], object],
-) -> None:
-    for number in range(cursor["file"], len(sources)):
-        row = cursor["row"] if number == cursor["file"] else 0
-        size = max(1, min(_MOST_PIECE_ROWS, _PIECE_BYTES // (4 * sources[number].width)))
-        for piece in sources[number].pieces(row, size):
-            before = writer.rows
-            skip = _append(writer, config, files[number], {"file": number, "row": row}, piece, skip)
-            row += len(piece[0])
-            advance(writer.rows - before)
-
-
 def _append(
-    writer: StoreWriter,
-    config: ImportConfig,
-    path: str | os.PathLike[str],
-    cursor: dict[str, Any],
-    piece: Piece,
-    skip: int,
-) -> int:
-    """Hand a piece to the writer without the first `skip` kept rows; returns what is left of `skip`."""
+    writer: StoreWriter, config: ImportConfig, path: str | os.PathLike[str], cursor: dict[str, Any], piece: Piece
+) -> None:
+    """Hand the rows of a piece that are to be stored to the writer."""
     activations, metadata = piece
     finite = finite_rows(activations)
     dropped = int((~finite).sum())
@@ -128,22 +112,17 @@ def _append(
             f"{cursor['row']:,} on, the first is row {first:,}. Mend the file, or leave such rows out with "
             "--non_finite=drop."
         )
-    kept = np.flatnonzero(finite)
-    skipped = min(skip, len(kept))
-    chosen = kept[skipped:]
     unknown = {
         "token_id": np.full(len(finite), -1),
         "document": np.full(len(finite), cursor["file"]),
         "position": cursor["row"] + np.arange(len(finite)),
     }
     writer.append(
-        {config.hook_point: activations[chosen]},
-        {name: metadata.get(name, unknown[name])[chosen] for name in METADATA_NAMES},
+        {config.hook_point: activations[finite]},
+        {name: metadata.get(name, unknown[name])[finite] for name in METADATA_NAMES},
         cursor=cursor,
-        skipped=skipped,
         counters={"dropped_non_finite": dropped},
     )
-    return skip - skipped
 
 
 def _check_fit(files: Sequence[str | os.PathLike[str]], sources: Sequence[ForeignRows], d: int) -> None:

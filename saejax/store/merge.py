@@ -71,10 +71,13 @@ def merge(
         seed=seed,
     ) as writer:
         advance = progress(total, writer.committed_rows)
-        cursor, skip = writer.resume or ({"store": 0, "shard": 0}, 0)
+        cursor = writer.resume or {"store": 0, "shard": 0}
         while not writer.full:
             reader, before = readers[cursor["store"]], writer.rows
-            rows = _shard_in_stream_order(reader, cursor["shard"], skip)
+            # As they came in, so that neighbours in the text are neighbours again.
+            places, start = reader.stream_places(cursor["shard"]), int(reader.shard_starts[cursor["shard"]])
+            stored = reader.rows(start, start + len(places), metadata=True)
+            rows = {name: values[places] for name, values in stored.items()}
             document = rows["document"].astype(np.int64)
             rows["document"] = np.where(document < 0, document, document + shifts[cursor["store"]])
             activations = {name: rows[name] for name in reader.hook_points}
@@ -84,7 +87,6 @@ def merge(
             advance(writer.rows - before)
             last = cursor["shard"] + 2 == len(reader.shard_starts)
             cursor = {"store": cursor["store"] + 1, "shard": 0} if last else cursor | {"shard": cursor["shard"] + 1}
-            skip = 0
         writer.finish()
         return writer.committed_rows
 
@@ -105,15 +107,6 @@ def document_shifts(readers: Sequence[StoreReader]) -> list[int]:
     if following > np.iinfo(np.int32).max:
         raise DataError(f"The merged store would have document ids up to {following - 1:,}, beyond int32: merge fewer.")
     return shifts
-
-
-def _shard_in_stream_order(reader: StoreReader, shard: int, skip: int) -> dict[str, np.ndarray]:
-    """A shard's rows as they came in, without the first `skip`: neighbours in the text are neighbours again."""
-    places = reader.stream_places(shard)
-    start = int(reader.shard_starts[shard])
-    return {
-        name: values[places[skip:]] for name, values in reader.rows(start, start + len(places), metadata=True).items()
-    }
 
 
 def _merge_identity(readers: Sequence[StoreReader], shifts: Sequence[int], digests: Sequence[str]) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """Opening a store to write: what is on disk compared with what is wanted, and the manifest once all parts are done."""
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
 
 from saejax.core.errors import DataError
 from saejax.store.commits import Commit, commit_key, committed_prefix, part_states
@@ -13,43 +11,14 @@ from saejax.store.space import check_space
 from saejax.store.statistics import Sums, moments, zero_sums
 
 
-@dataclass(frozen=True)
-class PartOnDisk:
-    """One part of a store, as its writer opens it.
-
-    Attributes:
-        commits: of its durable shards, in order.
-        done: all its rows are in them.
-        manifest: of the complete store; None while a part is missing.
-        missing: the parts that were not finished, where this one was.
-    """
-
-    commits: list[Commit]
-    done: bool
-    manifest: Manifest | None = None
-    missing: tuple[int, ...] = ()
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Totals of the capture: of the whole store once it is complete, of this part before."""
-        if self.manifest is not None:
-            return dict(self.manifest.counters or {})
-        return _counters(self.commits)
-
-    @property
-    def resume(self) -> tuple[dict[str, Any], int] | None:
-        """The cursor of the batch that holds the next row, and how many of its rows are committed."""
-        if self.done or not self.commits:
-            return None
-        last = self.commits[-1]
-        assert last.cursor is not None
-        return last.cursor, last.skip
-
-
-def resume_part(files: StoreFiles, header: Header, part: int) -> PartOnDisk:
+def resume_part(files: StoreFiles, header: Header, part: int) -> tuple[list[Commit], Manifest | None, tuple[int, ...]]:
     """Read a part, complete the store if that is all it lacks, or make it ready for the rows that are missing.
 
     The caller holds the part's lease. What is not committed is deleted.
+
+    Returns:
+        The commits of the part's durable shards, in order; the manifest, where the store is complete; where this part
+        is done, the parts that are not.
 
     Raises:
         DataError: the store was made for something else, is damaged, or the disk has no room for it.
@@ -67,18 +36,20 @@ def resume_part(files: StoreFiles, header: Header, part: int) -> PartOnDisk:
     if manifest is not None and manifest.complete and named == [commit.index for commit in commits]:
         for kind in kinds:
             write_zarr_json(files, kind, manifest.array_rows, header.layout)
-        return PartOnDisk(commits, True, manifest)
-    if commits[-1].last if commits else header.rows_of(part) == 0:
-        return PartOnDisk(commits, True, *complete_if_all_done(files, header, commits, _counters(commits)))
+        return commits, manifest, ()
+    if is_done(header, part, commits):
+        counters = commits[-1].counters if commits else {}
+        return commits, *complete_if_all_done(files, header, commits, counters)
     check_space(files, header)
     if manifest is None or manifest.complete:
         files.write(MANIFEST, Manifest(header).to_bytes())
     _drop_uncommitted(files, header, part, [commit.index for commit in commits])
-    return PartOnDisk(commits, False)
+    return commits, None, ()
 
 
-def _counters(commits: list[Commit]) -> dict[str, int]:
-    return dict(commits[-1].counters) if commits else {}
+def is_done(header: Header, part: int, commits: list[Commit]) -> bool:
+    """All rows of the part are in its commits, as many as its text gave."""
+    return commits[-1].last if commits else header.rows_of(part) == 0
 
 
 def _is_of(header: Header, part: int, key: str) -> bool:

@@ -26,18 +26,15 @@ class ShardWriters:
     Args:
         files, header: the store.
         commits: of the shards of this part that are durable already.
-        still_ours: raises BusyError if another process writes this part now; asked before each commit.
+        still_ours: raises BusyError if another process writes this part now; asked before each commit. None where the
+            kernel holds the lease.
 
     Attributes:
         commits: of all shards of this part known to be durable, in order.
     """
 
     def __init__(
-        self,
-        files: StoreFiles,
-        header: Header,
-        commits: list[Commit],
-        still_ours: Callable[[], None] = lambda: None,
+        self, files: StoreFiles, header: Header, commits: list[Commit], still_ours: Callable[[], None] | None
     ) -> None:
         self.commits, self._still_ours = list(commits), still_ours
         self._files, self._header = files, header
@@ -114,7 +111,8 @@ class ShardWriters:
         if before is not None:
             before.result()  # a shard counts only after those before it; their failure is this one's too
         try:
-            self._still_ours()
+            if self._still_ours is not None:
+                self._still_ours()
             write_commit(self._files, self._header, commit)
         except BusyError as error:
             self._failure = error

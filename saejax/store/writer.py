@@ -6,7 +6,6 @@ shards are a pure function of the rows and the seed, and only a shard's commit f
 
 import os
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -16,9 +15,9 @@ from saejax.core.lease import lease
 from saejax.store.commits import Commit, write_commit
 from saejax.store.files import StoreFiles
 from saejax.store.layout import METADATA_NAMES, StoreLayout, arrays_of, check_hook_points
-from saejax.store.manifest import Header, check_parts, plain_json
+from saejax.store.manifest import Header, Manifest, check_parts, plain_json
 from saejax.store.remote_lease import remote_lease
-from saejax.store.resuming import PartOnDisk, complete_if_all_done, no_row, resume_part
+from saejax.store.resuming import complete_if_all_done, is_done, no_row, resume_part
 from saejax.store.shard import Shard, as_bf16_rows, as_int32_rows
 from saejax.store.shard_writers import ShardWriters
 from saejax.store.statistics import zero_sums
@@ -28,9 +27,9 @@ class StoreWriter:
     """The single writer of a store, or of a part of one; make it with `open`, use it as a context manager.
 
         with StoreWriter.open(path, ...) as writer:
-            cursor, skip = writer.resume or (start, 0)
+            cursor = writer.resume or start
             while not writer.full:
-                ... compute the batch at cursor, drop its first `skip` rows (once) ...
+                ... compute the batch at cursor ...
                 writer.append(activations, tokens, cursor=cursor, counters=counted)
             writer.finish()
 
@@ -39,18 +38,38 @@ class StoreWriter:
     Of a store of P parts, part p is the shards p, p + P, p + 2P... Each part has its own writer, in whatever process,
     its own rows and its own cursors; what is on disk in the end does not depend on which process wrote it, or when.
     Whoever finds that all parts are done writes the manifest.
+
+    Attributes:
+        resume: the cursor of the batch that must come first, because it has the first row that is not committed; None
+            at the start of a store and for a complete one.
+        to_skip: rows at the front of the batches to come that are committed already, and are dropped by `append`.
+        done: all rows of this part are committed. The store is complete, when all its parts are.
+        missing: the parts that were not finished when this one was found or became so.
+        rows: of this part that were accepted, those committed before included.
+        counters: totals of the counters given to `append`, over all runs of this capture; of this part.
     """
 
     def __init__(
-        self, files: StoreFiles, header: Header, part: int, on_disk: PartOnDisk, writers: ShardWriters
+        self,
+        files: StoreFiles,
+        header: Header,
+        part: int,
+        writers: ShardWriters,
+        manifest: Manifest | None,
+        missing: tuple[int, ...],
     ) -> None:
         self._files, self._header, self._part, self._writers = files, header, part, writers
-        self._manifest, self._missing, self._done = on_disk.manifest, on_disk.missing, on_disk.done
-        self._rows = sum(commit.rows for commit in on_disk.commits)
-        self._next_shard = part + header.parts * len(on_disk.commits)
+        self._manifest, self.missing = manifest, missing
+        commits = writers.commits
+        self.done = is_done(header, part, commits)
+        self.rows = self.committed_rows
+        self._next_shard = part + header.parts * len(commits)
         self._shard: Shard | None = None
-        self._counters = on_disk.counters
-        self._resume = self._awaited = on_disk.resume  # the batch that must come first, until it has come
+        counted = manifest.counters if manifest is not None else commits[-1].counters if commits else None
+        self.counters: dict[str, int] = dict(counted or {})
+        under_way = commits[-1] if commits and not self.done else None
+        self.resume, self.to_skip = (under_way.cursor, under_way.skip) if under_way else (None, 0)
+        self._awaited = self.resume  # until it has come
         self._held = ExitStack()
 
     @classmethod
@@ -93,15 +112,14 @@ class StoreWriter:
         files = StoreFiles(path)
         leased = None if parts == 1 else part
         with ExitStack() as stack:
-            if files.local is not None:
-                stack.enter_context(lease(files.local, leased))
-                writers = partial(ShardWriters, files, header)
+            still_ours = None
+            if files.local is None:
+                still_ours = stack.enter_context(remote_lease(files, leased)).check
             else:
-                checked = stack.enter_context(remote_lease(files, leased)).check
-                writers = partial(ShardWriters, files, header, still_ours=checked)
-            on_disk = resume_part(files, header, part)
-            writer = cls(files, header, part, on_disk, writers(commits=on_disk.commits))
-            if not on_disk.done:
+                stack.enter_context(lease(files.local, leased))
+            commits, manifest, missing = resume_part(files, header, part)
+            writer = cls(files, header, part, ShardWriters(files, header, commits, still_ours), manifest, missing)
+            if not writer.done:
                 writer._writers.open_arrays(n_tokens)
                 writer._held = stack.pop_all()  # the lease; a finished part needs none
         return writer
@@ -110,22 +128,6 @@ class StoreWriter:
     def complete(self) -> bool:
         """The store is finished; there is nothing left to append."""
         return self._manifest is not None
-
-    @property
-    def done(self) -> bool:
-        """This part is finished: all its rows are committed. The store is, when all its parts are."""
-        return self._done
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The parts that were not finished when this one was found or became so."""
-        return self._missing
-
-    @property
-    def resume(self) -> tuple[dict[str, Any], int] | None:
-        """(cursor, skip) as found at opening: recompute the batch of `cursor`, append it without its first
-        `skip` rows. None at the start of a store and for a complete one."""
-        return self._resume
 
     @property
     def committed_rows(self) -> int:
@@ -138,23 +140,14 @@ class StoreWriter:
         return self._manifest.n_tokens if self._manifest is not None else 0
 
     @property
-    def rows(self) -> int:
-        return self._rows
-
-    @property
     def rows_wanted(self) -> int:
         """Rows that this part takes: n_tokens of a store of one part."""
         return self._header.rows_of(self._part)
 
     @property
-    def counters(self) -> dict[str, int]:
-        """Totals of the counters given to `append`, over all runs of this capture; of this part."""
-        return dict(self._counters)
-
-    @property
     def full(self) -> bool:
         """`rows_wanted` rows are accepted: stop appending and call `finish`."""
-        return self._done or self._rows >= self.rows_wanted
+        return self.done or self.rows >= self.rows_wanted
 
     def append(
         self,
@@ -162,17 +155,14 @@ class StoreWriter:
         tokens: dict[str, np.ndarray],
         *,
         cursor: dict[str, Any],
-        skipped: int | None = None,
         counters: dict[str, int] | None = None,
     ) -> None:
-        """Add rows in stream order; blocks while two shards are being written.
+        """Add rows in stream order, but for the first `to_skip`; blocks while two shards are being written.
 
         Args:
             activations: hook point -> [n, d], any float dtype, stored as bfloat16.
             tokens: token_id, document, position -> integers [n].
             cursor: JSON dict from which the caller can compute this very batch again.
-            skipped: rows of this batch that were left out in front, because they are committed already; by default
-                `resume`'s skip for the first batch, 0 for all others.
             counters: increments that belong to this whole batch (give them again when it is resumed).
 
         Raises:
@@ -185,18 +175,25 @@ class StoreWriter:
         rows = self._checked(activations, tokens)
         n = len(rows[METADATA_NAMES[0]])
         cursor = plain_json(cursor, "cursor")
-        base = self._skipped(cursor) if skipped is None else skipped
-        if n:
-            self._send_if_full(cursor, base)  # filled by an earlier batch: the next row is this one's first
-        taken = 0
+        if self._awaited not in (None, cursor):
+            raise DataError(
+                f"Store {self._files.url} continues at cursor {self._awaited}, but the first batch given "
+                f"has cursor {cursor}. Start from writer.resume."
+            )
+        self._awaited = None
+        taken = min(self.to_skip, n)
+        self.to_skip -= taken
+        if taken < n:
+            self._send_if_full(cursor, taken)  # filled by an earlier batch: the next row is this one's
         while taken < n and not self.full:
-            shard = self._open_shard()
-            count = shard.fill(rows, taken)
-            taken, self._rows = taken + count, self._rows + count
+            if self._shard is None:
+                self._shard = self._new_shard()
+            count = self._shard.fill(rows, taken)
+            taken, self.rows = taken + count, self.rows + count
             if taken < n:
-                self._send_if_full(cursor, base + taken)
+                self._send_if_full(cursor, taken)
         for name, increment in (counters or {}).items():
-            self._counters[name] = self._counters.get(name, 0) + int(increment)
+            self.counters[name] = self.counters.get(name, 0) + int(increment)
 
     def finish(self) -> None:
         """Commit what is buffered; if all parts are done, cut the arrays to what there is and write the manifest.
@@ -205,22 +202,25 @@ class StoreWriter:
             DataError: a shard could not be written, or there is not one row in the store.
         """
         self._writers.check()
-        if self._done:
+        if self.done:
             return
         alone = self._header.parts == 1  # else other parts may be being written: the arrays are cut when all are done
-        if self._rows == 0 and alone:
+        if self.rows == 0 and alone:
             raise no_row(self._files)
-        if self._rows < self._header.requested_tokens and alone:
+        if self.rows < self._header.requested_tokens and alone:
             self._writers.wait()  # no write may run while the arrays change their shape
-            self._writers.open_arrays(self._rows)
+            self._writers.open_arrays(self.rows)
         if self._shard is not None:
-            self._send(last=True, cursor=None, skip=0)
+            self._send(self._shard, last=True, cursor=None, skip=0)
         self._writers.wait()
-        if not self._writers.commits:
-            self._commit_no_row()
-        self._done = True
-        self._manifest, self._missing = complete_if_all_done(
-            self._files, self._header, self._writers.commits, self._counters
+        if not self._writers.commits:  # of a part of several that its text gave nothing is said, too
+            none = {name: zero_sums(width) for name, width in self._header.hook_points.items()}
+            commit = Commit(self._part, 0, True, None, 0, dict(self.counters), sha256={}, sums=none)
+            write_commit(self._files, self._header, commit)
+            self._writers.commits.append(commit)
+        self.done = True
+        self._manifest, self.missing = complete_if_all_done(
+            self._files, self._header, self._writers.commits, self.counters
         )
         self.close()
 
@@ -247,41 +247,18 @@ class StoreWriter:
         rows = {name: as_bf16_rows(name, activations[name], n, d) for name, d in self._header.hook_points.items()}
         return rows | {name: as_int32_rows(name, tokens[name], n) for name in METADATA_NAMES}
 
-    def _skipped(self, cursor: dict[str, Any]) -> int:
-        """Rows of this batch that were committed before it was resumed."""
-        if self._awaited is None:
-            return 0
-        awaited, skip = self._awaited
-        if cursor != awaited:
-            raise DataError(
-                f"Store {self._files.url} continues at cursor {awaited}, but the first batch given "
-                f"has cursor {cursor}. Start from writer.resume."
-            )
-        self._awaited = None
-        return skip
-
-    def _open_shard(self) -> Shard:
-        if self._shard is None:
-            header = self._header
-            left = header.requested_tokens - self._next_shard * header.layout.shard_rows
-            kinds = arrays_of(header.hook_points)
-            self._shard = Shard(kinds, header.seed, self._next_shard, header.layout.shard_rows, left)
-        return self._shard
+    def _new_shard(self) -> Shard:
+        header = self._header
+        left = header.requested_tokens - self._next_shard * header.layout.shard_rows
+        kinds = arrays_of(header.hook_points)
+        return Shard(kinds, header.seed, self._next_shard, header.layout.shard_rows, left)
 
     def _send_if_full(self, cursor: dict[str, Any], skip: int) -> None:
         """Send a full shard off now that its next row's batch is known; the store's last waits for finish."""
         if self._shard is not None and self._shard.is_full and not self.full:
-            self._send(last=False, cursor=cursor, skip=skip)
+            self._send(self._shard, last=False, cursor=cursor, skip=skip)
 
-    def _send(self, *, last: bool, cursor: dict[str, Any] | None, skip: int) -> None:
-        shard = self._open_shard()
-        commit = Commit(shard.index, shard.filled, last, cursor, skip, dict(self._counters), sha256={}, sums={})
+    def _send(self, shard: Shard, *, last: bool, cursor: dict[str, Any] | None, skip: int) -> None:
+        commit = Commit(shard.index, shard.filled, last, cursor, skip, dict(self.counters), sha256={}, sums={})
         self._writers.send(shard, commit)
         self._shard, self._next_shard = None, self._next_shard + self._header.parts
-
-    def _commit_no_row(self) -> None:
-        """Say of a part of several that its text gave nothing."""
-        none = {name: zero_sums(width) for name, width in self._header.hook_points.items()}
-        commit = Commit(self._part, 0, True, None, 0, dict(self._counters), sha256={}, sums=none)
-        write_commit(self._files, self._header, commit)
-        self._writers.commits.append(commit)

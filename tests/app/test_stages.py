@@ -359,11 +359,11 @@ def test_a_capture_may_be_continued_with_another_batch_size(
     capture_module = importlib.import_module("saejax.capture.capture")
     append, calls = capture_module._append, []
 
-    def stop_at_the_fourth(*arguments: Any) -> int:
+    def stop_at_the_fourth(*arguments: Any) -> None:
         calls.append(arguments)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return append(*arguments)
+        append(*arguments)
 
     monkeypatch.setattr(capture_module, "_append", stop_at_the_fourth)
     # 12 rows of about 63 tokens: the first shard of 1,024 ends in the second batch, some 270 tokens into it.

@@ -148,11 +148,11 @@ def test_a_filtered_capture_that_was_stopped_leaves_the_same_store(
     module = importlib.import_module("saejax.capture.capture")
     append, calls = module._append, []
 
-    def stop_at_the_sixth(*arguments: Any) -> int:
+    def stop_at_the_sixth(*arguments: Any) -> None:
         calls.append(arguments)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return append(*arguments)
+        append(*arguments)
 
     monkeypatch.setattr(module, "_append", stop_at_the_sixth)
     with pytest.raises(KeyboardInterrupt):

@@ -220,11 +220,11 @@ def test_a_stopped_capture_of_two_models_continues_to_the_same_store(
     module = importlib.import_module("saejax.capture.capture")
     append, calls = module._append, []
 
-    def stop_at_the_third(*arguments: Any) -> int:
+    def stop_at_the_third(*arguments: Any) -> None:
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return append(*arguments)
+        append(*arguments)
 
     monkeypatch.setattr(module, "_append", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):

@@ -52,14 +52,12 @@ def write(path, rows=ROWS, part=0, parts=1, seed=0):
     with StoreWriter.open(
         path, identity={"of": seed}, hook_points={"a": 8}, n_tokens=rows, layout=layout, part=part, parts=parts
     ) as writer:
-        cursor, skip = writer.resume or ({"step": 0}, 0)
-        step = cursor["step"]
+        step = (writer.resume or {"step": 0})["step"]
         while not writer.full:
-            values = np.random.default_rng([seed, part, step]).normal(size=(BATCH, 8))[skip:]
-            numbers = np.arange(BATCH, dtype=np.int32)[skip:]
-            tokens = dict.fromkeys(("token_id", "document", "position"), numbers)
+            values = np.random.default_rng([seed, part, step]).normal(size=(BATCH, 8))
+            tokens = dict.fromkeys(("token_id", "document", "position"), np.arange(BATCH, dtype=np.int32))
             writer.append({"a": values}, tokens, cursor={"step": step})
-            step, skip = step + 1, 0
+            step += 1
         writer.finish()
 
 

@@ -407,7 +407,7 @@ def test_a_resumed_capture_must_start_at_its_cursor(tmp_path):
     with StoreWriter.open(
         tmp_path / "s", identity=IDENTITY, hook_points=HOOKS, n_tokens=1000, layout=LAYOUT, seed=3
     ) as writer:
-        assert writer.resume == ({"batch": 6}, 256 - 6 * 37)
+        assert (writer.resume, writer.to_skip) == ({"batch": 6}, 256 - 6 * 37)
         activations, tokens = batch(7, 37)
         for _ in range(2):
             with pytest.raises(DataError, match="continues at cursor"):
@@ -447,7 +447,7 @@ def test_batches_without_rows_count_and_end_a_store(tmp_path):
 
     def run(path, steps):
         with StoreWriter.open(path, identity={}, hook_points={"h": 4}, n_tokens=999, layout=LAYOUT) as writer:
-            start = writer.resume[0]["batch"] if writer.resume else 0
+            start = (writer.resume or {"batch": 0})["batch"]
             for index in range(start, steps):
                 n, tokens = (128, full) if index == 0 else (0, none)
                 writer.append(

@@ -170,20 +170,19 @@ def fill(
 
     True if it was finished, False if it was left after `stop_after` batches.
     """
-    cursor, skip = writer.resume or ({"batch": 0}, 0)
-    index, taken = cursor["batch"], 0
+    index, taken = (writer.resume or {"batch": 0})["batch"], 0
     while not writer.full and index * size < available:
         if taken == stop_after:
             return False
         activations, tokens = batch(index)
-        keep = slice(skip, min(size, available - index * size))
+        keep = slice(min(size, available - index * size))
         writer.append(
             {name: rows[keep] for name, rows in activations.items()},
             {name: rows[keep] for name, rows in tokens.items()},
             cursor={"batch": index},
             counters={"seen": size, "batches": 1},
         )
-        index, taken, skip = index + 1, taken + 1, 0
+        index, taken = index + 1, taken + 1
     writer.finish()
     return True
 
