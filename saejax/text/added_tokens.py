@@ -12,7 +12,7 @@ has none they are, and special_tokens_map.json has the last word on what a token
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,30 +80,28 @@ def said_tokens(folder: Path, backend: tokenizers.Tokenizer) -> SaidTokens:
     """
     settings = read_object(folder / _SETTINGS)
     with _reading(folder / _SETTINGS):
-        named = _with_token(settings)
+        named = _named(settings)
         # Of the names that the model gives itself, those that are said by text or in a list come last.
         last = {key: named.pop(key) for key in list(named) if key not in NAMES and isinstance(settings[key], str)}
-        said = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-        last, further = (
-            (last | _with_token(said, every=True), []) if isinstance(said, Mapping) else (last, _as_tokens(said))
-        )
+        extra, further = _extra(settings.get("extra_special_tokens") or settings.get("additional_special_tokens"))
+        last |= extra
         if "added_tokens_decoder" in settings:
             added = {int(i): _as_token(token, special=False) for i, token in settings["added_tokens_decoder"].items()}
     if "added_tokens_decoder" not in settings:
         words = read_object(folder / _MAP)
         with _reading(folder / _MAP):
-            named |= _with_token(words)
+            named |= _named(words)
             named = {name: token for name, token in named.items() if name not in words or words[name] is not None}
-            said = words.get("extra_special_tokens") or []
-            last, more = (
-                (last | _with_token(said, every=True), []) if isinstance(said, Mapping) else (last, _as_tokens(said))
-            )
+            extra, more = _extra(words.get("extra_special_tokens"))
+            last |= extra
             further += more
-            final = further or _as_tokens(words.get("additional_special_tokens") or [])
+            final = further or [_as_token(token) for token in words.get("additional_special_tokens") or []]
         ids = read_object(folder / _ADDED)
         with _reading(folder / _ADDED):
             called = {token.content for token in (*further, *(named[name] for name in NAMES if name in named))}
-            added = _of_added_tokens_json(ids, called) | backend.get_added_tokens_decoder()
+            # The file says no more of a token than its id.
+            added = {int(i): AddedToken(t, normalized=t not in called, special=t in called) for t, i in ids.items()}
+            added |= backend.get_added_tokens_decoder()
         further = final
     by_content = {token.content: token for token in added.values()}
     order = [*NAMES, *(name for name in named if name not in NAMES), *last]
@@ -131,22 +129,20 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _of_added_tokens_json(said: Mapping[str, Any], special: set[str]) -> dict[int, AddedToken]:
-    """{id: token} of added_tokens.json, which says no more of a token than its id."""
-    return {int(i): AddedToken(t, normalized=t not in special, special=t in special) for t, i in said.items()}
+def _named(said: Mapping[str, Any]) -> dict[str, AddedToken]:
+    """{name: token} of the keys that name one: bos_token and its like."""
+    return {
+        key: _as_token(value)
+        for key, value in said.items()
+        if key.endswith("_token") and (isinstance(value, str) or (isinstance(value, Mapping) and "content" in value))
+    }
 
 
-def _with_token(said: Mapping[str, Any], every: bool = False) -> dict[str, AddedToken]:
-    """{name: token} of the keys that name one: bos_token and its like; `every` key where the mapping holds no other."""
-    return {key: _as_token(value) for key, value in said.items() if every or _names_a_token(key, value)}
-
-
-def _names_a_token(key: str, value: Any) -> bool:
-    return key.endswith("_token") and (isinstance(value, str) or (isinstance(value, Mapping) and "content" in value))
-
-
-def _as_tokens(said: Iterable[Any]) -> list[AddedToken]:
-    return [_as_token(value) for value in said]
+def _extra(said: Any) -> tuple[dict[str, AddedToken], list[AddedToken]]:
+    """(those with a name, those without) of further special tokens, which are a mapping or a list."""
+    if isinstance(said, Mapping):
+        return {key: _as_token(value) for key, value in said.items()}, []
+    return {}, [_as_token(value) for value in said or []]
 
 
 def _as_token(said: Any, special: bool = True) -> AddedToken:

@@ -49,7 +49,9 @@ def disagreement(tokenizer: Tokenizer) -> str:
 
 
 def _first_difference(tokenizer: Tokenizer, theirs: Any, folder: Path, version: str) -> str:
-    for text in (*_PROBES, *_around_tokens(tokenizer)):
+    added = tokenizer.backend.get_added_tokens_decoder()
+    around = [f"a {added[i].content} b{added[i].content}c" for i in sorted(added)[:_MOST_TOKENS]]
+    for text in (*_PROBES, *around):
         ours = tokenizer.backend.encode(text, add_special_tokens=False).ids
         other = list(theirs(text, add_special_tokens=False)["input_ids"])
         if ours != other:
@@ -59,11 +61,6 @@ def _first_difference(tokenizer: Tokenizer, theirs: Any, folder: Path, version: 
                 "trained with by AutoTokenizer.from_pretrained(...).save_pretrained(folder), if it is the latter"
             )
     return ""
-
-
-def _around_tokens(tokenizer: Tokenizer) -> list[str]:
-    added = tokenizer.backend.get_added_tokens_decoder()
-    return [f"a {added[i].content} b{added[i].content}c" for i in sorted(added)[:_MOST_TOKENS]]
 
 
 def _begin(ids: list[int]) -> str:

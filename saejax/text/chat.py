@@ -126,9 +126,43 @@ class ChatTemplate:
             import jinja2
         except ImportError:
             raise DataError("text.chat needs the jinja2 package: pip install 'saejax[chat]'.") from None
-        from saejax.text.chat_language import environment
-
         try:
-            return environment(self.date).from_string(self.template)
+            return _environment(self.date).from_string(self.template)
         except jinja2.TemplateError as error:
             raise DataError(f"The chat template of {self.where} cannot be read: {error}") from None
+
+
+def _environment(now: datetime.datetime | None) -> Any:
+    """The Jinja of chat templates, as transformers extends it. Without a time there is no strftime_now."""
+    import jinja2.ext
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} ... {% endgeneration %}: its body. The tags say what a model was trained to write."""
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            # A block of its own, so that what is set inside is not seen outside.
+            return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+        def _body(self, caller: Any) -> str:
+            return str(caller())
+
+    def to_json(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    Generation.tags = {"generation"}
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    made.filters["tojson"] = to_json  # Jinja's own escapes for HTML
+    made.globals["raise_exception"] = refuse
+    if now is not None:
+        made.globals["strftime_now"] = now.strftime
+    return made

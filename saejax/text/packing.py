@@ -8,7 +8,6 @@ offset) is needed to start again at a row: a resumed capture sees exactly the ro
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,16 @@ _MIN_PIECE = 8
 # Characters tokenised at a time. The tokenizer runs documents in parallel, so it needs several; a caller that reads
 # only a few rows waits for the first of them.
 _TOKENIZE_CHARS = 250_000
-_PER_TOKEN = ("tokens", "positions", "segments", "documents", "to_end")
+
+
+@dataclasses.dataclass
+class _Row:
+    """A row being filled: where it begins, its tokens so far, and (ids, ordinary tokens behind each, document) of
+    each of its pieces."""
+
+    cursor: dict[str, int]
+    fill: int = 0
+    pieces: list[tuple[list[int], np.ndarray, int]] = dataclasses.field(default_factory=list)
 
 
 def begins_with_bos(text: TextConfig, tokenizer: Tokenizer) -> bool:
@@ -93,7 +101,7 @@ class Packer:
         self, split: str, rows: int, start: dict[str, int] | None = None, pad_last: bool = True
     ) -> Iterator[PackedRows]:
         """Batches of `rows` rows each, from a cursor on; the last one is filled up with padding rows."""
-        pending: list[dict[str, Any]] = []
+        pending: list[_Row] = []
         for row in self._rows(split, start or {"document": 0, "offset": 0}):
             pending.append(row)
             if len(pending) == rows:
@@ -101,85 +109,70 @@ class Packer:
                 pending = []
         if pending:
             missing = rows - len(pending) if pad_last else 0
-            yield self._stack(pending + [self._new_row(pending[-1]["cursor"]) for _ in range(missing)])
+            yield self._stack(pending + [_Row(pending[-1].cursor)] * missing)
 
     def blank(self, rows: int) -> PackedRows:
         """A batch of padding: the shapes and dtypes that `batches` will give, to compile for."""
-        return self._stack([self._new_row({"document": 0, "offset": 0}) for _ in range(rows)])
+        return self._stack([_Row({"document": 0, "offset": 0})] * rows)
 
     @property
     def bos(self) -> list[int]:
         """Tokens in front of each piece that are none of the document's: bos, or nothing."""
         return self.tokenizer.bos if self.prepend_bos else []
 
-    def _encode(self, documents: list[Document]) -> Iterator[tuple[Document, list[int]]]:
-        encode = self.tokenizer.encode_behind_bos if self.prepend_bos else self.tokenizer.encode_many
-        return zip(documents, encode([d.text for d in documents]), strict=True)
-
-    def _rows(self, split: str, start: dict[str, int]) -> Iterator[dict[str, Any]]:
+    def _rows(self, split: str, start: dict[str, int]) -> Iterator[_Row]:
         bos = self.bos
-        row = self._new_row(dict(start))
+        row = _Row(dict(start))
         offset = start["offset"]
         for document, ids in self._tokenized(split, start["document"]):
             ordinary = ~np.isin(ids, list(self.tokenizer.special_ids))
             to_end: np.ndarray = np.cumsum(ordinary[::-1])[::-1] - ordinary  # ordinary tokens after each
             while offset < len(ids):
-                room = self.context_length - row["fill"]
+                room = self.context_length - row.fill
                 if room < min(_MIN_PIECE, self.context_length):
                     yield row
-                    row = self._new_row({"document": document.index, "offset": offset})
+                    row = _Row({"document": document.index, "offset": offset})
                     continue
                 piece = ids[offset : offset + room - len(bos)]
-                if row["fill"] == 0:
-                    row["cursor"] = {"document": document.index, "offset": offset}
+                if row.fill == 0:
+                    row.cursor = {"document": document.index, "offset": offset}
                 after: np.ndarray = to_end[offset : offset + len(piece)]
-                self._place(row, bos + piece, np.concatenate([after[:1]] * len(bos) + [after]), document.index)
+                row.pieces.append((bos + piece, np.concatenate([after[:1]] * len(bos) + [after]), document.index))
+                row.fill += len(bos) + len(piece)
                 offset += len(piece)
             offset = 0
-            if row["fill"] and not self.pack:
+            if row.fill and not self.pack:
                 yield row
-                row = self._new_row(dict(row["cursor"]))
-        if row["fill"]:
+                row = _Row(dict(row.cursor))
+        if row.fill:
             yield row
 
     def _tokenized(self, split: str, start: int) -> Iterator[tuple[Document, list[int]]]:
+        encode = self.tokenizer.encode_behind_bos if self.prepend_bos else self.tokenizer.encode_many
         pending: list[Document] = []
         size = 0
         for document in self.source.documents(split, start):
             pending.append(document)
             size += len(document.text)
             if size > _TOKENIZE_CHARS:
-                yield from self._encode(pending)
+                yield from zip(pending, encode([d.text for d in pending]), strict=True)
                 pending, size = [], 0
         if pending:
-            yield from self._encode(pending)
+            yield from zip(pending, encode([d.text for d in pending]), strict=True)
 
-    def _new_row(self, cursor: dict[str, int]) -> dict[str, Any]:
-        length = self.context_length
-        return {
-            "fill": 0,
-            "pieces": 0,
-            "cursor": cursor,
-            "tokens": np.full(length, self.tokenizer.bos_id or 0, np.int32),
-            "positions": np.zeros(length, np.int32),
-            "segments": np.full(length, -1, np.int32),
-            "documents": np.full(length, -1, np.int32),
-            "to_end": np.full(length, -1, np.int32),
-        }
-
-    def _place(self, row: dict[str, Any], ids: list[int], to_end: np.ndarray, document: int) -> None:
-        span = slice(row["fill"], row["fill"] + len(ids))
-        row["tokens"][span] = ids
-        row["positions"][span] = np.arange(len(ids))
-        row["segments"][span] = row["pieces"]
-        row["documents"][span] = document
-        row["to_end"][span] = to_end
-        row["fill"] += len(ids)
-        row["pieces"] += 1
-
-    def _stack(self, rows: list[dict[str, Any]]) -> PackedRows:
-        fields = {k: np.stack([r[k] for r in rows]) for k in _PER_TOKEN}
-        special = np.isin(fields["tokens"], list(self.tokenizer.special_ids))
+    def _stack(self, rows: list[_Row]) -> PackedRows:
+        shape = (len(rows), self.context_length)
+        tokens, positions = np.full(shape, self.tokenizer.bos_id or 0, np.int32), np.zeros(shape, np.int32)
+        segments, documents, to_end = (np.full(shape, -1, np.int32) for _ in range(3))
+        for r, row in enumerate(rows):
+            start = 0
+            for number, (ids, after, document) in enumerate(row.pieces):
+                span = r, slice(start, start + len(ids))
+                tokens[span], positions[span], to_end[span] = ids, np.arange(len(ids)), after
+                segments[span], documents[span] = number, document
+                start += len(ids)
+        special = np.isin(tokens, list(self.tokenizer.special_ids))
         if self.bos:
-            special |= fields["positions"] == 0
-        return PackedRows(**fields, keep=(fields["segments"] >= 0) & ~special, cursor=rows[0]["cursor"])
+            special |= positions == 0
+        keep = (segments >= 0) & ~special
+        return PackedRows(tokens, positions, segments, documents, to_end, keep, rows[0].cursor)

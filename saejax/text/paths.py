@@ -55,7 +55,7 @@ def expand(pattern: str) -> list[Path]:
             + (f" {_left_out(others)}" if others else "")
         )
     for p in files:
-        if not _is_unicode(p.name):
+        if any("\ud800" <= letter <= "\udfff" for letter in p.name):  # bytes that are no UTF-8 are lone surrogates
             raise DataError(
                 f"{shown(p)}: the name of this file is not UTF-8. Rename it, or leave it out of text.paths."
             )
@@ -86,8 +86,3 @@ def shown(path: Path) -> str:
 
 def short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
-
-
-def _is_unicode(name: str) -> bool:
-    """False for a name of bytes that are no UTF-8; Python has them as lone surrogates."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)

@@ -18,7 +18,7 @@ from saejax.text.chat import ChatTemplate
 from saejax.text.config import SourceConfig, TextConfig
 from saejax.text.documents import Source, hash_fraction
 from saejax.text.mixture import mixed
-from saejax.text.paths import ENDINGS, ending, expand, short, shown
+from saejax.text.paths import ending, expand, short, shown
 from saejax.text.tokenizer import Tokenizer
 
 # Parts of the standard library that some distributions leave out, that are tables rather than text,
@@ -28,9 +28,6 @@ _STDLIB_LEFT_OUT = {
     *("lib2to3", "encodings", "_pyrepl", "__phello__"),
     *("site-packages", "dist-packages", "__pycache__"),
 }
-
-# Of an identity: the text of a document decides which split it is in.
-_BY_CONTENT = {"split_by": "content"}
 
 # (row, where it stands) -> its text
 TextOf = Callable[[dict[str, Any], str], str]
@@ -110,15 +107,14 @@ def _open_files(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | No
             if index >= start:
                 yield index, name, text, text
 
-    identity = {
-        "source": config.source,
-        "files": [path.name for path in files],
-        "sha256": digest.hexdigest(),
-        "column": config.column,
-        "template": config.template,
-    }
-    identity |= _chat_identity(config, chat) | _BY_CONTENT
-    return Source(identity, rows, whole.heldout_fraction)
+    identity = {"source": config.source, "files": [path.name for path in files], "sha256": digest.hexdigest()}
+    return Source(identity | _identity_of_rows(config, chat), rows, whole.heldout_fraction)
+
+
+def _identity_of_rows(config: SourceConfig, chat: ChatTemplate | None) -> dict[str, Any]:
+    """The part of an identity that says how rows become texts; the text of a document decides its split."""
+    conversation = {"chat": [chat.identity, config.prompt, config.response]} if chat else {}
+    return {"column": config.column, "template": config.template, "split_by": "content"} | conversation
 
 
 @contextlib.contextmanager
@@ -132,14 +128,12 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _file_texts(path: Path, config: SourceConfig, text_of: TextOf) -> Iterator[tuple[str, str]]:
-    by_line = config.source == "prompts" and ending(path) == ".txt"
-    whole = ending(path) == ".txt" and not by_line
-    with _readable(path):
-        for number, row in enumerate(_read_lines(path) if by_line else _READERS[ending(path)](path), 1):
-            # A .txt file has one field, whatever column the other files are read from.
-            plain = ending(path) == ".txt" and not config.template and not config.chat
-            text = row["text"] if plain else text_of(row, f"{shown(path)}, row {number}")
-            yield path.name if whole else f"{path.name}:{number}", text
+    is_txt, by_line = ending(path) == ".txt", config.source == "prompts"
+    for number, row in enumerate(_read(path, by_line), 1):
+        # A .txt file has one field, whatever column the other files are read from.
+        plain = is_txt and not config.template and not config.chat
+        text = row["text"] if plain else text_of(row, f"{shown(path)}, row {number}")
+        yield path.name if is_txt and not by_line else f"{path.name}:{number}", text
 
 
 def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
@@ -151,7 +145,7 @@ def row_writer(config: SourceConfig, chat: ChatTemplate | None) -> TextOf:
         return functools.partial(_conversation, config, chat)
     if config.template:
         return functools.partial(_filled, config.template)
-    return lambda row, where: _as_text(_column(row, config.column, "text.column", where), config.column, where)
+    return lambda row, where: _text_in(row, config.column, "text.column", where)
 
 
 def _column(row: dict[str, Any], column: str, setting: str, where: str) -> Any:
@@ -160,35 +154,31 @@ def _column(row: dict[str, Any], column: str, setting: str, where: str) -> Any:
     return row[column]
 
 
-def _columns(row: dict[str, Any]) -> str:
-    return short(", ".join(name if name.isprintable() else repr(name) for name in map(str, row)))
-
-
-def _as_text(value: Any, column: str, where: str) -> str:
+def _text_in(row: dict[str, Any], column: str, setting: str, where: str) -> str:
+    value = _column(row, column, setting, where)
     if not isinstance(value, str):
         raise DataError(f"{where}: column {column!r} holds {type(value).__name__}, not text.")
     return value
 
 
+def _columns(row: dict[str, Any]) -> str:
+    return short(", ".join(name if name.isprintable() else repr(name) for name in map(str, row)))
+
+
 def _filled(template: str, row: dict[str, Any], where: str) -> str:
     try:
-        return _FILLING.vformat(template, (), row)
+        return _Filling(where).vformat(template, (), row)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(f"{where}: no column {error} for text.template; the row has {_columns(row)}.") from None
-    except _NullError as error:
-        raise DataError(
-            f"{where}: {error} is null, and text.template asks for it. Give it a value, or leave the row out."
-        ) from None
     except (ValueError, TypeError, OverflowError) as error:
         raise ConfigError(f"{where}: text.template {template!r} cannot be filled: {error}.") from None
 
 
-class _NullError(Exception):
-    """A column that a template asks for holds nothing."""
-
-
 class _Filling(string.Formatter):
     """`str.format_map`, but for nulls: "None" is no text."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(key, int):
@@ -198,51 +188,53 @@ class _Filling(string.Formatter):
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         value, first = super().get_field(field_name, args, kwargs)
         if value is None:
-            raise _NullError(repr(field_name))
+            raise DataError(
+                f"{self._where}: {field_name!r} is null, and text.template asks for it. Give it a value, or leave the "
+                "row out."
+            )
         return value, first
 
 
-_FILLING = _Filling()
-
-
 def _conversation(config: SourceConfig, chat: ChatTemplate, row: dict[str, Any], where: str) -> str:
-    try:
-        return chat.render(_messages(config, row, where))
-    except DataError as error:
-        raise error if str(error).startswith(where) else DataError(f"{where}: {error}") from None
-
-
-def _messages(config: SourceConfig, row: dict[str, Any], where: str) -> list[dict[str, str]]:
     if config.prompt:
         columns = [("user", config.prompt, "text.prompt"), ("assistant", config.response, "text.response")]
-        return [
-            {"role": role, "content": _as_text(_column(row, column, setting, where), column, where)}
+        messages = [
+            {"role": role, "content": _text_in(row, column, setting, where)}
             for role, column, setting in columns
             if column
         ]
-    messages = _column(row, config.column, "text.column", where)
-    fits = isinstance(messages, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
-    )
-    if not fits or not messages:
-        raise DataError(
-            f"{where}: column {config.column!r} is no conversation: text.chat wants a list of "
-            '{"role": ..., "content": ...} there, or name the columns of a pair by text.prompt and text.response.'
+    else:
+        messages = _column(row, config.column, "text.column", where)
+        fits = isinstance(messages, list) and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+            for m in messages
         )
-    return messages
+        if not fits or not messages:
+            raise DataError(
+                f"{where}: column {config.column!r} is no conversation: text.chat wants a list of "
+                '{"role": ..., "content": ...} there, or name the columns of a pair by text.prompt and text.response.'
+            )
+    try:
+        return chat.render(messages)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
-def _chat_identity(config: SourceConfig, chat: ChatTemplate | None) -> dict[str, Any]:
-    """The template and columns that a conversation's text comes from; nothing for other texts."""
-    return {"chat": [chat.identity, config.prompt, config.response]} if chat else {}
+def _read(path: Path, by_line: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of a file. A .txt has one, {"text": all of it}; `by_line` one for each line.
 
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    yield from ({"text": line.removesuffix("\n")} for line in _text_lines(path))
-
-
-def _read_txt(path: Path) -> Iterator[dict[str, Any]]:
-    yield {"text": "".join(_text_lines(path))}
+    Raises:
+        DataError: it cannot be read, or is not what its ending says; the message names it.
+    """
+    with _readable(path):
+        if ending(path) == ".jsonl":
+            yield from _read_jsonl(path)
+        elif ending(path) == ".parquet":
+            yield from _read_parquet(path)
+        elif by_line:
+            yield from ({"text": line.removesuffix("\n")} for line in _text_lines(path))
+        else:
+            yield {"text": "".join(_text_lines(path))}
 
 
 def _text_lines(path: Path) -> Iterator[str]:
@@ -264,10 +256,10 @@ def _text_lines(path: Path) -> Iterator[str]:
 def _not_text(path: Path) -> DataError:
     raw = path.read_bytes()
     try:
-        at = len(raw.decode())
+        raw.decode()
+        at = raw.find(b"\0")
     except UnicodeDecodeError as error:
-        at = error.start
-    at = min([at, *(i for i in (raw.find(b"\0"),) if i >= 0)])
+        at = raw.find(b"\0", 0, error.start) if b"\0" in raw[: error.start] else error.start
     return DataError(
         f"{shown(path)} is not UTF-8 text: byte {at:,} is 0x{raw[at]:02x}. Convert it, as by iconv -t UTF-8 -f <its "
         "encoding>, or leave it out of text.paths."
@@ -281,10 +273,7 @@ def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # not JSON, not UTF-8, a number without end, too deep
+            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, a number without end, too deep
                 raise DataError(f"{shown(path)}, line {number} is not JSON: {error}.") from None
             if not isinstance(row, dict):
                 kind = type(row).__name__
@@ -305,11 +294,6 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{shown(path)} is not a readable parquet file: {why}") from None
 
 
-_READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = dict(
-    zip(ENDINGS, (_read_txt, _read_jsonl, _read_parquet), strict=True)
-)
-
-
 def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None) -> Source:
     stream = _hub_stream(config)
     text_of = row_writer(config, chat)
@@ -319,10 +303,9 @@ def _open_hub(config: SourceConfig, whole: TextConfig, chat: ChatTemplate | None
             text = text_of(row, name)
             yield index, name, text, text
 
-    keys = ("dataset", "subset", "dataset_split", "revision", "column", "template")
-    identity = {"source": "hub"} | {key: getattr(config, key) for key in keys}
-    identity |= _chat_identity(config, chat) | _BY_CONTENT
-    return Source(identity, rows, whole.heldout_fraction)
+    keys = ("source", "dataset", "subset", "dataset_split", "revision")
+    identity = {key: getattr(config, key) for key in keys}
+    return Source(identity | _identity_of_rows(config, chat), rows, whole.heldout_fraction)
 
 
 _HUB_REMEDY = (
@@ -377,6 +360,5 @@ def rows_of(config: SourceConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in itertools.chain.from_iterable(expand(pattern) for pattern in config.paths):
         if ending(path) == ".txt":
             raise DataError(f"{shown(path)}: a .txt has no columns, which are wanted here; give .jsonl or .parquet.")
-        with _readable(path):
-            for number, row in enumerate(_READERS[ending(path)](path), 1):
-                yield f"{shown(path)}, row {number}", row
+        for number, row in enumerate(_read(path), 1):
+            yield f"{shown(path)}, row {number}", row

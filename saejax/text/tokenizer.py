@@ -132,21 +132,18 @@ class Tokenizer:
         # JSON can hold half of a surrogate pair, which is no Unicode text and which the tokenizer refuses.
         texts = [t if t.isascii() else t.encode(errors="replace").decode() for t in texts]
         ids = [e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
-        if self._has_more_than_the_model:
-            self._refuse_unknown(ids)
+        if self.rows is not None and self._has_more_than_the_model:
+            for unknown in (i for of_text in ids for i in of_text if i >= self.rows):
+                raise DataError(
+                    f"A text holds the token {self.backend.id_to_token(unknown)!r}, whose id is {unknown}; the model "
+                    f"has only {self.rows} tokens (0 to {self.rows - 1}). Take it out of the text, or choose that "
+                    "token's model."
+                )
         return ids
 
     @functools.cached_property
     def _has_more_than_the_model(self) -> bool:
         return self.rows is not None and self.largest_id >= self.rows
-
-    def _refuse_unknown(self, ids: list[list[int]]) -> None:
-        assert self.rows is not None
-        for id_ in (i for one in ids for i in one if i >= self.rows):
-            raise DataError(
-                f"A text holds the token {self.backend.id_to_token(id_)!r}, whose id is {id_}; the model has only "
-                f"{self.rows} tokens (0 to {self.rows - 1}). Take it out of the text, or choose that token's model."
-            )
 
     @property
     def bos(self) -> list[int]:

@@ -537,6 +537,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
     "UTF-16": (_bytes("x.txt", "\ufeffa".encode("utf-16-le")), "x.txt", {}, "byte 0 is 0xff"),
     "NUL": (_bytes("x.txt", b"ab\n\0c\xff"), "x.txt", {}, "byte 3 is 0x00"),
     "NUL in prompts": (_bytes("x.txt", b"ab\n\0c"), "x.txt", PROMPTS, "byte 3 is 0x00"),
+    "NUL behind letters of two bytes": (_bytes("x.txt", "ääää\n\0".encode()), "x.txt", {}, "byte 9 is 0x00"),
     "** within a name": (TEXT_ROW, "**b**", {}, r"text\.paths"),
     "5,000 characters": (TEXT_ROW, "x" * 5000, {}, r"text\.paths.*5,0\d\d characters"),
     "NUL in a path": (TEXT_ROW, "a\0b*", {}, r"text\.paths"),
