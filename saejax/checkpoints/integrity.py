@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from saejax.core.errors import DataError
-from saejax.core.files import LARGEST_JSON, read_bounded
+from saejax.core.files import LARGEST_JSON, read_bounded, write_bytes
 
 INTEGRITY_FORMAT = 1
 INTEGRITY = "integrity.json"
@@ -77,13 +77,8 @@ def write_integrity(folder: Path, step: int, items: Mapping[str, list[Leaf]]) ->
     for directory, _, _ in os.walk(folder):
         _sync(Path(directory))
     files = {name: _file_digest(folder / name, sync=True) for name in _files_below(folder) if name != INTEGRITY}
-    raw = _encode({"format": INTEGRITY_FORMAT, "step": step, "items": dict(items), "files": files})
-    part = folder / f".{INTEGRITY}.part"
-    with open(part, "wb") as handle:
-        handle.write(raw)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(part, folder / INTEGRITY)
+    body = {"format": INTEGRITY_FORMAT, "step": step, "items": dict(items), "files": files}
+    write_bytes(folder / INTEGRITY, _encode(body))
     _sync(folder)
     _sync(folder.parent)
 

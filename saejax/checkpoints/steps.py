@@ -45,11 +45,7 @@ class Steps:
         return integrity.problems(self.folder(step), names)
 
     def require_good(self, step: int, names: Sequence[str]) -> int:
-        """`step`, if its items `names` are good.
-
-        Raises:
-            DataError: no such checkpoint, or damage; names the file.
-        """
+        """`step`, if its items `names` are good; DataError, which names the file, if they are not."""
         problems = self.problems(step, names)
         if problems:
             raise DataError(
@@ -60,8 +56,7 @@ class Steps:
     def latest_good(self, names: Sequence[str]) -> int:
         """The newest step whose items `names` are good, with a warning for each newer one; -1 where there is none.
 
-        Raises:
-            DataError: there are checkpoints, but none is good.
+        Raises DataError where there are checkpoints, but none is good.
         """
         finished = self.finished()
         for step in reversed(self.begun()):
