@@ -99,9 +99,9 @@ def _shuffle(plain: np.ndarray, seed: int) -> None:
     """One epoch of the map in the order of the store's: chunks at random, rows shuffled within each block of them."""
     order = EpochOrder(len(plain), StoreLayout().chunk_rows, _BLOCK_CHUNKS, seed)
     for number in range(order.blocks):
-        to, size = np.argsort(order.row_order(0, number)), order.chunk_rows
+        to, size = np.argsort(order.rows((0, number))), order.chunk_rows
         block = np.empty((len(to), plain.shape[1]), plain.dtype)
-        for i, chunk in enumerate(order.chunks(0, number)):
+        for i, chunk in enumerate(order.chunks((0, number))):
             piece = plain[chunk * size : (chunk + 1) * size]
             block[to[i * size : i * size + len(piece)]] = piece
 

@@ -216,8 +216,7 @@ def capture(
         DataError: the store belongs to something else, NaN in activations, disk full.
         BusyError: another process is writing one of these parts.
     """
-    check_context(lm, text)
-    check_selection(lm, config, mesh)
+    check_settings(lm, text, config, mesh)
     parts = process.share(config.parts)
     names = list(expand_hook_points(config.hook_points, lm))
     widths = lm.hook_points()
@@ -304,15 +303,13 @@ class _Filler:
         self.seconds += packing + progress.seconds
 
 
-def check_context(lm: Model, text: TextConfig) -> None:
+def check_settings(lm: Model, text: TextConfig, config: CaptureConfig, mesh: Mesh) -> None:
+    """Refuse a context, token ids or batches that the model or the devices cannot have: ConfigError."""
     if text.context_length > lm.config.context_length:
         raise ConfigError(
             f"text.context_length is {text.context_length}, but the model reads at most {lm.config.context_length} "
             "tokens; lower it."
         )
-
-
-def check_selection(lm: Model, config: CaptureConfig, mesh: Mesh) -> None:
     largest = lm.tokenizer.largest_id
     if unknown := [i for i in config.drop_ids if i > largest]:
         raise ConfigError(f"capture.drop_ids holds {unknown[0]}; the largest id of the tokenizer is {largest}.")

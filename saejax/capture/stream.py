@@ -23,20 +23,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.capture.ahead import one_ahead, prefetched
-from saejax.capture.capture import CaptureConfig, check_context, check_selection, rows_for, store_identity
+from saejax.capture.capture import CaptureConfig, check_settings, rows_for, store_identity
 from saejax.capture.hook_points import expand_hook_points
 from saejax.capture.selection import stored
 from saejax.core.errors import DataError
 from saejax.core.files import write_bytes, writing
 from saejax.lm.forward import Model
 from saejax.store import Statistics
+from saejax.store.arrays import Block, concatenated
 from saejax.store.layout import BF16
 from saejax.store.order import derive_key, shuffled
 from saejax.store.statistics import moments, sums_of
 from saejax.text import Packer, Source, TextConfig
-
-# {hook point: bfloat16 [n, d]}
-RowBlock = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,46 +59,35 @@ class Place:
 
 
 # place -> endless (rows from there on, the place of the first of them)
-Flow = Callable[[Place], Generator[tuple[RowBlock, Place]]]
+Flow = Callable[[Place], Generator[tuple[Block, Place]]]
 
 
-def endless(epoch: Callable[[dict[str, Any] | None], Generator[tuple[RowBlock, dict[str, Any]]]], limit: int) -> Flow:
+def endless(epoch: Callable[[dict[str, Any] | None], Generator[tuple[Block, dict[str, Any]]]], limit: int) -> Flow:
     """The flow that begins again when `epoch`, (cursor) -> (the rows of a batch of text, its cursor), ends.
 
     Args:
         limit: rows of an epoch at most.
     """
 
-    def flow(place: Place) -> Generator[tuple[RowBlock, Place]]:
+    def flow(place: Place) -> Generator[tuple[Block, Place]]:
         while True:
-            place = yield from _one_epoch(epoch, limit, place)
+            skip = place.skip
+            with contextlib.closing(epoch(place.cursor)) as batches:
+                while place.done < limit and (batch := next(batches, None)) is not None:
+                    rows, cursor = batch
+                    n = len(next(iter(rows.values())))
+                    skipped = min(skip, n)
+                    place = Place(place.epoch, place.done, cursor, skipped)
+                    skip -= skipped
+                    count = min(n - skipped, limit - place.done)
+                    if count:
+                        yield {name: values[skipped : skipped + count] for name, values in rows.items()}, place
+                    place = place.after(count)
             if place.done == 0:
                 raise DataError("The text gave not one activation to train on. Check the text source.")
             place = Place(place.epoch + 1)
 
     return flow
-
-
-def _one_epoch(
-    epoch: Callable[[dict[str, Any] | None], Generator[tuple[RowBlock, dict[str, Any]]]], limit: int, place: Place
-) -> Generator[tuple[RowBlock, Place], None, Place]:
-    """The rest of an epoch from `place` on; returns the place of its end."""
-    if place.done >= limit:
-        return place
-    skip = place.skip
-    with contextlib.closing(epoch(place.cursor)) as batches:
-        for rows, cursor in batches:
-            n = len(next(iter(rows.values())))
-            skipped = min(skip, n)
-            place = Place(place.epoch, place.done, cursor, skipped)
-            skip -= skipped
-            count = min(n - skipped, limit - place.done)
-            if count:
-                yield {name: values[skipped : skipped + count] for name, values in rows.items()}, place
-            place = place.after(count)
-            if place.done >= limit:
-                break
-    return place
 
 
 class Journal:
@@ -204,7 +191,7 @@ class ActivationStream:
         self.hook_points, self.batch_size, self.epoch_rows = hook_points, batch_size, epoch_rows
         self.buffer_rows, self.seed = buffer_rows, seed
         self._flow, self._journal = flow, journal
-        self._first: tuple[_Filler, RowBlock] | None = None
+        self._first: tuple[_Filler, Block] | None = None
         if not journal.statistics:
             block = self._first_block()
             journal.note_statistics({name: moments(sums_of(rows)).to_json() for name, rows in block.items()})
@@ -212,7 +199,7 @@ class ActivationStream:
             name: Statistics.from_json(value, hook_points[name]) for name, value in journal.statistics.items()
         }
 
-    def batch_at(self, step: int) -> RowBlock:
+    def whole_batch_at(self, step: int) -> Block:
         """The batch of `step` >= 0; from the first block's it costs nothing that training from 0 does not cost."""
         if (step + 1) * self.batch_size <= self.buffer_rows:
             start = step * self.batch_size
@@ -220,13 +207,10 @@ class ActivationStream:
         with contextlib.closing(self.iterate(step)) as batches:
             return next(batches)
 
-    def whole_batch_at(self, step: int) -> RowBlock:
-        return self.batch_at(step)
-
     def places(self, step: int) -> dict[str, np.ndarray]:
         return {}
 
-    def iterate(self, start_step: int = 0) -> Generator[RowBlock]:
+    def iterate(self, start_step: int = 0) -> Generator[Block]:
         """The batches of start_step, start_step + 1, ... without end; read-only where they are views of a block.
 
         Raises:
@@ -246,15 +230,11 @@ class ActivationStream:
                     count = min(wanted, self.buffer_rows - offset)
                     pieces.append({name: rows[offset : offset + count] for name, rows in block.items()})
                     offset, wanted = offset + count, wanted - count
-                yield (
-                    pieces[0]
-                    if len(pieces) == 1
-                    else {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-                )
+                yield concatenated(pieces)
                 # Only now: the consumer's step is on its way, and the forward passes queue behind it.
                 filler.advance(offset)
 
-    def _block(self, number: int) -> tuple["_Filler", RowBlock]:
+    def _block(self, number: int) -> tuple["_Filler", Block]:
         """(the filler of the blocks after it, block `number`)."""
         if number == 0 and self._first is not None:
             first, self._first = self._first, None
@@ -265,7 +245,7 @@ class ActivationStream:
             filler.take()
         return filler, filler.take()
 
-    def _first_block(self) -> RowBlock:
+    def _first_block(self) -> Block:
         if self._first is None:
             self._first = self._block(0)
         return self._first[1]
@@ -277,7 +257,7 @@ class _Filler:
     def __init__(self, stream: ActivationStream, number: int, place: Place) -> None:
         self._stream = stream
         self._rows_on = stream._flow(place)
-        self._rest: tuple[RowBlock, Place] | None = None
+        self._rest: tuple[Block, Place] | None = None
         self._begin(number, place)
 
     def _begin(self, number: int, place: Place) -> None:
@@ -303,7 +283,7 @@ class _Filler:
             if count < n:
                 self._rest = ({name: values[count:] for name, values in rows.items()}, place.after(count))
 
-    def take(self) -> RowBlock:
+    def take(self) -> Block:
         """The finished block, shuffled; begins the next."""
         self.advance(self._stream.buffer_rows)
         done = self._block
@@ -316,7 +296,7 @@ class _Filler:
     def close(self) -> None:
         self._rows_on.close()
 
-    def _next(self) -> tuple[RowBlock, Place]:
+    def _next(self) -> tuple[Block, Place]:
         block, self._rest = self._rest or next(self._rows_on), None
         return block
 
@@ -345,8 +325,7 @@ def stream_activations(
     Raises:
         ConfigError, DataError: as `capture`, and a journal of other settings.
     """
-    check_context(lm, text)
-    check_selection(lm, config, mesh)
+    check_settings(lm, text, config, mesh)
     names = list(expand_hook_points(hook_points, lm))
     widths = {name: lm.hook_points()[name] for name in names}
     rows = rows_for(config.batch_rows or lm.rows_that_fit(names, text.context_length), mesh)
@@ -362,13 +341,13 @@ def stream_activations(
     journal = Journal(path, json.loads(json.dumps(settings)))
     forward = lm.make_forward(names, (rows, text.context_length), mesh)
 
-    def passes(cursor: dict[str, Any] | None) -> Generator[tuple[RowBlock, dict[str, Any]]]:
+    def passes(cursor: dict[str, Any] | None) -> Generator[tuple[Block, dict[str, Any]]]:
         with contextlib.closing(prefetched(packer.batches("train", rows, cursor))) as ahead:
             for packed, activations, finite in one_ahead(forward, ahead, lambda _: False):
                 chosen, values, _ = stored(config, packed, activations, finite)
                 yield {name: value[chosen] for name, value in values.items()}, packed.cursor
 
-    def epoch(cursor: dict[str, Any] | None) -> Generator[tuple[RowBlock, dict[str, Any]]]:
+    def epoch(cursor: dict[str, Any] | None) -> Generator[tuple[Block, dict[str, Any]]]:
         # XLA's CPU devices run what one thread gives them in order, also what is for different devices. On shared
         # devices one thread keeps the order of programs the same in every run; on its own ones it is so anyway.
         return prefetched(passes(cursor), 1) if config.mesh else passes(cursor)

@@ -62,10 +62,11 @@ class ArrayRows:
         self.hook_points = {name: array.shape[1] for name, array in self._arrays.items()}
         kinds = {array.dtype for array in self._arrays.values()}
         self.dtype = kinds.pop() if len(kinds) == 1 and kinds <= set(_KEPT_DTYPES) else np.dtype(np.float32)
-        looked = {name: _looked_through(name, array) for name, array in self._arrays.items()}
-        self.statistics = {name: moments_of for name, (moments_of, _) in looked.items()}
-        kinds_of = {name: str(array.dtype) for name, array in self._arrays.items()}
-        self.fingerprint = _digest({name: [kinds_of[name], *looked[name][1]] for name in looked})
+        self.statistics, content = {}, {}
+        for name, array in self._arrays.items():
+            self.statistics[name], digest = _looked_through(name, array)
+            content[name] = [str(array.dtype), list(array.shape), digest]
+        self.fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def only(self, names: Sequence[str]) -> "ArrayRows":
         narrower = copy.copy(self)
@@ -80,8 +81,8 @@ class ArrayRows:
         return {name: array[start:stop].astype(self.dtype, copy=False) for name, array in self._arrays.items()}
 
 
-def _looked_through(name: str, array: np.ndarray) -> tuple[Statistics, tuple[list[int], str]]:
-    """(moments, (shape, sha256 of the bytes in the order of the rows)) in one pass, the digest in a thread beside."""
+def _looked_through(name: str, array: np.ndarray) -> tuple[Statistics, str]:
+    """(moments, sha256 of the bytes in the order of the rows) in one pass, the digest in a thread beside."""
     sums, digest = zero_sums(array.shape[1]), hashlib.sha256()
     with ThreadPoolExecutor(1) as beside:
         for start in range(0, len(array), _HASHED_ROWS):
@@ -94,11 +95,7 @@ def _looked_through(name: str, array: np.ndarray) -> tuple[Statistics, tuple[lis
                 raise DataError(f"{name} holds NaN or infinity (first: {at}). Leave such rows out.")
             sums = sums + part
             hashed.result()
-    return moments(sums), (list(array.shape), digest.hexdigest())
-
-
-def _digest(about: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    return moments(sums), digest.hexdigest()
 
 
 class IteratedBatches:
@@ -134,7 +131,7 @@ class IteratedBatches:
             raise DataError("The iterator gave not one activation to train on.")
         if count < batch_size:
             raise DataError(f"The iterator ended after {count:,} activations, less than a batch of {batch_size:,}.")
-        seen = _concatenated(list(self._seen))
+        seen = concatenated(list(self._seen))
         rows = ArrayRows(seen)
         self.hook_points, self.statistics, self.dtype = rows.hook_points, rows.statistics, rows.dtype
         self.fingerprint = rows.fingerprint
@@ -187,7 +184,7 @@ class IteratedBatches:
                 block = {name: values[:wanted] for name, values in block.items()}
             pieces.append(block)
             wanted -= min(n, wanted)
-        return _copied(pieces[0]) if len(pieces) == 1 else _concatenated(pieces)
+        return _copied(pieces[0]) if len(pieces) == 1 else concatenated(pieces)
 
     def _endless(self) -> Iterator[Block]:
         widths: dict[str, int] = {}
@@ -221,8 +218,8 @@ def _copied(block: Block) -> Block:
     return {name: values.copy() for name, values in block.items()}
 
 
-def _concatenated(blocks: Sequence[Block]) -> Block:
-    """The blocks one after the other; of a single one the block itself."""
+def concatenated(blocks: Sequence[Block]) -> Block:
+    """The rows of the blocks one after the other; of a single block itself."""
     if len(blocks) == 1:
         return blocks[0]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}

@@ -19,16 +19,14 @@ from typing import Protocol
 import numpy as np
 
 from saejax.core.errors import ConfigError
-from saejax.store.blocks import Blocks, ChunkBlocks, Key, places
+from saejax.store.arrays import Block, concatenated
 from saejax.store.layout import BF16, StoreLayout
-from saejax.store.neighbours import Neighbours, WindowBlocks, check_windows, placed
-from saejax.store.order import EpochOrder, derive_key
+from saejax.store.neighbours import Neighbours, WindowBlocks, check_windows
+from saejax.store.order import EpochOrder, Key, derive_key
 from saejax.store.statistics import Statistics
 
 # The one that a batch begins in and the one that it ends in, besides those that are read ahead.
 _BLOCKS_IN_USE = 2
-
-_Block = dict[str, np.ndarray]
 
 
 class BatchSource(Protocol):
@@ -52,11 +50,11 @@ class BatchSource(Protocol):
     statistics: dict[str, Statistics]
     epoch_rows: int
 
-    def iterate(self, start_step: int = 0) -> Generator[_Block]:
+    def iterate(self, start_step: int = 0) -> Generator[Block]:
         """The batches of start_step, start_step + 1, ... without end."""
         ...
 
-    def whole_batch_at(self, step: int) -> _Block:
+    def whole_batch_at(self, step: int) -> Block:
         """All rows of one batch, the same in every process."""
         ...
 
@@ -88,7 +86,36 @@ class RowSource(Protocol):
 
     def read_pieces(self, name: str, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]: ...
 
-    def rows(self, start: int, stop: int) -> _Block: ...
+    def rows(self, start: int, stop: int) -> Block: ...
+
+
+class Blocks(Protocol):
+    """An endless stream of rows, epoch after epoch, in blocks that are read and shuffled as one.
+
+    Everything is a function of (seed, block): a reader that begins anywhere meets the same rows.
+    """
+
+    def locate(self, row: int) -> tuple[Key, int]:
+        """The block that holds a row of the stream, and the row's offset in it."""
+        ...
+
+    def first(self, key: Key) -> int:
+        """The block's first row in the stream."""
+        ...
+
+    def size(self, key: Key) -> int: ...
+
+    def after(self, key: Key, n: int) -> Key:
+        """The n-th block behind it."""
+        ...
+
+    def pieces(self, key: Key) -> Sequence[tuple[int, int]]:
+        """The row ranges of the store that are read for it, none crossing a shard's border."""
+        ...
+
+    def rows(self, key: Key) -> np.ndarray:
+        """int64 [size]: row i of the block is row result[i] of its pieces, one piece behind the other."""
+        ...
 
 
 class Batches:
@@ -141,22 +168,22 @@ class Batches:
             raise ConfigError(f"max_rows={max_rows}: give the number of rows to use, or 0 for all.")
         self.batch_size = batch_size
         self.hook_points, self.statistics, self.dtype = reader.hook_points, reader.statistics, reader.dtype
-        blocks: list[ChunkBlocks] | list[WindowBlocks]
+        chunk_rows = reader.layout.chunk_rows
+        keys = [seed if shares == 1 else derive_key("share", seed, share, shares) for share in range(shares)]
+        blocks: Sequence[Blocks]
         if neighbours == 1:
             n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
-            _check_shares(shares, batch_size, -(-n_rows // reader.layout.chunk_rows))
-            blocks = [
-                _chunks(share, shares, n_rows, reader.layout.chunk_rows, block_chunks, seed) for share in range(shares)
-            ]
+            blocks = _dealt_chunks(n_rows, chunk_rows, block_chunks, keys, batch_size)
             self.epoch_rows, self.used = n_rows, 1.0
         else:
-            windows = Neighbours(placed(reader, neighbours), neighbours, max_rows)
+            windows = Neighbours(reader, neighbours, max_rows)
             check_windows(neighbours, batch_size, (first, stop), shares, len(windows.counts))
-            blocks = [
-                _window_streams(share, shares, windows, reader.layout.chunk_rows, block_chunks, seed)
-                for share in range(shares)
+            block_rows = -(-block_chunks * chunk_rows // shares)
+            blocks = streams = [
+                WindowBlocks(windows, range(share, len(windows.counts), shares), block_rows, key, chunk_rows)
+                for share, key in enumerate(keys)
             ]
-            self.epoch_rows, self.used = sum(one.epoch_rows for one in blocks), windows.used
+            self.epoch_rows, self.used = sum(stream.epoch_rows for stream in streams), windows.used
         self._rows = stop - first
         self._whole = functools.partial(
             Batches, reader, batch_size, seed, block_chunks, None, max_rows, shares, neighbours=neighbours
@@ -187,10 +214,7 @@ class Batches:
             raise ConfigError(f"step={step}: give an integer >= 0.")
         for share in self._shares:  # all of them begin to read before the first is waited for
             share.begin(step)
-        parts = [share.rows_of(step) for share in self._shares]
-        if len(parts) == 1:
-            return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in self.hook_points}
+        return concatenated([share.rows_of(step) for share in self._shares])
 
     def whole_batch_at(self, step: int) -> dict[str, np.ndarray]:
         """All rows of the batch of `step`, whatever rows are wanted: [B, d], the same in every process."""
@@ -198,8 +222,7 @@ class Batches:
 
     def places(self, step: int) -> dict[str, np.ndarray]:
         """Places of a batch's wanted rows: epoch, block (of their share), chunk, row in the store; int64 [n]."""
-        parts = [share.places(step) for share in self._shares]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return concatenated([share.places(step) for share in self._shares])
 
     def iterate(self, start_step: int = 0) -> Generator[dict[str, np.ndarray]]:
         """batch_at(start_step), batch_at(start_step + 1), ... without end; the next blocks load meanwhile."""
@@ -228,7 +251,7 @@ class _Share:
         self._reader, self._order, self._each, self._ahead = reader, blocks, each, ahead
         self._loader, self._helper = loader, helper
         self._low, self._high = span
-        self._blocks: OrderedDict[Key, Future[_Block]] = OrderedDict()
+        self._blocks: OrderedDict[Key, Future[Block]] = OrderedDict()
 
     def begin(self, step: int) -> None:
         """Start to read what `rows_of(step)` needs first."""
@@ -237,21 +260,28 @@ class _Share:
     def rows_of(self, step: int) -> dict[str, np.ndarray]:
         """The wanted rows of a batch."""
         row, stop = step * self._each + self._low, step * self._each + self._high
-        pieces: list[_Block] = []
+        pieces: list[Block] = []
         while row < stop:
             key, offset = self._order.locate(row)
             count = min(stop - row, self._order.size(key) - offset)
             start = self._wanted(row) - self._wanted(row - offset)
             pieces.append({n: rows[start : start + count] for n, rows in self._block(key).result().items()})
             row += count
-        if len(pieces) == 1:
-            return pieces[0]
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in self._reader.hook_points}
+        return concatenated(pieces)
 
     def places(self, step: int) -> dict[str, np.ndarray]:
-        """As `Batches.places`."""
-        first = step * self._each
-        return places(self._order, self._reader.layout.chunk_rows, first + self._low, first + self._high)
+        """As `Batches.places`: the order read backwards."""
+        row, stop = step * self._each + self._low, step * self._each + self._high
+        pieces: list[Block] = []
+        while row < stop:
+            key, offset = self._order.locate(row)
+            here = self._order.rows(key)[offset : offset + stop - row]
+            stored = np.concatenate([np.arange(low, high) for low, high in self._order.pieces(key)])[here]
+            chunk = stored // self._reader.layout.chunk_rows
+            epoch, block = (np.full(len(here), number, np.int64) for number in key)
+            pieces.append({"epoch": epoch, "block": block, "chunk": chunk, "row": stored})
+            row += len(here)
+        return concatenated(pieces)
 
     def read_ahead(self, step: int) -> None:
         """Start to read the blocks behind the one with the batch's last row."""
@@ -264,7 +294,7 @@ class _Share:
         batch, within = divmod(row, self._each)
         return batch * (self._high - self._low) + min(max(within - self._low, 0), self._high - self._low)
 
-    def _block(self, key: Key) -> Future[_Block]:
+    def _block(self, key: Key) -> Future[Block]:
         future = self._blocks.pop(key, None)
         if future is None or (future.done() and future.exception() is not None):
             while len(self._blocks) >= _BLOCKS_IN_USE + self._ahead:
@@ -273,7 +303,7 @@ class _Share:
         self._blocks[key] = future
         return future
 
-    def _load(self, key: Key) -> _Block:
+    def _load(self, key: Key) -> Block:
         """Read a block's pieces and put every wanted row in its shuffled place, in the background threads."""
         pieces, order, first = self._order.pieces(key), self._order.rows(key), self._order.first(key)
         within = (first + np.arange(len(order))) % self._each
@@ -285,7 +315,7 @@ class _Share:
         place[order[wanted]] = np.arange(count)
         # numpy moves plain integers about twice as fast as bfloat16
         moved = np.dtype(np.uint16) if self._reader.dtype == BF16 else self._reader.dtype
-        shuffled: _Block = {}
+        shuffled: Block = {}
         for name, d in self._reader.hook_points.items():
             rows = np.empty((count, d), moved)
             half = len(pieces) // 2
@@ -306,32 +336,20 @@ class _Share:
             start += len(piece)
 
 
-def _chunks(share: int, shares: int, n_rows: int, chunk_rows: int, block_chunks: int, seed: int) -> ChunkBlocks:
-    """The stream of one share; with one share, of the whole store."""
-    chunks = -(-n_rows // chunk_rows)
-    n_chunks = len(range(share, chunks, shares))
-    # The store's last chunk may be ragged: it is the last one of its share too.
-    missing = chunks * chunk_rows - n_rows if (chunks - 1) % shares == share else 0
-    order = EpochOrder(
-        n_chunks * chunk_rows - missing, chunk_rows, -(-block_chunks // shares), _share_key(share, shares, seed)
-    )
-    return ChunkBlocks(order, n_rows, share, shares)
-
-
-def _window_streams(
-    share: int, shares: int, windows: Neighbours, chunk_rows: int, block_chunks: int, seed: int
-) -> WindowBlocks:
-    shards, block_rows = range(share, len(windows.counts), shares), -(-block_chunks * chunk_rows // shares)
-    return WindowBlocks(windows, shards, block_rows, _share_key(share, shares, seed), chunk_rows)
-
-
-def _share_key(share: int, shares: int, seed: int) -> int:
-    return seed if shares == 1 else derive_key("share", seed, share, shares)
-
-
-def _check_shares(shares: int, batch_size: int, chunks: int) -> None:
+def _dealt_chunks(
+    n_rows: int, chunk_rows: int, block_chunks: int, keys: Sequence[int], batch_size: int
+) -> list[EpochOrder]:
+    """The streams of all shares, one for each key."""
+    chunks, shares = -(-n_rows // chunk_rows), len(keys)
     if shares < 1 or batch_size % shares or shares > chunks:
         raise ConfigError(
             f"{shares} shares of a store of {chunks} chunks, for batches of {batch_size}: the batch must be a multiple "
             "of the shares, and each must have a chunk."
         )
+    orders = []
+    for share, key in enumerate(keys):
+        # The store's last chunk may be ragged: it is the last one of its share too.
+        missing = chunks * chunk_rows - n_rows if (chunks - 1) % shares == share else 0
+        rows = len(range(share, chunks, shares)) * chunk_rows - missing
+        orders.append(EpochOrder(rows, chunk_rows, -(-block_chunks // shares), key, share, shares))
+    return orders

@@ -45,18 +45,8 @@ def commit_key(index: int) -> str:
 
 def write_commit(files: StoreFiles, header: Header, commit: Commit) -> None:
     """Write the commit atomically and durably; its shard must be durable before."""
-    value = {
-        "store": header.fingerprint,
-        "index": commit.index,
-        "rows": commit.rows,
-        "last": commit.last,
-        "cursor": commit.cursor,
-        "skip": commit.skip,
-        "counters": commit.counters,
-        "sha256": commit.sha256,
-        "sums": {name: _sums_to_json(sums) for name, sums in commit.sums.items()},
-    }
-    files.write(commit_key(commit.index), seal(value))
+    sums = {name: _sums_to_json(sums) for name, sums in commit.sums.items()}
+    files.write(commit_key(commit.index), seal({"store": header.fingerprint, **vars(commit), "sums": sums}))
 
 
 def read_commit(files: StoreFiles, header: Header, index: int) -> Commit | None:
@@ -76,10 +66,15 @@ def read_commit(files: StoreFiles, header: Header, index: int) -> Commit | None:
             f"{files.name(key)} belongs to a store with another identity, hook points, layout, seed or "
             f"n_tokens than {files.url}. Choose another store path, or delete {files.name('commits')}."
         )
+    # Only the first commit of a part may have no rows, and only in a store of several parts.
+    fewest = 0 if header.parts > 1 and index < header.parts else 1
     try:
+        rows, full = int(value["rows"]), header.layout.shard_rows
+        if value["index"] != index or not fewest <= rows <= full or (rows < full and not value["last"]):
+            raise ValueError(f"index {value['index']}, rows {rows}, last {value['last']}")
         return Commit(
             index=index,
-            rows=_checked_rows(value, header, index),
+            rows=rows,
             last=bool(value["last"]),
             cursor=value["cursor"],
             skip=int(value["skip"]),
@@ -129,17 +124,16 @@ def part_states(files: StoreFiles, header: Header) -> list[PartState]:
     Raises:
         DataError: a commit file that is read is damaged or belongs to another store.
     """
-    present = set(files.list("commits"))
-    return [_part_state(files, header, part, present) for part in range(header.parts)]
-
-
-def _part_state(files: StoreFiles, header: Header, part: int, present: set[str]) -> PartState:
-    shards = header.shards_of(part)
-    there = list(itertools.takewhile(lambda shard: f"{shard:06d}.json" in present, shards))
-    last = read_commit(files, header, there[-1]) if there else None
-    if last is None:
-        return PartState(0, len(shards) == 0)
-    return PartState((len(there) - 1) * header.layout.shard_rows + last.rows, last.last)
+    present, states = set(files.list("commits")), []
+    for part in range(header.parts):
+        shards = header.shards_of(part)
+        there = list(itertools.takewhile(lambda shard: f"{shard:06d}.json" in present, shards))
+        last = read_commit(files, header, there[-1]) if there else None
+        if last is None:
+            states.append(PartState(0, len(shards) == 0))
+        else:
+            states.append(PartState((len(there) - 1) * header.layout.shard_rows + last.rows, last.last))
+    return states
 
 
 def shard_remedy(files: StoreFiles, shard: int) -> str:
@@ -149,23 +143,10 @@ def shard_remedy(files: StoreFiles, shard: int) -> str:
     )
 
 
-def _checked_rows(value: dict[str, Any], header: Header, index: int) -> int:
-    rows, full = int(value["rows"]), header.layout.shard_rows
-    # Only the first commit of a part may have no rows, and only in a store of several parts.
-    fewest = 0 if header.parts > 1 and index < header.parts else 1
-    if value["index"] != index or not fewest <= rows <= full or (rows < full and not value["last"]):
-        raise ValueError(f"index {value['index']}, rows {rows}, last {value['last']}")
-    return rows
-
-
 def _sums_to_json(sums: Sums) -> dict[str, Any]:
-    total = base64.b64encode(np.ascontiguousarray(sums.total, "<f8").tobytes()).decode()
-    return {
-        "count": sums.count,
-        "total_float64_base64": total,
-        "squared_norms": sums.squared_norms,
-        "norms": sums.norms,
-    }
+    numbers = dict(vars(sums))
+    total = base64.b64encode(np.ascontiguousarray(numbers.pop("total"), "<f8").tobytes()).decode()
+    return numbers | {"total_float64_base64": total}
 
 
 def _sums_from_json(value: dict[str, Any], width: int) -> Sums:

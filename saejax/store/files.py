@@ -4,11 +4,12 @@ Every JSON file is sealed: canonical text with the sha256 of the rest inside, so
 cut tail is noticed before a single value is believed.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ class StoreFiles:
     Attributes:
         url: the path as messages show it, without a trailing slash.
         local: the folder, or None for a URL.
+        kv: tensorstore's handle of the root.
+        context: tensorstore's, for the arrays of this store.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -75,14 +78,16 @@ class StoreFiles:
         settings: dict[str, Any] = {"cache_pool": {"total_bytes_limit": _CACHE_BYTES}}
         self.context = ts.Context(settings | ({} if self.local else context_of(self.url)), _PROCESS_CONTEXT)
         spec: Any = spec_of(self.url) if self.local is None else {"driver": "file", "path": f"{self.local}/"}
-        try:
-            self._kv = ts.KvStore.open(spec, context=self.context).result()
-        except Exception as error:  # tensorstore has no base class for its errors
-            raise DataError(f"Cannot open the store {self.url}: {self.trouble(error)}") from error
+        with self.trying(f"Cannot open the store {self.url}"):
+            self.kv: Any = ts.KvStore.open(spec, context=self.context).result()
 
-    @property
-    def kv(self) -> Any:
-        return self._kv
+    @contextlib.contextmanager
+    def trying(self, failure: str) -> Iterator[None]:
+        """Raise what fails in the block as DataError: `failure`, the cause, and for a URL its remedy."""
+        try:
+            yield
+        except Exception as error:  # tensorstore has no base class for its errors
+            raise DataError(f"{failure}: {self.trouble(error)}") from error
 
     def trouble(self, error: Exception) -> str:
         """The cause of a failure, and for a URL its remedy too."""
@@ -95,7 +100,7 @@ class StoreFiles:
         return f"{self.url}/{key}"
 
     def kvstore(self, folder: str) -> dict[str, Any]:
-        spec: dict[str, Any] = (self._kv / f"{folder}/").spec().to_json()
+        spec: dict[str, Any] = (self.kv / f"{folder}/").spec().to_json()
         return spec
 
     def read(self, key: str, limit: int = JSON_LIMIT_BYTES) -> bytes | None:
@@ -105,21 +110,18 @@ class StoreFiles:
             DataError: it cannot be read, or is longer than `limit` bytes (checked before it is read: a
                 failed allocation inside tensorstore would end the process).
         """
-        too_long = f"{self.name(key)} is longer than {limit} bytes: not a file that a store writes."
-        try:
-            probe = self._kv.read(key, byte_range=slice(limit, limit + 1)).result()
-            if probe.state == "missing":
-                return None
-            raise DataError(too_long)
-        except (ValueError, IndexError) as error:
-            if self.local is None and cause_of(error):
-                raise DataError(f"Cannot read {self.name(key)}: {self.trouble(error)}") from error
-            # Shorter than the limit, as it should be; other troubles repeat below.
-        try:
-            result = self._kv.read(key).result()
-        except Exception as error:
-            raise DataError(f"Cannot read {self.name(key)}: {self.trouble(error)}") from error
-        return None if result.state == "missing" else bytes(result.value)
+        with self.trying(f"Cannot read {self.name(key)}"):
+            try:
+                probe = self.kv.read(key, byte_range=slice(limit, limit + 1)).result()
+            except (ValueError, IndexError) as error:
+                if self.local is None and cause_of(error):
+                    raise
+                # Shorter than the limit, as it should be; other troubles repeat here.
+                result = self.kv.read(key).result()
+                return None if result.state == "missing" else bytes(result.value)
+        if probe.state == "missing":
+            return None
+        raise DataError(f"{self.name(key)} is longer than {limit} bytes: not a file that a store writes.")
 
     def write(self, key: str, value: bytes) -> None:
         """Replace the file atomically; returns when it is durable.
@@ -128,24 +130,20 @@ class StoreFiles:
             DataError: disk full, no permission; with the path and the free bytes.
         """
         try:
-            self._kv.write(key, value).result()
+            self.kv.write(key, value).result()
         except Exception as error:
-            raise DataError(f"{self.name(key)} could not be written: {write_trouble(self, error)}") from error
+            raise DataError(f"{self.name(key)} could not be written: {self.write_trouble(error)}") from error
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete files; those that do not exist are no error."""
-        try:
-            for future in [self._kv.write(key, None) for key in keys]:
+        with self.trying(f"Cannot delete files in {self.url}"):
+            for future in [self.kv.write(key, None) for key in keys]:
                 future.result()
-        except Exception as error:
-            raise DataError(f"Cannot delete files in {self.url}: {self.trouble(error)}") from error
 
     def list(self, folder: str) -> list[str]:
         """Names under `folder`, relative to it, sorted."""
-        try:
-            keys = (self._kv / f"{folder}/").list().result()
-        except Exception as error:
-            raise DataError(f"Cannot list {self.name(folder)}: {self.trouble(error)}") from error
+        with self.trying(f"Cannot list {self.name(folder)}"):
+            keys = (self.kv / f"{folder}/").list().result()
         return sorted(key.decode(errors="replace") for key in keys)
 
     def clear_stale_locks(self, mine: Callable[[str], bool]) -> None:
@@ -156,15 +154,14 @@ class StoreFiles:
                 if mine(leftover.relative_to(self.local).as_posix().removesuffix(_LOCK_SUFFIX)):
                     leftover.unlink(missing_ok=True)
 
-
-def write_trouble(files: StoreFiles, error: Exception) -> str:
-    """The cause of a failed write and its remedy, as the end of a sentence."""
-    text = str(error)
-    full = any(sign in text for sign in ("No space left", "RESOURCE_EXHAUSTED", "File too large", "quota"))
-    if full and files.local is not None:
-        free = shutil.disk_usage(files.local).free
-        cause = f"the disk is full or a size limit is reached ({free:,} bytes free at {files.local}): {text}. "
-        return cause + "Committed shards are intact; free space and run the same command again."
-    if files.local is None and cause_of(error):
-        return f"{files.trouble(error)} Committed shards are intact; the same command continues after them."
-    return f"{plain(text)}. Committed shards are intact; remove the cause and run the same command again."
+    def write_trouble(self, error: Exception) -> str:
+        """The cause of a failed write and its remedy, as the end of a sentence."""
+        text = str(error)
+        full = any(sign in text for sign in ("No space left", "RESOURCE_EXHAUSTED", "File too large", "quota"))
+        if full and self.local is not None:
+            free = shutil.disk_usage(self.local).free
+            cause = f"the disk is full or a size limit is reached ({free:,} bytes free at {self.local}): {text}. "
+            return cause + "Committed shards are intact; free space and run the same command again."
+        if self.local is None and cause_of(error):
+            return f"{self.trouble(error)} Committed shards are intact; the same command continues after them."
+        return f"{plain(text)}. Committed shards are intact; remove the cause and run the same command again."

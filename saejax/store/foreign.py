@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,30 +32,17 @@ _SAFETENSORS = {
 Piece = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
-class ForeignRows(Protocol):
-    """One file of activations.
-
-    Attributes:
-        n_rows, width: N and d.
-        metadata: which of token_id, document and position the file has too, as integers [N].
-    """
-
-    n_rows: int
-    width: int
-    metadata: tuple[str, ...]
-
-    def pieces(self, start: int, size: int) -> Iterator[Piece]:
-        """(float [n, d], {name: integers [n]}) from row `start` on in order, n <= size."""
-        ...
-
-
-def open_foreign(path: str | os.PathLike[str], tensor: str = "") -> ForeignRows:
+def open_foreign(path: str | os.PathLike[str], tensor: str = "") -> "ForeignRows":
     """The activations in a file, by its ending: .npy, .safetensors, .parquet.
 
     Args:
         path: of the file.
         tensor: name of the tensor or column; by default the only one that can be meant: two-dimensional, of floats
             (a column: lists of floats).
+
+    Returns:
+        The file's N and d (`n_rows`, `width`), which of token_id, document and position it has too (`metadata`), and
+        its rows from one on in order: `pieces(start, size)` gives (float [n, d], {name: integers [n]}), n <= size.
 
     Raises:
         ConfigError: another ending, a name for a .npy file, or pyarrow is not installed.
@@ -183,8 +170,8 @@ class ParquetRows:
 
     def __init__(self, path: Path, tensor: str) -> None:
         try:
-            import pyarrow
             import pyarrow.parquet
+            from pyarrow import types
         except ImportError:
             raise ConfigError(f"{path}: reading .parquet needs pyarrow; install saejax[data].") from None
         self._path, self._failures = path, (pyarrow.ArrowException, OSError)
@@ -193,7 +180,9 @@ class ParquetRows:
         except self._failures as error:
             raise DataError(f"{path} is no readable .parquet file: {error}.") from None
         schema = self._file.schema_arrow
-        floats = [field.name for field in schema if _is_list_of_floats(field.type)]
+        is_one = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        lists = [field for field in schema if any(is_kind(field.type) for is_kind in is_one)]
+        floats = [field.name for field in lists if types.is_floating(field.type.value_type)]
         self._column = chosen(path, "column of lists of floats", floats, tensor)
         self.metadata = tuple(name for name in METADATA_NAMES if name in schema.names and name != self._column)
         self.n_rows: int = self._file.metadata.num_rows
@@ -203,25 +192,24 @@ class ParquetRows:
             self.width = first[0].shape[1]
 
     def pieces(self, start: int, size: int) -> Iterator[Piece]:
-        begin = 0
+        row = 0
         for group in range(self._file.num_row_groups):
             rows = self._file.metadata.row_group(group).num_rows
-            if begin + rows > start:
-                yield from self._group(group, begin, rows, start, size)
-            begin += rows
-
-    def _group(self, group: int, begin: int, rows: int, start: int, size: int) -> Iterator[Piece]:
-        """Pieces of a row group, which is rows `begin` to `begin + rows` of the file, without those before `start`."""
-        row = begin
-        try:
-            for batch in self._file.iter_batches(size, row_groups=[group], columns=[self._column, *self.metadata]):
-                low, row = max(0, start - row), row + batch.num_rows
-                if low < batch.num_rows:
-                    yield self._arrays(batch.slice(low), row - batch.num_rows + low)
-        except self._failures as error:
-            raise DataError(f"{self._path} is damaged at row {row:,} or behind: {error}.") from None
-        if row != begin + rows:
-            raise DataError(f"{self._path}: its row group {group} says {rows:,} rows and holds {row - begin:,}.")
+            end = row + rows
+            if end <= start:
+                row = end
+                continue
+            try:
+                for batch in self._file.iter_batches(size, row_groups=[group], columns=[self._column, *self.metadata]):
+                    before = max(0, start - row)  # rows of this batch that lie before `start`
+                    if before < batch.num_rows:
+                        yield self._arrays(batch.slice(before), row + before)
+                    row += batch.num_rows
+            except self._failures as error:
+                raise DataError(f"{self._path} is damaged at row {row:,} or behind: {error}.") from None
+            if row != end:
+                held = row - end + rows
+                raise DataError(f"{self._path}: its row group {group} says {rows:,} rows and holds {held:,}.")
 
     def _arrays(self, batch: Any, row: int) -> Piece:
         column = batch.column(self._column)
@@ -241,6 +229,9 @@ class ParquetRows:
                 raise DataError(f"{self._path}: column {name!r} has missing values in rows {row:,} to {row + n:,}.")
             metadata[name] = values.to_numpy(zero_copy_only=False)
         return flat.to_numpy(zero_copy_only=False).reshape(n, width), metadata
+
+
+ForeignRows = MappedRows | ParquetRows
 
 
 def chosen(path: Path, what: str, there: list[str], wanted: str) -> str:
@@ -263,10 +254,3 @@ def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, or
     if 0 in shape:
         return np.zeros(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, order)
-
-
-def _is_list_of_floats(kind: Any) -> bool:
-    from pyarrow import types
-
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return bool(lists and types.is_floating(kind.value_type))

@@ -186,11 +186,10 @@ def check_zarr_json(files: StoreFiles, kind: ArrayKind, rows: int, layout: Store
         return
     try:
         stored = json.loads(raw)
-        keys = sorted(set(stored) | set(wanted))
-        differing = [k for k in keys if k not in stored or k not in wanted or stored[k] != wanted[k]]
         detail = "; ".join(
-            f"{k}: file says {shortened(stored.get(k))}, the manifest implies {shortened(wanted.get(k))}"
-            for k in differing
+            f"{key}: file says {shortened(stored.get(key))}, the manifest implies {shortened(wanted.get(key))}"
+            for key in sorted({*stored, *wanted})
+            if key not in stored or key not in wanted or stored[key] != wanted[key]
         )
     except (ValueError, RecursionError, TypeError, AttributeError):
         detail = "it is no JSON object"
@@ -219,7 +218,5 @@ def open_array(files: StoreFiles, kind: ArrayKind, rows: int, layout: StoreLayou
         "recheck_cached_data": "open",
         "recheck_cached_metadata": "open",
     }
-    try:
+    with files.trying(f"Store {files.url}: cannot open array {kind.name!r}"):
         return ts.open(spec, open=True, context=files.context).result()
-    except Exception as error:
-        raise DataError(f"Store {files.url}: cannot open array {kind.name!r}: {files.trouble(error)}") from error

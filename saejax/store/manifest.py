@@ -141,15 +141,7 @@ def read_manifest(files: StoreFiles) -> Manifest | None:
         raise DataError(f"{name} has format {value.get('format')!r}; this version of saejax reads {FORMAT}.")
     try:
         return _parse(value)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-        DataError,
-        ConfigError,
-    ) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, DataError, ConfigError) as error:
         raise DataError(f"{name} contradicts itself ({type(error).__name__}: {error}). {remedy}") from None
 
 
@@ -218,16 +210,17 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def header_differences(stored: dict[str, Any], wanted: dict[str, Any], keys: set[str] | None = None) -> list[str]:
+def header_differences(
+    stored: dict[str, Any],
+    wanted: dict[str, Any],
+    keys: set[str] | None = None,
+    names: tuple[str, str] = ("the store has", "this run wants"),
+) -> list[str]:
     """One line for each differing leaf: "key: the store has X, this run wants Y"."""
     left, right = flatten(stored), flatten(wanted)
-    chosen = sorted(set(left) | set(right)) if keys is None else sorted(keys)
-    return [
-        f"{key}: the store has {_show(left, key)}, this run wants {_show(right, key)}"
-        for key in chosen
-        if key not in left or key not in right or left[key] != right[key]
-    ]
-
-
-def _show(flat: dict[str, Any], key: str) -> str:
-    return repr(flat[key])[:200] if key in flat else "nothing"
+    lines = []
+    for key in sorted(set(left) | set(right) if keys is None else keys):
+        if key not in left or key not in right or left[key] != right[key]:
+            has, wants = (repr(flat[key])[:200] if key in flat else "nothing" for flat in (left, right))
+            lines.append(f"{key}: {names[0]} {has}, {names[1]} {wants}")
+    return lines

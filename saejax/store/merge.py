@@ -143,9 +143,7 @@ def _check_alike(
     # Widths are compared by (name, width), because a dot in a name is no level of a dict.
     left = {"identity": _rules(expected), "hook_points": sorted(expected.hook_points.items())}
     right = {"identity": _rules(other), "hook_points": sorted(other.hook_points.items())}
-    if differing := header_differences(left, right):
-        lines = [line.replace("the store has", f"{os.fspath(first)} has") for line in differing]
-        lines = [line.replace("this run wants", f"{os.fspath(path)} has") for line in lines]
+    if lines := header_differences(left, right, names=(f"{os.fspath(first)} has", f"{os.fspath(path)} has")):
         raise DataError(
             "Only stores of the same model, text settings and hook points can be merged:\n  " + "\n  ".join(lines)
         )

@@ -13,14 +13,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from saejax.core.errors import ConfigError
-from saejax.store.blocks import Key
 from saejax.store.layout import StoreLayout
-from saejax.store.order import derive_key, permute, shuffled
+from saejax.store.order import Key, derive_key, permute, shuffled
 from saejax.store.reader import StoreReader
 
 # A block mixes at least so many shards: the windows of one are neighbours in the text themselves.
@@ -68,13 +66,20 @@ class Neighbours:
         used: the share of the rows that are in a window, as the mean over shifts.
 
     Raises:
-        ConfigError: rows without a place in a text, or without a single window.
+        ConfigError: rows without a place in a text (in memory, or imported without one), or without a single window.
     """
 
-    def __init__(self, reader: StoreReader, n: int, max_rows: int = 0) -> None:
+    def __init__(self, reader: object, n: int, max_rows: int = 0) -> None:
+        if not isinstance(reader, StoreReader):
+            raise ConfigError(
+                f"train.neighbours={n} needs to know which tokens are neighbours, and arrays do not say it. Write them "
+                "into a store with document and position (saejax store import), or set train.neighbours=1."
+            )
         self._reader, self.n = reader, n
-        origins = [reader.identity, *reader.identity.get("merged", ())]
-        if any(_is_unplaced(origin.get("imported")) for origin in origins):
+        origins = (reader.identity, *reader.identity.get("merged", ()))
+        imported = [origin["imported"] for origin in origins if isinstance(origin.get("imported"), dict)]
+        # A file's rows need not be in any order.
+        if not all({"document", "position"} <= set(files.get("metadata", ())) for files in imported):
             raise ConfigError(
                 f"train.neighbours={n} needs to know which tokens are neighbours, and the files that {reader.url} was "
                 "imported from had no document and position. Add them as columns and import again, or set "
@@ -116,7 +121,7 @@ class _Epoch:
 
 
 class WindowBlocks:
-    """Every window of some shards, in blocks of `together` shards; as `blocks.Blocks`.
+    """Every window of some shards, in blocks of `together` shards; a `batches.Blocks`.
 
     Row i n + j of the stream is token j of window i, so a range of whole windows is a range of rows.
 
@@ -193,11 +198,6 @@ class WindowBlocks:
         return self._epochs[epoch]
 
 
-def _is_unplaced(imported: Any) -> bool:
-    """True for rows imported without their places in a text: a file's rows need not be in any order."""
-    return isinstance(imported, dict) and not {"document", "position"} <= set(imported.get("metadata", ()))
-
-
 def block_rows(n: int, block_chunks: int, layout: StoreLayout) -> int:
     """Rows that are read for a block of batches of windows of n rows; n = 1 are single rows."""
     rows = block_chunks * layout.chunk_rows
@@ -224,17 +224,3 @@ def check_windows(n: int, batch_size: int, rows: tuple[int, int], shares: int, n
             f"train.shares={shares} with train.neighbours={n} deals out whole shards, and the store has {n_shards}: "
             "lower train.shares, or capture with a smaller capture.shard_rows."
         )
-
-
-def placed(reader: object, n: int) -> StoreReader:
-    """The reader, if it is one of a store, whose rows have a place in a text.
-
-    Raises:
-        ConfigError: rows in memory, which have none.
-    """
-    if not isinstance(reader, StoreReader):
-        raise ConfigError(
-            f"train.neighbours={n} needs to know which tokens are neighbours, and arrays do not say it. Write them "
-            "into a store with document and position (saejax store import), or set train.neighbours=1."
-        )
-    return reader

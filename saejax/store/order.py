@@ -13,6 +13,9 @@ import numpy as np
 
 from saejax.core.errors import ConfigError
 
+# (epoch, number of a block in it)
+Key = tuple[int, int]
+
 _ROUNDS = 7
 _U64 = np.uint64
 
@@ -89,7 +92,9 @@ def shard_positions(seed: int, shard: int, shard_rows: int, rows: int) -> np.nda
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The order of `n_rows` rows in every epoch.
+    """The order of `n_rows` rows in every epoch: those of a store's chunks `number`, `number + shares`, ...
+
+    It is the `batches.Blocks` of single rows.
 
     Raises:
         ConfigError: a size below 1.
@@ -99,6 +104,8 @@ class EpochOrder:
     chunk_rows: int
     block_chunks: int
     seed: int
+    number: int = 0
+    shares: int = 1
 
     def __post_init__(self) -> None:
         for name in ("n_rows", "chunk_rows", "block_chunks"):
@@ -115,23 +122,41 @@ class EpochOrder:
         """Blocks in an epoch."""
         return -(-self.n_rows // self.block_rows)
 
-    def block_size(self, block: int) -> int:
-        """Rows of block `block`."""
-        return min(self.n_rows, (block + 1) * self.block_rows) - block * self.block_rows
+    def locate(self, row: int) -> tuple[Key, int]:
+        epoch, within = divmod(row, self.n_rows)
+        block, offset = divmod(within, self.block_rows)
+        return (epoch, block), offset
 
-    def chunks(self, epoch: int, block: int) -> np.ndarray:
-        """The inner chunks of a block, in the order in which `row_order` counts their rows."""
+    def first(self, key: Key) -> int:
+        return key[0] * self.n_rows + key[1] * self.block_rows
+
+    def size(self, key: Key) -> int:
+        return min(self.n_rows - key[1] * self.block_rows, self.block_rows)
+
+    def after(self, key: Key, n: int) -> Key:
+        later, block = divmod(key[1] + n, self.blocks)
+        return key[0] + later, block
+
+    def chunks(self, key: Key) -> np.ndarray:
+        """The inner chunks of a block, numbered within the share, in the order in which `rows` counts their rows."""
         full = self.n_rows // self.chunk_rows
         total = full + (self.n_rows % self.chunk_rows > 0)
-        ids = np.arange(block * self.block_chunks, min(total, (block + 1) * self.block_chunks))
+        ids = np.arange(key[1] * self.block_chunks, min(total, (key[1] + 1) * self.block_chunks))
         whole = ids < full
         if whole.any():
-            ids[whole] = permute(ids[whole], full, derive_key("chunks", self.seed, epoch))
+            ids[whole] = permute(ids[whole], full, derive_key("chunks", self.seed, key[0]))
         return ids
 
-    def row_order(self, epoch: int, block: int) -> np.ndarray:
-        """The shuffle inside a block, int64 [block_size]: row i of it is row result[i] of its chunks."""
-        return shuffled(self.block_size(block), derive_key("rows", self.seed, epoch, block))
+    def pieces(self, key: Key) -> list[tuple[int, int]]:
+        ranges = []
+        for chunk in map(int, self.chunks(key)):
+            low = (chunk * self.shares + self.number) * self.chunk_rows
+            ranges.append((low, low + min(self.chunk_rows, self.n_rows - chunk * self.chunk_rows)))
+        return ranges
+
+    def rows(self, key: Key) -> np.ndarray:
+        """The shuffle inside a block, int64 [size]: row i of it is row result[i] of its chunks."""
+        return shuffled(self.size(key), derive_key("rows", self.seed, *key))
 
 
 class RowOrder:

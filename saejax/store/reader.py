@@ -57,9 +57,10 @@ class ArrayReader:
         full = self._layout.shard_rows
         edges = [start, *range((start // full + 1) * full, stop, full), stop]
         out = np.empty(self._kind.shape(stop - start), self._kind.dtype)
-        pieces = [(low, high) for low, high in pairwise(edges) if low < high]
-        for low, values in zip([low for low, _ in pieces], self.pieces(pieces), strict=True):
-            out[low - start : low - start + len(values)] = values
+        row = 0
+        for values in self.pieces([(low, high) for low, high in pairwise(edges) if low < high]):
+            out[row : row + len(values)] = values
+            row += len(values)
         return out
 
     def pieces(self, pieces: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:

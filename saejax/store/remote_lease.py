@@ -15,9 +15,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from saejax.core.errors import BusyError, DataError
 from saejax.core.lease import LOCK
@@ -32,9 +31,9 @@ _MACHINE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class RemoteLease:
-    """A held lease; `check()` raises BusyError once another writer has taken it."""
+    """The lease of a store given as a URL, or of a part of it, held for the duration of a `with` block."""
 
-    def __init__(self, files: StoreFiles, part: int | None) -> None:
+    def __init__(self, files: StoreFiles, part: int | None = None) -> None:
         self._files, self._key = files, LOCK if part is None else f"{LOCK}.{part}"
         self._what = files.url if part is None else f"Part {part} of {files.url}"
         self._own = {"token": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid(), **_process()}
@@ -52,7 +51,7 @@ class RemoteLease:
                 "of. Let that one finish, or stop it and run the same command again."
             )
 
-    def acquire(self) -> None:
+    def __enter__(self) -> Self:
         """Take the lease, watching for up to 45 s whether one that is there is still renewed.
 
         Raises:
@@ -97,8 +96,9 @@ class RemoteLease:
                     )
                 time.sleep(min(1.0, STALE_SECONDS / 10))
         self._thread.start()
+        return self
 
-    def release(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop renewing, and remove the object if it is still ours; a server that is gone is no error here."""
         self._stop.set()
         self._thread.join(_RELEASE_SECONDS)
@@ -111,10 +111,8 @@ class RemoteLease:
 
     def _look(self) -> tuple[bytes, dict[str, Any]]:
         """(generation of the object, who holds it); {} where nobody does."""
-        try:
+        with self._files.trying(f"Cannot read {self._files.name(self._key)}"):
             answer = self._files.kv.read(self._key).result()
-        except Exception as error:
-            raise DataError(f"Cannot read {self._files.name(self._key)}: {self._files.trouble(error)}") from error
         raw = bytes(answer.value)[:_LARGEST_LEASE_BYTES] if answer.state == "value" else b""
         try:
             holder = json.loads(raw) if raw else {}
@@ -125,11 +123,8 @@ class RemoteLease:
     def _put(self, generation: bytes) -> bool:
         """Replace what had this generation; False where it is another one now."""
         value = json.dumps(self._own | {"renewals": self._renewals}).encode()
-        try:
+        with self._files.trying(f"{self._files.name(self._key)} could not be written"):
             stamp = self._files.kv.write(self._key, value, if_equal=generation).result()
-        except Exception as error:
-            text = f"{self._files.name(self._key)} could not be written: {self._files.trouble(error)}"
-            raise DataError(text) from error
         if stamp.generation:
             self._generation = stamp.generation
         return bool(stamp.generation)
@@ -144,22 +139,6 @@ class RemoteLease:
                         self._lost = _holder(holder)
                         return
                     self._generation = generation
-
-
-@contextlib.contextmanager
-def remote_lease(files: StoreFiles, part: int | None = None) -> Iterator[RemoteLease]:
-    """Hold the lease of a store given as a URL, or of a part of it, for the duration of the block.
-
-    Raises:
-        BusyError: another process renews it.
-        DataError: the server cannot be reached, or refuses.
-    """
-    lease = RemoteLease(files, part)
-    lease.acquire()
-    try:
-        yield lease
-    finally:
-        lease.release()
 
 
 def _process() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Opening a store to write: what is on disk compared with what is wanted, and the manifest once all parts are done."""
 
 import itertools
+from collections import Counter
 
 from saejax.core.errors import DataError
 from saejax.store.commits import Commit, commit_key, committed_prefix, part_states
@@ -8,7 +9,7 @@ from saejax.store.files import StoreFiles
 from saejax.store.layout import shard_of, write_zarr_json
 from saejax.store.manifest import MANIFEST, Header, Manifest, header_differences, read_manifest
 from saejax.store.space import check_space
-from saejax.store.statistics import Sums, moments, zero_sums
+from saejax.store.statistics import moments, zero_sums
 
 
 def resume_part(files: StoreFiles, header: Header, part: int) -> tuple[list[Commit], Manifest | None, tuple[int, ...]]:
@@ -92,10 +93,9 @@ def complete_if_all_done(
     whole = [sum(commit.rows for commit in commits) for commits in of_parts]
     if missing := tuple(part for part, rows in enumerate(whole) if rows < states[part].rows):
         return None, missing  # a shard's file was lost: that part is to be written again
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for part_commits in filter(None, of_parts):
-        for name, count in part_commits[-1].counters.items():
-            totals[name] = totals.get(name, 0) + count
+        totals.update(part_commits[-1].counters)
     every = sorted(itertools.chain.from_iterable(of_parts), key=lambda commit: commit.index)
     return _write_complete(files, header, every, totals), ()
 
@@ -104,15 +104,16 @@ def _write_complete(files: StoreFiles, header: Header, commits: list[Commit], co
     there = {commit.index: commit for commit in commits if commit.rows}
     if not there:
         raise no_row(files)
-    sums: dict[str, Sums] = {name: zero_sums(width) for name, width in header.hook_points.items()}
-    for commit in commits:
-        sums = {name: total + commit.sums[name] for name, total in sums.items()}
+    statistics = {
+        name: moments(sum((commit.sums[name] for commit in commits), zero_sums(width)))
+        for name, width in header.hook_points.items()
+    }
     manifest = Manifest(
         header,
         True,
         sum(commit.rows for commit in commits),
         tuple((there[i].rows, there[i].sha256) if i in there else (0, {}) for i in range(max(there) + 1)),
-        {name: moments(total) for name, total in sums.items()},
+        statistics,
         dict(counters),
     )
     for kind in header.arrays:

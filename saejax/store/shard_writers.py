@@ -9,7 +9,7 @@ from typing import Any
 from saejax.core.errors import BusyError, DataError, SaejaxError
 from saejax.core.host import give_way
 from saejax.store.commits import Commit, write_commit
-from saejax.store.files import StoreFiles, write_trouble
+from saejax.store.files import StoreFiles
 from saejax.store.layout import open_array, write_zarr_json
 from saejax.store.manifest import Header
 from saejax.store.quantize import as_read, as_stored
@@ -103,7 +103,7 @@ class ShardWriters:
             for write in writes:
                 write.result()
         except Exception as error:
-            trouble = write_trouble(self._files, error)
+            trouble = self._files.write_trouble(error)
             raise self._failed(
                 f"shard {shard.index} (rows {start} to {stop}) could not be written: {trouble}"
             ) from error

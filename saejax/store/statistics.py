@@ -51,12 +51,7 @@ class Statistics:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON dict from which `from_json` gets the same numbers back, bit for bit."""
-        return {
-            "count": self.count,
-            "mean": self.mean.tolist(),
-            "mean_norm": self.mean_norm,
-            "mean_squared_norm": self.mean_squared_norm,
-        }
+        return {**vars(self), "mean": self.mean.tolist()}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], width: int) -> "Statistics":

@@ -100,9 +100,6 @@ def _check_shard(
 
 def _check_statistics(files: StoreFiles, manifest: Manifest, commits: list[Commit], problems: list[str]) -> None:
     for name, width in manifest.header.hook_points.items():
-        total = zero_sums(width)
-        for commit in commits:
-            total = total + commit.sums[name]
-        stored = (manifest.statistics or {})[name]
-        if moments(total).to_json() != stored.to_json():
+        total = sum((commit.sums[name] for commit in commits), zero_sums(width))
+        if moments(total).to_json() != (manifest.statistics or {})[name].to_json():
             problems.append(f"{files.url}: the statistics of {name!r} in the manifest do not fit the commits.")

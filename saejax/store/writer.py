@@ -16,7 +16,7 @@ from saejax.store.commits import Commit, write_commit
 from saejax.store.files import StoreFiles
 from saejax.store.layout import METADATA_NAMES, StoreLayout, arrays_of, check_hook_points
 from saejax.store.manifest import Header, Manifest, check_parts, plain_json
-from saejax.store.remote_lease import remote_lease
+from saejax.store.remote_lease import RemoteLease
 from saejax.store.resuming import complete_if_all_done, is_done, no_row, resume_part
 from saejax.store.shard import Shard, as_bf16_rows, as_int32_rows
 from saejax.store.shard_writers import ShardWriters
@@ -114,7 +114,7 @@ class StoreWriter:
         with ExitStack() as stack:
             still_ours = None
             if files.local is None:
-                still_ours = stack.enter_context(remote_lease(files, leased)).check
+                still_ours = stack.enter_context(RemoteLease(files, leased)).check
             else:
                 stack.enter_context(lease(files.local, leased))
             commits, manifest, missing = resume_part(files, header, part)

@@ -127,8 +127,8 @@ def test_statistics_are_those_of_the_first_block_and_are_kept(tmp_path: Path) ->
     again = made(tmp_path / "journal", 4, 50)
     assert again._first is None  # nothing was computed for them
     assert again.statistics["h"].mean == first.statistics["h"].mean
-    np.testing.assert_array_equal(again.batch_at(0)["h"], first.batch_at(0)["h"])
-    np.testing.assert_array_equal(again.batch_at(14)["h"], first.batch_at(14)["h"])
+    np.testing.assert_array_equal(again.whole_batch_at(0)["h"], first.whole_batch_at(0)["h"])
+    np.testing.assert_array_equal(again.whole_batch_at(14)["h"], first.whole_batch_at(14)["h"])
 
 
 def test_another_stream_s_journal_is_refused_and_so_is_text_without_a_row(tmp_path: Path) -> None:

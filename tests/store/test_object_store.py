@@ -19,7 +19,6 @@ from saejax.core.errors import BusyError, ConfigError, DataError
 from saejax.store import StoreLayout, StoreReader, StoreWriter, describe, merge, remote, remote_lease, verify
 from saejax.store.files import StoreFiles
 from saejax.store.remote_lease import RemoteLease
-from saejax.store.remote_lease import remote_lease as held
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "flask_cors")), reason=NEEDED
@@ -148,11 +147,11 @@ def test_a_writer_that_is_killed_is_continued_at_once_and_leaves_the_same_bytes(
 def test_a_second_writer_is_refused_while_the_first_renews(server, monkeypatch, capfd):
     """Also from another machine, which has nothing but the object to go by."""
     files = StoreFiles(url("twice"))
-    with held(files), pytest.raises(BusyError, match=f"being written by another process .pid {os.getpid()}"):
+    with RemoteLease(files), pytest.raises(BusyError, match=f"being written by another process .pid {os.getpid()}"):
         write(url("twice"))
     monkeypatch.setattr(remote_lease, "RENEW_SECONDS", 0.1)
     monkeypatch.setattr(remote_lease, "STALE_SECONDS", 5.0)
-    with held(files):
+    with RemoteLease(files):
         monkeypatch.setattr(remote_lease, "_process", lambda: {"machine": "another"})
         with pytest.raises(BusyError, match="being written by another process"):
             write(url("twice"))
@@ -163,12 +162,12 @@ def test_a_stale_lease_of_another_machine_is_taken_over_and_its_holder_stops(ser
     monkeypatch.setattr(remote_lease, "STALE_SECONDS", 0.3)
     files = StoreFiles(url("stale"))
     monkeypatch.setattr(remote_lease, "_process", lambda: {"machine": "elsewhere"})
-    asleep = RemoteLease(files, None)  # a machine that is suspended: it holds the lease and renews nothing
+    asleep = RemoteLease(files)  # a machine that is suspended: it holds the lease and renews nothing
     monkeypatch.setattr(asleep, "_renew_until_stopped", lambda: None)
     asleep._thread = threading.Thread(target=lambda: None)
-    asleep.acquire()
+    asleep.__enter__()
     monkeypatch.setattr(remote_lease, "_process", lambda: {"machine": "here"})
-    with held(files) as ours:
+    with RemoteLease(files) as ours:
         monkeypatch.undo()
         monkeypatch.setattr(remote_lease, "RENEW_SECONDS", 0.01)
         RemoteLease._renew_until_stopped(asleep)  # it wakes up, and ends because the object is another's

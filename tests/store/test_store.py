@@ -156,9 +156,9 @@ def test_every_epoch_visits_each_row_once_and_blocks_have_their_place(n, chunk, 
     for epoch in (0, 1):
         rows = []
         for b in range(order.blocks):
-            ids = np.concatenate([np.arange(c * chunk, min(n, (c + 1) * chunk)) for c in order.chunks(epoch, b)])
-            assert len(ids) == order.block_size(b) == min(n, (b + 1) * block * chunk) - b * block * chunk
-            rows.append(ids[order.row_order(epoch, b)])
+            ids = np.concatenate([np.arange(c * chunk, min(n, (c + 1) * chunk)) for c in order.chunks((epoch, b))])
+            assert len(ids) == order.size((epoch, b)) == min(n, (b + 1) * block * chunk) - b * block * chunk
+            rows.append(ids[order.rows((epoch, b))])
         assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(n))
 
 
@@ -166,8 +166,8 @@ def test_the_order_is_the_same_for_ever():
     """Golden values: changing them silently would change every resumed run."""
     order = EpochOrder(100, 8, 4, 11)
     assert permute(np.arange(8), 8, 1).tolist() == [6, 3, 0, 2, 7, 5, 4, 1]
-    assert order.chunks(2, 0).tolist() == [7, 8, 0, 2]
-    assert order.row_order(2, 0)[:6].tolist() == [28, 25, 16, 9, 27, 6]
+    assert order.chunks((2, 0)).tolist() == [7, 8, 0, 2]
+    assert order.rows((2, 0))[:6].tolist() == [28, 25, 16, 9, 27, 6]
 
 
 def test_batches_visit_each_row_once_an_epoch_across_borders(store):

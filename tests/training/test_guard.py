@@ -18,9 +18,7 @@ from saejax.coders import CoderConfig, Sites, build
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.metrics import read_metrics
 from saejax.fit.stacked import for_all
-from saejax.store import Batches, StoreReader
-from saejax.store.blocks import ChunkBlocks, places
-from saejax.store.order import EpochOrder
+from saejax.store import ArrayRows, Batches, StoreReader
 from saejax.training import TrainConfig, TrainState
 from saejax.training.guard import is_sound, judge, start_losses
 from saejax.training.memory import Memory
@@ -158,8 +156,8 @@ def test_what_is_sound() -> None:
 
 
 def test_places_are_where_the_batches_come_from() -> None:
-    blocks = ChunkBlocks(EpochOrder(n_rows=1000, chunk_rows=64, block_chunks=4, seed=5), 1000)
-    seen = np.concatenate([places(blocks, 64, 100 * step, 100 * step + 100)["row"] for step in range(20)])
+    batches = Batches(ArrayRows({"h": np.ones((1000, 1), np.float32)}), 100, seed=5, block_chunks=4)
+    seen = np.concatenate([batches.places(step)["row"] for step in range(20)])
     for epoch in range(2):
         assert sorted(seen[epoch * 1000 : (epoch + 1) * 1000]) == list(range(1000))
 
