@@ -173,7 +173,7 @@ class Batches:
         blocks: Sequence[Blocks]
         if neighbours == 1:
             n_rows = min(max_rows, reader.n_tokens) if max_rows else reader.n_tokens
-            blocks = _dealt_chunks(n_rows, chunk_rows, block_chunks, keys, batch_size)
+            blocks = _dealt_chunks(n_rows, chunk_rows, block_chunks, shares, keys, batch_size)
             self.epoch_rows, self.used = n_rows, 1.0
         else:
             windows = Neighbours(reader, neighbours, max_rows)
@@ -337,10 +337,10 @@ class _Share:
 
 
 def _dealt_chunks(
-    n_rows: int, chunk_rows: int, block_chunks: int, keys: Sequence[int], batch_size: int
+    n_rows: int, chunk_rows: int, block_chunks: int, shares: int, keys: Sequence[int], batch_size: int
 ) -> list[EpochOrder]:
-    """The streams of all shares, one for each key."""
-    chunks, shares = -(-n_rows // chunk_rows), len(keys)
+    """The streams of all shares; `keys` are their seeds."""
+    chunks = -(-n_rows // chunk_rows)
     if shares < 1 or batch_size % shares or shares > chunks:
         raise ConfigError(
             f"{shares} shares of a store of {chunks} chunks, for batches of {batch_size}: the batch must be a multiple "
