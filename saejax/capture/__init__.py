@@ -1,6 +1,7 @@
 """L4: text through the language model, activations at hook points into a store."""
 
-from saejax.capture.capture import CaptureConfig, Captured, capture, store_identity
+from saejax.capture.capture import Captured, capture, store_identity
+from saejax.capture.config import CaptureConfig
 from saejax.capture.hook_points import Named, expand_hook_points
 from saejax.capture.selection import SelectingPacker, finite, near
 from saejax.capture.stream import ActivationStream, stream_activations

@@ -3,21 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from saejax.capture.config import CaptureConfig
 from saejax.core.errors import DataError
 from saejax.text import PackedRows, Packer
 
-if TYPE_CHECKING:
-    from saejax.capture.capture import CaptureConfig
-
 
 def stored(
-    config: "CaptureConfig", packed: PackedRows, activations: Mapping[str, Any], finite: Any
+    config: CaptureConfig, packed: PackedRows, activations: Mapping[str, Any], finite: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, int]]:
     """(numbers of the tokens to store, ascending; all activations {hook point: [N, d]}; how many are not, and why).
 
@@ -47,7 +45,7 @@ def stored(
     return np.flatnonzero(keep), values, counters
 
 
-def wanted(config: "CaptureConfig", packed: PackedRows) -> tuple[np.ndarray, dict[str, int]]:
+def wanted(config: CaptureConfig, packed: PackedRows) -> tuple[np.ndarray, dict[str, int]]:
     """(which tokens are to be stored as far as the text says, bool [R S]; how many are not, and why)."""
     keep = packed.keep
     counters = {"special_or_padding": int((~keep).sum())}
@@ -102,7 +100,7 @@ def finite(activations: Mapping[str, jax.Array]) -> jax.Array:
 class SelectingPacker(Packer):
     """A packer whose rows keep only the tokens that a capture with `selection` would store, as far as the text says."""
 
-    selection: "CaptureConfig | None" = None
+    selection: CaptureConfig | None = None
 
     def batches(
         self, split: str, rows: int, start: dict[str, int] | None = None, pad_last: bool = True

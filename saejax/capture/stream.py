@@ -23,7 +23,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.capture.ahead import one_ahead, prefetched
-from saejax.capture.capture import CaptureConfig, check_settings, rows_for, store_identity
+from saejax.capture.capture import check_settings, rows_for, store_identity
+from saejax.capture.config import CaptureConfig
 from saejax.capture.hook_points import expand_hook_points
 from saejax.capture.selection import stored
 from saejax.core.errors import DataError
