@@ -117,7 +117,7 @@ MUTANTS = [
         ("jnp.roll(losses, -1).at[-1].set(loss)", "jnp.roll(losses, -1).at[0].set(loss)"),
         ("lambda a: a / parts, means", "lambda a: a, means"),
         ("/ (ends_C[at] - ends_C[at - 1])", "/ ends_C[at]"),
-        ("skipped.in_a_row >= self.config.max_skipped_steps", "skipped.in_a_row > self.config.max_skipped_steps"),
+        ("memory.in_a_row >= self.config.max_skipped_steps", "memory.in_a_row > self.config.max_skipped_steps"),
         ("weight_N = 1 / distance_N[away_N]", "weight_N = 0 * distance_N[away_N] + 1"),
         ("<= config.resample_until_fraction * config.steps", ">= config.resample_until_fraction * config.steps"),
     ),

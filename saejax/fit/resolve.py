@@ -21,7 +21,7 @@ from saejax.fit.learner import Materials, Sides, Tell
 from saejax.fit.trainable import Trainable
 from saejax.parallel import DATA, check_divides, own_rows
 from saejax.training import Program, TrainConfig, program_of_one
-from saejax.training.batch_size import BatchSize, find, room_on
+from saejax.training.batch_size import find, room_on
 from saejax.training.optim import usual_rate
 from saejax.training.profile import step_bytes
 
@@ -66,9 +66,9 @@ def resolve(materials: M, numbers: Mapping[str, Any], tell: Tell) -> Resolved[M]
                 return 2**63
             return step_bytes(step.memory_analysis())  # type: ignore[attr-defined]
 
-        answer = batch_size(train, materials.rows(), mesh, needs, room_on(list(mesh.devices.flat)))
-        tell(f"train: batch size {answer.size:,}: {answer.why}")
-        train = dataclasses.replace(train, batch_size=answer.size)
+        size, why = batch_size(train, materials.rows(), mesh, needs, room_on(list(mesh.devices.flat)))
+        tell(f"train: batch size {size:,}: {why}")
+        train = dataclasses.replace(train, batch_size=size)
     materials = materials.with_train(train)
     coder = materials.coder()
     check_divides(mesh, coder.topology.d_sae)
@@ -105,8 +105,8 @@ def with_rate(train: TrainConfig, coder: Coder) -> TrainConfig:
     return dataclasses.replace(train, lr=rate)
 
 
-def batch_size(train: TrainConfig, rows: int, mesh: Mesh, needs: Callable[[int], int], room: int) -> BatchSize:
-    """The largest batch that fits (`training.batch_size.find`), drawn from `rows` activations."""
+def batch_size(train: TrainConfig, rows: int, mesh: Mesh, needs: Callable[[int], int], room: int) -> tuple[int, str]:
+    """(the largest batch that fits, why) (`training.batch_size.find`), drawn from `rows` activations."""
     parts = mesh.shape[DATA] * train.accumulate * train.neighbours
     return find(train.tokens, rows, parts, train.shares, needs, room)
 

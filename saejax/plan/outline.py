@@ -116,7 +116,7 @@ class Outline:
             return int(of_size(size).step(mesh)[1].bytes)
 
         rows = Stored(self.work).rows()
-        return of_size(batch_size(e.train, rows, mesh, needs, int(ROOM * device.memory)).size)
+        return of_size(batch_size(e.train, rows, mesh, needs, int(ROOM * device.memory))[0])
 
 
 def captured_widths(work: Workspace) -> dict[str, int]:

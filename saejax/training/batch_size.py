@@ -1,6 +1,5 @@
 """The batch size of train.batch_size=0: the largest power of two that the training and its devices have room for."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
@@ -21,18 +20,11 @@ _SHARE, _SHARE_OF_HOST = 0.85, 0.5
 Needs = Callable[[int], int]
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchSize:
-    """A batch size and why it is not larger, in words."""
+def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: int) -> tuple[int, str]:
+    """(the largest of 256, 512, ..., 65,536 whose step fits into `room` bytes, why it is not larger, in words).
 
-    size: int
-    why: str
-
-
-def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: int) -> BatchSize:
-    """The largest of 256, 512, ..., 65,536 whose step fits into `room` bytes; it is compiled for two or three sizes.
-
-    A training has at least 1,000 steps and the store at least 8 batches, as far as a batch of 256 allows.
+    The step is compiled for two or three sizes. A training has at least 1,000 steps and the store at least 8 batches,
+    as far as a batch of 256 allows.
 
     Args:
         tokens: activations to train on.
@@ -74,7 +66,7 @@ def find(tokens: int, rows: int, parts: int, shares: int, needs: Needs, room: in
     size, bytes_ = fits
     if size < sizes[-1]:
         why = "the step of twice as many does not fit"
-    return BatchSize(size, f"its step takes {bytes_ / 1e6:,.1f} of {room / 1e6:,.1f} MB of a device; {why}")
+    return size, f"its step takes {bytes_ / 1e6:,.1f} of {room / 1e6:,.1f} MB of a device; {why}"
 
 
 def _largest_fitting(sizes: Sequence[int], needs: Needs, room: int) -> tuple[int, int] | None:

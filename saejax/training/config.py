@@ -1,16 +1,16 @@
-"""The settings of a training: the keys here, and those of its parts, which stand with them."""
+"""The settings of a training: the keys here, and those of length and optimizer."""
 
 import dataclasses
 import functools
 import math
 import operator
 from collections.abc import Callable
+from typing import Any
 
+from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
-from saejax.training.optim import OPTIMIZERS
-from saejax.training.resample import ResampleSettings
-from saejax.training.state import StateSettings
+from saejax.training.optim import OPTIMIZERS, OptimSettings
 
 # The metrics that can be best, and what a better value is.
 BETTER: dict[str, Callable[[float, float], bool]] = {
@@ -24,9 +24,31 @@ _every = functools.partial(setting, high=math.inf, decides=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(ResampleSettings, StateSettings):
+class TrainConfig(OptimSettings):
     """Training of one coder."""
 
+    max_skipped_steps: int = setting(
+        10,
+        "A step whose loss or gradient is not finite is not taken, but counted; after so many in a row training stops "
+        "and says which rows they had. 1 stops at the first.",
+        low=1,
+        decides=False,
+    )
+    spike_factor: float = setting(
+        0.0,
+        "Nor is a step taken whose loss exceeds this many times the median of the last 32; 0 takes them.",
+        low=0,
+    )
+    resample_every: int = setting(
+        0,
+        "Every so many steps, latents that have not fired for half as long start anew from badly reconstructed tokens; "
+        "0 never.",
+        low=0,
+        per_member=True,
+    )
+    resample_until_fraction: float = setting(
+        0.5, "The share of training in which latents are resampled.", low=0, high=1, per_member=True
+    )
     early_stop_patience: int = setting(
         0,
         "Stop when so many validations in a row did not raise val/fve; 0 never stops early.",
@@ -129,6 +151,8 @@ class TrainConfig(ResampleSettings, StateSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if 0 < self.spike_factor <= 1:
+            raise ConfigError(f"train.spike_factor is {self.spike_factor}: half of all losses are above; set 3, or 0.")
         self._check_batch()
         if self.resample_every and not OPTIMIZERS[self.optimizer].moments_per_latent:
             fitting = [name for name, optimizer in OPTIMIZERS.items() if optimizer.moments_per_latent]
@@ -172,3 +196,32 @@ class TrainConfig(ResampleSettings, StateSettings):
         if not self.validate_epochs:
             return self.validate_every
         return max(1, round(self.validate_epochs * epoch_rows / self.batch_size))
+
+
+# How much effort a training makes, whatever is trained; a config file applies one by its name: {name: (factor of
+# train.tokens, factor of train.lr, keys of TrainConfig with the values they get)}. train.lr=0 stays 0: it knows the
+# number of steps.
+TRAINING_RECIPES: dict[str, tuple[float, float, dict[str, Any]]] = {
+    # A first look: a quarter of the activations, three times a learning rate that is set; it ends at 0.
+    "fast": (
+        1 / 4,
+        3.0,
+        {"schedule": "linear", "warmup_fraction": 0.02, "final_lr_fraction": 0.0, "validate_every": 1000},
+    ),
+    # The coder to keep: three times the activations, averaged weights, validation every quarter of an epoch.
+    "thorough": (3.0, 1.0, {"final_lr_fraction": 0.0, "ema_decay": 0.999, "validate_epochs": 0.25}),
+}
+
+
+def apply_training_recipe(train: Any, name: str) -> None:
+    """Changes the `train` section of a config (a ConfigDict) in place.
+
+    Raises:
+        ConfigError: no recipe of this name.
+    """
+    if name not in TRAINING_RECIPES:
+        raise ConfigError(f"There is no training recipe {name!r}.{nearest(name, TRAINING_RECIPES)}")
+    tokens, lr, settings = TRAINING_RECIPES[name]
+    train.tokens = max(train.batch_size, round(train.tokens * tokens))
+    train.lr = train.lr * lr
+    train.update(settings)

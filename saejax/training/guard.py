@@ -14,42 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from saejax.core.errors import ConfigError
-from saejax.core.settings import Settings, setting
+from saejax.training.config import TrainConfig
 
 _WINDOW = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class GuardSettings(Settings, section="train"):
-    """Steps that are not taken."""
-
-    max_skipped_steps: int = setting(
-        10,
-        "A step whose loss or gradient is not finite is not taken, but counted; after so many in a row training stops "
-        "and says which rows they had. 1 stops at the first.",
-        low=1,
-        decides=False,
-    )
-    spike_factor: float = setting(
-        0.0,
-        "Nor is a step taken whose loss exceeds this many times the median of the last 32; 0 takes them.",
-        low=0,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if 0 < self.spike_factor <= 1:
-            raise ConfigError(f"train.spike_factor is {self.spike_factor}: half of all losses are above; set 3, or 0.")
-
-
-def start_losses(config: GuardSettings) -> dict[str, jax.Array]:
+def start_losses(config: TrainConfig) -> dict[str, jax.Array]:
     """The memory of a judgement of spikes before the first step: infinite losses, which nothing exceeds."""
     return {"losses": jnp.full(_WINDOW, jnp.inf, jnp.float32)} if config.spike_factor else {}
 
 
 def judge(
-    config: GuardSettings, recent: dict[str, jax.Array], loss: jax.Array, grad_norm: jax.Array
+    config: TrainConfig, recent: dict[str, jax.Array], loss: jax.Array, grad_norm: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(whether the step is to be taken, the memory after it). Pure."""
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)

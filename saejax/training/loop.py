@@ -133,11 +133,11 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
         problems = [problem for folder in folders for problem in folder.verify(step)]
         if not problems:
             restored = [folder.restore(step, items) for folder, items in zip(folders, wanted, strict=True)]
-            return (
-                step,
-                [TrainState.from_items(items) for items, _ in restored],
-                _joined_meta([meta for _, meta in restored]),
-            )
+            states, metas = [TrainState.from_items(items) for items, _ in restored], [meta for _, meta in restored]
+            # Of programs that trained apart each knows its own members, and the training took as long as the longest.
+            members = {name: memory for meta in metas for name, memory in meta["members"].items()}
+            seconds = max(meta.get("seconds", 0.0) for meta in metas)
+            return step, states, {**metas[0], "members": members, "seconds": seconds}
         warnings.warn(f"checkpoint {step} of the sweep is not usable: {problems[0]}.", stacklevel=3)
     if common:
         raise DataError(
@@ -145,13 +145,6 @@ def _restored(programs: Sequence[Program]) -> tuple[int, list[TrainState], dict[
             f"{sorted(common)}; see the warnings). Copy one back from elsewhere, or remove the folder to start anew."
         )
     return None
-
-
-def _joined_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The meta of several programs' checkpoints of one step: of programs that trained apart each knows its own members,
-    and the training took as long as the longest."""
-    members = {name: memory for meta in metas for name, memory in meta["members"].items()}
-    return {**metas[0], "members": members, "seconds": max(meta.get("seconds", 0.0) for meta in metas)}
 
 
 class _Session:

@@ -65,7 +65,11 @@ class Monitor(Watch):
         passed = max(now - self._last, 1e-9)
         row = {"host/cpu": (cpu - self._cpu) / passed / processors()}
         self._last, self._cpu = now, cpu
-        loop = self._since()
+        by_phase = self._phases.seconds()
+        seconds = {name: sum(by_phase.get(part, 0.0) for part in parts) for name, parts in _LOOP.items()}
+        since = {name: value - self._seen.get(name, 0.0) for name, value in seconds.items()}
+        self._seen, total = seconds, max(sum(since.values()), 1e-9)
+        loop = {name: value / total for name, value in since.items()}
         row |= {f"loop/{name}": share for name, share in loop.items()}
         if host := resident_memory():
             row["host/memory_bytes"] = host
@@ -80,14 +84,6 @@ class Monitor(Watch):
         for warning in filter(None, warnings):
             self._tell(f"{self._stage}: warning: {warning}")
         return row
-
-    def _since(self) -> dict[str, float]:
-        """The shares of the time since the row before."""
-        by_phase = self._phases.seconds()
-        seconds = {name: sum(by_phase.get(part, 0.0) for part in parts) for name, parts in _LOOP.items()}
-        passed = {name: value - self._seen.get(name, 0.0) for name, value in seconds.items()}
-        self._seen, total = seconds, max(sum(passed.values()), 1e-9)
-        return {name: value / total for name, value in passed.items()}
 
 
 @dataclasses.dataclass

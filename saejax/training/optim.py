@@ -124,9 +124,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
+_varied = functools.partial(setting, per_member=True)
+
+
 @dataclasses.dataclass(frozen=True)
-class LengthSettings(Settings, section="train"):
-    """The length of a training, by which schedules and resampling count."""
+class OptimSettings(Settings, section="train"):
+    """The length of a training, its optimizer and learning rate, and the weights that evaluation reads."""
 
     tokens: int = setting(
         100_000_000, "Activations to train on, over as many epochs of the store as that takes.", high=math.inf
@@ -137,37 +140,6 @@ class LengthSettings(Settings, section="train"):
         "devices' memory, and which leaves 1,000 steps and 8 batches of the store; the run keeps it.",
         low=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.batch_size:
-            return
-        if self.tokens < self.batch_size:
-            raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
-        if self.steps >= 2**31:  # what a step counts is an int32
-            raise ConfigError(f"train.steps is {self.steps}; it must be at most {2**31 - 1}.")
-
-    @property
-    def steps(self) -> int:
-        """Whole batches in `tokens`.
-
-        Raises:
-            ConfigError: the batch size is still to be found.
-        """
-        if not self.batch_size:
-            raise ConfigError(
-                "train.batch_size is 0, and no training has found a size yet: begin one (saejax train), or set it."
-            )
-        return self.tokens // self.batch_size
-
-
-_varied = functools.partial(setting, per_member=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimSettings(LengthSettings):
-    """The optimizer and its learning rate, and the weights that evaluation reads."""
-
     optimizer: str = _varied(
         "adam",
         "muon has orthogonalised updates for matrices and adam for the rest; schedule_free is an adamw that needs no "
@@ -232,6 +204,10 @@ class OptimSettings(LengthSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.batch_size and self.tokens < self.batch_size:
+            raise ConfigError(f"train.tokens is {self.tokens}, less than one batch of {self.batch_size}.")
+        if self.batch_size and self.steps >= 2**31:  # what a step counts is an int32
+            raise ConfigError(f"train.steps is {self.steps}; it must be at most {2**31 - 1}.")
         kind = OPTIMIZERS[self.optimizer]
         if self.weight_decay and not kind.decays:
             raise ConfigError(
@@ -247,6 +223,19 @@ class OptimSettings(LengthSettings):
             raise ConfigError(f"train.optimizer={self.optimizer} divides by train.b1, which is 0; set 0.9.")
         if kind.averages and self.ema_decay:
             raise ConfigError(f"train.optimizer={self.optimizer} averages weights itself; set train.ema_decay=0.")
+
+    @property
+    def steps(self) -> int:
+        """Whole batches in `tokens`.
+
+        Raises:
+            ConfigError: the batch size is still to be found.
+        """
+        if not self.batch_size:
+            raise ConfigError(
+                "train.batch_size is 0, and no training has found a size yet: begin one (saejax train), or set it."
+            )
+        return self.tokens // self.batch_size
 
     @property
     def warmup_steps(self) -> int:

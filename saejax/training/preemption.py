@@ -19,14 +19,13 @@ from saejax.parallel import DATA, batch_sharding, own_rows, replicated
 
 
 class Preemption:
-    """Context manager: `.requested` turns true on the first of these signals; a second Ctrl-C interrupts at once.
+    """Context manager: `.signal` is the last of these signals that came, or None; a second Ctrl-C interrupts at once.
 
     `mesh` is the one that several processes share. Where an error ends the block after a signal, the signal goes on to
     whom it would have reached outside: a caller that handles the error would else go on without a word.
     """
 
     def __init__(self, mesh: Mesh | None = None) -> None:
-        self.requested = False
         self.signal: int | None = None
         self._old: dict[int, Any] = {}
         self._mesh, self._asked = mesh, np.zeros((), bool)
@@ -39,10 +38,10 @@ class Preemption:
         nothing waits for it.
         """
         if self._mesh is None or jax.process_count() == 1:
-            return self.requested
+            return self.signal is not None
         answer, n = self._asked, self._mesh.shape[DATA]
         first, stop = own_rows(self._mesh, n)
-        mine = np.full(stop - first, self.requested)
+        mine = np.full(stop - first, self.signal is not None)
         self._asked = self._any(jax.make_array_from_process_local_data(batch_sharding(self._mesh), mine, (n,)))
         return bool(answer)
 
@@ -58,9 +57,9 @@ class Preemption:
             self._hand_on(self.signal, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if self.signal is not None and number == signal.SIGINT:
             self._hand_on(number, frame)
-        self.requested, self.signal = True, number
+        self.signal = number
 
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
         outside = self._old.get(number)

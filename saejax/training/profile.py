@@ -8,7 +8,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import jax
 from saejax.core.files import write_json, writing
 from saejax.core.host import resident_memory
 from saejax.runs import Run
-from saejax.training.profile_text import as_markdown
 from saejax.training.program import Program
 from saejax.training.trace import by_component, device_spans, operations, row
 from saejax.training.watch import Phases, Watch, device_memory
@@ -39,6 +38,9 @@ PHASES = {
 
 # At most so many points of memory; then every other one goes, and half as many come.
 _POINTS = 400
+
+# What is idle for less than this share of a step is left out of the table.
+_SHOWN = 0.0005
 
 
 class Profiler(Watch):
@@ -81,19 +83,16 @@ class Profiler(Watch):
     def before_step(self, step: int, states: Sequence[Any]) -> None:
         self._taken = step
         with self._phases.within("profile"):
-            self._look(step, states)
+            if step in (self._from, self._to):
+                jax.block_until_ready(states)
+            if step == self._to:
+                self._stop()
+                self._write()
+            elif step == self._from:
+                self._start(step)
+            if (step - self._first) % self._every == 0:
+                self._measure(step)
         self._taken = step + 1
-
-    def _look(self, step: int, states: Sequence[Any]) -> None:
-        if step in (self._from, self._to):
-            jax.block_until_ready(states)
-        if step == self._to:
-            self._stop()
-            self._write()
-        elif step == self._from:
-            self._start(step)
-        if (step - self._first) % self._every == 0:
-            self._measure(step)
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -128,17 +127,16 @@ class Profiler(Watch):
         first, self._tracing = self._tracing, None
         jax.profiler.stop_trace()
         steps = self._taken - first
-        files = sorted((self._run.trace).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-        if steps and files:
-            self._trace = self._read(files[-1], first, steps)
-
-    def _read(self, file: Path, first: int, steps: int) -> dict[str, Any]:
+        files = list(self._run.trace.rglob("*.xplane.pb"))
+        if not (steps and files):
+            return
+        newest = max(files, key=lambda path: path.stat().st_mtime)
         module, ops = operations(self._program.as_text())  # type: ignore[attr-defined]
-        devices, host = device_spans(file, module, ops)
-        for_perfetto = file.with_name(file.name.replace(".xplane.pb", ".trace.json.gz"))
+        devices, host = device_spans(newest, module, ops)
+        for_perfetto = newest.with_name(newest.name.replace(".xplane.pb", ".trace.json.gz"))
         about = {"perfetto": str(for_perfetto.relative_to(self._folder)), "first_step": first + 1, "steps": steps}
         table = by_component(devices, host, ops, steps)
-        return about | table | {"idle": [one | {"name": PHASES[one["name"]]} for one in table["idle"]]}
+        self._trace = about | table | {"idle": [one | {"name": PHASES[one["name"]]} for one in table["idle"]]}
 
     # --- what is written --------------------------------------------------------------------------------------
 
@@ -179,11 +177,10 @@ def costs(step: Any) -> dict[str, float]:
     and the bytes of memory that it takes.
     """
     analysis = step.cost_analysis() or {}
-    memory = step.memory_analysis()
     known = {
         "flops": analysis.get("flops"),
         "bytes": analysis.get("bytes accessed"),
-        "memory_bytes": step_bytes(memory),
+        "memory_bytes": step_bytes(step.memory_analysis()),
     }
     return {name: float(value) for name, value in known.items() if value}
 
@@ -194,3 +191,88 @@ def step_bytes(memory: Any) -> int:
         return 0
     both = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(both + memory.temp_size_in_bytes)
+
+
+# --- profile.md ------------------------------------------------------------------------------------------------
+
+
+def as_markdown(content: Mapping[str, Any]) -> str:
+    """The whole of profile.md."""
+    machine, session, traced = content["machine"], content["session"], content["trace"]
+    on = f"{machine['devices']} x {machine['device']} ({machine['platform']}), {machine['cpus']} CPUs"
+    parts = [
+        "# What took the time",
+        f"{on}, jax {machine['jax']}. How to read this: docs/training.md, 'What takes the time'.",
+        *(_traced(traced, content["step"]) if traced else ["No steps were traced."]),
+        f"## The whole session: {session['steps']:,} steps, {session['ms_per_step']:,.1f} ms each",
+        "What the loop waited for, or did itself; the device works meanwhile.",
+        _times("the loop", session["phases"]),
+        *_memory_table(content["memory"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _traced(traced: Mapping[str, Any], step: Mapping[str, float]) -> list[str]:
+    if not traced["components"]:
+        return ["The trace names no operations of the step: this backend does not record them."]
+    first, count, ms = traced["first_step"], traced["steps"], traced["step_ms"]
+    idle = [row | {"name": f"device idle: {row['name']}"} for row in traced["idle"] if row["share"] >= _SHOWN]
+    rows = [*traced["components"], *idle, {"name": "all", "ms": ms, "share": 1.0}]
+    largest = [
+        [f"`{row['name']}`", row["component"], f"{row['ms']:,.2f}", f"{row['share']:.1%}", f"`{row['origin']}`"]
+        for row in traced["largest"]
+    ]
+    return [
+        f"## Steps {first:,} to {first + count - 1:,}: {ms:,.1f} ms each",
+        _times("component", rows),
+        _said_by_xla(step, ms),
+        "## The longest operations",
+        _aligned_table(["operation", "component", "ms", "share", "from"], largest, words=(0, 1, 4)),
+    ]
+
+
+def _said_by_xla(step: Mapping[str, float], ms: float) -> str:
+    """The compiled step's own figures, and the rates that follow."""
+    figures = [
+        f"{step[key] / 1e9:,.2f} {unit} ({step[key] / 1e6 / ms:,.1f} {unit}/s)"
+        for key, unit in (("flops", "GFLOP"), ("bytes", "GB"))
+        if key in step
+    ]
+    counts = (
+        f"XLA counts {' and '.join(figures)} in a step on one device; a loop's body counts once." if figures else ""
+    )
+    memory = f"The step takes {step['memory_bytes'] / 1e6:,.0f} MB of its memory." if "memory_bytes" in step else ""
+    return f"{counts} {memory}".strip()
+
+
+def _memory_table(points: Sequence[Mapping[str, float]]) -> list[str]:
+    if not points:
+        return []
+    kinds = {"host_bytes": "host", "device_bytes": "device", "device_peak_bytes": "device, most so far"}
+    rows = []
+    for key, name in kinds.items():
+        if known := [point for point in points if point.get(key)]:
+            most = max(known, key=lambda point: point[key])
+            values = [f"{point[key] / 1e6:,.0f}" for point in (known[0], most, known[-1])]
+            rows.append([name, *values, f"{most['step']:,.0f}"])
+    return ["## Memory (MB)", _aligned_table(["", "at first", "at most", "at last", "most at step"], rows, words=(0,))]
+
+
+def _times(what: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    lines = [[row["name"], f"{row['ms']:,.2f}", f"{row['share']:.1%}"] for row in rows]
+    return _aligned_table([what, "ms a step", "share"], lines, words=(0,))
+
+
+def _aligned_table(head: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence[int]) -> str:
+    """A Markdown table whose columns line up as text; those not of `words` stand to the right."""
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in (head, *lines)]
+    widths = [max(4, *(len(line[i]) for line in cells)) for i in range(len(head))]
+    rule = ["-" * width if i in words else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+
+    def drawn(line: Sequence[str]) -> str:
+        sides = [
+            cell.ljust(w) if i in words else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        return f"| {' | '.join(sides)} |"
+
+    return "\n".join(map(drawn, [cells[0], rule, *cells[1:]]))

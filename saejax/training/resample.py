@@ -20,34 +20,17 @@ import jax.numpy as jnp
 from saejax.coders import Coder
 from saejax.coders.config import LONG_AGO
 from saejax.core.rng import stream
-from saejax.core.settings import setting
 from saejax.kernels.batch import whole_batch
+from saejax.training.config import TrainConfig
 from saejax.training.guard import state_if
-from saejax.training.optim import LengthSettings
 from saejax.training.state import TrainState
 
 ENCODER_SHARE = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class ResampleSettings(LengthSettings):
-    """When dead latents start anew."""
-
-    resample_every: int = setting(
-        0,
-        "Every so many steps, latents that have not fired for half as long start anew from badly reconstructed tokens; "
-        "0 never.",
-        low=0,
-        per_member=True,
-    )
-    resample_until_fraction: float = setting(
-        0.5, "The share of training in which latents are resampled.", low=0, high=1, per_member=True
-    )
-
-
 def resample(
     coder: Coder,
-    config: ResampleSettings,
+    config: TrainConfig,
     state: TrainState,
     batch: dict[str, jax.Array],
     seed: jax.Array,
@@ -66,7 +49,7 @@ def resample(
 
 
 def _resampled(
-    coder: Coder, config: ResampleSettings, state: TrainState, batch: dict[str, jax.Array], seed: jax.Array
+    coder: Coder, config: TrainConfig, state: TrainState, batch: dict[str, jax.Array], seed: jax.Array
 ) -> TrainState:
     # The counters stop at LONG_AGO.
     idle = min(max(1, config.resample_every * config.batch_size // 2), LONG_AGO)

@@ -13,14 +13,10 @@ from jax.sharding import Mesh
 from saejax.coders import Coder
 from saejax.core.rng import stream
 from saejax.parallel import tree_shardings
-from saejax.training.guard import GuardSettings, start_losses
-from saejax.training.optim import OptimSettings, start_average
+from saejax.training.config import TrainConfig
+from saejax.training.guard import start_losses
+from saejax.training.optim import start_average
 from saejax.training.warm_start import WarmStart
-
-
-@dataclasses.dataclass(frozen=True)
-class StateSettings(GuardSettings, OptimSettings):
-    """The parts of a state besides parameters and moments."""
 
 
 class Learnable(Protocol):
@@ -28,23 +24,18 @@ class Learnable(Protocol):
 
     def init(self, key: jax.Array) -> Any:
         """Fresh parameters."""
-        ...
 
     def init_stats(self) -> Any:
         """Counts of training beside them; {} for none."""
-        ...
 
     def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:
         """{name of a parameter or statistic: its logical axes}; what is not named is whole on every device."""
-        ...
 
     def project_gradients(self, params: Any, grads: Any) -> Any:
         """The gradients that the optimizer gets."""
-        ...
 
     def constrain(self, params: Any, step: jax.Array) -> Any:
         """The parameters after the optimizer."""
-        ...
 
 
 @flax.struct.dataclass
@@ -82,7 +73,7 @@ class TrainState:
 def make_init(
     learner: Learnable,
     optimizer: optax.GradientTransformation,
-    config: StateSettings,
+    config: TrainConfig,
     prepare: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[..., TrainState]:
     """(seed, warm start or None) -> TrainState, for the caller to compile or only shape.

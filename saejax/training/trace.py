@@ -181,20 +181,13 @@ def times(
     Threads at work at the same time share it evenly. Where none is seen at work, the operation that its thread left
     last and that has not ended goes on in threads that say nothing; copies that wait for those do not count.
     """
-    changes: list[tuple[float, int, str, str, int]] = []
-    number = 0
+    stretches = [("host", *stretch) for stretch in innermost(host)]
     for thread in threads:
-        for start, stop, name in innermost(thread):
-            changes += [(start, 1, "run", name, number), (stop, -1, "run", name, number)]
-            number += 1
-        for span in thread:
-            if span.ended > span.stop:
-                changes += [(span.stop, 1, "wait", span.name, number), (span.ended, -1, "wait", span.name, number)]
-                number += 1
-    for start, stop, name in innermost(host):
-        changes += [(start, 1, "host", name, number), (stop, -1, "host", name, number)]
-        number += 1
-    changes += [(edge, 0, "", "", number) for edge in window]
+        stretches += [("run", *stretch) for stretch in innermost(thread)]
+        stretches += [("wait", span.stop, span.ended, span.name) for span in thread if span.ended > span.stop]
+    changes = [(edge, 0, "", "", -1) for edge in window]
+    for number, (kind, start, stop, name) in enumerate(stretches):
+        changes += [(start, 1, kind, name, number), (stop, -1, kind, name, number)]
     changes.sort(key=lambda change: (change[0], change[1]))
 
     active: dict[str, dict[int, str]] = {"run": {}, "wait": {}, "host": {}}

@@ -237,49 +237,42 @@ def _in_sparsity(there: Sparsity[Any], here: Sparsity[Any], params: Params) -> t
         more = [f"{here.kept} latents are kept, {there.kept} by the source"] if here.kept != there.kept else []
         return params, None, more
     a, b = (next(name for name, kind in SPARSITIES.items() if kind is type(sparsity)) for sparsity in (there, here))
-    params_alone, theta_F = _thresholds(there, params)
+    alone, theta_F = _thresholds(there, params)
     if theta_F is None and type(here) in (Relu, JumpRelu, Gated):
         raise ConfigError(
             f"train.init_from keeps k latents of a token ({a}), and {b} needs thresholds. Start one with "
             "coder.sparsity=batchtopk from it, which finds a threshold, and then this one from that."
         )
     if type(here) is Relu and not np.any(theta_F):
-        return params_alone, None, []
+        return alone, None, []
     if type(here) is JumpRelu:
-        return params_alone | {"threshold": theta_F}, None, []
+        return alone | {"threshold": theta_F}, None, []
     if type(here) is Gated:
-        gates = {
-            "r_mag": np.zeros_like(params_alone["b_enc"]),
-            "b_mag": params_alone["b_enc"],
-            "b_enc": params_alone["b_enc"] - theta_F,
-        }
-        return params_alone | gates, None, []
-    if type(here) in (TopK, BatchTopK) and type(there) in (Relu, JumpRelu, Gated, TopK, BatchTopK):
-        return params_alone, *_selection(here, theta_F)
+        b_enc = alone["b_enc"]
+        return alone | {"r_mag": np.zeros_like(b_enc), "b_mag": b_enc, "b_enc": b_enc - theta_F}, None, []
+    convertible = type(there) in (Relu, JumpRelu, Gated, TopK, BatchTopK)
+    if type(here) is TopK and convertible:
+        return alone, None, [f"training keeps the {here.kept} largest latents of a token, whatever the source kept"]
+    if type(here) is BatchTopK and convertible:
+        if theta_F is None:
+            return alone, None, ["the threshold for single tokens follows from the first batches"]
+        theta, equal = float(theta_F.mean()), np.ptp(theta_F) <= 1e-6 * theta_F.mean()
+        note = f"batchtopk has one threshold: it starts at {theta:.3g}, the source's mean"
+        return alone, theta, [] if equal else [note]
     raise ConfigError(f"train.init_from is a {a} coder, whose latents are none of {b}. Set coder.sparsity={a}.")
 
 
 def _thresholds(there: Sparsity[Any], params: Params) -> tuple[Params, np.ndarray | None]:
     """(W_enc, b_enc, ... and nothing of the sparsity, theta >= 0 [F]) with f = pre where pre > theta; None of a k."""
-    params_alone = {name: value for name, value in params.items() if name not in there.parameters()}
+    alone = {name: value for name, value in params.items() if name not in there.parameters()}
     if type(there) is Gated:
         # exp(r) (x' W) + b_mag > 0 where x' W + b_enc > 0: a JumpReLU. (Rajamanoharan et al. 2024, section 3.2)
         size_F = np.exp(params["r_mag"])
-        params_alone |= {"W_enc": params["W_enc"] * np.expand_dims(size_F, -2), "b_enc": params["b_mag"]}
-        return params_alone, np.maximum(params["b_mag"] - size_F * params["b_enc"], 0)
+        alone |= {"W_enc": params["W_enc"] * np.expand_dims(size_F, -2), "b_enc": params["b_mag"]}
+        return alone, np.maximum(params["b_mag"] - size_F * params["b_enc"], 0)
     if type(there) is JumpRelu:
-        return params_alone, np.maximum(params["threshold"], 0)
-    return params_alone, np.zeros_like(params["b_enc"]) if type(there) is Relu else None
-
-
-def _selection(here: Sparsity[Any], theta_F: np.ndarray | None) -> tuple[float | None, list[str]]:
-    """(the start of the batch's threshold, what to know) where latents are no longer chosen by thresholds."""
-    if isinstance(here, TopK):
-        return None, [f"training keeps the {here.kept} largest latents of a token, whatever the source kept"]
-    if theta_F is None:
-        return None, ["the threshold for single tokens follows from the first batches"]
-    theta, equal = float(theta_F.mean()), np.ptp(theta_F) <= 1e-6 * theta_F.mean()
-    return theta, [] if equal else [f"batchtopk has one threshold: it starts at {theta:.3g}, the source's mean"]
+        return alone, np.maximum(params["threshold"], 0)
+    return alone, np.zeros_like(params["b_enc"]) if type(there) is Relu else None
 
 
 # --- the latents' unit -----------------------------------------------------------------------------------------

@@ -44,9 +44,9 @@ CUT = ("standard", "gated", "topk", "abs_topk", "batchtopk", "jumprelu")
 def test_each_signal_asks_and_is_handed_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Preemption() as preemption:
-        assert not preemption.requested
+        assert preemption.signal is None
         os.kill(os.getpid(), number)
-        assert preemption.requested
+        assert preemption.signal == number and preemption.agreed()
     assert signal.getsignal(number) == before
 
 

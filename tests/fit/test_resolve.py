@@ -42,7 +42,7 @@ def test_the_largest_that_fits_is_found_with_few_compilations() -> None:
                 allowed = [s for s in sizes if s <= tokens // 1000 and s <= rows // 8] or sizes[:1]
                 fitting = [s for s in allowed if 1000 + 10 * s <= room]
                 if fitting:
-                    assert find(tokens, rows, parts, shares, needs, room).size == fitting[-1]
+                    assert find(tokens, rows, parts, shares, needs, room)[0] == fitting[-1]
                 else:
                     with pytest.raises(ConfigError, match="takes more than"):
                         find(tokens, rows, parts, shares, needs, room)
@@ -54,7 +54,7 @@ def test_what_has_no_size_is_refused() -> None:
         find(MUCH, MUCH, 3, 1, lambda size: 1, 10)
     with pytest.raises(ConfigError, match="there are 200 activations"):
         find(MUCH, 200, 1, 1, lambda size: 1, 10)
-    why = find(MUCH, MUCH, 1, 1, lambda size: 10**6, 2 * 10**6).why
+    why = find(MUCH, MUCH, 1, 1, lambda size: 10**6, 2 * 10**6)[1]
     assert why == "its step takes 1.0 of 2.0 MB of a device; saejax looks no further"
 
 
