@@ -52,11 +52,11 @@ class Jobs(Command, takes="either"):
 
     def _make(self, word: str, line: Line) -> int:
         from saejax.app.console import say
-        from saejax.jobs.figures import gather
         from saejax.jobs.graph import write_job
         from saejax.jobs.runner import run_job
         from saejax.jobs.site import read_site
         from saejax.jobs.slurm import write_scripts
+        from saejax.jobs.table import gather
         from saejax.plan.command import of_jobs
 
         site = read_site(self.site)
@@ -76,9 +76,9 @@ class Jobs(Command, takes="either"):
 
 
 def _read_job(word: str, line: Line) -> None:
-    from saejax.jobs import figures, table
+    from saejax.jobs import table
     from saejax.jobs.job import read_job
 
     if line.config is not None or len(line.words) != 2:
         raise ConfigError(f"Give the folder of the jobs alone, as in: saejax jobs {word} jobs")
-    {"status": table.print_table, "cancel": table.cancel, "figures": figures.gather}[word](read_job(line.words[1]))
+    {"status": table.print_table, "cancel": table.cancel, "figures": table.gather}[word](read_job(line.words[1]))

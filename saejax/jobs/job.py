@@ -16,15 +16,14 @@ import platform
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saejax.core.errors import EXIT_PREEMPTED, DataError
 from saejax.core.files import finite, opened, read_bounded, read_object, stamp, value_of, write_json
 from saejax.core.lease import held
-from saejax.jobs.processes import left_of
-from saejax.jobs.task import read_starts
+from saejax.jobs.task import left_of, read_starts
 
 if TYPE_CHECKING:
     from saejax.app.experiment import Experiment
@@ -36,7 +35,6 @@ _ASKED, _STARTS, _SUBMITTED = "asked.json", "starts.json", "submitted.json"
 _LARGEST = 8 << 20
 _PIECE = 1 << 18
 _NUMBER, _NONE = (int, float), type(None)
-_STAGE_NAME = r"[a-z0-9-]+"
 
 Words = tuple[str, ...]
 
@@ -288,14 +286,13 @@ def read_job(path: str | Path) -> Job:
     content = read_object(where, _LARGEST)
     try:
         stages = _read_stages(content["stages"])
-        texts = [_text(content[key]) for key in ("name", "command", "here")]
-        python = tuple(map(_text, content["python"]))
-        if not _has(content, python=list, requeues=int, created=_NUMBER, settings=dict):
-            raise ValueError("python, requeues, created or settings")
+        kinds: dict[str, Any] = {"requeues": int, "created": _NUMBER, "settings": dict}
+        if not _has(content, name=str, command=str, here=str, python=list, **kinds) or not _texts(content["python"]):
+            raise ValueError("name, command, here, python, requeues, created or settings")
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(f"{where} does not hold jobs ({error!r}). Make them again, or delete the folder.") from None
-    name, command, here = texts
-    return Job(folder, name, command, stages, here, python, *(content[k] for k in ("requeues", "created", "settings")))
+    python = tuple(content["python"])
+    return Job(folder, content["name"], content["command"], stages, content["here"], python, *map(content.get, kinds))
 
 
 def state_of(start: Mapping[str, Any] | None, alive: bool | None) -> str:
@@ -315,22 +312,16 @@ def state_of(start: Mapping[str, Any] | None, alive: bool | None) -> str:
 def _read_stages(rows: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
     stages: list[Stage] = []
     for row in rows:
-        tasks = tuple(tuple(map(_text, task)) for task in row["tasks"])
-        stage = Stage(_text(row["name"]), tasks, tuple(map(_text, row["after"])), row["each"] is True)
-        if (
-            not tasks
-            or not re.fullmatch(_STAGE_NAME, stage.name)
-            or not {s.name for s in stages}.issuperset(stage.after)
-        ):
+        stage = Stage(row["name"], tuple(map(tuple, row["tasks"])), tuple(row["after"]), row["each"] is True)
+        named = re.fullmatch(r"[a-z0-9-]+", stage.name) and {s.name for s in stages}.issuperset(stage.after)
+        if not stage.tasks or not named or not all(map(_texts, stage.tasks)):
             raise ValueError(stage.name)
         stages.append(stage)
     return tuple(stages)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(value)
-    return value
+def _texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _has(content: Any, **kinds: type | tuple[type, ...]) -> bool:

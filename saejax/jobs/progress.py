@@ -1,7 +1,7 @@
 """Progress of a job's work, as its files say: steps of metrics.jsonl, shards that a store has committed."""
 
-import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 from saejax.app.experiment import Experiment
 from saejax.app.sweep.members import groups, members
@@ -15,8 +15,7 @@ from saejax.store.manifest import read_manifest
 _NAME_FLAG = "--config.name="
 
 
-@dataclasses.dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """A share from 0 to 1, and seconds left at the last pace; None where no file says."""
 
     share: float | None = None
@@ -52,10 +51,8 @@ def _captured(e: Experiment) -> float | None:
             manifest = read_manifest(files)
             if manifest is None:
                 continue
-            rows = (
-                len([key for key in files.list("commits") if key.endswith(".json")]) * manifest.header.layout.shard_rows
-            )
-            done += n if manifest.complete else min(n, rows)
+            shards = sum(key.endswith(".json") for key in files.list("commits"))
+            done += n if manifest.complete else min(n, shards * manifest.header.layout.shard_rows)
     except SaejaxError:
         return None
     return done / wanted

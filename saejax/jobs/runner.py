@@ -7,6 +7,7 @@ its start. Of several that are started for the same start one runs the job, and 
 """
 
 import contextlib
+import functools
 import os
 import platform
 import signal
@@ -14,9 +15,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from saejax.core.errors import EXIT_PREEMPTED, BusyError, SaejaxError
 from saejax.core.lease import lease
@@ -25,28 +25,6 @@ from saejax.jobs.job import Job, read_job
 from saejax.jobs.task import read_starts
 
 _POLL_SECONDS = 0.1  # seconds
-
-
-class _Process(Protocol):
-    """A task that runs: a process of ours, or one that a killed runner has started."""
-
-    @property
-    def pid(self) -> int: ...
-    def poll(self) -> int | None: ...
-
-
-class _TakenOver:
-    """A task that goes on although the runner that began it was killed."""
-
-    def __init__(self, job: Job, label: str, pid: int) -> None:
-        self._job, self._label, self.pid = job, label, pid
-
-    def poll(self) -> int | None:
-        """Exit code of its record; that of a task to be started again, where it could not write one."""
-        if self._job.left_running(self._label):
-            return None
-        code = read_starts(self._job.record_of(self._label))[-1].get("code")
-        return code if isinstance(code, int) else EXIT_PREEMPTED
 
 
 class _Runner:
@@ -59,7 +37,8 @@ class _Runner:
     def __init__(self, job: Job, logs: bool) -> None:
         self._job, self._logs = job, logs
         self.codes: dict[str, int] = {}
-        self._running: dict[str, _Process] = {}
+        # {label: (its process group, what gives its exit code)}, of tasks of ours and of a killed runner's.
+        self._running: dict[str, tuple[int, Callable[[], int | None]]] = {}
         self._started: dict[str, int] = {}
         self.stopping = False
 
@@ -72,7 +51,7 @@ class _Runner:
                 self.codes[label] = 0
                 self._say(f"{label}: already done")
             elif group := job.left_running(label):
-                self._running[label] = _TakenOver(job, label, group)
+                self._running[label] = group, functools.partial(self._code_of_left, label)
                 self._say(f"{label}: runs already, as process {group}; taken over")
         if self.stopping:  # before there was anything to tell
             self._tell_all()
@@ -100,9 +79,16 @@ class _Runner:
             self._tell_all()
 
     def _tell_all(self) -> None:
-        for process in self._running.values():
+        for group, _ in self._running.values():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(group, signal.SIGTERM)
+
+    def _code_of_left(self, label: str) -> int | None:
+        """Exit code of a killed runner's task; that of a task to be started again, where it could not write one."""
+        if self._job.left_running(label):
+            return None
+        code = read_starts(self._job.record_of(label))[-1].get("code")
+        return code if isinstance(code, int) else EXIT_PREEMPTED
 
     def _say(self, text: str, line: str = "") -> None:
         """Say it in the terminal; of a job that prints into one log `line` alone."""
@@ -127,7 +113,7 @@ class _Runner:
         with contextlib.ExitStack() as opened:
             if self._logs:
                 log.parent.mkdir(exist_ok=True)
-            self._running[label] = subprocess.Popen(
+            process = subprocess.Popen(
                 job.recorded(label, job.command_of(words)),
                 cwd=job.here,
                 stdin=subprocess.DEVNULL,
@@ -135,13 +121,14 @@ class _Runner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._running[label] = process.pid, process.poll
         if self.stopping:  # by a signal that came meanwhile
             self._tell_all()
 
     def _collect(self) -> None:
         """Take the codes of those that ended; one that others told to stop goes on."""
-        for label, process in list(self._running.items()):
-            if (code := process.poll()) is None:
+        for label, (_, poll) in list(self._running.items()):
+            if (code := poll()) is None:
                 continue
             del self._running[label]
             told = code in (EXIT_PREEMPTED, *(-number for number in SIGNALS))
@@ -175,34 +162,29 @@ def run_job(
         BusyError: another process runs it.
     """
     runner = _Runner(job, logs)
-    with _signals_to(runner), lease(job.path):
-        starts = job.starts()
-        last = starts[-1]["number"] if starts else 0
-        if number is None:
-            number = last + 1
-            job.ask(number)
-        if last >= number:
-            begun()
-            return 0
-        who = {"number": number, "host": platform.node(), "pid": os.getpid(), "started": time.time()}
-        job.record([*starts, who | {"ended": None, "code": None}])
-        begun()
-        code = runner.run(at_once)
-        job.record([*starts, who | {"ended": time.time(), "code": code}])
-    return code
-
-
-@contextlib.contextmanager
-def _signals_to(runner: _Runner) -> Iterator[None]:
-    old = {number: signal.signal(number, runner.stop) for number in SIGNALS}
+    handlers = {signum: signal.signal(signum, runner.stop) for signum in SIGNALS}
     try:
-        yield
+        with lease(job.path):
+            starts = job.starts()
+            last = starts[-1]["number"] if starts else 0
+            if number is None:
+                number = last + 1
+                job.ask(number)
+            if last >= number:
+                begun()
+                return 0
+            who = {"number": number, "host": platform.node(), "pid": os.getpid(), "started": time.time()}
+            job.record([*starts, who | {"ended": None, "code": None}])
+            begun()
+            code = runner.run(at_once)
+            job.record([*starts, who | {"ended": time.time(), "code": code}])
     except BaseException:
         runner.stop()
         raise
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    return code
 
 
 def leave_behind(folder: Path) -> int:

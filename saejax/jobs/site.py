@@ -10,59 +10,44 @@ import yaml
 from saejax.core.config import from_config_dict, nearest
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_bounded
+from saejax.core.settings import Settings, section, setting
 
 STAGES = ("capture", "train", "sweep", "table", "evaluate", "report", "study", "prefix", "figures")
 _LARGEST = 1 << 20
-_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 
+_WORD = "As sbatch takes it; empty leaves it to the site."
+
+
 @dataclasses.dataclass(frozen=True)
-class Site:
-    """Options by which jobs are asked for at a site.
+class Site(Settings, section="site"):
+    """Options by which jobs are asked for at a site."""
 
-    Attributes:
-        partition, account, qos: as sbatch takes them; empty leaves them to the site.
-        time: of a job that no plan knows, as "90m", "12h" or "1-12:00:00".
-        time_limit: no job asks for more; a training that needs more goes on after each limit.
-        margin: a job asks for so many times what the plan says, and for ten minutes at least.
-        warning: seconds before its limit at which a job is told to save.
-        requeues: times that one job may be put back into the queue.
-        at_once: tasks of an array that run at a time; 0 for all.
-        nodes: of each job; a training on several nodes is one task a node, joined.
-        cpus: of each task; 0 leaves it to the site.
-        memory: of each node, as "32G"; empty takes the plan's, or the site's default where there is none.
-        gpus: the option that asks for `{devices}` accelerators on a node; without --device=cpu alone.
-        modules: loaded before anything else.
-        setup: shell lines that run after that.
-        container: words before the command, as "apptainer exec --nv saejax.sif".
-        python: the interpreter; empty means the one that wrote the scripts.
-        sbatch: further options of sbatch, one each, as "--constraint=a100".
-        stages: {stage: other values of these keys}, of capture, train, sweep, table, evaluate, report, study, prefix,
-            figures.
-    """
-
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    time: str = "1h"
-    time_limit: str = ""
-    margin: float = 1.5
-    warning: int = 120
-    requeues: int = 20
-    at_once: int = 0
-    nodes: int = 1
-    cpus: int = 0
-    memory: str = ""
-    gpus: str = "--gpus-per-node={devices}"
-    modules: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    container: str = ""
-    python: str = ""
-    sbatch: tuple[str, ...] = ()
-    stages: dict = dataclasses.field(default_factory=dict)
+    partition: str = setting("", _WORD)
+    account: str = setting("", _WORD)
+    qos: str = setting("", _WORD)
+    time: str = setting("1h", "Of a job that no plan knows, as 90m, 12h or 1-12:00:00.")
+    time_limit: str = setting("", "No job asks for more; a training that needs more goes on after each limit.")
+    margin: float = setting(1.5, "So many times what the plan says is asked for, and ten minutes at least.", low=1)
+    warning: int = setting(120, "Seconds before its limit at which a job is told to save.", low=1)
+    requeues: int = setting(20, "Times that one job may be put back into the queue.", low=0)
+    at_once: int = setting(0, "Tasks of an array that run at a time; 0 for all.", low=0)
+    nodes: int = setting(1, "Of each job; a training on several nodes is one task a node, joined.", low=1)
+    cpus: int = setting(0, "Of each task; 0 leaves it to the site.", low=0)
+    memory: str = setting("", "Of each node, as 32G; empty takes the plan's, else the site's default.")
+    gpus: str = setting(
+        "--gpus-per-node={devices}", "The option that asks for {devices} accelerators on a node; none for --device=cpu."
+    )
+    modules: tuple[str, ...] = setting((), "Loaded before anything else.")
+    setup: tuple[str, ...] = setting((), "Shell lines that run after that.")
+    container: str = setting("", "Words before the command, as apptainer exec --nv saejax.sif.")
+    python: str = setting("", "The interpreter; empty means the one that wrote the scripts.")
+    sbatch: tuple[str, ...] = setting((), "Further options of sbatch, one each, as --constraint=a100.")
+    stages: dict = section(dict, f"Other values of these keys for a stage: {', '.join(STAGES)}.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             for text in value if isinstance(value, tuple) else (value,):
@@ -75,18 +60,14 @@ class Site:
         for option in (*self.sbatch, *filter(None, [self.gpus])):
             if not option.startswith("-"):
                 raise ConfigError(f"site: {option!r} is no option of sbatch; write it as --constraint=a100.")
-        for name, low in (("margin", 1), ("warning", 1), ("requeues", 0), ("at_once", 0), ("nodes", 1), ("cpus", 0)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"site: {name} is {getattr(self, name)}; it must be at least {low}.")
         seconds_of(self.time, "time")
         if self.time_limit:
             seconds_of(self.time_limit, "time_limit")
 
     def of(self, stage: str) -> "Site":
         """The values for one stage."""
-        changes = self.stages.get(stage, {})
-        here = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "stages"}
-        return from_config_dict(Site, here | changes, f"site: stages.{stage}")
+        here = {key: value for key, value in vars(self).items() if key != "stages"}
+        return from_config_dict(Site, here | self.stages.get(stage, {}), f"site: stages.{stage}")
 
 
 def read_site(path: str) -> Site:
@@ -125,16 +106,21 @@ def seconds_of(text: str, what: str) -> int:
     Raises:
         ConfigError: it is none of them, or less than a minute, which Slurm cannot tell apart.
     """
-    if match := re.fullmatch(r"(\d{1,9})([mhd])", text):
-        seconds_meant = int(match[1]) * _UNITS[match[2]]
-    elif match := _TIME.fullmatch(text):
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        seconds_meant = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    else:
+    in_units = re.fullmatch(r"(\d{1,9})([mhd])", text)
+    seconds = int(in_units[1]) * _UNITS[in_units[2]] if in_units else clock_seconds(text)
+    if seconds is None:
         raise ConfigError(f"site: {what} is {text!r}; write it as 90m, 12h, 2d or '1-12:00:00'.")
-    if seconds_meant < 60:
+    if seconds < 60:
         raise ConfigError(f"site: {what} is {text!r}; Slurm counts in minutes, and one is the least.")
-    return seconds_meant
+    return int(seconds)
+
+
+def clock_seconds(text: str) -> float | None:
+    """Seconds of [[D-]HH:]MM:SS; None of anything else."""
+    if (match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)) is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def slurm_time(seconds: float) -> str:

@@ -59,24 +59,21 @@ def write_scripts(job: Job, site: Site, device: str, devices: int, estimates: Se
         devices: of each node.
     """
     accelerators = 0 if device.startswith("cpu") else devices
+    scripts = {"submit": _submit(job)}
     for stage in job.stages:
         stage_site = site.of(stage.name)
-        _write(job, stage.name, _script(job, stage, stage_site, request_of(stage, stage_site, estimates), accelerators))
+        scripts[stage.name] = _script(job, stage, stage_site, request_of(stage, stage_site, estimates), accelerators)
     stage_site = dataclasses.replace(site.of(FIGURES), nodes=1)
-    lines = [
+    scripts[FIGURES] = [
         *("#!/bin/bash", "# Figures of every task, from sacct where it answers."),
         *_directives(job, Stage(FIGURES, ((),)), stage_site, Request(_LEAST), 0),
         *_around(stage_site),
         shlex.join(job.command_of(["jobs", "figures", str(job.path)])),
     ]
-    _write(job, FIGURES, lines)
-    _write(job, "submit", _submit(job))
-
-
-def _write(job: Job, name: str, lines: Sequence[str]) -> None:
-    path = job.path / f"{name}.sh"
-    write_bytes(path, ("\n".join(lines) + "\n").encode())
-    path.chmod(0o755)
+    for name, lines in scripts.items():
+        path = job.path / f"{name}.sh"
+        write_bytes(path, ("\n".join(lines) + "\n").encode())
+        path.chmod(0o755)
 
 
 def _script(job: Job, stage: Stage, site: Site, request: Request, accelerators: int) -> list[str]:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from saejax.core.errors import DataError
+from saejax.jobs.site import clock_seconds
 
 _ANSWERS_WITHIN = 60
 _MEMORY = re.compile(r"([\d.]+)([KMGTP]?)")
@@ -39,11 +40,10 @@ def seen(ids: Mapping[str, tuple[str, int]]) -> dict[str, Seen]:
     Raises:
         DataError: squeue is not there, or does not answer.
     """
-    numbers = ",".join(dict.fromkeys(number for number, _ in ids.values()))
+    numbers = list(dict.fromkeys(number for number, _ in ids.values()))
     if not numbers:
         return {}
-    known = _accounted(numbers) or _remembered(dict.fromkeys(number for number, _ in ids.values()))
-    known |= _queued(numbers)
+    known = (_accounted(numbers) or _remembered(numbers)) | _queued(numbers)
     keys = {label: number if at < 0 else f"{number}_{at}" for label, (number, at) in ids.items()}
     return {label: known[key] for label, key in keys.items() if key in known}
 
@@ -68,22 +68,22 @@ def accounting() -> str:
     return " ".join(answer.split()) or "sacct fails" if code else ""
 
 
-def _queued(numbers: str) -> dict[str, Seen]:
+def _queued(numbers: Sequence[str]) -> dict[str, Seen]:
     # -r: each task of an array in a line of its own. A job that ended and is forgotten makes squeue fail.
     code, answer = _ask("squeue", "-h", "-r", "-o", "%i|%T|%r|%N", "--me")
     if code:
         raise DataError(f"squeue does not answer: {answer.strip()}")
-    wanted, queued = set(numbers.split(",")), {}
+    queued = {}
     for line in answer.splitlines():
         key, state, reason, nodes = [*line.split("|"), "", "", ""][:4]
-        if key.partition("_")[0] in wanted:
+        if key.partition("_")[0] in numbers:
             queued[key] = Seen(state, reason="" if reason == "None" else reason, nodes=nodes)
     return queued
 
 
-def _accounted(numbers: str) -> dict[str, Seen]:
+def _accounted(numbers: Sequence[str]) -> dict[str, Seen]:
     """Accounts of sacct; nothing where it keeps none."""
-    code, answer = _ask("sacct", "-P", "-n", "-j", numbers, f"--format={','.join(_SACCT)}")
+    code, answer = _ask("sacct", "-P", "-n", "-j", ",".join(numbers), f"--format={','.join(_SACCT)}")
     if code:
         return {}
     accounts: dict[str, Seen] = {}
@@ -92,17 +92,17 @@ def _accounted(numbers: str) -> dict[str, Seen]:
         if len(fields) != len(_SACCT):
             continue
         key, step = fields[0].partition(".")[::2]
-        rss = _bytes(fields[4])
         if not step:
             state = fields[1].split(" ")[0]  # CANCELLED by 1000
-            accounts[key] = Seen(state, _code(fields[2]), "", _seconds(fields[3]), None, fields[5], "sacct")
-        elif key in accounts and rss is not None:
-            most = max(rss, accounts[key].max_rss_bytes or 0)
+            seconds = float(fields[3]) if fields[3].isdecimal() else None
+            accounts[key] = Seen(state, _code(fields[2]), "", seconds, None, fields[5], "sacct")
+        elif key in accounts and (memory := _MEMORY.fullmatch(fields[4])):
+            most = max(int(float(memory[1]) * _FACTOR[memory[2]]), accounts[key].max_rss_bytes or 0)
             accounts[key] = dataclasses.replace(accounts[key], max_rss_bytes=most)
     return accounts
 
 
-def _remembered(numbers: Sequence[str] | Mapping[str, None]) -> dict[str, Seen]:
+def _remembered(numbers: Sequence[str]) -> dict[str, Seen]:
     """Memory of the controller, which forgets jobs some minutes after their end."""
     remembered: dict[str, Seen] = {}
     for number in numbers:
@@ -116,7 +116,7 @@ def _remembered(numbers: Sequence[str] | Mapping[str, None]) -> dict[str, Seen]:
                     fields["JobState"],
                     _code(fields.get("ExitCode", "")),
                     fields.get("Reason", "").replace("None", ""),
-                    _clock(fields.get("RunTime", "")),
+                    clock_seconds(fields.get("RunTime", "")),
                     nodes=fields.get("NodeList", "").replace("(null)", ""),
                     source="scontrol",
                 )
@@ -138,21 +138,3 @@ def _code(text: str) -> int | None:
     """Of code:signal, as a shell has it."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     return None if match is None else int(match[1]) or (128 + int(match[2]) if int(match[2]) else 0)
-
-
-def _seconds(text: str) -> float | None:
-    return float(text) if text.isdecimal() else None
-
-
-def _bytes(text: str) -> int | None:
-    match = _MEMORY.fullmatch(text)
-    return int(float(match[1]) * _FACTOR[match[2]]) if match else None
-
-
-def _clock(text: str) -> float | None:
-    """Seconds of [D-]HH:MM:SS."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,13 +1,15 @@
-"""The table of a job's tasks: state, progress, time left, exit codes; and their end where it is asked for."""
+"""A job's tasks: the table of their states and progress, their end where it is asked for, figures of what they took."""
 
 import dataclasses
 import platform
+from typing import Any
 
 from saejax.app.console import say
 from saejax.core.errors import DataError
+from saejax.core.files import write_json
 from saejax.jobs import slurm_queue
 from saejax.jobs.job import Job, state_of
-from saejax.jobs.progress import progress
+from saejax.jobs.progress import progress, run_of
 from saejax.jobs.task import read_starts
 
 _TABLE_HEAD = ("job", "id", "state", "progress", "left", "tries", "exit", "elapsed", "memory", "where")
@@ -37,7 +39,7 @@ class TaskRow:
     where: str = ""
 
 
-def in_slurm(job: Job) -> dict[str, tuple[str, int]]:
+def _in_slurm(job: Job) -> dict[str, tuple[str, int]]:
     """{label: (id of its job in Slurm, number in the array or -1)} of the tasks that were submitted."""
     ids = job.submitted()
     return {
@@ -54,7 +56,7 @@ def rows(job: Job) -> list[TaskRow]:
     Raises:
         DataError: it does not answer.
     """
-    ids = in_slurm(job)
+    ids = _in_slurm(job)
     known, (runner_host, _) = slurm_queue.seen(ids), job.runner() or ("", 0)
     table = []
     for stage in job.stages:
@@ -63,9 +65,8 @@ def rows(job: Job) -> list[TaskRow]:
             if label in ids:
                 number, at = ids[label]
                 row = _with_slurm(dataclasses.replace(row, id=number if at < 0 else f"{number}_{at}"), known.get(label))
-            far = progress(job, stage.name, i, stage.tasks[i])
-            share = 1.0 if row.state == "done" else far.share
-            left = far.seconds_left if row.state == "running" else None
+            share, left = progress(job, stage.name, i, stage.tasks[i])
+            share, left = 1.0 if row.state == "done" else share, left if row.state == "running" else None
             table.append(dataclasses.replace(row, share=share, seconds_left=left))
     return table
 
@@ -105,25 +106,18 @@ def _with_slurm(row: TaskRow, seen: slurm_queue.Seen | None) -> TaskRow:
 
 def print_table(job: Job) -> None:
     """Print the table."""
-    lines = [_TABLE_HEAD, *(_cells(row) for row in rows(job))]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_TABLE_HEAD))]
+    lines = [_TABLE_HEAD]
+    for row in rows(job):
+        share = "-" if row.share is None else f"{row.share:.0%}"
+        code = "-" if row.code is None else str(row.code)
+        memory = "-" if row.max_rss_bytes is None else f"{row.max_rss_bytes / 2**20:,.0f} MiB"
+        progressed = share, _duration(row.seconds_left), str(row.starts)
+        lines.append(
+            (row.label, row.id or "-", row.state, *progressed, code, _duration(row.seconds), memory, row.where or "-")
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _cells(row: TaskRow) -> tuple[str, ...]:
-    return (
-        row.label,
-        row.id or "-",
-        row.state,
-        "-" if row.share is None else f"{row.share:.0%}",
-        _duration(row.seconds_left),
-        str(row.starts),
-        "-" if row.code is None else str(row.code),
-        _duration(row.seconds),
-        "-" if row.max_rss_bytes is None else f"{row.max_rss_bytes / 2**20:,.0f} MiB",
-        row.where or "-",
-    )
+        say("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
 def _duration(seconds: float | None) -> str:
@@ -150,3 +144,32 @@ def cancel(job: Job) -> None:
         raise DataError(f"Nothing of {job.path} was submitted or runs here.")
     for process in told:
         say(f"jobs: {process} saves and stops")
+
+
+def gather(job: Job) -> dict[str, Any]:
+    """Write what Slurm's accounts say of each task, beside the task's own record; where they are silent, why.
+
+    Of each task: state, exit code, starts with their end, host, seconds and the largest process's memory (of
+    `getrusage`), and from sacct its seconds and largest step's memory.
+    """
+    ids = _in_slurm(job)
+    silent = slurm_queue.accounting() if ids else "no jobs of Slurm"
+    tasks: dict[str, Any] = {}
+    for row in rows(job):
+        starts = [
+            {key: value for key, value in start.items() if key != "command"}
+            for start in read_starts(job.record_of(row.label))
+        ]
+        tasks[row.label] = {"id": row.id or None, "state": row.state, "code": row.code, "starts": starts}
+    if ids and not silent:
+        for label, account in slurm_queue.seen(ids).items():
+            tasks[label]["sacct"] = dataclasses.asdict(account)
+    content = {"accounts": f"none: {silent}" if silent else "sacct", "tasks": tasks}
+    trained = [words for stage in job.stages if stage.name == "train" for words in stage.tasks]
+    runs = dict.fromkeys(run_of(job.experiment, words) for words in trained or [()])
+    for path in [figures := job.path / "figures.json", *(run / "jobs.json" for run in runs if run.is_dir())]:
+        write_json(path, content)
+    if ids and silent:
+        say(f"jobs: sacct does not answer ({silent}); figures are those of the tasks' own records")
+    say(f"jobs: {figures}")
+    return content

@@ -1,4 +1,4 @@
-"""Run one task of a job and keep its record: when, where, how it ended, what it took, with what around it.
+"""Run one task of a job and keep its record: when, where, how it ended, what it took, what is left of it.
 
     python -m saejax.jobs.task <folder> <label> -- <command>
 
@@ -17,13 +17,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import EXIT_PREEMPTED, DataError
 from saejax.core.files import read_json, write_bytes, write_json
 from saejax.core.stopping import SIGNALS
+
+_PROCESSES = Path("/proc")
 
 
 def run_task(folder: Path, label: str, command: Sequence[str]) -> int:
@@ -76,6 +78,36 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
     if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
         raise DataError(f"{path} does not hold starts; delete it, and the task counts as not begun.")
     return starts
+
+
+def left_of(group: int, folder: Path) -> list[int]:
+    """Processes of this machine that a task started and that go on, although its runner may have been killed.
+
+    They are of the process group that the task led, and their command lines name the jobs' folder: the group's
+    number alone could be another's by now.
+    """
+    if group < 2:
+        return []
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return []
+    return [pid for pid, theirs, command in _processes() if theirs == group and os.fsencode(folder) in command]
+
+
+def _processes() -> Iterator[tuple[int, int, bytes]]:
+    """(pid, process group, command line) of each process of this machine."""
+    if not _PROCESSES.is_dir():  # macOS
+        listing = ["ps", "-axww", "-o", "pid=,pgid=,args="]
+        for line in subprocess.run(listing, capture_output=True, check=True).stdout.splitlines():
+            pid, leader, command = [*line.split(None, 2), b""][:3]
+            yield int(pid), int(leader), command
+        return
+    for process in _PROCESSES.iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+                group = int((process / "stat").read_text().rpartition(")")[2].split()[2])
+                yield int(process.name), group, (process / "cmdline").read_bytes()
 
 
 def environment() -> str:

@@ -25,15 +25,14 @@ from saejax.app.experiments import load, settings, shipped
 from saejax.core.config import to_json
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_json
-from saejax.jobs import processes, slurm_queue
-from saejax.jobs.figures import gather
+from saejax.jobs import slurm_queue
 from saejax.jobs.graph import stages_of, write_job
 from saejax.jobs.job import Job, Stage, read_job
 from saejax.jobs.runner import run_job
 from saejax.jobs.site import Site, read_site, seconds_of, site_of, slurm_time
 from saejax.jobs.slurm import Request, request_of, write_scripts
-from saejax.jobs.table import cancel, print_table, rows
-from saejax.jobs.task import read_starts
+from saejax.jobs.table import cancel, gather, print_table, rows
+from saejax.jobs.task import left_of, read_starts
 
 FLAGS: dict[str, Any] = {"out": "jobs", "site": "", "device": "cpu", "devices": 1, "layers": False, "at_once": 1}
 
@@ -472,12 +471,12 @@ def test_a_record_without_an_end_is_no_process_that_happens_to_have_its_number(t
 def test_processes_of_an_attempt_are_found_without_proc_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = runnable(tmp_path, Stage("train", (("wait", str(tmp_path / "jobs" / "mark")),)))
     with left_running(folder, "train", folder.stages[0].tasks[0]) as task:
-        found = processes.left_of(task.pid, folder.path)
+        found = left_of(task.pid, folder.path)
         assert task.pid in found and len(found) == 2, "the task and its command"
-        assert processes.left_of(os.getpgrp(), folder.path) == [] == processes.left_of(0, folder.path)
-        monkeypatch.setattr(processes, "_PROCESSES", Path("/nowhere"))
+        assert left_of(os.getpgrp(), folder.path) == [] == left_of(0, folder.path)
+        monkeypatch.setattr("saejax.jobs.task._PROCESSES", Path("/nowhere"))
         if shutil.which("ps"):
-            assert sorted(processes.left_of(task.pid, folder.path)) == sorted(found)
+            assert sorted(left_of(task.pid, folder.path)) == sorted(found)
 
 
 def test_the_end_of_an_attempt_leaves_the_others_in_the_record(tmp_path: Path) -> None:
