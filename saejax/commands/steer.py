@@ -12,22 +12,14 @@ import dataclasses
 import textwrap
 
 from saejax.app.command import Command, Line
+from saejax.app.steer_settings import SteerSettings
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Steer(Command, takes="words", answers=True):
-    feature: str = setting("", "Which latents: 123, 3,17, or layer:latent.")
-    scale: float = setting(5.0, "The number of the operation, in the latent's own unit.")
-    operation: str = setting(
-        "add", "add (f + scale), set (f = scale), scale (scale f), zero (f = 0), least, most (f no lower, no higher)."
-    )
-    tokens: int = setting(40, "How many tokens are written.", low=1)
-    temperature: float = setting(0.0, "0 takes the likeliest token.", low=0.0)
-    top_p: float = setting(1.0, "Draw from the likeliest tokens that make up this share.")
-    seed: int = setting(0, "Of the draws.")
+class Steer(SteerSettings, Command, takes="words", answers=True):
     model: str = setting("", "The language model, where the dictionary does not say.")
     past_end: bool = setting(False, "Go on behind the token that ends a text.")
 

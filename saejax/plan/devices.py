@@ -20,6 +20,7 @@ from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.core.files import read_bounded, write_bytes
 from saejax.core.host import available_memory
+from saejax.core.settings import Settings, setting
 
 VARIABLE = "SAEJAX_DEVICES"
 HERE = "here"
@@ -30,6 +31,20 @@ _GB, _TFLOPS = 1e9, 1e12
 # bandwidth. The links reach their share in large sums. Steps of small coders reach less, which the time of a single
 # operation (`launch`) accounts for.
 EFFICIENCY = {"products": 0.5, "bandwidth": 0.7, "links": 0.7}
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSettings(Settings):
+    """The devices that an experiment is planned for, and what it may take there."""
+
+    device: str = setting(
+        "",
+        "a100-40gb, a100-80gb, h100, h200, b200, l40s, rtx6000, rtx6000-ada, rtx4090, tpu-v4, tpu-v5e, "
+        "tpu-v5p, tpu-v6e, cpu, here (after `saejax calibrate`), or one of yours. Empty: here, else cpu.",
+    )
+    devices: tuple[int, ...] = setting((1, 8), "Numbers of devices to plan for.", low=1, high=1024)
+    deadline: str = setting("", "The time that all stages may take, as 12h, 90min or 2d.")
+    price: float = setting(0.0, "What one device costs for an hour, in any currency.", low=0, high=1e9)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,11 +30,11 @@ needs Content-Type: application/json. Names of runs are their places below the r
 def application(site: Site, environment: Mapping[str, str] | None = None) -> FastAPI:
     """The application of a site, without its guard; `environment` is that of the jobs it starts."""
     queue = Queue(site.folders.runs, site.jobs_at_once, environment)
-    plans = Plans(site.folders.own / "plans", environment)
+    plans = Plans(site.folders.runs, environment)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with queue.turning(), contextlib.closing(plans):
+        with contextlib.closing(plans), plans.queue.turning(), queue.turning():
             yield
 
     app = FastAPI(title="saejax", description=_ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan)

@@ -26,7 +26,7 @@ from saejax.core.lease import held, lease
 from saejax.core.metrics import read_metrics
 from saejax.jobs.job import ENDED, Job, chain
 from saejax.jobs.task import read_starts
-from saejax.plan.devices import VARIABLE
+from saejax.plan.devices import VARIABLE, PlanSettings
 from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import training
 from saejax.serve.jobs.experiments import requested
@@ -345,26 +345,51 @@ def test_a_plan_is_kept_by_what_it_is_made_from(site: Site, tmp_path: Path, monk
 def test_a_plan_is_made_once_by_a_process_of_its_own(site: Site, tmp_path: Path) -> None:
     small = {"coder.preset": "standard", "coder.d_sae": 64, "train.batch_size": 64, "train.tokens": 6400}
     e = requested(site, ExperimentBody(experiment="quickstart", config=small))
-    plans = Plans(tmp_path / "plans", one_device())
-    with contextlib.closing(plans):
-        asked = plans.ask(e, "cpu", [1])
+    plans, wanted = Plans(tmp_path, one_device()), PlanSettings("cpu", (1,))
+    with contextlib.closing(plans), plans.queue.turning(0.05):
+        asked = plans.ask(e, wanted)
         assert asked["state"] == "running"
-        assert plans.ask(e, "cpu", [1])["id"] == asked["id"]
+        assert plans.ask(e, wanted)["id"] == asked["id"]
         with pytest.raises(ConfigError, match="Did you mean 'h100'"):
-            plans.ask(e, "h10", [1])
+            plans.ask(e, PlanSettings("h10", (1,)))
         until(lambda: plans.state(asked["id"])["state"] != "running", "the plan does not end", 120)
         made = plans.state(asked["id"])
         assert made["state"] == "done", made
         assert made["estimates"][0]["seconds"] > 0 and "| train" in made["text"]
-        assert plans.ask(e, "cpu", [1]) == made, "it is kept"
+        assert plans.ask(e, wanted) == made, "it is kept"
     for name in ("", "..", "0" * 32):
         with pytest.raises(Problem):
             plans.state(name)
 
 
 def test_a_plan_that_takes_too_long_is_given_up(site: Site, tmp_path: Path) -> None:
-    plans = Plans(tmp_path / "plans", one_device(), seconds=0.05)
-    with contextlib.closing(plans):
-        name = plans.ask(short(site, "planned"), "cpu", [1])["id"]
+    plans, wanted = Plans(tmp_path, one_device(), seconds=0.05), PlanSettings("cpu", (1,))
+    with contextlib.closing(plans), plans.queue.turning(0.05):
+        name = plans.ask(short(site, "planned"), wanted)["id"]
         until(lambda: plans.state(name)["state"] == "failed", "it goes on", 30)
     assert "more than 0.05 seconds" in plans.state(name)["error"]
+    until_gone(plans.queue.job(name))
+
+
+def test_a_plan_says_why_there_is_none_and_is_made_anew(site: Site, tmp_path: Path) -> None:
+    e = short(site, "planned")
+    e = dataclasses.replace(e, lm=dataclasses.replace(e.lm, model=str(tmp_path / "nothing")))
+    plans, wanted = Plans(tmp_path, one_device()), PlanSettings("cpu", (1,))
+    with contextlib.closing(plans), plans.queue.turning(0.05):
+        names = []
+        for _ in range(2):
+            names.append(plans.ask(e, wanted)["id"])
+            until(lambda: plans.state(names[0])["state"] != "running", "the plan does not end", 120)
+            assert (state := plans.state(names[0]))["state"] == "failed" and "nothing" in state["error"], state
+            assert "exit code" not in state["error"] and not state["estimates"], state
+    assert len(set(names)) == 1
+
+
+def test_plans_end_with_their_server(site: Site, tmp_path: Path) -> None:
+    plans, wanted = Plans(tmp_path, one_device()), PlanSettings("cpu", (1,))
+    with contextlib.closing(plans), plans.queue.turning(0.05):
+        names = [plans.ask(short(site, name), wanted)["id"] for name in ("first", "second")]
+        until(lambda: plans.queue.view(names[0]).state == "running", "it does not begin")
+    until_gone(plans.queue.job(names[0]))
+    assert [plans.queue.view(name).state for name in names] == ["stopped", "stopped"]
+    assert [plans.state(name)["error"] for name in names] == ["The plan was not finished; ask again."] * 2

@@ -16,11 +16,12 @@ from tiny import planted_store
 from saejax.app import experiments
 from saejax.app.experiment import Experiment, experiment, to_run_json
 from saejax.app.new_experiment import as_file
+from saejax.core.config import to_config_dict
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import write_json
 from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import training
-from saejax.serve.jobs.experiments import as_settings, flat, requested
+from saejax.serve.jobs.experiments import flat, requested
 from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.problems import Problem
 from saejax.serve.site import Site
@@ -55,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     )
     write_json(folder / "runs" / "known" / "config.json", to_run_json(known))
     mine = folder / "mine.py"
-    mine.write_text(as_file(as_settings(dataclasses.replace(Experiment(), name="mine")), "Mine.", "saejax train"))
+    mine.write_text(as_file(to_config_dict(dataclasses.replace(Experiment(), name="mine")), "Mine.", "saejax train"))
     bad = folder / "bad.py"
     bad.write_text("def get_config(preset=''):\n    raise RuntimeError('no')\n")
     shipped = {name: experiments.folder() / f"{name}.py" for name in experiments.names()}
@@ -274,7 +275,7 @@ def test_no_value_becomes_code(site: Site, text: str, tmp_path: Path) -> None:
         site,
         mine({"text.column": text, "text.template": text * 3, "lm.device": text}),
     )
-    source = as_file(as_settings(e), "What a job runs.", "saejax train")
+    source = as_file(to_config_dict(e), "What a job runs.", "saejax train")
     tree = ast.parse(source)
     assert [type(node).__name__ for node in tree.body] == ["Expr", "ImportFrom", "ImportFrom", "FunctionDef"]
     called = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]

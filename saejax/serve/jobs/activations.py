@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -18,7 +19,7 @@ from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.site import Site
 from saejax.store.files import StoreFiles
 from saejax.store.foreign import open_foreign
-from saejax.store.manifest import Manifest, read_manifest
+from saejax.store.manifest import read_manifest
 
 ENDINGS = (".parquet", ".npy", ".safetensors")
 _MOST_FILES = 10_000
@@ -67,7 +68,8 @@ def training(site: Site, body: TrainBody, fast: bool = False) -> tuple[Experimen
         ConfigError: fields that contradict each other or do not fit the activations; a path that may not be read.
         DataError: files that cannot be read, or a store that is not complete.
     """
-    x = activations(site, body)
+    split = _store(site, body.activation_data_path)
+    x = _files(site, body) if split is None else _of_store(split, body)
     sent = {key: value for key, value in body.model_dump().items() if value is not None}
     usual = {**_STANDARD, **(_FAST if fast else {})}
     if not x.heldout:
@@ -79,8 +81,9 @@ def training(site: Site, body: TrainBody, fast: bool = False) -> tuple[Experimen
                     "away."
                 )
     if "batch_size" not in sent:
-        most = int(sent.get("max_samples") or usual.get("max_samples") or x.rows)
-        usual["batch_size"] = _batch(min(x.rows, most), usual)
+        rows = min(x.rows, sent.get("max_samples") or usual.get("max_samples") or x.rows)
+        # Four of them fit into the activations.
+        usual["batch_size"] = min(usual["batch_size"], 1 << max(1, (rows // 4).bit_length() - 1))
     values = _values(usual | sent, x, fast)
     start = changed(_base(site, body, x), {}, site.folders.allowed)
     start = dataclasses.replace(start, stores_dir=x.stores_dir, name=body.name or start.name)
@@ -89,28 +92,29 @@ def training(site: Site, body: TrainBody, fast: bool = False) -> tuple[Experimen
 
 def _values(fields: Mapping[str, Any], x: Activations, fast: bool) -> dict[str, Any]:
     """The keys of an experiment that the fields set."""
-    batch, parts = fields["batch_size"], _parts(fields)
+    counts = [fields[key] for key in ("accumulate_grad_batches", "gradient_accumulation_steps") if key in fields]
+    if len(set(counts)) > 1:
+        raise ConfigError("accumulate_grad_batches and gradient_accumulation_steps are the same; give one of them.")
+    batch, parts = fields["batch_size"], counts[0] if counts else 1
     rows = min(x.rows, fields.get("max_samples") or x.rows)
     if batch * parts > rows:
         raise ConfigError(
             f"batch_size {batch} x {parts} is more than the {rows:,} activations that there are; lower it."
         )
-    tokens = max(batch * parts, math.floor(fields["max_epochs"] * rows))
     values: dict[str, Any] = {
         "store": x.store,
         "hook_point": x.hook_point,
         "train.batch_size": batch * parts,
         "train.accumulate": parts,
-        "train.tokens": tokens,
+        "train.tokens": max(batch * parts, math.floor(fields["max_epochs"] * rows)),
         "train.lr": fields["learning_rate"],
         **_coder(fields),
     }
     if rows < x.rows:
         values["train.max_rows"] = rows
-    if fields.get("latent_dim"):
-        values["coder.d_sae"] = fields["latent_dim"]
-    if fields.get("early_stopping_patience"):
-        values["train.early_stop_patience"] = fields["early_stopping_patience"]
+    for name, key in (("latent_dim", "coder.d_sae"), ("early_stopping_patience", "train.early_stop_patience")):
+        if fields.get(name):
+            values[key] = fields[name]
     if interval := fields.get("val_check_interval"):
         values |= {"train.validate_epochs": interval} if interval <= 1 else {"train.validate_every": round(interval)}
     if not x.heldout:
@@ -121,13 +125,6 @@ def _values(fields: Mapping[str, Any], x: Activations, fast: bool) -> dict[str, 
     if fast:
         values["coder.matmul_dtype"] = "bfloat16"
     return values
-
-
-def _parts(fields: Mapping[str, Any]) -> int:
-    counts = [fields[key] for key in ("accumulate_grad_batches", "gradient_accumulation_steps") if key in fields]
-    if len(set(counts)) > 1:
-        raise ConfigError("accumulate_grad_batches and gradient_accumulation_steps are the same; give one of them.")
-    return int(counts[0]) if counts else 1
 
 
 def _coder(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,14 +141,11 @@ def _coder(fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _batch(rows: int, usual: Mapping[str, Any]) -> int:
-    """The usual batch, or the largest power of two of which four fit into the activations."""
-    return int(min(usual["batch_size"], 1 << max(1, (rows // 4).bit_length() - 1)))
-
-
 def _base(site: Site, body: TrainBody, x: Activations) -> Experiment:
     """Model and text of the store, and defaults for all else."""
-    plain = Experiment(runs_dir=str(site.folders.runs), name=body.name or _name(site, x))
+    runs, numbered = site.folders.runs, (f"{x.store}-{number}" for number in itertools.count(1))
+    name = body.name or next(name for name in numbered if not (runs / name).exists())
+    plain = Experiment(runs_dir=str(runs), name=name)
     if body.run or body.experiment:
         known = base(site, ExperimentBody(experiment=body.experiment, run=body.run))
     elif x.captured:
@@ -181,29 +175,15 @@ def _captured_by(site: Site, x: Activations) -> Experiment:
     )
 
 
-def _name(site: Site, x: Activations) -> str:
-    """A new run's name: the store's with a number."""
-    number = 1
-    while (site.folders.runs / f"{x.store}-{number}").exists():
-        number += 1
-    return f"{x.store}-{number}"
-
-
-def activations(site: Site, body: TrainBody) -> Activations:
-    """The activations that `activation_data_path` names.
-
-    Raises:
-        ConfigError, DataError: as `training`.
-    """
-    split = _store(site, body.activation_data_path)
-    if split is None:
-        return _files(site, body)
+def _of_store(split: Path, body: TrainBody) -> Activations:
     if body.heldout_data_path:
         raise ConfigError(
             f"{body.activation_data_path} is a store, whose held-out activations are in its own split heldout; leave "
             "heldout_data_path away."
         )
-    manifest = _complete(split)
+    manifest = read_manifest(StoreFiles(split))
+    if manifest is None or not manifest.complete:
+        raise DataError(f"The store {split} is not complete; end its capture or import first.")
     return Activations(
         manifest.n_tokens,
         str(split.parents[1]),
@@ -234,13 +214,6 @@ def _store(site: Site, text: str) -> Path | None:
     return None
 
 
-def _complete(split: Path) -> Manifest:
-    manifest = read_manifest(StoreFiles(split))
-    if manifest is None or not manifest.complete:
-        raise DataError(f"The store {split} is not complete; end its capture or import first.")
-    return manifest
-
-
 def _hook_point(there: list[str], body: TrainBody) -> str:
     if body.hook_point:
         if body.hook_point not in there:
@@ -255,14 +228,17 @@ def _hook_point(there: list[str], body: TrainBody) -> str:
 
 
 def _files(site: Site, body: TrainBody) -> Activations:
-    """Files, which are imported into a store of their own first; the same ones once only."""
+    """Files, which are imported into a store of their own first; unchanged ones once only."""
     hook_point = body.hook_point or f"blocks.{body.layer_idx}.resid_post"
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}", hook_point):
         raise ConfigError(f"hook_point is {hook_point[:80]!r}; it must be a name such as blocks.6.resid_post.")
     splits = {"train": body.activation_data_path, "heldout": body.heldout_data_path}
     files = {split: _listed(site, text) for split, text in splits.items() if text}
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(body.activation_data_path.rstrip("/")).stem).strip("-") or "files"
-    store = f"{stem[:80]}-{_fingerprint(files, hook_point)}"
+    known = {
+        split: [(str(p), (now := p.stat()).st_size, now.st_mtime_ns) for p in paths] for split, paths in files.items()
+    }
+    store = f"{stem[:80]}-{hashlib.sha256(json.dumps([known, hook_point]).encode()).hexdigest()[:8]}"
     stores = site.folders.stores
     imports = tuple(
         ("store", "import", str(stores / store / split), *map(str, paths), f"--hook_point={hook_point}")
@@ -291,8 +267,3 @@ def _listed(site: Site, text: str) -> list[Path]:
         raise ConfigError(f"{text} holds files of several kinds; name one of them, or a folder with one kind.")
     # A link in the folder may lead elsewhere.
     return [site.folders.allowed(str(file)) for file in files]
-
-
-def _fingerprint(files: Mapping[str, list[Path]], hook_point: str) -> str:
-    known = {split: [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths] for split, paths in files.items()}
-    return hashlib.sha256(json.dumps([known, hook_point]).encode()).hexdigest()[:8]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app import experiments
-from saejax.app.experiments import presets
 from saejax.app.keys import sections
 from saejax.core.config import to_json
 from saejax.serve.jobs.experiments import OWN, base, flat
@@ -64,27 +63,14 @@ def keys() -> list[dict[str, Any]]:
 
 def _experiment_entry(name: str, path: Path) -> dict[str, Any]:
     shipped = name in experiments.names() and path == experiments.folder() / f"{name}.py"
-    known = _of_shipped(name) if shipped else _of_listed(path, path.stat().st_mtime_ns)
-    return {"name": name, "listed": not shipped, **known}
-
-
-@functools.cache
-def _of_shipped(name: str) -> Mapping[str, Any]:
-    module = experiments.module(name)
-    return {"summary": _summary(module.__doc__), "presets": list(presets(name))}
+    return {"name": name, "listed": not shipped, **_of_file(path, path.stat().st_mtime_ns)}
 
 
 @functools.lru_cache(maxsize=100)
-def _of_listed(path: Path, changed: int) -> Mapping[str, Any]:
+def _of_file(path: Path, changed: int) -> Mapping[str, Any]:
     try:
         module = experiments.load(path)
     except Exception as error:  # whatever the code of a listed file raises
         return {"summary": f"cannot be read ({type(error).__name__}: {error})", "presets": []}
-    return {
-        "summary": _summary(module.__doc__),
-        "presets": [preset for preset in getattr(module, "PRESETS", ()) if preset],
-    }
-
-
-def _summary(doc: str | None) -> str:
-    return (doc or "").strip().partition("\n")[0]
+    presets = [preset for preset in getattr(module, "PRESETS", ()) if preset]
+    return {"summary": (module.__doc__ or "").strip().partition("\n")[0], "presets": presets}

@@ -22,7 +22,7 @@ def with_allowed_places(old: Any, new: Any, allowed: Allowed, where: str = "") -
     What the experiment's own file or the run's own record names stays as it is.
 
     Args:
-        old, new: settings of one kind, before and after a request.
+        old, new: settings of one kind, before and after a request; None for what was not there.
         allowed: the path with its links resolved; raises ConfigError where it may not be read.
         where: the section, for messages.
 
@@ -32,31 +32,21 @@ def with_allowed_places(old: Any, new: Any, allowed: Allowed, where: str = "") -
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(new):
         known: Setting = field.metadata["setting"]
-        before, now = getattr(old, field.name), getattr(new, field.name)
+        before, now = getattr(old, field.name, None), getattr(new, field.name)
         key = f"{where}.{field.name}".lstrip(".")
-        if now == before:
-            continue
-        if known.section:
-            changed[field.name] = with_allowed_places(before, now, allowed, key)
-        elif isinstance(now, tuple):
+        if isinstance(now, tuple):
+            there = before or ()
             changed[field.name] = tuple(
-                item if item in before else _allowed_value(item, known, key, allowed) for item in now
+                item if item in there else _allowed_value(None, item, known, key, allowed) for item in now
             )
-        else:
-            changed[field.name] = _allowed_value(now, known, key, allowed)
+        elif now != before:
+            changed[field.name] = _allowed_value(before, now, known, key, allowed)
     return dataclasses.replace(new, **changed)
 
 
-def _allowed_value(value: Any, known: Setting, key: str, allowed: Allowed) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # an item of a list of sections
-        changed: dict[str, Any] = {}
-        for field in dataclasses.fields(value):
-            inner: Setting = field.metadata["setting"]
-            inner_value = getattr(value, field.name)
-            items = inner_value if isinstance(inner_value, tuple) else (inner_value,)
-            checked = tuple(_allowed_value(item, inner, f"{key}.{field.name}", allowed) for item in items)
-            changed[field.name] = checked if isinstance(inner_value, tuple) else checked[0]
-        return dataclasses.replace(value, **changed)
+def _allowed_value(before: Any, value: Any, known: Setting, key: str, allowed: Allowed) -> Any:
+    if dataclasses.is_dataclass(value):  # a section, or an item of a list of sections
+        return with_allowed_places(before, value, allowed, key)
     if not known.place or not value or not isinstance(value, str):
         return value
     try:

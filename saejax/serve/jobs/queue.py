@@ -1,6 +1,7 @@
 """The jobs of a runs folder: begun in order, at most so many at a time, found again by the next server.
 
-A job lies in .serve/jobs/<id> of the folder (saejax.jobs.job). Its runner outlives the server that starts it.
+Jobs lie in .serve/jobs/<id> of the folder and plans in .serve/plans/<id> (saejax.jobs.job). A runner outlives the
+server that starts it.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from saejax.app.experiment import Experiment
-from saejax.app.new_experiment import as_file
-from saejax.core.errors import EXIT_PREEMPTED, BusyError, ConfigError, DataError, SaejaxError
+from saejax.core.errors import EXIT_PREEMPTED, BusyError, DataError, SaejaxError
 from saejax.core.files import write_bytes, writing
 from saejax.core.lease import held
 from saejax.jobs.job import ENDED, EXPERIMENT, JOB, LOG, Job, Stage, chain, read_job, state_of
-from saejax.serve.jobs.experiments import as_settings
+from saejax.serve.folders import OWN
+from saejax.serve.jobs.experiments import file_of
 from saejax.serve.problems import Problem
 
 MOST_WAITING = 100
@@ -125,26 +126,33 @@ def new_id() -> str:
 
 
 def _is_id(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{6}", text) is not None
+    return re.fullmatch(r"[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{6}|[0-9a-f]{32}", text) is not None
 
 
 class Queue:
     """All jobs of a runs folder.
 
     Args:
-        runs: the runs folder; jobs lie in its .serve/jobs.
+        runs: the runs folder; jobs lie in its .serve/<kind>s.
         at_once: jobs that run at a time.
         environment: of the jobs' processes.
         here: the folder in which they run.
     """
 
-    def __init__(self, runs: Path, at_once: int = 1, environment: Mapping[str, str] | None = None, here: Path = Path()):
-        self.runs, self._at_once = runs, at_once
+    def __init__(
+        self,
+        runs: Path,
+        at_once: int = 1,
+        environment: Mapping[str, str] | None = None,
+        here: Path = Path(),
+        kind: str = "job",
+    ):
+        self.runs, self._at_once, self._kind = runs, at_once, kind
         # What a command prints is in the log at once.
         self._environment = {**(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"}
         self._here = here.absolute()
-        self.folder = runs / ".serve" / "jobs"
-        self._lock = threading.Lock()
+        self.folder = runs / OWN / f"{kind}s"
+        self._lock = threading.RLock()
         self._turn = threading.Lock()
         self._news = threading.Event()
         self._starting: set[str] = set()
@@ -188,13 +196,28 @@ class Queue:
             DataError: its file is damaged.
         """
         if not _is_id(name) or not (self.folder / name / JOB).is_file():
-            raise Problem(404, f"There is no job {name[:80]!r}.")
+            raise Problem(404, f"There is no {self._kind} {name[:80]!r}.")
         return read_job(self.folder / name)
 
     def expects(self, run: str) -> bool:
         """A job that has not ended is to write a run."""
+        return any(view.name == run for view in self.open_views())
+
+    def open_views(self) -> list[View]:
+        """The jobs that have not ended, oldest first."""
+        views = []
         with self._lock:
-            return any(view.name == run for view in self._open_views())
+            for name in tuple(self._open):
+                try:
+                    view = self.view(name)
+                except SaejaxError:
+                    self._open.discard(name)
+                    continue
+                if view.state in ENDED:
+                    self._open.discard(name)
+                else:
+                    views.append(view)
+        return sorted(views, key=lambda view: (view.created, view.id))
 
     # --- what can be done to them --------------------------------------------------------------------------------
 
@@ -209,23 +232,17 @@ class Queue:
         with self._lock:
             self._refuse_second(command, name, e.run_dir)
             path = self.folder / new_id()
-            file = path / EXPERIMENT
-            try:
-                text = as_file(
-                    as_settings(e), "What a job of saejax serve runs.", f"saejax {command} --config={EXPERIMENT}"
-                ).encode()
-            except UnicodeEncodeError:
-                raise ConfigError("A setting holds half of a letter (a lone surrogate); send UTF-8.") from None
-            write_bytes(file, text)
-            job = self.write(path, command, name, chain([*before, (command, f"--config={file}")]))
-        self._news.set()
-        return self.view(job.path.name)
+            text = file_of(e, "What a job of saejax serve runs.", f"saejax {command} --config={EXPERIMENT}")
+            write_bytes(path / EXPERIMENT, text)
+            self.write(path, command, name, chain([*before, (command, f"--config={path / EXPERIMENT}")]))
+        return self.view(path.name)
 
     def write(self, path: Path, command: str, name: str, stages: tuple[Stage, ...]) -> Job:
         """A new job in the folder `path`, which waits for its turn."""
         job = Job(path, name, command, stages, str(self._here), created=time.time())
         job.write()
         self._open.add(path.name)
+        self._news.set()
         return job
 
     def cancel(self, name: str) -> View:
@@ -321,25 +338,10 @@ class Queue:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             yield from [entry.name for entry in entries if _is_id(entry.name)]
 
-    def _open_views(self) -> list[View]:
-        """The jobs that have not ended, oldest first."""
-        views = []
-        for name in sorted(self._open):
-            try:
-                view = self.view(name)
-            except SaejaxError:
-                self._open.discard(name)
-                continue
-            if view.state in ENDED:
-                self._open.discard(name)
-            else:
-                views.append(view)
-        return views
-
     def _next(self) -> str | None:
         """The job to start now."""
         with self._lock:
-            there = self._open_views()
+            there = self.open_views()
             waiting = [view.id for view in there if view.state == "queued"]
             if not waiting or len(there) - len(waiting) >= self._at_once:
                 return None
@@ -371,7 +373,7 @@ class Queue:
                 job.record([*starts, {"number": number, "host": platform.node(), "pid": 0, **end}])
 
     def _refuse_second(self, command: str, name: str, folder: Path) -> None:
-        there = self._open_views()
+        there = self.open_views()
         if sum(view.state == "queued" for view in there) >= MOST_WAITING:
             raise BusyError(f"{MOST_WAITING} jobs wait already; cancel some, or wait for them.")
         if command not in _WRITING:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 import anyio.to_thread
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from saejax.app.experiment import FOREIGN
-from saejax.app.steer import OPERATIONS
+from saejax.app.steer_settings import SteerSettings
 from saejax.core.errors import ConfigError
 from saejax.core.files import finite
 from saejax.report.feature_table import Search
@@ -20,26 +20,19 @@ from saejax.serve.features.coders import Dictionaries, Place
 from saejax.serve.features.models import Models
 from saejax.serve.features.notes import read_notes
 from saejax.serve.features.provenance import Provenance
+from saejax.serve.jobs.requests import LARGEST_INT, Body, Name, of
 from saejax.serve.problems import Problem
 from saejax.serve.runs import is_shown
 from saejax.serve.site import Site
 from saejax.serve.worker import Worker
 
 LONGEST_TEXT = 20_000
-_LONGEST_NAME = 1024
-_LARGEST_ID = (1 << 31) - 1
 
-Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
-Id = Annotated[int, Field(ge=0, le=_LARGEST_ID)]
+Id = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 Count = Annotated[int, Field(ge=1, le=200)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Encode(_Body):
+class Encode(Body):
     """A text, and how many of the latents that fire on it are wanted."""
 
     dictionary: Name
@@ -48,21 +41,21 @@ class Encode(_Body):
     feature: Id | None = None
 
 
-class Steer(_Body):
+class Steer(Body):
     """A prompt, and what is done to which latents while the model continues it."""
 
     dictionary: Name
     features: Annotated[list[int | Annotated[str, Field(max_length=40)]], Field(min_length=1, max_length=32)]
-    operation: Annotated[str, Field(max_length=20, description=", ".join(OPERATIONS))] = "add"
-    scale: Finite = 10.0
+    operation: str = of(SteerSettings, "operation")
+    scale: float = of(SteerSettings, "scale")
     prompt: str
-    tokens: Annotated[int, Field(ge=1, le=200)] = 32
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, le=_LARGEST_ID)] = 0
+    tokens: int = of(SteerSettings, "tokens", le=200)
+    temperature: float = of(SteerSettings, "temperature")
+    top_p: float = of(SteerSettings, "top_p")
+    seed: int = of(SteerSettings, "seed", ge=0)
 
 
-class NoteOf(_Body):
+class NoteOf(Body):
     """A label and a note of a feature; both empty take them away."""
 
     id: Id
@@ -128,14 +121,14 @@ def _about_features(routes: APIRouter, services: Services) -> None:
         low: Annotated[float | None, Query(ge=0, le=1)] = None,
         high: Annotated[float | None, Query(ge=0, le=1)] = None,
         live: bool = False,
-        offset: Annotated[int, Query(ge=0, le=_LARGEST_ID)] = 0,
+        offset: Id = 0,
         limit: Annotated[int, Query(ge=0, le=MOST_ROWS)] = 200,
     ) -> Response:
         window = Window(Search(q, scope, low, high, live), sort, down, offset, limit)
         return _answer({"dictionary": dictionary} | services.browser.rows(services.place(dictionary), window))
 
     @routes.get("/api/feature/{dictionary:path}", summary="All that is known of one feature")
-    def feature(dictionary: str, id: Annotated[int, Query(ge=0, le=_LARGEST_ID)]) -> Response:
+    def feature(dictionary: str, id: Id) -> Response:
         place = services.place(dictionary)
         told = services.browser.feature(place, id)
         if told is None:
@@ -145,7 +138,7 @@ def _about_features(routes: APIRouter, services: Services) -> None:
     @routes.get("/api/provenance/{name:path}", summary="Where a run, or a feature's example, comes from")
     def provenance(
         name: str,
-        feature: Annotated[int | None, Query(ge=0, le=_LARGEST_ID)] = None,
+        feature: Id | None = None,
         example: Annotated[int, Query(ge=0, le=10_000)] = 0,
     ) -> Response:
         return _answer(services.provenance.of(services.place(name), feature, example))
@@ -155,9 +148,9 @@ def _with_models(routes: APIRouter, services: Services) -> None:
     @routes.get("/api/similar/{dictionary:path}", summary="Features that write alike, by the cosine of decoder rows")
     def similar(
         dictionary: str,
-        id: Annotated[int, Query(ge=0, le=_LARGEST_ID)],
-        other: Annotated[str, Query(max_length=_LONGEST_NAME)] = "",
-        count: Annotated[int, Query(ge=1, le=200)] = 20,
+        id: Id,
+        other: Name = "",
+        count: Count = 20,
     ) -> Response:
         there = services.place(other) if other else None
         return _answer({"rows": services.models.similar(services.place(dictionary), id, there, count)})

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, status
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
 from saejax.jobs.job import ENDED
+from saejax.plan.devices import PlanSettings
 from saejax.runs import Run, Sweep
 from saejax.serve.jobs import form
 from saejax.serve.jobs.activations import training
@@ -40,7 +41,7 @@ def router(site: Site, queue: Queue, plans: Plans) -> APIRouter:
 
     @routes.post("/plan", summary="Begin to predict memory, disk and time of an experiment.")
     def plan(body: PlanBody) -> dict[str, Any]:
-        return plans.ask(requested(site, body), body.device, body.devices)
+        return plans.ask(requested(site, body), PlanSettings(body.device, body.devices))
 
     @routes.get("/plan/{name}", summary="The prediction, once it is there.")
     def planned(name: str) -> dict[str, Any]:
