@@ -10,7 +10,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, cast, dataclass_transform, get_args, get_type_hints
 
 from absl import flags
 
@@ -56,9 +56,10 @@ class Line:
             raise ConfigError(f"Unexpected argument {self.words[0]!r}; {remedy}")
 
 
+@dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
 class Command(Settings, abc.ABC):
-    """The settings of one command, which has a file of its own in saejax/commands/.
+    """The settings of one command, which has a file of its own in saejax/commands/. Subclasses are frozen dataclasses.
 
     Attributes:
         takes: "config" (--config; quickstart without it), "words", or "either": words where no --config is given.
@@ -78,6 +79,7 @@ class Command(Settings, abc.ABC):
         cls.takes = cls.takes if takes is None else takes
         cls.answers = cls.answers if answers is None else answers
         cls.on_page = cls.on_page if on_page is None else on_page
+        dataclasses.dataclass(frozen=True)(cls)
 
     @abc.abstractmethod
     def run(self, line: Line) -> int | None:
@@ -175,7 +177,6 @@ def from_flags(command: type[Command], made: Sequence[flags.FlagHolder[Any]]) ->
     return command(**values)
 
 
-@dataclasses.dataclass(frozen=True)
 class OfCheckpoint(Command):
     """Commands that read one checkpoint of a run."""
 

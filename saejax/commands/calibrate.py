@@ -7,13 +7,10 @@ Writes one device into the file of your devices (docs/planning.md): speed of pro
 kinds of coder, of a language model, of the store, the evaluation and the report.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Calibrate(Command, takes="words"):
     name: str = setting("here", "What plans call this machine.")
 

@@ -6,12 +6,9 @@ Writes stores/<store>/train and stores/<store>/heldout. Stopped at any moment, t
 Several processes share one with --config.capture.parts=8 and, in each, --config.parallel.processes=0/4 (slurm, jax).
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 
 
-@dataclasses.dataclass(frozen=True)
 class Capture(Command, on_page=True):
     def run(self, line: Line) -> None:
         from saejax.app.stages import run_capture

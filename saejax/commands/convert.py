@@ -8,13 +8,10 @@ A source is a run, a saved folder, a foreign dictionary, or a folder of several.
 compared with its source. What a format cannot say is refused: `saejax formats` has the table.
 """
 
-import dataclasses
-
 from saejax.app.command import Line, OfCheckpoint
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Convert(OfCheckpoint, takes="words"):
     to: str = setting("", "The format: saejax, or one that `saejax formats` names.")
     hook_points: tuple[str, ...] = setting(

@@ -10,13 +10,10 @@ of all that were named. Exits with 1 when a gate fails or a dictionary cannot be
 --probes also asks what k latents tell about the texts of sae-probes, and writes probes.json beside each eval.json.
 """
 
-import dataclasses
-
 from saejax.app.command import DICTIONARIES, Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Evaluate(Command, on_page=True):
     redo: bool = setting(False, "Evaluate again although eval.json is there.")
     sae: tuple[str, ...] = setting((), DICTIONARIES)

@@ -5,12 +5,9 @@
 Any of them is --config=<name>[:preset] of a command; `saejax new mine --from=<name>` writes it to be edited.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 
 
-@dataclasses.dataclass(frozen=True)
 class Experiments(Command, takes="words", answers=True):
     def run(self, line: Line) -> None:
         from saejax.app import experiments

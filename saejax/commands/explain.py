@@ -10,7 +10,6 @@ environment and is written nowhere. Answers are appended to runs/<name>/explanat
 command continues after Ctrl-C; the report shows them. Exits with 1 when some features got no answer.
 """
 
-import dataclasses
 import os
 
 from saejax.app.command import Command, Line
@@ -20,7 +19,6 @@ from saejax.core.settings import setting
 _USUAL_KEY = "OPENAI_API_KEY"
 
 
-@dataclasses.dataclass(frozen=True)
 class Explain(Command, takes="either"):
     url: str = setting("", "The address of the API, as http://localhost:8000/v1.")
     model: str = setting("", "The model's name there; it explains and judges.")

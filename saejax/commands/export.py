@@ -19,7 +19,6 @@ from saejax.app.command import Line, OfCheckpoint
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Export(OfCheckpoint, takes="words"):
     model: str = setting("", "neuronpedia: its id of the language model; empty guesses.")
     set: str = setting("", "neuronpedia: the set of sources; empty for the run's name.")

@@ -6,12 +6,9 @@
 The names are those of `saejax convert --to` and `saejax push --format`.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 
 
-@dataclasses.dataclass(frozen=True)
 class Formats(Command, takes="words", answers=True):
     def run(self, line: Line) -> None:
         from saejax.interop import format_table

@@ -8,7 +8,6 @@ Dictionaries are a cross-layer transcoder, transcoders of single layers, or auto
 which needs no other file, <name>.json in circuit-tracer's format, and <name>.npz. Continues where it was.
 """
 
-import dataclasses
 from pathlib import Path
 
 from saejax.app.command import Command, Line
@@ -17,7 +16,6 @@ from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Graph(Command, takes="words"):
     out: str = setting("graphs", "The folder.")
     name: str = setting("", "What the files are called; empty: prompt and a digest.")

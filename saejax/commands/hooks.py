@@ -10,7 +10,6 @@ For a model that the JAX decoder knows, only config.json is read (or fetched), a
 model, because its hook points and widths are measured on a few tokens.
 """
 
-import dataclasses
 from pathlib import Path
 
 from saejax.app import experiments
@@ -19,7 +18,6 @@ from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Hooks(Command, takes="either", answers=True):
     revision: str = setting("", "Commit, tag or branch of a hub id.")
     backend: str = setting("auto", "jax, torch, or auto: jax where its decoder knows the architecture.")

@@ -12,8 +12,6 @@ capture, programs of a sweep and (--layers) hook points are arrays. A job that i
 goes on by itself. The site file names partition, account, modules, container and the like: docs/jobs.md.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.config import nearest
 from saejax.core.errors import ConfigError
@@ -22,7 +20,6 @@ from saejax.core.settings import setting
 _MAKING, _READING = ("slurm", "local"), ("status", "cancel", "figures")
 
 
-@dataclasses.dataclass(frozen=True)
 class Jobs(Command, takes="either"):
     out: str = setting("jobs", "The folder of scripts, logs and records.", words=("slurm", "local"))
     site: str = setting("", "The cluster's YAML file.", words=("slurm",))

@@ -6,14 +6,11 @@ Writes mine.py: one line for every setting that differs from its default. The ex
 and its store, which is its own: --config.store=quickstart reads what quickstart captured.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class New(Command, takes="words"):
     from_: str = setting("quickstart", "A shipped experiment or a file, with an optional :preset.")
     force: bool = setting(False, "Overwrite a file that is there.")

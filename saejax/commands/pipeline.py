@@ -7,13 +7,10 @@ Each stage continues where it was; what is done is not done again. Exits with 1 
 signal stopped the training (all saved; run it again).
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Pipeline(Command, on_page=True):
     anyway: bool = setting(False, "Start although disk or memory seem too small for all of it.")
 

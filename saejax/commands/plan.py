@@ -8,7 +8,6 @@ Of the model only config.json is read. Every step is compiled for virtual device
 that fit and meet the deadline, and where nothing fits, the smallest change that does; then it exits with 1.
 """
 
-import dataclasses
 from json import dumps
 
 from saejax.app.command import Command, Line
@@ -17,7 +16,6 @@ from saejax.core.settings import setting
 from saejax.plan.devices import PlanSettings
 
 
-@dataclasses.dataclass(frozen=True)
 class Plan(PlanSettings, Command, answers=True):
     json: bool = setting(False, "Print the figures as JSON, in bytes and seconds.")
     out: str = setting("", "Write the figures and the text into this file too, as JSON.")

@@ -9,13 +9,10 @@ intervals), prefix.md and report.html; the same command continues a training tha
 signal stopped it.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Prefix(Command):
     redo: bool = setting(False, "Evaluate again although prefix.json is there.")
 

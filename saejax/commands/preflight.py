@@ -7,12 +7,9 @@ Takes about a minute for a small model, and leaves nothing behind. Prints a tabl
 a remedy for each that failed. Exits with 1 when something fails, with 75 when a signal stopped it.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 
 
-@dataclasses.dataclass(frozen=True)
 class Preflight(Command, answers=True):
     def run(self, line: Line) -> int:
         from saejax.plan.command import of_this_machine

@@ -8,13 +8,10 @@ in one commit; folders of this machine are not told. saejax.load("owner/name@com
 HF_TOKEN, or that of `hf auth login`.
 """
 
-import dataclasses
-
 from saejax.app.command import Line, OfCheckpoint
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Push(OfCheckpoint, takes="words"):
     format: str = setting("saejax", "saejax, or one that `saejax formats` names.")
     private: bool = setting(False, "Where the repository is made, only you can read it.")

@@ -8,11 +8,8 @@ Each stage continues where it was; what is done is not done again. Exits with 1 
 signal stopped the training (all saved; run it again).
 """
 
-import dataclasses
-
 from saejax.commands.pipeline import Pipeline
 
 
-@dataclasses.dataclass(frozen=True)
 class Quickstart(Pipeline, on_page=False):
     pass

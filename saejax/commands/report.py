@@ -7,13 +7,10 @@ Writes runs/<name>/report.html, which opens without a network. With --sae it eva
 and writes runs/<name>/evaluated/<dictionary>/report.html.
 """
 
-import dataclasses
-
 from saejax.app.command import DICTIONARIES, Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Report(Command, on_page=True):
     redo: bool = setting(False, "Make the report again although it is there.")
     sae: tuple[str, ...] = setting((), DICTIONARIES)

@@ -10,7 +10,6 @@ on when the server ends. Needs the extra: pip install 'saejax[serve]'.
 """
 
 import contextlib
-import dataclasses
 import ipaddress
 import os
 import resource
@@ -33,7 +32,6 @@ _MISSING = "The page needs FastAPI, uvicorn and websockets: pip install 'saejax[
 _OWN_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-@dataclasses.dataclass(frozen=True)
 class Serve(Command, takes="words"):
     runs: str = setting("runs", "The folder of all runs.")
     stores: str = setting("stores", "The folder of all stores.")
@@ -78,8 +76,7 @@ class Serve(Command, takes="words"):
         """
         from saejax.app import experiments
         from saejax.commands import COMMANDS
-        from saejax.serve.folders import Folders
-        from saejax.serve.site import Site
+        from saejax.serve.site import Folders, Site
 
         if "://" in self.stores:
             raise ConfigError(f"--stores={self.stores}: the page shows stores of local folders; mount the bucket.")

@@ -8,7 +8,6 @@ The dictionary is a run, a saved folder, another project's, or of the hub. The c
 but the model's bos. What the dictionary does not explain stays as it is.
 """
 
-import dataclasses
 import textwrap
 
 from saejax.app.command import Command, Line
@@ -18,7 +17,6 @@ from saejax.core.errors import ConfigError
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Steer(SteerSettings, Command, takes="words", answers=True):
     model: str = setting("", "The language model, where the dictionary does not say.")
     past_end: bool = setting(False, "Go on behind the token that ends a text.")

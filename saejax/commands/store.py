@@ -15,7 +15,6 @@ position [N] beside the activations; without them token_id is -1, document the f
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from saejax.app.command import Command, Line
@@ -25,7 +24,6 @@ from saejax.core.progress import Progress
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Store(Command, takes="words", answers=True):
     rows: int = setting(5, "Rows to show.", words=("sample",), low=1)
     seed: int = setting(0, "Of the permutation in shards, or of the choice.", words=("merge", "import", "sample"))

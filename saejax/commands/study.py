@@ -9,12 +9,9 @@ an attribution graph for some prompts, and measures what ablating, patching and 
 beside controls. Writes runs/<name>/study: CSV files, graphs and study.html. Continues where it was.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 
 
-@dataclasses.dataclass(frozen=True)
 class Study(Command):
     def run(self, line: Line) -> int:
         from saejax.study.run import run_study

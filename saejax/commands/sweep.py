@@ -9,13 +9,10 @@ stayed finite.
 --group=2 trains one of its programs alone, for as many jobs; the same command without it then makes the table.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Sweep(Command, on_page=True):
     group: int | None = setting(None, "Train this program alone, from 0.", low=0)
 

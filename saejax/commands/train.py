@@ -6,12 +6,9 @@ Writes runs/<name>. Continues from the last good checkpoint. SIGTERM, SIGUSR1 (S
 --signal=USR1@60) and Ctrl-C finish the step, save and exit with code 75; the same command then continues.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 
 
-@dataclasses.dataclass(frozen=True)
 class Train(Command, on_page=True):
     def run(self, line: Line) -> int:
         from saejax.app.stages import run_train

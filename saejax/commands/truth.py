@@ -8,13 +8,10 @@ was stopped. With --sae nothing is trained: the dictionaries are scored on the c
 runs/<name>/scored/table.md has all that were named. Exits with 75 when a signal stopped the training.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Truth(Command):
     sae: tuple[str, ...] = setting(
         (), "A dictionary to score, and no training: a run, a folder, a file or a hub id; several with commas."

@@ -292,7 +292,9 @@ def read_job(path: str | Path) -> Job:
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(f"{where} does not hold jobs ({error!r}). Make them again, or delete the folder.") from None
     python = tuple(content["python"])
-    return Job(folder, content["name"], content["command"], stages, content["here"], python, *map(content.get, kinds))
+    return Job(
+        folder, content["name"], content["command"], stages, content["here"], python, **{k: content[k] for k in kinds}
+    )
 
 
 def state_of(start: Mapping[str, Any] | None, alive: bool | None) -> str:

@@ -1,7 +1,8 @@
 """Progress of a job's work, as its files say: steps of metrics.jsonl, shards that a store has committed."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from saejax.app.experiment import Experiment
 from saejax.app.sweep.members import groups, members
@@ -64,9 +65,14 @@ def _trained(e: Experiment, run: Path) -> Progress:
         row = Run(run).last_row()
     except (SaejaxError, OSError):
         return Progress()
-    done, rate = row.get("tokens"), row.get("train/tokens_per_second")
-    if not isinstance(done, int) or not t.steps:
+    done, wanted = row.get("tokens"), t.steps * t.batch_size
+    if not isinstance(done, int) or not wanted:
         return Progress(0.0)
-    wanted = t.steps * t.batch_size
-    left = max(0, wanted - done) / rate if isinstance(rate, int | float) and rate > 0 else None
-    return Progress(min(1.0, done / wanted), left)
+    return Progress(min(1.0, done / wanted), seconds_left(wanted, row))
+
+
+def seconds_left(wanted: int | None, row: Mapping[str, Any]) -> float | None:
+    """Seconds for what is left of `wanted` activations at the pace of a row of metrics; None where it is not known."""
+    done, rate = row.get("tokens"), row.get("train/tokens_per_second")
+    known = wanted and isinstance(done, int) and isinstance(rate, int | float) and rate > 0
+    return max(0, wanted - done) / rate if known else None

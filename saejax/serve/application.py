@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -37,31 +38,33 @@ def application(site: Site, environment: Mapping[str, str] | None = None) -> Fas
         with contextlib.closing(plans), plans.queue.turning(), queue.turning():
             yield
 
-    app = FastAPI(title="saejax", description=_ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="saejax",
+        description=_ABOUT,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        exception_handlers=_HANDLERS,
+    )
     runs, stores = Runs(site.folders.runs), Stores(site.folders.stores)
     app.include_router(job_routes.router(site, queue, plans))
     app.include_router(live_routes.router(site, Live(runs.state), queue))
     app.include_router(run_routes.router(site, runs, stores))
     app.include_router(features.router(site))
     app.include_router(page.router(site))
-    for kind, handler in _HANDLERS.items():
-        app.add_exception_handler(kind, handler)
     return app
 
 
-async def _ours(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, SaejaxError)
+async def _ours(request: Request, error: SaejaxError) -> JSONResponse:
     return JSONResponse({"error": str(error)}, status_of(error))
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
+async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     faults = "; ".join(f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors()[:5])
     return JSONResponse({"error": faults or "The request cannot be read."}, 400)
 
 
-async def _of_web(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
+async def _of_web(request: Request, error: HTTPException) -> JSONResponse:
     return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
 
 
@@ -70,7 +73,7 @@ async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": "The server made a mistake; its log has the traceback."}, 500)
 
 
-_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[JSONResponse]]] = {
+_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Awaitable[JSONResponse]]] = {
     SaejaxError: _ours,
     RequestValidationError: _invalid,
     HTTPException: _of_web,

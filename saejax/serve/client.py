@@ -189,17 +189,14 @@ class Client:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                raise _error(error.code, error.read()) from None
+                raw = error.read()
+            try:
+                text = str(json.loads(raw)["error"])
+            except (ValueError, KeyError, TypeError):
+                text = f"The server answered {error.code}."
+            raise {400: ConfigError, 409: BusyError}.get(error.code, DataError)(text) from None
         except (urllib.error.URLError, ValueError) as error:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> DataError:
         return DataError(f"{self._url} does not answer: {error}")
-
-
-def _error(status: int, raw: bytes) -> Exception:
-    try:
-        text = str(json.loads(raw)["error"])
-    except (ValueError, KeyError, TypeError):
-        text = f"The server answered {status}."
-    return {400: ConfigError, 409: BusyError}.get(status, DataError)(text)

@@ -9,25 +9,19 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import json
 import socket
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import urlsplit
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST_BODY = 1 << 20
 BODY_SECONDS = 10.0
 MOST_SOCKETS = 64
 _SAFE = ("GET", "HEAD")
-# Of all servers of one host, whatever their ports, a browser has one set of cookies: each token has a name of its own.
-_COOKIE = "saejax_token_{}"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,70 +47,61 @@ class Guard:
         everywhere: it listens on more than this machine.
     """
 
-    def __init__(self, app: App, names: tuple[str, ...] = (), token: str = "", everywhere: bool = False):
+    def __init__(self, app: ASGIApp, names: tuple[str, ...] = (), token: str = "", everywhere: bool = False):
         self._app, self._token, self._everywhere = app, token, everywhere
         machine = (socket.gethostname().lower(),) if everywhere else ()
         self._names = frozenset({"localhost", *machine, *(name.lower() for name in names)})
-        self._cookie = _COOKIE.format(hashlib.sha256(token.encode()).hexdigest()[:16])
+        # Of all servers of one host, whatever their ports, a browser has one set of cookies: each token has its own.
+        self._cookie = f"saejax_token_{hashlib.sha256(token.encode()).hexdigest()[:16]}"
         self._sockets = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if refused := self._refused(scope, headers):
-            return await _refuse(scope, receive, send, *refused)
-        if scope["type"] == "websocket":
-            return await self._socket(scope, receive, send)
-        if self._token and (at := _with_token(scope)) is not None:
-            return await self._welcome(at, scope, receive, send)
+        connection = HTTPConnection(scope)
         try:
-            receive = await _body(receive, headers) if scope["method"] not in _SAFE else receive
-        except _TooMuch as error:
-            return await _refuse(scope, receive, send, error.status, error.text)
+            in_link = self._refuse(connection)
+            if scope["type"] == "websocket":
+                return await self._socket(scope, receive, send)
+            if in_link:  # the token is kept in a cookie, and taken out of the address
+                response = RedirectResponse("/", 303)
+                response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+                return await response(scope, receive, send)
+            receive = receive if scope["method"] in _SAFE else await _body(Request(scope, receive))
+        except HTTPException as error:
+            return await _answer(error, scope, receive, send)
         await self._app(scope, receive, _with_headers(send))
 
-    def _refused(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
-        """(status, why), or None where the request may go on."""
-        host = headers.get("host", "")
-        if not self._is_ours(host):
-            return 421, f"This server is not called {host[:80]!r}: --names={_hostname(host)[:80]} allows it."
+    def _refuse(self, connection: HTTPConnection) -> str:
+        """The token of the printed link, if it is that; raises HTTPException where the request may not go on."""
+        scope, headers = connection.scope, connection.headers
+        host, site, origin = headers.get("host", ""), headers.get("sec-fetch-site", "none"), headers.get("origin")
         changes = scope["type"] == "websocket" or scope["method"] not in _SAFE
-        origin = headers.get("origin")
+        if not self._is_ours(name := _hostname(host)):
+            raise HTTPException(421, f"This server is not called {host[:80]!r}: --names={name[:80]} allows it.")
         if changes and origin is not None and _place_of(origin) != host.lower():
-            return 403, f"A page of {origin[:80]!r} may not use this server."
-        site, api = headers.get("sec-fetch-site", "none"), scope["path"].startswith(("/api", "/ws", "/files"))
-        if site not in ("same-origin", "none") and (changes or api):
-            return 403, "A page of another site may not use this server."
-        if self._token and not self._known(scope, headers):
-            return 401, "Open the link that the server printed: its token is missing or wrong here."
-        return None
+            raise HTTPException(403, f"A page of {origin[:80]!r} may not use this server.")
+        if site not in ("same-origin", "none") and (changes or scope["path"].startswith(("/api", "/ws", "/files"))):
+            raise HTTPException(403, "A page of another site may not use this server.")
+        if not self._token:
+            return ""
+        in_link = "" if changes or scope["path"] != "/" else connection.query_params.get("token", "")
+        in_header = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        shown = (in_header, connection.cookies.get(self._cookie, ""), in_link)
+        if not any(hmac.compare_digest(token.encode(), self._token.encode()) for token in shown):
+            raise HTTPException(401, "Open the link that the server printed: its token is missing or wrong here.")
+        return in_link
 
-    def _is_ours(self, host: str) -> bool:
-        name = _hostname(host)
+    def _is_ours(self, name: str) -> bool:
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
             return name in self._names
         return address.is_loopback or self._everywhere or str(address) in self._names
 
-    def _known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        in_cookie = _cookie(headers.get("cookie", ""), self._cookie)
-        shown = [headers.get("authorization", "").removeprefix("Bearer ").strip(), in_cookie]
-        if in_link := _with_token(scope):
-            shown.append(in_link[1])
-        return any(hmac.compare_digest(token.encode(), self._token.encode()) for token in shown)
-
-    async def _welcome(self, at: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Keep the token of the printed link in a cookie, and take it out of the address."""
-        cookie = f"{self._cookie}={quote(at[1])}; Path=/; HttpOnly; SameSite=Strict"
-        headers = [(b"location", at[0].encode()), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
-        await send({"type": "http.response.start", "status": 303, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._sockets >= MOST_SOCKETS:
-            return await _refuse(scope, receive, send, 503, "Too many connections are open; close some pages.")
+            raise HTTPException(503, "Too many connections are open; close some pages.")
         self._sockets += 1
         try:
             await self._app(scope, receive, send)
@@ -124,47 +109,34 @@ class Guard:
             self._sockets -= 1
 
 
-class _TooMuch(Exception):
-    def __init__(self, status: int, text: str):
-        super().__init__(text)
-        self.status, self.text = status, text
-
-
-async def _body(receive: Receive, headers: Mapping[str, str]) -> Receive:
+async def _body(request: Request) -> Receive:
     """The whole body, read within bounds; gives a `receive` that hands it on at once.
 
     Raises:
-        _TooMuch: too long, too slow, or no JSON.
+        HTTPException: too long, too slow, or no JSON.
     """
-    length = headers.get("content-length", "0")
+    long = HTTPException(413, f"The request is longer than {LARGEST_BODY:,} bytes.")
+    length = request.headers.get("content-length", "0")
     if not (length.isascii() and length.isdigit()) or int(length[:20]) > LARGEST_BODY:
-        raise _TooMuch(413, f"The request is longer than {LARGEST_BODY:,} bytes.")
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    parts, size, more = [], 0, True
+        raise long
+    body = b""
+    messages: list[Message] = []
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return _again([message])
-                parts.append(message.get("body", b""))
-                size, more = size + len(parts[-1]), message.get("more_body", False)
-                if size > LARGEST_BODY:
-                    raise _TooMuch(413, f"The request is longer than {LARGEST_BODY:,} bytes.")
+            async for piece in request.stream():
+                body += piece
+                if len(body) > LARGEST_BODY:
+                    raise long
+        messages.append({"type": "http.request", "body": body, "more_body": False})
+    except ClientDisconnect:
+        messages.append({"type": "http.disconnect"})
     except TimeoutError:
-        raise _TooMuch(408, f"The request did not arrive within {BODY_SECONDS:g} seconds.") from None
-    if kind != "application/json":
-        raise _TooMuch(415, "Send JSON, with Content-Type: application/json.")
-    return _again([{"type": "http.request", "body": b"".join(parts), "more_body": False}], receive)
-
-
-def _again(messages: list[Message], after: Receive | None = None) -> Receive:
-    left = list(messages)
+        raise HTTPException(408, f"The request did not arrive within {BODY_SECONDS:g} seconds.") from None
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "Send JSON, with Content-Type: application/json.")
 
     async def receive() -> Message:
-        if left:
-            return left.pop(0)
-        return await after() if after else {"type": "http.disconnect"}
+        return messages.pop() if messages else await request.receive()
 
     return receive
 
@@ -172,27 +144,22 @@ def _again(messages: list[Message], after: Receive | None = None) -> Receive:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message["headers"]}
-            more = [(k.encode(), v.encode()) for k, v in _HEADERS.items() if k.encode() not in there]
-            message = {**message, "headers": [*message["headers"], *more]}
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return sending
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text: str) -> None:
+async def _answer(error: HTTPException, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await receive()
-        return await send({"type": "websocket.close", "code": 1008 if status < 500 else 1013, "reason": text[:120]})
-    body = json.dumps({"error": text}).encode()
+        code = 1008 if error.status_code < 500 else 1013
+        return await send({"type": "websocket.close", "code": code, "reason": error.detail[:120]})
     # What is left of the body is not read: the connection ends.
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"connection", b"close"),
-        (b"content-length", b"%d" % len(body)),
-    ]
-    await _with_headers(send)({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    response = JSONResponse({"error": error.detail}, error.status_code, {"connection": "close"})
+    await response(scope, receive, _with_headers(send))
 
 
 def _hostname(host: str) -> str:
@@ -208,19 +175,3 @@ def _place_of(origin: str) -> str:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
-
-
-def _cookie(text: str, name: str) -> str:
-    try:
-        morsel = SimpleCookie(text).get(name)
-    except CookieError:
-        return ""
-    return morsel.value if morsel else ""
-
-
-def _with_token(scope: Scope) -> tuple[str, str] | None:
-    """(the address without it, the token) of the printed link; None for any other request."""
-    if scope["type"] != "http" or scope["method"] not in _SAFE or scope["path"] != "/":
-        return None
-    query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-    return ("/", query["token"]) if "token" in query else None

@@ -54,12 +54,11 @@ class Live:
         path = Run(folder).metrics
         cursor = Cursor(path, at if step is None else await self._thread(behind_step, path, step))
         state = ""
-        looks = _Looks(lambda: stamp(path), lambda: self._state_of(name))
-        with self._watching(("run", name), looks) as watched:
+        with self._watching(("run", name), lambda: stamp(path), lambda: self._state_of(name)) as watched:
             while True:
                 seen = watched.seen
-                if watched.looks.state not in ("", state):
-                    state = watched.looks.state
+                if watched.state not in ("", state):
+                    state = watched.state
                     yield {"kind": "state", "state": state}
                 async for message in self._rows(cursor):
                     yield message
@@ -76,8 +75,11 @@ class Live:
         view = await self._thread(queue.view, name)
         cursor, job = Cursor(Run(queue.runs / view.name).metrics, at), queue.job(name)
         said: tuple[Any, ...] | None = None
-        looks = _Looks(lambda: (stamp(cursor.path), job.signature(), _news(queue.view(name))))
-        with self._watching(("job", name), looks) as watched:
+
+        def look() -> Hashable:
+            return stamp(cursor.path), job.signature(), _news(queue.view(name))
+
+        with self._watching(("job", name), look) as watched:
             while True:
                 seen = watched.seen
                 view = await self._thread(queue.view, name)
@@ -113,10 +115,10 @@ class Live:
         return await anyio.to_thread.run_sync(call, *arguments, limiter=self._threads)
 
     @contextlib.contextmanager
-    def _watching(self, key: Hashable, looks: "_Looks") -> Iterator["_Watched"]:
+    def _watching(self, key: Hashable, *looks: Callable[[], Any]) -> Iterator["_Watched"]:
         watched = self._watched.get(key)
         if watched is None:
-            watched = self._watched[key] = _Watched(looks)
+            watched = self._watched[key] = _Watched(*looks)
             watched.task = asyncio.create_task(self._looking(watched))
         watched.readers += 1
         try:
@@ -131,7 +133,7 @@ class Live:
     async def _looking(self, watched: "_Watched") -> None:
         while True:
             try:
-                watched.tell(await self._thread(watched.looks.look))
+                watched.tell(await self._thread(watched.look))
             except (OSError, SaejaxError):  # a file that is being replaced; the next look finds it
                 pass
             except Exception:  # a mistake of ours must not leave readers waiting for ever
@@ -140,14 +142,17 @@ class Live:
             await asyncio.sleep(self._look)
 
 
-class _Looks:
-    """The things that one task looks at."""
+class _Watched:
+    """Something that one task looks at, and those who wait for it to change."""
 
     def __init__(self, look: Callable[[], Hashable], state_of: Callable[[], str] | None = None):
-        self._look, self._state_of = look, state_of
+        self._look, self._state_of, self._count = look, state_of, 0
         # As it was last seen; empty before.
         self.state = ""
-        self._count = 0
+        self.seen: Hashable = None
+        self.readers = 0
+        self.task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
 
     def look(self) -> Hashable:
         seen = self._look()
@@ -156,17 +161,6 @@ class _Looks:
                 self.state = self._state_of()
         self._count += 1
         return seen, self.state
-
-
-class _Watched:
-    """Something that is looked at, and those who wait for it to change."""
-
-    def __init__(self, looks: _Looks):
-        self.looks = looks
-        self.seen: Hashable = None
-        self.readers = 0
-        self.task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
 
     def tell(self, seen: Hashable) -> None:
         if seen != self.seen:

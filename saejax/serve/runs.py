@@ -15,6 +15,7 @@ from saejax.coders import TOPOLOGIES, CoderConfig
 from saejax.core.errors import SaejaxError
 from saejax.core.files import stamp
 from saejax.core.lease import LOCK
+from saejax.jobs.progress import seconds_left
 from saejax.report.evaluation import failed_of
 from saejax.report.read import read_evaluation
 from saejax.runs import Reading, Run, Sweep
@@ -68,12 +69,16 @@ class Runs:
 
     def sweeps(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Every sweep, with its members' rows as they are now."""
-        names = sorted(name for name, sweep in _walk(self.root, self.root, _DEPTH) if name == sweep)
-        members = {name: [row for row in rows if row["sweep"] == name] for name in names}
-        return [
-            {"name": name, "state": state_of_sweep([row["state"] for row in of]), "members": _members(name, of)}
-            for name, of in members.items()
-        ]
+        sweeps = []
+        for name in sorted(name for name, sweep in _walk(self.root, self.root, _DEPTH) if name == sweep):
+            members = [
+                {key: row[key] for key in _OF_MEMBER} | {"label": row["name"].removeprefix(f"{name}/")}
+                for row in rows
+                if row["sweep"] == name
+            ]
+            state = state_of_sweep([member["state"] for member in members])
+            sweeps.append({"name": name, "state": state, "members": members})
+        return sweeps
 
     def _sweep_of(self, run: Run) -> str | None:
         above = (path for path in run.path.parents if self.root in path.parents and Sweep(path).exists)
@@ -122,7 +127,8 @@ def _run_row(run: Run, name: str, sweep: str | None) -> dict[str, Any]:
     finished = bool(step and config["steps"] and (step >= config["steps"] or _stopped_early(run, last)))
     if evaluation is not None:
         config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
-    saved = reading.of(lambda: _is_saved(run), False)
+    steps = reading.of(lambda: list(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else [], [])
+    saved = any(path.name.isdigit() for path in steps)
     above = Run(run.path.parent) if run.is_attempt else run
     attempts = reading.of(above.read_attempts, None)
     kept = run.path.name if run.is_attempt else FIRST
@@ -147,7 +153,7 @@ def _run_row(run: Run, name: str, sweep: str | None) -> dict[str, Any]:
         "kept": attempts is None or attempts["kept"] == kept,
         "evaluated": tuple(reading.of(run.dictionaries, [])),
         "updated": max((known.mtime_ns for file in _FILES if (known := stamp(run.path / file))), default=0) / 1e9,
-        "seconds_left": None if finished else _left(config["tokens_total"], last),
+        "seconds_left": None if finished else seconds_left(config["tokens_total"], last),
         "error": reading.error(),
     }
 
@@ -212,17 +218,3 @@ def _stopped_early(run: Run, last: Mapping[str, Any]) -> bool:
             return newest is not None and bool(checkpoints.restore_numpy(newest, names=())[1].get("stopped_early"))
     except (SaejaxError, OSError):
         return False
-
-
-def _left(wanted: int | None, last: Mapping[str, Any]) -> float | None:
-    """Seconds for what is left of the activations at the last pace; None where it is not known."""
-    tokens, rate = map(last.get, ("tokens", "train/tokens_per_second"))
-    return max(0, wanted - tokens) / rate if wanted and tokens and rate else None
-
-
-def _is_saved(run: Run) -> bool:
-    return run.checkpoints.is_dir() and any(step.name.isdigit() for step in run.checkpoints.iterdir())
-
-
-def _members(sweep: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: row[key] for key in _OF_MEMBER} | {"label": row["name"].removeprefix(f"{sweep}/")} for row in rows]

@@ -1,18 +1,57 @@
-"""The web server's process: uvicorn around the guarded application."""
+"""The web server's process: uvicorn around the guarded application, with connections that do not wait for ever."""
 
+import asyncio
 import contextlib
 import signal
 import socket
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from saejax.serve.application import application
-from saejax.serve.connections import Patient
 from saejax.serve.guard import Guard
 from saejax.serve.site import Site
 
+HEAD_SECONDS = 10.0
+MOST_OPEN = 900
 _LARGEST_MESSAGE = 1 << 16
+
+
+class Patient(H11Protocol):
+    """uvicorn's HTTP/1.1, which closes a connection whose next request does not arrive whole within HEAD_SECONDS.
+
+    Without it a client that sends a byte a second (slow loris) holds its connection for ever. An idle connection
+    between two requests has uvicorn's own, shorter limit.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MOST_OPEN:
+            transport.abort()
+            return
+        self._late = self.loop.call_later(HEAD_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiting = self.conn.their_state is h11.IDLE
+        if not waiting:
+            self._arrived()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def _arrived(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class Server(uvicorn.Server):

@@ -83,13 +83,10 @@ _HELLO = '''"""Greet somebody.
 Nothing else happens.
 """
 
-import dataclasses
-
 from saejax.app.command import Command, Line
 from saejax.core.settings import setting
 
 
-@dataclasses.dataclass(frozen=True)
 class Hello(Command, takes="words"):
     name: str = setting("you", "Who is greeted.")
     times: int = setting(1, "How often.", low=1)

@@ -20,8 +20,7 @@ from saejax.evals import Gate
 from saejax.report.feature_table import write_features
 from saejax.runs import Run
 from saejax.serve.application import application
-from saejax.serve.folders import Folders
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 
 FINE = "fine"
 CONFIG = {

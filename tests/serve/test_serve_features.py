@@ -29,9 +29,8 @@ from saejax.serve.caches import Caches
 from saejax.serve.features.browser import Browser, Window
 from saejax.serve.features.coders import Dictionaries, Place
 from saejax.serve.features.notes import save_note
-from saejax.serve.folders import Folders
 from saejax.serve.problems import Problem
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 from saejax.serve.worker import Worker
 
 QUERIES = (

@@ -15,13 +15,12 @@ from saejax.commands import COMMANDS
 from saejax.commands._reference import reference
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import write_json
-from saejax.serve.folders import Folders
 from saejax.serve.jobs import form
 from saejax.serve.jobs.experiments import flat, requested
 from saejax.serve.jobs.form import keys
 from saejax.serve.jobs.requests import ExperimentBody
 from saejax.serve.problems import Problem
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 
 
 @pytest.fixture(scope="module")

@@ -27,14 +27,13 @@ from saejax.core.metrics import read_metrics
 from saejax.jobs.job import ENDED, Job, chain
 from saejax.jobs.task import read_starts
 from saejax.plan.devices import VARIABLE, PlanSettings
-from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import training
 from saejax.serve.jobs.experiments import requested
 from saejax.serve.jobs.plans import Plans, made_from
 from saejax.serve.jobs.queue import Queue, View, new_id
 from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.problems import Problem
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 from saejax.store.manifest import MANIFEST
 
 VERSION, WRONG = ["--version"], ["nosuch"]

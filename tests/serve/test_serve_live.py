@@ -27,12 +27,11 @@ from websockets.sync.client import connect
 from saejax.core.metrics import JsonlWriter
 from saejax.jobs.job import chain
 from saejax.serve import rows as rows_of
-from saejax.serve.folders import Folders
 from saejax.serve.jobs.queue import Queue, new_id
 from saejax.serve.live import Live
 from saejax.serve.routes import live as routes
 from saejax.serve.rows import Cursor, behind_step
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 
 LOOK = 0.02
 WRITER = """

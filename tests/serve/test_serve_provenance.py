@@ -18,8 +18,7 @@ from saejax.report.feature_table import read_features
 from saejax.runs import Run
 from saejax.serve.application import application
 from saejax.serve.features.provenance import Passage, _that_reads, passages_at
-from saejax.serve.folders import Folders
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 from saejax.store import StoreLayout, StoreReader, StoreWriter
 from saejax.store.files import StoreFiles
 from saejax.store.reader import complete_manifest

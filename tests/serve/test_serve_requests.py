@@ -19,12 +19,11 @@ from saejax.app.new_experiment import as_file
 from saejax.core.config import to_config_dict
 from saejax.core.errors import ConfigError, DataError, SaejaxError
 from saejax.core.files import write_json
-from saejax.serve.folders import Folders
 from saejax.serve.jobs.activations import training
 from saejax.serve.jobs.experiments import flat, requested
 from saejax.serve.jobs.requests import ExperimentBody, TrainBody
 from saejax.serve.problems import Problem
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 from saejax.store import StoreLayout, StoreWriter
 
 ROWS = 5000

@@ -21,9 +21,9 @@ from saejax.core.errors import ConfigError
 from saejax.core.lease import LOCK, lease
 from saejax.core.metrics import JsonlWriter, last_rows, read_metrics
 from saejax.serve.descriptions import Descriptions, pages, whole_rows
-from saejax.serve.folders import Folders
 from saejax.serve.problems import Problem
 from saejax.serve.runs import Runs
+from saejax.serve.site import Folders
 from saejax.serve.stores import Stores
 
 STEPS = 40

@@ -26,8 +26,7 @@ from saejax.serve.application import application
 from saejax.serve.caches import Cache
 from saejax.serve.features.similar import Rows, nearest_rows
 from saejax.serve.features.texts import Encoded, Reader, encoded
-from saejax.serve.folders import Folders
-from saejax.serve.site import Site
+from saejax.serve.site import Folders, Site
 from saejax.trained import Origin, TrainedCoder
 
 KINDS = {

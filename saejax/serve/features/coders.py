@@ -41,9 +41,7 @@ class Place:
     @property
     def folder(self) -> Path | None:
         """The folder of its report: of a run that of the attempt that is kept. A foreign one has none."""
-        if self.foreign:
-            return None
-        return Run(self.path).counted().path
+        return None if self.foreign else Run(self.path).counted().path
 
     @property
     def features(self) -> Path | None:
@@ -93,10 +91,7 @@ class Dictionaries:
             Problem: the worker is busy.
         """
 
-        def make() -> TrainedCoder:
-            return self.worker.run(place.coder)
-
-        return self.cache.get(("coder", *place.state()), make, size_of)
+        return self.cache.get(("coder", *place.state()), lambda: self.worker.run(place.coder), size_of)
 
     def model(self, place: Place, sae: TrainedCoder) -> Model:
         """The language model of a dictionary; to be called within the worker, and only there.
@@ -108,7 +103,11 @@ class Dictionaries:
         wanted = self._wanted(place, sae)
         if self._model is None or self._model[0] != wanted:
             self._model, self._readers, self._inside = None, {}, None  # its memory first
-            self._model = (wanted, _load(wanted))
+            how = (wanted.dtype, wanted.backend, wanted.device)
+            lm: Model = load_lm(wanted.model, wanted.revision, *how)
+            if wanted.second:
+                lm = ModelPair(lm, load_lm(wanted.second, wanted.second_revision, *how))
+            self._model = (wanted, lm)
         return self._model[1]
 
     def reader(self, place: Place, sae: TrainedCoder) -> tuple[TrainedCoder, Reader]:
@@ -163,11 +162,3 @@ class Dictionaries:
 def size_of(sae: TrainedCoder) -> int:
     """Bytes of a dictionary in memory."""
     return _COPIES * sum(np.asarray(value).nbytes for value in sae.params.values())
-
-
-def _load(wanted: LMConfig) -> Model:
-    how = (wanted.dtype, wanted.backend, wanted.device)
-    lm: Model = load_lm(wanted.model, wanted.revision, *how)
-    if wanted.second:
-        lm = ModelPair(lm, load_lm(wanted.second, wanted.second_revision, *how))
-    return lm

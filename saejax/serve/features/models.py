@@ -1,5 +1,6 @@
 """Answers that need parameters, mostly of a language model too: similar features, texts, steering, logits."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -68,31 +69,35 @@ class Models:
             ("text", text, *place.state()), lambda: self._worker.run(work), lambda one: one.bytes + 4 * len(text)
         )
         top = encoding.strongest(count)
-        shown = list(dict.fromkeys([*(one["id"] for one in top), *([] if feature is None else [feature])]))
-        marks = self._browser.marks(place, [one["id"] for one in top])
+        strongest = [row["id"] for row in top]
+        marks = self._browser.marks(place, strongest)
+        shown = dict.fromkeys(strongest if feature is None else [*strongest, feature])
         return {
             "tokens": list(encoding.tokens),
-            "top": [
-                one | {"token": mark["token"], "label": mark["label"]} for one, mark in zip(top, marks, strict=True)
-            ],
+            "top": [row | {key: mark[key] for key in ("token", "label")} for row, mark in zip(top, marks, strict=True)],
             "activations": {str(latent): encoding.activations(latent) for latent in shown},
             "features_per_token": encoding.per_token(),
         }
 
-    def steer(self, place: Place, **asked: Any) -> dict[str, Any]:
-        """As `steered_text`, with its arguments by name.
+    def steer(self, place: Place, **wanted: Any) -> dict[str, Any]:
+        """{prompt, without, with, about, operation, tokens_without, tokens_with}, as `saejax steer` prints it.
+
+        Args:
+            wanted: latents (numbers, or layer:latent of a cross-layer transcoder), operation, scale, prompt, and
+                tokens, temperature, top_p, seed of `Sampling`.
 
         Raises:
             Problem: the worker is busy, or it takes too long.
-            ConfigError, DataError: as `steered_text`, or no model.
+            ConfigError: latents, an operation or numbers that are not there, an empty prompt, or no model.
+            DataError: a prompt longer than the model reads.
         """
         sae = self._dictionaries.coder(place)
 
         def work() -> dict[str, Any]:
-            return steered_text(self._dictionaries.inside(place, sae), **asked)
+            return _steered(self._dictionaries.inside(place, sae), **wanted)
 
         # The same seed draws the same tokens.
-        key = ("steered", json.dumps(asked, sort_keys=True), *place.state())
+        key = ("steered", json.dumps(wanted, sort_keys=True), *place.state())
         return self._cache.get(key, lambda: self._worker.run(work, _STEERING), lambda one: 4 * len(json.dumps(one)))
 
     def bare_feature(self, place: Place, number: int) -> dict[str, Any]:
@@ -106,11 +111,11 @@ class Models:
         checked_latent(sae, place.name, number)
 
         def work() -> tuple[Any, Any]:
-            try:
+            # No model, or one that it does not fit: the rest can be said without.
+            with contextlib.suppress(SaejaxError):
                 lm = self._dictionaries.model(place, sae)
                 return logits_of(sae.at(lm), lm, number, _LOGITS)
-            except SaejaxError:  # no model, or one that it does not fit: the rest can be said without
-                return [], []
+            return [], []
 
         key = ("logits", number, *place.state())
         top, bottom = self._cache.get(key, lambda: self._worker.run(work), lambda _: 4000)
@@ -130,20 +135,9 @@ class Models:
         }
 
 
-def steered_text(
+def _steered(
     inside: Interventions, latents: list[int | str], operation: str, scale: float, prompt: str, **choice: Any
 ) -> dict[str, Any]:
-    """{prompt, without, with, about, operation, tokens_without, tokens_with}, as `saejax steer` prints it.
-
-    Args:
-        inside: with one dictionary.
-        latents: numbers, or layer:latent of a cross-layer transcoder.
-        choice: tokens, temperature, top_p, seed, as of `Sampling`.
-
-    Raises:
-        ConfigError: latents, an operation or numbers that are not there.
-        DataError: a prompt without a token, or longer than the model reads.
-    """
     lm, (name, sae) = inside.lm, next(iter(inside.dictionaries.items()))
     if not lm.tokenizer.encode_behind_bos([prompt])[0]:
         raise ConfigError("The prompt is empty: give the text that the model continues.")

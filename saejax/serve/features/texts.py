@@ -97,29 +97,21 @@ def encoded(sae: TrainedCoder, reader: Reader, text: str) -> Encoded:
     if not ids:
         raise ConfigError("The text has no tokens: give some.")
     bos = tokenizer.bos
-    pieces = _pieces(ids, bos, reader.lm.config.context_length)
-    length = _length(max(map(len, pieces)), reader.lm.config.context_length)
+    context = reader.lm.config.context_length
+    room = context - len(bos)
+    if room < 1:
+        raise ConfigError(f"The model reads {context} tokens: too few for a text.")
+    pieces = [bos + ids[start : start + room] for start in range(0, len(ids), room)]
+    # Of rows: a power of two, or all that the model reads.
+    length = min(context, max(_SHORTEST, 1 << (max(map(len, pieces)) - 1).bit_length()))
     size = max(1, _MOST // length)
-    parts = []
-    for first in range(0, len(pieces), size):
-        parts.append(_entries(sae, reader, pieces[first : first + size], length, len(bos)))
+    firsts = range(0, len(pieces), size)
+    parts = [_entries(sae, reader, pieces[first : first + size], length, len(bos)) for first in firsts]
     starts = np.cumsum([0, *(count for _, _, _, count in parts)])
     at = np.concatenate([local + start for (local, *_), start in zip(parts, starts, strict=False)])
     latent, value = (np.concatenate([one[i] for one in parts]) for i in (1, 2))
     strings = tuple(tokenizer.pieces(ids))
     return Encoded(strings, at.astype(np.int32), latent.astype(np.int32), value, sae.n_latents)
-
-
-def _pieces(ids: list[int], bos: list[int], context: int) -> list[list[int]]:
-    room = context - len(bos)
-    if room < 1:
-        raise ConfigError(f"The model reads {context} tokens: too few for a text.")
-    return [bos + ids[start : start + room] for start in range(0, len(ids), room)]
-
-
-def _length(longest: int, context: int) -> int:
-    """Of rows: a power of two, or all that the model reads."""
-    return min(context, max(_SHORTEST, 1 << (longest - 1).bit_length()))
 
 
 def _entries(

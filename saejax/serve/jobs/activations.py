@@ -236,7 +236,8 @@ def _files(site: Site, body: TrainBody) -> Activations:
     files = {split: _listed(site, text) for split, text in splits.items() if text}
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(body.activation_data_path.rstrip("/")).stem).strip("-") or "files"
     known = {
-        split: [(str(p), (now := p.stat()).st_size, now.st_mtime_ns) for p in paths] for split, paths in files.items()
+        split: [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        for split, paths in files.items()
     }
     store = f"{stem[:80]}-{hashlib.sha256(json.dumps([known, hook_point]).encode()).hexdigest()[:8]}"
     stores = site.folders.stores

@@ -26,9 +26,9 @@ from saejax.core.errors import EXIT_PREEMPTED, BusyError, DataError, SaejaxError
 from saejax.core.files import write_bytes, writing
 from saejax.core.lease import held
 from saejax.jobs.job import ENDED, EXPERIMENT, JOB, LOG, Job, Stage, chain, read_job, state_of
-from saejax.serve.folders import OWN
 from saejax.serve.jobs.experiments import file_of
 from saejax.serve.problems import Problem
+from saejax.serve.site import OWN
 
 MOST_WAITING = 100
 MOST_LISTED = 1000

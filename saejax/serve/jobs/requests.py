@@ -30,12 +30,19 @@ class Body(BaseModel):
 
 
 class ExperimentBody(Body):
-    """An experiment or run to begin with, and keys to set."""
+    """An experiment or run to begin with, and keys to set.
 
-    experiment: Name = Field("", description="A label of the site's experiments; or empty, and")
-    run: Name = Field("", description="the name of a run or sweep that is there.")
-    preset: Name = Field("", description="Of the experiment.")
-    config: _Settings = Field({}, description='{"train.lr": 3e-4, ...}')
+    Attributes:
+        experiment: a label of the site's experiments; or empty, and
+        run: the name of a run or sweep that is there.
+        preset: of the experiment.
+        config: {"train.lr": 3e-4, ...}.
+    """
+
+    experiment: Name = ""
+    run: Name = ""
+    preset: Name = ""
+    config: _Settings = {}
 
 
 class JobBody(ExperimentBody):

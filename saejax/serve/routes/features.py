@@ -64,7 +64,7 @@ class NoteOf(Body):
 
 
 class Services:
-    """Everything behind these addresses; `close` ends what is being made."""
+    """Everything behind these addresses."""
 
     def __init__(self, site: Site):
         self.site, self.caches, self.worker = site, Caches(), Worker()
@@ -84,10 +84,6 @@ class Services:
             raise Problem(404, f"{name} is no dictionary: neither a run nor one that was evaluated.")
         return Place(name, path, foreign)
 
-    def close(self) -> None:
-        """End the threads."""
-        self.worker.close()
-
 
 def router(site: Site) -> APIRouter:
     """The addresses, in front of services that end with the server."""
@@ -96,7 +92,7 @@ def router(site: Site) -> APIRouter:
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
         yield
-        await anyio.to_thread.run_sync(services.close)
+        await anyio.to_thread.run_sync(services.worker.close)
 
     routes = APIRouter(lifespan=lifespan)
     _about_features(routes, services)
@@ -130,10 +126,8 @@ def _about_features(routes: APIRouter, services: Services) -> None:
     @routes.get("/api/feature/{dictionary:path}", summary="All that is known of one feature")
     def feature(dictionary: str, id: Id) -> Response:
         place = services.place(dictionary)
-        told = services.browser.feature(place, id)
-        if told is None:
-            told = services.models.bare_feature(place, id)
-        return _answer({"dictionary": dictionary, "id": id} | told)
+        known = services.browser.feature(place, id) or services.models.bare_feature(place, id)
+        return _answer({"dictionary": dictionary, "id": id} | known)
 
     @routes.get("/api/provenance/{name:path}", summary="Where a run, or a feature's example, comes from")
     def provenance(
@@ -165,9 +159,8 @@ def _with_models(routes: APIRouter, services: Services) -> None:
     def steer(body: Steer) -> Response:
         place = services.place(body.dictionary)
         _bounded("prompt", body.prompt)
-        asked = {name: getattr(body, name) for name in ("operation", "scale", "prompt")}
-        choice = {name: getattr(body, name) for name in ("tokens", "temperature", "top_p", "seed")}
-        return _answer(services.models.steer(place, latents=body.features, **asked, **choice))
+        change = body.model_dump(exclude={"dictionary", "features"})
+        return _answer(services.models.steer(place, latents=body.features, **change))
 
 
 def _noted(routes: APIRouter, services: Services) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Query, WebSocket
@@ -65,7 +65,7 @@ async def _send(socket: WebSocket, messages: AsyncIterator[Message]) -> None:
             async with contextlib.aclosing(messages):  # type: ignore[type-var]
                 async for message in messages:
                     with anyio.fail_after(SEND_SECONDS):
-                        await socket.send_text(_text(message))
+                        await socket.send_text(json.dumps(message, ensure_ascii=False, separators=(",", ":")))
         except TimeoutError:
             code = _LATER
         except WebSocketDisconnect:
@@ -84,7 +84,3 @@ async def _until_gone(socket: WebSocket, scope: anyio.CancelScope) -> None:
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass
     scope.cancel()
-
-
-def _text(message: Any) -> str:
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))

@@ -46,9 +46,9 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
             "runs": rows,
             "sweeps": runs.sweeps(rows),
             "stores": stores.rows(),
-            "dictionaries": _dictionaries(site),
+            "dictionaries": [{"name": FOREIGN + label, "label": label} for label in site.folders.dictionaries],
         }
-        return tagged(request, content)
+        return _tagged(request, content)
 
     @routes.get("/compare", summary="Several runs side by side: in what their configurations differ, and their curves.")
     def compare(run: Annotated[list[str], Query(min_length=1, max_length=_MOST_COMPARED)]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
         folder = _shown_run(site, name)
         written = pages(site.folders.runs, folder)
         row = runs.row(name) | {"pages": written}
-        return tagged(request, {"run": row, **descriptions.of(folder), "pages": written})
+        return _tagged(request, {"run": row, **descriptions.of(folder), "pages": written})
 
     @routes.get("/sweeps/{name:path}", summary="One sweep and its members.")
     def one_sweep(name: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def router(site: Site, runs: Runs, stores: Stores) -> APIRouter:
     return routes
 
 
-def tagged(request: Request, content: dict[str, Any]) -> Response:
+def _tagged(request: Request, content: dict[str, Any]) -> Response:
     """The content as JSON with its hash as an ETag; 304 without it where the reader has it already."""
     body = json.dumps(finite(content), ensure_ascii=False, separators=(",", ":")).encode()
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -111,10 +111,6 @@ def _shown_run(site: Site, name: str) -> Path:
     if not is_shown(folder):
         raise Problem(404, f"{name} is no run.")
     return folder
-
-
-def _dictionaries(site: Site) -> list[dict[str, Any]]:
-    return [{"name": FOREIGN + name, "label": name} for name in site.folders.dictionaries]
 
 
 def _rows_of_sweep(folder: Path) -> dict[str, dict[str, Any]]:
