@@ -4,7 +4,7 @@ Results are appended to the run's explanations.jsonl as they come. What stands t
 settings is not asked again.
 """
 
-import dataclasses
+import contextlib
 import json
 import queue
 import threading
@@ -14,9 +14,8 @@ from typing import Any
 
 from saejax.analysis import scan_latents
 from saejax.analysis.endpoint import Endpoint, EndpointError, EndpointRefusal
-from saejax.analysis.explaining import ChatExplainer, Explainer, explanation_request, wording
+from saejax.analysis.explaining import ChatExplainer, explanation_request, wording
 from saejax.analysis.passages import FeaturePassages, feature_passages, peaks_of
-from saejax.analysis.scan import Scan
 from saejax.analysis.scoring import KINDS, batches, judge_request, judge_wording, score
 from saejax.app import console
 from saejax.app.run_coders import coder_at, verify_made_from
@@ -37,6 +36,8 @@ _FEWEST = 4
 # So many failures in a row, and none before that succeeded since: the endpoint is at fault, not a feature.
 _GIVE_UP = 10
 _LETTERS_PER_TOKEN = 4
+
+_Passages = Callable[[int], FeaturePassages]
 
 
 def run_explain(
@@ -82,15 +83,18 @@ def run_explain(
         named = sae.at(work.lm)
         verify_made_from(work)
         scan = scan_latents(named, work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
-        explainer = ChatExplainer(endpoint, endpoint.model)
-        shape = examples, judged, e.report.before, e.report.after
-        explaining = _Explaining(scan, work.lm.tokenizer.token_strings, explainer, endpoint, shape)
-        enough = explaining.estimate(left)
+        how = work.lm.tokenizer.token_strings, examples, judged, e.report.before, e.report.after
+        passages, kinds = (lambda feature: feature_passages(scan, feature, *how)), tuple(KINDS) if judged else ()
+        enough = [feature for feature in left if len(peaks_of(scan, feature)) >= _FEWEST]
+        if few := len(left) - len(enough):
+            console.say(f"explain: {few:,} features are active in fewer than {_FEWEST} passages and are left out")
+        _say_cost(enough, passages, kinds, endpoint)
         if dry_run:
             return 0
-        with lease(e.run_dir):
-            common = {"by": endpoint.model, "url": endpoint.url, **settings}
-            failed = explaining.run(left, enough, parallel, _Rows(e.run_dir, common))
+        with lease(e.run_dir), _rows(e.run_dir, {"by": endpoint.model, "url": endpoint.url, **settings}) as write:
+            for feature in sorted(set(left) - set(enough)):
+                write({"feature": feature, "text": None, "scores": {}})
+            failed = _explain(enough, passages, kinds, endpoint, parallel, write)
     if e.run.features.is_file() and not dry_run:
         show_again(e.run_dir) if alone else run_report(work)
     elif not dry_run:
@@ -98,127 +102,81 @@ def run_explain(
     return 1 if failed else 0
 
 
-@dataclasses.dataclass
-class _Explaining:
-    """The features of one scan, explained by several threads and written by one.
-
-    Attributes:
-        shape: passages for the explainer and for the judge, tokens before and after each peak.
-    """
-
-    scan: Scan
-    strings: Callable[[list[int]], Any]
-    explainer: Explainer
-    endpoint: Endpoint
-    shape: tuple[int, int, int, int]
-
-    def passages(self, feature: int) -> FeaturePassages:
-        return feature_passages(self.scan, feature, self.strings, *self.shape)
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        """The scores that the judge gives."""
-        return tuple(KINDS) if self.shape[1] else ()
-
-    def estimate(self, features: list[int]) -> list[int]:
-        """Say what it will cost, by the passages of a few of them. Returns the features that have enough."""
-        enough = [feature for feature in features if len(peaks_of(self.scan, feature)) >= _FEWEST]
-        few = len(features) - len(enough)
-        if few:
-            console.say(f"explain: {few:,} features are active in fewer than {_FEWEST} passages and are left out")
-        sample = enough[:: max(1, len(enough) // 20)]
-        requests = letters = 0
-        for feature in sample:
-            for messages in _all_requests(self.passages(feature), self.kinds):
-                requests += 1
-                letters += sum(len(message["content"]) for message in messages)
-        share = len(enough) / max(1, len(sample))
-        console.say(
-            f"explain: {len(enough):,} features, about {requests * share:,.0f} requests and "
-            f"{letters * share / _LETTERS_PER_TOKEN:,.0f} tokens to read for {self.endpoint.model} "
-            f"at {self.endpoint.url}"
-        )
-        return enough
-
-    def run(self, features: list[int], enough: list[int], parallel: int, rows: "_Rows") -> int:
-        """Explain those that have enough passages, note the others. Returns how many got no answer."""
-        with rows:
-            for feature in sorted(set(features) - set(enough)):
-                rows.write({"feature": feature, "text": None, "scores": {}})
-            failures = self._ask(enough, parallel, rows)
-        usage = self.endpoint.usage
-        tokens = f"{usage.prompt_tokens:,} tokens read and {usage.completion_tokens:,} written, as the endpoint counts"
-        console.say(f"explain: {len(enough) - failures:,} features explained; {usage.requests:,} requests, {tokens}")
-        for kind, values in rows.scores.items():
-            known = [value for value in values if value is not None]
-            mean = f"mean {sum(known) / len(known):.3f}" if known else "none could be measured"
-            unknown = f", {len(values) - len(known):,} not measured" if known and len(known) < len(values) else ""
-            console.say(f"  {kind}: {mean}{unknown}")
-        return failures
-
-    def _row(self, feature: int) -> dict[str, Any]:
-        passages = self.passages(feature)
-        text = self.explainer.explain(passages)
-        results = {kind: score(kind, text, passages, self.endpoint) for kind in self.kinds}
-        return {
-            "feature": feature,
-            "text": text,
-            "scores": {kind: result.to_json()["balanced_accuracy"] for kind, result in results.items()},
-            "details": {kind: result.to_json() for kind, result in results.items()},
-        }
-
-    def _ask(self, features: list[int], parallel: int, rows: "_Rows") -> int:
-        """Write each row as it comes. Returns how many features failed.
-
-        Raises:
-            EndpointError: what every other request would get as well, or failures alone.
-        """
-        failures = in_a_row = 0
-        try:
-            with Progress("explain", len(features), unit="features") as progress:
-                for feature, answer in _in_threads(self._row, features, parallel):
-                    if isinstance(answer, Exception):
-                        if isinstance(answer, EndpointRefusal) or not isinstance(answer, EndpointError):
-                            raise answer
-                        failures, in_a_row = failures + 1, in_a_row + 1
-                        console.say(f"explain: feature {feature} is left for another time: {answer}")
-                        if in_a_row >= _GIVE_UP:
-                            raise EndpointError(f"{in_a_row} features in a row got no answer. The last one: {answer}")
-                    else:
-                        in_a_row = 0
-                        rows.write(answer)
-                    progress.advance(1)
-        finally:
-            self.endpoint.stopped.set()
-        return failures
+def _say_cost(features: list[int], passages: _Passages, kinds: Sequence[str], endpoint: Endpoint) -> None:
+    """Say what the features will cost, by the passages of a few of them."""
+    sample = features[:: max(1, len(features) // 20)]
+    asked = [messages for feature in sample for messages in _all_requests(passages(feature), kinds)]
+    letters = sum(len(message["content"]) for messages in asked for message in messages)
+    share = len(features) / max(1, len(sample))
+    console.say(
+        f"explain: {len(features):,} features, about {len(asked) * share:,.0f} requests and "
+        f"{letters * share / _LETTERS_PER_TOKEN:,.0f} tokens to read for {endpoint.model} at {endpoint.url}"
+    )
 
 
-class _Rows:
-    """Appends to explanations.jsonl; every row has what is common to all of this session.
+def _explain(
+    features: list[int],
+    passages: _Passages,
+    kinds: Sequence[str],
+    endpoint: Endpoint,
+    parallel: int,
+    write: Callable[[dict[str, Any]], None],
+) -> int:
+    """Explain features, and write each row as it comes, with scores of these kinds. Returns how many got no answer."""
+    explainer, scores = ChatExplainer(endpoint, endpoint.model), dict[str, list[float | None]]()
 
-    Attributes:
-        scores: {kind: of each row that has it}, for the summary.
-    """
+    def row(feature: int) -> dict[str, Any]:
+        its = passages(feature)
+        text = explainer.explain(its)
+        details = {kind: score(kind, text, its, endpoint).to_json() for kind in kinds}
+        balanced = {kind: detail["balanced_accuracy"] for kind, detail in details.items()}
+        return {"feature": feature, "text": text, "scores": balanced, "details": details}
 
-    def __init__(self, run_dir: Path, common: Mapping[str, Any]):
-        self._path, self._common = run_dir / EXPLANATIONS, dict(common)
-        self.scores: dict[str, list[float | None]] = {}
+    failures = in_a_row = 0
+    try:
+        with Progress("explain", len(features), unit="features") as progress:
+            for feature, answer in _in_threads(row, features, parallel):
+                if not isinstance(answer, Exception):
+                    in_a_row = 0
+                    write(answer)
+                    for kind, value in answer["scores"].items():
+                        scores.setdefault(kind, []).append(value)
+                elif isinstance(answer, EndpointRefusal) or not isinstance(answer, EndpointError):
+                    raise answer
+                else:
+                    failures, in_a_row = failures + 1, in_a_row + 1
+                    console.say(f"explain: feature {feature} is left for another time: {answer}")
+                    if in_a_row >= _GIVE_UP:
+                        raise EndpointError(f"{in_a_row} features in a row got no answer. The last one: {answer}")
+                progress.advance(1)
+    finally:
+        endpoint.stopped.set()
+    usage = endpoint.usage
+    tokens = f"{usage.prompt_tokens:,} tokens read and {usage.completion_tokens:,} written, as the endpoint counts"
+    console.say(f"explain: {len(features) - failures:,} features explained; {usage.requests:,} requests, {tokens}")
+    for kind, values in scores.items():
+        known = [value for value in values if value is not None]
+        mean = f"mean {sum(known) / len(known):.3f}" if known else "none could be measured"
+        unknown = f", {len(values) - len(known):,} not measured" if known and len(known) < len(values) else ""
+        console.say(f"  {kind}: {mean}{unknown}")
+    return failures
 
-    def __enter__(self) -> "_Rows":
-        with writing(self._path):
-            mend_last_line(self._path)
-            self._file = self._path.open("a", encoding="utf-8")
-        return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._file.close()
+@contextlib.contextmanager
+def _rows(run_dir: Path, common: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Append rows to explanations.jsonl; every one has what is common to all of this session."""
+    path = run_dir / EXPLANATIONS
+    with writing(path):
+        mend_last_line(path)
+        file = path.open("a", encoding="utf-8")
 
-    def write(self, row: dict[str, Any]) -> None:
-        with writing(self._path):
-            self._file.write(json.dumps(row | self._common) + "\n")
-            self._file.flush()
-        for kind, value in row["scores"].items():
-            self.scores.setdefault(kind, []).append(value)
+    def write(row: dict[str, Any]) -> None:
+        with writing(path):
+            file.write(json.dumps({**row, **common}) + "\n")
+            file.flush()
+
+    with file:
+        yield write
 
 
 def _in_threads(
@@ -269,11 +227,7 @@ def _done(run_dir: Path, model: str, settings: Mapping[str, Any]) -> set[int]:
 
 
 def _numbers(text: str, n_latents: int) -> list[int]:
-    """The features that --features names: all, 7, 0:50 (without 50), or several of these with commas.
-
-    Raises:
-        ConfigError: none of these, or a feature that the coder does not have.
-    """
+    """The features that --features names: all, 7, 0:50 (without 50), or several of these with commas."""
     if text == "all":
         return list(range(n_latents))
     numbers: dict[int, None] = {}
