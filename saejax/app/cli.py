@@ -108,11 +108,9 @@ _OF_THE_DISK = (
 
 
 def _end(number: int) -> NoReturn:
-    """End the process at once, after a signal that came at any moment.
+    """End the process at once, after a signal that came at any moment; the contexts have put everything away.
 
-    All that had to be put away is: the contexts have ended. At the interpreter's own end JAX takes down its devices
-    while their threads still compute, and three of four evaluations that SIGTERM stopped ended with SIGSEGV in place of
-    75 (jax 0.10.2), which no scheduler takes for "goes on".
+    At the interpreter's own end JAX takes down devices that still compute: three of four ended with SIGSEGV (0.10.2).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     by_user = number == signal.SIGINT
@@ -169,11 +167,7 @@ _HELP = {"help", "helpshort", "h"}
 
 
 def _explained(arguments: dict[str, str], error: Exception, names: Sequence[str]) -> Exception:
-    """The ConfigError that says what is wrong with the command line.
-
-    Raises:
-        Exception: what the experiment's own file raises.
-    """
+    """The ConfigError that says what is wrong with the command line. Raises what the experiment's own file raises."""
     if isinstance(error, SaejaxError):
         return error
     if isinstance(error, flags.UnrecognizedFlagError) and not error.flagname.startswith(f"{_FLAG}."):
@@ -203,8 +197,7 @@ def _arguments(argv: Sequence[str]) -> dict[str, str]:
 def _with_config_file(argv: Sequence[str]) -> list[str]:
     """argv with the path of the experiment's file for what --config names; with the default's where it is not given.
 
-    The default is put on the line, because ml_collections would read a flag's default, and the overrides of it, when
-    the flag is made, where nothing turns a mistake into a message.
+    On the line, since ml_collections reads a flag's default when the flag is made, where a mistake becomes no message.
     """
     out = list(argv)
     has_config = False
@@ -239,17 +232,10 @@ def _check_override(config: config_dict.ConfigDict, key: str, value: str) -> Non
         except (ValueError, SyntaxError):
             quoted = ",".join(repr(word) for word in value.split(",") if word)
             raise ConfigError(f'{key} is {value!r}; write each element in quotes, as in --{key}="{quoted},".') from None
+    fits = kind != "bool" or value.lower() in ("", "true", "false", "1", "0")  # "": a flag without value means true
     try:
-        fits = _parses(kind, value)
+        {"int": int, "float": float}.get(kind, str)(value)
     except ValueError:
         fits = False
     if not fits:
         raise ConfigError(f"{key} is {value!r}; it must be {kind} (for example {node[leaf]!r}).")
-
-
-def _parses(kind: str, value: str) -> bool:
-    if kind == "bool":
-        return value.lower() in ("", "true", "false", "1", "0")  # "": a flag without value means true
-    if kind in ("int", "float"):
-        {"int": int, "float": float}[kind](value)
-    return True

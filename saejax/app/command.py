@@ -157,11 +157,7 @@ _DEFINE: Mapping[Any, Any] = {
 
 
 def from_flags(command: type[Command], made: Sequence[flags.FlagHolder[Any]]) -> Command:
-    """The command with the values on the line.
-
-    Raises:
-        ConfigError: a value out of its range.
-    """
+    """The command with the values on the line. Raises ConfigError: a value out of its range."""
     values = {}
     for field, flag in zip(dataclasses.fields(command), made, strict=True):
         value = flag.value

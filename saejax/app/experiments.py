@@ -41,11 +41,7 @@ def shipped(name: str, preset: str = "") -> config_dict.ConfigDict:
 
 @functools.cache
 def module(name: str) -> ModuleType:
-    """The file of a shipped experiment as a module, loaded once.
-
-    Raises:
-        ConfigError: no experiment of this name.
-    """
+    """The file of a shipped experiment as a module, loaded once. Raises ConfigError: no experiment of this name."""
     if name not in names():
         raise ConfigError(f"There is no shipped experiment {name!r}.{nearest(name, names())}")
     return load(folder() / f"{name}.py")

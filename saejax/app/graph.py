@@ -69,9 +69,9 @@ def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, cou
     order = np.argsort(-influence(graph)[graph.parts["features"]], kind="stable")[:count]
     if not len(order):
         return {}
-    first, likeliest, ids = first_latents(lm, saes), int(graph.logits[0]), node_ids(graph)
+    likeliest, ids, layers = int(graph.logits[0]), node_ids(graph), layers_of(lm, saes)
     nodes = graph.features[order].tolist()
-    used = {first[layer][0] for layer, _, _ in nodes}
+    used = {str(layers[layer].dictionary) for layer, _, _ in nodes}
     inside = Interventions(lm, {name: saes[int(name)] for name in sorted(used, key=int)})
 
     def measure(logits_RSV: jax.Array) -> jax.Array:
@@ -80,9 +80,10 @@ def ablations(lm: LanguageModel, saes: Sequence[TrainedCoder], graph: Graph, cou
 
     changes = []
     for layer, position, latent in nodes:
-        name, at = first[layer][0], np.arange(len(graph.tokens))[None] == position
+        place, at = layers[layer], np.arange(len(graph.tokens))[None] == position
+        change = zero(place.group * saes[place.dictionary].coder.topology.d_sae + latent, at)
         # All dictionaries change in every intervention, most of them by nothing: one program.
-        changes.append({other: scaled(0, 1.0, at) for other in used} | {name: zero(first[layer][1] + latent, at)})
+        changes.append({other: scaled(0, 1.0, at) for other in used} | {str(place.dictionary): change})
     before = float(measure(inside.run([graph.tokens]).logits)[0])
     measured = inside.many([graph.tokens], changes, measure)[:, 0] - before
     effects = predicted(graph, [[int(place)] for place in order])[:, 0]
@@ -98,14 +99,6 @@ def effect_of(graph: Graph, ids: Sequence[str], place: int, predicted: float, me
     position = int(graph.features[place, 1])
     what = f"set to zero at {graph.strings[position]!r}, token {position}"
     return {"nodes": [ids[place]], "what": what, "predicted": predicted, "measured": measured, "interval": None}
-
-
-def first_latents(lm: LanguageModel, saes: Sequence[TrainedCoder]) -> dict[int, tuple[str, int]]:
-    """Layer of a graph -> (place of its dictionary among `saes`, as text; number of the layer's latent 0 in it)."""
-    return {
-        number: (str(layer.dictionary), layer.group * saes[layer.dictionary].coder.topology.d_sae)
-        for number, layer in enumerate(layers_of(lm, saes))
-    }
 
 
 def write_pages(
@@ -126,7 +119,14 @@ def write_pages(
     """
     shown_graph = pruned(graph, *shares)
     strings = lm.tokenizer.token_strings(graph.logits.tolist())
-    rows = _kept(graph, shown_graph.nodes, tables)
+    features = graph.features[shown_graph.nodes[graph.parts["features"]]].tolist()
+    kept = {(layer, latent) for layer, _, latent in features}
+    rows = {
+        (layer, row["id"]): row
+        for layer, table in tables.items()
+        for row in table["features"]
+        if (layer, row["id"]) in kept
+    }
     content = graph_json(
         graph,
         shown_graph,
@@ -142,17 +142,6 @@ def write_pages(
     replacement, completeness = scores(graph)
     figures = {"replacement score": replacement, "completeness score": completeness}
     return render_graph(folder / f"{slug}.html", content, tables=tables, figures=figures, **shown)
-
-
-def _kept(graph: Graph, nodes: np.ndarray, tables: Tables) -> dict[tuple[int, int], Mapping[str, Any]]:
-    """(layer, latent) -> the row of its table, of each kept feature that a table describes."""
-    kept = {(layer, latent) for layer, _, latent in graph.features[nodes[graph.parts["features"]]].tolist()}
-    return {
-        (layer, row["id"]): row
-        for layer, table in tables.items()
-        for row in table["features"]
-        if (layer, row["id"]) in kept
-    }
 
 
 def label_of(row: Mapping[str, Any], vocab: Sequence[str]) -> str:

@@ -4,12 +4,15 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from saejax.app.experiment import Experiment
 from saejax.capture import expand_hook_points
 from saejax.lm import HookList, HookPoint, list_hook_points
 from saejax.lm.pair import PREFIX
+
+T = TypeVar("T")
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _OPEN = "#"  # where a name has the number of its block
@@ -79,13 +82,14 @@ def folded(points: Sequence[HookPoint], captured: frozenset[str] = frozenset()) 
         groups.setdefault(group, []).append((int(match[0]) if match else 0, point))
     lines = []
     for group, members in groups.items():
-        for run in _consecutive(members):
-            blocks = [number for number, point in run if point.name in captured]
+        for run in _consecutive(members, lambda member: member[0]):
+            spans = _consecutive([number for number, point in run if point.name in captured], int)
             (first, point), (last, _) = run[0], run[-1]
             if first == last:
-                lines.append(Line(point, "yes" if blocks else ""))
+                lines.append(Line(point, "yes" if spans else ""))
                 continue
-            lines.append(Line(_renamed(group, _OPEN, f"{{{first}..{last}}}"), _spans(blocks)))
+            blocks = ", ".join(f"{span[0]}..{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
+            lines.append(Line(_renamed(group, _OPEN, f"{{{first}..{last}}}"), blocks))
     return lines
 
 
@@ -123,15 +127,8 @@ def _renamed(point: HookPoint, pattern: str, new: str) -> HookPoint:
     return dataclasses.replace(point, name=name, alias=alias, module=module)
 
 
-def _consecutive(members: Iterable[tuple[int, HookPoint]]) -> list[list[tuple[int, HookPoint]]]:
-    """Members whose numbers follow each other without a gap."""
-    counted = enumerate(sorted(members, key=lambda member: member[0]))
-    grouped = itertools.groupby(counted, key=lambda item: item[1][0] - item[0])
+def _consecutive(members: Iterable[T], number: Callable[[T], int]) -> list[list[T]]:
+    """Members whose numbers follow each other without a gap: 3, 6, 7, 8 -> [3], [6, 7, 8]."""
+    counted = enumerate(sorted(members, key=number))
+    grouped = itertools.groupby(counted, key=lambda item: number(item[1]) - item[0])
     return [[member for _, member in group] for _, group in grouped]
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """3, 6, 7, 8 -> `3, 6..8`."""
-    grouped = itertools.groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
-    spans = [[number for _, number in group] for _, group in grouped]
-    return ", ".join(f"{span[0]}..{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)

@@ -157,7 +157,8 @@ def _single(wanted: HubPlace, commit: str) -> tuple[str, dict[str, int]]:
     sizes = _listing(where, commit)
     places = dictionaries(list(sizes))
     if wanted.sub not in places:
-        places = {place: files for place, files in places.items() if _within(place, wanted.sub)}
+        below = f"{wanted.sub}/" if wanted.sub else ""
+        places = {place: files for place, files in places.items() if place.startswith(below)}
         if len(places) > 1:
             some = ", ".join(str(wanted.below(place)) for place in list(places)[:_LISTED_IN_ERROR])
             more = ", ..." if len(places) > _LISTED_IN_ERROR else ""
@@ -233,10 +234,6 @@ def _remedy(place: HubPlace) -> str:
         f"{here}{place} is not in the hub's cache. Check the name and the network, and HF_TOKEN where it is private. "
         f"To fill the cache where there is a network: hf download {place.repo}{only}."
     )
-
-
-def _within(place: str, folder: str) -> bool:
-    return not folder or place == folder or place.startswith(f"{folder}/")
 
 
 def _is_plain(name: Any) -> bool:

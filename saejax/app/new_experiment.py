@@ -34,7 +34,9 @@ def write_new(name: str, source: str, force: bool = False, folder: Path = Path()
         raise ConfigError(f"The name is {name!r}; it must be up to 100 letters, digits, '_' and '-', such as mine.")
     if name in names():
         raise ConfigError(f"{name!r} is the name of a shipped experiment; choose another one.")
-    if _hides(name, path):
+    # Python looks into the current folder first.
+    module = importlib.util.find_spec(name) if name.isidentifier() else None
+    if module is not None and Path(module.origin or name).resolve() != path.resolve():
         raise ConfigError(f"{path} would hide the Python module {name!r} from every program here; choose another name.")
     if path.exists() and not force:
         raise ConfigError(f"{path} is there already; choose another name, or overwrite it with --force.")
@@ -99,12 +101,6 @@ def command_of(config: Any) -> str:
         if config[section].to_dict() != defaults[section].to_dict():
             return command
     return "pipeline"
-
-
-def _hides(name: str, path: Path) -> bool:
-    """True for a file that would be imported in place of a module: Python looks into the current folder first."""
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    return spec is not None and Path(spec.origin or name).resolve() != path.resolve()
 
 
 def _changed_settings(

@@ -144,11 +144,7 @@ def _on(work: Workspace, reader: Reader) -> dict[str, Any]:
 def _before(
     path: Path, decided: dict[str, Any], wanted: Probed, contents: Mapping[str, str], redo: bool
 ) -> dict[str, Any]:
-    """The content that is there, with `redo` without what is wanted; else an empty one.
-
-    Raises:
-        DataError: it is of another dictionary, model, settings, texts or labels, and not to be replaced.
-    """
+    """The content that is there, with `redo` without what is wanted; else an empty one."""
     empty = decided | {"datasets": {}}
     content = read_json(path) if path.is_file() else empty
     if changed := differing(content, decided):

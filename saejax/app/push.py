@@ -49,8 +49,12 @@ def run_push(words: Sequence[str], to: str, private: bool, folder: str, revision
         where = str(read).removeprefix("hf://")
         (local / CARD).write_text(model_card(sae.describe(), where, to, usage), encoding="utf-8")
         files = {path.relative_to(local).as_posix(): path for path in sorted(local.rglob("*")) if path.is_file()}
-        if there is not None:
-            _check_free(place, there, files)
+        # What we would not replace is another dictionary: two in one folder read as neither.
+        if other := sorted(set(there or ()) - files.keys() - _LEFT_ALONE):
+            raise DataError(
+                f"{place} holds {', '.join(other[:4])}{', ...' if len(other) > 4 else ''}, which this push would not "
+                f"replace. Choose another folder with --folder. {_NOTHING_PUSHED}"
+            )
         commit = _pushed(api, place, files, private=private, new=there is None, owner=user)
     for note in (*sae.origin.notes, *notes):
         print(f"  {note}")
@@ -122,15 +126,6 @@ def _there(api: Any, place: HubPlace) -> list[str] | None:
             return []
 
     return ask("model", place.repo, question, _NOTHING_PUSHED)
-
-
-def _check_free(place: HubPlace, there: Sequence[str], files: Mapping[str, Path]) -> None:
-    """Raises DataError where the folder holds what we would not replace: two dictionaries in one read as neither."""
-    if other := sorted(set(there) - files.keys() - _LEFT_ALONE):
-        raise DataError(
-            f"{place} holds {', '.join(other[:4])}{', ...' if len(other) > 4 else ''}, which this push would not "
-            f"replace. Choose another folder with --folder. {_NOTHING_PUSHED}"
-        )
 
 
 def _pushed(api: Any, place: HubPlace, files: Mapping[str, Path], *, private: bool, new: bool, owner: str) -> Any:

@@ -21,6 +21,7 @@ from saejax.core.files import finite, read_object
 from saejax.lm import LanguageModel, LMConfig, load_lm
 from saejax.runs import Run, differing
 from saejax.runs.made import listed
+from saejax.runs.shape import fault
 from saejax.trained import TrainedCoder
 
 
@@ -91,10 +92,7 @@ def _evaluation(run: Run) -> dict[str, Any]:
             f"{run.path} is no run. Give a folder such as runs/quickstart, or of a dictionary that `saejax report "
             "--sae` has shown, such as runs/quickstart/evaluated/theirs."
         )
-    names = [content.get(key) for key in ("reads", "writes")]
-    if not isinstance(content.get("source"), str) or not all(
-        isinstance(side, list) and all(isinstance(name, str) for name in side) for side in names
-    ):
+    if fault(content, {"source": str, "reads": [str], "writes": [str]}):
         raise DataError(
             f"{run.evaluation} is damaged: it does not say which dictionary it is about. Evaluate it again."
         )

@@ -46,12 +46,9 @@ def token_context(reader: StoreReader, row: int, reach: int) -> tuple[list[int],
     at_row = centre - low
     offset = np.arange(low, high) - centre
     fits = (document == document[at_row]) & (position == position[at_row] + offset)
-    first, last = at_row, at_row
-    while first > 0 and fits[first - 1]:
-        first -= 1
-    while last + 1 < len(at) and fits[last + 1]:
-        last += 1
-    return token[first:at_row].tolist(), [int(token[at_row])], token[at_row + 1 : last + 1].tolist()
+    ends = np.flatnonzero(~fits)
+    first, stop = ends[ends < at_row].max(initial=-1) + 1, ends[ends > at_row].min(initial=len(at))
+    return token[first:at_row].tolist(), [int(token[at_row])], token[at_row + 1 : stop].tolist()
 
 
 def _shard_at(starts: np.ndarray, row: int) -> int:

@@ -1,14 +1,16 @@
 """The stage before training: text -> stores/<store>/{train, heldout}."""
 
+from collections.abc import Mapping
+
 from saejax.app import console
 from saejax.app.extras import refuse_missing
 from saejax.app.workspace import Workspace
-from saejax.capture import Captured, capture
+from saejax.capture import capture
 from saejax.core.errors import DataError
 from saejax.lm import EMBEDDED
 from saejax.parallel import local_mesh, this_process
 from saejax.store.files import StoreFiles
-from saejax.store.manifest import read_manifest
+from saejax.store.manifest import Manifest, read_manifest
 from saejax.text import SPLITS
 from saejax.text.agreement import disagreement
 
@@ -19,9 +21,13 @@ def run_capture(work: Workspace) -> None:
     refuse_missing(e, "text", "lm")
     process = this_process(e.parallel)
     mesh = local_mesh(e.parallel, process)
-    _refuse_text(work)
-    if process.rank == 0:
-        _say_other_ids(work)
+    made = {split: read_manifest(StoreFiles(e.store_dir(split))) for split in SPLITS}
+    _refuse_text(work, made)
+    complete = all(there and there.complete for there in made.values())
+    named = e.lm.model not in ("", *EMBEDDED)
+    # transformers may read the text as other tokens.
+    if process.rank == 0 and not complete and named and (note := disagreement(work.lm.tokenizer)):
+        console.say(f"capture: warning: {note}.")
     for split, n_tokens in (("train", e.capture.tokens), ("heldout", e.capture.heldout_tokens)):
         path = e.store_dir(split)
         if reason := _not_captured(work, split):
@@ -40,14 +46,20 @@ def run_capture(work: Workspace) -> None:
             process=process,
         )
         if process.rank == 0 and not done.already_complete:
-            e.run.record_stage(f"capture {split}", done.tokens, done.seconds, **_pace(done))
+            pace: dict[str, float] = {}
+            if done.forward_rate is not None and done.overhead is not None:  # of a session that was long enough
+                pace = {
+                    "read_tokens_per_second": done.read / done.seconds,
+                    "forward_tokens_per_second": done.forward_rate,
+                    "overhead": done.overhead,
+                }
+            e.run.record_stage(f"capture {split}", done.tokens, done.seconds, **pace)
         console.captured(split, path, done, n_tokens, e.capture.parts)
 
 
-def _refuse_text(work: Workspace) -> None:
+def _refuse_text(work: Workspace, made: Mapping[str, Manifest | None]) -> None:
     """Raise DataError if a split of the text has no token to store: before hours go into the other one."""
     e = work.experiment
-    made = {split: read_manifest(StoreFiles(e.store_dir(split))) for split in SPLITS}
     for split, way in (("train", "Lower"), ("heldout", "Raise")):
         there = made[split]
         if not e.lm.model or work.origin(split):
@@ -61,16 +73,6 @@ def _refuse_text(work: Workspace) -> None:
         )
 
 
-def _say_other_ids(work: Workspace) -> None:
-    """Warn where transformers would read the text as other tokens, as long as there is something to capture."""
-    e = work.experiment
-    made = [read_manifest(StoreFiles(e.store_dir(split))) for split in SPLITS]
-    if e.lm.model in ("", *EMBEDDED) or all(there and there.complete for there in made):
-        return
-    if note := disagreement(work.lm.tokenizer):
-        console.say(f"capture: warning: {note}.")
-
-
 def _not_captured(work: Workspace, split: str) -> str:
     """Why there is nothing to capture for a split; empty where there is."""
     e = work.experiment
@@ -82,14 +84,3 @@ def _not_captured(work: Workspace, split: str) -> str:
     if not e.lm.model:
         return "lm.model is empty; there is nothing to capture from"
     return ""
-
-
-def _pace(done: Captured) -> dict[str, float]:
-    """The speed of the last session that was long enough, for stages.json."""
-    if done.forward_rate is None or done.overhead is None:
-        return {}
-    return {
-        "read_tokens_per_second": done.read / done.seconds,
-        "forward_tokens_per_second": done.forward_rate,
-        "overhead": done.overhead,
-    }

@@ -1,5 +1,6 @@
 """Several dictionaries evaluated on one text, beside each other: paired differences, and latents that they share."""
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,27 +56,20 @@ def comparisons(
 
 
 def _paired_differences(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    first, *others = rows
-    if not others:
-        return []
-    found = []
-    for row in others:
+    first, lines = rows[0], []
+    for row in rows[1:]:
         line: dict[str, Any] = {"name": row["name"], "against": first["name"]}
         try:
             differences = compare(_documents(folder, row), _documents(folder, first))
         except DataError as error:
-            found.append(line | {"fve_verdict": f"not compared: {error}"})
+            lines.append(line | {"fve_verdict": f"not compared: {error}"})
             continue
         for metric, _ in _METRICS:
-            if metric in differences:
-                one = differences[metric]
-                line[metric] = f"{one.value:+.4f}"
-                if one.interval:
-                    low, high = one.interval
-                    line[metric] += f" [{low:+.4f}, {high:+.4f}]"
-                line[f"{metric}_verdict"] = one.verdict
-        found.append(line)
-    return found
+            if difference := differences.get(metric):
+                interval = " [{:+.4f}, {:+.4f}]".format(*difference.interval) if difference.interval else ""
+                line |= {metric: f"{difference.value:+.4f}{interval}", f"{metric}_verdict": difference.verdict}
+        lines.append(line)
+    return lines
 
 
 def _documents(folder: Path, row: Mapping[str, Any]) -> Documents:
@@ -91,13 +85,11 @@ def _documents(folder: Path, row: Mapping[str, Any]) -> Documents:
 
 
 def _alike(rows: Sequence[Mapping[str, Any]], saes: Mapping[str, TrainedCoder]) -> list[dict[str, Any]]:
-    found = []
+    lines = []
     names = [row["name"] for row in rows if row["name"] in saes][:_MATCHED]
     for name, other in itertools.combinations(names, 2):
-        try:
-            one = stability(saes[name], saes[other])
-        except DataError:  # an autoencoder and a cross-layer transcoder, say
-            continue
-        line = {"name": name, "other": other, "method": one.method, "mean": one.mean, "share": one.share_above}
-        found.append(line)
-    return found
+        with contextlib.suppress(DataError):  # an autoencoder and a cross-layer transcoder, say
+            pair = stability(saes[name], saes[other])
+            shown = {"method": pair.method, "mean": pair.mean, "share": pair.share_above}
+            lines.append({"name": name, "other": other} | shown)
+    return lines
