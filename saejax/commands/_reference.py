@@ -6,6 +6,7 @@ writes docs/reference.md, and the tables between their marks in docs/coders.md a
 folder.
 """
 
+import collections
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from saejax.trained import Kind
 
 COMMAND = "python -m saejax.commands._reference"
 END = "<!-- end -->"
+_YES = {True: "yes", False: "no"}
 
 _INTRODUCTION = f"""# All keys and flags
 
@@ -62,12 +64,11 @@ def formats_table() -> str:
 
 def _kinds(kinds: Iterable[Kind]) -> str:
     """topology: sparsities; topologies that share their sparsities together."""
-    of: dict[str, list[str]] = {}
+    of, alike = collections.defaultdict(list), collections.defaultdict(list)
     for topology, sparsity in kinds:
-        of.setdefault(topology, []).append(sparsity)
-    alike: dict[str, list[str]] = {}
+        of[topology].append(sparsity)
     for topology, sparsities in of.items():
-        alike.setdefault(", ".join(sparsities), []).append(topology)
+        alike[", ".join(sparsities)].append(topology)
     return "; ".join(f"{', '.join(topologies)}: {sparsities}" for sparsities, topologies in alike.items()) or "no"
 
 
@@ -95,9 +96,10 @@ def _key_tables() -> Iterator[str]:
             yield f"\n## {section.name}\n\n{section.doc}\n"
         rows = []
         for key in section.keys:
-            when = f"where {key.decides} is set" if isinstance(key.decides, str) else _yes(key.decides)
-            range_ = _words(key.known.choices) if key.known.choices is not None else key.known.range()
-            cells = (key.type, _default(key.default, key.known), range_, key.known.doc, when, _yes(key.per_member))
+            when = f"where {key.decides} is set" if isinstance(key.decides, str) else _YES[key.decides]
+            choices = ", ".join(f"`{word}`" for word in key.known.choices or ())
+            range_ = key.known.range() if key.known.choices is None else choices
+            cells = (key.type, _default(key.default, key.known), range_, key.known.doc, when, _YES[key.per_member])
             rows.append((f"`{key.name}`", *cells))
         yield _markdown_table(("key", "type", "default", "range", "meaning", "run", "sweep"), rows)
 
@@ -122,14 +124,6 @@ def _default(value: Any, known: Setting) -> str:
         return f"the preset's, else `{known.base}`"
     listed = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return "`" + listed.replace("\n", "\\n") + "`" if listed else "empty"
-
-
-def _words(choices: Iterable[str]) -> str:
-    return ", ".join(f"`{word}`" for word in choices)
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

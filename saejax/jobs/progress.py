@@ -74,5 +74,6 @@ def _trained(e: Experiment, run: Path) -> Progress:
 def seconds_left(wanted: int | None, row: Mapping[str, Any]) -> float | None:
     """Seconds for what is left of `wanted` activations at the pace of a row of metrics; None where it is not known."""
     done, rate = row.get("tokens"), row.get("train/tokens_per_second")
-    known = wanted and isinstance(done, int) and isinstance(rate, int | float) and rate > 0
-    return max(0, wanted - done) / rate if known else None
+    if not (wanted and isinstance(done, int) and isinstance(rate, int | float) and rate > 0):
+        return None
+    return max(0, wanted - done) / rate

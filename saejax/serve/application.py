@@ -1,10 +1,10 @@
 """The server's application: all routers behind one guard, errors as {"error": text}."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -73,7 +73,7 @@ async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": "The server made a mistake; its log has the traceback."}, 500)
 
 
-_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Awaitable[JSONResponse]]] = {
+_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
     SaejaxError: _ours,
     RequestValidationError: _invalid,
     HTTPException: _of_web,

@@ -127,7 +127,8 @@ def _run_row(run: Run, name: str, sweep: str | None) -> dict[str, Any]:
     finished = bool(step and config["steps"] and (step >= config["steps"] or _stopped_early(run, last)))
     if evaluation is not None:
         config["d_sae"] = evaluation.get("d_sae") or config["d_sae"]
-    steps = reading.of(lambda: list(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else [], [])
+    no_steps: list[Path] = []
+    steps = reading.of(lambda: list(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else [], no_steps)
     saved = any(path.name.isdigit() for path in steps)
     above = Run(run.path.parent) if run.is_attempt else run
     attempts = reading.of(above.read_attempts, None)
