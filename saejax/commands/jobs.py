@@ -39,7 +39,13 @@ class Jobs(Command, takes="either"):
             raise ConfigError(f"`saejax jobs` has no word {word!r}.{nearest(word, (*_MAKING, *_READING))}")
         self.refuse_idle(line, word)
         if word in _READING:
-            _read_job(word, line)
+            from saejax.jobs import table
+            from saejax.jobs.job import read_job
+
+            if line.config is not None or len(line.words) != 2:
+                raise ConfigError(f"Give the folder of the jobs alone, as in: saejax jobs {word} jobs")
+            ways = {"status": table.print_table, "cancel": table.cancel, "figures": table.gather}
+            ways[word](read_job(line.words[1]))
             return 0
         if len(line.words) > 1:
             raise ConfigError(f"Unexpected argument {line.words[1]!r}; the folder is --out=jobs.")
@@ -70,12 +76,3 @@ class Jobs(Command, takes="either"):
             say(f"jobs: {stage.name}{many}: {job.path / stage.name}.sh")
         say(f"jobs: hand them over with {job.path}/submit.sh, then: saejax jobs status {self.out}")
         return 0
-
-
-def _read_job(word: str, line: Line) -> None:
-    from saejax.jobs import table
-    from saejax.jobs.job import read_job
-
-    if line.config is not None or len(line.words) != 2:
-        raise ConfigError(f"Give the folder of the jobs alone, as in: saejax jobs {word} jobs")
-    {"status": table.print_table, "cancel": table.cancel, "figures": table.gather}[word](read_job(line.words[1]))

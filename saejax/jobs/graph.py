@@ -106,7 +106,10 @@ def stages_of(e: Experiment, command: str, file: str, layers: bool = False, proc
         if swept:
             stages += _sweep(e, base, after)
         else:
-            stages += _training(e, base, after, _layers(e) if layers else ((),), processes)
+            names = layer_names(e) if layers else {}
+            stored = f"--config.store={e.store or e.name}"
+            each = [(f"--config.name={run}", stored, f"--config.hook_point={point}") for point, run in names.items()]
+            stages += _training(e, base, after, each or [()], processes)
     if command == "study":
         trained: Words = ()
         if layers and stages:
@@ -166,10 +169,3 @@ def layer_names(e: Experiment) -> dict[str, str]:
     if len(points) < 2:
         raise ConfigError(f"--layers wants several hook points, and capture.hook_points names {', '.join(points)}.")
     return {name: f"{e.name}-{re.sub(r'[^A-Za-z0-9._-]', '-', name)}" for name in points}
-
-
-def _layers(e: Experiment) -> tuple[Words, ...]:
-    return tuple(
-        (f"--config.name={run}", f"--config.store={e.store or e.name}", f"--config.hook_point={point}")
-        for point, run in layer_names(e).items()
-    )

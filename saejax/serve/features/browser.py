@@ -168,24 +168,20 @@ class Browser:
 
     def _feature(self, table: FeatureTable, number: int) -> tuple[list[str], dict[str, Any]]:
         """As `FeatureTable.feature`, for JSON, cached."""
-
-        def make() -> bytes:
-            return json.dumps(finite(table.feature(number))).encode()
-
-        raw = self._cache.get(("feature", table.version, number), make, lambda raw: len(raw) + 200)
+        key = ("feature", table.version, number)
+        raw = self._cache.get(key, lambda: json.dumps(finite(table.feature(number))), lambda raw: len(raw) + 200)
         vocab, feature = json.loads(raw)
         return vocab, feature
 
     def _order(self, table: FeatureTable, window: Window, remarks: Remarks) -> list[int]:
         """All features of a search in their order."""
-        search = window.search
-
-        def make() -> list[int]:
-            return table.matching(search, remarks.matching(search), window.sort, window.down)
-
-        version = remarks.version if search.word else ()
-        key = ("order", table.version, search, window.sort, window.down, version)
-        return self._cache.get(key, make, lambda order: 40 * len(order) + 500)
+        search, how = window.search, (window.sort, window.down)
+        key = ("order", table.version, search, *how, remarks.version if search.word else ())
+        return self._cache.get(
+            key,
+            lambda: table.matching(search, remarks.matching(search), *how),
+            lambda order: 40 * len(order) + 500,
+        )
 
     def _rows_without(self, sae: TrainedCoder, window: Window, remarks: Remarks) -> dict[str, Any]:
         """The list of a dictionary that has no report: numbers and what was noted."""

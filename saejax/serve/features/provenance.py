@@ -263,14 +263,7 @@ def passages_at(path: Path, manifest: Manifest, document: int, position: int) ->
 
 def _piece(documents: np.ndarray, positions: np.ndarray, at: int) -> range:
     """The rows around one that are of its piece: of its document, with positions that rise."""
-    first = last = at
-    while (
-        first > max(0, at - _AROUND)
-        and documents[first - 1] == documents[at]
-        and positions[first - 1] < positions[first]
-    ):
-        first -= 1
-    stop = min(len(documents) - 1, at + _AROUND)
-    while last < stop and documents[last + 1] == documents[at] and positions[last + 1] > positions[last]:
-        last += 1
-    return range(first, last + 1)
+    low, high = max(0, at - _AROUND), min(len(documents), at + _AROUND + 1)
+    goes_on = (documents[low : high - 1] == documents[low + 1 : high]) & (np.diff(positions[low:high]) > 0)
+    breaks = low + 1 + np.flatnonzero(~goes_on)  # each is the first row of a piece
+    return range(max([low, *breaks[breaks <= at]]), min([high, *breaks[breaks > at]]))

@@ -29,12 +29,12 @@ class Rows:
         """Those of a dictionary; their lengths are kept in the cache under its key."""
         decoders = [np.asarray(rows) for rows in sae.coder.topology.decoder_rows(dict(sae.params))]
         width = max(rows.shape[1] for rows in decoders)
-        groups = tuple((width - rows.shape[1], rows) for rows in decoders)
-
-        def norms() -> np.ndarray:
-            return np.concatenate([np.sqrt(np.einsum("fd,fd->f", rows, rows)) for rows in decoders])
-
-        return cls(width, groups, cache.get(("norms", *key), norms, lambda lengths: lengths.nbytes))
+        norms = cache.get(
+            ("norms", *key),
+            lambda: np.concatenate([np.sqrt(np.einsum("fd,fd->f", rows, rows)) for rows in decoders]),
+            lambda lengths: lengths.nbytes,
+        )
+        return cls(width, tuple((width - rows.shape[1], rows) for rows in decoders), norms)
 
     def row(self, latent: int) -> np.ndarray:
         """[width] of a latent, with zeros at the sites that it does not write."""
@@ -43,9 +43,8 @@ class Rows:
 
     def cosines(self, row: np.ndarray) -> np.ndarray:
         """With each of these rows, float32 [G F]; 0 for rows of length 0."""
-        length = float(np.linalg.norm(row))
         products = np.concatenate([rows @ row[first:] for first, rows in self.groups])
-        scale = self.norms * length
+        scale = self.norms * float(np.linalg.norm(row))
         return np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
 
 
