@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from saejax.attribution.memory import row_memory, transcoder_layers
+from benchmarks.row_memory import row_memory, transcoder_layers
 from saejax.attribution.settings import AttributionConfig
 from saejax.lm.families import ARCHITECTURES
 from saejax.parallel import ParallelConfig, make_mesh

@@ -15,14 +15,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from saejax.attribution.chunks import Chunks, rows_folder
 from saejax.attribution.graph import LARGEST, Graph
-from saejax.attribution.kept import Chunk, Kept, OnDisk
 from saejax.attribution.layers import at_model
-from saejax.attribution.local import LocalModel, checked_tokens, local_model
+from saejax.attribution.local import LocalModel, checked_tokens
 from saejax.attribution.settings import AttributionConfig
 from saejax.core.errors import DataError
 from saejax.lm import LanguageModel
-from saejax.parallel import ParallelConfig, make_mesh
 from saejax.runs.made import digest
 from saejax.trained import TrainedCoder
 
@@ -62,90 +61,52 @@ def attribute(
     """
     saes = at_model(lm, dictionaries)
     tokens_S = checked_tokens(lm, tokens, config)
-    mesh = make_mesh(ParallelConfig((1, 1)), jax.local_devices()) if mesh is None else mesh
     decided = decided_by(lm, saes, tokens_S, config, answers)
-    disk = None if folder is None else OnDisk.open(folder, decided)
-    local = local_model(lm, saes, tokens_S, config, mesh, answers)
-    _check_size(local, config)
-    rows = Kept(local.features[:, 0], local.n_sources, local.probabilities)
-    n_rows = len(local.logits) + _n_chosen(local, config)
-    for number, targets in enumerate(_chunks(local, rows, config)):
-        rows.chunks.append(_chunk(local, config, disk, number, targets))
-        if progress is not None:
-            progress(sum(map(len, rows.chunks)), n_rows)
-    names = {
-        "model": str(lm.identity["model"]),
-        "dictionaries": ", ".join(sae.origin.source or repr(sae) for sae in saes),
-        "sha256": digest(decided["model"], decided["dictionaries"]),
-        "prompt": lm.tokenizer.decode(tokens_S.tolist()),
-    }
-    strings = tuple(lm.tokenizer.token_strings(tokens_S.tolist()))
-    return _graph(local, rows, tokens_S, strings, names)
-
-
-def _check_size(local: LocalModel, config: AttributionConfig) -> None:
-    """Refuse, before hours of rows, a graph whose weights nobody can hold."""
-    n_rows = _n_chosen(local, config) + len(local.logits)
+    folder = None if folder is None else rows_folder(folder, decided)
+    local = LocalModel(lm, saes, tokens_S, config, mesh, answers)
+    n_chosen = min(config.max_features or len(local.features), len(local.features))
+    n_rows = n_chosen + len(local.logits)
     n_nodes = n_rows + local.n_errors + local.n_tokens
-    if (size := 4 * n_rows * n_nodes) > LARGEST:
+    if (size := 4 * n_rows * n_nodes) > LARGEST:  # refused before hours of rows
         raise DataError(
             f"The graph would have {n_nodes:,} nodes, {local.n_errors:,} of them errors, and {size / 1e9:,.0f} GB of "
             f"weights. Shorten the prompt of {local.n_tokens:,} tokens, or lower attribution.max_features."
         )
-
-
-def _n_chosen(local: LocalModel, config: AttributionConfig) -> int:
-    return min(config.max_features or len(local.features), len(local.features))
-
-
-def _chunks(local: LocalModel, kept: Kept, config: AttributionConfig) -> Iterator[np.ndarray]:
-    """Targets chunk by chunk: the logits, then features; each is asked for when the rows before it are kept."""
-    yield from _in_chunks(local.n_sources + np.arange(len(local.logits)), config.chunk)
-    left = _n_chosen(local, config)
-    if left == len(local.features):
-        yield from _in_chunks(np.arange(left), config.chunk)
-        return
-    while left:
-        best = kept.best(min(left, config.rank_every * config.chunk))
-        left -= len(best)
-        yield from _in_chunks(best, config.chunk)
-
-
-def _in_chunks(targets: np.ndarray, size: int) -> list[np.ndarray]:
-    return [targets[start : start + size] for start in range(0, len(targets), size)]
-
-
-def _chunk(
-    local: LocalModel, config: AttributionConfig, disk: OnDisk | None, number: int, targets: np.ndarray
-) -> Chunk:
-    n_features = len(local.features)
-    n_others = local.n_errors + local.n_tokens
-    if disk is not None and (done := disk.read(number, targets, n_features, n_others, config.row_features)):
-        return done
-    chunk = Chunk.of(targets, local.rows(targets, config.chunk), n_features, config.row_features)
-    if disk is not None:
-        disk.write(number, chunk)
-    return chunk
-
-
-def _graph(
-    local: LocalModel, kept: Kept, tokens_S: np.ndarray, strings: tuple[str, ...], names: dict[str, str]
-) -> Graph:
-    targets = np.concatenate([chunk.targets for chunk in kept.chunks])
-    chosen = np.sort(targets[targets < len(local.features)])
-    n_others, k = local.n_errors + local.n_tokens, len(local.logits)
-    weights = kept.weights(np.r_[chosen, local.n_sources + np.arange(k)], chosen, n_others + k)
+    rows = Chunks(local, config, folder)
+    for targets in _targets(local, rows, n_chosen, config):
+        for start in range(0, len(targets), config.chunk):
+            rows.add(targets[start : start + config.chunk])
+            if progress is not None:
+                progress(len(rows), n_rows)
+    chosen = rows.features()
     return Graph(
         tokens_S,
-        strings,
+        tuple(lm.tokenizer.token_strings(tokens_S.tolist())),
         tuple(layer.write for layer in local.layers),
         local.features[chosen],
         local.activations[chosen],
         local.logits,
         local.probabilities,
-        weights,
-        names,
+        rows.weights(),
+        {
+            "model": str(lm.identity["model"]),
+            "dictionaries": ", ".join(sae.origin.source or repr(sae) for sae in saes),
+            "sha256": digest(decided["model"], decided["dictionaries"]),
+            "prompt": lm.tokenizer.decode(tokens_S.tolist()),
+        },
     )
+
+
+def _targets(local: LocalModel, rows: Chunks, left: int, config: AttributionConfig) -> Iterator[np.ndarray]:
+    """The logits, then `left` features: those of some chunks at once, by the rows that are there then."""
+    yield local.n_sources + np.arange(len(local.logits))
+    if left == len(local.features):
+        yield np.arange(left)
+        return
+    while left:
+        best = rows.best(min(left, config.rank_every * config.chunk))
+        left -= len(best)
+        yield best
 
 
 def decided_by(

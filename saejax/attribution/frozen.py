@@ -228,11 +228,7 @@ def _tied(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x, jnp.zeros(())
 
 
-def _tied_bwd(_: None, cts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
-    return (cts[0] + cts[1].astype(cts[0].dtype),)
-
-
-_tied.defvjp(lambda x: (_tied(x), None), _tied_bwd)
+_tied.defvjp(lambda x: (_tied(x), None), lambda _, cts: (cts[0] + cts[1].astype(cts[0].dtype),))
 
 
 @jax.custom_vjp
@@ -241,11 +237,10 @@ def _awaited(x: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x, number
 
 
-def _awaited_bwd(_: None, cts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return cts[0], cts[1] + 0 * cts[0].ravel()[0].astype(cts[1].dtype)
-
-
-_awaited.defvjp(lambda x, number: ((x, number), None), _awaited_bwd)
+_awaited.defvjp(
+    lambda x, number: ((x, number), None),
+    lambda _, cts: (cts[0], cts[1] + 0 * cts[0].ravel()[0].astype(cts[1].dtype)),
+)
 
 
 def _block_of(name: str) -> str:

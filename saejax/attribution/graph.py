@@ -8,6 +8,7 @@ Shape letters: N nodes, R of them with a row, A active features, L layers, S tok
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import zipfile
@@ -137,23 +138,15 @@ class Graph:
     @property
     def parts(self) -> dict[str, slice]:
         """Slices of the nodes of each kind: features, errors, tokens, logits."""
-        sizes = {
-            "features": self.n_features,
-            "errors": self.n_errors,
-            "tokens": len(self.tokens),
-            "logits": len(self.logits),
-        }
-        parts, start = {}, 0
-        for kind, size in sizes.items():
-            parts[kind] = slice(start, start + size)
-            start += size
-        return parts
+        kinds = ("features", "errors", "tokens", "logits")
+        sizes = (self.n_features, self.n_errors, len(self.tokens), len(self.logits))
+        ends = itertools.accumulate(sizes)
+        return {kind: slice(end - size, end) for kind, size, end in zip(kinds, sizes, ends, strict=True)}
 
     @property
     def targets(self) -> np.ndarray:
         """int [R]: the nodes that have a row, in the order of the rows."""
-        features, logits = self.parts["features"], self.parts["logits"]
-        return np.r_[features, logits]
+        return np.r_[self.parts["features"], self.parts["logits"]]
 
     @property
     def matrix(self) -> np.ndarray:

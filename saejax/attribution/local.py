@@ -7,8 +7,7 @@ Active features are the latents that are not 0. (Ameisen et al. 2025, "Circuit T
 Shape letters: A active features, L layers, S tokens, K logits that are nodes, D width, F latents of a layer.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,15 +17,14 @@ from jax.sharding import Mesh
 
 from saejax.attribution.frozen import Frozen, unembedding_at_residual, watch
 from saejax.attribution.layers import Layer, layers_of
-from saejax.attribution.rows import row_program, shardings
+from saejax.attribution.rows import listed, row_program, shardings
 from saejax.attribution.settings import AttributionConfig
-from saejax.attribution.sources import alike, listed
 from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel
 from saejax.lm.rows import check_ids
-from saejax.parallel import check_divides
+from saejax.parallel import ParallelConfig, check_divides, make_mesh
 from saejax.trained import TrainedCoder
 
 _watch = jax.jit(watch, static_argnums=(0, 4))
@@ -34,9 +32,14 @@ _LENGTH_STEP = 16  # prompts are filled up to a multiple of this, so that few le
 _POSITIONS = 64  # encoded at once: all latents of so many tokens are dense for a moment
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class LocalModel:
-    """Nodes and the row program of one prompt.
+    """Nodes and the row program of one prompt, its arrays on the mesh.
+
+    Args:
+        saes: of `layers.at_model`.
+        tokens_S: of `checked_tokens`.
+        mesh: default one device.
+        answers: tokens whose logits are nodes, whatever their probability.
 
     Attributes:
         layers: of the graph.
@@ -44,19 +47,55 @@ class LocalModel:
         activations: float32 [A].
         logits, probabilities: int32 [K], float32 [K]: the next tokens that are nodes, the likeliest first.
         n_errors, n_tokens: L S and S.
+
+    Raises:
+        ConfigError: dictionaries that do not go together, or a mesh that does not divide chunk or latents.
+        DataError: no feature is active.
     """
 
-    layers: tuple[Layer, ...]
-    features: np.ndarray
-    activations: np.ndarray
-    logits: np.ndarray
-    probabilities: np.ndarray
-    n_errors: int
-    n_tokens: int
-    _encoders: tuple[np.ndarray, ...]
-    _logit_vectors: np.ndarray
-    _places: tuple[np.ndarray, ...]
-    _program: Callable[[dict[str, jax.Array]], dict[str, Any]]
+    def __init__(
+        self,
+        lm: LanguageModel,
+        saes: Sequence[TrainedCoder],
+        tokens_S: np.ndarray,
+        config: AttributionConfig,
+        mesh: Mesh | None = None,
+        answers: Sequence[int] = (),
+    ):
+        mesh = make_mesh(ParallelConfig((1, 1)), jax.local_devices()) if mesh is None else mesh
+        self.layers = layers = layers_of(lm, saes)
+        _check_mesh(saes, config, mesh)
+        self.n_tokens, self.n_errors = len(tokens_S), len(layers) * len(tokens_S)
+        put, widths = shardings(mesh), [saes[layer.dictionary].coder.topology.d_sae for layer in layers]
+        # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
+        params = lm.placed(mesh)
+        filled = min(-(-self.n_tokens // _LENGTH_STEP) * _LENGTH_STEP, lm.config.context_length)
+        tokens = jnp.asarray(np.resize(tokens_S, filled))
+        seen = _watch(lm.config, params, tokens, jnp.int32(self.n_tokens), layers)
+        inside = range(config.silent, self.n_tokens)
+        codes = [_coded(sae, layers, number, seen["values"], inside) for number, sae in enumerate(saes)]
+        active, errors = zip(*(codes[layer.dictionary][layer.group] for layer in layers), strict=True)
+        numbers = [np.full(len(values), number) for number, (_, _, values) in enumerate(active)]
+        rows = [np.stack([layer, *part[:2]], axis=1) for layer, part in zip(numbers, active, strict=True)]
+        self.features = np.concatenate(rows).astype(np.int32)
+        self.activations = np.concatenate([values for _, _, values in active])
+        if not len(self.features):
+            raise DataError("No latent of any dictionary is active in the prompt: there are no features to attribute.")
+        slots, self._at = listed(active, widths, mesh.shape[LATENT], config.block)
+        skips = {n: _of_group(saes, layer, "W_skip") for n, layer in enumerate(layers) if layer.skip}
+        sources = {
+            "decoders": [jax.device_put(_decoder(saes, layer, mesh), put["latent"]) for layer in layers],
+            "slots": jax.device_put(slots, put["latent"]),
+            "errors": jax.device_put(list(errors), put["whole"]),
+            "embeddings": seen["embeddings"],
+            "skips": jax.device_put(skips, put["whole"]),
+        }
+        frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
+        program = row_program(lm.config, layers, config.block, mesh)
+        self._program = lambda targets: program(params, frozen, sources, jax.device_put(targets, put["targets"]))
+        self.logits, self.probabilities = _logit_nodes(np.asarray(seen["logits"], np.float64), config, answers)
+        vectors = unembedding_at_residual(lm.config, lm.params, jnp.asarray(self.logits), seen["final"][1])
+        self._logit_vectors, self._encoders = np.asarray(vectors), [_of_group(saes, layer, "W_enc") for layer in layers]
 
     @property
     def n_sources(self) -> int:
@@ -69,7 +108,7 @@ class LocalModel:
         """
         arguments = self._targets(targets, size)
         effects = jax.device_get(self._program(arguments))
-        features = [layer.reshape(size, -1)[:, at] for layer, at in zip(effects["features"], self._places, strict=True)]
+        features = [layer.reshape(size, -1)[:, at] for layer, at in zip(effects["features"], self._at, strict=True)]
         errors, tokens = (effects[name][..., : self.n_tokens] for name in ("errors", "tokens"))
         return np.concatenate([*features, errors.reshape(size, -1), tokens], axis=1)[: len(targets)]
 
@@ -90,72 +129,6 @@ class LocalModel:
             arguments["layer"][row], arguments["position"][row] = layer, position
             arguments["vector"][row, : len(vector)] = vector
         return arguments
-
-
-def local_model(
-    lm: LanguageModel,
-    saes: Sequence[TrainedCoder],
-    tokens: Sequence[int] | np.ndarray,
-    config: AttributionConfig,
-    mesh: Mesh,
-    answers: Sequence[int] = (),
-) -> LocalModel:
-    """The local replacement model of a prompt, its arrays on the mesh; `saes` are of `layers.at_model`.
-
-    Raises:
-        ConfigError: dictionaries that do not go together, or a mesh that does not divide chunk or latents.
-        DataError: an empty prompt, one that the model cannot read, or one without an active feature.
-    """
-    tokens_S = checked_tokens(lm, tokens, config)
-    layers = layers_of(lm, saes)
-    _check_mesh(saes, config, mesh)
-    put = shardings(mesh)
-    # Heads, MLPs and vocabulary are spread over the devices along "latent", too.
-    params = lm.placed(mesh)
-    length = len(tokens_S)
-    filled_S = np.resize(tokens_S, min(-(-length // _LENGTH_STEP) * _LENGTH_STEP, lm.config.context_length))
-    seen = _watch(lm.config, params, jnp.asarray(filled_S), jnp.int32(length), layers)
-    codes = [_coded(sae, layers, number, seen["values"]) for number, sae in enumerate(saes)]
-    inside = range(config.silent, length)
-    active = [_active(codes[layer.dictionary][0][layer.group], inside) for layer in layers]
-    if not any(len(values) for _, _, values in active):
-        raise DataError("No latent of any dictionary is active in the prompt: there are no features to attribute.")
-    slots = [
-        listed(*part, saes[layer.dictionary].coder.topology.d_sae, mesh.shape[LATENT], config.block)
-        for layer, part in zip(layers, active, strict=True)
-    ]
-    lists = alike(slots, config.block)
-    errors = [codes[layer.dictionary][1][layer.group] for layer in layers]
-    for error_SD in errors:
-        error_SD[: inside.start] = error_SD[inside.stop :] = 0
-    sources = {
-        "decoders": [jax.device_put(_decoder(saes, layer, mesh), put["latent"]) for layer in layers],
-        "slots": [jax.device_put(slot_list.slots, put["latent"]) for slot_list in lists],
-        "errors": [jax.device_put(error_SD, put["whole"]) for error_SD in errors],
-        "embeddings": seen["embeddings"],
-        "skips": {
-            n: jax.device_put(_of_group(saes, layer, "W_skip"), put["whole"])
-            for n, layer in enumerate(layers)
-            if layer.skip
-        },
-    }
-    frozen = {name: seen[name] for name in ("queries", "keys", "scales", "inputs")}
-    program = row_program(lm.config, layers, config.block, mesh)
-    logits, probabilities = _logit_nodes(np.asarray(seen["logits"], np.float64), config, answers)
-    vectors = unembedding_at_residual(lm.config, lm.params, jnp.asarray(logits), seen["final"][1])
-    return LocalModel(
-        layers,
-        np.concatenate([_rows_of(number, *part) for number, part in enumerate(active)]),
-        np.concatenate([values for _, _, values in active]),
-        logits,
-        probabilities,
-        len(layers) * length,
-        length,
-        tuple(_of_group(saes, layer, "W_enc") for layer in layers),
-        np.asarray(vectors),
-        tuple(slot_list.at for slot_list in lists),
-        lambda targets: program(params, frozen, sources, jax.device_put(targets, put["targets"])),
-    )
 
 
 def checked_tokens(lm: LanguageModel, tokens: Sequence[int] | np.ndarray, config: AttributionConfig) -> np.ndarray:
@@ -185,9 +158,9 @@ def _check_mesh(saes: Sequence[TrainedCoder], config: AttributionConfig, mesh: M
 
 
 def _coded(
-    sae: TrainedCoder, layers: Sequence[Layer], number: int, values: Frozen
-) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
-    """(for each group what is active as [positions, latents, values], for each site its error [S, D])."""
+    sae: TrainedCoder, layers: Sequence[Layer], number: int, values: Frozen, inside: range
+) -> list[tuple[list[np.ndarray], np.ndarray]]:
+    """Of each group what is active `inside` as [positions, latents, values], and the error at its site, 0 outside."""
     groups_of = sorted((layer for layer in layers if layer.dictionary == number), key=lambda layer: layer.group)
     x, y = (
         [np.asarray(values[name], np.float32) for name in names]
@@ -195,7 +168,7 @@ def _coded(
     )
     stacked = sae.coder.topology.stacked
     parts: list[list[list[np.ndarray]]] = [[] for _ in groups_of]
-    errors = []
+    blocks = []
     for start in range(0, len(x[0]), _POSITIONS):
         rows = [a[start : start + _POSITIONS] for a in x]
         inputs = np.stack(rows, axis=1) if stacked else rows[0]
@@ -203,22 +176,18 @@ def _coded(
         y_hat = np.asarray(sae.decode(latents, inputs))
         for group in range(len(groups_of)):
             of_group = latents[:, group] if stacked else latents
-            at = np.nonzero(of_group)
-            parts[group].append([at[0] + start, at[1], of_group[at]])
-        errors.append(y_hat if stacked else y_hat[:, None])
-    y_hat = np.concatenate(errors)
-    groups = [[np.concatenate(column) for column in zip(*of_group, strict=True)] for of_group in parts]
-    return groups, [y[site] - y_hat[:, site] for site in range(len(groups_of))]
-
-
-def _active(found: list[np.ndarray], inside: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    positions, latents, values = found
-    inner = (positions >= inside.start) & (positions < inside.stop)
-    return positions[inner], latents[inner], values[inner].astype(np.float32)
-
-
-def _rows_of(layer: int, positions: np.ndarray, latents: np.ndarray, _: np.ndarray) -> np.ndarray:
-    return np.stack([np.full(len(positions), layer), positions, latents], axis=1).astype(np.int32)
+            positions, columns = np.nonzero(of_group)
+            inner = (positions + start >= inside.start) & (positions + start < inside.stop)
+            positions, columns = positions[inner], columns[inner]
+            parts[group].append([positions + start, columns, of_group[positions, columns].astype(np.float32)])
+        blocks.append(y_hat if stacked else y_hat[:, None])
+    y_hat = np.concatenate(blocks)
+    groups = []
+    for site, rows_of_group in enumerate(parts):
+        error_SD = y[site] - y_hat[:, site]
+        error_SD[: inside.start] = error_SD[inside.stop :] = 0
+        groups.append(([np.concatenate(column) for column in zip(*rows_of_group, strict=True)], error_SD))
+    return groups
 
 
 def _decoder(saes: Sequence[TrainedCoder], layer: Layer, mesh: Mesh) -> jax.Array:

@@ -28,12 +28,11 @@ from jax.sharding import Mesh
 from saejax.attribution.graph import Graph
 from saejax.attribution.influence import influence
 from saejax.attribution.layers import at_model, layers_of
-from saejax.attribution.local import LocalModel, checked_tokens, local_model
+from saejax.attribution.local import LocalModel, checked_tokens
 from saejax.attribution.settings import AttributionConfig
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LanguageModel, decoder
 from saejax.lm.conventions import DecoderConfig
-from saejax.parallel import ParallelConfig, make_mesh
 from saejax.trained import TrainedCoder
 
 _POSITIONS = 64  # encoded at once: all latents of so many tokens are dense for a moment
@@ -84,11 +83,9 @@ def skipped(
     layers = layers_of(lm, saes)
     if tuple(layer.write for layer in layers) != graph.hook_points:
         raise DataError(f"The graph is of dictionaries at {graph.hook_points}; those given write elsewhere.")
-    mesh = make_mesh(ParallelConfig((1, 1)), jax.local_devices()) if mesh is None else mesh
     # Where only own writes are left, the error is e + c: c's effects are what it has more than the graph's own error.
-    alone = local_model(
-        lm, [_own_writes(sae) for sae in saes], graph.tokens, config, mesh, tuple(map(int, graph.logits))
-    )
+    tokens_S, logits = checked_tokens(lm, graph.tokens, config), tuple(map(int, graph.logits))
+    alone = LocalModel(lm, [_own_writes(sae) for sae in saes], tokens_S, config, mesh, logits)
     targets, rows = _targets(graph, alone)
     weight_N = influence(graph)
     weight_N[graph.parts["logits"]] += graph.probabilities

@@ -6,8 +6,8 @@ import functools
 import pytest
 from tiny.attributed import lm_of
 
+from benchmarks.row_memory import RowMemory, row_memory, transcoder_layers
 from saejax.attribution import AttributionConfig
-from saejax.attribution.memory import RowMemory, row_memory, transcoder_layers
 from saejax.parallel import ParallelConfig, make_mesh
 
 LENGTH = 64

@@ -1,4 +1,4 @@
-"""Bytes that the row program takes, from shapes alone: it is lowered and compiled, and never run.
+"""Bytes that the row program of attribution takes, from shapes alone: it is lowered and compiled, and never run.
 
 Shape letters: S tokens, T slots, K features of a slot, N devices along "latent".
 """
@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from saejax.attribution.frozen import watch
 from saejax.attribution.layers import Layer
-from saejax.attribution.rows import row_program, shardings
+from saejax.attribution.rows import listed, row_program, shardings
 from saejax.attribution.settings import AttributionConfig
-from saejax.attribution.sources import slots_shape
 from saejax.kernels.batch import LATENT
 from saejax.lm import decoder, logical_axes
 from saejax.lm.conventions import DecoderConfig
@@ -74,12 +74,13 @@ def row_memory(
         lambda params, tokens_S: watch(config, params, tokens_S, jnp.int32(length), layers), params, tokens_S
     )
     seen = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, "whole"), seen)
-    slots = slots_shape(length, active, devices, settings.block)
+    positions, latents = np.repeat(np.arange(length), active), np.tile(np.arange(active) * d_sae // active, length)
+    ((slots,), _) = listed([(positions, latents, np.ones(len(latents)))], [d_sae], devices, settings.block)
     sources = {
         "decoders": [
             shape((devices, d_sae // devices, len(layer.reaches), width), jnp.float32, "latent") for layer in layers
         ],
-        "slots": [{name: shape(of, kind, "latent") for name, (of, kind) in slots.items()} for _ in layers],
+        "slots": [{name: shape(a.shape, a.dtype, "latent") for name, a in slots.items()} for _ in layers],
         "errors": [shape((length, width), jnp.float32, "whole") for _ in layers],
         "embeddings": seen["embeddings"],
         "skips": {},
