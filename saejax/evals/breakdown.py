@@ -1,6 +1,7 @@
 """Figures by where a token stands, how frequent it is, and where its document comes from."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,6 @@ from saejax.text import PackedRows, Packer, Source, parts_of
 # Frequencies and sources are those of so many tokens: this much text is read before the first is evaluated.
 _AHEAD = 1 << 22
 _DECILES, _SOURCES, _POSITIONS = 10, 20, 32
-# Of each group.
-FIGURES = ("fve", "loss_recovered", "l0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,24 +163,22 @@ def broken_down(
     with np.errstate(divide="ignore", invalid="ignore"):
         tokens_G = sums["tokens"][0]
         variance_WG = sums["square"] / sums["square"][:1] * variance_G[None]
-        figures = {"fve": 1 - sums["error2"] / variance_WG, "l0": sums["l0"] / sums["tokens"]}
+        figures = {"fve": 1 - sums["error2"] / variance_WG}
         if "ce_sae" in sums:
             lost_WG, all_WG = sums["ce_zero"] - sums["ce_sae"], sums["ce_zero"] - sums["ce_clean"]
             figures["loss_recovered"] = lost_WG / all_WG
-    found = {}
-    for one in breakdowns:
-        places = [g for g in range(one.first, one.first + len(one.labels)) if tokens_G[g]]
-        if not places:
-            continue
-        said: dict[str, Any] = {
-            "groups": [one.labels[g - one.first] for g in places],
-            "tokens": [int(tokens_G[g]) for g in places],
-            "documents": [int(documents_G[g]) for g in places],
+        figures["l0"] = sums["l0"] / sums["tokens"]
+    content = {}
+    for breakdown in breakdowns:
+        groups = [g for g in range(breakdown.first, breakdown.first + len(breakdown.labels)) if tokens_G[g]]
+        table: dict[str, Any] = {
+            "groups": [breakdown.labels[g - breakdown.first] for g in groups],
+            "tokens": tokens_G[groups].astype(int).tolist(),
+            "documents": documents_G[groups].astype(int).tolist(),
         }
-        for name in FIGURES:
-            if name in figures:
-                said[name] = [float(figures[name][0, g]) if np.isfinite(figures[name][0, g]) else None for g in places]
-                own = [resample_interval(figures[name][1:, g], int(documents_G[g])) for g in places]
-                said[f"{name}_interval"] = own
-        found[one.name] = said
-    return found
+        for name, values_WG in figures.items():
+            table[name] = [value if math.isfinite(value) else None for value in values_WG[0, groups].tolist()]
+            table[f"{name}_interval"] = [resample_interval(values_WG[1:, g], int(documents_G[g])) for g in groups]
+        if groups:
+            content[breakdown.name] = table
+    return content

@@ -1,9 +1,9 @@
 """One pass over held-out text: reconstruction, sparsity and what the language model loses."""
 
-import contextlib
 import dataclasses
 import functools
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.capture import finite, near
-from saejax.coders import Coder, Latents, Sites
+from saejax.coders import Coder, Sites
 from saejax.core.errors import DataError
 from saejax.core.progress import Progress
 from saejax.core.settings import Settings, setting
@@ -26,7 +26,7 @@ from saejax.evals.reconstruction import (
     joined_sums,
     token_sums,
 )
-from saejax.evals.resampled import CoderSums, Shared, Slots, TextSums
+from saejax.evals.resampled import CoderSums, Slots, TextSums
 from saejax.evals.similarity import CoActivation, cosine_histogram, firing
 from saejax.evals.splice import Clean, splice_metrics, spliced, unspliced
 from saejax.lm.forward import Model, compiled
@@ -103,9 +103,9 @@ def evaluate_together(
     clean = run(lm.params, blank)[1]
     parts = [_Part(sae, lm, clean, blank, config) for sae in saes]
     totals: dict[str, float] = {}
-    with contextlib.ExitStack() as within, Progress("evaluate", config.tokens) as progress:
+    with tempfile.TemporaryFile() as file, Progress("evaluate", config.tokens) as progress:
         read = ReadText(packer, config.batch_rows, config.tokens)
-        text = within.enter_context(TextSums(read.n_groups))
+        text = TextSums(read.breakdowns, read.n_groups, file)
         for packed, codes in read.batches():
             n_kept, arrays = int(packed.keep.sum()), _arrays(packed)
             sums, clean = run(lm.params, arrays)
@@ -125,8 +125,7 @@ def evaluate_together(
             )
         if not totals.get("predicted") or not progress.tokens:
             raise DataError("There is no held-out text. Raise text.heldout_fraction or give more documents.")
-        shared = Shared.of(text, read.breakdowns)
-        results = [part.evaluated(totals, shared) for part in parts]
+        results = [part.evaluated(totals, text) for part in parts]
         seconds = progress.seconds / len(parts)
         return [dataclasses.replace(result, seconds=seconds) for result in results]
 
@@ -159,8 +158,10 @@ def spliced_run(lm: Model, coder: Coder, sites: Sites) -> Callable[[Any, Any, Cl
             latents = coder.encode(params, x)
             y_hat = coder.decode(params, latents, x)
             flat = latents.flat()
-            tokens = token_sums(y.reshape(len(keep_B), -1), y_hat.reshape(len(keep_B), -1), flat, keep_B)
-            return (y_hat, tokens, firing(flat)), _sums(names, y, y_hat, flat, keep_B)
+            whole = (y.reshape(len(keep_B), -1), y_hat.reshape(len(keep_B), -1), flat, keep_B)
+            tokens, sums = token_sums(*whole), {"all": batch_sums(*whole)}
+            sums |= {name: batch_sums(y[:, i], y_hat[:, i], flat, keep_B) for i, name in enumerate(names[1:])}
+            return (y_hat, tokens, firing(flat)), sums
 
         (y_hat, tokens, bits), sums = _in_blocks(block, (seen["x"], seen["y"], clean["keep"].ravel()), coder.few_tokens)
         sides = [y_hat[:, i] for i in range(len(sites.writes))] if sites.stacked else [y_hat]
@@ -188,7 +189,7 @@ class _Part:
         self._reconstructions = {name: Reconstruction() for name in self._names}
         self._totals: dict[str, float] = {}
         self._run = compiled(lm, spliced_run(lm, sae.coder, sae.sites), self._weights, lm.params, clean, packed)
-        self._resampled: CoderSums | None = None
+        self._resampled = CoderSums()
         self._together = CoActivation(sae.n_latents, packed["tokens"].size, config.tokens)
 
     def add(self, clean: Clean, packed: dict[str, jax.Array], slots: Slots, keep_B: np.ndarray) -> None:
@@ -197,8 +198,6 @@ class _Part:
         _add(self._totals, {name: value.sum(dtype=np.float64) for name, value in by_token.items()})
         for name, part in sums.items():
             self._reconstructions[name].add(part)
-        if self._resampled is None:
-            self._resampled = CoderSums(slots.n_groups)
         self._resampled.add(slots, error_BR, keep_B, {**tokens, **by_token})
         self._together.add(np.asarray(bits), keep_B)
 
@@ -206,14 +205,13 @@ class _Part:
     def n_tokens(self) -> int:
         return int(self._reconstructions["all"].sums["n"])
 
-    def evaluated(self, totals: dict[str, float], shared: Shared) -> Evaluated:
+    def evaluated(self, totals: dict[str, float], text: TextSums) -> Evaluated:
         whole, n_tokens = self._reconstructions["all"], self.n_tokens
         metrics = whole.metrics() | {name: float(v) for name, v in splice_metrics(totals | self._totals).items()}
         metrics |= {f"fve/{name}": self._reconstructions[name].metrics()["fve"] for name in self._names[1:]}
         decoders = self._sae.coder.topology.decoder_rows(self._weights)
         metrics["gram_rms"] = float(np.sqrt(np.mean(np.square([decoder_gram_rms(np.asarray(d)) for d in decoders]))))
-        assert self._resampled is not None
-        documents, breakdown = self._resampled.against(shared, self._sae.sites.writes, metrics, whole)
+        documents, breakdown = self._resampled.against(text, self._sae.sites.writes, metrics, whole)
         return Evaluated(
             metrics,
             density_histogram(whole.counts, n_tokens),
@@ -245,16 +243,6 @@ def _in_blocks(function: Callable[..., tuple[Any, Any]], arrays: tuple[jax.Array
     rows, sums = jax.lax.map(lambda block: function(*block), blocks)
     joined = jax.tree.map(lambda row: row.reshape(-1, *row.shape[2:])[:n], rows)
     return joined, {name: joined_sums(of_blocks) for name, of_blocks in sums.items()}
-
-
-def _sums(
-    names: tuple[str, ...], y: jax.Array, y_hat: jax.Array, latents: Latents, keep_B: jax.Array
-) -> dict[str, Any]:
-    n = len(keep_B)
-    parts = {"all": batch_sums(y.reshape(n, -1), y_hat.reshape(n, -1), latents, keep_B)}
-    for i, name in enumerate(names[1:]):
-        parts[name] = batch_sums(y[:, i], y_hat[:, i], latents, keep_B)
-    return parts
 
 
 def _arrays(packed: PackedRows) -> dict[str, jax.Array]:

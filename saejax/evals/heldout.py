@@ -72,8 +72,5 @@ def in_order(
     for start in range(0, reader.n_tokens, batch_size):
         rows = reader.rows(start, min(start + batch_size, reader.n_tokens))
         count = min(batch_size, reader.n_tokens - start)
-        padded = {}
-        for name in hook_points:
-            padded[name] = np.zeros((batch_size, rows[name].shape[1]), rows[name].dtype)
-            padded[name][:count] = rows[name]
+        padded = {name: np.pad(rows[name], ((0, batch_size - count), (0, 0))) for name in hook_points}
         yield padded, np.arange(batch_size) < count

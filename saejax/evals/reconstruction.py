@@ -18,8 +18,8 @@ from saejax.evals.centred import about_zero, centred_sums, joined, variance
 from saejax.evals.metrics import TOKEN_METRICS
 from saejax.kernels.dense import EXACT
 
-# {sum of a vector: sum of its squares}; both about the numbers under the first name with "_at".
-_SQUARES = {"x": "x2", "e": "e2"}
+# Names of a centre, and of the sums of a vector and of its squares about it.
+_CENTRED = (("x_at", "x", "x2"), ("e_at", "e", "e2"))
 
 
 def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: jax.Array) -> Any:
@@ -32,8 +32,10 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
     error_BD = x_BD - x_hat_BD
     norm_B, error_norm_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(error_BD, axis=1)
     over = functools.partial(jnp.matmul, w_B, precision=EXACT)
-    about = {"x": centred_sums(x_BD, keep_B), "e": centred_sums(error_BD, keep_B)}
-    return _by_key(about) | {
+    of_vectors: dict[str, jax.Array] = {}
+    for names, values_BD in zip(_CENTRED, (x_BD, error_BD), strict=True):
+        of_vectors |= zip(names, centred_sums(values_BD, keep_B), strict=True)
+    return of_vectors | {
         "n": w_B.sum(),
         "norm2": over(jnp.square(norm_B)),
         "relative": over(error_norm_B / jnp.maximum(norm_B, 1e-12)),
@@ -43,19 +45,11 @@ def batch_sums(x_BD: jax.Array, x_hat_BD: jax.Array, latents: Latents, keep_B: j
     }
 
 
-def _by_key(about: Mapping[str, Any]) -> dict[str, Any]:
-    """{"x_at", "x", "x2", ...} of {"x": (a, s, q), ...}."""
-    return {key: part for name, parts in about.items() for key, part in zip(_keys(name), parts, strict=True)}
-
-
-def _keys(name: str) -> tuple[str, str, str]:
-    return f"{name}_at", name, _SQUARES[name]
-
-
 def joined_sums(blocks: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The sums of several blocks, [K, ...] each, as those of one. Pure, float32."""
-    about = {name: joined(blocks["n"], *(blocks[key] for key in _keys(name))) for name in _SQUARES}
-    moved = _by_key(about)
+    moved: dict[str, jax.Array] = {}
+    for names in _CENTRED:
+        moved |= zip(names, joined(blocks["n"], *(blocks[name] for name in names)), strict=True)
     return moved | {name: value.sum(0) for name, value in blocks.items() if name not in moved}
 
 
@@ -104,9 +98,8 @@ class Reconstruction:
 
     def add(self, sums: Any) -> None:
         host = {name: np.asarray(value, np.float64) for name, value in jax.device_get(sums).items()}
-        for name, square in _SQUARES.items():
-            at_D = host.pop(f"{name}_at")
-            host[name], host[square] = about_zero(host["n"], at_D, host[name], host[square])
+        for at, first, second in _CENTRED:
+            host[first], host[second] = about_zero(host["n"], host.pop(at), host[first], host[second])
         self._sums = host if self._sums is None else {name: self._sums[name] + host[name] for name in host}
 
     @property

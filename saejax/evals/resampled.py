@@ -8,9 +8,8 @@ device), so memory does not grow with the text.
 import dataclasses
 import functools
 import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -51,15 +50,14 @@ class Slots:
 class Columns:
     """Sums of per-token numbers: over each document, each resample, and each group of each resample."""
 
-    def __init__(self, n_groups: int):
-        self._n_groups = n_groups
+    def __init__(self) -> None:
         self._documents: dict[str, list[np.ndarray]] = {}
         self._at: list[np.ndarray] = []
         self.resampled: dict[str, np.ndarray] = {}
         self.groups: dict[str, np.ndarray] = {}
 
     def add(self, batch: Slots, columns: Mapping[str, np.ndarray]) -> None:
-        count, n_groups = len(batch.documents), self._n_groups
+        count, n_groups = len(batch.documents), batch.n_groups
         inside = batch.slots >= 0
         self._at.append(batch.documents)
         for name, given_B in columns.items():
@@ -85,20 +83,30 @@ def _add(totals: dict[str, np.ndarray], name: str, value: np.ndarray) -> None:
 
 
 class Dimensions:
-    """Sums of [B, R] and of its squares over each resample, [W, R], on the device."""
+    """Sums of [B, R] and of its squares over each resample, [W, R], on the device, about `centre_R`.
 
-    def __init__(self) -> None:
-        self._totals: jax.Array | None = None
+    The centre is the mean of the first batch, which is near that of all, and may be far from 0.
+    """
 
-    def add(self, batch: Slots, values_BR: jax.Array) -> np.ndarray:
-        """Add a batch; returns the sums of its documents, float32 [M, R]."""
+    centre_R: jax.Array
+    _totals: jax.Array | None = None
+
+    def add(self, batch: Slots, values_BR: jax.Array, keep_B: Any) -> tuple[jax.Array, jax.Array, np.ndarray]:
+        """Add the tokens to keep of a batch.
+
+        Returns:
+            values less the centre, 0 for tokens that are not kept [B, R]; their squared length [B]; and their sums over
+            each document, float32 [M, R].
+        """
         if self._totals is None:
+            self.centre_R = _mean(values_BR, keep_B)
             self._totals = jnp.zeros((2, RESAMPLES, values_BR.shape[1]), jnp.float32)
-        self._totals, sums_MR = _accumulated(self._totals, batch.on_device, jnp.asarray(batch.slots), values_BR)
-        return np.asarray(sums_MR)[: len(batch.documents)]
+        away_BR, square_B = _away(values_BR, keep_B, self.centre_R)
+        self._totals, sums_MR = _accumulated(self._totals, batch.on_device, jnp.asarray(batch.slots), away_BR)
+        return away_BR, square_B, np.asarray(sums_MR)[: len(batch.documents)]
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """(sums, sums of squares), float64 [W, R]."""
+        """(sums, sums of squares) about the centre, float64 [W, R]."""
         assert self._totals is not None, "add at least one batch"
         first, second = np.asarray(self._totals, np.float64)
         return first, second
@@ -120,14 +128,12 @@ def _of_groups(values_BR: jax.Array, codes_KB: jax.Array, n_groups: int) -> jax.
 
 
 @jax.jit
-def mean_of(y_BR: jax.Array, keep_B: jax.Array) -> jax.Array:
-    """[R], over the tokens to keep."""
+def _mean(y_BR: jax.Array, keep_B: jax.Array) -> jax.Array:
     return jnp.where(keep_B[:, None], y_BR, 0).sum(0) / jnp.maximum(keep_B.sum(), 1)
 
 
 @jax.jit
-def away_from(y_BR: jax.Array, keep_B: jax.Array, centre_R: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(y - centre, zeros where a token is not kept; its squared length [B])."""
+def _away(y_BR: jax.Array, keep_B: jax.Array, centre_R: jax.Array) -> tuple[jax.Array, jax.Array]:
     values_BR = jnp.where(keep_B[:, None], y_BR - centre_R[None], 0)
     return values_BR, jnp.square(values_BR).sum(1)
 
@@ -136,46 +142,37 @@ class TextSums:
     """The part of the sums that every coder of the same sites shares: of the text, of what the sites write, of the loss
     without a coder.
 
-    Sums of y are taken about the mean of the first batch, which is near the mean of all, and are moved there in the
-    end. For that the sum of y of each document is needed: these wait in a temporary file, [N, R] of float32, until the
-    end of the `with` block.
+    Sums of y are moved from the first batch's mean to that of all in the end. For that the sum of y of each document is
+    needed: these wait in `file`, a temporary one, [N, R] of float32.
     """
 
-    def __init__(self, n_groups: int):
-        self.n_groups = n_groups
-        self.columns, self._dimensions = Columns(n_groups), Dimensions()
+    def __init__(self, breakdowns: Sequence[Breakdown], n_groups: int, file: IO[bytes]):
+        self.breakdowns, self.n_groups, self._file = breakdowns, n_groups, file
+        self.columns, self._dimensions = Columns(), Dimensions()
         self._numbers: list[int] = []
         self._in_group: list[np.ndarray] = []
         self._hash = hashlib.sha256()
-        self._centre_R: jax.Array | None = None
         self._groups_GR: np.ndarray | float = 0.0
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
         self._at: list[np.ndarray] = []
 
-    def __enter__(self) -> "TextSums":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
     def add(
-        self, packed: PackedRows, codes_KB: np.ndarray, y_BR: jax.Array, keep_B: Any, losses: Mapping[str, Any]
+        self, packed: PackedRows, codes_KB: np.ndarray, y_BR: jax.Array, keep_B: np.ndarray, losses: Mapping[str, Any]
     ) -> Slots:
         """Add a batch: y [B, R] with the tokens to keep, and sums of the loss by token, {name: [B]}."""
         for array in (packed.tokens, packed.documents, packed.keep):
             self._hash.update(np.ascontiguousarray(array).tobytes())
         batch = self._slots(packed, codes_KB)
-        if self._centre_R is None:
-            self._centre_R = mean_of(y_BR, keep_B)
-        values_BR, square_B = away_from(y_BR, keep_B, self._centre_R)
-        sums_MR = self._dimensions.add(batch, values_BR)
+        away_BR, square_B, sums_MR = self._dimensions.add(batch, y_BR, keep_B)
         self._file.write(np.ascontiguousarray(sums_MR, np.float32).tobytes())
         self._at.append(batch.documents)
-        self._groups_GR = self._groups_GR + np.asarray(
-            _of_groups(values_BR, jnp.asarray(codes_KB), self.n_groups), np.float64
-        )
-        self.columns.add(batch, {"tokens": np.asarray(keep_B), "square": np.asarray(square_B), **losses})
-        self._note_groups(batch, np.asarray(keep_B))
+        groups_GR = _of_groups(away_BR, jnp.asarray(codes_KB), self.n_groups)
+        self._groups_GR = self._groups_GR + np.asarray(groups_GR, np.float64)
+        self.columns.add(batch, {"tokens": keep_B, "square": np.asarray(square_B), **losses})
+        seen_MG = np.zeros((len(batch.documents), self.n_groups), bool)
+        for codes_B in codes_KB:
+            some = keep_B & (codes_B >= 0) & (batch.slots >= 0)
+            seen_MG[batch.slots[some], codes_B[some]] = True
+        self._in_group.append(seen_MG)
         return batch
 
     def _slots(self, packed: PackedRows, codes_KB: np.ndarray) -> Slots:
@@ -194,16 +191,6 @@ class TextSums:
         whole = np.concatenate([np.ones((1, len(numbers_M))), drawn_WM.astype(np.float64)])
         return Slots(first + np.arange(len(numbers_M)), slots_B, codes_KB, whole, jnp.asarray(padded), self.n_groups)
 
-    def _note_groups(self, batch: Slots, keep_B: np.ndarray) -> None:
-        seen_MG = np.zeros((len(batch.documents), self.n_groups), bool)
-        for codes_B in batch.codes:
-            some = keep_B & (codes_B >= 0) & (batch.slots >= 0)
-            seen_MG[batch.slots[some], codes_B[some]] = True
-        if self._at[:-1] and len(batch.documents) and self._at[-2][-1:] == batch.documents[:1]:
-            seen_MG[0] |= self._in_group[-1][-1]
-            self._in_group[-1] = self._in_group[-1][:-1]
-        self._in_group.append(seen_MG)
-
     @property
     def numbers(self) -> np.ndarray:
         """Places of the documents in the source, int64 [N]."""
@@ -215,23 +202,28 @@ class TextSums:
 
     def documents_of_groups(self) -> np.ndarray:
         """Documents with a token in each group, int64 [G]."""
-        return np.concatenate(self._in_group).sum(0)
+        seen_NG = np.zeros((len(self._numbers), self.n_groups), bool)
+        for documents, seen_MG in zip(self._at, self._in_group, strict=True):
+            seen_NG[documents] |= seen_MG
+        return seen_NG.sum(0)
 
-    def dimension_sums(self) -> tuple[np.ndarray, np.ndarray]:
+    @functools.cached_property
+    def written(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sums of y (about a constant) and of its square over each resample, float64 [W, R]."""
         return self._dimensions.sums()
 
+    @functools.cached_property
     def variances(self) -> tuple[np.ndarray, np.ndarray]:
         """Sums of ||y - mean||^2 over each document [N] and each group [G], mean that of all kept tokens; float64."""
         tokens_N, square_N = (self.columns.documents(len(self._numbers))[name] for name in ("tokens", "square"))
         tokens_G, square_G = (self.columns.groups[name][0] for name in ("tokens", "square"))
-        assert self._centre_R is not None
-        at, width = np.concatenate(self._at), int(self._centre_R.shape[0])
+        width = len(self._dimensions.centre_R)
         total_R = np.zeros(width)
         for rows in self._rows(width):
             total_R += rows.sum(0, dtype=np.float64)
         away_R = total_R / tokens_N.sum()
         along = np.concatenate([rows @ away_R for rows in self._rows(width)])
-        along_N = np.bincount(at, along, len(self._numbers))
+        along_N = np.bincount(np.concatenate(self._at), along, len(self._numbers))
         length2 = float(away_R @ away_R)
         of_groups = square_G - 2 * np.asarray(self._groups_GR) @ away_R + tokens_G * length2
         return square_N - 2 * along_N + tokens_N * length2, of_groups
@@ -242,75 +234,43 @@ class TextSums:
             yield np.frombuffer(data, np.float32).reshape(-1, width)
 
 
-# Columns of a text and of a coder that make the metrics of the splice.
-_LOSSES = ("predicted", "ce_clean", "ce_zero", "ce_sae", "kl")
-
-
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """The sums that all coders of an evaluation share.
-
-    Attributes:
-        x, x2: of what is written (about a constant) and of its square over each resample, float64 [W, R].
-        variance_N, variance_G: ||y - mean||^2 over each document and each group.
-    """
-
-    text: TextSums
-    breakdowns: Sequence[Breakdown]
-    x: np.ndarray
-    x2: np.ndarray
-    variance_N: np.ndarray
-    variance_G: np.ndarray
-
-    @classmethod
-    def of(cls, text: TextSums, breakdowns: Sequence[Breakdown]) -> "Shared":
-        return cls(text, breakdowns, *text.dimension_sums(), *text.variances())
-
-
 class CoderSums:
     """Collects what a coder makes of each batch."""
 
-    def __init__(self, n_groups: int):
-        self._columns, self._errors = Columns(n_groups), Dimensions()
-        self._centre_R: jax.Array | None = None
+    def __init__(self) -> None:
+        self._columns, self._errors = Columns(), Dimensions()
 
     def add(self, batch: Slots, error_BR: jax.Array, keep_B: np.ndarray, columns: Mapping[str, Any]) -> None:
-        """Add y - y_hat [B, R], the tokens to keep, and numbers of each token {name: [B]}.
-
-        Errors are summed about the mean of the first batch's, which is far from 0 where a coder lacks a bias.
-        """
-        if self._centre_R is None:
-            self._centre_R = mean_of(error_BR, keep_B)
-        self._errors.add(batch, away_from(error_BR, keep_B, self._centre_R)[0])
+        """Add y - y_hat [B, R], the tokens to keep, and numbers of each token {name: [B]}."""
+        self._errors.add(batch, error_BR, keep_B)
         self._columns.add(batch, {name: np.asarray(value) for name, value in columns.items()})
 
     def against(
-        self, shared: Shared, writes: tuple[str, ...], metrics: Mapping[str, float], whole: Reconstruction
+        self, text: TextSums, writes: tuple[str, ...], metrics: Mapping[str, float], whole: Reconstruction
     ) -> tuple[Documents, dict[str, Any]]:
-        text = shared.text
-        count = len(text.numbers)
+        """The documents, and the figures of each group; `metrics` and `whole` are of all tokens."""
+        variance_N, variance_G = text.variances
         with np.errstate(divide="ignore", invalid="ignore"):
-            resampled = self._metrics(shared, writes, whole)
+            resampled = self._metrics(text, writes, whole)
+        count = len(text.numbers)
         columns = text.columns.documents(count) | self._columns.documents(count)
         del columns["square"]
-        documents = Documents(
-            text.sha256, writes, text.numbers, columns | {"variance": shared.variance_N}, dict(metrics), resampled
-        )
+        columns["variance"] = variance_N
+        documents = Documents(text.sha256, writes, text.numbers, columns, dict(metrics), resampled)
         groups = text.columns.groups | self._columns.groups
-        return documents, broken_down(shared.breakdowns, groups, shared.variance_G, text.documents_of_groups())
+        return documents, broken_down(text.breakdowns, groups, variance_G, text.documents_of_groups())
 
-    def _metrics(self, shared: Shared, writes: tuple[str, ...], whole: Reconstruction) -> dict[str, np.ndarray]:
+    def _metrics(self, text: TextSums, writes: tuple[str, ...], whole: Reconstruction) -> dict[str, np.ndarray]:
         """{metric: [W]}: of each resample what `Reconstruction` and `splice_metrics` say of the text."""
-        of_text, own = ({n: v[1:] for n, v in one.resampled.items()} for one in (shared.text.columns, self._columns))
-        assert self._centre_R is not None
-        error_WR, error2_WR = about_zero(of_text["tokens"], self._centre_R, *self._errors.sums())
-        sums = {"n": of_text["tokens"], "x": shared.x, "x2": shared.x2, "e": error_WR, "e2": error2_WR, **own}
+        columns = {name: value[1:] for name, value in (text.columns.resampled | self._columns.resampled).items()}
+        n_W, (x_WR, x2_WR) = columns["tokens"], text.written
+        error_WR, error2_WR = about_zero(n_W, self._errors.centre_R, *self._errors.sums())
+        sums = columns | {"n": n_W, "x": x_WR, "x2": x2_WR, "e": error_WR, "e2": error2_WR}
         resampled = metrics_of(sums, whole.counts.size, whole.varies)
-        losses = {name: (of_text | own)[name] for name in _LOSSES if name in of_text | own}
-        if "ce_clean" in losses:
-            resampled |= splice_metrics(losses)
+        if "ce_clean" in columns:
+            resampled |= splice_metrics(columns)
         if len(writes) > 1:
-            varied_WR = sums["n"][:, None] * variance(sums["n"], shared.x, shared.x2)
+            varied_WR = n_W[:, None] * variance(n_W, x_WR, x2_WR)
             parts = zip(*(np.split(a, len(writes), axis=1) for a in (error2_WR, varied_WR)), strict=True)
             for name, (error2, varied) in zip(writes, parts, strict=True):
                 resampled[f"fve/{name}"] = 1 - error2.sum(1) / varied.sum(1)

@@ -28,7 +28,7 @@ from saejax.evals import Difference, Documents, EvalConfig, Evaluated, compare, 
 from saejax.evals.breakdown import ReadText
 from saejax.evals.centred import about_zero, variance
 from saejax.evals.intervals import FEWEST, RESAMPLES, resample_interval, weights
-from saejax.evals.resampled import Dimensions, Slots, away_from, mean_of
+from saejax.evals.resampled import Dimensions, Slots
 from saejax.lm import LanguageModel
 from saejax.text import PackedRows, Packer, Source, parts_of
 from saejax.text.mixture import mixed
@@ -273,14 +273,14 @@ def test_resampled_sums_keep_the_variance_of_what_lies_far_from_zero() -> None:
     error = (3e4 * np.array([1, -1, 0.5]) + rng.normal(size=(2, n, width))).astype(np.float32)
     keep = rng.random((2, n)) < 0.8
     drawn = weights(np.arange(2 * n)).astype(np.float64)
-    sums, centre = Dimensions(), mean_of(jnp.asarray(error[0]), keep[0])
+    sums = Dimensions()
     for b in range(2):
         own = drawn[:, b * n : (b + 1) * n]
         batch = Slots(np.arange(n), np.arange(n, dtype=np.int32), np.zeros((0, n), np.int32), own,
                       jnp.asarray(own, jnp.float32), 0)  # fmt: skip
-        sums.add(batch, away_from(jnp.asarray(error[b]), keep[b], centre)[0])
+        sums.add(batch, jnp.asarray(error[b]), keep[b])
     weight = drawn * keep.ravel()
-    found = variance(weight.sum(1), *about_zero(weight.sum(1), centre, *sums.sums()))
+    found = variance(weight.sum(1), *about_zero(weight.sum(1), sums.centre_R, *sums.sums()))
     rows = error.reshape(-1, width).astype(np.float64)
     mean = weight @ rows / weight.sum(1)[:, None]
     want = np.stack([w @ np.square(rows - m) / w.sum() for w, m in zip(weight, mean, strict=True)])
