@@ -11,7 +11,8 @@ from tiny import ROOT
 
 from saejax.core.config import from_config_dict
 from saejax.core.rng import stream
-from saejax.evals.truth import Planted, World, plant, superposition
+from saejax.evals.similarity import largest_cosines
+from saejax.evals.truth import Planted, World, plant
 from saejax.evals.truth.hierarchy import make_hierarchy
 from saejax.evals.truth.planted import apart, common_causes, magnitudes, probabilities, thresholds
 from saejax.evals.truth.scores import block_sums, pair, scored, stacked
@@ -153,11 +154,11 @@ def test_directions_are_pushed_apart_as_theirs() -> None:
 
 def test_superposition_is_theirs() -> None:
     theirs = fixture("directions")
-    assert superposition(theirs["one"]) == pytest.approx(theirs["mean_max_apart"][0], abs=1e-6)
+    assert largest_cosines(theirs["one"]).mean() == pytest.approx(theirs["mean_max_apart"][0], abs=1e-6)
     for name, steps in (("random", 0), ("apart", 200)):
         wanted = theirs[f"mean_max_{name}"]
         made = World(n_features=128, d_in=32, orthogonal_steps=steps)
-        assert abs(superposition(plant(made).directions) - wanted.mean()) < 5 * wanted.std(ddof=1)
+        assert abs(largest_cosines(plant(made).directions).mean() - wanted.mean()) < 5 * wanted.std(ddof=1)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -166,13 +167,8 @@ def test_scores_are_theirs(name: str) -> None:
     case, theirs = fixture(f"scores_{name}"), SCORES[name]
     families = make_hierarchy(world("all")).pairs()
     pairing = pair(case["W_dec"], case["directions"], families)
-    of = {
-        "feature": jnp.asarray(pairing.feature), "latent": jnp.asarray(pairing.latent),
-        "parent": jnp.asarray(pairing.families[:, 0]), "child": jnp.asarray(pairing.families[:, 1]),
-        "shares": jnp.asarray(pairing.shares),
-    }  # fmt: skip
     blocks = [
-        block_sums(*(jnp.asarray(case[key][start : start + 60]) for key in ("z", "a", "x", "x_hat")), of)
+        block_sums(*(jnp.asarray(case[key][start : start + 60]) for key in ("z", "a", "x", "x_hat")), pairing.places)
         for start in range(0, 600, 60)
     ]
     found = scored(stacked(blocks), pairing)

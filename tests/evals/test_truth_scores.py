@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +18,6 @@ from saejax.trained import TrainedCoder
 D, N = 12, 20
 TREES = World(n_features=N, d_in=D, roots=3, branching=2, depth=2, p_max=0.5, p_min=0.2, orthogonal_steps=50, bias=0.3)
 FAMILIES = make_hierarchy(TREES).pairs()
-
-
-def of(pairing: Any) -> dict[str, jax.Array]:
-    parent, child = pairing.families.T
-    names = {"feature": pairing.feature, "latent": pairing.latent, "parent": parent, "child": child}
-    return {name: jnp.asarray(value) for name, value in (names | {"shares": pairing.shares}).items()}
 
 
 def arrays(seed: int, width: int = 15, n: int = 80) -> dict[str, np.ndarray]:
@@ -49,7 +42,7 @@ def test_explained_variance_does_not_depend_on_where_the_activations_lie(bias: f
     case, pairing = arrays(4), pair(arrays(4)["W_dec"], plant(TREES).directions, FAMILIES)
     x, x_hat = ((case[name] + np.float32(bias)).reshape(5, 16, D) for name in ("x", "x_hat"))
     z, a = (case[name].reshape(5, 16, -1) for name in ("z", "a"))
-    found = scored(stacked([block_sums(*block, of(pairing)) for block in zip(z, a, x, x_hat, strict=True)]), pairing)
+    found = scored(stacked([block_sums(*block, pairing.places) for block in zip(z, a, x, x_hat, strict=True)]), pairing)
     error = np.square(x.astype(np.float64) - x_hat).sum()
     want = 1 - error / np.square(x - x.reshape(-1, D).mean(0, dtype=np.float64)).sum()
     assert found.figures["fve"] == pytest.approx(want, rel=1e-5)
@@ -103,7 +96,7 @@ def test_every_figure_is_what_counting_gives(seed: int) -> None:
     pairing = pair(case["W_dec"], truth, FAMILIES)
     assert 3 < len(pairing.families) < len(FAMILIES) and 0 < pairing.shares.sum() < len(pairing.shares)
     parts = [
-        block_sums(*(jnp.asarray(case[name][i : i + 16]) for name in ("z", "a", "x", "x_hat")), of(pairing))
+        block_sums(*(jnp.asarray(case[name][i : i + 16]) for name in ("z", "a", "x", "x_hat")), pairing.places)
         for i in range(0, 80, 16)
     ]
     found = scored(stacked(parts), pairing)
@@ -121,7 +114,7 @@ def test_intervals_are_as_wide_as_the_samples_scatter() -> None:
     """L0 of 100 blocks is their mean: the interval is that of its standard error."""
     rng, case = np.random.default_rng(0), arrays(0)
     pairing = pair(case["W_dec"], plant(TREES).directions, FAMILIES)
-    one = jax.device_get(block_sums(*(jnp.asarray(case[n]) for n in ("z", "a", "x", "x_hat")), of(pairing)))
+    one = jax.device_get(block_sums(*(jnp.asarray(case[n]) for n in ("z", "a", "x", "x_hat")), pairing.places))
     fires_KF = rng.integers(0, 80, (100, 15))
     found = scored(stacked([one | {"fires": fires} for fires in fires_KF]), pairing)
     l0_K = fires_KF.sum(1) / 80

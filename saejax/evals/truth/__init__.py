@@ -7,7 +7,7 @@ sae = saejax.train(planted.rows(200_000), "batchtopk", k=12, d_sae=512)
 score(sae, planted).figures["mcc"]
 """
 
-from saejax.evals.truth.planted import Planted, plant, superposition
+from saejax.evals.truth.planted import Planted, plant
 from saejax.evals.truth.scores import Scores, score, score_samples
 from saejax.evals.truth.source import NAME, PlantedBatches, heldout
 from saejax.evals.truth.world import Means, Spreads, World
@@ -24,5 +24,4 @@ __all__ = [
     "plant",
     "score",
     "score_samples",
-    "superposition",
 ]

@@ -50,15 +50,11 @@ class Hierarchy:
 
     def pairs(self) -> np.ndarray:
         """int64 [P, 2]: parent and child, of every child."""
-        return np.concatenate(
-            [np.zeros((0, 2), np.int64)]
-            + [
-                np.stack(
-                    [g.first_parent + np.arange(g.stop - g.start) // self.branching, np.arange(g.start, g.stop)], 1
-                )
-                for g in self.generations
-            ]
-        )
+        pairs = [np.zeros((0, 2), np.int64)]
+        for g in self.generations:
+            child_C = np.arange(g.start, g.stop)
+            pairs.append(np.stack([g.first_parent + (child_C - g.start) // self.branching, child_C], 1))
+        return np.concatenate(pairs)
 
     def factors(self, p_N: np.ndarray) -> np.ndarray:
         """Factors on probabilities so that features fire about as often as p in spite of the hierarchy.

@@ -57,16 +57,6 @@ def apart(rows_ND: jax.Array, steps: int, lr: float) -> jax.Array:
     return run(rows_ND) if steps else rows_ND
 
 
-def superposition(rows_ND: np.ndarray, block: int = 1024) -> float:
-    """Mean over features of the largest |cos| with another one: 0 for orthogonal directions."""
-    largest = []
-    for start in range(0, len(rows_ND), block):
-        cosines_BN = np.abs(rows_ND[start : start + block] @ rows_ND.T)
-        cosines_BN[np.arange(len(cosines_BN)), start + np.arange(len(cosines_BN))] = 0
-        largest.append(cosines_BN.max(1))
-    return float(np.concatenate(largest).mean())
-
-
 # Of a feature's own part in what makes it fire.
 _LEAST_OWN = 0.01
 
@@ -162,17 +152,8 @@ class Planted:
 
     @functools.cached_property
     def _arrays(self) -> dict[str, jax.Array]:
-        own_N = np.sqrt(1 - np.square(self.causes).sum(1))
-        of = {
-            "directions": self.directions,
-            "bias": self.bias,
-            "probability": self.probability,
-            "threshold": thresholds(self.probability),
-            "mean": self.mean,
-            "std": self.std,
-            "causes": self.causes,
-            "own": own_N,
-        }
+        of = {name: getattr(self, name) for name in ("directions", "bias", "probability", "mean", "std", "causes")}
+        of |= {"threshold": thresholds(self.probability), "own": np.sqrt(1 - np.square(self.causes).sum(1))}
         return {name: jnp.asarray(value, jnp.float32) for name, value in of.items()}
 
     # Two programs: in one XLA draws the numbers again for everything that reads them, at three times the time on a CPU.

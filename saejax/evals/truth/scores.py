@@ -18,7 +18,7 @@ from saejax.core.errors import DataError
 from saejax.core.progress import Progress
 from saejax.core.rng import stream
 from saejax.evals.centred import about_zero, centred_sums, variance
-from saejax.evals.matching import cosines, match
+from saejax.evals.similarity import cosines, matched
 from saejax.evals.truth.planted import Planted
 from saejax.trained import TrainedCoder
 
@@ -51,6 +51,13 @@ class Pairing:
     families: np.ndarray
     shares: np.ndarray
 
+    @property
+    def places(self) -> dict[str, np.ndarray]:
+        """`feature` [F], `latent` [N] and, for absorption, `parent`, `child` [P], int32; and `shares`."""
+        parent_P, child_P = self.families.T
+        of = {"feature": self.feature, "latent": self.latent, "parent": parent_P, "child": child_P}
+        return {name: value.astype(np.int32) for name, value in of.items()} | {"shares": self.shares}
+
 
 def pair(W_dec_FD: np.ndarray, directions_ND: np.ndarray, families_P2: np.ndarray) -> Pairing:
     """Pair a decoder's rows with the true directions.
@@ -60,7 +67,7 @@ def pair(W_dec_FD: np.ndarray, directions_ND: np.ndarray, families_P2: np.ndarra
             to its feature. Whether the child's latent w has the parent's direction d_p beside the child's d_c: least
             squares w / |w| = +-(alpha d_c + beta d_p) gives beta >= 0.1.
     """
-    similar_FN = np.abs(cosines(W_dec_FD, directions_ND))
+    similar_FN = cosines(W_dec_FD, directions_ND)
     feature_F, latent_N = similar_FN.argmax(1), similar_FN.argmax(0)
     feature_cosine_N = similar_FN[latent_N, np.arange(len(latent_N))].astype(np.float64)
     parent_P, child_P = families_P2.T
@@ -71,7 +78,7 @@ def pair(W_dec_FD: np.ndarray, directions_ND: np.ndarray, families_P2: np.ndarra
         latent_N,
         similar_FN[np.arange(len(feature_F)), feature_F].astype(np.float64),
         feature_cosine_N,
-        match(W_dec_FD, directions_ND).mean,
+        float(matched(similar_FN).mean()),
         len(np.unique(feature_F)) / len(feature_F),
         kept_P2,
         parents_share(np.asarray(W_dec_FD, np.float64)[latent_N[kept_P2[:, 1]]], directions_ND, kept_P2) >= _SHARE,
@@ -106,7 +113,7 @@ def block_sums(
         z_BF: latents; they fire where they are not 0.
         a_BN: true magnitudes; features fire where they are above 0.
         x_BD, x_hat_BD: activations and reconstructions.
-        of: `feature` [F], `latent` [N] and, for absorption, `parent`, `child` [P] and `shares` [P] of a `Pairing`.
+        of: `Pairing.places`.
     """
     fires_BF, true_BN = z_BF != 0, a_BN > 0
     norm_B, norm_hat_B = jnp.linalg.norm(x_BD, axis=1), jnp.linalg.norm(x_hat_BD, axis=1)
@@ -171,11 +178,6 @@ def stacked(blocks: list[Any]) -> Totals:
     return t
 
 
-def resampled(t: Totals, weights_RK: np.ndarray) -> Totals:
-    """Totals of R samples of K blocks, block k taken weights[r, k] times."""
-    return {name: np.tensordot(weights_RK, value, axes=(1, 0)) for name, value in t.items()}
-
-
 # Bootstrap samples, and so many of them at a time.
 _RESAMPLES, _AT_A_TIME = 1_000, 50
 _BLOCKS = 100
@@ -232,8 +234,8 @@ def score(sae: TrainedCoder, planted: Planted, n_samples: int = 100_000, shown: 
             "world of its width (--config.truth.d_in), and a coder of one hook point."
         )
     pairing = pair(np.asarray(sae.params["W_dec"]), planted.directions, planted.hierarchy.pairs())
-    size, of = max(1, n_samples // _BLOCKS), _on_device(pairing)
-    params = jax.device_put(dict(sae.params))
+    size = max(1, n_samples // _BLOCKS)
+    params, of = jax.device_put((dict(sae.params), pairing.places))
 
     @jax.jit
     def sums(params: Any, of: Any, x_BD: jax.Array, a_BN: jax.Array) -> Any:
@@ -256,13 +258,13 @@ def score_samples(
     and reconstructions [B, D]. `rows_FD` are the decoder's rows; blocks are of one size, and there are two or more.
     """
     pairing = pair(rows_FD, planted.directions, planted.hierarchy.pairs())
-    of, sums = _on_device(pairing), jax.jit(block_sums)
+    of, sums = jax.device_put(pairing.places), jax.jit(block_sums)
     return scored(stacked([jax.device_get(sums(z, a, x, y_hat, of)) for x, a, z, y_hat in blocks]), pairing)
 
 
 def scored(of_blocks: Totals, pairing: Pairing) -> Scores:
     """The scores that follow from the sums of blocks, [K, ...] each, and from the decoder."""
-    of = jax.device_get(_on_device(pairing))
+    of = pairing.places
     total = {name: value.sum(0) for name, value in of_blocks.items()}
     values = {name: float(value) for name, value in figures(total, of).items()}
     intervals = _intervals(of_blocks, of)
@@ -289,12 +291,8 @@ def _intervals(of_blocks: Totals, of: dict[str, np.ndarray]) -> dict[str, tuple[
     """
     k, drawn = len(of_blocks["n"]), np.random.default_rng(0)
     weights_RK = drawn.multinomial(k, np.full(k, 1 / k), _RESAMPLES).astype(np.float64)
-    parts = [figures(resampled(of_blocks, some), of) for some in np.split(weights_RK, _RESAMPLES // _AT_A_TIME)]
+    parts = []
+    for some_RK in np.split(weights_RK, _RESAMPLES // _AT_A_TIME):
+        totals = {name: np.tensordot(some_RK, value, axes=(1, 0)) for name, value in of_blocks.items()}
+        parts.append(figures(totals, of))
     return {name: middle(np.concatenate([part[name] for part in parts])) for name in parts[0] if name != "dead"}
-
-
-def _on_device(pairing: Pairing) -> dict[str, jax.Array]:
-    parent_P, child_P = pairing.families.T
-    arrays = {"feature": pairing.feature, "latent": pairing.latent, "parent": parent_P, "child": child_P}
-    on = {name: jax.numpy.asarray(value, np.int32) for name, value in arrays.items()}
-    return on | {"shares": jax.numpy.asarray(pairing.shares)}
