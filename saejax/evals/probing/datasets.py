@@ -39,9 +39,6 @@ class LabelledTexts:
     texts: tuple[str, ...]
     labels: np.ndarray
 
-    def __post_init__(self) -> None:
-        assert len(self.texts) == len(self.labels)
-
     @property
     def sha256(self) -> str:
         """Of texts and labels in their order; the name is not of it."""

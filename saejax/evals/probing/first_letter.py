@@ -216,21 +216,24 @@ def first_letters(sae: TrainedCoder, task: Task, config: ProbesConfig) -> dict[s
     used, at = np.unique(chosen_CK, return_inverse=True)
     at_CK = at.reshape(chosen_CK.shape)
     z_train, z_test = (columns(sae.encode, x, used) for x in (task.x_train, task.x_test))
+    rows_FD = np.asarray(sae.coder.topology.decoder_rows(dict(sae.params))[0])
     letters = {}
     for c in task.known(config.least_f1):
         y_train, y_test = task.train.letters == c, task.test.letters == c
         f1_K = _k_sparse(z_train[:, at_CK[c]], y_train, z_test[:, at_CK[c]], y_test)
         n = splits(f1_K, config.split_gain)
         hit_N = y_test & (task.probe.scores(task.x_test)[:, c] > 0)
-        fraction, full = _absorption(sae, task.x_test[hit_N], task.probe.weights[:, c], chosen_CK[c, :n].tolist())
+        x_hit, p_D, main = task.x_test[hit_N], task.probe.weights[:, c], chosen_CK[c, :n].tolist()
+        blocks = [x_hit[start : start + _BLOCK_WORDS] for start in range(0, len(x_hit), _BLOCK_WORDS)]
+        parts = [absorbed(sae.encode(block), block, rows_FD, p_D, main) for block in blocks]
         letters[LETTERS[c]] = {
             "model_f1": task.f1[c],
             "f1": f1_K,
             "latents": chosen_CK[c].tolist(),
             "splits": n,
             "words": int(hit_N.sum()),
-            "absorption_fraction": float(fraction.mean()),
-            "full_absorption": float(full.mean()),
+            "absorption_fraction": float(np.concatenate([part.fraction for part in parts]).mean()),
+            "full_absorption": float(np.concatenate([part.full for part in parts]).mean()),
         }
     means = {
         key: dataclasses.asdict(mean_over([letter[key] for letter in letters.values()], config.resamples, config.seed))
@@ -260,14 +263,6 @@ def _k_sparse(z_train: np.ndarray, y_train: np.ndarray, z_test: np.ndarray, y_te
         model = LogisticRegression(max_iter=500, class_weight="balanced").fit(z_train[:, :k], y_train)
         f1_K.append(_f1(y_test, model.decision_function(z_test[:, :k]) > 0))
     return f1_K
-
-
-def _absorption(sae: TrainedCoder, x: np.ndarray, p_D: np.ndarray, main: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(fraction, full) of each word, in blocks of words."""
-    rows = np.asarray(sae.coder.topology.decoder_rows(dict(sae.params))[0])
-    blocks = [x[start : start + _BLOCK_WORDS] for start in range(0, len(x), _BLOCK_WORDS)]
-    parts = [absorbed(sae.encode(block), block, rows, p_D, main) for block in blocks]
-    return np.concatenate([part.fraction for part in parts]), np.concatenate([part.full for part in parts])
 
 
 def _f1(true_N: np.ndarray, said_N: np.ndarray) -> float:

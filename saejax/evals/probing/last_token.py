@@ -121,11 +121,8 @@ class Reader:
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """(length of the rows, which texts), the short ones first."""
-        bounds, size = [], _SHORTEST
-        while size < self.longest:
-            bounds.append(size)
-            size *= 2
-        bounds.append(self.longest)
+        doubled = (_SHORTEST << i for i in range(32))
+        bounds = [*(size for size in doubled if size < self.longest), self.longest]
         bucket_N = np.searchsorted(bounds, lengths)
         for bucket, length in enumerate(bounds):
             places = np.flatnonzero(bucket_N == bucket)

@@ -93,7 +93,11 @@ def fit(
     x_train, x_test = (np.ascontiguousarray(x, np.float64) for x in (x_train, x_test))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # 1,000 steps are what there are
-        c, val_auc = _best(x_train, y_train, penalty, seed)
+        c, val_auc = 1.0, None
+        if len(x_train) > 3:
+            parts = folds(y_train, seed)
+            means = [float(np.mean([_auc(x_train, y_train, part, penalty, c, seed) for part in parts])) for c in _CS]
+            c, val_auc = _CS[int(np.argmax(means))], max(means)
         order = np.random.RandomState(seed).permutation(len(x_train))
         model = _regression(penalty, c, seed).fit(x_train[order], y_train[order])
     if val_auc is None:
@@ -105,16 +109,6 @@ def fit(
         f1=float(f1_score(y_test, predicted, average="weighted")),
         val_auc=float(val_auc),
     )
-
-
-def _best(x: np.ndarray, y: np.ndarray, penalty: str, seed: int) -> tuple[float, float | None]:
-    """(C, its mean AUC over the folds); (1, None) where there are too few rows for folds."""
-    if len(x) <= 3:
-        return 1.0, None
-    parts = folds(y, seed)
-    means = [np.mean([_auc(x, y, part, penalty, c, seed) for part in parts]) for c in _CS]
-    best = int(np.argmax(means))
-    return _CS[best], float(means[best])
 
 
 def folds(y: np.ndarray, seed: int) -> list[tuple[Sequence[int], Sequence[int]]]:
