@@ -123,14 +123,11 @@ class Endpoint:
             self._answered = True
             raise
         except (OSError, http.client.HTTPException) as error:  # a URLError is an OSError
-            raise self._unreached(error) from None
-
-    def _unreached(self, error: Exception) -> Exception:
-        reason = getattr(error, "reason", None) or error
-        if isinstance(reason, TimeoutError):
-            return _Again(f"did not answer within {self._timeout:g} s")
-        what = f"cannot be reached: {self._clean(str(reason) or type(reason).__name__)}"
-        return _Again(what) if self._answered else EndpointRefusal(f"{self.url} {what}.")
+            reason = getattr(error, "reason", None) or error
+            if isinstance(reason, TimeoutError):
+                raise _Again(f"did not answer within {self._timeout:g} s") from None
+            what = f"cannot be reached: {self._clean(str(reason) or type(reason).__name__)}"
+            raise (_Again(what) if self._answered else EndpointRefusal(f"{self.url} {what}.")) from None
 
     def _bounded(self, response: Any, limit: int) -> bytes:
         """The body. A server that sends for ever, or a byte a minute, is left after the limit of bytes or seconds."""
@@ -164,11 +161,11 @@ class Endpoint:
             content = choice["message"]["content"]
         except (KeyError, IndexError, TypeError):
             raise EndpointError(f"{self.url} answered without choices[0].message.content.") from None
-        counted = answer.get("usage")
-        counted = counted if isinstance(counted, dict) else {}
+        usage = answer.get("usage")
         with self._lock:
             for name in ("prompt_tokens", "completion_tokens"):
-                if type(tokens := counted.get(name)) is int and 0 <= tokens < 2**31:
+                tokens = usage.get(name) if isinstance(usage, dict) else None
+                if type(tokens) is int and 0 <= tokens < 2**31:
                     setattr(self.usage, name, getattr(self.usage, name) + tokens)
         if content is not None and not isinstance(content, str):
             raise EndpointError(f"{self.url} answered with a content that is a {type(content).__name__}, not a text.")

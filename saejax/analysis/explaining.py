@@ -1,4 +1,4 @@
-"""`explain(passages) -> text`: what a latent stands for, in a phrase of a language model that sees where it is active.
+"""`explain(passages, chat)`: what a latent stands for, in a phrase of a language model that sees where it is active.
 
 The procedure is that of automated interpretability (Bills et al. 2023; delphi, arXiv 2410.13928): passages from all
 over the activation range, the strongly activating tokens marked, their activations listed from 1 to 10.
@@ -8,8 +8,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from saejax.analysis.endpoint import EndpointError, Messages
 from saejax.analysis.passages import FeaturePassages, Passage
@@ -33,32 +31,13 @@ End with one line of this form:
 Explanation: <the phrase>"""
 
 
-class Explainer(Protocol):
-    """Anything that says what a latent stands for.
-
-    Attributes:
-        name: what is written beside its explanations.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def explain(self, feature: FeaturePassages) -> str: ...
-
-
-@dataclass(frozen=True)
-class ChatExplainer:
-    """Asks a language model once for each latent.
+def explain(feature: FeaturePassages, chat: Chat) -> str:
+    """The phrase that a language model finds for a latent, asked once.
 
     Raises:
         EndpointError: an answer in which there is no explanation.
     """
-
-    chat: Chat
-    name: str
-
-    def explain(self, feature: FeaturePassages) -> str:
-        return explanation_in(self.chat(explanation_request(feature)))
+    return explanation_in(chat(explanation_request(feature)))
 
 
 def explanation_request(feature: FeaturePassages) -> Messages:

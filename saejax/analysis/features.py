@@ -1,6 +1,7 @@
 """For every latent: passages that activate it, its activation histogram, the logits it promotes."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from saejax.analysis.scan import Scan, scan_latents
-from saejax.coders import Sites
 from saejax.core.settings import Settings, setting
 from saejax.kernels.dense import EXACT
 from saejax.lm.forward import Model
@@ -55,36 +55,33 @@ def collect_features(
     coder, sites, width = sae.coder, sae.sites, sae.n_latents
     scan = scan_latents(sae, lm, packer, config.tokens, config.batch_rows, max_norm_ratio)
     shown = min(config.max_features or width, width)
-    names = _document_names(packer, scan.documents)
-    # Rows go to the last site written: of two models, to the residual stream of the one that has it.
-    writer = lm.owner(sites.writes[-1]) if isinstance(lm, ModelPair) else lm
-    added_FD = _into_residual(sae, lm)
-    nothing = [((), ())] * shown
-    top, bottom = (nothing, nothing) if added_FD is None else promoted_logits(writer, added_FD[:shown], config.logits)
+    last = int(scan.documents.max())
+    documents = itertools.takewhile(lambda document: document.index <= last, packer.source.documents("heldout"))
+    names = {document.index: document.name for document in documents}
+    top, bottom = _promoted(sae, lm, slice(0, shown), config.logits)
     strings = _TokenTable(lm)
-    bounds = np.searchsorted(scan.latent, np.arange(shown + 1))
     grouped, d_sae = len(coder.topology.latent_shape) > 1, coder.topology.d_sae
     features = []
     for i in range(shown):
-        part = slice(bounds[i], bounds[i + 1])
-        peaks = _peaks(scan, part, config)
-        passages = partial(_passage, scan, part=part, names=names, strings=strings, config=config)
+        peaks = scan.peaks(i)[: config.examples].tolist()
+        passages = partial(_passage, scan, i, names=names, strings=strings, config=config)
         features.append(
-            _activity(scan, part, config)
+            _activity(scan, i, config)
             | ({"layer": i // d_sae} if grouped else {})
             | {
                 "id": i,
-                "top_logits": [[strings.text(t), _five_digits(v)] for t, v in zip(*top[i], strict=True)],
-                "bottom_logits": [[strings.text(t), _five_digits(v)] for t, v in zip(*bottom[i], strict=True)],
+                "top_logits": strings.pairs(*top[i]),
+                "bottom_logits": strings.pairs(*bottom[i]),
                 "examples": [passages(e) for e in peaks],
                 "quantiles": [
                     {**within, "examples": [passages(e) for e in drawn]}
-                    for within, drawn in _quantiles(scan, part, i, peaks, config)
+                    for within, drawn in _quantiles(scan, i, peaks, config)
                 ],
             }
         )
+    reads, writes = ", ".join(sites.reads), ", ".join(sites.writes)
     content = {
-        "hook_point": _describe(sites),
+        "hook_point": reads if reads == writes else f"{reads} -> {writes}",
         "model": lm.identity["model"],
         "d_sae": width,
         "n_tokens": scan.n_tokens,
@@ -99,29 +96,28 @@ def _five_digits(value: float) -> float:
     return float(f"{value:.5g}") if value else 0.0
 
 
-def _describe(sites: Sites) -> str:
-    """The hook points that are read, and those that are written where they are others."""
-    reads, writes = ", ".join(sites.reads), ", ".join(sites.writes)
-    return reads if sites.reads == sites.writes else f"{reads} -> {writes}"
-
-
 def logits_of(sae: TrainedCoder, lm: Model, latent: int, count: int) -> tuple[list[Any], list[Any]]:
     """([[token, logit]] promoted most, suppressed most) of one latent, as `collect_features` gives them of all.
 
     `sae` has the model's own names for its hook points. Both are empty where a latent's way to the logits is not known.
     """
     group, latent = divmod(latent, sae.coder.topology.d_sae)
-    added_GD = _into_residual(sae, lm, slice(latent, latent + 1))
-    if added_GD is None:
-        return [], []
+    (top,), (bottom,) = _promoted(sae, lm, slice(group, group + 1), count, slice(latent, latent + 1))
+    strings = _TokenTable(lm)
+    return strings.pairs(*top), strings.pairs(*bottom)
+
+
+def _promoted(
+    sae: TrainedCoder, lm: Model, part: slice, count: int, chosen: slice | None = None
+) -> tuple[list[Any], list[Any]]:
+    """`promoted_logits` of a part of `_into_residual`'s rows; of each none where that is not known."""
+    added_FD = _into_residual(sae, lm, chosen)
+    if added_FD is None:
+        nothing: list[Any] = [((), ())] * (part.stop - part.start)
+        return nothing, nothing
+    # Rows go to the last site written: of two models, to the residual stream of the one that has it.
     writer = lm.owner(sae.sites.writes[-1]) if isinstance(lm, ModelPair) else lm
-    sides = promoted_logits(writer, added_GD[group : group + 1], count)
-    strings = [lm.tokenizer.token_strings(list(side[0][0])) for side in sides]
-    top, bottom = (
-        [[token, _five_digits(value)] for token, value in zip(tokens, side[0][1], strict=True)]
-        for tokens, side in zip(strings, sides, strict=True)
-    )
-    return top, bottom
+    return promoted_logits(writer, added_FD[part], count)
 
 
 def _into_residual(sae: TrainedCoder, lm: Model, chosen: slice | None = None) -> np.ndarray | None:
@@ -186,13 +182,15 @@ class _TokenTable:
             self.table += self._lm.tokenizer.token_strings([token])
         return self._index[token]
 
-    def text(self, token: int) -> str:
-        return self.table[self.index(token)]
+    def pairs(self, tokens: Sequence[int], values: Sequence[float]) -> list[list[Any]]:
+        """[[token's string, value]]"""
+        return [[self.table[self.index(t)], _five_digits(v)] for t, v in zip(tokens, values, strict=True)]
 
 
-def _activity(scan: Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
+def _activity(scan: Scan, latent: int, config: ReportConfig) -> dict[str, Any]:
     """Density, range and histogram of a latent's activations; "min" only where it has negative values (abs_topk)."""
-    low, high = (float(values.min()), float(values.max())) if len(values := scan.value[part]) else (0.0, 0.0)
+    values = scan.value[scan.entries(latent)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
     bounds = (min(low, 0.0), max(high, 0.0))
     counts, edges = np.histogram(values, config.histogram_bins, bounds if any(bounds) else (0.0, 1.0))
     signed = {"min": _five_digits(low)} if low < 0 else {}
@@ -204,19 +202,14 @@ def _activity(scan: Scan, part: slice, config: ReportConfig) -> dict[str, Any]:
     }
 
 
-def _peaks(scan: Scan, part: slice, config: ReportConfig) -> list[int]:
-    """Entries with the largest |values|, at most one for each packed row."""
-    _, first_of_row = np.unique(scan.row[part], return_index=True)
-    return (part.start + np.sort(first_of_row)[: config.examples]).tolist()
-
-
 def _quantiles(
-    scan: Scan, part: slice, latent: int, shown: Sequence[int], config: ReportConfig
+    scan: Scan, latent: int, shown: Sequence[int], config: ReportConfig
 ) -> Iterator[tuple[dict[str, float], list[int]]]:
     """({low, high, fraction}, entries drawn from it) for each part of the range that holds any, the highest first.
 
     The draw is a function of the latent's number: the same scan gives the same passages.
     """
+    part = scan.entries(latent)
     sizes = np.abs(scan.value[part])  # falling
     if not len(sizes) or not config.quantiles:
         return
@@ -236,36 +229,20 @@ def _quantiles(
 
 
 def _passage(
-    scan: Scan, entry: int, *, part: slice, names: dict[int, str], strings: _TokenTable, config: ReportConfig
+    scan: Scan, latent: int, entry: int, *, names: dict[int, str], strings: _TokenTable, config: ReportConfig
 ) -> dict[str, Any]:
-    """The tokens around an entry, within its piece of the document, with this latent's value at each.
+    """The tokens around an entry with the latent's value at each.
 
-    `position` is the peak's place in that piece, `peak` its place among the tokens shown. `index` is the document's
-    number in the text, by which a store has it; names need not be different.
+    `position` is the peak's place in its piece of the document, `peak` its place among the tokens shown. `index` is the
+    document's number in the text, by which a store has it; names need not be different.
     """
-    row, peak = int(scan.row[entry]), int(scan.position[entry])
-    inside = np.flatnonzero(scan.segments[row] == scan.segments[row, peak])
-    start, stop = max(inside[0], peak - config.before), min(inside[-1], peak + config.after) + 1
-    here = np.flatnonzero(scan.row[part] == row) + part.start
-    activations = np.zeros(scan.tokens.shape[1])
-    activations[scan.position[here]] = scan.value[here]
+    row, peak, start, stop = scan.window(entry, config.before, config.after)
     document = int(scan.documents[row, peak])
     return {
         "document": names.get(document, ""),
         "index": document,
         "position": int(scan.positions[row, peak]),
         "tokens": [strings.index(t) for t in scan.tokens[row, start:stop].tolist()],
-        "activations": [_five_digits(a) for a in activations[start:stop].tolist()],
-        "peak": int(peak - start),
+        "activations": [_five_digits(a) for a in scan.activations(latent, row)[start:stop].tolist()],
+        "peak": peak - start,
     }
-
-
-def _document_names(packer: Packer, documents: np.ndarray) -> dict[int, str]:
-    """{index: name} of the documents that were scanned."""
-    last = int(documents.max())
-    names: dict[int, str] = {}
-    for document in packer.source.documents("heldout"):
-        if document.index > last:
-            break
-        names[document.index] = document.name
-    return names

@@ -1,7 +1,7 @@
 """Passages of a scan that say what a latent is: some to explain it by, others to judge the explanation by."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -59,13 +59,6 @@ class FeaturePassages:
     random: tuple[Passage, ...]
 
 
-def peaks_of(scan: Scan, feature: int) -> np.ndarray:
-    """The entries of the scan where a latent is strongest in their packed rows, falling by |value|: [rows]."""
-    first, stop = np.searchsorted(scan.latent, [feature, feature + 1])
-    _, first_of_row = np.unique(scan.row[first:stop], return_index=True)
-    return np.sort(first_of_row) + first
-
-
 def feature_passages(
     scan: Scan,
     feature: int,
@@ -81,61 +74,36 @@ def feature_passages(
     that both groups have strong and weak ones and no text is in both. Random ones are cut around tokens drawn by the
     latent's number, do not overlap, and none of their tokens activates the latent. The same scan gives the same.
     """
-    peaks = peaks_of(scan, feature)
+    peaks = scan.peaks(feature)
     n = min(shown + judged, len(peaks))
     chosen = peaks[np.linspace(0, len(peaks) - 1, n).round().astype(int)] if n else peaks
     n_judged = n * judged // (shown + judged)
     # Spread evenly over the chosen ones; the strongest of all is shown.
     for_judge = np.arange(1, n + 1) * n_judged // max(n, 1) > np.arange(n) * n_judged // max(n, 1)
-    cutter = _Cutter(scan, feature, token_strings, before, after)
-    active = [cutter.passage(entry) for entry in chosen[for_judge]]
-    return FeaturePassages(
-        feature,
-        float(abs(scan.value[peaks[0]])) if n else 0.0,
-        tuple(cutter.passage(entry) for entry in chosen[~for_judge]),
-        tuple(active),
-        tuple(cutter.silent(len(active))),
-    )
+    silent = _silent(scan, feature, int(for_judge.sum()), before, after)
+
+    def cut(entries: Iterable[int]) -> tuple[Passage, ...]:
+        passages = []
+        for row, peak, start, stop in (scan.window(entry, before, after) for entry in entries):
+            tokens = token_strings(scan.tokens[row, start:stop].tolist())
+            activations = scan.activations(feature, row)[start:stop].tolist()
+            passages.append(Passage(tuple(tokens), tuple(activations), peak - start))
+        return tuple(passages)
+
+    largest = float(abs(scan.value[peaks[0]])) if n else 0.0
+    return FeaturePassages(feature, largest, cut(chosen[~for_judge]), cut(chosen[for_judge]), cut(silent))
 
 
-class _Cutter:
-    """Cuts passages out of a scan's rows, each within its piece of a document, with one latent's activations."""
-
-    def __init__(
-        self, scan: Scan, feature: int, strings: Callable[[list[int]], Sequence[str]], before: int, after: int
-    ):
-        first, stop = np.searchsorted(scan.latent, [feature, feature + 1])
-        self._scan, self._feature, self._strings = scan, feature, strings
-        self._before, self._after = before, after
-        self._row, self._place, self._value = (a[first:stop] for a in (scan.row, scan.position, scan.value))
-
-    def passage(self, entry: int) -> Passage:
-        row, peak, start, stop = self._window(entry)
-        here = self._within(row, start, stop)
-        activations = np.zeros(stop - start)
-        activations[self._place[here] - start] = self._value[here]
-        tokens = self._strings(self._scan.tokens[row, start:stop].tolist())
-        return Passage(tuple(tokens), tuple(activations.tolist()), peak - start)
-
-    def silent(self, count: int) -> list[Passage]:
-        """At most `count` passages around tokens of which some latent is active, but nowhere in them this one."""
-        taken: list[tuple[int, int, int]] = []
-        passages: list[Passage] = []
-        for entry in np.random.default_rng(self._feature).integers(len(self._scan.latent), size=20 * count):
-            if len(passages) == count:
-                break
-            row, _, start, stop = self._window(entry)
-            overlaps = any(row == other and start < end and begin < stop for other, begin, end in taken)
-            if not overlaps and not len(self._within(row, start, stop)):
-                taken.append((row, start, stop))
-                passages.append(self.passage(entry))
-        return passages
-
-    def _window(self, entry: int) -> tuple[int, int, int, int]:
-        """(row, peak, start, stop)."""
-        row, peak = int(self._scan.row[entry]), int(self._scan.position[entry])
-        piece = np.flatnonzero(self._scan.segments[row] == self._scan.segments[row, peak])
-        return row, peak, int(max(piece[0], peak - self._before)), int(min(piece[-1], peak + self._after)) + 1
-
-    def _within(self, row: int, start: int, stop: int) -> np.ndarray:
-        return np.flatnonzero((self._row == row) & (self._place >= start) & (self._place < stop))
+def _silent(scan: Scan, feature: int, count: int, before: int, after: int) -> list[int]:
+    """At most `count` entries of other latents around which this one is silent."""
+    windows: list[tuple[int, int, int]] = []
+    entries: list[int] = []
+    for entry in np.random.default_rng(feature).integers(len(scan.latent), size=20 * count).tolist():
+        if len(entries) == count:
+            break
+        row, _, start, stop = scan.window(entry, before, after)
+        overlaps = any(row == other and start < end and begin < stop for other, begin, end in windows)
+        if not overlaps and not scan.activations(feature, row)[start:stop].any():
+            windows.append((row, start, stop))
+            entries.append(entry)
+    return entries

@@ -41,6 +41,30 @@ class Scan:
     n_tokens: int
     seconds: float
 
+    def entries(self, latent: int) -> slice:
+        """Those of a latent."""
+        return slice(*np.searchsorted(self.latent, [latent, latent + 1]).tolist())
+
+    def peaks(self, latent: int) -> np.ndarray:
+        """The entries where a latent is strongest in their packed rows, falling by |value|: [rows]."""
+        entries = self.entries(latent)
+        _, first_of_row = np.unique(self.row[entries], return_index=True)
+        return np.sort(first_of_row) + entries.start
+
+    def window(self, entry: int, before: int, after: int) -> tuple[int, int, int, int]:
+        """(row, peak, start, stop): the tokens around an entry, within its piece of the document."""
+        row, peak = int(self.row[entry]), int(self.position[entry])
+        piece = np.flatnonzero(self.segments[row] == self.segments[row, peak])
+        return row, peak, int(max(piece[0], peak - before)), int(min(piece[-1], peak + after)) + 1
+
+    def activations(self, latent: int, row: int) -> np.ndarray:
+        """A latent's value at each token of a row, float64 [S]; 0 where it is silent."""
+        entries = self.entries(latent)
+        here = np.flatnonzero(self.row[entries] == row) + entries.start
+        values = np.zeros(self.tokens.shape[1])
+        values[self.position[here]] = self.value[here]
+        return values
+
 
 def scan_latents(
     sae: TrainedCoder,

@@ -14,8 +14,8 @@ from typing import Any
 
 from saejax.analysis import scan_latents
 from saejax.analysis.endpoint import Endpoint, EndpointError, EndpointRefusal
-from saejax.analysis.explaining import ChatExplainer, explanation_request, wording
-from saejax.analysis.passages import FeaturePassages, feature_passages, peaks_of
+from saejax.analysis.explaining import explain, explanation_request, wording
+from saejax.analysis.passages import FeaturePassages, feature_passages
 from saejax.analysis.scoring import KINDS, batches, judge_request, judge_wording, score
 from saejax.app import console
 from saejax.app.run_coders import coder_at, verify_made_from
@@ -85,7 +85,7 @@ def run_explain(
         scan = scan_latents(named, work.lm, work.packer, e.report.tokens, e.report.batch_rows, e.capture.max_norm_ratio)
         how = work.lm.tokenizer.token_strings, examples, judged, e.report.before, e.report.after
         passages, kinds = (lambda feature: feature_passages(scan, feature, *how)), tuple(KINDS) if judged else ()
-        enough = [feature for feature in left if len(peaks_of(scan, feature)) >= _FEWEST]
+        enough = [feature for feature in left if len(scan.peaks(feature)) >= _FEWEST]
         if few := len(left) - len(enough):
             console.say(f"explain: {few:,} features are active in fewer than {_FEWEST} passages and are left out")
         _say_cost(enough, passages, kinds, endpoint)
@@ -123,11 +123,11 @@ def _explain(
     write: Callable[[dict[str, Any]], None],
 ) -> int:
     """Explain features, and write each row as it comes, with scores of these kinds. Returns how many got no answer."""
-    explainer, scores = ChatExplainer(endpoint, endpoint.model), dict[str, list[float | None]]()
+    scores = dict[str, list[float | None]]()
 
     def row(feature: int) -> dict[str, Any]:
         its = passages(feature)
-        text = explainer.explain(its)
+        text = explain(its, endpoint)
         details = {kind: score(kind, text, its, endpoint).to_json() for kind in kinds}
         balanced = {kind: detail["balanced_accuracy"] for kind, detail in details.items()}
         return {"feature": feature, "text": text, "scores": balanced, "details": details}

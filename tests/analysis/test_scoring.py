@@ -11,8 +11,8 @@ from tiny.endpoint import material, play
 
 from saejax.analysis import Scan
 from saejax.analysis.endpoint import EndpointError
-from saejax.analysis.explaining import LONGEST, ChatExplainer, explanation_in, explanation_request
-from saejax.analysis.passages import FeaturePassages, Passage, feature_passages, peaks_of
+from saejax.analysis.explaining import LONGEST, explain, explanation_in, explanation_request
+from saejax.analysis.passages import FeaturePassages, Passage, feature_passages
 from saejax.analysis.scoring import (
     PER_REQUEST,
     Score,
@@ -54,7 +54,7 @@ def test_no_passage_serves_both_and_all_quantiles_serve_each() -> None:
     s, p = scan(), passages(2)
     assert len(p.shown) == len(p.active) == len(p.random) == 6
     assert not {q.tokens for q in p.shown} & {q.tokens for q in p.active}
-    peaks = s.value[peaks_of(s, 2)]
+    peaks = s.value[s.peaks(2)]
     for group in (p.shown, p.active):
         strongest = [q.activations[q.peak] for q in group]
         assert strongest == sorted(strongest, reverse=True)
@@ -137,7 +137,7 @@ def test_verdicts_are_read_or_count_as_failed(answer: str, verdicts: list[Any]) 
 
 def test_an_honest_judge_scores_a_clean_latent_at_one_and_a_wrong_explanation_at_half() -> None:
     p = passages(2)
-    assert ChatExplainer(play, "m").explain(p) == 'the token " w2"'
+    assert explain(p, play) == 'the token " w2"'
     for kind in ("detection", "fuzzing"):
         assert score(kind, 'the token " w2"', p, play).balanced_accuracy == 1
         wrong = score(kind, 'the token " w99"', p, play)
