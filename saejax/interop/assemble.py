@@ -1,6 +1,7 @@
 """Make a trained coder of the arrays that a file holds, every shape and number checked; and the folds both ways."""
 
 import dataclasses
+import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 from saejax.coders import TOPOLOGIES, CrossLayerTranscoder
 from saejax.coders.topologies import EPS
 from saejax.core.errors import DataError
+from saejax.core.files import replacing
 from saejax.interop.hooks import UNKNOWN
-from saejax.interop.tensors import stored_types
+from saejax.interop.tensors import write_safetensors
+from saejax.interop.torch_file import write_torch
 from saejax.trained import Kind, Origin, TrainedCoder, coder_of, sites_of
 
 NamedArrays = dict[str, np.ndarray]
@@ -20,88 +23,79 @@ NamedArrays = dict[str, np.ndarray]
 UNCENTRED = "autoencoder of x itself"
 
 
-@dataclasses.dataclass(frozen=True)
-class CoderFile:
-    """The description of a coder in a file.
-
-    Attributes:
-        path: the file, for messages.
-        topology, sparsity: names of `TOPOLOGIES`, `SPARSITIES`.
-        reads, writes: hook points in saejax's names; empty where the file does not say.
-        k: of sparsities that keep k latents.
-        model, revision: the language model.
-        notes: for people, one sentence each.
-    """
-
-    path: Path
-    topology: str
-    sparsity: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    k: int | None = None
-    model: str = ""
-    revision: str = ""
-    notes: tuple[str, ...] = ()
-
-
-def assemble(file: CoderFile, arrays: Mapping[str, np.ndarray], hook_points: Sequence[str] = ()) -> TrainedCoder:
+def assemble(
+    path: Path,
+    topology: str,
+    sparsity: str,
+    arrays: Mapping[str, np.ndarray],
+    hook_points: Sequence[str] = (),
+    *,
+    reads: tuple[str, ...] = (),
+    writes: tuple[str, ...] = (),
+    k: int | None = None,
+    model: str = "",
+    notes: tuple[str, ...] = (),
+) -> TrainedCoder:
     """The coder with these parameters, float32: saejax's names and layouts, for raw activations.
 
     Args:
+        path: the file, for messages.
+        topology, sparsity: names of `TOPOLOGIES`, `SPARSITIES`.
         hook_points: what the user says, which counts where the file says nothing.
+        reads, writes: hook points in saejax's names; empty where the file does not say.
+        k: of sparsities that keep k latents.
+        model: the language model.
+        notes: for people, one sentence each.
+
+    Raises:
+        DataError: a shape or a number that no such coder has; names the file.
     """
-    if file.topology == "layernorm_autoencoder":  # no file says it: it is a constant of the projects' code
+    if topology == "layernorm_autoencoder":  # no file says it: it is a constant of the projects' code
         arrays = {"ln_eps": np.full(1, EPS, np.float32)} | dict(arrays)
-    description = _description(file, arrays, hook_points)
-    if file.k is not None and not 1 <= file.k <= description["d_sae"]:
+    kind = TOPOLOGIES[topology]
+    W_dec_name = "W_dec_0" if issubclass(kind, CrossLayerTranscoder) else "W_dec"
+    W_enc, W_dec = (arrays.get(name, np.zeros(0)) for name in ("W_enc", W_dec_name))
+    if W_enc.ndim < 2 or W_dec.ndim < 2:
+        raise DataError(f"{path} has no matrix for W_enc or {W_dec_name}: the file is damaged.")
+    sites = W_enc.shape[0] if W_enc.ndim == 3 else 1
+    reads = reads or tuple(hook_points)[: sites or 1] or (UNKNOWN,) * sites
+    writes = writes or tuple(hook_points)[sites:] or (reads if kind.tied else (UNKNOWN,) * sites)
+    d_in, d_sae, d_out = int(W_enc.shape[-2]), int(W_enc.shape[-1]), int(W_dec.shape[-1])
+    if (kind.tied or (reads == writes and UNKNOWN not in reads)) and d_in != d_out:
         raise DataError(
-            f"{file.path} keeps k = {file.k} of {description['d_sae']} latents: its configuration is damaged."
+            f"{path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: other widths at one hook point. "
+            "The file is damaged."
         )
+    if k is not None and not 1 <= k <= d_sae:
+        raise DataError(f"{path} keeps k = {k} of {d_sae} latents: its configuration is damaged.")
+    selection: dict[str, Any] = {"name": sparsity} | ({} if k is None else {"k": k})
+    if sparsity == "jumprelu":
+        selection |= {"threshold": 0.0, "bandwidth": 1.0, "through_input": False}
+    sizes = {"d_in": d_in, "d_sae": d_sae, "d_out": d_out}
+    description = {"topology": topology, "sparsity": selection, "reads": list(reads), "writes": list(writes), **sizes}
     try:
-        coder, sites = coder_of(description), sites_of(description)
+        coder, places = coder_of(description), sites_of(description)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{file.path} does not describe a dictionary ({error}).") from None
-    shapes = jax.eval_shape(coder.init, jax.random.key(0))
+        raise DataError(f"{path} does not describe a dictionary ({error}).") from None
+    params = _checked_params(path, arrays, jax.eval_shape(coder.init, jax.random.key(0)), f"{topology} with {sparsity}")
+    return TrainedCoder(coder, params, places, Origin(model, source=str(path), saejax="", notes=notes))
+
+
+def _checked_params(
+    path: Path, arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Any], kind: str
+) -> dict[str, np.ndarray]:
     for name in sorted({*shapes, *arrays}):
-        there = arrays[name].shape if name in arrays else "nothing"
-        wanted = shapes[name].shape if name in shapes else "nothing"
+        there, wanted = (of[name].shape if name in of else "nothing" for of in (arrays, shapes))
         if there != wanted:
             raise DataError(
-                f"{file.path} has {there} for {name}; a {file.topology} with {file.sparsity} of these sizes has "
-                f"{wanted}. The file is damaged, or its configuration belongs to another."
+                f"{path} has {there} for {name}; a {kind} of these sizes has {wanted}. The file is damaged, or its "
+                "configuration belongs to another."
             )
     params = {name: np.ascontiguousarray(arrays[name], np.float32) for name in shapes}
     for name, value in params.items():
         if not np.isfinite(value).all():
-            raise DataError(f"{file.path}: {name} holds NaN or infinity. Take another copy of the file.")
-    origin = Origin(file.model, file.revision, source=str(file.path), saejax="", notes=file.notes)
-    return TrainedCoder(coder, params, sites, origin)
-
-
-def _description(file: CoderFile, arrays: Mapping[str, np.ndarray], hook_points: Sequence[str]) -> dict[str, Any]:
-    """The description that `coder_of` takes, with sizes from the arrays."""
-    kind = TOPOLOGIES[file.topology]
-    clt = issubclass(kind, CrossLayerTranscoder)
-    names = {"W_enc": "W_enc", "W_dec": "W_dec_0" if clt else "W_dec"}
-    W_enc, W_dec = (arrays.get(name, np.zeros(0)) for name in names.values())
-    if W_enc.ndim < 2 or W_dec.ndim < 2:
-        raise DataError(f"{file.path} has no matrix for {' or '.join(names.values())}: the file is damaged.")
-    sites = W_enc.shape[0] if W_enc.ndim == 3 else 1
-    reads = file.reads or tuple(hook_points)[: sites or 1] or (UNKNOWN,) * sites
-    writes = file.writes or tuple(hook_points)[sites:] or (reads if kind.tied else (UNKNOWN,) * sites)
-    numbers: dict[str, Any] = {"name": file.sparsity}
-    if file.sparsity == "jumprelu":
-        numbers |= {"threshold": 0.0, "bandwidth": 1.0, "through_input": False}
-    if file.k is not None:
-        numbers |= {"k": file.k}
-    sizes = {"d_in": int(W_enc.shape[-2]), "d_sae": int(W_enc.shape[-1]), "d_out": int(W_dec.shape[-1])}
-    one_place = kind.tied or (reads == writes and UNKNOWN not in reads)
-    if one_place and sizes["d_in"] != sizes["d_out"]:
-        raise DataError(
-            f"{file.path} has {W_enc.shape} for W_enc and {W_dec.shape} for W_dec: other widths at one hook point. "
-            "The file is damaged."
-        )
-    return {"topology": file.topology, "sparsity": numbers, "reads": list(reads), "writes": list(writes)} | sizes
+            raise DataError(f"{path}: {name} holds NaN or infinity. Take another copy of the file.")
+    return params
 
 
 def coder_kind(sae: TrainedCoder) -> Kind:
@@ -145,16 +139,24 @@ class Layout:
         return {name: value.T if name in self.transposed else value for name, value in named.items()}
 
 
-def half_precision_notes(*files: Path) -> tuple[str, ...]:
-    """The remark on safetensors files with weights of 16 bits."""
-    half = any(stored_types(file) & {"BF16", "F16"} for file in files)
-    return ("The weights are of 16 bits; saejax multiplies in 32.",) if half else ()
-
-
 def check_free(folder: Path, mine: bool, what: str) -> None:
     """Raises DataError for a folder with something in it that is not `mine`: a `what`, which may be written over."""
     if folder.exists() and not (mine or (folder.is_dir() and not any(folder.iterdir()))):
         raise DataError(f"{folder} holds something other than a {what}. Choose another folder.")
+
+
+def write_files(folder: Path, files: Mapping[str, Mapping[str, Any]], indent: int | None = None) -> None:
+    """Write a folder as a whole: by their names, weights of PyTorch (.pt) and safetensors, and JSON objects.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    with replacing(folder) as beside:
+        for name, content in files.items():
+            if name.endswith(".json"):
+                (beside / name).write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+            else:
+                (write_torch if name.endswith(".pt") else write_safetensors)(beside / name, content)
 
 
 def weighted(arrays: Mapping[str, np.ndarray], factor_F: np.ndarray) -> NamedArrays:

@@ -100,14 +100,17 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path} is not a readable safetensors file ({error}).") from None
 
 
-def stored_types(path: Path) -> set[str]:
-    """Types of the tensors in a safetensors file, as in {"F32", "BF16"}. Raises DataError."""
-    _check_header(path)
-    try:
-        with safetensors.safe_open(path, framework="numpy") as handle:
-            return {handle.get_slice(name).get_dtype() for name in list(handle.keys())}
-    except (safetensors.SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a readable safetensors file ({error}).") from None
+def half_precision_notes(*files: Path) -> tuple[str, ...]:
+    """The remark on safetensors files with weights of 16 bits. Raises DataError for what cannot be read."""
+    types = set[str]()
+    for path in files:
+        _check_header(path)
+        try:
+            with safetensors.safe_open(path, framework="numpy") as handle:
+                types |= {handle.get_slice(name).get_dtype() for name in list(handle.keys())}
+        except (safetensors.SafetensorError, OSError) as error:
+            raise DataError(f"{path} is not a readable safetensors file ({error}).") from None
+    return ("The weights are of 16 bits; saejax multiplies in 32.",) if types & {"BF16", "F16"} else ()
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -19,17 +19,16 @@ import safetensors
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing, writing
-from saejax.interop.assemble import (
-    CoderFile,
-    Layout,
-    NamedArrays,
-    assemble,
-    check_free,
-    coder_kind,
-    half_precision_notes,
-)
+from saejax.interop.assemble import Layout, NamedArrays, assemble, check_free, coder_kind
 from saejax.interop.hooks import from_transformer_lens, norm_notes, to_transformer_lens
-from saejax.interop.tensors import mentions, only_name, read_safetensors, read_yaml, write_safetensors
+from saejax.interop.tensors import (
+    half_precision_notes,
+    mentions,
+    only_name,
+    read_safetensors,
+    read_yaml,
+    write_safetensors,
+)
 from saejax.trained import Format, TrainedCoder, register_format
 
 _CONFIG, _KIND = "config.yaml", "model_kind"
@@ -153,20 +152,18 @@ class CircuitTracer(Format):
 
 
 def _layer(path: Path) -> int | None:
-    """3 of layer_3.safetensors, or of the third file that config.yaml lists."""
-    if match := re.fullmatch(r"layer_(0|[1-9]\d{0,3})\.safetensors", path.name):
-        return int(match[1])
-    return None
+    """3 of layer_3.safetensors."""
+    match = re.fullmatch(r"layer_(0|[1-9]\d{0,3})\.safetensors", path.name)
+    return int(match[1]) if match else None
 
 
 def _layer_files(folder: Path) -> list[Path]:
     """The files of a set's layers, from 0 on."""
     try:
-        files = list(folder.glob("layer_*.safetensors"))
+        files = [(_layer(path), path) for path in folder.glob("layer_*.safetensors") if path.is_file()]
     except OSError:
         return []
-    numbered = [(layer, path) for path in files if path.is_file() and (layer := _layer(path)) is not None]
-    return [path for _, path in sorted(numbered)]
+    return [path for _, path in sorted((layer, path) for layer, path in files if layer is not None)]
 
 
 def _elsewhere(path: Path, config: Mapping[str, Any]) -> DataError:
@@ -239,22 +236,21 @@ def _coder(
     layers: Sequence[int],
     hook_points: Sequence[str],
 ) -> TrainedCoder:
-    def hooks(key: str) -> tuple[str, ...]:
-        hook = config.get(key)
-        return tuple(from_transformer_lens(f"blocks.{i}.{hook}") for i in layers) if isinstance(hook, str) else ()
-
     theta = arrays.get("threshold", np.zeros(1))
     if (below := int((theta < 0).sum())) > 0:
         raise DataError(
             f"{path}: {below} thresholds are below 0, where circuit-tracer's JumpReLU lets negative pre-activations "
             "through. saejax has no such coder; set the thresholds to 0 if that is what was meant."
         )
+    reads, writes = (
+        tuple(from_transformer_lens(f"blocks.{i}.{hook}") for i in layers) if isinstance(hook, str) else ()
+        for hook in (config.get("feature_input_hook"), config.get("feature_output_hook"))
+    )
     model, sparsity = config.get("model_name"), "jumprelu" if "threshold" in arrays else "relu"
-    notes = half_precision_notes(*(path.glob("W_*.safetensors") if path.is_dir() else [path]))
-    reads, writes = hooks("feature_input_hook"), hooks("feature_output_hook")
     model = model if isinstance(model, str) else ""
+    notes = half_precision_notes(*(path.glob("W_*.safetensors") if path.is_dir() else [path]))
     notes += norm_notes(str(config.get("feature_output_hook")), model)
-    return assemble(CoderFile(path, topology, sparsity, reads, writes, model=model, notes=notes), arrays, hook_points)
+    return assemble(path, topology, sparsity, arrays, hook_points, reads=reads, writes=writes, model=model, notes=notes)
 
 
 def _cross_layer(path: Path, config: Mapping[str, Any], hook_points: Sequence[str]) -> TrainedCoder:

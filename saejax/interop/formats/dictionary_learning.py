@@ -15,7 +15,6 @@ What a coder does is what `encode` of its class does by default:
 Linear layers are kept as [out, in], and those of the last two rows' Matryoshka and JumpReLU as we have them.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,19 +23,18 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.core.files import replacing
 from saejax.interop.assemble import (
     UNCENTRED,
-    CoderFile,
     Layout,
     NamedArrays,
     assemble,
     check_free,
     coder_kind,
     weighted,
+    write_files,
 )
 from saejax.interop.tensors import mentions, read_config, whole_number
-from saejax.interop.torch_file import read_torch, write_torch
+from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CONFIG, _WEIGHTS = "config.json", "ae.pt"
@@ -99,17 +97,18 @@ class DictionaryLearning(Format):
         arrays, k, notes = _with_numbers(kind, arrays, trainer, path)
         site, remarks = _hook_point(trainer, config.get("buffer"))
         model = trainer.get("lm_name")
-        described = CoderFile(
+        site = site or tuple(hook_points[:1])
+        return assemble(
             path,
             topology,
             sparsity,
-            site or tuple(hook_points[:1]),
-            site or tuple(hook_points[:1]),
-            k if sparsity == "topk" else None,
-            model if isinstance(model, str) else "",
+            arrays,
+            reads=site,
+            writes=site,
+            k=k if sparsity == "topk" else None,
+            model=model if isinstance(model, str) else "",
             notes=(*notes, *remarks),
         )
-        return assemble(described, arrays, hook_points)
 
     def refuses(self, sae: TrainedCoder) -> str:
         topology, sparsity = coder_kind(sae)
@@ -137,10 +136,8 @@ class DictionaryLearning(Format):
         if sparsity == "topk":
             arrays |= {"k": np.asarray(sae.coder.sparsity.kept, np.int32), "threshold": np.asarray(-1, np.float32)}
         names = _CLASSES[kind][2]
-        with replacing(folder) as beside:
-            write_torch(beside / _WEIGHTS, _layout(names).write({ours: arrays[ours] for ours in names.values()}))
-            config = _config_json(sae, kind, trainer)
-            (beside / _CONFIG).write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
+        weights = _layout(names).write({ours: arrays[ours] for ours in names.values()})
+        write_files(folder, {_WEIGHTS: weights, _CONFIG: _config_json(sae, kind, trainer)}, indent=4)
         return notes
 
 

@@ -8,7 +8,6 @@ in params_layer_0.safetensors, ...: layer l's latents see layer l and write to a
 and in a weakly causal crosscoder (Gemma Scope 2, section 2.6) to their own layer and those above: 0 to those below.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,18 +18,9 @@ import numpy as np
 
 from saejax.core.errors import DataError
 from saejax.core.files import replacing
-from saejax.interop.assemble import (
-    UNCENTRED,
-    CoderFile,
-    Layout,
-    NamedArrays,
-    assemble,
-    check_free,
-    coder_kind,
-    half_precision_notes,
-)
+from saejax.interop.assemble import UNCENTRED, Layout, NamedArrays, assemble, check_free, coder_kind, write_files
 from saejax.interop.hooks import UNKNOWN, from_module
-from saejax.interop.tensors import check_size, mentions, read_config, read_npz, read_safetensors, write_safetensors
+from saejax.interop.tensors import check_size, half_precision_notes, mentions, read_config, read_npz, read_safetensors
 from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _NPZ, _CONFIG, _WEIGHTS = "params.npz", "config.json", "params.safetensors"
@@ -61,16 +51,9 @@ _MODULE_OF = {
     "mlp_in": "pre_feedforward_layernorm.output",
     "mlp_out": "post_feedforward_layernorm.output",
 }
-
-
 # Dictionaries of several layers, and what config.json calls a dictionary: (of several layers, of what it reads).
 _SEVERAL = ("causal_crosscoder", "clt", "skip_clt")
-_TYPES = {
-    (False, True): "sae",
-    (False, False): "transcoder",
-    (True, True): "crosscoder",
-    (True, False): "clt",
-}
+_TYPES = {(False, True): "sae", (False, False): "transcoder", (True, True): "crosscoder", (True, False): "clt"}
 
 
 @register_format
@@ -99,7 +82,7 @@ class GemmaScope(Format):
             arrays |= {"W_enc": arrays["W_enc"] / root, "W_dec": arrays["W_dec"] * root}
             notes = ("It was trained on embeddings / sqrt(d_in); the weights are scaled for what the model adds up.",)
         return assemble(
-            CoderFile(path, "transcoder", "jumprelu", reads, writes, model=model, notes=notes), arrays, hook_points
+            path, "transcoder", "jumprelu", arrays, hook_points, reads=reads, writes=writes, model=model, notes=notes
         )
 
     def refuses(self, sae: TrainedCoder) -> str:
@@ -145,10 +128,8 @@ class GemmaScope2(Format):
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         config = read_config(path / _CONFIG) if (path / _CONFIG).exists() else {}
-        if config.get("architecture", "jump_relu") != "jump_relu":
-            raise DataError(
-                f"{path / _CONFIG}: architecture is {config['architecture']!r}; Gemma Scope 2 has jump_relu."
-            )
+        if (kind := config.get("architecture", "jump_relu")) != "jump_relu":
+            raise DataError(f"{path / _CONFIG}: architecture is {kind!r}; Gemma Scope 2 has jump_relu.")
         if not (path / _layer(0)).is_file():
             arrays = _JUMPRELU.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
             notes, layers = half_precision_notes(path / _WEIGHTS), 1
@@ -161,9 +142,8 @@ class GemmaScope2(Format):
         if layers > 1:
             arrays, topology, remarks = _triangular(path, arrays, topology, reads == writes)
             notes += remarks
-        return assemble(
-            CoderFile(path, topology, "jumprelu", reads, writes, model=_model_name(path, config), notes=notes), arrays
-        )
+        model = _model_name(path, config)
+        return assemble(path, topology, "jumprelu", arrays, reads=reads, writes=writes, model=model, notes=notes)
 
     def refuses(self, sae: TrainedCoder) -> str:
         kind = coder_kind(sae)
@@ -190,10 +170,9 @@ class GemmaScope2(Format):
             "affine_connection": "W_skip" in arrays,
             "type": _TYPES[several, same],
         }
-        with replacing(folder) as beside:
-            for file, tensors in _by_layer(arrays).items() if several else [(_WEIGHTS, arrays)]:
-                write_safetensors(beside / file, _JUMPRELU.write(tensors))
-            (beside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        files = _by_layer(arrays) if several else {_WEIGHTS: arrays}
+        stored = {file: _JUMPRELU.write(tensors) for file, tensors in files.items()}
+        write_files(folder, stored | {_CONFIG: config}, indent=2)
         return []
 
 
@@ -322,12 +301,8 @@ def _stacked(path: Path) -> tuple[NamedArrays, tuple[str, ...], int, str]:
     decoders = stacked.pop("W_dec")
     out = {name: np.stack(parts) for name, parts in stacked.items()}
     topology = "skip_clt" if "W_skip" in out else "clt"
-    return (
-        out | {f"W_dec_{i}": part for i, part in enumerate(decoders)},
-        half_precision_notes(files[0]),
-        len(files),
-        topology,
-    )
+    out |= {f"W_dec_{i}": part for i, part in enumerate(decoders)}
+    return out, half_precision_notes(files[0]), len(files), topology
 
 
 def _by_layer(arrays: NamedArrays) -> dict[str, NamedArrays]:

@@ -16,7 +16,6 @@ n is the length of a latent's decoder row where sparsity_include_decoder_norm sa
 Latents are those of scaled inputs, as SAELens and Llamascopium have them; the loader of 2024 gave f / s_in.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -26,30 +25,25 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.core.files import replacing
 from saejax.interop.assemble import (
     UNCENTRED,
-    CoderFile,
     Layout,
     NamedArrays,
     assemble,
     check_free,
     coder_kind,
-    half_precision_notes,
     weighted,
+    write_files,
 )
 from saejax.interop.hooks import from_transformer_lens, to_transformer_lens
-from saejax.interop.tensors import mentions, read_config, read_safetensors, write_safetensors
+from saejax.interop.tensors import half_precision_notes, mentions, read_config, read_safetensors
 from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, Kind, TrainedCoder, centred, register_format
 
 _OLD, _CONFIG, _WEIGHTS = "hyperparams.json", "config.json", "sae_weights.safetensors"
 # In the order in which its own loader looks.
-_PLACES = [
-    f"{stem}.{end}"
-    for stem in ("sae_weights", "checkpoints/pruned", "checkpoints/final")
-    for end in ("safetensors", "pt", "dcp")
-]
+_STEMS, _ENDS = ("sae_weights", "checkpoints/pruned", "checkpoints/final"), ("safetensors", "pt", "dcp")
+_PLACES = [f"{stem}.{end}" for stem in _STEMS for end in _ENDS]
 _LINEAR = Layout(
     {"encoder.weight": "W_E", "encoder.bias": "b_E", "decoder.weight": "W_D", "decoder.bias": "b_D"},
     transposed=("encoder.weight", "decoder.weight"),
@@ -101,7 +95,10 @@ class LlamaScope(Format):
         if (D := arrays["W_enc"].shape[-2]) != config.get("d_model", D):
             raise DataError(f"{file}: d_model is {config['d_model']!r}; the weights are {D} wide. One is damaged.")
         if kind == "crosscoder":
-            return _crosscoder(file, sparsity, arrays, s_in, reads, notes, hook_points)
+            arrays, sites = _crosscoder(file, sparsity, arrays, s_in), tuple(map(from_transformer_lens, reads))
+            notes += ("Llamascopium repeats these latents for each hook point.",)
+            arrays, model = _single(arrays), _model_name(path)
+            return assemble(path, kind, "relu", arrays, reads=sites, writes=sites, model=model, notes=notes)
         norms = _norms(arrays) if config.get("sparsity_include_decoder_norm", True) else None
         if sparsity == "jumprelu":
             arrays["threshold"] = _threshold(file, arrays, threshold, norms, s_in, s_out)
@@ -115,9 +112,18 @@ class LlamaScope(Format):
         if norms is not None and sparsity == "topk" and not np.allclose(norms, 1, rtol=1e-6, atol=0):
             arrays = _lengthened(arrays, norms)
             notes += ("It keeps the k largest by pre ||W_dec||, so latents here are times ||W_dec||, which is 1.",)
-        into, out = (tuple(map(from_transformer_lens, names)) for names in (reads, writes))
-        described = CoderFile(path, topology, sparsity, into, out, k, _model_name(path), notes=notes)
-        return assemble(described, _single(arrays), hook_points)
+        return assemble(
+            path,
+            topology,
+            sparsity,
+            _single(arrays),
+            hook_points,
+            reads=tuple(map(from_transformer_lens, reads)),
+            writes=tuple(map(from_transformer_lens, writes)),
+            k=k,
+            model=_model_name(path),
+            notes=notes,
+        )
 
     def refuses(self, sae: TrainedCoder) -> str:
         topology, sparsity = coder_kind(sae)
@@ -145,8 +151,7 @@ class LlamaScope(Format):
         kind, factor = "clt" if topology == "clt" else "sae", t.d_sae / t.d_in
         if int(t.d_in * factor) != t.d_sae:  # the product is cut to a whole number
             factor = math.nextafter(factor, math.inf)
-        hooks = [[to_transformer_lens(name) for name in names] for names in (sae.sites.reads, sae.sites.writes)]
-        config = {
+        config: dict[str, Any] = {
             "sae_type": kind,
             "d_model": t.d_in,
             "expansion_factor": factor,
@@ -156,11 +161,10 @@ class LlamaScope(Format):
             "sparsity_include_decoder_norm": False,
             "top_k": sae.coder.sparsity.kept or 50,
         }
-        for side, names in zip(("in", "out"), hooks, strict=True):
+        for side, ours in (("in", sae.sites.reads), ("out", sae.sites.writes)):
+            names = [to_transformer_lens(name) for name in ours]
             config[f"{_HOOKS[kind]}_{side}"] = names if kind == "clt" else names[0]
-        with replacing(folder) as beside:
-            write_safetensors(beside / _WEIGHTS, named)
-            (beside / _CONFIG).write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
+        write_files(folder, {_WEIGHTS: named, _CONFIG: config}, indent=4)
         notes = [f"The files do not name the language model, {sae.origin.model}."] if sae.origin.model else []
         if "threshold" in arrays:
             notes.append("They hold logarithms of thresholds: the last digits of a threshold may differ.")
@@ -323,31 +327,19 @@ def _lengthened(arrays: NamedArrays, norms: np.ndarray) -> NamedArrays:
     return arrays | scaled | {"W_enc": arrays["W_enc"] * norms[:, None], "b_enc": arrays["b_enc"] * norms}
 
 
-def _crosscoder(
-    file: Path,
-    sparsity: str,
-    arrays: NamedArrays,
-    s: np.ndarray,
-    names: Sequence[str],
-    notes: tuple[str, ...],
-    hook_points: Sequence[str],
-) -> TrainedCoder:
+def _crosscoder(file: Path, sparsity: str, arrays: NamedArrays, s: np.ndarray) -> NamedArrays:
     """Each hook point gates pre times its own decoder's length: the latents are one only where the gate is pre > 0."""
     if sparsity != "relu" or not (np.linalg.norm(arrays["W_dec"], axis=-1) > 0).all():
         raise DataError(
             f"{file}: in this crosscoder a latent may be on at one hook point and off at another, since each gates it "
             "by its own decoder's length; saejax's latents are on for all. It reads those with act_fn relu."
         )
-    ours = {
+    return {
         "W_enc": arrays["W_enc"] * s[:, None, None],
         "b_enc": arrays["b_enc"].sum(0),
         "W_dec": (arrays["W_dec"] / s[:, None, None]).transpose(1, 0, 2),
         "b_dec": arrays["b_dec"] / s[:, None],
     }
-    sites = tuple(map(from_transformer_lens, names))
-    notes += ("Llamascopium repeats these latents for each hook point.",)
-    described = CoderFile(file.parent, "crosscoder", "relu", sites, sites, model=_model_name(file), notes=notes)
-    return assemble(described, _single(ours), hook_points)
 
 
 def _single(arrays: NamedArrays) -> NamedArrays:
@@ -360,9 +352,7 @@ def _logarithm(theta: np.ndarray) -> np.ndarray:
     """Of the float32 numbers near log theta the one whose exponential comes nearest; -inf of 0."""
     with np.errstate(divide="ignore"):
         middle = np.log(theta.astype(np.float64)).astype(np.float32)
-    near = [middle]
-    for towards in (-np.inf, np.inf):
-        near.append(np.nextafter(middle, np.float32(towards)))
+    near = [middle, *(np.nextafter(middle, np.float32(towards)) for towards in (-np.inf, np.inf))]
     errors = np.abs([np.exp(value.astype(np.float64)).astype(np.float32) - theta for value in near])
     best: np.ndarray = np.choose(np.nan_to_num(errors, nan=np.inf).argmin(0), near)
     return np.where(theta > 0, best, np.float32(-np.inf))

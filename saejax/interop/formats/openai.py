@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.interop.assemble import CoderFile, Layout, assemble
+from saejax.interop.assemble import Layout, assemble
 from saejax.interop.torch_file import names_in, read_torch
 from saejax.trained import Format, TrainedCoder, register_format
 
@@ -67,7 +67,9 @@ class OpenAI(Format):
             params["W_dec"] = params["W_enc"].T
         topology, sparsity, k, notes = _activation(path, state)
         model, site = _model_and_site(path)
-        return assemble(CoderFile(path, topology, sparsity, site, site, k, model, notes=notes), params, hook_points)
+        return assemble(
+            path, topology, sparsity, params, hook_points, reads=site, writes=site, k=k, model=model, notes=notes
+        )
 
 
 def _activation(path: Path, state: Mapping[str, Any]) -> tuple[str, str, int | None, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from saejax.core.errors import DataError
-from saejax.interop.assemble import UNCENTRED, CoderFile, Layout, assemble
+from saejax.interop.assemble import UNCENTRED, Layout, assemble
 from saejax.interop.torch_file import read_torch
 from saejax.trained import Format, TrainedCoder, register_format
 
@@ -54,4 +54,5 @@ class QwenScope(Format):
             )
         arrays = Layout(transposed=("W_enc", "W_dec")).read(path, read_torch(path))
         hook, (model, _, k) = (f"blocks.{layer[1]}.resid_post",), names[-1].groups()
-        return assemble(CoderFile(path, "transcoder", "topk", hook, hook, int(k), f"Qwen/{model}"), arrays, hook_points)
+        model = f"Qwen/{model}"
+        return assemble(path, "transcoder", "topk", arrays, hook_points, reads=hook, writes=hook, k=int(k), model=model)

@@ -6,7 +6,6 @@ and W_skip [D_out, D_in].
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,9 @@ import numpy as np
 
 from saejax.coders.topologies import EPS
 from saejax.core.errors import DataError
-from saejax.core.files import replacing
-from saejax.interop.assemble import (
-    UNCENTRED,
-    CoderFile,
-    Layout,
-    assemble,
-    check_free,
-    coder_kind,
-    half_precision_notes,
-    weighted,
-)
+from saejax.interop.assemble import UNCENTRED, Layout, assemble, check_free, coder_kind, weighted, write_files
 from saejax.interop.hooks import from_module, from_transformer_lens, norm_notes, to_transformer_lens
-from saejax.interop.tensors import read_config, read_safetensors, whole_number, write_safetensors
+from saejax.interop.tensors import half_precision_notes, read_config, read_safetensors, whole_number
 from saejax.trained import Format, TrainedCoder, centred, register_format
 
 _CFG, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
@@ -65,15 +54,15 @@ class SAELens(Format):
 
     def read(self, path: Path, hook_points: Sequence[str] = ()) -> TrainedCoder:
         config = _modern(read_config(path / _CFG), path / _CFG)
-        file = _described_by(config, path)
+        topology, sparsity, known = _described_by(config, path)
         arrays = _WEIGHTS_LAYOUT.read(path / _WEIGHTS, read_safetensors(path / _WEIGHTS))
         if (scale := arrays.pop("scaling_factor", None)) is not None and not np.allclose(scale, 1):
             raise DataError(f"{path / _WEIGHTS} has a scaling_factor of finetuning; fold it into W_dec with SAELens.")
-        if file.sparsity in ("topk", "abs_topk") and config.get("rescale_acts_by_decoder_norm"):
+        if sparsity in ("topk", "abs_topk") and config.get("rescale_acts_by_decoder_norm"):
             arrays = weighted(arrays, np.linalg.norm(arrays["W_dec"].astype(np.float64), axis=-1))
-        if file.topology == "layernorm_autoencoder" and not config.get("apply_b_dec_to_input", True):
+        if topology == "layernorm_autoencoder" and not config.get("apply_b_dec_to_input", True):
             arrays = centred(arrays, 1)
-        return assemble(file, arrays, hook_points)
+        return assemble(path, topology, sparsity, arrays, hook_points, **known)
 
     def refuses(self, sae: TrainedCoder) -> str:
         topology, sparsity = coder_kind(sae)
@@ -97,9 +86,7 @@ class SAELens(Format):
         check_free(folder, bool(self.here(folder)), "SAELens dictionary")
         layout = _WEIGHTS_LAYOUT if "b_mag" in sae.params else dataclasses.replace(_WEIGHTS_LAYOUT, names={})
         arrays = layout.write({name: value for name, value in sae.params.items() if name != "ln_eps"})
-        with replacing(folder) as beside:
-            write_safetensors(beside / _WEIGHTS, arrays)
-            (beside / _CFG).write_text(json.dumps(_config(sae), indent=2) + "\n", encoding="utf-8")
+        write_files(folder, {_WEIGHTS: arrays, _CFG: _config(sae)}, indent=2)
         return []
 
 
@@ -136,8 +123,8 @@ def _config(sae: TrainedCoder) -> dict[str, Any]:
     return config
 
 
-def _described_by(config: Mapping[str, Any], path: Path) -> CoderFile:
-    """The coder of a cfg.json in saejax's words. Raises DataError for what saejax has not."""
+def _described_by(config: Mapping[str, Any], path: Path) -> tuple[str, str, dict[str, Any]]:
+    """(topology, sparsity, what `assemble` is told besides) of a cfg.json. Raises DataError for what saejax has not."""
     cfg, meta, architecture = path / _CFG, config.get("metadata") or {}, config.get("architecture")
     if not isinstance(architecture, str) or architecture not in _AUTOENCODERS | _TRANSCODERS:
         known = ", ".join([*_AUTOENCODERS, *_TRANSCODERS])
@@ -153,13 +140,15 @@ def _described_by(config: Mapping[str, Any], path: Path) -> CoderFile:
         )
     elif normalize not in ("none", "layer_norm"):
         raise DataError(f"{cfg}: normalize_activations={normalize!r}: saejax has no coder that scales tokens so.")
-    if meta.get("hook_head_index") is not None:
-        raise DataError(f"{cfg}: hook_head_index={meta['hook_head_index']!r}: saejax has no hook point of one head.")
+    for key, why in (
+        ("hook_head_index", "has no hook point of one head"),
+        ("hook_head_index_out", "writes no single head"),
+    ):
+        if meta.get(key) is not None:
+            raise DataError(f"{cfg}: {key}={meta[key]!r}: saejax {why}.")
     if config.get("dtype") in ("bfloat16", "float16"):
         notes.append("SAELens multiplies in 16 bits, as cfg.dtype says; saejax in 32.")
     reads, writes = (_hook(meta, name) for name in ("hook_name", "hook_name_out"))
-    if meta.get("hook_head_index_out") is not None:
-        raise DataError(f"{cfg}: hook_head_index_out={meta['hook_head_index_out']!r}: saejax writes no single head.")
     if architecture in _TRANSCODERS:
         topology, sparsity = _TRANSCODERS[architecture]
         if config.get("apply_b_dec_to_input"):
@@ -180,7 +169,7 @@ def _described_by(config: Mapping[str, Any], path: Path) -> CoderFile:
         str(meta.get(f"hf_{name}") or meta.get(name) or "") for name in ("hook_name", "hook_name_out")
     )
     notes += [note for name in theirs for note in norm_notes(name, model)]
-    return CoderFile(path, topology, sparsity, reads, writes, k, model, notes=tuple(notes))
+    return topology, sparsity, {"reads": reads, "writes": writes, "k": k, "model": model, "notes": tuple(notes)}
 
 
 def _hook(meta: Mapping[str, Any], key: str) -> tuple[str, ...]:

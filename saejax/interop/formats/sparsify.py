@@ -9,7 +9,6 @@ so does saejax. `signed`, of 2024, keeps the k largest by absolute value.
 """
 
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from saejax.core.errors import DataError
-from saejax.core.files import replacing
-from saejax.interop.assemble import UNCENTRED, CoderFile, Layout, assemble, check_free, coder_kind, half_precision_notes
+from saejax.interop.assemble import UNCENTRED, Layout, assemble, check_free, coder_kind, write_files
 from saejax.interop.hooks import from_module, norm_notes, to_module
-from saejax.interop.tensors import read_config, read_safetensors, whole_number, write_safetensors
+from saejax.interop.tensors import half_precision_notes, read_config, read_safetensors, whole_number
 from saejax.lm.points import HOOK_NAMES
 from saejax.trained import Format, TrainedCoder, centred, register_format
 
@@ -74,7 +72,7 @@ class Sparsify(Format):
             arrays, writes = centred(arrays, -1), reads
         notes = half_precision_notes(path / _WEIGHTS) + norm_notes(_module_path(path), "")
         sparsity = "abs_topk" if config.get("signed") is True else "topk"
-        return assemble(CoderFile(path, topology, sparsity, reads, writes, k, notes=notes), arrays, hook_points)
+        return assemble(path, topology, sparsity, arrays, hook_points, reads=reads, writes=writes, k=k, notes=notes)
 
     def refuses(self, sae: TrainedCoder) -> str:
         topology, sparsity = coder_kind(sae)
@@ -91,25 +89,30 @@ class Sparsify(Format):
     def write(self, sae: TrainedCoder, folder: Path) -> list[str]:
         check_free(folder, bool(self.here(folder)) and not _is_one(folder), "run of sparsify")
         place = self.place_of(sae, folder)
-        _refuse_other_names(folder, place.name)
+        there = sorted(entry.name for entry in folder.iterdir() if _is_one(entry)) if folder.is_dir() else []
+        roots = {name.partition(".")[0]: name for name in (*there, place.name)}
+        if {"h", "layers"} <= roots.keys():
+            raise DataError(
+                f"{folder} would hold {roots['h']} and {roots['layers']}, and no model calls its layers both ways: a "
+                "run of sparsify is of one model. Choose another folder."
+            )
         arrays = {name: np.asarray(value) for name, value in sae.params.items()}
         same, (topology, _) = sae.sites.reads == sae.sites.writes, coder_kind(sae)
         if same and topology != "autoencoder":
             arrays = centred(arrays, 1)
+        d_in, d_sae = sae.coder.topology.d_in, sae.coder.topology.d_sae
         config = {
             "activation": "topk",
-            "expansion_factor": max(1, sae.coder.topology.d_sae // sae.coder.topology.d_in),
+            "expansion_factor": max(1, d_sae // d_in),
             "normalize_decoder": False,
-            "num_latents": sae.coder.topology.d_sae,
+            "num_latents": d_sae,
             "k": sae.coder.sparsity.kept,
             "multi_topk": False,
             "skip_connection": "W_skip" in arrays,
             "transcode": not same,
-            "d_in": sae.coder.topology.d_in,
+            "d_in": d_in,
         }
-        with replacing(place) as beside:
-            write_safetensors(beside / _WEIGHTS, _LAYOUT.write(arrays))
-            (beside / _CFG).write_text(json.dumps(config) + "\n", encoding="utf-8")
+        write_files(place, {_WEIGHTS: _LAYOUT.write(arrays), _CFG: config})
         notes = []
         if sae.origin.model:
             notes = [f"The files do not name the language model, {sae.origin.model}."]
@@ -117,17 +120,6 @@ class Sparsify(Format):
         if place.name == sae.hook_point:
             notes.append(f"The folder is called {sae.hook_point}, which is no module: give sparsify's own tools one.")
         return notes
-
-
-def _refuse_other_names(folder: Path, module: str) -> None:
-    """Raise DataError where the folder's layers are called as those of another model: layers.3 beside h.3."""
-    there = sorted(entry.name for entry in folder.iterdir() if _is_one(entry)) if folder.is_dir() else []
-    roots = {name.partition(".")[0]: name for name in (*there, module)}
-    if {"h", "layers"} <= roots.keys():
-        raise DataError(
-            f"{folder} would hold {roots['h']} and {roots['layers']}, and no model calls its layers both ways: a run "
-            "of sparsify is of one model. Choose another folder."
-        )
 
 
 def _is_one(path: Path) -> bool:
