@@ -10,19 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saejax.report.evaluation import counted
-from saejax.report.table_page import (
-    COLOURS,
-    MARKERS,
-    Columns,
-    Row,
-    Table,
-    blank_figure,
-    cells,
-    log_axis,
-    panels,
-    say_inside,
-    write_table_page,
-)
+from saejax.report.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
+from saejax.report.table_page import Columns, Row, Table, cells, write_table_page
 from saejax.runs import Run
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from saejax.core.files import write_bytes
 from saejax.report.evaluation import failed_of
-from saejax.report.table_page import COLOURS, blank_figure, markdown, panels, png_of
+from saejax.report.figures import COLOURS, blank_figure, panels, png_of
+from saejax.report.table_page import markdown
 from saejax.runs import Run
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from typing import Any
 from saejax.core.files import write_bytes
 from saejax.report.read import read_run
 from saejax.report.summary import summarise
+from saejax.report.table_page import asset
 from saejax.runs import Run
 
 _SCRIPTS = (
@@ -112,11 +113,6 @@ def _four_digits(value: Any) -> Any:
     if kind is dict:
         return {key: _four_digits(item) for key, item in value.items()}
     return value
-
-
-def asset(name: str) -> str:
-    """A template, style sheet or script that stands beside this file."""
-    return resources.files("saejax.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _csp_hash(text: str) -> str:

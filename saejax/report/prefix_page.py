@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saejax.report.table_page import COLOURS, Table, blank_figure, panels, png_of, table_page, with_interval
+from saejax.report.figures import COLOURS, blank_figure, panels, png_of
+from saejax.report.table_page import Table, table_page, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,16 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from saejax.report.table_page import (
-    COLOURS,
-    MARKERS,
-    Table,
-    blank_figure,
-    panels,
-    say_inside,
-    with_interval,
-    write_table_page,
-)
+from saejax.report.figures import COLOURS, MARKERS, blank_figure, panels, say_inside
+from saejax.report.table_page import Table, with_interval, write_table_page
 from saejax.runs import Run
 
 if TYPE_CHECKING:

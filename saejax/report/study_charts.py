@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saejax.report.study_rows import text as _t
+from saejax.report.table_page import markup
 
 _WIDTH, _ROW, _LEFT = 640, 26, 90
 
@@ -22,8 +22,8 @@ def effects_chart(groups: Sequence[Mapping[str, Any]], label: str) -> str:
         kind = "stands" if g["stands"] else "falls"
         tip = f"{g['name']}: {interval(effect)}; controls {number(control['least'])} to {number(control['most'])}"
         marks.append(
-            f"<g><title>{_t(tip)}</title>"
-            f'<text x="{_LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{_t(g["name"])}</text>'
+            f"<g><title>{markup(tip)}</title>"
+            f'<text x="{_LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{markup(g["name"])}</text>'
             f'<rect class="control" x="{at(control["least"]):.1f}" y="{y - 6:.1f}" height="12" rx="3" '
             f'width="{max(1.0, at(control["most"]) - at(control["least"])):.1f}"/>'
             f'<line class="{kind}" x1="{at(effect["low"]):.1f}" x2="{at(effect["high"]):.1f}" y1="{y}" y2="{y}"/>'
@@ -44,7 +44,7 @@ def points_chart(rows: Sequence[Sequence[Any]]) -> str:
         for v in levels
     )
     dots = "".join(
-        f'<circle class="stands point" cx="{x(q[0]):.1f}" cy="{y(q[1]):.1f}" r="4"><title>{_t(q[2])}: predicted '
+        f'<circle class="stands point" cx="{x(q[0]):.1f}" cy="{y(q[1]):.1f}" r="4"><title>{markup(q[2])}: predicted '
         f"{number(q[0])}, measured {number(q[1])}</title></circle>"
         for q in points
     )
@@ -74,7 +74,7 @@ def _svg(height: float, ticks: Sequence[float], at: Any, inside: str, label: str
         for v in ticks
     )
     box = f'viewBox="0 0 {_WIDTH} {height}"'
-    drawing = f'<svg class="study" {box} role="img" aria-label="{_t(label)}">{axis}{inside}</svg>'
+    drawing = f'<svg class="study" {box} role="img" aria-label="{markup(label)}">{axis}{inside}</svg>'
     return f'<div class="drawing">{drawing}</div>'
 
 

@@ -1,7 +1,7 @@
 """The page of a study: behaviours, graphs, what groups of features cause, and what the graphs had predicted.
 
 Made from plain data alone (`saejax.study.summary`); it needs no other file, and no script. Each claim leads to the rows
-of the table that it comes from (`saejax.report.study_rows`).
+of the table that it comes from (`render_rows`).
 """
 
 import re
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from saejax.core.files import write_bytes
-from saejax.report.study_charts import effects_chart, points_chart
-from saejax.report.study_charts import interval as _interval
-from saejax.report.study_charts import number as _n
-from saejax.report.study_rows import anchor, page
-from saejax.report.study_rows import text as _t
+from saejax.report.study_charts import effects_chart, interval, number, points_chart
+from saejax.report.table_page import Markup, html_page, link, markup, note, table_markup
+
+# (name, one of its page; number of the line in the file and values of each row).
+Part = tuple[str, Sequence[tuple[int, Sequence[str]]]]
 
 # A rank correlation from which on the page calls predictions good.
 _GOOD = 0.5
@@ -46,19 +46,18 @@ def render_study(path: Path, content: Mapping[str, Any]) -> Path:
       DataError: it cannot be written.
     """
     behaviours, refused = content["behaviours"], content["refused"]
-    links = "".join(f'<a href="#{_id(b["name"])}">{_t(b["name"])}</a>' for b in behaviours)
+    links = "".join(f'<a href="#{_id(b["name"])}">{markup(b["name"])}</a>' for b in behaviours)
     facts = {
         "model": content["model"],
         "dictionaries": ", ".join(content["dictionaries"]),
         "graphs": f"{content['graphs']} a behaviour",
         "groups": f"of {content['group_size']} features",
     }
-    write_bytes(
-        path,
-        page(
-            f"{content['name']} · saejax study",
-            f"""<header class="masthead"><p class="eyebrow">saejax study</p><h1>{_t(content["name"])}</h1>
-<dl class="facts">{"".join(f"<div><dt>{_t(k)}</dt><dd>{_t(v)}</dd></div>" for k, v in facts.items())}</dl></header>
+    described = "".join(f"<div><dt>{name}</dt><dd>{markup(fact)}</dd></div>" for name, fact in facts.items())
+    page = html_page(
+        f"{content['name']} · saejax study",
+        f"""<header class="masthead"><p class="eyebrow">saejax study</p><h1>{markup(content["name"])}</h1>
+<dl class="facts">{described}</dl></header>
 <nav class="contents" aria-label="Behaviours">{links}</nav>
 <section id="results"><h2>Results</h2>
 <p class="lead">Which features of the dictionaries make the model do what it does? Attribution graphs name candidates;
@@ -66,18 +65,48 @@ what counts is what happens when they are taken away.</p>
 {_overview(behaviours)}{_refused(refused, content["least_accuracy"])}
 {_HOW}</section>
 {"".join(map(_behaviour, behaviours))}""",
-        ).encode(),
     )
+    write_bytes(path, page.encode())
     return path
+
+
+def render_rows(path: Path, title: str, csv: str, back: str, columns: Sequence[str], parts: Sequence[Part]) -> None:
+    """Write a table of a study as a page: the rows that a claim comes from. Equal arguments give equal bytes.
+
+    Args:
+      csv, back: addresses of the file with these rows, and of the page whose links lead here.
+      parts: rows that a link can name, shown in another colour then.
+
+    Raises:
+      DataError: it cannot be written.
+    """
+    head = "".join(f"<th>{markup(name)}</th>" for name in ("line", *columns))
+    bodies = []
+    for name, rows in parts:
+        cells = ("".join(f"<td>{markup(value)}</td>" for value in (line, *values)) for line, values in rows)
+        bodies.append(f'<tbody id="{anchor(name)}">{"".join(f"<tr>{row}</tr>" for row in cells)}</tbody>')
+    page = html_page(
+        title,
+        f"""<header class="masthead"><p class="eyebrow">{link(back, "saejax study")}</p>
+<h1>{markup(title)}</h1>
+<p class="note">{sum(len(rows) for _, rows in parts):,} rows of {link(csv, title)}.</p></header>
+<div class="scroll"><table class="rows"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table></div>""",
+    )
+    write_bytes(path, page.encode())
+
+
+def anchor(name: str) -> str:
+    """An id for a name: names that differ have ids that differ."""
+    return "p-" + "".join(c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in name)
 
 
 def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for b in behaviours:
         largest, test = _largest(b), b["baseline"]["test"]
-        effect = "none" if largest is None else f"{_interval(largest['ablate'])} of {_n(test['clean'])}"
+        effect = "none" if largest is None else f"{interval(largest['ablate'])} of {number(test['clean'])}"
         rows.append(
-            (_link(f"#{_id(b['name'])}", b["name"]), b["about"],
+            (link(f"#{_id(b['name'])}", b["name"]), b["about"],
              _source(b, "baseline", f"{test['accuracy']:.0%}", "test"),
              f"{_standing(b)} of {len(b['groups'])}", largest["name"] if largest else "none",
              effect, _two(b["prediction"]["spearman"]))
@@ -86,21 +115,20 @@ def _overview(behaviours: Sequence[Mapping[str, Any]]) -> str:
         *("behaviour", "the model", "right in", "groups that do more than controls", "the largest", "without it"),
         "prediction (Spearman)",
     )
-    return _table_markup(heads, rows, words=(0, 1, 4))
+    return table_markup([heads, *rows], words=(0, 1, 4))
 
 
 def _refused(refused: Sequence[Mapping[str, Any]], least: float) -> str:
     if not refused:
         return ""
     rows = [
-        (b["name"], b["about"], f"{b['baseline']['train']['accuracy']:.0%}", _n(b["baseline"]["train"]["clean"]),
+        (b["name"], b["about"], f"{b['baseline']['train']['accuracy']:.0%}", number(b["baseline"]["train"]["clean"]),
          _source(b, "baseline", "pairs", "train"))
         for b in refused
     ]  # fmt: skip
     sentence = f"The model does not have these: it is right in less than {least:.0%} of the training pairs."
-    return f'<div id="refused">{_note(sentence)}</div>' + _table_markup(
-        ("refused", "the model should", "right in", "difference, clean", "rows"), rows, words=(0, 1, 4)
-    )
+    heads = ("refused", "the model should", "right in", "difference, clean", "rows")
+    return f'<div id="refused">{note(sentence)}</div>' + table_markup([heads, *rows], words=(0, 1, 4))
 
 
 def _behaviour(b: Mapping[str, Any]) -> str:
@@ -109,12 +137,12 @@ def _behaviour(b: Mapping[str, Any]) -> str:
     draws, least = controls[0]["draws"], min(control["distinct"] for control in controls)
     distinct = "" if least == draws else f", of which at least {least} are different"
     return f"""
-<section id="{_id(name)}"><h2>{_t(name)}: {_t(b["about"])}</h2>
+<section id="{_id(name)}"><h2>{markup(name)}: {markup(b["about"])}</h2>
 <p class="lead">{_verdict(b)}</p>
 <h3>Does the model do it?</h3>
-<p class="lead">After <code>{_t(_line(example["clean"]))}</code> it should prefer
-<code>{_t(_line(example["right"]))}</code>, after <code>{_t(_line(example["corrupt"]))}</code>
-<code>{_t(_line(example["wrong"]))}</code>.</p>
+<p class="lead">After <code>{markup(_line(example["clean"]))}</code> it should prefer
+<code>{markup(_line(example["right"]))}</code>, after <code>{markup(_line(example["corrupt"]))}</code>
+<code>{markup(_line(example["wrong"]))}</code>.</p>
 {_baseline(b)}
 <h3>Which features lead there?</h3>
 <p class="lead">A graph for each of {len(b["graphs"])} clean training prompts: click one to see it. The replacement
@@ -158,55 +186,62 @@ def _verdict(b: Mapping[str, Any]) -> str:
         return f"None of {judged} groups of features does more than its controls.{few}"
     effect, name = largest["ablate"], largest["name"]
     return (
-        f"{_standing(b)} of {judged} groups of features do more than their controls.{few} Without {_t(name)} the logit "
-        f"difference of {_n(test['clean'])} changes by "
-        f"{_source(b, 'effects', _n(effect['mean']), name, 'ablate')} (95% interval {_n(effect['low'])} to "
-        f"{_n(effect['high'])}); without random features it changes by "
-        f"{_source(b, 'effects', _n(largest['control']['mean']), name, 'control')}."
+        f"{_standing(b)} of {judged} groups of features do more than their controls.{few} Without {markup(name)} the "
+        f"logit difference of {number(test['clean'])} changes by "
+        f"{_source(b, 'effects', number(effect['mean']), name, 'ablate')} (95% interval {number(effect['low'])} to "
+        f"{number(effect['high'])}); without random features it changes by "
+        f"{_source(b, 'effects', number(largest['control']['mean']), name, 'control')}."
     )
 
 
 def _baseline(b: Mapping[str, Any]) -> str:
     rows = [
-        (split, _source(b, "baseline", f"{s['pairs']} pairs", split), f"{s['accuracy']:.0%}", _n(s["clean"]),
-         _n(s["corrupt"]), f"{s['p_right']:.2f}")
+        (split, _source(b, "baseline", f"{s['pairs']} pairs", split), f"{s['accuracy']:.0%}", number(s["clean"]),
+         number(s["corrupt"]), f"{s['p_right']:.2f}")
         for split, s in b["baseline"].items()
     ]  # fmt: skip
     heads = ("split", "rows", "right in both", "difference, clean", "difference, corrupt", "p(right), clean")
-    return _table_markup(heads, rows, words=(0, 1))
+    return table_markup([heads, *rows], words=(0, 1))
 
 
 def _graphs(b: Mapping[str, Any]) -> str:
     rows = [
-        (_link(g["href"], _line(g["prompt"])), str(g["features"]), _two(g["replacement"]), _two(g["completeness"]),
+        (link(g["href"], _line(g["prompt"])), str(g["features"]), _two(g["replacement"]), _two(g["completeness"]),
          f"{g['errors_share']:.0%}")
         for g in b["graphs"]
     ]  # fmt: skip
     heads = ("graph of", "features", "replacement score", "completeness score", "influence of errors")
-    return _table_markup(heads, rows, words=(0,))
+    return table_markup([heads, *rows], words=(0,))
 
 
 def _features(b: Mapping[str, Any]) -> str:
     rows = [
         (f"L{f['layer']}", _feature_link(f), _fires(f), f"{f['share']:.1%}", f"{f['prompts']} of {len(b['graphs'])}",
-         _n(f["activation"]))
+         number(f["activation"]))
         for f in b["features"]
     ]  # fmt: skip
     heads = ("layer", "feature", "fires on", "share of influence", "in graphs", "activation")
     rest = _source(b, "features", f"All {b['n_features']:,} features")
-    return _table_markup(heads, rows, words=(0, 1, 2)) + f'<p class="note">{rest}</p>'
+    return table_markup([heads, *rows], words=(0, 1, 2)) + f'<p class="note">{rest}</p>'
 
 
-def _feature_link(f: Mapping[str, Any]) -> "_Markup":
+def _feature_link(f: Mapping[str, Any]) -> Markup:
     """The feature's number, a link to its place in the report where there is one."""
     number = str(f["latent"])
-    return _link(f["href"], number) if f["href"] else _Markup(_t(number))
+    return link(f["href"], number) if f["href"] else Markup(markup(number))
 
 
-def _fires(f: Mapping[str, Any]) -> "_Markup":
-    tokens = " ".join(f"<code>{_t(_visible_token(token))}</code>" for token in f["fires_on"])
-    explanation = f"<br>{_t(f['explanation'])}" if f["explanation"] else ""
-    return _Markup((tokens or "no report") + explanation)
+def _fires(f: Mapping[str, Any]) -> Markup:
+    tokens = []
+    for token in f["fires_on"]:
+        visible = re.sub(" {4,}", lambda match: f"␣×{len(match[0])}", _line(token)).replace(" ", "␣")
+        tokens.append(f"<code>{markup(visible if len(visible) <= 24 else f'{visible[:21]}...')}</code>")
+    explanation = f"<br>{markup(f['explanation'])}" if f["explanation"] else ""
+    return Markup((" ".join(tokens) or "no report") + explanation)
+
+
+def _member(f: Mapping[str, Any]) -> str:
+    return f"{_feature_link(f)} {_fires(f) if f['fires_on'] else ''}"
 
 
 def _effects(b: Mapping[str, Any]) -> str:
@@ -214,8 +249,8 @@ def _effects(b: Mapping[str, Any]) -> str:
     groups = b["groups"]
     chart = effects_chart(groups, f"Effect of each group of {b['name']}, beside its controls")
     rows = [
-        (g["name"], _members(g), _wide(b, g, "ablate"),
-         _source(b, "effects", _n(g["control"]["mean"]), g["name"], "control"), f"{g['control']['as_large']:.0%}",
+        (g["name"], Markup("<br>".join(map(_member, g["features"]))), _wide(b, g, "ablate"),
+         _source(b, "effects", number(g["control"]["mean"]), g["name"], "control"), f"{g['control']['as_large']:.0%}",
          _does_more(g), _wide(b, g, "resample"))
         for g in groups
     ]  # fmt: skip
@@ -227,7 +262,7 @@ def _effects(b: Mapping[str, Any]) -> str:
         "Filled: more than its controls. Hollow: not, or not known. Resampled: the group gets its values of other "
         "clean prompts; the interval is over prompts, each with all of these. Each number leads to its rows."
     )
-    return chart + _note(key) + _table_markup(heads, rows, words=(0, 1, 5))
+    return chart + note(key) + table_markup([heads, *rows], words=(0, 1, 5))
 
 
 def _does_more(g: Mapping[str, Any]) -> str:
@@ -237,20 +272,10 @@ def _does_more(g: Mapping[str, Any]) -> str:
     return "yes" if g["stands"] else "no"
 
 
-def _wide(b: Mapping[str, Any], g: Mapping[str, Any], kind: str) -> "_Markup":
+def _wide(b: Mapping[str, Any], g: Mapping[str, Any], kind: str) -> Markup:
     """A mean that leads to its rows, over its interval."""
-    mean, low, high = (_n(g[kind][key]) for key in ("mean", "low", "high"))
-    return _Markup(f"{_source(b, 'effects', mean, g['name'], kind)}<br><small>{low} to {high}</small>")
-
-
-def _visible_token(token: str) -> str:
-    """A token whose spaces can be seen."""
-    spaces = re.sub(" {4,}", lambda match: f"␣×{len(match[0])}", _line(token)).replace(" ", "␣")
-    return spaces if len(spaces) <= 24 else f"{spaces[:21]}..."
-
-
-def _members(g: Mapping[str, Any]) -> "_Markup":
-    return _Markup("<br>".join(f"{_feature_link(f)} {_fires(f) if f['fires_on'] else ''}" for f in g["features"]))
+    mean, low, high = (number(g[kind][key]) for key in ("mean", "low", "high"))
+    return Markup(f"{_source(b, 'effects', mean, g['name'], kind)}<br><small>{low} to {high}</small>")
 
 
 def _patches(b: Mapping[str, Any]) -> str:
@@ -261,8 +286,9 @@ def _patches(b: Mapping[str, Any]) -> str:
          _source(b, "effects", "patched", g["name"], "patch"))
         for g in b["groups"]
     ]  # fmt: skip
-    note = "" if all(p for g in b["groups"] for p in g["patch"]) else _note("No token: the prompts are shorter.")
-    return _table_markup(heads, rows, words=(0, len(heads) - 1)) + note
+    missing = not all(p for g in b["groups"] for p in g["patch"])
+    below = note("No token: the prompts are shorter.") if missing else ""
+    return table_markup([heads, *rows], words=(0, len(heads) - 1)) + below
 
 
 def _prediction(b: Mapping[str, Any]) -> str:
@@ -272,8 +298,7 @@ def _prediction(b: Mapping[str, Any]) -> str:
         "of the graphs. Rank correlation (Spearman) of what the graph says and what the model does: "
         f"<b>{_two(p['spearman'])}</b>. 1 is the same order, 0 is no relation."
     )
-    chart = points_chart(p["points"])
-    return f'<p class="lead">{lead}</p>{chart}'
+    return f'<p class="lead">{lead}</p>{points_chart(p["points"])}'
 
 
 def _unexplained(b: Mapping[str, Any]) -> str:
@@ -301,35 +326,13 @@ def _unexplained(b: Mapping[str, Any]) -> str:
             f"Predictions: the rank correlation is {_two(spearman)}, so these graphs are a weak guide to what single "
             "features do."
         )
-    return f'<ul class="open">{"".join(f"<li>{_t(line)}</li>" for line in lines)}</ul>'
+    return f'<ul class="open">{"".join(f"<li>{markup(line)}</li>" for line in lines)}</ul>'
 
 
-def _table_markup(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int]) -> str:
-    def cell(kind: str, i: int, text: str) -> str:
-        style = "" if i in words else ' class="num"'
-        return f"<{kind}{style}>{text if isinstance(text, _Markup) else _t(text)}</{kind}>"
-
-    head = "".join(cell("th", i, text) for i, text in enumerate(heads))
-    body = "".join("<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _source(b: Mapping[str, Any], table: str, text: str, *part: str) -> "_Markup":
+def _source(b: Mapping[str, Any], table: str, text: str, *part: str) -> Markup:
     """A claim that leads to its rows: of a behaviour's table, or of one of its parts."""
     name, part = (table, (b["name"], *part)) if table == "baseline" else (f"{table}.{b['name']}", part)
-    return _link(f"rows/{urllib.parse.quote(name)}.html#{anchor('.'.join(part) or 'all')}", text)
-
-
-def _link(href: str, text: str) -> "_Markup":
-    return _Markup(f'<a href="{_t(href)}">{_t(text)}</a>')
-
-
-class _Markup(str):
-    """Text that is HTML already."""
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{_t(text)}</p>'
+    return link(f"rows/{urllib.parse.quote(name)}.html#{anchor('.'.join(part) or 'all')}", text)
 
 
 def _line(text: str) -> str:

@@ -7,20 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saejax.report.table_page import (
-    COLOURS,
-    MARKERS,
-    Columns,
-    Row,
-    Table,
-    blank_figure,
-    cells,
-    log_axis,
-    markdown,
-    panels,
-    say_inside,
-    write_table_page,
-)
+from saejax.report.figures import COLOURS, MARKERS, blank_figure, log_axis, panels, say_inside
+from saejax.report.table_page import Columns, Row, Table, cells, markdown, write_table_page
 from saejax.runs import Sweep
 
 if TYPE_CHECKING:

@@ -1,18 +1,20 @@
-"""Tables and a picture as one page, as Markdown and as a PNG: what sweeps, dictionaries, probes and others end with."""
+"""Pages without a script: their HTML, their tables, and tables with a picture as a page, as Markdown and as a PNG.
+
+Sweeps, dictionaries, probes, prefixes and studies end with such a page. It needs no other file.
+"""
 
 import base64
 import dataclasses
 import html
-import io
-import struct
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saejax.core.files import write_bytes
+from saejax.report.figures import least_width, png_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
@@ -20,10 +22,51 @@ Row = Mapping[str, Any]
 # (heading, key of a row, format) of each column.
 Columns = Sequence[tuple[str, str, str]]
 
-MARKERS = "osD^vP*Xph<>"
-# Okabe and Ito's colours, which are told apart also by those who see fewer.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
-_DPI = 120
+
+class Markup(str):
+    """Text that is HTML already."""
+
+
+def asset(name: str) -> str:
+    """A template, style sheet or script that stands beside this file."""
+    return resources.files("saejax.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def markup(value: Any) -> str:
+    """Text as HTML, `Markup` as it is; letters that cannot be seen show as U+FFFD."""
+    if isinstance(value, Markup):
+        return value
+    return html.escape("".join(c if c.isprintable() else "�" for c in str(value)))
+
+
+def link(href: str, text: str) -> Markup:
+    return Markup(f'<a href="{markup(href)}">{markup(text)}</a>')
+
+
+def table_markup(lines: Sequence[Sequence[str]], words: Sequence[int]) -> str:
+    """The table of cells, the first line of them headings; columns that are not of `words` hold numbers."""
+
+    def row(kind: str, line: Sequence[str]) -> str:
+        styles = ("" if i in words else ' class="num"' for i in range(len(line)))
+        cells = (f"<{kind}{style}>{markup(cell)}</{kind}>" for style, cell in zip(styles, line, strict=True))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    head, body = row("th", lines[0]), "".join(row("td", line) for line in lines[1:])
+    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def html_page(title: str, body: str) -> str:
+    """A page in the style of a run's, with no script and nothing fetched."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{markup(title)}</title>
+<style>{asset("page.css")}{asset("tables.css")}</style></head>
+<body><main id="page">
+{body}
+</main></body></html>
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +95,13 @@ class Table:
     @property
     def markup(self) -> str:
         """As HTML."""
-        above = f"<h2>{html.escape(self.title)}</h2>\n<p>{html.escape(self.lead)}</p>\n" if self.title else ""
-        head, *rows = (
-            "".join(f"<{kind}{' class=word' * (i in self.words)}>{html.escape(cell)}</{kind}>" for i, cell in pairs)
-            for kind, pairs in zip(["th"] + ["td"] * len(self.lines), map(enumerate, self.lines), strict=False)
-        )
-        body = "".join(f"<tr>{row}</tr>\n" for row in rows)
-        notes = "".join(f"<p>{html.escape(line)}</p>\n" for line in self.notes)
-        return f'{above}<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>\n{notes}'
+        above = f'<h2>{markup(self.title)}</h2>\n<p class="lead">{markup(self.lead)}</p>\n' if self.title else ""
+        table = table_markup([[" ".join(cell.split()) for cell in line] for line in self.lines], self.words)
+        return f"<section>{above}{table}{''.join(map(note, self.notes))}</section>\n"
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{markup(text)}</p>'
 
 
 def write_table_page(path: Path, title: str, lead: str, tables: Sequence[Table], figure: "Figure", alt: str) -> str:
@@ -77,23 +119,13 @@ def write_table_page(path: Path, title: str, lead: str, tables: Sequence[Table],
 
 def table_page(title: str, lead: str, tables: Sequence[Table], png: bytes, alt: str) -> str:
     """One HTML file that needs no other: the picture and the tables."""
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<style>
-body {{ font: 14px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem }}
-h1 {{ overflow-wrap: anywhere }}
-.wide {{ overflow-x: auto }}
-img {{ max-width: 100%; min-width: {_least_width(png)}px }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }}
-.word {{ text-align: left }}
-</style>
-<h1>{html.escape(title)}</h1>
-<p>{html.escape(lead)}</p>
-<div class="wide"><img alt="{html.escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></div>
-{"".join(table.markup for table in tables)}</html>
-"""
+    data, width = base64.b64encode(png).decode(), least_width(png)
+    return html_page(
+        title,
+        f"""<header class="masthead"><h1>{markup(title)}</h1><p class="lead">{markup(lead)}</p></header>
+<div class="drawing"><img alt="{markup(alt)}" style="min-width: {width}px" src="data:image/png;base64,{data}"></div>
+{"".join(table.markup for table in tables)}""",
+    )
 
 
 def cells(columns: Columns, rows: Sequence[Row]) -> list[list[str]]:
@@ -115,56 +147,3 @@ def with_interval(value: float, ends: Sequence[float | None] | None, form: str) 
     if not ends or None in ends:
         return f"{value:{form}}"
     return f"{value:{form}} ({ends[0]:{form}} to {ends[1]:{form}})"
-
-
-def blank_figure(inches: tuple[float, float]) -> "Figure":
-    """A figure without a window. Only here is matplotlib imported: it takes longer than most commands need to start."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=inches, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def panels(figure: "Figure", count: int = 1, grid: bool = True) -> list["Axes"]:
-    """Axes side by side."""
-    side_by_side: list[Axes] = figure.subplots(1, count, squeeze=False)[0].tolist()
-    for axes in side_by_side:
-        axes.grid(grid, color="0.9") if grid else None
-        axes.spines[["top", "right"]].set_visible(False)
-    return side_by_side
-
-
-def say_inside(axes: "Axes", text: str) -> None:
-    """Write a line into the middle of a panel that shows nothing."""
-    axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
-
-
-def log_axis(axes: "Axes", l0: Sequence[float]) -> None:
-    """A log axis with plain numbers, wide enough that points of one L0 do not fill it with noise."""
-    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-
-    low, high = min(l0) / 1.15, max(l0) * 1.15
-    if high / low < 3:
-        middle = (low * high) ** 0.5
-        low, high = middle / 3**0.5, middle * 3**0.5
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    within = (1, 2, 3, 4, 5, 6, 8) if high / low < 10 else (1, 2, 5)
-    ticks = [m * 10.0**n for n in range(-2, 6) for m in within]
-    axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-
-
-def png_of(figure: "Figure") -> bytes:
-    with io.BytesIO() as buffer:
-        figure.savefig(buffer, dpi=_DPI, format="png")
-        return buffer.getvalue()
-
-
-def _least_width(png: bytes) -> int:
-    """Pixels of a page below which a picture's letters, of 10 points, would be lower than 9 pixels: it is scrolled."""
-    (width,) = struct.unpack(">I", png[16:20])
-    return round(width * 9 / (10 / 72 * _DPI))

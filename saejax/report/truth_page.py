@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from saejax.report.table_page import COLOURS, blank_figure, markdown, panels, png_of, with_interval
+from saejax.report.figures import COLOURS, blank_figure, panels, png_of
+from saejax.report.table_page import markdown, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

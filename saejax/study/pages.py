@@ -15,11 +15,10 @@ from saejax.app.graph import Tables, effect_of, fires_on, tables_of, write_pages
 from saejax.attribution import Graph
 from saejax.attribution.export import node_ids
 from saejax.attribution.layers import layers_of
-from saejax.core.files import finite, write_json, writing
+from saejax.core.files import finite, write_json
 from saejax.interventions import Interventions
 from saejax.lm import LanguageModel
-from saejax.report.study_page import render_study
-from saejax.report.study_rows import Part, render_rows
+from saejax.report.study_page import render_rows, render_study
 from saejax.runs import Run
 from saejax.study import baseline, effects, graphs, singles, summary
 from saejax.study.baseline import Prompts
@@ -202,11 +201,9 @@ def _read_table(folder: Path, name: str, columns: Sequence[str], by: Sequence[st
     parts: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
     for line, row in enumerate(rows, 2):
         parts.setdefault(tuple(row[key] for key in by), []).append((line, list(row.values())))
-    made = [Part(".".join(key) or "all", lines) for key, lines in parts.items()]
+    named = [(".".join(key) or "all", lines) for key, lines in parts.items()]
     path = folder / "rows" / f"{name}.html"
-    with writing(path):
-        path.parent.mkdir(exist_ok=True)
-    render_rows(path, f"{name}.csv", f"../{name}.csv", "../study.html", columns, made)
+    render_rows(path, f"{name}.csv", f"../{name}.csv", "../study.html", columns, named)
     return table, rows
 
 

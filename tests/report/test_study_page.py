@@ -10,8 +10,7 @@ import pytest
 from tiny.browser import CHROMIUM, play, visit
 from tiny.phone import nothing_wrong
 
-from saejax.report.study_page import render_study
-from saejax.report.study_rows import Part, anchor, render_rows
+from saejax.report.study_page import anchor, render_rows, render_study
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x00 <b>"
 INTERVAL = {"mean": -8.06, "low": -8.66, "high": -7.56}
@@ -153,7 +152,8 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     content = study(behaviours=[b], name=HOSTILE, model=HOSTILE, dictionaries=[HOSTILE])
     content["refused"][0] |= {"name": HOSTILE + "2", "about": HOSTILE}
     page = rendered(tmp_path, content)
-    rows = render_rows(tmp_path / "r.html", HOSTILE, "a.csv", "b.html", (HOSTILE,), [Part(HOSTILE, [(2, (HOSTILE,))])])
+    rows = tmp_path / "r.html"
+    render_rows(rows, HOSTILE, "a.csv", "b.html", (HOSTILE,), [(HOSTILE, [(2, (HOSTILE,))])])
     for read in (page, Reader(rows.read_text(encoding="utf-8"))):
         assert read.tags.isdisjoint({"script", "b" if read is not page else "script"})
         assert "<script>alert(1)</script>" in read.text
@@ -180,7 +180,7 @@ def write_all(folder: Path) -> dict[str, Any]:
     (folder / "graphs").mkdir()
     for name, own in parts.items():
         (folder / f"{name}.csv").write_text("a\n")
-        found = [Part(part, [(2 + i, (f"value of {part}",)) for i in range(60)]) for part in own]
+        found = [(part, [(2 + i, (f"value of {part}",)) for i in range(60)]) for part in own]
         render_rows(folder / "rows" / f"{name}.html", f"{name}.csv", f"../{name}.csv", "../study.html", ("a",), found)
     for i in range(2):
         (folder / "graphs" / f"bracket-{i}.html").write_text("<!doctype html><p>graph")
