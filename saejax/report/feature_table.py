@@ -25,8 +25,8 @@ from typing import Any
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import finite, opened, parsed, stamp, writing
 from saejax.report.explanations import explanations_of
-from saejax.report.feature_checks import check_feature
 from saejax.runs import Run
+from saejax.runs.shape import Maybe, fault, histogram
 
 SORTS = {"id": "id", "density": "density", "max": "abs(strongest)", "token": "sorted_token"}
 _REDO = "saejax report --config=... --redo"
@@ -48,6 +48,19 @@ _BETWEEN = "\x1f"  # stands between two texts of a feature, and in no search
 _LARGEST_VALUE = 64 << 20  # bytes of one value
 _MOST_TRIGRAMS = 32
 _QUERY_SECONDS = 30.0
+_LOGITS = Maybe([[object]])
+_EXAMPLE = {"tokens": [int], "activations": [float], "peak": int}
+_FEATURE = {
+    "id": int,
+    "density": float,
+    "max": float,
+    "min": Maybe(float, null=False),
+    "histogram": Maybe(histogram("edges")),
+    "top_logits": _LOGITS,
+    "bottom_logits": _LOGITS,
+    "examples": Maybe([_EXAMPLE]),
+    "quantiles": Maybe([{"low": float, "high": float, "fraction": float, "examples": [_EXAMPLE]}]),
+}
 _FAULTS = (sqlite3.Error, zlib.error, OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError)
 
 
@@ -178,7 +191,7 @@ class FeatureTable:
             ((raw,),) = self._rows("SELECT feature FROM pages WHERE id = ?", feature)
             row = parsed(_inflated(raw))
             ((last,),) = self._rows("SELECT max(number) FROM vocab")
-            check_feature(row, 0 if last is None else last + 1)
+            _check_feature(row, 0 if last is None else last + 1)
             numbers: dict[int, int] = {}
 
             def number(token: Any) -> Any:
@@ -240,7 +253,7 @@ class FeatureTable:
             pages = self._connection.execute("SELECT feature FROM pages ORDER BY id")
             features = [parsed(_inflated(page)) for (page,) in pages]
             for feature in features:
-                check_feature(feature, len(vocab))
+                _check_feature(feature, len(vocab))
         return {**self.head, "features": features, "vocab": vocab}
 
     def _check(self, seconds: float) -> None:
@@ -291,6 +304,29 @@ class FeatureTable:
             yield
         except _FAULTS as error:
             raise DataError(f"{self.path} is damaged: {error}; make it again with `{_REDO}`") from None
+
+
+def _check_feature(feature: Any, n_vocab: int) -> None:
+    """Raises ValueError, saying why, for a feature that the page could not show: of another shape, with a passage whose
+    numbers do not fit each other, or with a token outside a table of `n_vocab`."""
+    number = feature.get("id") if isinstance(feature, dict) else None
+    if wrong := fault(feature, _FEATURE, f"feature {number}"):
+        raise ValueError(wrong)
+    pairs = [pair for key in ("top_logits", "bottom_logits") for pair in feature.get(key) or []]
+    for pair in pairs:
+        if len(pair) != 2 or type(pair[0]) not in (int, str) or type(pair[1]) not in (int, float):
+            raise ValueError(f"feature {number} promotes {str(pair)[:40]}, which is not [token, value]")
+    examples = [*(feature.get("examples") or []), *(e for q in feature.get("quantiles") or [] for e in q["examples"])]
+    for example in examples:
+        if len(example["tokens"]) != len(example["activations"]):
+            raise ValueError(f"an example of feature {number} does not have as many activations as tokens")
+        if not 0 <= example["peak"] < len(example["tokens"]):
+            peak, count = example["peak"], len(example["tokens"])
+            raise ValueError(f"an example of feature {number} has the peak {peak} of {count} tokens")
+    numbers = [token for token, _ in pairs if not isinstance(token, str)]
+    for token in [*numbers, *(token for example in examples for token in example["tokens"])]:
+        if not 0 <= token < n_vocab:
+            raise ValueError(f"feature {number} uses the token {token}, outside the table of {n_vocab}")
 
 
 def _fill(connection: sqlite3.Connection, content: dict[str, Any], made_from: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
 """Probes of dictionaries: mean AUC over the data sets for each number of latents, as a table, a picture and a page.
 
 Made from rows {"name", "error", "curve": {k: mean}, "activations": mean or None, "letters"}; a mean has mean, low, high
-and n. `letters` are the figures of the first-letter task, {"refused": why}, or {}.
+and n, and one of differences a verdict. `letters` are the figures of the first-letter task, {"refused": why}, or {}.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from saejax.report.figures import COLOURS, MARKERS, blank_figure, panels, say_inside
 from saejax.report.table_page import Table, with_interval, write_table_page
@@ -23,23 +23,8 @@ _LETTERS = (
 )
 
 
-class Mean(Protocol):
-    """A mean with its interval; `verdict` of a difference."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def verdict(self) -> str: ...
-
-
 # (dictionary, the one it is compared with, k, mean difference of AUC).
-Compared = tuple[str, str, int, Mean]
+Compared = tuple[str, str, int, Any]
 
 
 def render_probes(folder: Path, title: str, rows: Sequence[Mapping[str, Any]], compared: Sequence[Compared]) -> str:
@@ -74,7 +59,7 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return lines
 
 
-def _cell(mean: Mean | None) -> str:
+def _cell(mean: Any) -> str:
     return "" if mean is None else with_interval(mean.mean, (mean.low, mean.high), ".3f")
 
 

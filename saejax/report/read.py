@@ -27,19 +27,13 @@ EVALUATE_ANY = "saejax report --config=... --sae=..."
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The parsed files of one run.
+    """The parsed files of one run, by what `Run` calls them; None where there is none.
 
     Attributes:
-      name: the folder's name.
       config: config.json; of a dictionary without its training what eval.json says of it.
       trained: it is a run, with its training.
-      environment: environment.json, or None.
       metrics: one dict a step, ascending; keys "step" and whatever was logged at that step.
-      evaluation: eval.json, or None.
-      features: features.sqlite with what explanations.jsonl says of each feature, or None.
-      stages: stages.json, or None: {stage: tokens, seconds, tokens_per_second}.
-      profile: profile.json, or None.
-      attempts: attempts.json, or None: the attempts of gates.retries, and which is kept.
+      features: features.sqlite with what explanations.jsonl says of each feature.
       sources: (file name, bytes, sha256) of every file read.
     """
 
@@ -68,14 +62,22 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
     if not run_dir.is_dir():
         raise DataError(f"{run_dir} is not a folder: give the folder of a run, such as runs/<name>")
     run = Run(run_dir)
-    names = (*FILES, *((Run.explanations,) if features else ()))
-    raw = {name: data for name in names if (data := read_if_there(run_dir / name, _limit(name))) is not None}
+    raw = {}
+    for name in (*FILES, *((Run.explanations,) if features else ())):
+        data = read_if_there(run_dir / name, LARGEST_METRICS if name == Run.metrics else LARGEST_JSON)
+        if data is not None:
+            raw[name] = data
     objects = {name: _checked(run_dir / name, data) for name, data in raw.items() if name in _SHAPES}
     evaluation = objects.get(Run.evaluation)
     table = read_features(run_dir) if features and os.path.lexists(run.features) else None
     described = {key: value for key in ("dictionary", "on") if (value := (evaluation or {}).get(key))}
     if Run.config not in raw and not described:
         raise DataError(f"{run_dir} has no {Run.config}, so it is no run; make one with `{TRAIN}`")
+    sources = [(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()]
+    if table is not None:
+        with run.features.open("rb") as handle:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        sources.append((Run.features, run.features.stat().st_size, digest))
     return RunFiles(
         name=run_dir.resolve().name,
         config=objects.get(Run.config, described),
@@ -87,22 +89,11 @@ def read_run(run_dir: Path, features: bool = True) -> RunFiles:
         stages=objects.get(Run.stages),
         profile=objects.get(Run.profile),
         attempts=run.read_attempts() if Run.attempts in raw else None,
-        sources=(
-            *((name, len(data), hashlib.sha256(data).hexdigest()) for name, data in raw.items()),
-            *([_size_and_digest(run.features)] if table is not None else []),
-        ),
+        sources=tuple(sources),
     )
 
 
-FILES = (
-    Run.config,
-    Run.environment,
-    Run.metrics,
-    Run.evaluation,
-    Run.stages,
-    Run.profile,
-    Run.attempts,
-)
+FILES = (Run.config, Run.environment, Run.metrics, Run.evaluation, Run.stages, Run.profile, Run.attempts)
 
 
 _ROWS = [{"name": str, "ms": float, "share": float}]
@@ -121,16 +112,6 @@ _SHAPES: dict[str, tuple[Any, str]] = {
     Run.evaluation: (EVALUATION, f"make it again with `{EVALUATE}`"),
     Run.profile: (_PROFILE, f"delete it, or {_AGAIN[:-1]} --config.train.profile=true`"),
 }
-
-
-def _limit(name: str) -> int:
-    return LARGEST_METRICS if name == Run.metrics else LARGEST_JSON
-
-
-def _size_and_digest(path: Path) -> tuple[str, int, str]:
-    """As of `RunFiles.sources`, without the file in memory."""
-    with path.open("rb") as handle:
-        return path.name, path.stat().st_size, hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def read_evaluation(run_dir: Path) -> dict[str, Any] | None:

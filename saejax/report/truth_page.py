@@ -1,7 +1,7 @@
-"""The scores of a dictionary against a known truth, as a table and a picture."""
+"""The scores of a dictionary against a known truth (`evals.truth.Scores`), as a table and a picture."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,19 +10,6 @@ from saejax.report.table_page import markdown, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-class Scored(Protocol):
-    """`evals.truth.Scores`, as far as it is shown."""
-
-    @property
-    def figures(self) -> Mapping[str, float]: ...
-    @property
-    def intervals(self) -> Mapping[str, tuple[float, float]]: ...
-    @property
-    def features(self) -> Mapping[str, np.ndarray]: ...
-    @property
-    def latents(self) -> Mapping[str, np.ndarray]: ...
 
 
 # (figure, what the table calls it)
@@ -47,7 +34,7 @@ _NAMES = (
 _OF_MANY = ("mcc", "uniqueness", "f1", "precision", "recall", "feature_f1", "absorption", "fve", "l0", "dead")
 
 
-def truth_table(scores: Scored) -> str:
+def truth_table(scores: Any) -> str:
     """Every figure of one dictionary with its interval, as Markdown."""
     lines = [["figure", "value", "95 % interval"]]
     for name, title in _NAMES:
@@ -68,7 +55,7 @@ def truth_table_of_many(rows: Mapping[str, Any]) -> str:
     return markdown(lines)
 
 
-def truth_picture(scores: Scored, title: str) -> bytes:
+def truth_picture(scores: Any, title: str) -> bytes:
     """A PNG: cosine of each feature's best latent, and its F1, over how often the feature fires; F1 of the latents."""
     figure = blank_figure((12.0, 3.8))
     figure.suptitle(title)
@@ -82,7 +69,7 @@ def truth_picture(scores: Scored, title: str) -> bytes:
     return png_of(figure)
 
 
-def _over_rate(axes: "Axes", scores: Scored, name: str, label: str) -> None:
+def _over_rate(axes: "Axes", scores: Any, name: str, label: str) -> None:
     """A point for each feature that fires, and the median of twelve groups of equal size."""
     rate_N, value_N = scores.features["rate"], scores.features[name]
     fires = np.flatnonzero(rate_N > 0)
