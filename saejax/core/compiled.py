@@ -47,7 +47,8 @@ def keep_programs() -> Path | None:
     try:
         folder = _folder() / _machine()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _ours_alone(folder):
+        known = folder.stat()
+        if known.st_uid != os.getuid() or known.st_mode & 0o022:
             return None
         _tidy(folder)
         session = Path(tempfile.mkdtemp(prefix=_SESSION, dir=folder))
@@ -107,25 +108,17 @@ def _is_whole(program: Path) -> bool:
         raw = handle.read()
         os.fsync(handle.fileno())
     try:
-        (_decompress_zstd if raw[:4] == b"\x28\xb5\x2f\xfd" else zlib.decompress)(raw)
+        if raw[:4] == b"\x28\xb5\x2f\xfd":
+            importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard").decompress(raw)
+        else:
+            zlib.decompress(raw)
     except Exception:  # each library has its own kinds; whatever cannot be read is not kept
         return False
     return True
 
 
-def _decompress_zstd(raw: bytes) -> bytes:
-    zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard")
-    return bytes(zstd.decompress(raw))
-
-
 def _programs(folder: Path) -> Iterator[Path]:
     return (path for path in list(folder.glob("*-cache")) if path.is_file())
-
-
-def _ours_alone(folder: Path) -> bool:
-    """True if nobody else can write into the folder."""
-    known = folder.stat()
-    return known.st_uid == os.getuid() and not known.st_mode & 0o022
 
 
 def _folder() -> Path:

@@ -50,12 +50,9 @@ class _PlainDict(config_dict.ConfigDict):
         try:
             super().__setitem__(key, plain(value))
         except TypeError:
-            kind = self.get_type(key)
-            remedy = (
-                f"; a tuple of one element has a comma, as in ({value!r},)"
-                if kind is tuple and isinstance(value, str)
-                else ""
-            )
+            kind, remedy = self.get_type(key), ""
+            if kind is tuple and isinstance(value, str):
+                remedy = f"; a tuple of one element has a comma, as in ({value!r},)"
             raise ConfigError(f"{key} is {value!r}; it must be {kind.__name__}{remedy}.") from None
 
 

@@ -33,6 +33,9 @@ _VARIABLES = (
 
 def session_record(**more: Any) -> dict[str, Any]:
     """Versions, devices, git commit and command line of this process, and `more`. No names of machine or user."""
+    script = sys.argv[0]
+    if os.path.isabs(script) and not (near := os.path.relpath(script)).startswith(os.pardir):
+        script = near  # the way to the current folder is nobody's business
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -43,7 +46,7 @@ def session_record(**more: Any) -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "git": _git_commit(),
-        "command": [os.path.basename(sys.executable), _near(sys.argv[0]), *sys.argv[1:]],
+        "command": [os.path.basename(sys.executable), script, *sys.argv[1:]],
         **more,
     }
 
@@ -58,12 +61,6 @@ def append_session(path: str | os.PathLike[str], session: dict[str, Any]) -> Non
         except DataError:  # a record is no reason not to train
             sessions = []
     write_json(path, session | {"sessions": [*sessions, session]})
-
-
-def _near(script: str) -> str:
-    """The script as seen from the current folder, where it is below it: the way to it is nobody's business."""
-    near = os.path.relpath(script) if os.path.isabs(script) else script
-    return script if near.startswith(os.pardir) else near
 
 
 def _version(name: str) -> str | None:

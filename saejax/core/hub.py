@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from saejax.core.errors import DataError
@@ -28,12 +29,11 @@ def check_hub(kind: str, repo: str, revision: str, remedy: str) -> None:
 
     if constants.HF_HUB_OFFLINE:
         return  # the library refuses every question by itself, and at once
-    ask(
-        kind,
-        repo,
-        lambda: HfApi().repo_info(repo, repo_type=kind, revision=revision or None, timeout=ANSWER_SECONDS),
-        remedy,
-    )
+
+    def question() -> Any:
+        return HfApi().repo_info(repo, repo_type=kind, revision=revision or None, timeout=ANSWER_SECONDS)
+
+    ask(kind, repo, question, remedy)
 
 
 def ask(kind: str, repo: str, question: Callable[[], Answer], remedy: str) -> Answer:
@@ -78,20 +78,15 @@ def _with_patience(request: Any) -> None:
 
 def _within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     """The answer of `ask`, or TimeoutError; a question that never ends is left behind and does not outlive us."""
-    answers: list[Answer] = []
-    failures: list[Exception] = []
+    future: Future[Answer] = Future()
 
     def run() -> None:
         try:
-            answers.append(ask())
+            future.set_result(ask())
         except Exception as error:
-            failures.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="hub-question", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failures:
-        raise failures[0]
-    if not answers:
+    threading.Thread(target=run, name="hub-question", daemon=True).start()
+    if not wait([future], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return answers[0]
+    return future.result()
