@@ -61,7 +61,24 @@ def as_module(sae: TrainedCoder, model_name: str = "", dtype: str = "float32", d
         import torch
     except ImportError:
         raise ConfigError("SAEBench runs in PyTorch, which is not installed: pip install 'saejax[torch]'.") from None
-    return _module(torch, sae, _config(sae, name, dtype, device)).to(dtype=getattr(torch, dtype), device=device)
+    layer = layer_of(sae.hook_point)
+    assert layer is not None  # `refuses` looked
+    (topology, sparsity), t = coder_kind(sae), sae.coder.topology
+    config = _Config(
+        name,
+        t.d_in,
+        t.d_sae,
+        layer,
+        to_transformer_lens(sae.hook_point),
+        architecture=_ARCHITECTURES[sparsity],
+        apply_b_dec_to_input=topology == "autoencoder",
+        activation_fn_str="topk" if sparsity == "topk" else "relu",
+        activation_fn_kwargs={"k": sae.coder.sparsity.kept} if sparsity == "topk" else {},
+        training_tokens=sae.origin.tokens,
+        dtype=dtype,
+        device=device,
+    )
+    return _module(torch, sae, config).to(dtype=getattr(torch, dtype), device=device)
 
 
 def _module(torch: Any, sae: TrainedCoder, config: "_Config") -> Any:
@@ -173,23 +190,3 @@ class _Config:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-
-def _config(sae: TrainedCoder, model_name: str, dtype: str, device: str) -> _Config:
-    topology, sparsity = coder_kind(sae)
-    layer = layer_of(sae.hook_point)
-    assert layer is not None  # `refuses` looked
-    return _Config(
-        model_name,
-        sae.coder.topology.d_in,
-        sae.coder.topology.d_sae,
-        layer,
-        to_transformer_lens(sae.hook_point),
-        architecture=_ARCHITECTURES[sparsity],
-        apply_b_dec_to_input=topology == "autoencoder",
-        activation_fn_str="topk" if sparsity == "topk" else "relu",
-        activation_fn_kwargs={"k": sae.coder.sparsity.kept} if sparsity == "topk" else {},
-        training_tokens=sae.origin.tokens,
-        dtype=dtype,
-        device=device,
-    )

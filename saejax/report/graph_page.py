@@ -19,18 +19,8 @@ from saejax.report.page import document, pack
 
 _STYLES = ("page.css", "graph.css")
 _SCRIPTS = (
-    "dom.js",
-    "scales.js",
-    "charts.js",
-    "tokens.js",
-    "unpack.js",
-    "detail.js",
-    "graph_model.js",
-    "graph_layout.js",
-    "graph_view.js",
-    "graph_panel.js",
-    "graph_effects.js",
-    "graph_page.js",
+    *("dom.js", "scales.js", "charts.js", "tokens.js", "unpack.js", "detail.js"),
+    *("graph_model.js", "graph_layout.js", "graph_view.js", "graph_panel.js", "graph_effects.js", "graph_page.js"),
 )
 # So many nodes take a browser about a second.
 MOST_NODES = 20_000
@@ -66,9 +56,11 @@ def render_graph(
     nodes, tokens = _nodes(graph)
     rows = [_effect(row) for row in effects]
     pairs = [(row["predicted"], row["measured"]) for row in rows]
+    if not _words(dictionaries := graph["metadata"].get("transcoder_list") or []):
+        raise DataError("The graph's transcoder_list is not a list of text.")
     summary = {
         "slug": _checked_text(graph["metadata"].get("slug"), "the slug"),
-        "dictionaries": _dictionaries(graph["metadata"]),
+        "dictionaries": ", ".join(dictionaries),
         "tokens": tokens,
         **_layered(nodes),
         **_links(graph, [node["id"] for node in nodes]),
@@ -84,8 +76,13 @@ def render_graph(
         },
     }
     if supernodes is not None:
-        summary["qParams"] = _pins(supernodes.get("qParams"), "supernodes")
-        _refuse_strangers(summary["qParams"], {node["id"] for node in nodes})
+        pins = summary["qParams"] = _pins(supernodes.get("qParams"), "supernodes")
+        named = [*pins["pinnedIds"], *(name for _, *inside in pins["supernodes"] for name in inside)]
+        if strangers := [name for name in named if name not in {node["id"] for node in nodes}]:
+            raise DataError(
+                f"supernodes names {len(strangers)} nodes that the graph does not have, {strangers[0]!r} for one: give "
+                "the file of this graph, or prune it at a higher share."
+            )
     shown = {(int(node["layer"]), node["latent"]) for node in nodes if node["kind"] == "feature"}
     packed = pack(_picked(shown, tables)) if tables else ""
     title = "".join(letter if letter.isprintable() else "." for letter in f"{summary['slug']} · attribution graph")
@@ -148,13 +145,6 @@ def _node(row: Any, n_tokens: int) -> dict[str, Any]:
     }
 
 
-def _dictionaries(metadata: Mapping[str, Any]) -> str:
-    named = metadata.get("transcoder_list") or []
-    if not _words(named):
-        raise DataError("The graph's transcoder_list is not a list of text.")
-    return ", ".join(named)
-
-
 def _latent(layer: int, number: int) -> int:
     """The latent of Cantor's number of (layer, latent); of another number that number itself."""
     diagonal = (math.isqrt(8 * number + 1) - 1) // 2 if number >= 0 else -1
@@ -198,15 +188,6 @@ def _pins(params: Any, whose: str) -> dict[str, Any]:
         raise DataError(f"{whose}: pinnedIds is a list of ids, supernodes one of lists [name, id, ...].")
     kind = params.get("linkType")
     return {"pinnedIds": pinned, "supernodes": groups, "linkType": kind if isinstance(kind, str) else "both"}
-
-
-def _refuse_strangers(params: Mapping[str, Any], ids: set[str]) -> None:
-    named = [*params["pinnedIds"], *(name for _, *inside in params["supernodes"] for name in inside)]
-    if strangers := [name for name in named if name not in ids]:
-        raise DataError(
-            f"supernodes names {len(strangers)} nodes that the graph does not have, {strangers[0]!r} for one: give the "
-            "file of this graph, or prune it at a higher share."
-        )
 
 
 def _effect(row: Any) -> dict[str, Any]:

@@ -26,15 +26,8 @@ from saejax.report.table_page import asset
 from saejax.runs import Run
 
 _SCRIPTS = (
-    "dom.js",
-    "scales.js",
-    "charts.js",
-    "tokens.js",
-    "unpack.js",
-    "list.js",
-    "detail.js",
-    "browser.js",
-    "sections.js",
+    *("dom.js", "scales.js", "charts.js", "tokens.js", "unpack.js"),
+    *("list.js", "detail.js", "browser.js", "sections.js"),
 )
 
 

@@ -1,13 +1,10 @@
 """The answers of models from a latent prefix, scored: tables, a picture and one page."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from saejax.report.figures import COLOURS, blank_figure, panels, png_of
 from saejax.report.table_page import Table, table_page, with_interval
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _WAYS_HEAD = ("model", "way", "exact match", "F1", "nll", "tokens saved", "ms to first token")
 _DIFFERENCES = ("model", "prefix against", "exact match", "F1", "nll")
@@ -63,19 +60,15 @@ def _bars_and_loss(models: Mapping[str, Any], curves: Mapping[str, Sequence[tupl
     figure = blank_figure((4.2 * (len(models) + 1), 3.6))
     *bars, loss = panels(figure, len(models) + 1, grid=False)
     for axes, (name, content) in zip(bars, models.items(), strict=True):
-        _bars(axes, name, content["ways"])
+        for i, (way, row) in enumerate(content["ways"].items()):
+            low, high = row["intervals"]["em"] or (row["em"], row["em"])
+            error = [[max(0.0, row["em"] - low)], [max(0.0, high - row["em"])]]
+            axes.bar(i, row["em"], color=COLOURS[1 if way == "prefix" else 0], yerr=error, capsize=3)
+        axes.set_xticks(range(len(content["ways"])), list(content["ways"]), rotation=30)
+        axes.set(title=name, ylabel="exact match", ylim=(0, 1.02))
     for colour, (name, points) in zip(COLOURS, curves.items(), strict=False):
         loss.plot(*zip(*points, strict=True), color=colour, label=name)
     loss.set(xlabel="step", ylabel="nats a token of the answer")
     if curves:
         loss.legend(frameon=False)
     return png_of(figure)
-
-
-def _bars(axes: "Axes", name: str, ways: Mapping[str, Any]) -> None:
-    for i, (way, row) in enumerate(ways.items()):
-        low, high = row["intervals"]["em"] or (row["em"], row["em"])
-        error = [[max(0.0, row["em"] - low)], [max(0.0, high - row["em"])]]
-        axes.bar(i, row["em"], color=COLOURS[1 if way == "prefix" else 0], yerr=error, capsize=3)
-    axes.set_xticks(range(len(ways)), list(ways), rotation=30)
-    axes.set(title=name, ylabel="exact match", ylim=(0, 1.02))
