@@ -2,6 +2,11 @@
 
 const ROW_HEIGHT = 34;
 const SPARE_ROWS = 6;
+const SEARCH_MS = 100;
+const FEATURE_COLUMNS = [
+  {key: "id", label: "id", down: false}, {key: "density", label: "density", down: true},
+  {key: "max", label: "max", down: true}, {key: "token", label: "promotes", down: false},
+];
 
 // Rows that are all here. Another source of rows has the same four members; its `at` gives null while a row is on
 // its way, and `seen` is where it learns which rows are looked at.
@@ -122,6 +127,51 @@ class FeatureList extends RowList {
       el("span", {class: "num"}, feature.density > 0 ? number(strongest(feature)) : "dead"),
       el("span", {class: "top"}, token === null ? "" : tokenChip(token))];
   }
+}
+
+// What a list of features shows, and in which order: search, scope, only live, the column. The fields are the state.
+class FeatureControls {
+  // changed() after every change, after a letter with a little patience; scopes: {value: label}.
+  constructor(changed, placeholder, scopes) {
+    this.changed = changed;
+    this.column = FEATURE_COLUMNS[0];
+    this.down = false;
+    let timer = 0;
+    this.later = () => { clearTimeout(timer); timer = setTimeout(changed, SEARCH_MS); };
+    this.search = el("input", {
+      type: "search", placeholder, "aria-label": "Search features", autocomplete: "off", spellcheck: "false", oninput: this.later,
+    });
+    this.scope = el("select", {"aria-label": "Where to search", onchange: changed}, Object.entries(scopes).map(([value, label]) => el("option", {value}, label)));
+    this.live = el("input", {type: "checkbox", onchange: changed});
+    this.heads = FEATURE_COLUMNS.map((column) => el("button", {type: "button", class: `head ${column.key}`, onclick: () => this.sortBy(column)}));
+    this.headRow = el("div", {class: "heads", role: "group", "aria-label": "Sort by"}, this.heads);
+    this.name();
+  }
+
+  // random(): the reader wants any of the list; more: further fields.
+  node(random, ...more) {
+    return el("div", {class: "controls"}, this.search,
+      el("div", {class: "control-row"}, this.scope, el("label", {class: "check", title: "Hide features that never fired in the scan"}, this.live, "only live"),
+        el("button", {type: "button", onclick: random}, "Random")), ...more);
+  }
+
+  sortBy(column) {
+    this.down = column === this.column ? !this.down : column.down;
+    this.column = column;
+    this.name();
+    this.changed();
+  }
+
+  name() {
+    FEATURE_COLUMNS.forEach((column, i) => {
+      const active = column === this.column;
+      this.heads[i].replaceChildren(column.label + (active ? (this.down ? " \u2193" : " \u2191") : ""));
+      fill(this.heads[i], {"aria-pressed": String(active), "aria-label": `Sort by ${column.label}` + (active ? (this.down ? ", now descending" : ", now ascending") : "")}, []);
+    });
+  }
+
+  // The signs that the page shows for white space can be searched for as well.
+  query() { return this.search.value.replaceAll("\u00b7", " ").replaceAll("\u21b5", "\n"); }
 }
 
 function topToken(table, feature) {

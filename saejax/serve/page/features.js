@@ -1,14 +1,9 @@
 // The view of a dictionary's features: the list, the feature, the text, and how they follow each other.
 
-const FEATURE_COLUMNS = [
-  {key: "id", label: "id", down: false}, {key: "density", label: "density", down: true},
-  {key: "max", label: "max", down: true}, {key: "token", label: "promotes", down: false},
-];
 const FEATURE_SCOPES = {
   any: "anywhere", explained: "in explanations and labels", fires: "in tokens it fires on", promotes: "in promoted tokens", label: "in labels",
 };
 const FEATURE_TABS = {examples: "Examples", similar: "Similar", steer: "Steer", origin: "Where from"};
-const SEARCH_MS = 120;
 const KEPT_FEATURES = 60;
 const KEPT_VIEWS = 3;
 const PHONE = "(max-width: 860px)";
@@ -32,61 +27,24 @@ class FeatureCache {
   }
 }
 
-// What the list is asked for: search, scope, density, order. The field's values are the state.
-class FeatureControls {
+// The controls of the list, with bounds of the density besides.
+class ServedControls extends FeatureControls {
   constructor(changed) {
-    this.changed = changed;
-    this.column = FEATURE_COLUMNS[0];
-    this.down = false;
-    let timer = 0;
-    const later = () => { clearTimeout(timer); timer = setTimeout(changed, SEARCH_MS); };
-    this.search = el("input", {
-      type: "search", placeholder: "Search text, tokens, labels or an id", "aria-label": "Search features", autocomplete: "off", spellcheck: "false", oninput: later,
-    });
-    this.scope = el("select", {"aria-label": "Where to search", onchange: changed}, Object.entries(FEATURE_SCOPES).map(([value, label]) => el("option", {value}, label)));
-    this.live = el("input", {type: "checkbox", onchange: changed});
+    super(changed, "Search text, tokens, labels or an id", FEATURE_SCOPES);
     this.live.checked = true;
     const bound = (label, placeholder) => el("input", {
-      type: "text", inputmode: "decimal", "aria-label": `${label} density in percent of tokens`, placeholder, autocomplete: "off", oninput: later,
+      type: "text", inputmode: "decimal", "aria-label": `${label} density in percent of tokens`, placeholder, autocomplete: "off", oninput: this.later,
     });
     this.low = bound("Lowest", "0");
     this.high = bound("Highest", "100");
-    this.heads = FEATURE_COLUMNS.map((column) => el("button", {type: "button", class: `head ${column.key}`, onclick: () => this.sortBy(column)}));
-    this.headRow = el("div", {class: "heads", role: "group", "aria-label": "Sort by"}, this.heads);
-    this.name();
-  }
-
-  node(random) {
-    this.random = el("button", {type: "button", onclick: random}, "Random");
     this.density = el("fieldset", {class: "control-row density-range"}, el("legend", {class: "skip"}, "Density"),
       el("span", {"aria-hidden": "true"}, "density"), this.low, el("span", {"aria-hidden": "true"}, "to"), this.high, el("span", {"aria-hidden": "true"}, "% of tokens"));
-    return el("div", {class: "controls"}, this.search,
-      el("div", {class: "control-row"}, this.scope, el("label", {class: "check", title: "Hide features that never fired in the scan"}, this.live, "only live"), this.random),
-      this.density);
-  }
-
-  sortBy(column) {
-    this.down = column === this.column ? !this.down : column.down;
-    this.column = column;
-    this.name();
-    this.changed();
-  }
-
-  name() {
-    FEATURE_COLUMNS.forEach((column, i) => {
-      const active = column === this.column;
-      this.heads[i].replaceChildren(column.label + (active ? (this.down ? " \u2193" : " \u2191") : ""));
-      fill(this.heads[i], {"aria-pressed": String(active), "aria-label": `Sort by ${column.label}` + (active ? (this.down ? ", now descending" : ", now ascending") : "")}, []);
-    });
   }
 
   // Without examples nothing is known of where features fire: only their ids and decoders are there.
   known(examples) {
     for (const field of [this.live, this.low, this.high, ...this.heads.slice(1, 3)]) field.disabled = !examples;
   }
-
-  // The signs that the page shows for white space can be searched for as well.
-  query() { return this.search.value.replaceAll("\u00b7", " ").replaceAll("\u21b5", "\n"); }
 
   inOrderOfIds() { return this.column.key === "id" && !this.down && this.query().trim() === ""; }
 
@@ -191,7 +149,7 @@ class FeatureView {
     this.picks = 0;
     this.timers = {ahead: 0};
     this.cache = new FeatureCache(dictionary);
-    this.controls = new FeatureControls(() => this.refresh());
+    this.controls = new ServedControls(() => this.refresh());
     this.list = new ServedList((row, place) => this.pick(place));
     this.count = el("p", {class: "count", role: "status"}, "\u00a0");
     this.text = new TextPanel(dictionary, (id) => this.open(id));
@@ -199,7 +157,7 @@ class FeatureView {
     this.onKey = (event) => this.key(event);
     this.node = el("div", {class: "features-view", "data-showing": "list"}, this.head(), this.text.node,
       el("div", {class: "browser"},
-        el("div", {class: "side"}, this.controls.node(() => this.random()), this.count, this.controls.headRow, this.list.node), this.pane.node));
+        el("div", {class: "side"}, this.controls.node(() => this.random(), this.controls.density), this.count, this.controls.headRow, this.list.node), this.pane.node));
   }
 
   head() {
