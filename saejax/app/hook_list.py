@@ -53,24 +53,24 @@ def of_experiment(e: Experiment) -> list[tuple[HookList, list[HookPoint], frozen
 
 def header(model: HookList) -> list[str]:
     """The model in figures, one fact a line."""
-    c = model
+    c = model.shape
     heads = "not said"
-    if c.n_head is not None:
+    if c.n_head:
         heads = f"{c.n_head}" + (f" of {c.d_head}" if c.d_head else "")
-        heads += f", {c.n_kv_head} of keys and values" if c.n_kv_head not in (None, c.n_head) else ""
-    runs = "the JAX decoder" if c.backend == "jax" else "PyTorch"
+        heads += f", {c.kv_heads} of keys and values" if c.kv_heads != c.n_head else ""
+    runs = "the JAX decoder" if model.backend == "jax" else "PyTorch"
     facts = {
-        "architecture": f"{c.architecture}, run by {runs}",
+        "architecture": f"{model.architecture}, run by {runs}",
         "blocks": f"{c.n_layer}",
         "d_model": f"{c.d_model:,}",
         "heads": heads,
-        "d_mlp": "not said" if c.d_mlp is None else f"{c.d_mlp:,}",
+        "d_mlp": f"{c.d_mlp:,}" if c.d_mlp else "not said",
         "vocabulary": f"{c.vocab_size:,}",
         "context": f"{c.context_length:,}",
         "parameters": f"{c.n_parameters:,}",
-        "weights": ", ".join(c.number_types) or "not here, or not all of them; the list needs none",
+        "weights": ", ".join(model.number_types) or "not here, or not all of them; the list needs none",
     }
-    return [c.model, *(f"  {name:<12}  {value}" for name, value in facts.items())]
+    return [model.model, *(f"  {name:<12}  {value}" for name, value in facts.items())]
 
 
 def folded(points: Sequence[HookPoint], captured: frozenset[str] = frozenset()) -> list[Line]:

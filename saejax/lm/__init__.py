@@ -1,8 +1,8 @@
 """L3: the language model being studied, in JAX, watched and edited at named hook points."""
 
+from saejax.lm.conventions import logical_axes, shard_params
 from saejax.lm.listing import HookList, list_hook_points
 from saejax.lm.model import EMBEDDED, LanguageModel, LMConfig, load_lm, load_tokenizer
-from saejax.lm.parameters import logical_axes, shard_params
 from saejax.lm.points import HOOK_NAMES, HookPoint
 
 __all__ = [

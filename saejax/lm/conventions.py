@@ -1,14 +1,23 @@
-"""The differences between decoder architectures, as data: `DecoderConfig`.
+"""The differences between decoder architectures, as data: `DecoderConfig`, and the parameters that it implies.
 
-`families.py` reads it from a checkpoint's config.json, `parameters.py` derives the parameters from it, and
-`decoder.py` computes what it says. None of those two knows a family's name.
+`families.py` reads it from a checkpoint's config.json, and `decoder.py` computes what it says, without the name of any
+family. Names, shapes, logical axes and initial distribution of the parameters are one description, which
+initialisation, reading of checkpoints and sharding share. It is no Flax module: the arrays come from files, tensor by
+tensor and already sharded, before any module could run.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from saejax.core.errors import DataError
+from saejax.lm.points import DecoderPoints
+from saejax.parallel import sharding_of
 
 # Published models have little more than a hundred. A file that claims a million costs minutes to list.
 MOST_LAYERS = 4096
@@ -97,16 +106,12 @@ class Rope:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(DecoderPoints):
     """Shapes and conventions of one decoder; always read from the checkpoint. The defaults are GPT-2's.
 
     Attributes:
         activation: of the MLP; a key of `decoder.ACTIVATIONS`.
-        n_kv_head: heads of keys and values, each shared by n_head / n_kv_head query heads; None: n_head.
         norm: `layer` (mean subtracted, a shift) or `rms`. A scale stored as w of 1 + w has its 1 added on reading.
-        residual: `sequential` (the MLP reads resid_mid), `parallel` (it reads resid_pre through a norm of its own), or
-            `parallel_one_norm` (it reads what attention reads).
-        post_norms: what attention and MLP add to the residual stream is normed once more.
         rope: rotary positions; None: a table of learned ones.
         windows: for each layer the number of positions that attention sees, itself included; None: all. Empty: all.
         attn_scale: factor on q k^T; None: d_head^-1/2.
@@ -117,20 +122,10 @@ class DecoderConfig:
         DataError: a value that no decoder can have.
     """
 
-    n_layer: int
-    d_model: int
-    n_head: int
-    d_head: int
-    d_mlp: int
-    vocab_size: int
-    context_length: int
     activation: str
     norm_eps: float
     tied_embeddings: bool
-    n_kv_head: int | None = None
     norm: str = "layer"
-    residual: str = "sequential"
-    post_norms: bool = False
     rope: Rope | None = None
     windows: tuple[int | None, ...] = ()
     qkv_bias: bool = True
@@ -166,8 +161,121 @@ class DecoderConfig:
             raise DataError(f"config.json: {len(self.windows)} attention windows for {self.n_layer} layers.")
         for window in set(self.windows) - {None}:
             check_size("sliding_window", window)
+        for field, spec in (("outer", outer_parameters(self)), ("block", block_parameters(self))):
+            object.__setattr__(self, field, sum(math.prod(parameter.shape) for _, parameter in _flattened(spec)))
 
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One array: its shape, a logical name for each axis (None: never sharded), its mean and deviation at the start."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    mean: float = 0.0
+    std: float = 0.0
+
+
+ParameterPath = tuple[str | int, ...]  # as in ("blocks", 3, "attn", "W_Q")
+Spec = dict[str, Any]  # a tree of Parameter, shaped as the parameters are
+
+
+def outer_parameters(c: DecoderConfig) -> Spec:
+    """All outside the blocks: `W_E` [V, M], `W_pos` [context, M], `ln_final`, `W_U` [M, V], `b_U` [V]."""
+    spec: Spec = {"W_E": Parameter((c.vocab_size, c.d_model), ("vocab", "d_model"), std=0.02)}
+    if c.rope is None:
+        spec["W_pos"] = Parameter((c.context_length, c.d_model), (None, "d_model"), std=0.01)
+    spec["ln_final"] = _norm(c, c.d_model, "d_model")
+    if not c.tied_embeddings:
+        spec["W_U"] = Parameter((c.d_model, c.vocab_size), ("d_model", "vocab"), std=0.02)
+    if c.unembed_bias:
+        spec["b_U"] = Parameter((c.vocab_size,), ("vocab",))
+    return spec
+
+
+def block_parameters(c: DecoderConfig) -> Spec:
+    """One block; all blocks have the same. Attention's are per head: `W_Q` [M, H, D], `W_O` [H, D, M]."""
+    spec: Spec = {"attn": _attention(c), "ln1": _norm(c, c.d_model, "d_model")}
+    if c.residual != "parallel_one_norm":
+        spec["ln2"] = _norm(c, c.d_model, "d_model")
+    spec["mlp"] = _mlp(c)
+    if c.post_norms:
+        spec |= {"ln1_post": _norm(c, c.d_model, "d_model"), "ln2_post": _norm(c, c.d_model, "d_model")}
+    return spec
+
+
+def leaves(c: DecoderConfig) -> Iterator[tuple[ParameterPath, Parameter]]:
+    """(path, parameter) of the whole tree one by one: nothing as long as the number of layers is ever held."""
+    yield from _flattened(outer_parameters(c))
+    block = list(_flattened(block_parameters(c)))
+    for i in range(c.n_layer):
+        yield from ((("blocks", i, *path), parameter) for path, parameter in block)
+
+
+def tree_of(c: DecoderConfig, leaf: Callable[[ParameterPath, Parameter], Any]) -> dict[str, Any]:
+    """The tree of parameters, with `leaf` of each in its place, made one by one in the order of `leaves`."""
+    tree: dict[str, Any] = {"blocks": [{} for _ in range(c.n_layer)]}
+    for path, parameter in leaves(c):
+        at: Any = tree
+        for part in path[:-1]:
+            at = at[part] if isinstance(part, int) else at.setdefault(part, {})
+        at[path[-1]] = leaf(path, parameter)
+    return tree
+
+
+def logical_axes(c: DecoderConfig) -> dict[str, Any]:
+    """A tree like the parameters with a tuple of logical axis names for each array.
+
+    The names are vocab, d_model, heads, kv_heads, d_head and d_mlp, and None for an axis that is never sharded.
+    """
+    return tree_of(c, lambda path, parameter: parameter.axes)
+
+
+def shard_params(c: DecoderConfig, params: Any, mesh: Mesh) -> Any:
+    """`params` on the mesh ("data", "latent"): heads, d_mlp and vocab over "latent" where they divide, else whole.
+
+    `decoder.run` gives the same with them, up to the order of sums; jit it, and XLA adds the collectives.
+    """
+    shardings = tree_of(c, lambda path, parameter: sharding_of(mesh, parameter.shape, parameter.axes))
+    return jax.tree.map(jax.device_put, params, shardings)
+
+
+def _flattened(spec: Spec) -> Iterator[tuple[ParameterPath, Parameter]]:
+    for name, value in spec.items():
+        if isinstance(value, Parameter):
+            yield (name,), value
+        else:
+            yield from (((name, *path), parameter) for path, parameter in _flattened(value))
+
+
+def _norm(c: DecoderConfig, size: int, axis: str) -> Spec:
+    scale: Spec = {"w": Parameter((size,), (axis,), mean=1.0)}
+    return scale | ({"b": Parameter((size,), (axis,))} if c.norm == "layer" else {})
+
+
+def _attention(c: DecoderConfig) -> Spec:
+    spec: Spec = {}
+    for name, count, axis in (("Q", c.n_head, "heads"), ("K", c.kv_heads, "kv_heads"), ("V", c.kv_heads, "kv_heads")):
+        spec[f"W_{name}"] = Parameter((c.d_model, count, c.d_head), ("d_model", axis, "d_head"), std=0.02)
+        if c.qkv_bias:
+            spec[f"b_{name}"] = Parameter((count, c.d_head), (axis, "d_head"))
+    spec["W_O"] = Parameter((c.n_head, c.d_head, c.d_model), ("heads", "d_head", "d_model"), std=_residual_std(c))
+    if c.attn_out_bias:
+        spec["b_O"] = Parameter((c.d_model,), ("d_model",))
+    if c.qk_norm:
+        spec |= {"q_norm": _norm(c, c.d_head, "d_head"), "k_norm": _norm(c, c.d_head, "d_head")}
+    return spec
+
+
+def _mlp(c: DecoderConfig) -> Spec:
+    """`W_in` [M, F] is the linear branch and `W_gate` [M, F] the one with the activation, where there are two."""
+    names = ("in", "gate") if c.gated_mlp else ("in",)
+    spec: Spec = {f"W_{name}": Parameter((c.d_model, c.d_mlp), ("d_model", "d_mlp"), std=0.02) for name in names}
+    spec["W_out"] = Parameter((c.d_mlp, c.d_model), ("d_mlp", "d_model"), std=_residual_std(c))
+    if c.mlp_bias:
+        spec |= {f"b_{name}": Parameter((c.d_mlp,), ("d_mlp",)) for name in names}
+        spec["b_out"] = Parameter((c.d_model,), ("d_model",))
+    return spec
+
+
+def _residual_std(c: DecoderConfig) -> float:
+    return 0.02 / (2 * c.n_layer) ** 0.5

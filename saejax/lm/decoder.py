@@ -29,8 +29,7 @@ import numpy as np
 
 from saejax.core.arrays import as_array
 from saejax.core.errors import ConfigError, DataError
-from saejax.lm.conventions import DecoderConfig, Rope
-from saejax.lm.parameters import Parameter, parameters
+from saejax.lm.conventions import DecoderConfig, Parameter, ParameterPath, Rope, tree_of
 from saejax.lm.rows import check_ids, check_rows
 
 Params = dict[str, Any]
@@ -90,7 +89,9 @@ def run(
     tokens_BS = _checked("tokens", tokens_BS, config.vocab_size)
     batch, length = tokens_BS.shape
     if prefix_BPM is not None:
-        _check_prefix(prefix_BPM, batch, config.d_model)
+        if prefix_BPM.ndim != 3 or prefix_BPM.shape[::2] != (batch, config.d_model):
+            wanted = f"for {batch} rows of this model it must be [{batch}, P, {config.d_model}]"
+            raise DataError(f"The prefix is {list(prefix_BPM.shape)}; {wanted}.")
         length += prefix_BPM.shape[1]
     if positions_BS is not None and config.rope is None:
         positions_BS = _checked("positions", positions_BS, config.context_length)
@@ -102,30 +103,17 @@ def run(
         x_BSM = embed(config, params, tokens_BS)
         if prefix_BPM is not None:
             x_BSM = jnp.concatenate([jnp.asarray(prefix_BPM, x_BSM.dtype), x_BSM], axis=1)
-        return _run_within_rows(config, params, x_BSM, positions_BS, segments_BS, frozenset(capture), edits or {})
+        windows = config.windows or (None,) * config.n_layer
+        masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
+        queries = query_block(length, whole=any(name.endswith(".attn_pattern") for name in (*capture, *(edits or {}))))
+        attends = [functools.partial(_within_rows, config, masks[window], queries) for window in windows]
+        return forward(config, params, x_BSM, positions_BS, attends, frozenset(capture), edits or {})
 
 
 def embed(config: DecoderConfig, params: Params, tokens_BS: jax.Array) -> jax.Array:
     """W_E[tokens] embed_scale, [B, S, M]: what the first block reads, but for learned positions."""
     x_BSM: jax.Array = params["W_E"][tokens_BS] * config.embed_scale
     return x_BSM
-
-
-def _run_within_rows(
-    config: DecoderConfig,
-    params: Params,
-    x_BSM: jax.Array,
-    positions_BS: jax.Array,
-    segments_BS: jax.Array | None,
-    wanted: frozenset[str],
-    edits: Mapping[str, Edit],
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    length = x_BSM.shape[1]
-    windows = config.windows or (None,) * config.n_layer
-    masks = {window: attention_mask(length, segments_BS, window) for window in set(windows)}
-    queries = query_block(length, whole=any(name.endswith(".attn_pattern") for name in (*wanted, *edits)))
-    attends = [functools.partial(_within_rows, config, masks[window], queries) for window in windows]
-    return forward(config, params, x_BSM, positions_BS, attends, wanted, edits)
 
 
 def forward(
@@ -157,13 +145,6 @@ def _checked(name: str, ids: Any, limit: int) -> jax.Array:
     else:
         check_ids(name, np.asarray(ids), limit)
     return jnp.asarray(ids)
-
-
-def _check_prefix(prefix_BPM: jax.Array, rows: int, width: int) -> None:
-    if prefix_BPM.ndim != 3 or prefix_BPM.shape[::2] != (rows, width):
-        raise DataError(
-            f"The prefix is {list(prefix_BPM.shape)}; for {rows} rows of this model it must be [{rows}, P, {width}]."
-        )
 
 
 def unembedding(params: Params) -> jax.Array:
@@ -355,16 +336,9 @@ def init_params(config: DecoderConfig, key: jax.Array) -> Params:
     """Random parameters as GPT-2 was initialised: N(0, 0.02), residual outputs scaled by 1/sqrt(2 n_layer)."""
     keys = iter(jax.random.split(key, 8 * config.n_layer + 3))
 
-    def made(spec: Any) -> Any:
-        if isinstance(spec, dict):
-            return {name: made(value) for name, value in spec.items()}
-        if isinstance(spec, list):
-            return [made(value) for value in spec]
-        return initial(spec)
-
-    def initial(spec: Parameter) -> jax.Array:
+    def initial(_: ParameterPath, spec: Parameter) -> jax.Array:
         if not spec.std:
             return jnp.full(spec.shape, spec.mean, jnp.float32)
         return spec.mean + spec.std * jax.random.normal(next(keys), spec.shape, jnp.float32)
 
-    return made(parameters(config))
+    return tree_of(config, initial)

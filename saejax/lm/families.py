@@ -23,12 +23,13 @@ _OTHERWISE = "Choose a checkpoint without it, or set lm.backend=torch: PyTorch r
 class Layout:
     """The form in which a checkpoint holds one parameter: its shape in the file, and its way from and to there.
 
-    `write` is None where a tensor holds several parameters.
+    A tensor that holds several parameters has what `write` gives for each stacked along `axis`.
     """
 
     stored: Callable[[Shape], Shape]
     read: Callable[[np.ndarray, Shape], np.ndarray]
-    write: Callable[[np.ndarray, Shape], np.ndarray] | None = None
+    write: Callable[[np.ndarray, Shape], np.ndarray]
+    axis: int | None = None
 
 
 def _transposed(x: np.ndarray, stored: Shape) -> np.ndarray:
@@ -44,7 +45,7 @@ LINEAR = Layout(lambda shape: (math.prod(shape[1:]), shape[0]), lambda x, shape:
 LINEAR_OF_HEADS = Layout(
     lambda shape: (shape[-1], math.prod(shape[:-1])), lambda x, shape: x.T.reshape(shape), _transposed
 )
-CONV_OF_HEADS = Layout(lambda shape: (math.prod(shape[:-1]), shape[-1]), lambda x, shape: x.reshape(shape))
+CONV_OF_HEADS = Layout(lambda shape: (math.prod(shape[:-1]), shape[-1]), lambda x, shape: x.reshape(shape), np.reshape)
 
 
 def third(part: int) -> Layout:
@@ -53,7 +54,9 @@ def third(part: int) -> Layout:
     def read(x: np.ndarray, shape: Shape) -> np.ndarray:
         return x.reshape(*shape[:-2], 3, *shape[-2:])[..., part, :, :]
 
-    return Layout(lambda shape: (*shape[:-2], 3 * math.prod(shape[-2:])), read)
+    return Layout(
+        lambda shape: (*shape[:-2], 3 * math.prod(shape[-2:])), read, lambda x, stored: x.reshape(*stored[:-1], -1), -2
+    )
 
 
 def third_of_each_head(part: int) -> Layout:
@@ -62,7 +65,10 @@ def third_of_each_head(part: int) -> Layout:
     def read(x: np.ndarray, shape: Shape) -> np.ndarray:
         return x.T.reshape(*shape[:-1], 3, shape[-1])[..., part, :]
 
-    return Layout(lambda shape: (3 * math.prod(shape[-2:]), *shape[:-2]), read)
+    def write(x: np.ndarray, stored: Shape) -> np.ndarray:
+        return np.moveaxis(x, (-2, -1), (0, 1))
+
+    return Layout(lambda shape: (3 * math.prod(shape[-2:]), *shape[:-2]), read, write, 1)
 
 
 Tensors = Mapping[str, tuple[str, Layout]]
@@ -70,25 +76,18 @@ Tensors = Mapping[str, tuple[str, Layout]]
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The reader of one `model_type`, and where we can write it, the writer.
+    """The files of one `model_type`.
 
     Attributes:
         read_config: config.json -> DecoderConfig.
         tensors: {parameter's path: (tensor name, layout)}; `blocks.attn.W_Q` stands for every block's, with `{}` in the
             tensor name for the block's number.
         prefix: what may stand in front of every tensor name but the head's.
-        write_params: (config, parameter tree) -> {tensor name: array}; None where the table says it all.
     """
 
     read_config: Callable[[ConfigJson], DecoderConfig]
     tensors: Tensors
     prefix: str
-    write_params: Callable[[DecoderConfig, dict[str, Any]], dict[str, np.ndarray]] | None = None
-
-    @property
-    def can_be_written(self) -> bool:
-        """By a function of its own, or by the table where each tensor holds one parameter."""
-        return self.write_params is not None or all(layout.write for _, layout in self.tensors.values())
 
 
 def architecture(config_json: ConfigJson, where: str) -> Architecture:
@@ -408,34 +407,8 @@ _GEMMA2 = _llama_tensors(
 )
 
 
-def _gpt2_tensors(c: DecoderConfig, params: dict[str, Any]) -> dict[str, np.ndarray]:
-    out = {"wte.weight": params["W_E"], "wpe.weight": params["W_pos"]}
-
-    def put_norm(name: str, norm: dict[str, Any]) -> None:
-        out[f"{name}.weight"], out[f"{name}.bias"] = norm["w"], norm["b"]
-
-    for i, block in enumerate(params["blocks"]):
-        h, attn, mlp = f"h.{i}", block["attn"], block["mlp"]
-        put_norm(f"{h}.ln_1", block["ln1"])
-        put_norm(f"{h}.ln_2", block["ln2"])
-        flat = [np.reshape(attn[k], (c.d_model, -1)) for k in ("W_Q", "W_K", "W_V")]
-        out[f"{h}.attn.c_attn.weight"] = np.concatenate(flat, axis=1)
-        out[f"{h}.attn.c_attn.bias"] = np.concatenate([np.ravel(attn[k]) for k in ("b_Q", "b_K", "b_V")])
-        out[f"{h}.attn.c_proj.weight"] = np.reshape(attn["W_O"], (-1, c.d_model))
-        out[f"{h}.attn.c_proj.bias"] = attn["b_O"]
-        out[f"{h}.mlp.c_fc.weight"], out[f"{h}.mlp.c_fc.bias"] = mlp["W_in"], mlp["b_in"]
-        out[f"{h}.mlp.c_proj.weight"], out[f"{h}.mlp.c_proj.bias"] = mlp["W_out"], mlp["b_out"]
-    put_norm("ln_f", params["ln_final"])
-    if not c.tied_embeddings:
-        out["lm_head.weight"] = np.transpose(params["W_U"])
-    return {
-        (name if name.startswith("lm_head") else f"transformer.{name}"): np.ascontiguousarray(value)
-        for name, value in out.items()
-    }
-
-
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": Architecture(_gpt2_config, _GPT2, "transformer.", _gpt2_tensors),
+    "gpt2": Architecture(_gpt2_config, _GPT2, "transformer."),
     "gpt_neox": Architecture(_neox_config, _NEOX, "gpt_neox."),
     "llama": Architecture(_llama_config, _LLAMA, "model."),
     "qwen2": Architecture(_qwen2_config, _LLAMA, "model."),

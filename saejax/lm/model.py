@@ -18,11 +18,10 @@ from saejax.core.files import read_json
 from saejax.core.places import as_place, what_is
 from saejax.core.settings import Settings, setting
 from saejax.lm import checkpoint, decoder, families
-from saejax.lm.conventions import DecoderConfig
+from saejax.lm.conventions import DecoderConfig, shard_params
 from saejax.lm.fetching import fetch_config, fetch_model, fetch_tokenizer
 from saejax.lm.forward import Forward, compiled_forward
-from saejax.lm.parameters import shard_params
-from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS, DecoderPoints
+from saejax.lm.points import ADDED, ADDED_THROUGH, TRANSFORMER_LENS
 from saejax.lm.torch_hooks import TorchModel, load_torch
 from saejax.lm.weight_files import LARGEST_CONFIG, weights_sha256
 from saejax.text import Tokenizer
@@ -104,8 +103,8 @@ class LanguageModel:
 
         Takes the names of `hook_points()` and of `inner_points()`.
         """
-        names = [self._points.any_point(name) for name in typed(tuple[str, ...], capture, "capture")]
-        named_edits = {self._points.any_point(name): edit for name, edit in (edits or {}).items()}
+        names = [self.config.any_point(name) for name in typed(tuple[str, ...], capture, "capture")]
+        named_edits = {self.config.any_point(name): edit for name, edit in (edits or {}).items()}
         if len(named_edits) < len(edits or {}):
             raise ConfigError(f"Two edits at one hook point under two names: {', '.join(edits or {})}. Compose them.")
         segments = None if segments_BS is None else jnp.asarray(as_array(segments_BS, "segments"))
@@ -125,11 +124,11 @@ class LanguageModel:
 
     def hook_points(self) -> dict[str, int]:
         """{hook point: width} of the whole model, from its config: the points with one vector for each token."""
-        return self._points.hook_points()
+        return self.config.hook_points()
 
     def inner_points(self) -> tuple[str, ...]:
         """The other points that `run` watches and edits: attention patterns [B, H, S, S], norms' scales [B, S, 1]."""
-        return self._points.inner_points()
+        return self.config.inner_points()
 
     def apply(
         self,
@@ -183,11 +182,7 @@ class LanguageModel:
         Raises:
             ConfigError: it does not exist; the message lists those that do.
         """
-        return self._points.hook_point(name)
-
-    @property
-    def _points(self) -> DecoderPoints:
-        return DecoderPoints(self.config)
+        return self.config.hook_point(name)
 
 
 def load_lm(

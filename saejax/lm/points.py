@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from saejax.core.errors import ConfigError
-from saejax.lm.conventions import DecoderConfig
+from saejax.lm.shape import ModelShape
 
 HOOK_NAMES = ("resid_pre", "attn_z", "attn_out", "resid_mid", "mlp_in", "mlp_act", "mlp_out", "resid_post")
 
@@ -59,17 +59,23 @@ class HookPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecoderPoints:
-    """The hook points of the JAX decoder with this configuration; no parameters are needed."""
+class DecoderPoints(ModelShape):
+    """The hook points of the JAX decoder, by its configuration; no parameters are needed.
 
-    config: DecoderConfig
+    Attributes:
+        residual: `sequential` (the MLP reads resid_mid), `parallel` (it reads resid_pre through a norm of its own), or
+            `parallel_one_norm` (it reads what attention reads).
+        post_norms: what attention and MLP add to the residual stream is normed once more.
+    """
 
-    def __iter__(self) -> Iterator[HookPoint]:
+    residual: str = dataclasses.field(default="sequential", kw_only=True)
+    post_norms: bool = dataclasses.field(default=False, kw_only=True)
+
+    def points(self) -> Iterator[HookPoint]:
         """All of them, in the order in which the model computes them."""
         theirs = {ours: name for name, ours in TRANSFORMER_LENS.items()}
-        shapes = self._shapes()
-        for i in range(self.config.n_layer):
-            for name, shape in shapes.items():
+        for i in range(self.n_layer):
+            for name, shape in self._shapes().items():
                 alias = f"blocks.{i}.{theirs[name]}" if name in theirs else ""
                 yield HookPoint(f"blocks.{i}.{name}", shape, name in HOOK_NAMES, alias)
         ours, alias = _FINAL_SCALE
@@ -77,24 +83,21 @@ class DecoderPoints:
 
     def _shapes(self) -> dict[str, tuple[int | str, ...]]:
         """{name in a block: shape of one token's value}, without the scales of norms that these blocks do not have."""
-        c = self.config
-        shapes: dict[str, tuple[int | str, ...]] = dict.fromkeys(_IN_BLOCK, (c.d_model,))
+        shapes: dict[str, tuple[int | str, ...]] = dict.fromkeys(_IN_BLOCK, (self.d_model,))
         shapes |= dict.fromkeys(("ln1_scale", "ln2_scale", "ln1_post_scale", "ln2_post_scale"), (1,))
-        shapes |= {"attn_pattern": (c.n_head, "S"), "attn_z": (c.n_head, c.d_head), "mlp_act": (c.d_mlp,)}
-        absent = ["ln2_scale"] if c.residual == "parallel_one_norm" else []
-        absent += [] if c.post_norms else ["ln1_post_scale", "ln2_post_scale"]
+        shapes |= {"attn_pattern": (self.n_head, "S"), "attn_z": (self.n_head, self.d_head), "mlp_act": (self.d_mlp,)}
+        absent = ["ln2_scale"] if self.residual == "parallel_one_norm" else []
+        absent += [] if self.post_norms else ["ln1_post_scale", "ln2_post_scale"]
         return {name: shape for name, shape in shapes.items() if name not in absent}
 
     def hook_points(self) -> dict[str, int]:
-        """{hook point: width} of the whole model: the points with one vector for each token."""
-        c = self.config
-        widths = dict.fromkeys(HOOK_NAMES, c.d_model) | {"mlp_act": c.d_mlp, "attn_z": c.n_head * c.d_head}
-        return {f"blocks.{i}.{name}": widths[name] for i in range(c.n_layer) for name in HOOK_NAMES}
+        widths = dict.fromkeys(HOOK_NAMES, self.d_model) | {"mlp_act": self.d_mlp, "attn_z": self.n_head * self.d_head}
+        return {f"blocks.{i}.{name}": widths[name] for i in range(self.n_layer) for name in HOOK_NAMES}
 
     def inner_points(self) -> tuple[str, ...]:
         """The other points: attention patterns [B, H, S, S], norms' scales [B, S, 1]."""
         inner = sorted((name for name in self._shapes() if name not in HOOK_NAMES), key=lambda name: name[:2] == "ln")
-        return (*(f"blocks.{i}.{name}" for i in range(self.config.n_layer) for name in inner), _FINAL_SCALE[0])
+        return (*(f"blocks.{i}.{name}" for i in range(self.n_layer) for name in inner), _FINAL_SCALE[0])
 
     def hook_point(self, name: str) -> str:
         """The canonical name of a hook point; TransformerLens names are accepted."""
@@ -106,8 +109,8 @@ class DecoderPoints:
             if canonical in self.inner_points():
                 hint = " It can be watched and edited in `run`, but holds no vector for each token."
             raise ConfigError(
-                f"The model has no hook point {name!r}.{hint} There are blocks.0 to blocks."
-                f"{self.config.n_layer - 1}, each with {', '.join(HOOK_NAMES)}."
+                f"The model has no hook point {name!r}.{hint} There are blocks.0 to blocks.{self.n_layer - 1}, each "
+                f"with {', '.join(HOOK_NAMES)}."
             )
         return canonical
 

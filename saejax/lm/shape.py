@@ -1,4 +1,4 @@
-"""The shape of a language model: sizes, parameters and work, by its configuration alone.
+"""The sizes of a language model, of the JAX decoder or of PyTorch, and what follows from them.
 
 parameters            of one block, and of everything outside of the blocks
 operations of a row   2 S P for P parameters that S tokens meet, and 4 S^2 H D a block for attention
@@ -7,51 +7,51 @@ key-value cache       2 S K D a block: K heads of keys and values, D numbers eac
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Protocol
-
-from saejax.lm.conventions import DecoderConfig
 
 _IN_BLOCK = re.compile(r"blocks\.(\d+)\.(\w+)")
 
 
-class PointNames(Protocol):
-    """Resolves hook points and knows their widths."""
-
-    def hook_points(self) -> Mapping[str, int]: ...
-    def hook_point(self, name: str) -> str: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one language model, of the JAX decoder or of PyTorch.
+    """Sizes of one language model: every model's `config` has them.
 
     Attributes:
-        model: the id or folder.
+        n_head, d_head, d_mlp: 0 where PyTorch runs the model and it does not say.
+        n_kv_head: heads of keys and values, each shared by n_head / n_kv_head query heads; None: n_head.
         block, outer: parameters of one block, and of all outside of the blocks.
-        kv_heads, d_head, n_head: of attention; 0 where PyTorch runs the model and it does not say.
-        names: resolves hook points and knows their widths.
-        config: the JAX decoder's; None where PyTorch runs the model.
+        model: the id or folder, where it is known.
         note: what to know of where this is from; empty where it is the model's own config.json.
     """
 
-    model: str
     n_layer: int
     d_model: int
-    d_mlp: int
     n_head: int
-    kv_heads: int
     d_head: int
+    d_mlp: int
     vocab_size: int
     context_length: int
-    block: int
-    outer: int
-    names: PointNames
-    config: DecoderConfig | None
-    note: str = ""
+    n_kv_head: int | None = dataclasses.field(default=None, kw_only=True)
+    block: int = dataclasses.field(default=0, kw_only=True, compare=False, repr=False)
+    outer: int = dataclasses.field(default=0, kw_only=True, compare=False, repr=False)
+    model: str = dataclasses.field(default="", kw_only=True, compare=False, repr=False)
+    note: str = dataclasses.field(default="", kw_only=True, compare=False, repr=False)
+
+    def hook_points(self) -> dict[str, int]:
+        """{hook point: width}: those with one vector for each token."""
+        raise NotImplementedError
+
+    def hook_point(self, name: str) -> str:
+        """The canonical name of a hook point. Raises ConfigError where there is none."""
+        raise NotImplementedError
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
 
     @property
     def n_parameters(self) -> int:
+        """Each counted once, also where embedding and unembedding are tied."""
         return self.outer + self.n_layer * self.block
 
     def depth(self, names: tuple[str, ...]) -> int:

@@ -3,8 +3,11 @@
 import hashlib
 import json
 import math
+from collections.abc import KeysView
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import safetensors
 
 from saejax.core.errors import DataError
@@ -13,6 +16,57 @@ from saejax.core.files import read_bounded, read_json
 # Bytes, far more than any model comes with.
 LARGEST_CONFIG, LARGEST_INDEX = 16 << 20, 64 << 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_ROWS_COMPARED = 4096  # of two matrices that are compared, at a time
+
+
+class TensorFiles:
+    """The safetensors files of a folder, opened, read by tensor name; of a name in two files the last one's counts.
+
+    Raises:
+        DataError: no such files, or one that cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, tuple[Path, Any]] = {}
+        for path in weight_files(folder):
+            try:
+                handle = safetensors.safe_open(path, framework="numpy")
+            except (safetensors.SafetensorError, OSError) as error:
+                raise DataError(f"{path} is not a readable safetensors file: {error}") from None
+            self._files |= dict.fromkeys(handle.keys(), (path, handle))
+
+    @property
+    def names(self) -> KeysView[str]:
+        return self._files.keys()
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """(shape, type of the numbers) of a tensor; none of its numbers is read."""
+        part = self._of(name, "get_slice")
+        return tuple(part.get_shape()), part.get_dtype()
+
+    def read(self, name: str) -> np.ndarray:
+        array: np.ndarray = self._of(name, "get_tensor")
+        return array
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """True where the numbers of two matrices are the same."""
+        shape = self.header(first)[0]
+        if len(shape) != 2 or shape != self.header(second)[0]:
+            return False
+        a, b = (self._of(name, "get_slice") for name in (first, second))
+        parts = [slice(start, min(start + _ROWS_COMPARED, shape[0])) for start in range(0, shape[0], _ROWS_COMPARED)]
+        return all(np.array_equal(a[part], b[part]) for part in parts)
+
+    def count(self) -> tuple[int, int]:
+        """(tensors, numbers in all of them)."""
+        return len(self._files), sum(math.prod(self.header(name)[0]) for name in self._files)
+
+    def _of(self, name: str, method: str) -> Any:
+        path, handle = self._files[name]
+        try:
+            return getattr(handle, method)(name)
+        except safetensors.SafetensorError as error:
+            raise DataError(f"{path}: tensor {name!r} cannot be read: {error}") from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -41,17 +95,6 @@ def shard_names(folder: Path) -> list[str]:
         raise DataError(f"{index} is not a usable index: {type(error).__name__} {error}.") from None
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """{tensor name: safetensors file}, by the files' headers; of a name in two files the last one's counts."""
-    return {name: path for path in weight_files(folder) for name in _tensor_sizes(path)}
-
-
-def numbers_in_files(folder: Path) -> tuple[int, int]:
-    """(tensors, numbers in all of them), by the headers of the safetensors files."""
-    sizes = [size for path in weight_files(folder) for size in _tensor_sizes(path).values()]
-    return len(sizes), sum(sizes)
-
-
 def weights_sha256(folder: Path) -> str:
     """One hash over all weight files, part of a store's identity."""
     digest = hashlib.sha256()
@@ -67,16 +110,6 @@ def has_weights(folder: Path) -> bool:
         return bool(weight_files(folder))
     except DataError:
         return False
-
-
-def _tensor_sizes(path: Path) -> dict[str, int]:
-    """{tensor name: its numbers} of one file."""
-    try:
-        with safetensors.safe_open(path, framework="numpy") as handle:
-            names = handle.keys()  # the handle itself cannot be walked over
-            return {name: math.prod(handle.get_slice(name).get_shape()) for name in names}
-    except (safetensors.SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a readable safetensors file: {error}") from None
 
 
 def _refuse_named_elsewhere(folder: Path) -> None:

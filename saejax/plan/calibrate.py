@@ -33,12 +33,13 @@ from saejax.core.host import available_memory
 from saejax.core.progress import Progress
 from saejax.fit.trainable import coder_of
 from saejax.lm import decoder
+from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import forward_program
 from saejax.parallel import ParallelConfig, batch_sharding, make_mesh
 from saejax.plan import lm_stages
 from saejax.plan.devices import Device, devices, keep, own_file
 from saejax.plan.laws import Law, fitted
-from saejax.plan.models import of_decoder, shape_of
+from saejax.plan.models import shape_of
 from saejax.plan.outline import captured_widths
 from saejax.plan.programs import abstract_model, forward_footprint, step_program
 from saejax.plan.train_stages import step_kind
@@ -150,12 +151,12 @@ def _forwards(platform: str) -> Iterator[Point]:
     """(amounts, seconds) of captures' forward passes, of the demo model and of models with random weights."""
     mesh, cpu = (make_mesh(ParallelConfig((1, 1)), on) for on in (jax.devices(), jax.devices("cpu")))
     demo = shape_of("demo")
-    assert demo.config is not None
+    assert isinstance(demo, DecoderConfig)
     cases = [(demo, 32, 256)]
     for width, layers, rows, length in _MODELS[platform]:
-        config = dataclasses.replace(demo.config, d_model=width, n_layer=layers, d_head=width // demo.config.n_head)
-        config = dataclasses.replace(config, d_mlp=4 * width, context_length=max(length, 256), windows=())
-        cases.append((of_decoder("random", config), rows, length))
+        sizes: dict[str, Any] = {"n_layer": layers, "d_model": width, "d_head": width // demo.n_head}
+        sizes |= {"d_mlp": 4 * width, "context_length": max(length, 256), "windows": ()}
+        cases.append((dataclasses.replace(demo, **sizes, model="random"), rows, length))
     for model, n_rows, length in cases:
         names, batch = [f"blocks.{model.n_layer - 2}.resid_post"], (n_rows, length)
         lm, _ = abstract_model(model, model.n_layer, "float32", mesh)

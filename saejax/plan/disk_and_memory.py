@@ -14,6 +14,7 @@ from saejax.app.experiment import Experiment
 from saejax.core.errors import ConfigError, DataError
 from saejax.fit.devices import training_mesh
 from saejax.kernels.batch import DATA
+from saejax.lm.conventions import DecoderConfig
 from saejax.plan.amounts import size
 from saejax.plan.outline import Outline, missing_bytes
 from saejax.plan.programs import parameter_count
@@ -41,7 +42,7 @@ def check_disk_and_memory(e: Experiment) -> None:
     try:
         known = bool(outline.widths)
     except ConfigError:
-        if all(shape.config is not None for shape in outline.models):
+        if all(isinstance(shape, DecoderConfig) for shape in outline.models):
             raise
         known = False
     if not known:

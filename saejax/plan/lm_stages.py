@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from saejax.coders import Coder
 from saejax.kernels.batch import DATA
+from saejax.lm.conventions import DecoderConfig
 from saejax.lm.shape import ModelShape
 from saejax.plan.laws import law_of, roofline
 from saejax.plan.outline import Outline, store_bytes
@@ -202,7 +203,7 @@ def interventions(outline: Outline, terms: Terms) -> StageEstimate | None:
 
 def _has_study(outline: Outline) -> bool:
     """A study can be made of one coder on one model that JAX runs."""
-    return len(outline.models) == 1 and outline.models[0].config is not None and not outline.swept
+    return len(outline.models) == 1 and isinstance(outline.models[0], DecoderConfig) and not outline.swept
 
 
 def _parts(outline: Outline, coder: Coder, temporaries: float) -> dict[str, float]:

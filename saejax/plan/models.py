@@ -6,24 +6,19 @@ file, for the models that it holds, and the plan says so.
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from saejax.capture.hook_points import Named
 from saejax.core.errors import ConfigError, DataError
-from saejax.lm import LMConfig, checkpoint, parameters
-from saejax.lm.conventions import DecoderConfig
+from saejax.lm import LMConfig, checkpoint
 from saejax.lm.families import ARCHITECTURES
 from saejax.lm.model import config_folder, runs_in_torch
 from saejax.lm.pair import PREFIX
-from saejax.lm.points import DecoderPoints
 from saejax.lm.shape import ModelShape
-from saejax.lm.torch_hooks.shapes import torch_shape
+from saejax.lm.torch_hooks import torch_shape
 
 # {hub id: {"parameters", "config": config.json}} of the models that shipped experiments and reports name.
 PUBLISHED: dict[str, Any] = {
@@ -72,18 +67,7 @@ def shape_of(model: str, revision: str = "", backend: str = "auto") -> ModelShap
             ) from None
         published = PUBLISHED[model]["config"]
         config = ARCHITECTURES[published["model_type"]].read_config(published)
-        return of_decoder(model, config, "config.json from the copy in saejax, since the hub could not be asked")
-    if runs_in_torch(folder, backend):
-        return dataclasses.replace(torch_shape(folder), model=model)
-    return of_decoder(model, checkpoint.read_config(folder)[1])
-
-
-def of_decoder(model: str, config: DecoderConfig, note: str = "") -> ModelShape:
-    """The shape of a model that the JAX decoder runs."""
-    outer, block = (
-        sum(math.prod(parameter.shape) for parameter in jax.tree.leaves(part(config)))
-        for part in (parameters.outer_parameters, parameters.block_parameters)
-    )
-    c = config
-    sizes = (c.n_layer, c.d_model, c.d_mlp, c.n_head, c.kv_heads, c.d_head, c.vocab_size, c.context_length)
-    return ModelShape(model, *sizes, block, outer, DecoderPoints(c), c, note)
+        note = "config.json from the copy in saejax, since the hub could not be asked"
+        return dataclasses.replace(config, model=model, note=note)
+    shape = torch_shape(folder) if runs_in_torch(folder, backend) else checkpoint.read_config(folder)[1]
+    return dataclasses.replace(shape, model=model)

@@ -54,7 +54,7 @@ class Outline:
             ConfigError, DataError: a model or hook point that there is not.
         """
         models = shapes_of(e.lm)
-        names = models[0].names if len(models) == 1 else TwoModels(models[0].names, models[1].names)
+        names = models[0] if len(models) == 1 else TwoModels(*models)
         return cls(Workspace(e, named=names), models)
 
     @property

@@ -24,6 +24,7 @@ from saejax.fit.learner import Sides
 from saejax.fit.resolve import step_program as compiled_step
 from saejax.kernels.batch import DATA, LATENT
 from saejax.lm import LanguageModel, decoder, logical_axes
+from saejax.lm.conventions import DecoderConfig
 from saejax.lm.forward import forward_program
 from saejax.lm.shape import ModelShape
 from saejax.parallel import sharding_of
@@ -112,8 +113,8 @@ def forward_footprint(
     depth = shape.depth(tuple(names))
     n_tokens = rows[0] * rows[1] / mesh.shape[DATA]
     operations = rows[0] * shape.operations(rows[1], depth) / mesh.size
-    stored = sum(shape.names.hook_points()[name] for name in names) * n_tokens * 2
-    if shape.config is None:
+    stored = sum(shape.hook_points()[name] for name in names) * n_tokens * 2
+    if not isinstance(shape, DecoderConfig):
         width = jnp.dtype(dtype).itemsize
         held, wide = shape.n_parameters * width, n_tokens * (6 * shape.d_model + 2 * shape.d_mlp) * width
         moved = held + 4 * wide
@@ -136,10 +137,9 @@ def forward_footprint(
     )
 
 
-def abstract_model(shape: ModelShape, n_layer: int, dtype: str, mesh: Mesh) -> tuple[LanguageModel, Any]:
+def abstract_model(shape: DecoderConfig, n_layer: int, dtype: str, mesh: Mesh) -> tuple[LanguageModel, Any]:
     """The first blocks of a model, and the shapes of its parameters."""
-    assert shape.config is not None
-    config = dataclasses.replace(shape.config, n_layer=n_layer, windows=shape.config.windows[:n_layer])
+    config = dataclasses.replace(shape, n_layer=n_layer, windows=shape.windows[:n_layer])
 
     def spread(leaf: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype), sharding=sharding_of(mesh, leaf.shape, axes))

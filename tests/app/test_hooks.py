@@ -65,7 +65,7 @@ def test_the_list_is_what_the_decoder_computes() -> None:
         assert found[-1:] == stored[-1:] and (len(shape) == 1 or point.stored or found == (shape[0], length, length))
     assert {p.name: int(np.prod(p.shape)) for p in listed.points if p.stored} == lm.hook_points()
     assert {p.name for p in listed.points if not p.stored} == set(lm.inner_points())
-    assert listed.n_parameters == sum(leaf.size for leaf in jax.tree.leaves(lm.params))
+    assert listed.shape.n_parameters == sum(leaf.size for leaf in jax.tree.leaves(lm.params))
 
 
 def test_every_alias_is_taken_for_its_point() -> None:
@@ -85,7 +85,7 @@ def test_points_come_in_the_order_of_computation() -> None:
 def test_config_json_alone_is_read(tmp_path: Path) -> None:
     shutil.copy(DEMO / "config.json", tmp_path)
     alone, whole = list_hook_points(str(tmp_path)), list_hook_points("demo")
-    assert alone.points == whole.points and alone.n_parameters == whole.n_parameters
+    assert alone.points == whole.points and alone.shape.n_parameters == whole.shape.n_parameters
     assert (alone.number_types, whole.number_types) == ((), ("F32",))
     assert any("not here" in line for line in header(alone))
 
@@ -99,7 +99,7 @@ def test_headers_that_are_there_are_compared_with_the_config(tmp_path: Path) -> 
         list_hook_points(str(tmp_path))
     # Half of a download is no reason to refuse the list.
     (tmp_path / "model.safetensors").rename(tmp_path / "half.safetensors")
-    assert list_hook_points(str(tmp_path)).d_mlp == 44
+    assert list_hook_points(str(tmp_path)).shape.d_mlp == 44
 
 
 def test_a_block_has_the_points_of_its_kind(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_a_block_has_the_points_of_its_kind(tmp_path: Path) -> None:
         *("ln2_scale", "mlp_in", "mlp_act", "ln2_post_scale", "mlp_out", "resid_post"),
     ]
     shapes = {p.name: p.shape for p in soft.points}
-    assert shapes["blocks.2.attn_z"] == (4, 10) and soft.hook_points()["blocks.2.attn_z"] == 40 != soft.d_model
+    assert shapes["blocks.2.attn_z"] == (4, 10) and soft.hook_points()["blocks.2.attn_z"] == 40 != soft.shape.d_model
     assert shapes["blocks.1.attn_pattern"] == (4, "S") and shapes["blocks.1.mlp_act"] == (20,)
-    assert (soft.n_head, soft.n_kv_head, soft.d_head, soft.context_length) == (4, 2, 10, 64)
+    assert (soft.shape.n_head, soft.shape.kv_heads, soft.shape.d_head, soft.shape.context_length) == (4, 2, 10, 64)
     phi = {k: v for k, v in GEMMA2.items() if k in ("vocab_size", "max_position_embeddings")} | {
         "model_type": "phi", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
         "num_attention_heads": 3,
@@ -135,7 +135,7 @@ def test_of_a_hub_id_config_json_alone_is_fetched(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda **_: pytest.fail("the weights"))
     listed = list_hook_points("google/gemma-2-9b", "abc")
-    assert listed.n_layer == 3 and listed.model == "google/gemma-2-9b"
+    assert listed.shape.n_layer == 3 and listed.model == "google/gemma-2-9b"
     assert [(w["filename"], w["revision"]) for w in asked] == [("config.json", "abc")] * 2
 
 
@@ -201,8 +201,8 @@ def test_the_second_model_of_an_experiment_is_listed_too(config: Any, tmp_path: 
     config.capture.hook_points = ("blocks.{0..1}.resid_pre", "second.blocks.*.mlp_out")
     (_, ours, mine), (model, theirs, captured) = of_experiment(experiment(config))
     assert mine == {"blocks.0.resid_pre", "blocks.1.resid_pre"} and ours[0].name == "blocks.0.resid_pre"
-    assert captured == {f"second.blocks.{i}.mlp_out" for i in range(model.n_layer)}
-    assert captured <= {point.name for point in theirs} and model.d_model == CONFIG["n_embd"]
+    assert captured == {f"second.blocks.{i}.mlp_out" for i in range(model.shape.n_layer)}
+    assert captured <= {point.name for point in theirs} and model.shape.d_model == CONFIG["n_embd"]
 
 
 def test_a_captured_point_that_is_not_there_is_refused() -> None:
@@ -318,8 +318,8 @@ def test_a_gpt2_of_transformers_is_listed_alike_by_both(tmp_path: Path) -> None:
     folder = str(saved("GPT2LMHeadModel", settings, tmp_path))
     ours, theirs = (list_hook_points(folder, backend=backend) for backend in ("auto", "torch"))
     assert (ours.backend, theirs.backend) == ("jax", "torch")
-    for key in ("n_layer", "d_model", "n_head", "n_kv_head", "d_mlp", "vocab_size", "context_length", "n_parameters"):
-        assert getattr(ours, key) == getattr(theirs, key), key
+    for key in ("n_layer", "d_model", "n_head", "kv_heads", "d_mlp", "vocab_size", "context_length", "n_parameters"):
+        assert getattr(ours.shape, key) == getattr(theirs.shape, key), key
     ours_in_blocks = {p.name: p for p in ours.points if p.stored and not p.name.endswith("attn_z")}
     theirs_in_blocks = {p.name: p for p in theirs.points if p.name.startswith("blocks.")}
     assert ours_in_blocks.keys() == theirs_in_blocks.keys()

@@ -293,10 +293,9 @@ def test_a_folder_is_read_as_transformers_reads_it_or_refused(family: str, way: 
     assert np.std(wanted) > 0.2, "the comparison is of something"
     np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
     # What is listed without loading is what was loaded.
-    counted = list_hook_points(str(tmp_path)).n_parameters
+    counted = list_hook_points(str(tmp_path)).shape.n_parameters
     assert counted == sum(value.size for value in jax.tree.leaves(lm.params))
     again = tmp_path / "again"
     again.mkdir()
-    if checkpoint.architecture(given.config, "").can_be_written:
-        checkpoint.write(again, given.config, lm.params)
-        jax.tree.map(np.testing.assert_array_equal, checkpoint.read_params(again)[1], lm.params)
+    checkpoint.write(again, given.config, lm.params)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint.read_params(again)[1], lm.params)

@@ -78,7 +78,7 @@ def test_the_published_config_has_the_published_shapes(name: str, tmp_path: Path
     listed = list_hook_points(model)
     shapes = jax.eval_shape(lambda key: decoder.init_params(config, key), jax.random.key(0))
     counted = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-    assert listed.n_parameters == counted == PUBLISHED[name]["parameters"]
+    assert listed.shape.n_parameters == counted == PUBLISHED[name]["parameters"]
     assert f"  parameters    {counted:,}" in header(listed)
 
 
@@ -171,7 +171,7 @@ def read_damaged(rng: random.Random, folder: Path) -> str | None:
         return str(error)
     finally:
         assert time.thread_time() - started < 1, config_json
-    assert is_finite(config) and listed.n_parameters > 0 and listed.points, config_json
+    assert is_finite(config) and listed.shape.n_parameters > 0 and listed.points, config_json
     if config.rope is not None:
         angles = config.rope.frequencies() * np.float32(config.context_length)
         assert np.isfinite(angles).all(), config_json

@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch", reason="models in PyTorch need it: pip inst
 transformers = pytest.importorskip("transformers")
 
 from saejax.lm.torch_hooks import TorchModel, from_module, probe, run_chunk  # noqa: E402 - after the skips
-from saejax.lm.torch_hooks.lengths import difference  # noqa: E402 - after the skips
+from saejax.lm.torch_hooks.probe import difference  # noqa: E402 - after the skips
 
 # Frequencies, or the window of attention, change here; the rows are longer.
 CHANGE, S = 16, 48

@@ -10,8 +10,9 @@ import pytest
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm import LMConfig, decoder, generation
+from saejax.lm.conventions import DecoderConfig
 from saejax.plan import models
-from saejax.plan.models import PUBLISHED, of_decoder, shape_of, shapes_of
+from saejax.plan.models import PUBLISHED, shape_of, shapes_of
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
@@ -37,9 +38,8 @@ def test_a_model_that_nobody_knows_is_told_what_will_do(monkeypatch: pytest.Monk
 
 def test_operations_are_those_that_xla_counts() -> None:
     demo = shape_of("demo")
-    assert demo.config is not None
-    config = dataclasses.replace(demo.config, d_model=256, d_head=64, d_mlp=1024)
-    shape = of_decoder("wide", config)
+    assert isinstance(demo, DecoderConfig)
+    config = shape = dataclasses.replace(demo, d_model=256, d_head=64, d_mlp=1024)
     params = jax.eval_shape(lambda: decoder.init_params(config, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((2, 128), jnp.int32)
     for capture, depth in ((["blocks.2.resid_post"], 3), ([], None)):
@@ -54,8 +54,8 @@ def test_operations_are_those_that_xla_counts() -> None:
 
 def test_the_cache_has_the_bytes_that_generation_takes() -> None:
     demo = shape_of("demo")
-    assert demo.config is not None
-    cache = jax.eval_shape(lambda: generation.start_cache(demo.config, jnp.zeros(1, jnp.int32), 40))
+    assert isinstance(demo, DecoderConfig)
+    cache = jax.eval_shape(lambda: generation.start_cache(demo, jnp.zeros(1, jnp.int32), 40))
     taken = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache) if leaf.dtype == jnp.float32)
     assert demo.cache_bytes(40, 4) == taken
 
@@ -81,11 +81,11 @@ def test_any_model_of_transformers_has_a_shape_by_its_config_alone(tmp_path: Pat
     assert shape.n_parameters == sum(one.numel() for one in module.parameters())
     assert shape.block == sum(one.numel() for one in module.bert.encoder.layer[0].parameters())
     assert (shape.n_layer, shape.d_model, shape.d_mlp, shape.n_head) == (3, 48, 96, 4)
-    widths = shape.names.hook_points()
+    widths = shape.hook_points()
     assert widths["blocks.1.resid_post"] == 48 and widths["bert.encoder.layer.2.intermediate.dense.out"] == 96
     assert widths["bert.encoder.layer.0.output.out"] == widths["bert.encoder.layer.1.in"] == 48
     with pytest.raises(ConfigError, match=r"finds no hook point 'blocks.9.resid_post'"):
-        shape.names.hook_point("blocks.9.resid_post")
+        shape.hook_point("blocks.9.resid_post")
     assert torch.is_tensor(module.bert.embeddings.word_embeddings.weight)
 
 

@@ -7,16 +7,15 @@ the model is causal and how documents are kept apart are measured at load, on a 
 
 torch is imported by this folder alone, in its functions: everything else works without it.
 
-    hooks.py    one forward pass of a module, watched and edited
-    model.py    TorchModel: packed rows, hook points, what capture and evaluation ask
-    lengths.py  up to which length documents may share a pass
-    probe.py    any module -> TorchModel, by a few tokens
-    load.py     a Hugging Face folder -> TorchModel
+    hooks.py   one forward pass of a module, watched and edited
+    model.py   TorchModel: packed rows, hook points, what capture and evaluation ask
+    probe.py   any module -> TorchModel, by a few tokens
+    load.py    a Hugging Face folder -> TorchModel, or its shape
 """
 
 from saejax.lm.torch_hooks.hooks import run_chunk
-from saejax.lm.torch_hooks.load import load_torch
+from saejax.lm.torch_hooks.load import load_torch, torch_shape
 from saejax.lm.torch_hooks.model import TorchModel, find_batch_rows
-from saejax.lm.torch_hooks.probe import from_module, text_config
+from saejax.lm.torch_hooks.probe import from_module
 
-__all__ = ["TorchModel", "find_batch_rows", "from_module", "load_torch", "run_chunk", "text_config"]
+__all__ = ["TorchModel", "find_batch_rows", "from_module", "load_torch", "run_chunk", "torch_shape"]

@@ -1,16 +1,20 @@
-"""A Hugging Face folder as a `TorchModel`."""
+"""A Hugging Face folder as a `TorchModel`, or as a `TorchShape` by its config.json alone."""
 
 import dataclasses
+import functools
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
 from saejax.core.files import read_json
-from saejax.lm.torch_hooks.model import TorchModel
-from saejax.lm.torch_hooks.probe import from_module
-from saejax.lm.weight_files import LARGEST_CONFIG, numbers_in_files
+from saejax.lm.points import HOOK_NAMES
+from saejax.lm.torch_hooks.hooks import watching
+from saejax.lm.torch_hooks.model import TorchModel, TorchShape
+from saejax.lm.torch_hooks.probe import HEADS, KV_HEADS, config_number, from_module, text_config
+from saejax.lm.weight_files import LARGEST_CONFIG, TensorFiles
 from saejax.text import Tokenizer
 
 # What config.json files call their numbers of layers: n_layer, num_hidden_layers, encoder_layers.
@@ -19,6 +23,10 @@ _LAYERS = re.compile(r"layers$|^n(um)?_layer$")
 _DECODERS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 _MASKED = "AutoModelForMaskedLM"
 _GENERATES = re.compile("CausalLM|LMHead|ConditionalGeneration")
+# Sizes, as config.json files call them.
+_WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
+_MLP = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim")
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
 def load_torch(
@@ -40,7 +48,7 @@ def load_torch(
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:200]
         raise ConfigError(f"lm.device is {where!r}, which PyTorch cannot use here: {reason}") from None
-    tensors, numbers = numbers_in_files(folder)
+    tensors, numbers = TensorFiles(folder).count()
     _refuse_sizes(read_json(folder / "config.json", LARGEST_CONFIG), tensors, str(folder))
     try:
         # Left open, transformers asks on the terminal whether to run the folder's code.
@@ -140,3 +148,71 @@ def _from_pretrained(kind: Any, folder: Path, config: Any, dtype: Any) -> Any:
     if missing := [name for name in info["missing_keys"] if "pooler" not in name]:
         raise ValueError(f"the weights {', '.join(sorted(missing)[:3])} are missing")
     return module
+
+
+def torch_shape(folder: Path) -> TorchShape:
+    """The shape of the model that config.json in `folder` describes; its own code is never run.
+
+    Raises:
+        ConfigError: no torch.
+        DataError: transformers cannot build it.
+    """
+    torch, transformers = torch_and_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            module = kind_of(transformers, config).from_config(config, trust_remote_code=False)
+    except Exception as error:  # transformers and torch raise many kinds for a configuration that cannot be
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"transformers cannot build the model of {folder}/config.json ({type(error).__name__}: {reason})."
+        ) from None
+    if config.is_encoder_decoder:
+        module = module.get_encoder()
+    config = text_config(module)
+    total = sum(parameter.numel() for parameter in module.parameters())
+    lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList) and len(part) > 1]
+    blocks: Any = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=[])
+    inside = sum(p.numel() for block in blocks for p in block.parameters())
+    n_layer, heads = max(1, len(blocks)), config_number(config, HEADS)
+    width = config_number(config, _WIDTH_KEYS)
+    if not width:  # the usual one
+        widths_of_linears = Counter(int(m.weight.shape[-1]) for m in module.modules() if isinstance(m, torch.nn.Linear))
+        width = max(widths_of_linears, key=widths_of_linears.__getitem__, default=1)
+    d_mlp = config_number(config, _MLP) or 4 * width
+    d_head = config_number(config, ("head_dim", "d_kv")) or (width // heads if heads else 0)
+    widths = dict.fromkeys(HOOK_NAMES, width) | {"mlp_act": d_mlp, "attn_z": heads * d_head}
+    in_blocks = {f"blocks.{i}.{name}": widths[name] for i in range(n_layer) for name in HOOK_NAMES}
+    return TorchShape(
+        n_layer=n_layer,
+        d_model=width,
+        n_head=heads,
+        d_head=d_head,
+        d_mlp=d_mlp,
+        vocab_size=int(module.get_input_embeddings().weight.shape[0]),
+        context_length=config_number(config, _CONTEXT) or 2**20,
+        n_kv_head=config_number(config, KV_HEADS) or None,
+        block=inside // n_layer,
+        outer=total - inside // n_layer * n_layer,
+        widths=in_blocks | _module_widths(torch, module),
+    )
+
+
+def _module_widths(torch: Any, module: Any) -> dict[str, int]:
+    """Widths of what passes the modules, by a pass of four tokens without numbers."""
+    rows, widths = (1, 4), dict[str, int]()
+
+    def visit(place: str, value: Any) -> None:
+        if value.dim() == 3 and tuple(value.shape[:2]) == rows:
+            widths[place] = int(value.shape[-1])
+
+    names = [path for path, _ in module.named_modules() if path]
+    try:
+        visits = {at: functools.partial(visit, at) for name in names for at in (f"{name}.in", f"{name}.out")}
+        with torch.no_grad(), watching(module.eval(), visits):
+            module(input_ids=torch.zeros(rows, dtype=torch.long, device="meta"))
+    except Exception:  # some models look at numbers in their forward pass, and there are none
+        for path, one in module.named_modules():
+            if isinstance(one, torch.nn.Linear | torch.nn.LayerNorm):
+                widths[f"{path}.out"] = int(one.weight.shape[0])
+    return widths

@@ -12,11 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from saejax.core.arrays import as_array
-from saejax.core.config import typed
+from saejax.core.config import nearest, typed
 from saejax.core.errors import ConfigError, DataError
 from saejax.lm.forward import Edit, Forward
 from saejax.lm.points import ADDED
 from saejax.lm.rows import WAYS, Chunk, check_ids, is_longer
+from saejax.lm.shape import ModelShape
 from saejax.lm.torch_hooks.hooks import run_chunk
 from saejax.text import PackedRows, Tokenizer
 
@@ -25,13 +26,23 @@ _MOST_ROWS = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class TorchConfig:
-    """The sizes that every model's `config` has; d_model is the width of its layers."""
+class TorchShape(ModelShape):
+    """The sizes of a model that PyTorch runs, and its hook points: the names in blocks, then the places of modules.
 
-    context_length: int
-    vocab_size: int
-    n_layer: int
-    d_model: int
+    Attributes:
+        widths: {hook point: width}.
+    """
+
+    widths: dict[str, int] = dataclasses.field(default_factory=dict, kw_only=True, compare=False, repr=False)
+
+    def hook_points(self) -> dict[str, int]:
+        return self.widths
+
+    def hook_point(self, name: str) -> str:
+        """The name itself, or a ConfigError with the nearest; a loaded model may know more names."""
+        if name not in self.widths:
+            raise ConfigError(f"The plan finds no hook point {name!r} in the model.{nearest(name, self.widths)}")
+        return name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +66,7 @@ class TorchModel:
     module: Any
     tokenizer: Tokenizer
     identity: dict[str, Any]
-    config: TorchConfig
+    config: TorchShape
     widths: dict[str, int]
     aliases: dict[str, str]
     synonyms: Mapping[str, str]
@@ -72,7 +83,7 @@ class TorchModel:
 
     def hook_points(self) -> dict[str, int]:
         """{hook point: width}: the names in blocks first, then every module's places."""
-        return {alias: self.widths[place] for alias, place in self.aliases.items()} | self.widths
+        return self.config.widths
 
     def hook_point(self, name: str) -> str:
         """The canonical name of a hook point; a module's path alone is its `.out`, TransformerLens names are accepted.

@@ -1,7 +1,7 @@
 """Any PyTorch module as a `TorchModel`: what its config does not say is measured on a few tokens."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,26 @@ from saejax.core.errors import ConfigError, DataError
 from saejax.lm.aliases import LISTS, find_aliases
 from saejax.lm.rows import WAYS, Chunk
 from saejax.lm.torch_hooks.hooks import REFUSALS, forward, result_of, watching
-from saejax.lm.torch_hooks.lengths import LEAST, MOST, ROUNDING, UNBOUNDED, difference, longest_mixed
-from saejax.lm.torch_hooks.model import TorchConfig, TorchModel
+from saejax.lm.torch_hooks.model import TorchModel, TorchShape
 from saejax.text import Tokenizer
 
 # Attention that looks no further than this many tokens, whatever a 4-D mask says.
 _WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window", "attention_chunk_size")
+# As config.json files call numbers of heads.
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 # Tokens of a document, of a check of all that shows in short ones, and of a check of attention windows, at most.
 _SHORT, _LONG = 7, 256
+# Rounding between two ways of batching may change a token's values by this much, relative to their norm: at most and
+# at least.
+_MOST = {"float32": 1e-3, "bfloat16": 3e-2}
+_LEAST = {"float32": 2e-6, "bfloat16": 8e-3}
+_ROUNDING = {"float32": 1e-5, "bfloat16": 8e-3}
+# Kinds of rotary positions, as transformers calls them: those that follow no length, and those that do.
+_FIXED = ("default", "linear", "llama3", "proportional", "yarn")
+_FOLLOWING = ("dynamic", "longrope", "su")
+# The length of a model whose files name none; a position as late may be in no table.
+_UNBOUNDED = 2**20
 
 
 def from_module(
@@ -50,25 +62,38 @@ def from_module(
     windows = [getattr(config, name, None) for name in _WINDOWS]
     window = min([w for w in windows if isinstance(w, int) and w > 0], default=length)
     with torch.inference_mode():
-        mixed = longest_mixed(module, config, _drawn(usable, min(_SHORT, length))[0], length, dtype)
+        mixed = _longest_mixed(module, config, _drawn(usable, min(_SHORT, length))[0], length, dtype)
         # Longer than the window if that is not too long, so that a window of another name shows too.
         longest = min(window + _SHORT + 1, mixed or length, _LONG)
         drawn = _drawn(usable, max(longest, min(_SHORT, length)))
         probe = drawn[:, : min(_SHORT, length)]
         causal = _is_causal(module, probe, usable)
         layers, widths, seen = _measure(module, Chunk(probe, _numbered(probe)), _layer_lists(module))
-        aliases = find_aliases(layers, seen, ROUNDING[dtype])
+        aliases = find_aliases(layers, seen, _ROUNDING[dtype])
         way, long_way = (
             _choose_way(module, drawn[:, :size], causal, dtype, ways)
             for size, ways in ((min(window, longest), list(WAYS)), (longest, ["padded", "equal"]))
         )
     vocabulary = tokenizer.largest_id + 1 if embeddings is None else embeddings.weight.shape[0]
-    d_model = next((widths[place] for place in aliases.values()), next(iter(widths.values()), 0))
+    block = sum(p.numel() for layer in layers for p in module.get_submodule(layer).parameters()) // max(1, len(layers))
+    shape = TorchShape(
+        n_layer=len(layers),
+        d_model=next((widths[place] for place in aliases.values()), next(iter(widths.values()), 0)),
+        n_head=config_number(config, HEADS),
+        d_head=config_number(config, ("head_dim", "d_kv")),
+        d_mlp=widths.get(aliases.get("blocks.0.mlp_act", ""), 0),
+        vocab_size=vocabulary,
+        context_length=length,
+        n_kv_head=config_number(config, KV_HEADS) or None,
+        block=block,
+        outer=sum(p.numel() for p in module.parameters()) - block * len(layers),
+        widths={name: widths[place] for name, place in aliases.items()} | widths,
+    )
     return TorchModel(
         module=module,
         tokenizer=tokenizer,
         identity=identity | {"backend": "torch"},
-        config=TorchConfig(length, vocabulary, len(layers), d_model),
+        config=shape,
         widths=widths,
         aliases=aliases,
         synonyms=synonyms or {},
@@ -94,6 +119,12 @@ def text_config(module: Any) -> Any:
         return config
 
 
+def config_number(config: Any, names: tuple[str, ...]) -> int:
+    """The first of these that the configuration says as a number; 0 where it says none."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if type(value) is int), 0)
+
+
 def _context_length(module: Any, config: Any) -> int:
     import torch
 
@@ -103,7 +134,7 @@ def _context_length(module: Any, config: Any) -> int:
             break
     else:
         # Positions without a table (ALiBi, relative): the tokenizer's packing is the only bound.
-        length = UNBOUNDED if config is not None else 0
+        length = _UNBOUNDED if config is not None else 0
     if not length:
         raise ConfigError("The module has no config that says how many tokens it reads; give context_length.")
     # RoBERTa's family counts positions from its padding id on.
@@ -185,7 +216,7 @@ def _choose_way(module: Any, tokens_2T: np.ndarray, causal: bool, dtype: str, wa
     # By what it does to a document to stand behind another: what a model gives may hardly depend on its tokens.
     behind = np.concatenate([first[:3], second[:5]])[None]
     mixed = difference(result_of(module, Chunk(behind, _numbered(behind)))[0, 3:], alone[0][2])
-    tolerance = max(min(MOST[dtype], 0.1 * mixed), LEAST[dtype])
+    tolerance = max(min(_MOST[dtype], 0.1 * mixed), _LEAST[dtype])
 
     def is_right(name: str) -> bool:
         return all(
@@ -217,3 +248,71 @@ def _together(module: Any, documents: Mapping[tuple[int, int], np.ndarray], caus
         compared = (chunk.at >= 0) & (number.ravel()[chunk.at] >= 0)
         out |= dict(zip(chunk.at[compared].tolist(), result_of(module, chunk)[compared], strict=True))
     return [np.stack([out[at] for at in np.flatnonzero(number == i).tolist()]) for i in range(len(documents))]
+
+
+def _longest_mixed(module: Any, config: Any, tokens_T: np.ndarray, length: int, dtype: str) -> int:
+    """Tokens of documents that may share a forward pass; a longer one shares it with documents of its own length.
+
+    It is `length` where frequencies follow no length, and 0 where it cannot be seen from which length on they do.
+    `config` is of the text model, or None; `tokens_T` are any tokens, a few.
+    """
+    named, kinds = _lengths_and_kinds(config)
+    follows = any(kind in _FOLLOWING for kind in kinds)
+    # Where a configuration says nothing, a difference may come from what a batch does to sums, as in experts'.
+    tolerance = _LEAST[dtype] if follows else _MOST[dtype]
+
+    def stays(short: int, long: int) -> bool:
+        """A document of `short` tokens has the same values beside its equal and beside one of `long` tokens."""
+        return difference(*(_beside(module, tokens_T, short, other) for other in (long, short))) <= tolerance
+
+    if length >= _UNBOUNDED or not _takes_positions(module, tokens_T):
+        return length if all(kind in _FIXED for kind in kinds) else 0
+    few = len(tokens_T)
+    if not follows and all(stays(short, length) for short in {few, max(few, length // 2), *named} if short <= length):
+        return length
+    # The first length that is named: a later one may only seem to stay, in bfloat16.
+    first = min([n for n in named if n > 1] + [length])
+    return first if all(stays(short, first) for short in (min(few, first), max(1, first // 2))) else 0
+
+
+def _beside(module: Any, tokens_T: np.ndarray, own: int, other: int) -> np.ndarray:
+    """Values of tokens at positions from 0 to own - 1, in a pass with as many at positions from 0 to other - 1."""
+    positions = np.stack([np.linspace(0, n - 1, len(tokens_T)).astype(np.int64) for n in (own, other)])
+    tokens = np.stack([tokens_T] * 2)
+    # Beside a mask, transformers takes no jump of the positions for a border between documents.
+    return result_of(module, Chunk(tokens, np.zeros_like(tokens), np.ones_like(tokens, bool), positions))[0]
+
+
+def _takes_positions(module: Any, tokens_T: np.ndarray) -> bool:
+    """True where other positions give other values."""
+    try:
+        one, two = (_beside(module, tokens_T, own, len(tokens_T)) for own in (len(tokens_T), 1))
+    except REFUSALS:
+        return False
+    return not np.array_equal(one, two)
+
+
+def _lengths_and_kinds(config: Any) -> tuple[list[int], list[str]]:
+    """(lengths at which frequencies may change, kinds of rotary positions) that a configuration names."""
+    try:
+        settings = config.to_dict()
+    except AttributeError:  # none of transformers
+        return [], []
+    lengths = [n for name, n in _walk(settings) if name.endswith("max_position_embeddings") and type(n) is int]
+    ropes = {name: value for name, value in settings.items() if name.startswith("rope_")}
+    return lengths, [kind for name, kind in _walk(ropes) if name in ("rope_type", "type") and isinstance(kind, str)]
+
+
+def _walk(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _walk(item, str(key))
+    else:
+        yield name, value
+
+
+def difference(one: np.ndarray, two: np.ndarray) -> float:
+    """Largest ||a - b|| / ||b|| of all tokens; infinity where there is NaN."""
+    norm = np.linalg.norm(two, axis=-1)
+    error = np.linalg.norm(one - two, axis=-1) / np.maximum(norm, np.finfo(np.float32).tiny)
+    return float(np.nan_to_num(error, nan=np.inf).max())
