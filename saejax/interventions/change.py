@@ -47,12 +47,10 @@ class Change:
 
     def __call__(self, f_RSK: jax.Array) -> jax.Array:
         """f' of the chosen latents; f itself at tokens that are left alone."""
-        scale, shift, low, high = (
-            jnp.broadcast_to(part, f_RSK.shape) for part in (self.scale, self.shift, self.low, self.high)
-        )
-        new_RSK = jnp.clip(scale * f_RSK + shift, low, high)
+        numbers = (self.scale, self.shift, self.low, self.high)
+        scale, shift, low, high = (jnp.broadcast_to(part, f_RSK.shape) for part in numbers)
         at_RS = jnp.broadcast_to(self.at, f_RSK.shape[:2])
-        return jnp.where(at_RS[:, :, None], new_RSK, f_RSK)
+        return jnp.where(at_RS[:, :, None], jnp.clip(scale * f_RSK + shift, low, high), f_RSK)
 
 
 def change(
@@ -108,23 +106,15 @@ def stacked(changes: Sequence[Change]) -> Change:
     Numbers broadcast; what has fewer latents is filled up with latent 0, which the filling leaves as it is.
     """
     most = max(one.latents.shape[0] for one in changes)
+    nothing = {"latents": 0, "scale": 1.0, "shift": 0.0, "low": -np.inf, "high": np.inf}
 
     def filled(one: Change) -> Change:
-        n = one.latents.shape[0]
-
-        def along(value: Any, nothing: float) -> np.ndarray:
-            value = np.asarray(value)
+        n, parts = one.latents.shape[0], {}
+        for part, filling in nothing.items():
+            value = np.asarray(getattr(one, part))
             value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (n,)))
-            return np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, most - n)], constant_values=nothing)
-
-        return Change(
-            np.pad(np.asarray(one.latents), (0, most - n)),
-            np.asarray(one.at),
-            along(one.scale, 1.0),
-            along(one.shift, 0.0),
-            along(one.low, -np.inf),
-            along(one.high, np.inf),
-        )
+            parts[part] = np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, most - n)], constant_values=filling)
+        return Change(at=np.asarray(one.at), **parts)
 
     def joined(*values: np.ndarray) -> np.ndarray:
         shape = np.broadcast_shapes(*(value.shape for value in values))

@@ -17,8 +17,6 @@ from saejax.trained import TrainedCoder
 Dictionaries = Mapping[str, TrainedCoder]
 Changes = Mapping[str, Change | Sequence[Change]]
 
-_NUMBERS = ("scale", "shift", "low", "high")
-
 
 def placed(lm: LanguageModel, dictionaries: Dictionaries) -> dict[str, TrainedCoder]:
     """The dictionaries with the model's own names of hook points, if they can act in it together."""
@@ -83,9 +81,7 @@ def checked_changes(
     checked = {}
     for name, of_dictionary in changes.items():
         listed = (of_dictionary,) if isinstance(of_dictionary, Change) else tuple(of_dictionary)
-        for change in listed:
-            _check(change, named(dictionaries, name), name, shape)
-        checked[name] = tuple(_in_one_form(change, shape) for change in listed)
+        checked[name] = tuple(_checked(change, named(dictionaries, name), name, shape) for change in listed)
     return checked
 
 
@@ -103,22 +99,7 @@ def checked_errors(
     return "own", {name: dict(given) for name, given in errors.items()}
 
 
-def _in_one_form(change: Change, shape: tuple[int, ...]) -> Change:
-    n = change.latents.size
-
-    def along(value: Any) -> Any:
-        each = any(size > 1 for size in value.shape[max(0, value.ndim - 3) : -1])
-        return _broadcast(value, (*shape, n) if each else (1, 1, n))
-
-    numbers = {part: along(getattr(change, part)) for part in _NUMBERS}
-    return dataclasses.replace(change, at=_broadcast(change.at, shape), **numbers)
-
-
-def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
-    return value if value.shape == shape else np.broadcast_to(np.asarray(value), shape)
-
-
-def _check(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, ...]) -> None:
+def _checked(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, ...]) -> Change:
     latents = np.asarray(change.latents)
     if not latents.size:
         raise DataError(f"A change of {name} names no latent.")
@@ -128,11 +109,17 @@ def _check(change: Change, sae: TrainedCoder, name: str, shape: tuple[int, ...])
     different, counts = np.unique(latents, return_counts=True)
     if counts.max() > 1:
         raise DataError(f"A change of {name} names latent {different[counts.argmax()]} twice; name each once.")
-    numbers = {part: (getattr(change, part).shape, (*shape, latents.size)) for part in _NUMBERS}
-    for part, (got, want) in {"at": (change.at.shape, shape), **numbers}.items():
+    parts = {}
+    for part in ("at", "scale", "shift", "low", "high"):
+        value, whole = getattr(change, part), shape if part == "at" else (*shape, latents.size)
         try:
-            fits = np.broadcast_shapes(got, want) == want
+            fits = np.broadcast_shapes(value.shape, whole) == whole
         except ValueError:
             fits = False
         if not fits:
-            raise DataError(f"`{part}` of a change of {name} is {got}; the tokens (and latents) are {want}.")
+            raise DataError(f"`{part}` of a change of {name} is {value.shape}; the tokens (and latents) are {whole}.")
+        # Numbers that are the same for all tokens stay one for all.
+        if part != "at" and not any(size > 1 for size in value.shape[max(0, value.ndim - 3) : -1]):
+            whole = (1, 1, latents.size)
+        parts[part] = value if value.shape == whole else np.broadcast_to(np.asarray(value), whole)
+    return dataclasses.replace(change, **parts)

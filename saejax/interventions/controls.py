@@ -55,21 +55,16 @@ def first_draws(sets: np.ndarray) -> np.ndarray:
 
 def without(latents: Sequence[int], n_latents: int, instead: float | np.ndarray = 0.0) -> Change:
     """f' = `instead` for the set, one number or [F] (means); all others stay: completeness asks what is left."""
-    return _keep_only(~_among(latents, n_latents), instead)
+    stays_F = np.ones(n_latents, bool)
+    stays_F[np.asarray(latents, np.int64)] = False
+    return only(np.flatnonzero(stays_F), n_latents, instead)
 
 
-def only(latents: Sequence[int], n_latents: int, instead: float | np.ndarray = 0.0) -> Change:
-    """f' = `instead` for all but the set: faithfulness asks what the set does alone."""
-    return _keep_only(_among(latents, n_latents), instead)
+def only(latents: Sequence[int] | np.ndarray, n_latents: int, instead: float | np.ndarray = 0.0) -> Change:
+    """f' = `instead` for all but the set: faithfulness asks what the set does alone.
 
-
-def _among(latents: Sequence[int], n_latents: int) -> np.ndarray:
-    among_F = np.zeros(n_latents, bool)
-    among_F[np.asarray(latents, np.int64)] = True
-    return among_F
-
-
-def _keep_only(kept_F: np.ndarray, instead: float | np.ndarray) -> Change:
-    """Every latent is changed, so that one program serves all sets."""
-    shift_F = np.where(kept_F, 0.0, instead)
-    return change(jnp.arange(len(kept_F)), scale=kept_F, shift=shift_F)
+    Every latent is changed, so that one program serves all sets.
+    """
+    stays_F = np.zeros(n_latents, bool)
+    stays_F[np.asarray(latents, np.int64)] = True
+    return change(jnp.arange(n_latents), scale=stays_F, shift=np.where(stays_F, 0.0, instead))

@@ -15,6 +15,7 @@ Shape letters: R rows, S tokens, D width of a site, F latents of a group, K chan
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -54,23 +55,14 @@ class Inside:
         for group, f_RSF in self.latents.items():
             self._change(group, f_RSF)
 
-    @property
-    def n_groups(self) -> int:
-        return n_groups(self.sae)
-
     def edits(self) -> dict[str, Edit]:
-        sites = self.sae.sites
-        return {name: self._edit(name) for name in sites.hook_points}
+        return {name: functools.partial(self._visit, name) for name in self.sae.sites.hook_points}
 
-    def _edit(self, name: str) -> Edit:
+    def _visit(self, name: str, value_RSD: jax.Array) -> jax.Array:
         reads, writes = self.sae.sites.reads, self.sae.sites.writes
-
-        def edit(value_RSD: jax.Array) -> jax.Array:
-            if name in reads:
-                self._read(reads.index(name), value_RSD)
-            return self._write(writes.index(name), value_RSD) if name in writes else value_RSD
-
-        return edit
+        if name in reads:
+            self._read(reads.index(name), value_RSD)
+        return self._write(writes.index(name), value_RSD) if name in writes else value_RSD
 
     def _read(self, site: int, x_RSD: jax.Array) -> None:
         self._inputs[site] = x_RSD
@@ -116,11 +108,11 @@ class Inside:
 
     def _writers(self, site: int) -> range:
         """The groups that write a site: of a cross-layer transcoder those of its layer and before."""
-        return range(site + 1) if self.n_groups > 1 else range(1)
+        return range(site + 1 if n_groups(self.sae) > 1 else 1)
 
     def _rows(self, group: int, site: int, width: int) -> jax.Array:
         """[F, D]: the part of a group's decoder rows that goes to a site."""
-        first = site - group if self.n_groups > 1 else site
+        first = site - group if n_groups(self.sae) > 1 else site
         return self.sae.coder.topology.decoder_rows(dict(self.params))[group][:, first * width : (first + 1) * width]
 
     def _added(self, total_RSD: Any) -> jax.Array:
@@ -158,24 +150,15 @@ def reads_all(sae: TrainedCoder) -> bool:
 
 def together(*edits: Mapping[str, Edit]) -> dict[str, Edit]:
     """The edits of several in one pass; at one hook point the first given acts first."""
-    joined: dict[str, Edit] = {}
+    in_turn: dict[str, list[Edit]] = {}
     for mapping in edits:
         for name, edit in mapping.items():
-            joined[name] = _after(joined[name], edit) if name in joined else edit
-    return joined
+            in_turn.setdefault(name, []).append(edit)
 
+    def all_of(name: str, value: jax.Array) -> jax.Array:
+        return functools.reduce(lambda before, edit: edit(before), in_turn[name], value)
 
-def instead(values: Mapping[str, jax.Array]) -> dict[str, Edit]:
-    """Edits that put values in place: attention patterns and norms' scales of a clean run, for direct effects."""
-
-    def of(value: jax.Array) -> Edit:
-        return lambda _: value
-
-    return {name: of(value) for name, value in values.items()}
-
-
-def _after(first: Edit, second: Edit) -> Edit:
-    return lambda value: second(first(value))
+    return {name: functools.partial(all_of, name) for name in in_turn}
 
 
 def _flat_tokens(x_RSD: jax.Array) -> jax.Array:

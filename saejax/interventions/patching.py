@@ -71,9 +71,8 @@ def estimated(
             f"The source's latents are {source.latents[name].shape}, the run's {clean.latents[name].shape}; give rows "
             "of the same number and length."
         )
-    delta = (
-        source.latents[name] - clean.latents[name],
-        jax.tree.map(jnp.subtract, source.errors[name], clean.errors[name]),
+    delta = jax.tree.map(
+        jnp.subtract, (source.latents[name], source.errors[name]), (clean.latents[name], clean.errors[name])
     )
     gradient = functools.partial(inside.gradient, name, measure, tokens_RS=tokens_RS, held=held or {})
     n_parts = n_groups(inside.dictionaries[name])

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from saejax.core.errors import ConfigError
 from saejax.interventions.change import Change, added, stacked
 from saejax.interventions.checks import Changes, checked_changes, checked_errors, checked_tokens, named, placed
-from saejax.interventions.inside import Inside, instead, n_groups, reads_all, together
+from saejax.interventions.inside import Inside, n_groups, reads_all, together
 from saejax.interventions.metrics import Measure, as_argument
 from saejax.kernels.batch import DATA
 from saejax.lm import LanguageModel
@@ -247,36 +247,33 @@ class Interventions:
         capture: tuple[str, ...] = (),
         extra: Mapping[str, jax.Array] | None = None,
     ) -> Run:
-        latents = self._latents_first(lm_params, params, tokens_RS)
+        first = self._latents_first(lm_params, params, tokens_RS)
         insides = {
-            name: Inside(sae, params[name], changes.get(name, ()), given.get(name, errors), dict(latents.get(name, {})))
+            name: Inside(sae, params[name], changes.get(name, ()), given.get(name, errors), first.get(name, {}))
             for name, sae in self.dictionaries.items()
         }
         seen: dict[str, jax.Array] = {}
-        points = tuple(point for sae in self.dictionaries.values() for point in sae.sites.writes)
 
-        def plus(value: jax.Array) -> Callable[[jax.Array], jax.Array]:
-            return lambda old: old + value
+        def held_at(value: jax.Array, _: jax.Array) -> jax.Array:
+            return value
 
-        def before(name: str) -> Callable[[jax.Array], jax.Array]:
-            def look(value: jax.Array) -> jax.Array:
-                seen[name] = value
-                return value
-
-            return look
+        def look(name: str, value: jax.Array) -> jax.Array:
+            return seen.setdefault(name, value)
 
         edits = together(
-            instead(held),
-            {name: before(name) for name in points},
+            {name: functools.partial(held_at, value) for name, value in held.items()},
+            {name: functools.partial(look, name) for sae in self.dictionaries.values() for name in sae.sites.writes},
             *(inside.edits() for inside in insides.values()),
-            {name: plus(value) for name, value in (extra or {}).items()},
+            {name: functools.partial(jnp.add, value) for name, value in (extra or {}).items()},
         )
         logits, captured = self._apply(lm_params, tokens_RS, capture, edits)
         own = {
             name: {point: inside.error(i, seen[point]) for i, point in enumerate(inside.sae.sites.writes)}
             for name, inside in insides.items()
         }
-        return Run(logits, {name: _all_groups(inside) for name, inside in insides.items()}, own, captured)
+        groups = {name: [inside.latents[g] for g in range(n_groups(inside.sae))] for name, inside in insides.items()}
+        latents = {name: jnp.stack(f, axis=2) if len(f) > 1 else f[0] for name, f in groups.items()}
+        return Run(logits, latents, own, captured)
 
     def _latents_first(self, lm_params: Any, params: Mapping[str, Any], tokens_RS: jax.Array) -> dict[str, Any]:
         """{crosscoder: {0: its latents in a run as it is}}."""
@@ -296,8 +293,3 @@ class Interventions:
         rows, length = tokens_RS.shape
         positions = jnp.broadcast_to(jnp.arange(length)[None], (rows, length))
         return self.lm.apply(lm_params, tokens_RS, positions, jnp.zeros_like(positions), capture, edits)
-
-
-def _all_groups(inside: Inside) -> jax.Array:
-    groups = [inside.latents[g] for g in range(n_groups(inside.sae))]
-    return jnp.stack(groups, axis=2) if len(groups) > 1 else groups[0]

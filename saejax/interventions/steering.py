@@ -3,8 +3,9 @@
 (Templeton et al. 2024: features clamped or added to while the model writes.)
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,8 @@ from saejax.interventions.change import Change
 from saejax.interventions.checks import checked_changes
 from saejax.interventions.inside import Inside, reads_all
 from saejax.interventions.runs import Interventions
-from saejax.lm.generation import EditsAt, Sampling, generate
-from saejax.trained import TrainedCoder
+from saejax.lm.generation import Sampling, generate
+from saejax.trained.coder import ParamMap
 
 # The change of tokens where `at` [B, S] is true.
 ChangeAt = Callable[[jax.Array], Change]
@@ -53,22 +54,15 @@ def steered(
     # What cannot be changed is refused before anything runs.
     checked_changes(inside.dictionaries, {name: own}, (1, 1))
     lm_params, params = inside.params
+
+    def edits(place_BS: jax.Array, arrays: tuple[ParamMap, Change | None]) -> Any:
+        params, of_all = arrays
+        at = place_BS >= first
+        changed = dataclasses.replace(of_all, at=of_all.at & at) if of_all is not None else cast(ChangeAt, change)(at)
+        return Inside(sae, params, [changed]).edits()
+
+    programs: dict[Any, Any] | None = None
     if isinstance(change, Change):
-        edits, kept = inside.kept.setdefault((name, first), (_edits_of_all(sae, first), {}))
-        yield from generate(inside.lm.config, lm_params, prompts, sampling, edits, (params[name], own), kept)
-        return
-
-    def edits_at(place_BS: jax.Array, params: Any) -> Any:
-        return Inside(sae, params, [change(place_BS >= first)]).edits()
-
-    yield from generate(inside.lm.config, lm_params, prompts, sampling, edits_at, params[name])
-
-
-def _edits_of_all(sae: TrainedCoder, first: int) -> EditsAt:
-    """Edits by (parameters, change) of the tokens from place `first` on."""
-
-    def edits(place_BS: jax.Array, given: Any) -> Any:
-        params, change = given
-        return Inside(sae, params, [change.replace(at=change.at & (place_BS >= first))]).edits()
-
-    return edits
+        edits, programs = inside.kept.setdefault((name, first), (edits, {}))
+    arrays = params[name], change if isinstance(change, Change) else None
+    yield from generate(inside.lm.config, lm_params, prompts, sampling, edits, arrays, programs)
