@@ -24,12 +24,13 @@ from saejax.fit.train import train
 from saejax.fit.watching import watches_of
 from saejax.lm import LanguageModel, load_lm, load_tokenizer
 from saejax.parallel import joined, own_rows
+from saejax.prefix.encoder import Encoder
 from saejax.prefix.evaluation import Answered, evaluate_prefix
 from saejax.prefix.recall import recall_records
 from saejax.prefix.records import Record, fingerprint, read_records
 from saejax.prefix.samples import SampleBatches, encoder_vocab, training_arrays
-from saejax.prefix.trained import TrainedPrefix, encoder_of, from_meta, to_meta
-from saejax.prefix.training import Frozen, PrefixLearner, embedding_rms, prefix_program
+from saejax.prefix.trained import TrainedPrefix
+from saejax.prefix.training import PrefixLearner, embedding_rms, prefix_program
 from saejax.report.prefix_page import prefix_tables, render_prefix
 from saejax.runs import Run, made
 from saejax.runs.provenance import Provenance, verify_provenance
@@ -108,7 +109,9 @@ def load_prefix(run: str | Path, step: int | None = None) -> TrainedPrefix:
     if meta.get("kind") != "prefix":
         raise DataError(f"{run} holds a coder and no prefix; saejax.load reads it.")
     tokenizer = load_tokenizer(e.lm.model, e.lm.revision) if e.prefix.encoder == "tokens" else None
-    return TrainedPrefix(from_meta(e.prefix, meta), items["averaged"] or items["params"], e.prefix, tokenizer, at)
+    return TrainedPrefix(
+        Encoder.from_meta(e.prefix, meta), items["averaged"] or items["params"], e.prefix, tokenizer, at
+    )
 
 
 def check(e: Experiment) -> None:
@@ -198,7 +201,7 @@ class PrefixTraining:
             seed=e.start_seed,
             shapes=shapes,
             checkpoints=checkpoints[0],
-            meta=to_meta(learner.encoder),
+            meta=learner.encoder.to_meta(),
             fsdp=e.parallel.fsdp,
         )
         setup = Setup(
@@ -225,10 +228,10 @@ class PrefixTraining:
     def learner(self) -> PrefixLearner:
         """Encoder and adapters for the models."""
         p, models = self.e.prefix, self.models
-        sizes = {name: (lm.config.d_model, embedding_rms(lm)) for name, lm in models.items()}
-        first = next(iter(models.values()))
-        encoder = encoder_of(p, encoder_vocab(p, first.tokenizer), sizes)
-        return PrefixLearner(encoder, {name: Frozen.of(lm) for name, lm in models.items()}, p.distill)
+        sizes = tuple((name, lm.config.d_model, embedding_rms(lm)) for name, lm in models.items())
+        encoder = Encoder(p, encoder_vocab(p, next(iter(models.values())).tokenizer), sizes)
+        frozen = {name: (lm.config, lm.tokenizer.bos) for name, lm in models.items()}
+        return PrefixLearner(encoder, frozen, p.distill)
 
     def _validation(self, learner: PrefixLearner, models: Any) -> Any:
         """states -> {the only member: its metrics on held-out records}; None where they fill no batch."""

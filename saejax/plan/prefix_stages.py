@@ -18,8 +18,8 @@ from saejax.plan.devices import EFFICIENCY
 from saejax.plan.models import shapes_of
 from saejax.plan.outline import Outline
 from saejax.plan.stage import StageEstimate, Terms
+from saejax.prefix.encoder import Encoder
 from saejax.prefix.evaluation import WAYS
-from saejax.prefix.trained import encoder_of
 
 # Tokens of a prompt with its answer, and bytes of a token.
 _PROMPT, _BYTES = 48, 4
@@ -41,7 +41,7 @@ def prefix(outline: Outline, terms: Terms) -> StageEstimate | None:
     rows = e.train.batch_size / terms.mesh.shape[DATA]
     # Learned are encoder and adapters.
     vocab = 256 if e.prefix.encoder == "bytes" else models[0].vocab_size
-    encoder = encoder_of(e.prefix, vocab, {f"{i}": (model.d_model, 1.0) for i, model in enumerate(models)})
+    encoder = Encoder(e.prefix, vocab, tuple((f"{i}", model.d_model, 1.0) for i, model in enumerate(models)))
     learned = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(encoder.init, jax.random.key(0))))
     # Tokens to the last one of each model's rows; the teacher of a distillation keeps nothing but its logits.
     read = 1 + e.prefix.latents + _PROMPT

@@ -12,10 +12,13 @@ Shape letters: B rows, L ids, E encoder width, P latents, D latent width, M widt
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+
+from saejax.prefix.config import PrefixConfig
 
 Weights = dict[str, Any]
 
@@ -25,25 +28,30 @@ class Encoder:
     """Shape of encoder and adapters.
 
     Attributes:
+        config: sizes of the encoder.
         vocab: ids from 1 on; 0 is filling, which nothing reads.
-        length: ids at most.
-        models: {name: (width, root mean square of its embeddings)}.
+        models: (name, width, root mean square of its embeddings) of each.
     """
 
+    config: PrefixConfig
     vocab: int
-    length: int
-    d_encoder: int
-    n_layer: int
-    n_pool: int
-    n_head: int
-    latents: int
-    d_latent: int
     models: tuple[tuple[str, int, float], ...]
+
+    @classmethod
+    def from_meta(cls, config: PrefixConfig, meta: Mapping[str, Any]) -> Self:
+        """Inverse of `to_meta`."""
+        models = tuple((name, int(width), float(rms)) for name, width, rms in meta["models"])
+        return cls(config, int(meta["vocab"]), models)
+
+    def to_meta(self) -> dict[str, Any]:
+        """The part of a checkpoint's meta that the settings do not say."""
+        return {"kind": "prefix", "vocab": self.vocab, "models": [list(model) for model in self.models]}
 
     def init(self, key: jax.Array) -> Weights:
         """Fresh parameters, float32. Weights are named W_..., so that weight decay knows them."""
-        wide, narrow = self.d_encoder, self.d_latent
-        keys = iter(jax.random.split(key, 8 * (self.n_layer + self.n_pool) + 4 + len(self.models)))
+        c = self.config
+        wide, narrow = c.d_encoder, c.d_latent
+        keys = iter(jax.random.split(key, 8 * (c.n_layer + c.n_pool) + 4 + len(self.models)))
 
         def weight(rows: int, columns: int) -> jax.Array:
             return jax.random.normal(next(keys), (rows, columns)) / math.sqrt(rows)
@@ -56,16 +64,16 @@ class Encoder:
 
         params = {
             "W_E": jax.random.normal(next(keys), (self.vocab + 1, wide)),
-            "W_pos": jax.random.normal(next(keys), (self.length, wide)),
-            "W_queries": jax.random.normal(next(keys), (self.latents, narrow)),
-            "encode": {str(i): block(wide, wide) for i in range(self.n_layer)},
-            "pool": {str(i): block(narrow, wide) for i in range(self.n_pool)},
+            "W_pos": jax.random.normal(next(keys), (c.length, wide)),
+            "W_queries": jax.random.normal(next(keys), (c.latents, narrow)),
+            "encode": {str(i): block(wide, wide) for i in range(c.n_layer)},
+            "pool": {str(i): block(narrow, wide) for i in range(c.n_pool)},
             "adapters": {
                 name: {"W": weight(narrow, width), "b": jnp.zeros(width), "gain": jnp.ones(())}
                 for name, width, _ in self.models
             },
         }
-        if not self.n_layer:
+        if not c.n_layer:
             del params["encode"]  # a checkpoint keeps no part that is empty
         return params
 
@@ -73,11 +81,11 @@ class Encoder:
         """ids [B, L] -> latents [B, P, D]. Pure."""
         there_BL = ids_BL > 0
         x_BLE = params["W_E"][ids_BL] + params["W_pos"][None, : ids_BL.shape[1]]
-        for i in range(self.n_layer):
+        for i in range(self.config.n_layer):
             block = params["encode"][str(i)]
             x_BLE = self._block(block, x_BLE, x_BLE, there_BL)
-        z_BPD = jnp.broadcast_to(params["W_queries"], (len(ids_BL), self.latents, self.d_latent))
-        for i in range(self.n_pool):
+        z_BPD = jnp.broadcast_to(params["W_queries"], (len(ids_BL), self.config.latents, self.config.d_latent))
+        for i in range(self.config.n_pool):
             z_BPD = self._block(params["pool"][str(i)], z_BPD, x_BLE, there_BL)
         return z_BPD
 
@@ -100,7 +108,7 @@ class Encoder:
 
     def _attention(self, block: Weights, q_BPD: jax.Array, x_BLE: jax.Array, there_BL: jax.Array) -> jax.Array:
         def heads(x: jax.Array) -> jax.Array:
-            return x.reshape(*x.shape[:2], self.n_head, -1)
+            return x.reshape(*x.shape[:2], self.config.n_head, -1)
 
         q_BPHK, k_BLHK, v_BLHK = heads(q_BPD @ block["W_Q"]), heads(x_BLE @ block["W_K"]), heads(x_BLE @ block["W_V"])
         scores_BHPL = jnp.einsum("bphk,blhk->bhpl", q_BPHK, k_BLHK) / math.sqrt(q_BPHK.shape[-1])

@@ -107,11 +107,10 @@ def prompted(
     }
     if way in in_text:
         rows = [bos + c + p for c, p in zip(in_text[way], ids.prompts, strict=True)]
-        return PromptedContexts([nothing] * n, rows, [len(c) for c in in_text[way]])
+        return PromptedContexts([nothing] * n, rows, list(map(len, in_text[way])))
     if way == "replay":
-        return PromptedContexts(
-            [_embedded(lm, bos + c) for c in ids.contexts], ids.prompts, [len(c) for c in ids.contexts]
-        )
+        embedded = [_embedded(lm, bos + c) for c in ids.contexts]
+        return PromptedContexts(embedded, ids.prompts, list(map(len, ids.contexts)))
     if way == "random":
         drawn = jax.random.normal(stream(seed, "random prefix"), prefix_NPM.shape)
         prefix_NPM = np.asarray(drawn) * embedding_rms(lm)

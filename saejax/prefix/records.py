@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from saejax.core.errors import ConfigError, DataError
@@ -48,8 +48,15 @@ def read_records(text: TextConfig, config: PrefixConfig, seed: int) -> tuple[lis
 
     ranked = []
     for name, count in (("train", config.samples), ("heldout", config.heldout)):
-        rows = _records_of_split(text, config, name == "heldout")
-        chosen = heapq.nsmallest(count, ((rank(number), number, record) for number, record in rows))
+        records = ((number, record_of(row, config, where)) for number, (where, row) in enumerate(rows_of(text)))
+        chosen = heapq.nsmallest(
+            count,
+            (
+                (rank(number), number, record)
+                for number, record in records
+                if (hash_fraction(record.context) < text.heldout_fraction) == (name == "heldout")
+            ),
+        )
         if not chosen:
             raise DataError(
                 f"No row is in the split {name}: a context's hash decides, and text.heldout_fraction is "
@@ -57,13 +64,6 @@ def read_records(text: TextConfig, config: PrefixConfig, seed: int) -> tuple[lis
             )
         ranked.append([record for *_, record in chosen])
     return ranked[0], ranked[1]
-
-
-def _records_of_split(text: TextConfig, config: PrefixConfig, heldout: bool) -> Iterator[tuple[int, Record]]:
-    for number, (where, row) in enumerate(rows_of(text)):
-        record = record_of(row, config, where)
-        if (hash_fraction(record.context) < text.heldout_fraction) == heldout:
-            yield number, record
 
 
 def record_of(row: dict[str, Any], config: PrefixConfig, where: str) -> Record:

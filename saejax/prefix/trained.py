@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -34,7 +33,7 @@ class TrainedPrefix:
 
     def fingerprint(self) -> str:
         """sha256 of what it computes: the encoder's sizes and every parameter."""
-        return digest(to_meta(self.encoder), *map(np.asarray, jax.tree.leaves(self.params)))
+        return digest(self.encoder.to_meta(), *map(np.asarray, jax.tree.leaves(self.params)))
 
     def embeddings(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
         """{model: [N, P, M] float32}: what stands before a prompt in place of the records' contexts."""
@@ -51,28 +50,3 @@ class TrainedPrefix:
 @functools.partial(jax.jit, static_argnums=0)
 def _prefixes(encoder: Encoder, params: Weights, ids_BL: jax.Array) -> dict[str, jax.Array]:
     return encoder.prefixes(params, ids_BL)
-
-
-def encoder_of(config: PrefixConfig, vocab: int, models: Mapping[str, tuple[int, float]]) -> Encoder:
-    """The encoder of an experiment, for models of these widths and embeddings of this root mean square."""
-    return Encoder(
-        vocab,
-        config.length,
-        config.d_encoder,
-        config.n_layer,
-        config.n_pool,
-        config.n_head,
-        config.latents,
-        config.d_latent,
-        tuple((name, width, rms) for name, (width, rms) in models.items()),
-    )
-
-
-def to_meta(encoder: Encoder) -> dict[str, Any]:
-    """The part of a checkpoint's meta that the settings do not say."""
-    return {"kind": "prefix", "vocab": encoder.vocab, "models": [list(model) for model in encoder.models]}
-
-
-def from_meta(config: PrefixConfig, meta: Mapping[str, Any]) -> Encoder:
-    """Inverse of `to_meta`."""
-    return encoder_of(config, int(meta["vocab"]), {name: (int(m), float(rms)) for name, m, rms in meta["models"]})

@@ -10,7 +10,7 @@ Shape letters: B rows, P latents, M width of a model, S tokens, A tokens of an a
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,32 +27,17 @@ from saejax.training.program import program_on
 from saejax.training.state import make_init
 from saejax.training.step import Arrays, apply_gradients
 
-KIND = "prefix"
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    """A model that is read and never changed."""
-
-    config: DecoderConfig
-    bos: tuple[int, ...]
-
-    @classmethod
-    def of(cls, lm: LanguageModel) -> "Frozen":
-        return cls(lm.config, tuple(lm.tokenizer.bos))
-
-    def after_bos(self, params: Any, prefix_BPM: jax.Array) -> jax.Array:
-        """The bos token's embedding and then the prefix, [B, (1) + P, M]."""
-        ids_BS = jnp.broadcast_to(jnp.asarray(self.bos, jnp.int32), (len(prefix_BPM), len(self.bos)))
-        return jnp.concatenate([decoder.embed(self.config, params, ids_BS).astype(jnp.float32), prefix_BPM], axis=1)
-
 
 @dataclasses.dataclass(frozen=True)
 class PrefixLearner:
-    """Encoder and adapters with their loss: `training.state.Learnable`."""
+    """Encoder and adapters with their loss: `training.state.Learnable`.
+
+    Attributes:
+        frozen: {model: (its configuration, its bos tokens)} of those that are read and never changed.
+    """
 
     encoder: Encoder
-    frozen: Mapping[str, Frozen]
+    frozen: Mapping[str, tuple[DecoderConfig, Sequence[int]]]
     distill: float = 0.0
 
     def init(self, key: jax.Array) -> Weights:
@@ -75,10 +60,12 @@ class PrefixLearner:
         likeliest."""
         prefixes, total = self.encoder.prefixes(params, batch["ids"]), jnp.float32(0)
         metrics: dict[str, jax.Array] = {}
-        for name, frozen in self.frozen.items():
+        for name, (config, bos) in self.frozen.items():
             arrays = {key.removeprefix(f"{name}/"): value for key, value in batch.items() if key.startswith(f"{name}/")}
-            prefix_BPM = frozen.after_bos(models[name], prefixes[name])
-            logits_BSV, _ = decoder.run(frozen.config, models[name], arrays["tokens"], prefix_BPM=prefix_BPM)
+            bos_BS = jnp.broadcast_to(jnp.asarray(bos, jnp.int32), (len(prefixes[name]), len(bos)))
+            before = decoder.embed(config, models[name], bos_BS).astype(jnp.float32)
+            prefix_BPM = jnp.concatenate([before, prefixes[name]], axis=1)
+            logits_BSV, _ = decoder.run(config, models[name], arrays["tokens"], prefix_BPM=prefix_BPM)
             logits_BAV = _logits_at(logits_BSV, prefix_BPM.shape[1] + arrays["at"])
             weights_BA = arrays["weights"]
             there_BA = (weights_BA > 0).astype(jnp.float32)
@@ -88,7 +75,7 @@ class PrefixLearner:
             first_B = log_p_BAV[:, 0].argmax(-1) == arrays["targets"][:, 0]
             metrics |= {f"nll_{name}": (there_BA * nll_BA).sum() / there_BA.sum(), f"first_{name}": first_B.mean()}
             if self.distill:
-                text_BTV, _ = decoder.run(frozen.config, models[name], arrays["text"])
+                text_BTV, _ = decoder.run(config, models[name], arrays["text"])
                 teacher_BAV = jax.nn.log_softmax(_logits_at(text_BTV, arrays["text_at"]))
                 kl_BA = (jnp.exp(teacher_BAV) * (teacher_BAV - log_p_BAV)).sum(-1)
                 metrics[f"kl_{name}"] = (weights_BA * kl_BA).sum() / weights_BA.sum()

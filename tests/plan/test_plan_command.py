@@ -22,7 +22,7 @@ from saejax.plan.devices import VARIABLE, device
 from saejax.plan.estimate import estimates, stage_of
 from saejax.plan.models import shape_of
 from saejax.plan.outline import Outline
-from saejax.prefix.trained import encoder_of
+from saejax.prefix.encoder import Encoder
 
 FLAGS: dict[str, Any] = {"device": "h100", "devices": (1, 2)}
 
@@ -182,7 +182,7 @@ def test_a_prefix_is_planned_as_what_it_is() -> None:
     assert [stage.stage for stage in one] == ["prefix"]
     weights = 2 * sum(shape_of(model).n_parameters for model in ("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B"))
     assert one[0].parts["language model"] == weights
-    encoder = encoder_of(e.prefix, 256, {"a": (4096, 1.0), "b": (3584, 1.0)})
+    encoder = Encoder(e.prefix, 256, (("a", 4096, 1.0), ("b", 3584, 1.0)))
     learned = sum(x.size for x in jax.tree.leaves(jax.eval_shape(encoder.init, jax.random.key(0))))
     assert one[0].parts["state"] == 16 * learned
     spread = dataclasses.replace(e, parallel=dataclasses.replace(e.parallel, mesh=(1, 2)))

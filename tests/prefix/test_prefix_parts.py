@@ -174,7 +174,8 @@ def test_every_epoch_has_each_record_once_in_an_order_of_its_own() -> None:
 
 def test_the_encoder_is_its_equation() -> None:
     """In float64, a row and a head at a time."""
-    encoder = Encoder(9, 6, 8, 1, 2, 2, 3, 4, (("m", 5, 0.7), ("n", 7, 2.0)))
+    config = PrefixConfig(length=6, d_encoder=8, n_layer=1, n_pool=2, n_head=2, latents=3, d_latent=4)
+    encoder = Encoder(config, 9, (("m", 5, 0.7), ("n", 7, 2.0)))
     params = jax.tree.map(
         lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), encoder.init(jax.random.key(0))
     )
